@@ -33,7 +33,7 @@ def explain_import(error: ImportError, tree: Path) -> tuple[str, str] | None:
 
 
 def install_command(module: str) -> str:
-    """Return the command that installs `module` into this Python, in the range the project asks."""
+    """Return the command that installs `module` into this Python, in the project's range."""
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:

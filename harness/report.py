@@ -138,7 +138,7 @@ def load_report(path: Path) -> Report:
 
     Raises:
         ReportError: the file is missing, torn, altered since it was written, or of another
-            schema; the message says to measure again.
+            schema; the remedy is to measure again.
     """
     remedy = "measure again"
     try:

@@ -21,7 +21,7 @@ def missing_files(tree: Path) -> list[Path]:
 def unreadable_files(tree: Path) -> list[PurePosixPath]:
     """Return the files below the tree's `fla` folder that run without a source, relative to that.
 
-    Byte code in `__pycache__` is none of them: workers compile every source file anew.
+    Byte code in `__pycache__` is none of them: workers compile every source file themselves.
     """
     return [path for path in compiled_files(tree / "fla") if path.parent.name != "__pycache__"]
 

@@ -11,10 +11,10 @@ VALIDATOR_LENGTHS = (512, 1024, 2048)
 """Lengths that a validator times besides the target of the submission."""
 
 CPU_LIMIT = 2048
-"""Longest sequence timed on a CPU: beyond it a run says nothing about a GPU and takes minutes."""
+"""Longest sequence timed on a CPU: longer runs take minutes and mean nothing for a GPU."""
 
 ORACLE_LENGTH = 65536
-"""Length up to which every gate compares the operator with the oracle, memory or not."""
+"""Length up to which every correctness check compares the operator, whatever the memory."""
 
 
 @dataclass(frozen=True)

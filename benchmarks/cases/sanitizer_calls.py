@@ -117,6 +117,7 @@ def run_control(kernel: str, fault: int) -> None:
 def operator_error(case: OperatorCase) -> float:
     """Run a case of the operator and return the largest relative error of what it computes."""
     from fla.ops.quasar.cuda.scan import forward as cuda_scan
+    from fla.ops.quasar.scan import ScanInputs
 
     cuda_scan.LONG = 1024  # so that segments this short may stop, too
     T, N = sum(case.lengths), len(case.lengths)
@@ -133,9 +134,8 @@ def operator_error(case: OperatorCase) -> float:
     on_gpu = [None if x is None else x.cuda() for x in (q, k, v, beta, initial)]
     cu = None if bounds is None else bounds.cuda()
     program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(on_gpu[0], case.options))
-    found = cuda_scan.forward(
-        *on_gpu, case.states, 1.0, cu, segments=case.segments, program=program
-    )
+    call = ScanInputs.of(*on_gpu[:4])._replace(initial_state=on_gpu[4], cu_seqlens=cu)
+    found = cuda_scan.forward(call, case.states, segments=case.segments, program=program)
     error = relative_rms(found.o.cpu(), expected)
     if case.states:
         error = max(error, relative_rms(found.final_state.cpu(), state))
@@ -144,7 +144,7 @@ def operator_error(case: OperatorCase) -> float:
         d_state *= case.states  # without states none is asked for
         torch.autograd.backward([expected, state], [d_o.double(), d_state])
         d_final = d_state.float().cuda() if case.states else None
-        given = (*on_gpu, found.G, found.states, d_o.cuda(), d_final, 1.0, found.segments)
+        given = found.saved, d_o.cuda(), d_final
         error = max(error, gradient_error(case, given, [x.grad for x in leaves]))
     return error
 
@@ -155,7 +155,7 @@ def gradient_error(
     """Run the backward pass on `given` and return its gradients' largest relative error."""
     from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 
-    program = cuda_scan_bwd.PROGRAM.load(cuda_scan_bwd.variant_of(given[0], case.options))
+    program = cuda_scan_bwd.PROGRAM.load(cuda_scan_bwd.variant_of(given[0].inputs.q, case.options))
     found = cuda_scan_bwd.backward(*given, program=program)
     pairs = [(x.cpu(), y) for x, y in zip(found, wanted, strict=False) if y is not None]
     errors = [relative_rms(x, y) for x, y in pairs]
@@ -172,16 +172,15 @@ def layer_error(case: LayerCase) -> float:
     from fla.layers import quasar
     from fla.ops.quasar.cuda.program import Variant
     from fla.ops.quasar.layer import forward as layer_forward
-    from fla.ops.quasar.layer.hopper import attend as fused_layer
+    from fla.ops.quasar.layer.hopper import stages
     from fla.ops.quasar.layer.hopper.program import PROGRAM
 
     program = PROGRAM.load(Variant(torch.cuda.current_device(), case.dtype))
     if case.multiprocessors:
         program = program._replace(multiprocessors=case.multiprocessors)
-    fused_layer.hopper_program = lambda *_: program
-    fused_layer.FEWEST_TOKENS = 1  # so that the layer's own kernels take short sequences, too
-    layer_forward.attend_fused = always(fused_layer.attend_fused)
-    layer_forward.begin_fused = always(fused_layer.begin_fused)
+    stages.hopper_program = lambda *_: program
+    stages.FEWEST_TOKENS = 1  # so that the layer's own kernels take short sequences, too
+    layer_forward.HOPPER = stages.Stages(*map(always, stages.HOPPER))
     layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
     x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
     H, S = WORKLOAD.num_heads, WORKLOAD.head_dim
@@ -193,16 +192,16 @@ def layer_error(case: LayerCase) -> float:
     return relative_rms(y.detach().cpu(), expected)
 
 
-def always(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `attend_fused`, but raising RuntimeError where another way would be gone silently."""
+def always(stage: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the stage, but raising RuntimeError where others would take its place silently."""
 
-    def attend_or_raise(*call: object, **options: object) -> object:
-        found = attend(*call, **options)
+    def compute_or_raise(*call: object) -> object:
+        found = stage(*call)
         if found is None:
             raise RuntimeError("the layer's own kernels did not take a call; they need Hopper")
         return found
 
-    return attend_or_raise
+    return compute_or_raise
 
 
 def clear_outputs() -> None:

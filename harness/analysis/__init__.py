@@ -1,1 +1,1 @@
-"""What a developer asks of trees and runs: right, faster, why, since when, how far they spread."""
+"""Commands that compare, profile and check trees, and tables of samples."""

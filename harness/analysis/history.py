@@ -71,8 +71,8 @@ def table(found: Sequence[Entry]) -> str:
                 change = f"{speed / last[length] - 1:+.1%}"
             cells.append(" " * 21 if speed is None else f"{speed:>13,.0f} {change:>7}")
         last |= entry.speeds
-        told = " ".join(cells) if entry.speeds else entry.fault
-        lines.append(f"{entry.commit:<10} {entry.date:<10} {told}  {entry.subject}")
+        text = " ".join(cells) if entry.speeds else entry.fault
+        lines.append(f"{entry.commit:<10} {entry.date:<10} {text}  {entry.subject}")
     return "\n".join(lines)
 
 

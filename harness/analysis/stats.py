@@ -20,8 +20,8 @@ HEADER = (
     *("tokens", "runs", "slowest tokens/s", "median", "spread", "of bound", "cold / loop"),
     *("MiB", "first call", "note"),
 )
-"""Of the columns; `of bound` is the median beside what the hardware allows, `cold / loop` a single
-call behind a cold L2 by CUDA events beside a call of the loop."""
+"""Of the columns; `of bound` is the median over the hardware bound, `cold / loop` a single call
+with a cold L2 by CUDA events over a call of the loop."""
 
 
 def spread(values: Sequence[float]) -> float:
@@ -36,7 +36,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def agreement(sample: Sample) -> float | None:
-    """Return a single cold call's seconds beside those of a call in the loop, where it was timed.
+    """Return a single cold call's seconds over those of a call in the loop, where it was timed.
 
     About 1 where the GPU is the limit, below where calls wait for the host.
     """

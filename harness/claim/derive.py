@@ -33,7 +33,7 @@ RUNS_MOST = 16
 """Runs of one length after which nothing more is learned for the time that they take."""
 
 EXPECTED_OF = 10
-"""Runs whose slowest a claim expects, however few were taken."""
+"""Samples whose slowest a claim expects, however few there are."""
 
 REFUTED = 4e-5
 """Chance, under normal noise, that a further run refutes a claim limited by `noise`. It is less
@@ -57,7 +57,7 @@ class NoClaim(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """What a submission says about its speed, and what that rests on.
+    """The speed that a submission promises, and its basis.
 
     Attributes:
         tokens_per_sec, vram_mb: at `target_sequence_length`; memory (MiB) is the largest seen.
@@ -128,9 +128,9 @@ def is_settled(runs: Sequence[Sample]) -> bool:
 
 
 def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: float = 0.0) -> Claim:
-    """Return the claim for `target` tokens from cold runs filed by length.
+    """Return the claim for `target` tokens from samples by length.
 
-    A run counts when its gate is green on the same code, its GPU was undisturbed and its speed is
+    A sample counts when the same code passed its check, its GPU was undisturbed and its speed is
     possible (`rejection`). Of runs with the same slowest, mean and deviation, fewer give a lower
     claim; a length without an accepted run is never claimed.
 

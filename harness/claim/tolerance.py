@@ -1,4 +1,4 @@
-"""Lower bounds on what one more run of a process will reach, from the runs that were taken.
+"""Lower bounds on the speed of one more sample, from the samples so far.
 
 Speeds vary by factors, so their logarithms are treated as normal. One more run from the same
 distribution stays above exp(m - t * sqrt(1 + 1/n) * s) with probability 1 - share. Here m and s are
@@ -22,7 +22,7 @@ NOISE_FLOOR = 0.006
 def lower_bound(speeds: Sequence[float], share: float) -> float:
     """Return the speed that at most `share` of further runs fall short of.
 
-    With the same mean and deviation fewer runs give a lower bound. A single run says nothing of the
+    With the same mean and deviation fewer runs give a lower bound. A single run does not show the
     noise, so nothing above 0 is a bound.
 
     Args:

@@ -1,1 +1,1 @@
-"""The machine that measures: what it says of itself, and what no kernel exceeds on its GPU."""
+"""The machine that measures, and the bounds of its GPU."""

@@ -22,7 +22,7 @@ class Gpu:
     """A card as its vendor describes it.
 
     Attributes:
-        name: as the driver says it, or the beginning of that.
+        name: the driver's name, or the beginning of it.
         memory_gib: as sold; GB of HBM counted as GiB of the driver.
         bandwidth: of the memory, in bytes a second.
         operations: dense bf16 products with fp32 sums, in operations a second.
@@ -56,7 +56,7 @@ def known(name: str) -> Gpu | None:
 def ceiling(gpu: Gpu, workload: Workload = WORKLOAD) -> float:
     """Return the tokens/s that nothing exceeds: inputs read and outputs written once, and products.
 
-    For a card that is not here; `claim.roofline` asks the one that is for its own clocks.
+    For a card of the table; `roofline` uses the clocks of the present one.
     """
     moved, done = bytes_per_token(workload), operations_per_token(workload)
     return min(gpu.bandwidth / moved, gpu.operations / done)

@@ -17,7 +17,7 @@ class Frozen(BaseModel):
 
 
 class Snapshot(Frozen):
-    """The state of one GPU at one moment, read from NVML; None where the driver does not tell."""
+    """The state of one GPU at one moment, read from NVML; None where unknown."""
 
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
@@ -43,7 +43,7 @@ class Telemetry(Frozen):
 
 
 class Environment(Frozen):
-    """The machine and the software that a measurement ran on; None where nobody can tell.
+    """The machine and the software that a measurement ran on; None where unknown.
 
     Measurements are compared only where all of it is equal, so nothing in it changes by itself.
     """

@@ -33,7 +33,7 @@ def operations_per_token(workload: Workload = WORKLOAD) -> int:
 def ceiling(machine: Environment | None, workload: Workload = WORKLOAD) -> float | None:
     """Return the tokens/s that no kernel exceeds on this GPU, at its highest clocks.
 
-    None where the machine is a CPU, or does not say enough of itself.
+    None for a CPU, or where the machine's figures are unknown.
     """
     if machine is None or machine.device == "cpu":
         return None

@@ -119,7 +119,7 @@ class _Pipes:
         del self.log[:-LOG_LIMIT]
 
     def pump(self, timeout: float) -> bool:
-        """Read what is there within `timeout` seconds; tell whether anything came."""
+        """Read what is there within `timeout` seconds; return whether anything came."""
         if not self._selector.get_map():
             time.sleep(timeout)
             return False
@@ -203,13 +203,13 @@ def run_supervised(
     """Run `argv` in its own process group and return how it ended.
 
     Args:
-        message: given the number of the descriptor that the child must write its result to,
-            returns what the child reads on stdin. Stdout and stderr are kept for diagnosis only.
+        message: returns what the child reads on stdin, for the number of the descriptor that the
+            child must write its result to. Stdout and stderr are kept for diagnosis only.
         timeout: seconds until the group gets SIGTERM and, after `TERM_GRACE`, SIGKILL.
         stop: when set, the child is ended in the same way.
-        exceeded: given the child's pid, returns which limit it exceeds; it is ended then as well.
+        exceeded: returns which limit the child of this pid exceeds; it is ended then as well.
 
-    The calling thread must stay until this returns: a child that asked for a signal at its
+    The calling thread must stay until this returns: a child that requested a signal at its
     parent's death gets it when the thread that started it ends.
 
     Raises:
@@ -225,7 +225,7 @@ def run_supervised(
     timed_out = stopped = False
     limit = ""
     try:
-        with contextlib.suppress(BrokenPipeError):  # it died at once: its exit code tells
+        with contextlib.suppress(BrokenPipeError):  # it died at once, with an exit code
             stdin.write(message(result_write))
             stdin.close()
         while not _has_exited(child.pid):

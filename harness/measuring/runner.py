@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +14,20 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from harness.hardware.machine import Environment
-from harness.measuring.launch import PROJECT as PROJECT
-from harness.measuring.launch import MeasurementError as MeasurementError
-from harness.measuring.launch import Options as Options
-from harness.measuring.launch import child_environment as child_environment
-from harness.measuring.launch import work
-from harness.sample import Correctness, Sample
+from harness.measuring.environment import PROJECT as PROJECT
+from harness.measuring.environment import Options as Options
+from harness.measuring.environment import child_environment as child_environment
+from harness.measuring.errors import MeasurementError as MeasurementError
+from harness.measuring.errors import import_remedy, not_started, without_result
+from harness.measuring.job import Job, Reply
+from harness.measuring.process import RESULT_LIMIT, Ended, run_supervised, scratch_folder
+from harness.sample import Correctness, Kind, Sample
 from harness.source import missing_files, source_digest, unreadable_files
+from harness.terminal import printable
 from harness.workload import ORACLE_LENGTH
+
+_OWN_CODE = (PROJECT / "harness", PROJECT / "quasar_kernels")
+"""What a worker reads of this project."""
 
 QUICK_SECONDS = 120.0
 """Limit of a process that computes nothing."""
@@ -61,7 +71,7 @@ def probe(options: Options = DEFAULT) -> Environment:
         MeasurementError: torch cannot be imported, or there is no such device.
     """
     quick = replace(options, timeout=min(options.timeout, QUICK_SECONDS))
-    return Environment.model_validate(work({"task": "probe"}, quick))
+    return Environment.model_validate(_work({"task": "probe"}, quick))
 
 
 def call(
@@ -82,7 +92,7 @@ def call(
     job: dict[str, JsonValue] = {"task": "call", "function": function, "arguments": list(arguments)}
     if tree is not None:
         job["tree"] = str(tree)
-    return work(job, options, cold_cache=True)
+    return _work(job, options, cold_cache=True)
 
 
 def check_import(tree: Path, options: Options = DEFAULT) -> float:
@@ -95,7 +105,7 @@ def check_import(tree: Path, options: Options = DEFAULT) -> float:
         MeasurementError: they cannot be imported, of kind `import` where a module is missing.
     """
     quick = replace(options, device="cpu", timeout=min(options.timeout, QUICK_SECONDS))
-    return float(str(work(_tree_job("import", tree.resolve(), 1), quick)["import_seconds"]))
+    return float(str(_work(_tree_job("import", tree.resolve(), 1), quick)["import_seconds"]))
 
 
 def check(tree: Path, length: int, options: Options = DEFAULT) -> Correctness:
@@ -104,7 +114,7 @@ def check(tree: Path, length: int, options: Options = DEFAULT) -> Correctness:
     Raises:
         MeasurementError: the check did not come to an end.
     """
-    return _parsed(Correctness, work(_tree_job("check", tree.resolve(), length), options))
+    return _parsed(Correctness, _work(_tree_job("check", tree.resolve(), length), options))
 
 
 def measure(
@@ -138,9 +148,9 @@ def measure(
     job = _tree_job("prove" if proven else "time", tree.resolve(), length)
     job |= {"cross_check": cross_check, "cache": "cold" if cold_cache else "shared"}
     if gpu_lock is None:
-        return _parsed(Sample, work(job, options, cold_cache=cold_cache))
+        return _parsed(Sample, _work(job, options, cold_cache=cold_cache))
     job |= {"gpu_lock": str(gpu_lock.resolve()), "seconds": options.timeout}
-    return _parsed(Sample, work(job, options, cold_cache=cold_cache, patience=PATIENCE))
+    return _parsed(Sample, _work(job, options, cold_cache=cold_cache, patience=PATIENCE))
 
 
 def require_passed(correctness: Correctness) -> Correctness:
@@ -187,6 +197,91 @@ def _tree_job(task: str, tree: Path, length: int) -> dict[str, JsonValue]:
         raise MeasurementError(reason, "gate", remedy="Publish its source instead.")
     digest = source_digest(tree)
     return {"task": task, "tree": str(tree), "length": length, "source_digest": digest}
+
+
+def _work(
+    job: Mapping[str, JsonValue],
+    options: Options,
+    *,
+    cold_cache: bool = False,
+    patience: float = 1.0,
+) -> dict[str, JsonValue]:
+    """Have a worker do a job and return the body of its reply.
+
+    Args:
+        job: fields of a `Job`; the others are added here.
+        cold_cache: start with empty kernel caches.
+        patience: the process is killed after so many times the options' seconds.
+
+    Raises:
+        MeasurementError: it came to no result that can be trusted.
+    """
+    nonce = secrets.token_hex(16)
+    confinement = options.confinement
+    parent = confinement.parent if confinement else os.getpid()
+
+    def message(result_fd: int) -> bytes:
+        own = {"device": options.device, "result_fd": result_fd, "nonce": nonce, "parent": parent}
+        return Job.model_validate({**job, **own}).model_dump_json().encode()
+
+    with scratch_folder("worker-") as folder:
+        cache = folder if cold_cache else None
+        env = child_environment(os.environ, device=options.device, cache=cache)
+        argv = [sys.executable, "-m", "harness.worker", str(job["task"])]
+        if confinement:
+            tree = [Path(str(job["tree"]))] if "tree" in job else []
+            argv = confinement.command(argv, env, folder, [*_OWN_CODE, *tree])
+        try:
+            ended = run_supervised(
+                argv,
+                message=message,
+                env=env,
+                cwd=folder,
+                timeout=patience * options.timeout,
+                stop=options.stop,
+                exceeded=confinement.exceeded if confinement else lambda _: "",
+            )
+        except OSError as error:
+            raise not_started(argv[0], error) from error
+    return read_reply(ended, nonce, options.timeout)
+
+
+def read_reply(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]:
+    """Return the body of a worker's reply.
+
+    Raises:
+        MeasurementError: there is none that can be trusted, and why.
+    """
+
+    def failure(reason: str, kind: Kind, remedy: str = "") -> MeasurementError:
+        return MeasurementError(reason, kind, ended.log_tail, remedy=remedy)
+
+    if ended.stopped:
+        raise failure("stopped on request", "stopped")
+    # SIGALRM is from its own `GpuLock`
+    if ended.timed_out or ended.returncode == -signal.SIGALRM:
+        raise failure(f"not done within {timeout:g} s", "timeout")
+    if ended.exceeded:
+        raise failure(ended.exceeded, "limit")
+    if not ended.result:
+        raise failure(*without_result(ended.returncode))
+    if len(ended.result) > RESULT_LIMIT or ended.result.count(b"\n") != 1:
+        raise failure("the worker did not send exactly one result", "protocol")
+    try:
+        reply = Reply.model_validate_json(ended.result)
+    except ValidationError as error:
+        raise failure("the worker's result is malformed", "protocol") from error
+    if not secrets.compare_digest(reply.nonce.encode(), nonce.encode()):
+        raise failure("the result did not come from the worker", "protocol")
+    if reply.failure is not None:
+        # The code under test may have worded both, so its remedy is never shown.
+        reason = printable(" ".join(reply.reason.split()))
+        raise failure(
+            reason, reply.failure, import_remedy(reason) if reply.failure == "import" else ""
+        )
+    if reply.body is None:
+        raise failure("the worker's result is empty", "protocol")
+    return reply.body
 
 
 def _parsed(model: type[Model], body: Mapping[str, object]) -> Model:

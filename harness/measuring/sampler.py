@@ -1,4 +1,4 @@
-"""Takes the samples that a plan asks for: workers start together and are timed one by one."""
+"""Takes the samples that a plan names: workers start together and are timed one by one."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Sampler:
             self.failures.append(failure)
 
     def _round(self, longest: int, lengths: Sequence[int]) -> None:
-        """Take one sample of each of `lengths`, behind the check of the longest."""
+        """Take one sample of each of `lengths`, after the check of the longest."""
         self.rounds += 1
         self._disturbed = False
         errors = self._errors(longest, lengths)

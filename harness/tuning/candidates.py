@@ -6,7 +6,6 @@ import functools
 import math
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -23,11 +22,11 @@ LIMITS = {"layer": 6e-3, "correlated": 9e-3}
 CHECKED_TOKENS = 4000
 
 
-def errors_of(chunk: Any, tiles: Any) -> dict[str, float]:
+def errors_of(scan: Any, tiles: Any) -> dict[str, float]:
     """Return the relative RMS errors by kind of input; outputs are poisoned before the call.
 
     Args:
-        chunk: the module `fla.ops.quasar.chunk`.
+        scan: the module `fla.ops.quasar.triton_kernels.scan`.
         tiles: its `Tiles`.
     """
     layer = layer_like(CHECKED_TOKENS)
@@ -35,9 +34,9 @@ def errors_of(chunk: Any, tiles: Any) -> dict[str, float]:
     errors = {}
     for kind, inputs in kinds.items():
         expected = quasar_chunked(*inputs)[0]
-        plan = chunk.plan_segments(inputs[0], None, tiles, 5)
+        plan = scan.plan_segments(inputs[0], None, tiles, 5)
         poison()
-        found = chunk.chunk_quasar_fwd(*inputs, plan=plan)[0]
+        found = scan.forward(scan.ScanInputs.of(*inputs), plan=plan).o
         errors[kind] = relative_rms(found, expected)
     return errors
 
@@ -57,10 +56,9 @@ class Candidates:
         if not torch.cuda.is_available():
             raise SystemExit("tiles are searched on an NVIDIA GPU, and torch finds none here")
         mount()
-        from fla.ops.quasar import chunk
-        from fla.ops.quasar.triton_kernels import tuning
+        from fla.ops.quasar.triton_kernels import scan, tuning
 
-        self._chunk, self._lengths = chunk, lengths
+        self._scan, self._lengths = scan, lengths
         found = torch.cuda.get_device_properties(0)
         self.gpu = {"gpu": found.name, "capability": f"{found.major}.{found.minor}"}
         self.name = f"{found.name}, heads of {WIDTH}, bfloat16, {','.join(map(str, lengths))}"
@@ -101,7 +99,7 @@ class Candidates:
         self.footprint = {}
         try:
             with launched() as kernels:
-                errors = errors_of(self._chunk, chosen)
+                errors = errors_of(self._scan, chosen)
         except Exception as error:  # too many resources, or a fault of the compiler
             text = (str(error).splitlines() or [""])[0]
             raise Refused(f"does not run: {type(error).__name__}: {text[:200]}") from error
@@ -111,8 +109,6 @@ class Candidates:
                 raise Refused(f"wrong on {kind} inputs: {errors[kind]:.1e} is over {limit:.1e}")
 
     def _ms(self, tiles: Tiles, tokens: int) -> float:
-        inputs: Any = self._inputs[tokens]
-        plan = self._chunk.plan_segments(inputs[0], None, self._of(**tiles), None)
-        return graph_ms(
-            functools.partial(self._chunk.chunk_quasar_fwd, *inputs, plan=plan), warm=0.03
-        )
+        inputs = self._scan.ScanInputs.of(*self._inputs[tokens])
+        plan = self._scan.plan_segments(inputs.v, None, self._of(**tiles), None)
+        return graph_ms(functools.partial(self._scan.forward, inputs, plan=plan), warm=0.03)

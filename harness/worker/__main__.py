@@ -1,4 +1,4 @@
-"""`python -m harness.worker TASK`: take a job from stdin, do it, answer on a private descriptor.
+"""`python -m harness.worker TASK`: read a job from stdin, do it, reply on a private descriptor.
 
 Only what is sent there counts; stdout and stderr belong to the code under test. That runs in a
 process of its own, which this one starts before it reads the job.
@@ -6,7 +6,6 @@ process of its own, which this one starts before it reads the job.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 
 from harness.measuring.job import Exit, Job
 from harness.measuring.process import die_with_parent
-from harness.worker.tasks import WITH_SUBJECT, perform
+from harness.worker.tasks import WITH_SUBJECT, answer
 
 
 def main() -> int:
@@ -31,14 +30,12 @@ def main() -> int:
         sys.stderr.write(f"harness.worker takes a job on stdin: {error}\n")
         return Exit.BAD_JOB
     if os.getppid() != job.parent:
-        return Exit.PARENT_GONE  # it died before the kernel was asked
+        return Exit.PARENT_GONE  # it died before `die_with_parent`
     os.set_inheritable(job.result_fd, False)
-    reply, status = perform(job, subject)
+    status = answer(job, subject)
     sys.stdout.flush()
     sys.stderr.flush()
-    with os.fdopen(job.result_fd, "wb") as channel:
-        channel.write(json.dumps(reply.model_dump(mode="json"), allow_nan=False).encode() + b"\n")
-    # Not through exit handlers: a crash while CUDA is torn down would say nothing about the run.
+    # Not through exit handlers: a crash while CUDA is torn down would not concern the result.
     if subject is not None:
         subject.end()
     os._exit(status)

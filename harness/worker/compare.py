@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.sample import Check
 
 PARTS = 8
-"""The token dimension is judged as a whole and in this many parts: errors must not grow."""
+"""The token dimension is compared as a whole and in this many parts: errors must not grow."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def figures(actual: Tensor, expected: Tensor) -> Figures:
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest errors accepted, relative RMS unless said; cosines are smallest values."""
+    """Largest errors accepted, relative RMS unless named otherwise; cosines are smallest values."""
 
     operator: float
     correlated: float

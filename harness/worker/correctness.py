@@ -32,7 +32,7 @@ SAMPLED = 4096
 """Tokens of an input that are looked at after a call, when it has more than `ORACLE_LENGTH`."""
 
 BURST = 1000.0
-"""By this factor some values are larger; whatever keeps a trace of them shows behind them."""
+"""Some values are larger by this factor; a trace of them shows in later outputs."""
 
 
 Inputs = dict[str, Tensor]
@@ -40,7 +40,7 @@ Inputs = dict[str, Tensor]
 
 
 def _layer_like(checker: Checker, length: int) -> Inputs:
-    """Return inputs distributed as behind the short convolutions, with one key of zeros."""
+    """Return inputs distributed like outputs of the short convolutions, with one key of zeros."""
     shape = (1, length, WORKLOAD.num_heads, WORKLOAD.head_dim)
     q, k, v = (F.silu(0.5 * checker.normal(*shape)) for _ in range(3))
     if length > 1:
@@ -78,7 +78,7 @@ class _Stages:
         return _on(self.checker.device, self.subject.operate(initial=initial, final=final))
 
     def _same(self, name: str, where: str, expected: Mapping[str, Tensor]) -> None:
-        """Compare what the subject holds, in part where it is long, with what it was given."""
+        """Compare what the subject holds, in part where it is long, with what it received."""
         length = max(tensor.shape[1] for tensor in expected.values() if tensor.ndim > 1)
         rows = None
         if length > ORACLE_LENGTH:
@@ -115,7 +115,7 @@ class _Stages:
         checker.compare(name, where, actual, expected, limit or checker.limits.operator)
 
     def burst(self) -> None:
-        """Small values behind large ones must come out as accurate as without those."""
+        """Small values after large ones must come out as accurate as without those."""
         inputs = _layer_like(self.checker, 600)
         inputs["v"][:, :20] *= BURST
         actual, expected = self._operate(inputs)["o"], _oracle(inputs)[0]

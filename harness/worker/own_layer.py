@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterator, Mapping
 
@@ -14,8 +15,12 @@ from harness.worker.inputs import drawn
 from harness.workload import WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer
 
-_SEGMENT = 1 << 16
-"""Tokens of all verified calls that the referee computes at once: about 3 GB."""
+SEGMENT = 1 << 16
+"""Tokens of all calls together that the referee computes at once: about 3 GB."""
+
+FASTEST, SLOWEST = 2.8, 0.005
+"""beta of the heads: the slowest still needs values from thousands of tokens before. A layer that
+forgets within a few hundred, as new ones do, could be computed in pieces without a state."""
 
 
 def secret_seed() -> int:
@@ -36,8 +41,10 @@ def draw_weights(device: torch.device) -> dict[str, Tensor]:
 
     weights = {f"{name}_proj.weight": linear(hidden, width, hidden) for name in "qkv"}
     weights |= {f"{name}_conv1d.weight": linear(4, width, 1, 4) for name in "qkv"}
+    beta = torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), WORKLOAD.num_heads)
+    order = torch.randperm(WORKLOAD.num_heads, generator=generator, device=device)
     return weights | {
-        "beta_log": uniform(1, 16, WORKLOAD.num_heads).log(),
+        "beta_log": beta.to(device)[order].expm1().log(),
         "g_proj.0.weight": linear(hidden, WORKLOAD.head_dim, hidden),
         "g_proj.1.weight": linear(WORKLOAD.head_dim, width, WORKLOAD.head_dim),
         "g_proj.1.bias": linear(WORKLOAD.head_dim, width),
@@ -61,7 +68,7 @@ def outputs(weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Iterat
         factors: `[calls, channels]`.
     """
     taps = weights["q_conv1d.weight"].shape[-1]
-    size = max(RUN, _SEGMENT // len(factors) // RUN * RUN)
+    size = max(RUN, SEGMENT // len(factors) // RUN * RUN)
     state: Tensor | None = None
     for start in range(0, x.shape[1], size):
         before = min(start, taps - 1)  # tokens that the convolutions still see

@@ -1,4 +1,4 @@
-"""The speed of code that nobody trusts, by the referee's own clock; docs/honesty.md says why.
+"""The speed of untrusted code by the referee's own clock; docs/honesty.md has the reasons.
 
 The layer is called in a row on inputs that each depend on the output of the call before. The
 referee takes the time of the row, and computes some of its calls itself.
@@ -28,7 +28,7 @@ from harness.worker.chain import (
 from harness.worker.compare import Checker
 from harness.worker.failures import WorkerError
 from harness.worker.inputs import drawn
-from harness.worker.own_layer import draw_weights, output_size, outputs, secret_seed
+from harness.worker.own_layer import SEGMENT, draw_weights, output_size, outputs, secret_seed
 from harness.worker.referee import SubjectProxy
 from harness.workload import WORKLOAD
 
@@ -40,14 +40,15 @@ SHORT, ROWS_OF_SHORT = 16_384, 8
 
 CALLS_LEAST = 4
 
-VERIFIED_MOST, VERIFIED_TOKENS = 64, 1 << 24
-"""Calls of the best row that the referee computes, and tokens of all of them together."""
+VERIFIED_TOKENS = {"cuda": 1 << 25, "cpu": 1 << 17}
+"""Most tokens of a row. The referee computes all of its calls: after one false digest that it does
+not compute, the rest of a row could run at the same time as the calls before it."""
 
 VERIFIED_OWN = 4
-"""The same for one's own code, whose claim does not rest on the row."""
+"""Calls that the referee computes for one's own code, whose claim does not rest on the row."""
 
 LINK_MOST = 0.2
-"""Share of a row that is taken off at most: what slows `time_link` down would be a gain else."""
+"""Share of a row that is taken off at most: otherwise slowing `time_link` down would be a gain."""
 
 RATIO = {"cuda": 1.3, "cpu": 3.0}
 """The loop of one's own code may be so many times faster than a row."""
@@ -89,7 +90,7 @@ def take(subject: SubjectProxy, length: int, device: torch.device, *, enough: fl
         enough: seconds of a call, of which no better row is wanted.
 
     Raises:
-        WorkerError: its answers are none, or come faster than any layer's.
+        WorkerError: its answers are none.
     """
     weights, seed, chain_seed = draw_weights(device), secret_seed(), secret_seed()
     size = output_size(weights, device)
@@ -100,7 +101,7 @@ def take(subject: SubjectProxy, length: int, device: torch.device, *, enough: fl
         weights=weights,
         x=(length, seed),
         chain=(size, chain_seed),
-        row=_best_row(subject, ROWS_OF_SHORT if length < SHORT else ROWS, enough),
+        row=_best_row(subject, length, device, enough),
         vram_bytes=int(prepared["vram_bytes"]),
         first_call_seconds=float(prepared["first_call_seconds"]),
     )
@@ -152,24 +153,26 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _best_row(subject: SubjectProxy, rows: int, enough: float = 0.0) -> Row:
-    """Time rows of at least ROW_SECONDS; each follows an untimed one, which wakes the GPU up."""
+def _best_row(subject: SubjectProxy, length: int, device: torch.device, enough: float = 0.0) -> Row:
+    """Time rows of ROW_SECONDS, if that many calls can be verified, and return the fastest.
+
+    Each follows an untimed one, which wakes the GPU up.
+    """
     calls, best = CALLS_LEAST, math.inf
+    most = max(CALLS_LEAST, min(CALLS_MOST, VERIFIED_TOKENS[device.type] // length))
+    rows = ROWS_OF_SHORT if length < SHORT else ROWS
     while rows:
         _ask(subject, WORKLOAD.warmup_calls)
         row = _ask(subject, calls)
         per_call = row.seconds / calls
-        if row.seconds >= ROW_SECONDS:
+        if row.seconds >= ROW_SECONDS or calls == most:
             rows -= 1
             if per_call < best:
                 best, found = per_call, row
             if per_call <= enough:
                 break
-        elif calls == CALLS_MOST:
-            reason = f"{calls} calls took {row.seconds * 1e3:.1f} ms, which no layer can"
-            raise WorkerError(reason, "gate")
         else:
-            calls = min(max(calls + 1, math.ceil(1.15 * ROW_SECONDS / per_call)), CALLS_MOST)
+            calls = min(max(calls + 1, math.ceil(1.15 * ROW_SECONDS / per_call)), most)
     return found
 
 
@@ -205,10 +208,13 @@ def cross_check(subject: SubjectProxy, length: int, device: torch.device, per_ca
         raise WorkerError(f"the timed calls did not compute the layer: {reason}", "gate")
 
 
-def verify(proof: Proof, device: torch.device, most: int = VERIFIED_MOST) -> None:
-    """Compute up to `most` random calls of the row, with the last one, and compare their digests.
+def verify(proof: Proof, device: torch.device, most: int = CALLS_MOST) -> None:
+    """Compute the calls of the row, or `most` of them, and compare their digests.
 
     To be called when the subject has ended: its memory is needed.
+
+    Args:
+        most: if the row has more calls, the last one and others at random.
 
     Raises:
         WorkerError: `gate`, when a digest is not that of the layer.
@@ -219,19 +225,18 @@ def verify(proof: Proof, device: torch.device, most: int = VERIFIED_MOST) -> Non
 
 
 def _verify(
-    chain: Chain, weights: Mapping[str, Tensor], x: Tensor, row: Row, most: int = VERIFIED_MOST
+    chain: Chain, weights: Mapping[str, Tensor], x: Tensor, row: Row, most: int = CALLS_MOST
 ) -> None:
     checker = Checker.draw(x.device)
     digests, calls = row.digests.to(x.device, torch.float32), len(row.digests)
     checker.bound("digests: size", f"{calls} calls", float(digests.abs().max()), LARGEST)
-    count = min(calls, most, max(CALLS_LEAST, VERIFIED_TOKENS // x.shape[1]))
+    count = min(calls, most)
     chosen = [*random.SystemRandom().sample(range(calls - 1), count - 1), calls - 1]
     keys = fill_keys(torch.empty_like(digests), row.seed)[chosen]
     before = torch.cat((torch.zeros_like(digests[:1]), digests[:-1]))[chosen]
-    sums, first = torch.zeros_like(before), 0
-    for y in outputs(weights, x, chain.factors(keys, before)):
-        sums += chain.sums(y, first)
-        first += -(-y.shape[1] // RUN)
+    at_once = SEGMENT // RUN
+    parts = zip(torch.split(keys, at_once), torch.split(before, at_once), strict=True)
+    sums = torch.cat([_sums(chain, weights, x, chain.factors(*part)) for part in parts])
     apart = digests[chosen] - sums
     error, where = checker.limits.layer / STEP, f"{count} of {calls} calls"
     square = float(apart.square().mean())
@@ -242,3 +247,12 @@ def _verify(
     wrong = [str(check) for check in checker.worst.values() if not check.passed]
     if wrong:
         raise WorkerError(f"the timed calls did not compute the layer: {wrong[0]}", "gate")
+
+
+def _sums(chain: Chain, weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Tensor:
+    """Return the numbers `[calls, channels]` that the digests of calls round, by these factors."""
+    sums, first = torch.zeros_like(factors), 0
+    for y in outputs(weights, x, factors):
+        sums += chain.sums(y, first)
+        first += -(-y.shape[1] // RUN)
+    return sums

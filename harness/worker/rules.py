@@ -1,4 +1,4 @@
-"""Reads the files of a tree that nobody trusts, and says which rules they break."""
+"""Checks the rules on the files of an untrusted tree."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import time
 import traceback
 from datetime import datetime, timezone
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from harness.hardware.machine import Frozen, Telemetry
+from harness.hardware.machine import Frozen, NotNegative, Telemetry
 from harness.measuring.job import Exit, Job, Reply
 from harness.sample import Sample
 from harness.worker.failures import WorkerError, describe_failure
@@ -28,7 +30,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class Imported(Frozen):
     """How long the import of a tree took, and the files that were loaded, relative to it."""
 
-    import_seconds: float
+    import_seconds: NotNegative
     operator_file: str
     layer_file: str
 
@@ -172,6 +174,14 @@ WITH_SUBJECT = frozenset({"import", "check", "time", "prove"})
 """The tasks that need the code under test."""
 
 _STATUS = {"gate": Exit.GATE, "import": Exit.IMPORT, "out_of_memory": Exit.OUT_OF_MEMORY}
+
+
+def answer(job: Job, subject: SubjectProxy | None) -> Exit:
+    """Do the job and write the reply to its descriptor; return the status to exit with."""
+    reply, status = perform(job, subject)
+    with os.fdopen(job.result_fd, "wb") as channel:
+        channel.write(json.dumps(reply.model_dump(mode="json"), allow_nan=False).encode() + b"\n")
+    return status
 
 
 def perform(job: Job, subject: SubjectProxy | None) -> tuple[Reply, Exit]:

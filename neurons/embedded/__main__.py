@@ -1,4 +1,4 @@
-"""`python -m neurons.embedded`: a competition on this machine, from nothing to its ranking."""
+"""`python -m neurons.embedded`: a subnet on this machine, its pages and a competition."""
 
 from __future__ import annotations
 
@@ -24,20 +24,26 @@ log = observe.get_logger("embedded")
 
 
 @click.command(
-    help="Runs API, validator and miners on this machine, and shows the ranking.",
+    help="Runs API, validator and a competition of miners on this machine, and its pages.",
     context_settings=flags.CONTEXT,
 )
-@click.option("--miners", default=2, type=flags.Whole(1, 6), help="Honest miners.")
+@click.option(
+    "--miners", default=2, type=flags.Whole(0, 6), help="Honest miners; 0 for the pages alone."
+)
 @click.option("--inference", is_flag=True, help="An inference server for each, and verification.")
-@click.option("--cheat/--no-cheat", default=True, help="One more miner, whose kernel is wrong.")
+@click.option(
+    "--cheat/--no-cheat",
+    default=None,
+    help="One more miner, whose kernel is wrong (the default with other miners).",
+)
 @click.option(
     "--serve/--no-serve",
     default=None,
-    help="Keep the leaderboard after the ranking until Ctrl-C (the default on a terminal).",
+    help="Keep the pages until Ctrl-C (the default on a terminal, and without miners).",
 )
-@click.option("--folder", type=flags.Folder(), metavar="DIR", help="Where everything lies.")
+@click.option("--folder", type=flags.Folder(), metavar="DIR", help="Folder of all files.")
 def command(
-    miners: int, inference: bool, cheat: bool, serve: bool | None, folder: Path | None
+    miners: int, inference: bool, cheat: bool | None, serve: bool | None, folder: Path | None
 ) -> int:
     """Run the competition, print its ranking, and return the exit status."""
     observe.configure(ordinary=sys.stdout)
@@ -47,9 +53,9 @@ def command(
             competition = Competition(
                 *(folder, miners),
                 inference=inference,
-                cheat=cheat,
+                cheat=bool(miners) if cheat is None else cheat,
                 stop=stop,
-                serve=sys.stdout.isatty() if serve is None else serve,
+                serve=(not miners or sys.stdout.isatty()) if serve is None else serve,
             )
             for line in competition.run():
                 click.echo(printable(line))

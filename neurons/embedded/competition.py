@@ -1,4 +1,4 @@
-"""A competition on this machine: miners with kernels of their own, a cheat, and the ranking."""
+"""A subnet on this machine for people to watch: its pages, and a competition with its ranking."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from pathlib import Path
 import httpx
 from pydantic import SecretStr
 
-from neurons.embedded import postgresql
 from neurons.embedded.log_tail import LogTail
-from neurons.embedded.results import Entry, Results, are_as_they_should_be
-from neurons.embedded.subnet import (
-    CPU_LENGTH,
-    QUIET_SECONDS,
-    EmbeddedSubnet,
+from neurons.embedded.participants import CHUNKS, Entry, start_miner, submit_cheat
+from neurons.embedded.results import Results, are_as_they_should_be
+from neurons.embedded.settings import (
     choose_port,
     common_environment,
     embedded_settings,
+    miner_settings,
 )
-from neurons.embedded.upstream import make_upstream
+from neurons.embedded.subnet import QUIET_SECONDS, EmbeddedSubnet
 from neurons.runtime.child import Child
 from neurons.runtime.errors import QuasarError
 from neurons.runtime.heartbeat import heartbeat
@@ -34,25 +32,10 @@ from neurons.runtime.identity import Identity, create_throwaway
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
-from neurons.runtime.values import PROJECT
-from neurons.wire.protocol import HOTKEY_HEADER, SIGNATURE_HEADER, submission_text
-from quasar_kernels.contract import OVERLAY, QUASAR_DIR
 
-CODE = ("neurons", "harness", "quasar_kernels")
-CHUNK = "chunk_size: int = 64"
-"""What the second miner and later ones change."""
-
-CHUNKS = (64, 1, 4, 16, 2, 32)
-"""How many tokens a step of each miner takes: those of the second are slower beyond any noise."""
-
-CHEAT = '''
-
-def chunk_quasar(q, k, v, beta, *_, **__):
-    """Skip the recurrence: much faster, and wrong."""
-    return v + 0 * (q + k + beta.sum()), None
-'''
-CHEATS_CLAIM = 5e6
 DATABASE = "competition.db"
+GUEST = "guest"
+"""The wallet of a miner that somebody starts while the pages are served."""
 READY_SECONDS, VERDICT_SECONDS = 180.0, 1800.0
 
 log = get_logger("embedded")
@@ -62,11 +45,11 @@ class Competition:
     """What `python -m neurons.embedded` runs.
 
     Args:
-        folder: where everything lies; the embedded run's own state without it.
-        miners: how many honest ones; each is the real daemon, for one cycle.
+        folder: for all files; without it, the embedded run's own state.
+        miners: honest miners, each the real daemon for one cycle.
         inference: whether each has an inference server, and the validator verifies it.
-        cheat: whether one more submits a kernel that skips the recurrence.
-        serve: whether the pages stay after the ranking, until `stop` is set.
+        cheat: whether one more participant submits a kernel that skips the recurrence.
+        serve: whether pages, API and validator stay until `stop` is set.
     """
 
     def __init__(
@@ -84,19 +67,20 @@ class Competition:
         self.folder = settings.state_dir
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.entries = [
-            Entry(f"miner-{n}", f"overlay, steps of {tokens}", self._key(settings, n))
+            Entry(f"miner-{n}", f"overlay, steps of {tokens}", self._key(settings, f"miner-{n}"))
             for n, tokens in enumerate(CHUNKS[:miners], 1)
         ]
         self.cheat = None
         if cheat:
-            self.cheat = Entry("cheat", "skips the recurrence", self._key(settings, 0))
-        self._stop, self._servers, self._serve = stop, {}, serve
+            self.cheat = Entry("cheat", "skips the recurrence", self._key(settings, "cheat"))
+        self._stop, self._ports, self._serve = stop, {}, serve
         self._check: Callable[[], None] = lambda: None
         if inference:
             names = ["reference", *(entry.name for entry in self.entries)]
-            self._servers = {name: choose_port(self.folder / f"{name}.port") for name in names}
+            self._ports = {name: choose_port(self.folder / f"{name}.port") for name in names}
             settings = settings.model_copy(update=self._verification())
-        self.settings = settings
+        database = f"sqlite:///{self.folder / DATABASE}"
+        self.settings = settings.model_copy(update={"database_url": SecretStr(database)})
 
     @property
     def as_it_should_be(self) -> bool:
@@ -104,31 +88,32 @@ class Competition:
         return are_as_they_should_be(self.entries, self.cheat)
 
     def run(self) -> Iterator[str]:
-        """Run everything; yield lines that say what happens, the ranking last.
+        """Run everything; yield lines about its progress, the ranking last.
 
         Raises:
             QuasarError: a part does not start or does not end.
         """
         self._clear()
-        with self._database() as (database, name):
-            yield f"the database is {name}"
-            settings = self.settings.model_copy(update={"database_url": SecretStr(database)})
-            with EmbeddedSubnet(settings, self._stop) as subnet:
-                self._check, url = subnet.check, str(subnet.settings.validator_api_url)
-                yield f"the leaderboard is at {url}/"
-                with self._inference(subnet.validator.hotkey):
-                    if self._servers:
-                        yield f"{len(self._servers)} inference servers are loaded"
+        with EmbeddedSubnet(self.settings, self._stop) as subnet:
+            self._check, url = subnet.check, str(subnet.settings.validator_api_url)
+            yield f"the leaderboard is at {url}/"
+            with self._inference(subnet.validator.hotkey):
+                if self._ports:
+                    yield f"{len(self._ports)} inference servers are loaded"
+                if self.entries or self.cheat:
                     yield from self._compete(subnet, url)
-                    if self._serve:
-                        yield f"the leaderboard stays at {url}/ until Ctrl-C"
-                        self._stop.wait()
+                if self._serve:
+                    guest = self._invite(subnet.settings)
+                    yield f"one more miner joins by: ENV_FILE={guest} ./START_MINER.sh once"
+                    yield f"the leaderboard stays at {url}/ until Ctrl-C"
+                    self._stop.wait()
+                    self._check()
 
     def _compete(self, subnet: EmbeddedSubnet, url: str) -> Iterator[str]:
         everybody = [*self.entries, *([self.cheat] if self.cheat else [])]
-        results = Results(url, everybody, subnet.validator, self.folder / "validator.log")
+        results = Results(url, everybody, subnet.validator, subnet.lines)
         if self.cheat is not None:
-            self._submit_cheat(url, self.cheat)
+            submit_cheat(self.settings, url, self.cheat, self.folder / "cheat.git")
             yield "the cheat has submitted"
         for entry, tokens in zip(self.entries, CHUNKS, strict=False):
             status = self._mine(subnet.settings, entry, tokens)
@@ -140,41 +125,39 @@ class Competition:
         yield from results.table()
 
     def _clear(self) -> None:
-        """Forget an earlier competition: its winner would be what this one's miners must beat."""
+        """Delete an earlier competition: this one's miners would have to beat its winner."""
         for old in self.folder.glob(f"{DATABASE}*"):
             old.unlink()
-        for name in ("cheat.git", *(entry.name for entry in self.entries)):
+        for name in ("cheat.git", GUEST, *(entry.name for entry in self.entries)):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    @contextmanager
-    def _database(self) -> Iterator[tuple[str, str]]:
-        """Give the API's database and its name: PostgreSQL's where that is installed."""
-        lacking = postgresql.find_lack()
-        if lacking:
-            yield f"sqlite:///{self.folder / DATABASE}", f"SQLite (PostgreSQL: {lacking})"
-            return
-        with postgresql.serve() as server:
-            yield server.new_database(), "PostgreSQL, a server of its own"
+    def _invite(self, settings: Settings) -> Path:
+        """Write the settings file with which one more miner joins; return its path."""
+        self._key(settings, GUEST)
+        values = miner_settings(settings, GUEST, self.folder / GUEST)
+        file = self.folder / "guest.env"
+        file.touch(mode=0o600)
+        file.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+        return file
 
-    def _key(self, settings: Settings, number: int) -> Identity:
-        return create_throwaway(settings.wallet_path, f"miner-{number}" if number else "cheat")
+    def _key(self, settings: Settings, name: str) -> Identity:
+        return create_throwaway(settings.wallet_path, name)
 
     def _verification(self) -> dict[str, object]:
         address = "http://127.0.0.1:{}".format
         servers = [
-            f"{entry.identity.hotkey}={address(self._servers[entry.name])}"
-            for entry in self.entries
+            f"{entry.identity.hotkey}={address(self._ports[entry.name])}" for entry in self.entries
         ]
         return {
             "enable_logit_verification": True,
             "inference_servers": tuple(servers),
-            "reference_inference_url": address(self._servers["reference"]),
+            "reference_inference_url": address(self._ports["reference"]),
         }
 
     @contextmanager
     def _inference(self, validator: str) -> Iterator[None]:
         """Serve a small model, made here, on every port until the block is left."""
-        if not self._servers:
+        if not self._ports:
             yield
             return
         model = self.folder / "model"
@@ -196,12 +179,12 @@ class Competition:
                 },
                 self.folder / f"inference-{name}.log",
             )
-            for name, port in self._servers.items()
+            for name, port in self._ports.items()
         ]
         try:
             for child in children:
                 child.watch()
-            for port in self._servers.values():
+            for port in self._ports.values():
                 what = f"the inference server at port {port}"
                 self._wait(READY_SECONDS, lambda: _is_healthy(port), what)  # noqa: B023
             yield
@@ -212,42 +195,11 @@ class Competition:
                 child.stop()
 
     def _mine(self, settings: Settings, entry: Entry, chunk: int) -> int:
-        """Run the daemon for one cycle with the code and the kernels of this miner."""
+        """Run a miner's cycle and show its log; return its exit status."""
         home = self.folder / entry.name
-        code = home / "code"
-        shutil.rmtree(code, ignore_errors=True)
-        ignored = shutil.ignore_patterns("__pycache__")
-        for part in CODE:
-            shutil.copytree(PROJECT / part, code / part, ignore=ignored)
-        file = code / "quasar_kernels/overlay" / QUASAR_DIR / "chunk_torch.py"
-        file.write_text(file.read_text().replace(CHUNK, f"chunk_size: int = {chunk}"))
-        environment = {
-            **common_environment(settings),
-            "PYTHONPATH": str(code),
-            "DEVICE": settings.device,
-            "VALIDATOR_API_URL": str(settings.validator_api_url),
-            "FORK_REMOTE": str(home / "fork.git"),
-            "FORK_UPSTREAM_URL": str(settings.fork_upstream_url),
-            "STATE_DIR": str(home / "state"),
-            "WALLET_PATH": str(settings.wallet_path),
-            "WALLET_MINER_NAME": entry.name,
-            "SUBMISSION_MODE": "direct",
-            "TARGET_SEQUENCE_LENGTH": str(settings.target_sequence_length),
-            "CLAIM_RUNS": str(settings.claim_runs),
-            "CLAIM_HEADROOM": str(settings.claim_headroom),
-        }
-        file = home.with_suffix(".log")
-        tail = LogTail(entry.name, file)
-        with file.open("ab") as output, self._heartbeat(f"{entry.name}'s cycle"):
-            command = [sys.executable, "-m", "neurons.miner", "once"]
-            process = subprocess.Popen(
-                command,
-                cwd=code,
-                env=environment,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        tail = LogTail(entry.name, home.with_suffix(".log"))
+        with self._heartbeat(f"{entry.name}'s cycle"):
+            process = start_miner(settings, entry, chunk, home, tail.file)
             try:
                 while process.poll() is None:
                     self._pause()
@@ -257,32 +209,6 @@ class Competition:
                 process.wait()
                 tail.show()
         return process.returncode
-
-    def _submit_cheat(self, url: str, entry: Entry) -> None:
-        def change(source: Path) -> None:
-            # byte code of an earlier import would break the rules before anything is timed
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(OVERLAY, source, dirs_exist_ok=True, ignore=ignored)
-            file = source / QUASAR_DIR / "chunk.py"
-            file.write_text(file.read_text() + CHEAT)
-
-        fork = make_upstream(self.folder / "cheat.git", change)
-        head = self.folder / "cheat.git/refs/heads/main"
-        commit, key = head.read_text().strip(), entry.identity
-        target = self.settings.target_sequence_length
-        body = {
-            "miner_hotkey": key.hotkey,
-            "fork_url": fork,
-            "commit_hash": commit,
-            "target_sequence_length": target if isinstance(target, int) else CPU_LENGTH,
-            "tokens_per_sec": CHEATS_CLAIM,
-            "signature": key.sign(submission_text(fork, commit, CHEATS_CLAIM, None)),
-        }
-        headers = {HOTKEY_HEADER: key.hotkey, SIGNATURE_HEADER: key.sign(key.hotkey)}
-        registration = {"hotkey": key.hotkey, "model_name": "cheat", "league": "100k"}
-        with httpx.Client(base_url=url, headers=headers, trust_env=False) as http:
-            for route, content in (("register_miner", registration), ("submit_kernel", body)):
-                http.post(f"/{route}", json=content).raise_for_status()
 
     def _wait(self, seconds: float, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + seconds

@@ -1,75 +1,53 @@
-"""What comes of a competition: its verdicts, its round's end, and the table of both."""
+"""The outcome of a competition: its verdicts, its round's end, and the table of both."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import httpx
 
-from neurons.runtime.identity import Identity
-from neurons.wire.connection import Connection, Signer
+from neurons.embedded.participants import Entry
+from neurons.wire.connection import Connection
 from neurons.wire.protocol import Message, Round, Weights
 from neurons.wire.rules import TOP_SHARES
-
-
-@dataclass
-class Entry:
-    """One participant: who, with which kernel, and what came of it.
-
-    Attributes:
-        row: its submission as the API shows it; None before its verdict.
-        weight: its share of the emission in the round that has ended.
-        reason: of its verdict, from the validator's log.
-    """
-
-    name: str
-    kernel: str
-    identity: Identity
-    row: dict[str, Any] | None = None
-    weight: float = 0.0
-    reason: str = ""
-
-    @property
-    def rank(self) -> int | None:
-        """Its place, None where it has none."""
-        return None if self.row is None else self.row.get("rank")
+from neurons.wire.signed_request import Signer
 
 
 class Results:
-    """Reads what the API and the validator tell of the entries.
+    """Reads what the API and the validator's log show of the entries.
 
     Args:
         url: of the API.
         entries: all participants.
-        validator: whose word ends the round.
-        log_file: the validator's; what it says of earlier competitions does not count.
+        validator: signs the request that ends the round.
+        lines: of the validator's log since the competition began, as objects.
     """
 
     def __init__(
-        self, url: str, entries: Sequence[Entry], validator: Signer, log_file: Path
+        self,
+        url: str,
+        entries: Sequence[Entry],
+        validator: Signer,
+        lines: Collection[Mapping[str, Any]],
     ) -> None:
         self._url, self._entries, self._validator = url, entries, validator
-        self._log_file = log_file
-        self._old = log_file.stat().st_size if log_file.exists() else 0
+        self._lines = lines
 
     def all_judged(self) -> bool:
-        """Take up the verdicts; tell whether each participant has one."""
+        """Store the verdicts in the entries; return whether each has one."""
         reply = httpx.get(f"{self._url}/get_submission_stats", params={"limit": 100})
         rows = reply.json()["top_performers"]
-        told = {int(line["submission"]): str(line["reason"]) for line in self._said("verdict")}
+        reasons = {int(line["submission"]): str(line["reason"]) for line in self._logged("verdict")}
         for entry in self._entries:
             own = [row for row in rows if row["miner_hotkey"] == entry.identity.hotkey]
             entry.row = next((row for row in own if row.get("validated")), entry.row)
-            entry.reason = told.get(int((entry.row or {}).get("id", -1)), "")
+            entry.reason = reasons.get(int((entry.row or {}).get("id", -1)), "")
         return all(entry.row and entry.reason for entry in self._entries)
 
     def end_round(self) -> str:
-        """End the round as its validator may, and take up the weights; return what has ended."""
+        """End the round as its validator may, and store the weights; return a line about it."""
         with closing(Connection(self._url, self._validator)) as api:
             ending = api.exchange("GET", "/get_current_round", Round)
             api.exchange("POST", f"/finalize_round/{ending.id}", Message, bound=True)
@@ -81,13 +59,10 @@ class Results:
         return f"round {ending.round_number} has ended"
 
     def are_final(self) -> bool:
-        """Take up the places that stay; tell whether the validator has computed the same weights.
-
-        What the API answers may be a second old.
-        """
+        """Store the final places; return whether the validator has computed the same weights."""
         self.all_judged()
         shares = {entry.identity.hotkey: entry.weight for entry in self._entries if entry.weight}
-        return any(line["shares"] == shares for line in self._said("weights"))
+        return any(line["shares"] == shares for line in self._logged("weights"))
 
     def table(self) -> Iterator[str]:
         """Yield the ranking of the round, a line each."""
@@ -99,21 +74,12 @@ class Results:
                 f"{claim:>11,.1f} {entry.weight:>6.2f}  {entry.reason}"
             )
 
-    def _said(self, event: str) -> Iterator[dict[str, Any]]:
-        """Yield the validator's lines of one kind since the competition began."""
-        if not self._log_file.exists():
-            return
-        with self._log_file.open("rb") as log:
-            log.seek(min(self._old, self._log_file.stat().st_size))
-            for line in log.read().splitlines():
-                with suppress(ValueError):
-                    told = json.loads(line)
-                    if isinstance(told, dict) and told.get("event") == event:
-                        yield told
+    def _logged(self, event: str) -> list[Mapping[str, Any]]:
+        return [line for line in list(self._lines) if line["event"] == event]
 
 
 def are_as_they_should_be(honest: Sequence[Entry], cheat: Entry | None) -> bool:
-    """Tell whether every honest miner ranks and earns its place's share, and the cheat nothing."""
+    """Return whether each honest miner has its rank and its share, and the cheat neither."""
     places = sorted(entry.rank or 0 for entry in honest)
     shares = sorted((entry.weight for entry in honest), reverse=True)
     due = [*TOP_SHARES, *(0.0 for _ in honest)][: len(honest)]

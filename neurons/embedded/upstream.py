@@ -44,7 +44,7 @@ the public fork imports.
 """
 
 
-def make_upstream(path: Path, change: Callable[[Path], object] = lambda source: None) -> str:
+def make_upstream(path: Path, change: Callable[[Path], object] = lambda _: None) -> str:
     """Make, or bring up to date, the bare repository at `path`; return its file:// address.
 
     Args:

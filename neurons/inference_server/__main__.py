@@ -1,6 +1,6 @@
 """`python -m neurons.inference_server`: answers POST /inference with the reference model.
 
-It loads REFERENCE_MODEL once, decodes greedily, and tells the logits of one step, by which a
+It loads REFERENCE_MODEL once, decodes greedily, and returns the logits of one step, by which a
 validator compares it with its own. This process, other than the miner's, loads torch.
 """
 
@@ -42,7 +42,7 @@ def command(given: flags.Given, port_file: Path | None) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until told to stop; return the exit status (78: only a person can mend it)."""
+    """Serve until a signal; return the exit status (78: a configuration error)."""
     return flags.run_command(command, "python -m neurons.inference_server", arguments)
 
 
@@ -58,20 +58,12 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
         remedy = "Run scripts/install.sh inference."
         raise ConfigError(Problem(f"{error.name} is not installed.", remedy)) from None
     device = resolve_device(settings.device)
-
-    def load() -> Decodes:
-        from neurons.inference_server.model import Decoder, load_model
-
-        model = load_model(settings.reference_model, device, settings.inference_dtype)
-        compiled = settings.inference_compile and device == "cuda"
-        return Decoder(model, compiler="inductor" if compiled else None)
-
-    decoding = Decoding(load, settings.inference_queue)
+    decoding = Decoding(lambda: _load(settings, device), settings.inference_queue)
     limits = Limits(settings.max_prompt_tokens, settings.max_new_tokens)
     app = create_app(
         decoding, _shown(settings.reference_model), device, limits, settings.validator_hotkeys
     )
-    server = Server(app, _say_ready, port_file)
+    server = Server(app, _log_ready, port_file)
     for number in STOP_SIGNALS:  # uvicorn raises again what has ended it
         signal.signal(number, lambda *_: None)
     place = listen(
@@ -90,12 +82,20 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
     return 0
 
 
+def _load(settings: Settings, device: str) -> Decodes:
+    from neurons.inference_server.model import Decoder, load_model
+
+    model = load_model(settings.reference_model, device, settings.inference_dtype)
+    compiled = settings.inference_compile and device == "cuda"
+    return Decoder(model, compiler="inductor" if compiled else None)
+
+
 def _shown(model: str) -> str:
     """Return a model's name as clients see it: of a folder on this machine the last part."""
     return Path(model).name if Path(model).is_absolute() or Path(model).is_dir() else model
 
 
-def _say_ready(host: str, port: int) -> None:
+def _log_ready(host: str, port: int) -> None:
     log.info("inference server listens", host=host, port=port)
 
 

@@ -1,22 +1,14 @@
-"""Whose request it is: a validator's, which has a place of its own in the queue, or a client's."""
+"""Whose request it is: a validator's, which has a reserved place in the queue, or a client's."""
 
 from __future__ import annotations
 
 import ipaddress
-import re
 import time
 from collections.abc import Collection, Mapping
 
-from neurons.runtime.identity import verify
-from neurons.wire.protocol import (
-    HOTKEY_HEADER,
-    NONCE_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    request_text,
-)
+from neurons.wire.protocol import HOTKEY_HEADER
+from neurons.wire.signed_request import NotSigned, check_signed_request
 
-SKEW_SECONDS = 60
 CLIENT_PREFIX = 64
 """Bits of an IPv6 address that stand for one client."""
 
@@ -41,21 +33,19 @@ class ValidatorRequests:
 
     def __init__(self, hotkeys: Collection[str]) -> None:
         self._hotkeys = frozenset(hotkeys)
-        self._used: dict[str, float] = {}
+        self._used: dict[str, int] = {}
 
     def take(self, path: str, headers: Mapping[str, str], body: bytes) -> bool:
         """Return whether a POST is a validator's, made within a minute and not seen before."""
-        hotkey, nonce = headers.get(HOTKEY_HEADER, ""), headers.get(NONCE_HEADER, "")
-        stamp, now = headers.get(TIMESTAMP_HEADER, ""), time.time()
-        if hotkey not in self._hotkeys or not re.fullmatch(r"[0-9]{1,12}", stamp):
+        if headers.get(HOTKEY_HEADER) not in self._hotkeys:
             return False
-        if abs(int(stamp) - now) > SKEW_SECONDS or not re.fullmatch(r"[0-9a-f]{32,64}", nonce):
-            return False
-        text = request_text("POST", path, stamp, nonce, body)
-        if not verify(hotkey, text, headers.get(SIGNATURE_HEADER, "")):
+        now = time.time()
+        try:
+            request = check_signed_request("POST", path, headers, body, now)
+        except NotSigned:
             return False
         self._used = {one: end for one, end in self._used.items() if end > now}
-        if nonce in self._used:
+        if request.nonce in self._used:
             return False
-        self._used[nonce] = int(stamp) + SKEW_SECONDS + 1
+        self._used[request.nonce] = request.expires_at
         return True

@@ -21,15 +21,18 @@ from neurons.inference_server.queue import Decodes, Decoding, Full, Generation, 
 from neurons.wire.inference_protocol import Health, InferenceReply, InferenceRequest, ModelInfo
 
 LOADING_SECONDS, BUSY_SECONDS = 10, 2
-"""What Retry-After says while the model loads, and while the queue is full."""
+"""Retry-After while the model loads, and while the queue is full."""
 LOOK_SECONDS = 0.1
+GONE = "The client has gone"
+OUTCOMES = {499: "cancelled", 500: "failed", 503: "busy"}
+"""The outcome that a status counts as; of others, `refused`."""
 PROBLEMS = 3
-"""So many of a body's faults are told."""
+"""The most faults of a body that an error names."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for, in tokens, and the bytes of its body."""
+    """The most tokens of a request, and the most bytes of its body."""
 
     prompt: int
     new: int
@@ -55,10 +58,6 @@ class Metrics:
         self.tokens.inc(len(answer.tokens))
         self.first.observe(answer.first_token_seconds)
         self.total.observe(seconds)
-
-
-class _Gone(Exception):
-    """The client has closed its connection."""
 
 
 def create_app(
@@ -108,30 +107,11 @@ def create_app(
     async def inference(request: Request) -> InferenceReply:
         began = perf_counter()
         try:
-            decoder = _ready(decoding)
-            data = await _read(request, limits.body)
-            body = _checked(_parsed(data), decoder, limits)
-            client = client_of(request.client.host if request.client else "")
-            path, headers = request.url.path, request.headers
-            reserved = await asyncio.to_thread(signed.take, path, headers, data)
-            try:
-                job = decoding.put(body, client, reserved=reserved)
-            except Full:
-                raise _later("Too many requests wait", BUSY_SECONDS) from None
-        except ClientDisconnect:
-            metrics.requests.labels("cancelled").inc()
-            raise HTTPException(499, "The client has gone") from None
-        except HTTPException as refusal:
-            metrics.requests.labels("busy" if refusal.status_code == 503 else "refused").inc()
-            raise
-        try:
+            job = await _queued(request, decoding, limits, signed)
             answer = await _answer(request, job)
-        except _Gone:
-            metrics.requests.labels("cancelled").inc()
-            raise HTTPException(499, "The client has gone") from None
-        except Exception as error:
-            metrics.requests.labels("failed").inc()
-            raise HTTPException(500, f"The model failed: {type(error).__name__}") from error
+        except HTTPException as error:
+            metrics.requests.labels(OUTCOMES.get(error.status_code, "refused")).inc()
+            raise
         metrics.note(answer, perf_counter() - began)
         if answer.captured and not all(map(math.isfinite, answer.captured)):
             raise HTTPException(500, "The model computes logits that are not finite")
@@ -140,6 +120,22 @@ def create_app(
         )
 
     return app
+
+
+async def _queued(
+    request: Request, decoding: Decoding, limits: Limits, signed: ValidatorRequests
+) -> Job:
+    """Check the request and put it into the queue."""
+    decoder = _ready(decoding)
+    data = await _read(request, limits.body)
+    body = _checked(_parsed(data), decoder, limits)
+    client = client_of(request.client.host if request.client else "")
+    path, headers = request.url.path, request.headers
+    reserved = await asyncio.to_thread(signed.take, path, headers, data)
+    try:
+        return decoding.put(body, client, reserved=reserved)
+    except Full:
+        raise _later("Too many requests wait", BUSY_SECONDS) from None
 
 
 def _ready(decoding: Decoding) -> Decodes:
@@ -157,10 +153,13 @@ def _later(reason: str, seconds: int) -> HTTPException:
 async def _read(request: Request, most: int) -> bytes:
     """Return the body, read no further than a request may be long."""
     data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > most:
-            raise HTTPException(413, f"Request body is larger than {most} bytes")
+    try:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > most:
+                raise HTTPException(413, f"Request body is larger than {most} bytes")
+    except ClientDisconnect:
+        raise HTTPException(499, GONE) from None
     return bytes(data)
 
 
@@ -168,8 +167,10 @@ def _parsed(data: bytes) -> InferenceRequest:
     try:
         return InferenceRequest.model_validate_json(data)
     except ValidationError as error:
-        told = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()[:PROBLEMS]]
-        detail = "; ".join(": ".join(filter(None, words)) for words in told)
+        problems = [
+            (".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()[:PROBLEMS]
+        ]
+        detail = "; ".join(": ".join(filter(None, words)) for words in problems)
         raise HTTPException(422, detail) from None
 
 
@@ -198,7 +199,10 @@ async def _answer(request: Request, job: Job) -> Generation:
     try:
         while not (await asyncio.wait({answer}, timeout=LOOK_SECONDS))[0]:
             if await request.is_disconnected():
-                raise _Gone
-        return answer.result()
+                raise HTTPException(499, GONE)
+        try:
+            return answer.result()
+        except Exception as error:
+            raise HTTPException(500, f"The model failed: {type(error).__name__}") from error
     finally:
         job.cancelled.set()

@@ -1,4 +1,4 @@
-"""One request after another on one thread, a bounded number waiting, and none computed in vain."""
+"""Decodes requests one by one on one thread; the queue is bounded, and abandoned requests end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neurons.wire.inference_protocol import InferenceRequest
 WAITING_EACH = 2
 """Requests of one client that may wait."""
 RESERVED = 4
-"""Requests of validators that may wait, beside all others."""
+"""Requests of validators that may wait, in addition to all others."""
 
 log = get_logger("inference")
 
@@ -138,7 +138,7 @@ class Decoding:
             self.decoder = self._load()
         except Exception as error:  # a model may fail to load in any way
             self.fault = f"{type(error).__name__}: {error}"
-            if not isinstance(error, OSError):  # a file that is missing says enough by its name
+            if not isinstance(error, OSError):  # a file that is missing is explained by its name
                 log.exception("the model cannot be loaded")
             self.done.set()
             return

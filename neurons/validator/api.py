@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from neurons.runtime.errors import ConfigError, Held, QuasarError, Retry
 from neurons.runtime.observe import get_logger
-from neurons.wire.connection import Connection, Reply, Signer
+from neurons.wire.connection import Connection, Reply
 from neurons.wire.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
 from neurons.wire.protocol import (
     Benchmarks,
@@ -26,6 +26,7 @@ from neurons.wire.protocol import (
     Weight,
     Weights,
 )
+from neurons.wire.signed_request import Signer
 
 QUEUE_PAGES = 10
 """The most pages that are read at a look; what is behind them is older at the next."""
@@ -47,7 +48,7 @@ class _Queue(Message):
 
 
 class ApiFault(QuasarError):
-    """The API did not answer, or not as the protocol says; the next poll tries again."""
+    """The API did not answer, or broke the protocol; the next poll tries again."""
 
 
 class ValidatorApi(Connection):
@@ -83,7 +84,7 @@ class ValidatorApi(Connection):
     def queue(self) -> list[QueuedSubmission]:
         """Return the revealed submissions that nobody has judged, the oldest first.
 
-        A row that is not as the protocol says is left out, so that it cannot block the others.
+        A row that breaks the protocol is left out, so that it cannot block the others.
         """
         queued = []
         for row in self._queued_rows():
@@ -120,9 +121,9 @@ class ValidatorApi(Connection):
         )
         self._call("POST", "/mark_validated", Message, body=body)
 
-    def record_verification(self, found: Verification) -> None:
+    def record_verification(self, verification: Verification) -> None:
         """Write the outcome of a logit verification; a failed one takes the row off the ranking."""
-        query = found.model_dump(exclude_none=True)
+        query = verification.model_dump(exclude_none=True)
         self._call("POST", "/record_verification", Message, query=query)
 
     def record_failure(self, address: str) -> None:
@@ -135,7 +136,7 @@ class ValidatorApi(Connection):
         return self._call("GET", "/get_current_round", Round)
 
     def finalize_round(self, round_id: int) -> None:
-        """End a round that is over; somebody else may have done so."""
+        """End a round that is over; another validator may have done so."""
         try:
             self._call("POST", f"/finalize_round/{round_id}", Message)
         except ApiFault as fault:
@@ -145,7 +146,7 @@ class ValidatorApi(Connection):
     def create_round(self, hours: int) -> Round:
         """End the round that runs, if any, and open the next; return that.
 
-        It is asked once: a second time would end the round just opened, without a winner.
+        It is sent once: a second request would end the round just opened, without a winner.
         """
         body = CreateRoundRequest(duration_hours=hours)
         return self._call("POST", "/create_round", Round, attempts=1, body=body)
@@ -187,5 +188,5 @@ class ValidatorApi(Connection):
 
 
 def _may_be_judged(row: QueuedSubmission) -> bool:
-    """Tell a revealed submission from a commitment, which the public server lists as well."""
+    """Return whether a row is revealed: the public server lists commitments as well."""
     return bool(row.is_revealed and not row.validated and row.fork_url and row.commit_hash)

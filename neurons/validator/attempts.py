@@ -49,7 +49,7 @@ class Attempt:
     """What is known of one submission.
 
     Attributes:
-        deaths: evaluations during which the validator ended without a word.
+        deaths: evaluations during which the validator itself died.
         faults: evaluations that this machine or the network has spoilt.
         due: Unix seconds before which it is not tried again.
         verdict: reached, and not yet written to the API.
@@ -85,7 +85,7 @@ class Attempts:
         for name in _ADDED:
             if name not in columns:
                 self._database.execute(f"ALTER TABLE attempts ADD COLUMN {name} TEXT")
-        # Who left these notes has died: a fork's doing, the kernel's, a power cut's.
+        # The validator that left these notes has died: a fork's doing, the kernel's, a power cut's.
         self._database.execute("UPDATE attempts SET running = 0, deaths = deaths + 1 WHERE running")
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Attempts:
         self._write(submission, running=1)
 
     def stop(self, submission: QueuedSubmission) -> None:
-        """Note that an evaluation was ended on request: it says nothing about the submission."""
+        """Note that an evaluation was ended on request, which is no fault of the submission."""
         self._write(submission, running=0)
 
     def postpone(self, submission: QueuedSubmission, reason: str) -> float:
@@ -164,7 +164,7 @@ class Attempts:
         return known.deaths + known.faults, spent, submission.created_at, submission.id
 
     def is_due(self, submission: QueuedSubmission) -> bool:
-        """Tell whether a submission may be tried now."""
+        """Return whether a submission may be tried now."""
         known = self.of(submission)
         return not known.set_aside and known.due <= self._clock()
 

@@ -38,7 +38,7 @@ REPEATED: frozenset[Kind] = frozenset({"crash", "out_of_memory"})
 AMBIGUOUS: frozenset[Kind] = frozenset(
     {"timeout", "out_of_memory", "limit", "crash", "protocol", "import"}
 )
-"""Failures that a sick machine gives as well: a control run then tells whose fault it is."""
+"""Failures that a faulty machine causes as well: a control run then decides whose fault it is."""
 
 BUDGET = 2.0
 """All measurements of a submission take at most so many times the seconds of one process."""
@@ -52,14 +52,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Evaluator:
-    """What an evaluation needs besides the submission.
+    """The parts of an evaluation other than the submission.
 
     Attributes:
         folder: where the clones are made.
         timeout: seconds for each measuring process.
         sources: where forks may be cloned from.
         stop: ends an evaluation promptly, without a verdict.
-        confinement: what shuts a fork's code in; None runs it with this user's rights.
+        confinement: the sandbox of a fork's code; None runs it with this user's rights.
         measure, check: those of `harness.measuring.runner`, or fakes.
     """
 
@@ -77,7 +77,7 @@ class Evaluator:
 
         Raises:
             Postponed: nothing is known yet, through no fault of the submission's.
-            Stopped: asked to end; the submission has no verdict.
+            Stopped: on request; the submission has no verdict.
         """
         if not is_claim(submission.tokens_per_sec):
             return reject(f"The claim of {submission.tokens_per_sec} tokens/s is no speed.")
@@ -109,7 +109,7 @@ class Evaluator:
 
         Raises:
             Postponed: it does not, and why.
-            Stopped: asked to end.
+            Stopped: on request.
         """
         try:
             call(
@@ -118,9 +118,9 @@ class Evaluator:
             )
         except MeasurementError as error:
             self._check_stop()
-            said = f"; {error.log_tail.strip()[-300:]}" if error.log_tail.strip() else ""
+            log_tail = f"; {error.log_tail.strip()[-300:]}" if error.log_tail.strip() else ""
             raise Postponed(
-                f"The control run failed on this machine: {error}{said}",
+                f"The control run failed on this machine: {error}{log_tail}",
                 "Correct what the sentence names, and start the validator again: at its start it "
                 "checks the packages, and nvidia-smi shows the state of a GPU.",
             ) from error

@@ -16,20 +16,12 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from neurons.runtime.errors import Postponed
-from neurons.wire.connection import Signer
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest, ModelInfo
-from neurons.wire.protocol import (
-    HOTKEY_HEADER,
-    NONCE_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    QueuedSubmission,
-    Verification,
-    request_text,
-)
+from neurons.wire.protocol import QueuedSubmission, Verification
+from neurons.wire.signed_request import Signer, signed_headers
 
 PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50
-"""What is asked for, as the public validator does; the step is drawn from 1 to the last."""
+"""The request's sizes, as in the public validator; the step is drawn from 1 to the last."""
 
 TRIES = 3
 BUSY = (429, 503)
@@ -60,13 +52,13 @@ class Comparison:
 
 @dataclass
 class LogitVerifier:
-    """Asks two servers for one secret prompt.
+    """Sends two servers one secret prompt and compares their logits.
 
     Attributes:
         reference: address of the validator's own server.
-        servers: addresses by hotkey; who is not in it is not asked.
+        servers: addresses by hotkey; miners without one are not verified.
         least_cosine, most_difference: what the logits have to keep.
-        new_tokens: how many are asked for.
+        new_tokens: tokens to generate.
         signer: signs the requests, by which a server knows a validator's.
     """
 
@@ -96,13 +88,13 @@ class LogitVerifier:
         except _NoAnswer as error:
             raise Postponed(f"The validator's own inference server {error}") from error
         try:
-            found = self._ask_miner(address, request)
+            reply = self._ask_miner(address, request)
         except _NoAnswer as error:
             reason = f"The miner's inference server {error}"
             if isinstance(error, _Busy) and not final:
                 raise Postponed(reason) from error
             return _outcome(submission, False, reason)
-        return self._judge(submission, request, expected, found)
+        return self._judge(submission, request, expected, reply)
 
     def _request(self) -> InferenceRequest:
         """Draw a prompt that nobody can have answered before."""
@@ -125,16 +117,16 @@ class LogitVerifier:
         submission: QueuedSubmission,
         request: InferenceRequest,
         expected: InferenceReply,
-        found: InferenceReply,
+        reply: InferenceReply,
     ) -> Verification:
-        ours, theirs = expected.captured_logits or [], found.captured_logits or []
+        ours, theirs = expected.captured_logits or [], reply.captured_logits or []
         if len(theirs) != len(ours):
-            said = f"gave {len(theirs)} logits, not {len(ours)}."
-            return _outcome(submission, False, f"The miner's inference server {said}")
-        if len(found.tokens) != request.gen_len:
-            said = f"gave {len(found.tokens)} tokens, not {request.gen_len}."
-            return _outcome(submission, False, f"The miner's inference server {said}")
-        chosen = found.tokens[(request.logits_at_step or 1) - 1]
+            reason = f"The miner's inference server gave {len(theirs)} logits, not {len(ours)}."
+            return _outcome(submission, False, reason)
+        if len(reply.tokens) != request.gen_len:
+            counts = f"{len(reply.tokens)} tokens, not {request.gen_len}"
+            return _outcome(submission, False, f"The miner's inference server gave {counts}.")
+        chosen = reply.tokens[(request.logits_at_step or 1) - 1]
         if not 0 <= chosen < len(theirs) or theirs[chosen] < max(theirs):
             reason = "The logits are not those from which the token was chosen."
             return _outcome(submission, False, reason)
@@ -149,7 +141,7 @@ class LogitVerifier:
             verified=passed,
             cosine_similarity=apart.cosine,
             max_abs_diff=min(apart.difference, 1e9),
-            throughput=len(found.tokens) / max(found.elapsed_sec, 1e-6),
+            throughput=len(reply.tokens) / max(reply.elapsed_sec, 1e-6),
             reason=reason,
         )
 
@@ -179,22 +171,13 @@ def _ask(address: str, request: InferenceRequest, signer: Signer | None) -> Infe
     return _read("POST", url, body, InferenceReply, signer)
 
 
-def _signed(method: str, url: str, body: bytes, signer: Signer) -> dict[str, str]:
-    stamp, nonce = str(round(time.time())), secrets.token_hex(16)
-    text = request_text(method, urlsplit(url).path, stamp, nonce, body)
-    return {
-        HOTKEY_HEADER: signer.hotkey,
-        SIGNATURE_HEADER: signer.sign(text),
-        TIMESTAMP_HEADER: stamp,
-        NONCE_HEADER: nonce,
-    }
-
-
 def _read(
     method: str, url: str, body: bytes | None, kind: type[_Model], signer: Signer | None = None
 ) -> _Model:
     """Return a checked reply of bounded length, within one deadline."""
-    headers = _signed(method, url, body or b"", signer) if signer else {}
+    headers: dict[str, str] = {}
+    if signer:
+        headers = signed_headers(signer, method, urlsplit(url).path, body or b"", time.time())
     reply = _reply(method, url, body, headers)
     try:
         status, data = asyncio.run(asyncio.wait_for(reply, REPLY_SECONDS))

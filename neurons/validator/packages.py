@@ -96,7 +96,7 @@ def check_imports(
     """Return when a worker can import what measuring needs, or when `stop` is set.
 
     Args:
-        confinement: what shuts the workers in; None for workers with this user's rights.
+        confinement: the sandbox of the workers; None for workers with this user's rights.
         withheld: as in `Packages`.
 
     Raises:

@@ -1,21 +1,17 @@
-"""Shuts the code of a fork in: what it sees, what it may use, and how all of it ends.
+"""The sandbox of a fork's code: what it sees, what it may use, and how all of it ends.
 
-bubblewrap gives each process that runs a fork's code namespaces of its own: no network, no other
+bubblewrap gives each process that runs a fork's code separate namespaces: no network, no other
 process, a read-only system without this user's files, a small empty folder in memory, another user.
-A seccomp filter closes parts of the kernel that no measurement needs. Some cores are kept from it,
-for all that has to go on meanwhile. The GPU's devices are there. When its first process ends, the
-kernel ends all others with it.
+A seccomp filter closes parts of the kernel that no measurement needs. Some cores stay reserved for
+the validator. The GPU's devices are visible. When its first process ends, the kernel ends all
+others with it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,8 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neurons.runtime.errors import ConfigError, Problem
+from neurons.validator.leaks import find_leaks
 from neurons.validator.packages import Packages, find_packages, hidden_entries
 from neurons.validator.seccomp import INSTALL, assemble, this_architecture
+from neurons.validator.usage import affinities, descendants, machine_memory, process_memory
 
 USER = 60_999
 """The user of a fork's code where this process is root: no account of a usual system has it."""
@@ -44,47 +42,6 @@ LOOK_SECONDS = 0.2
 _SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives", "/etc/localtime")
 _LINKED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _DEVICES = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps")
-_NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
-
-_LOOK = """
-import json, os, sys
-secret, port, calls, *outside = json.loads(sys.argv[1])
-found = []
-import ctypes
-libc = ctypes.CDLL(None, use_errno=True)
-wanted = {
-    "unshare": (0x10000000, "user namespaces"),
-    "keyctl": (0, "kernel keyrings"),
-    "io_uring_setup": (1, "io_uring"),
-    "bpf": (0, "bpf"),
-    "perf_event_open": (0, "perf"),
-}
-if not calls:
-    found.append("system calls of " + os.uname().machine + " cannot be filtered")
-for name, (argument, what) in wanted.items():
-    asked = [ctypes.c_long(number) for number in (calls.get(name, -1), argument, -4, 0, 0, 0)]
-    if name in calls and libc.syscall(*asked) < 0 and ctypes.get_errno() in (1, 38):
-        continue
-    if name in calls:
-        found.append("it may use " + what)
-kinds = ("ipc", "mnt", "net", "pid", "uts")
-for kind, name in zip(kinds, outside):
-    if os.readlink("/proc/self/ns/" + kind) == name:
-        found.append("it shares this machine's " + kind + " namespace")
-if os.path.lexists(secret):
-    found.append("it sees this user's files")
-if not os.statvfs("/usr").f_flag & os.ST_RDONLY or os.access("/usr", os.W_OK):
-    found.append("it may write to the system")
-try:
-    import socket
-    socket.create_connection(("127.0.0.1", port), 2).close()
-    found.append("it reaches this machine's network")
-except OSError:
-    pass
-if "CapEff:\\t0000000000000000" not in open("/proc/self/status").read():
-    found.append("it has capabilities")
-print(json.dumps(found))
-"""
 
 
 @dataclass
@@ -135,12 +92,12 @@ class Sandbox:
         if now - self._looked.get(pid, 0.0) < LOOK_SECONDS:
             return ""
         self._looked = {pid: now}
-        processes = list(_descendants(pid))
+        processes = list(descendants(pid, 2 * PROCESSES))
         if len(processes) > PROCESSES:
             return f"it started more than {PROCESSES} processes"
-        if self.cores and any(not cores <= self.cores for cores in _affinities(processes)):
+        if self.cores and any(not cores <= self.cores for cores in affinities(processes)):
             return "it took cores that are kept for others"
-        if sum(map(_memory, processes)) > self.memory_bytes:
+        if sum(map(process_memory, processes)) > self.memory_bytes:
             return f"it took more than {self.memory_bytes / 2**30:.1f} GiB of memory"
         if machine_memory("MemAvailable") < MEMORY_LEFT:
             return "it left this machine without memory"
@@ -148,31 +105,7 @@ class Sandbox:
 
     def leaks(self) -> list[str]:
         """Return, from a process inside that tries, what the sandbox fails to keep from a fork."""
-        with tempfile.TemporaryDirectory(prefix="sandbox-") as name, socket.socket() as listener:
-            folder = Path(name)
-            secret, inside = folder / "secret", folder / "inside"
-            secret.touch(0o600)
-            inside.mkdir()
-            listener.bind(("127.0.0.1", 0))
-            listener.listen()
-            outside = [os.readlink(f"/proc/self/ns/{kind}") for kind in _NAMESPACES]
-            known = this_architecture()
-            calls = known.denied if known else {}
-            told = json.dumps([str(secret), listener.getsockname()[1], calls, *outside])
-            argv = [sys.executable, "-I", "-S", "-c", _LOOK, told]
-            done = subprocess.run(
-                self.command(argv, {}, inside, []),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-        try:
-            return list(json.loads(done.stdout))
-        except ValueError:
-            said = " ".join(done.stderr.split()) or f"it ended with status {done.returncode}"
-            return [f"nothing can be started in it: {said[:300]}"]
+        return find_leaks(lambda argv, folder: self.command(argv, {}, folder, []))
 
     def _as_user(self) -> list[str]:
         if os.geteuid() == 0:  # another user in earnest: the limit of processes is not for root
@@ -271,51 +204,9 @@ def open_sandbox(*, gpu: bool, private: Iterable[Path] = ()) -> Sandbox:
             return sandbox
     raise ConfigError(
         Problem(
-            f"The code of forks cannot be shut in on this machine: {'; '.join(found)}.",
+            f"No sandbox for forks works on this machine: {'; '.join(found)}.",
             "Install bubblewrap 0.8 or newer (apt-get install bubblewrap) and let this user make "
-            "namespaces, which containers often forbid. SANDBOX=off runs strangers' code with this "
+            "namespaces, which containers often forbid. SANDBOX=off runs forks with this "
             "user's rights: only for forks that you trust.",
         )
     )
-
-
-def machine_memory(name: str) -> int:
-    """Return a figure of /proc/meminfo in bytes."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    """Yield the processes below `pid`, at most a few more than are allowed."""
-    open_pids, count = [pid], 0
-    while open_pids and count <= 2 * PROCESSES:
-        for task in _read_children(open_pids.pop()):
-            count += 1
-            open_pids.append(task)
-            yield task
-
-
-def _read_children(pid: int) -> Iterator[int]:
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            yield from map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-    except OSError:  # it has ended
-        return
-
-
-def _affinities(pids: Iterable[int]) -> Iterator[set[int]]:
-    """Yield the cores on which each thread may run, those of the kernel for a process included."""
-    for pid in pids:
-        with suppress(OSError):  # it has ended
-            for task in os.listdir(f"/proc/{pid}/task"):
-                yield os.sched_getaffinity(int(task))
-
-
-def _memory(pid: int) -> int:
-    """Return the bytes of memory that a process holds, without the files that it has mapped."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    kinds = ("RssAnon:", "RssShmem:")
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(kinds))

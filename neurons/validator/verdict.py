@@ -46,7 +46,7 @@ def reject(reason: str) -> Verdict:
 
 
 def is_claim(claim: float | None) -> bool:
-    """Tell whether a claim is a speed at all."""
+    """Return whether a claim is a positive, finite speed."""
     return claim is not None and math.isfinite(claim) and claim > 0.0
 
 

@@ -44,12 +44,12 @@ def command(given: flags.Given, port_file: Path | None) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until told to stop; return the exit status (78: only a person can mend it)."""
+    """Serve until a signal; return the exit status (78: a configuration error)."""
     return flags.run_command(command, "python -m neurons.validator_api", arguments)
 
 
 def serve(settings: Settings, *, port_file: Path | None) -> int:
-    """Serve until told to stop.
+    """Serve until a signal.
 
     Raises:
         ConfigError: the database cannot be opened, or the port is taken.
@@ -68,26 +68,26 @@ def serve(settings: Settings, *, port_file: Path | None) -> int:
 
 
 def open_server(settings: Settings, port_file: Path | None = None) -> Server | None:
-    """Return the server once its database can be reached, None where a signal came before.
+    """Return the server once its database can be reached, None if a signal came first.
 
     Raises:
         ConfigError: the database cannot be opened.
     """
     stop = threading.Event()
-    said = False
+    logged = False
     with stop_on_signals(stop):
         while True:
             try:
-                return Server(create_app(Api(settings)), _say_ready, port_file)
+                return Server(create_app(Api(settings)), _log_ready, port_file)
             except DatabaseAway as error:
-                if not said:
+                if not logged:
                     log.error(f"{error} Trying again every {DATABASE_SECONDS:.0f} s.")
-                said = True
+                logged = True
             if stop.wait(DATABASE_SECONDS):
                 return None
 
 
-def _say_ready(host: str, port: int) -> None:
+def _log_ready(host: str, port: int) -> None:
     log.info("validator API ready", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
 

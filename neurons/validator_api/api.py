@@ -29,7 +29,7 @@ class Api:
     Args:
         clock: the time of rounds, blocks and bans.
         wall_clock: the time that validators' signed timestamps are compared with.
-        neurons: returns the subnet's registered hotkeys; by default it asks the chain where a
+        neurons: returns the subnet's registered hotkeys; by default it reads the chain where a
             setting needs it.
         round_check_seconds: pause between two checks whether the round is over.
         chain_seconds: pause between two requests to the chain.

@@ -90,13 +90,13 @@ async def _end_rounds(api: Api) -> None:
 
 
 async def _follow_chain(api: Api) -> None:
-    """Keep up with who is registered on the subnet, where a chain is asked at all."""
+    """Read the subnet's registrations from the chain at intervals, if a setting needs them."""
     while api.ask_chain is not None:
         try:
             await asyncio.to_thread(api.update_neurons)
         except ChainUnreachable as error:
             log.warning("uids and stakes stay as they are", reason=str(error))
-        except Exception:  # an answer in another form must not end the questions
+        except Exception:  # an answer in another form must not end the loop
             log.exception("the chain's answer could not be read")
         await asyncio.sleep(api.chain_seconds)
 
@@ -105,8 +105,8 @@ class ClientAddress:
     """Puts the client's own address into the scope, or none where only a proxy's is known.
 
     X-Forwarded-For counts where the peer is a trusted proxy. Where a peer of this machine or of a
-    private network forwards without being one, the client is unknown: whatever the header says
-    may be made up, and the peer's address is everybody's.
+    private network forwards without being one, the client is unknown: the header may be
+    invented, and the peer's address is everybody's.
 
     Args:
         trusted: addresses and networks, or `*` for any peer.
@@ -135,7 +135,7 @@ class ClientAddress:
         if address is None or self._trusts(address):
             return self._forwarded(scope)
         if not address.is_private:
-            return peer  # a client that says it is a proxy
+            return peer  # a client that claims to be a proxy
         if not self._warned:
             self._warned = True
             log.warning(

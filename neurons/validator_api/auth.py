@@ -23,22 +23,13 @@ from neurons.validator_api.competition.errors import Replayed
 from neurons.validator_api.competition.rounds import utc
 from neurons.validator_api.database.tables import UsedNonce
 from neurons.wire import protocol
-from neurons.wire.protocol import (
-    ClaimRequest,
-    CommitRequest,
-    SubmitRequest,
-    bound_text,
-    request_text,
-)
+from neurons.wire.protocol import ClaimRequest, CommitRequest, SubmitRequest, bound_text
+from neurons.wire.signed_request import NotSigned, check_signed_request
 
 WINDOW_SECONDS = 60.0
 """The rate limit counts a hotkey's calls of the last minute."""
-SKEW_SECONDS = 60
-"""How far a validator's clock may be from the server's."""
 
 _HEX = re.compile(r"(?:[0-9A-Fa-f]{2})+")
-_TIMESTAMP = re.compile(r"[0-9]{1,12}")
-_NONCE = re.compile(r"[0-9a-f]{32,64}")
 
 
 def _claimed(request: Request) -> tuple[str, str]:
@@ -173,26 +164,18 @@ async def validator(request: Request) -> ValidatorCall:
     401 without a valid signature of just this request, 403 when the hotkey is no validator.
     """
     api = request.app.state.api
-    hotkey, signature = _claimed(request)
-    timestamp = request.headers.get(protocol.TIMESTAMP_HEADER, "")
-    nonce = request.headers.get(protocol.NONCE_HEADER, "")
-    if not _TIMESTAMP.fullmatch(timestamp) or not _NONCE.fullmatch(nonce):
-        raise HTTPException(
-            401,
-            "Invalid signature: a validator signs each request, with the headers Timestamp "
-            "(Unix seconds) and Nonce (32 to 64 hex digits)",
-        )
+    _claimed(request)
     now = api.wall_clock()
-    if abs(int(timestamp) - now) > SKEW_SECONDS:
-        raise HTTPException(401, f"Timestamp is more than {SKEW_SECONDS} s from the server's time")
     query = request.scope["query_string"].decode("latin-1")
     target = request.url.path + (f"?{query}" if query else "")
-    text = request_text(request.method, target, timestamp, nonce, await request.body())
-    if not verify(hotkey, text, signature):
-        raise HTTPException(401, "Invalid signature")
-    if not api.is_validator(hotkey):
+    body = await request.body()
+    try:
+        signed = check_signed_request(request.method, target, request.headers, body, now)
+    except NotSigned as error:
+        raise HTTPException(401, str(error)) from None
+    if not api.is_validator(signed.hotkey):
         raise HTTPException(403, "Only validators may do this")
-    return ValidatorCall(hotkey, nonce, utc(now), utc(int(timestamp) + SKEW_SECONDS + 1))
+    return ValidatorCall(signed.hotkey, signed.nonce, utc(now), utc(signed.expires_at))
 
 
 Validator = Annotated[ValidatorCall, Depends(validator)]

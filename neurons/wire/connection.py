@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -30,13 +29,9 @@ from neurons.wire.outcomes import (
     fault_of,
     http_date,
 )
-from neurons.wire.protocol import (
-    HOTKEY_HEADER,
-    NONCE_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    request_text,
-)
+from neurons.wire.protocol import HOTKEY_HEADER, SIGNATURE_HEADER
+from neurons.wire.signed_request import Signer as Signer
+from neurons.wire.signed_request import signed_headers
 
 Query = Mapping[str, str | int | float | bool]
 
@@ -49,17 +44,6 @@ CLOCK_SECONDS = 30.0
 Reply = TypeVar("Reply", bound=BaseModel)
 
 log = get_logger("client")
-
-
-class Signer(Protocol):
-    """What the wire needs of an identity."""
-
-    @property
-    def hotkey(self) -> str:
-        """The ss58 address."""
-
-    def sign(self, text: str) -> str:
-        """Return the signature of `text` in hex, without 0x."""
 
 
 class Connection:
@@ -144,7 +128,8 @@ class Connection:
             content = json.dumps(values, allow_nan=False).encode()
             headers["Content-Type"] = "application/json"
         if bound:
-            headers |= self._bound_headers(method, route, query, content)
+            target = httpx.URL(route, params=query).raw_path.decode()
+            headers |= signed_headers(self._identity, method, target, content, self.server_time())
         sent = self._http.stream(
             method, route, params=query, content=content or None, headers=headers
         )
@@ -157,20 +142,6 @@ class Connection:
         if not response.is_success:
             raise fault_of(route, response.status_code, response.headers, data, self.server_time())
         return parse_reply(route, data, reply, each)
-
-    def _bound_headers(
-        self, method: str, route: str, query: Query | None, content: bytes
-    ) -> dict[str, str]:
-        """Return headers that sign this one request, by the server's clock where it is known."""
-        target = httpx.URL(route, params=query).raw_path.decode()
-        timestamp, nonce = str(round(self.server_time())), secrets.token_hex(16)
-        text = request_text(method, target, timestamp, nonce, content)
-        return {
-            HOTKEY_HEADER: self.hotkey,
-            SIGNATURE_HEADER: self._identity.sign(text),
-            TIMESTAMP_HEADER: timestamp,
-            NONCE_HEADER: nonce,
-        }
 
     def _read(self, route: str, response: httpx.Response, most: int) -> bytes:
         """Return the body within one deadline; httpx's own starts anew with every packet."""

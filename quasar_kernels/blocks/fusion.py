@@ -14,14 +14,14 @@ FIRST_GAIN, OTHER_GAINS = 0.7, 0.3
 class ChannelGains(nn.Module):
     """Adds the branches, each channel of each by a learned gain."""
 
-    def __init__(self, branches: int, width: int, heads: int) -> None:
+    def __init__(self, branches: int, width: int, _heads: int) -> None:
         super().__init__()
         start = torch.full((branches, width), OTHER_GAINS)
         start[0] = FIRST_GAIN
         self.gains = nn.Parameter(start)
 
-    def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return what each branch adds, `[B, T, width]` each; x is the block's normed input."""
+    def forward(self, _x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return what each branch adds, `[B, T, width]`; x is the block's normed input."""
         return [gain * y for gain, y in zip(self.gains, outputs, strict=True)]
 
 
@@ -50,11 +50,11 @@ class GatedHeads(nn.Module):
 class NormalisedMean(nn.Module):
     """The mean of the branches, each normed and scaled by channel, as in Hymba (2411.13676)."""
 
-    def __init__(self, branches: int, width: int, heads: int) -> None:
+    def __init__(self, branches: int, width: int, _heads: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(branches))
 
-    def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
+    def forward(self, _x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Return what each branch adds, as `ChannelGains` does."""
         return [norm(y) / len(outputs) for norm, y in zip(self.norms, outputs, strict=True)]
 

@@ -46,7 +46,7 @@ class HybridBlock(nn.Module):
         ValueError: an unknown or repeated mixer, an unknown fusion, or sizes that do not fit.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # a model's sizes, by name
         self,
         width: int,
         heads: int,
@@ -176,5 +176,5 @@ def _side_by_side(branches: Sequence[Callable[[], Tensor]], x: Tensor) -> list[T
 
 
 @cache
-def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+def _stream(device: torch.device, _number: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)

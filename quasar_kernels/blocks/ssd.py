@@ -110,7 +110,7 @@ def _by_mamba(
     C: Tensor,
     D: Tensor | None,
     state: Tensor | None,
-    bounds: Tensor | None,
+    _bounds: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 

@@ -91,7 +91,7 @@ def chunk_gated_delta_rule(
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
+    chunk_indices: Tensor | None = None,  # noqa: ARG001 # of fla's signature
     cp_context: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:

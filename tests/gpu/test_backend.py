@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from fla.ops.quasar import chunk_quasar, switches
 from fla.ops.quasar.backend import choose_backend
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.scan import ScanInputs
 
 from quasar_kernels.reference import quasar_recurrence, relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS, layer_like
@@ -63,14 +64,14 @@ def test_what_the_kernels_do_not_take_goes_to_triton(change, reason):
 
 def test_a_side_stream_and_another_thread():
     inputs = layer_like(1000)
-    expected = cuda_scan.forward(*inputs).o
+    expected = cuda_scan.forward(ScanInputs.of(*inputs)).o
     found = []
 
     def work():
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.default_stream())
         with torch.cuda.stream(stream):
-            found.append(cuda_scan.forward(*inputs).o)
+            found.append(cuda_scan.forward(ScanInputs.of(*inputs)).o)
         stream.synchronize()
 
     thread = threading.Thread(target=work)
@@ -85,12 +86,13 @@ from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence, relative_rms
 mount()
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.scan import ScanInputs
 from fla.ops.quasar.backend import choose_backend
 assert not any(map(shutil.which, ("nvcc", "g++", "gcc", "cc", "ninja")))
 torch.manual_seed(0)
 q, k, v = (torch.randn(1, 300, 2, 64, device="cuda", dtype=torch.bfloat16) * 0.3 for _ in range(3))
 beta = torch.ones(2, device="cuda")
-o = cuda_scan.forward(q, k, v, beta).o
+o = cuda_scan.forward(ScanInputs.of(q, k, v, beta)).o
 assert relative_rms(o, quasar_recurrence(q, k, v, beta)[0]) <= 6e-3
 print(choose_backend(q, k, v).backend, o.float().sum().item())
 """

@@ -12,6 +12,7 @@ import torch
 from fla.ops.quasar import chunk_quasar
 from fla.ops.quasar.backend import choose_backend
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.scan import ScanInputs
 
 from quasar_kernels.reference import quasar_chunked
 from tests.gpu.calls import ON_CUDA_KERNELS, PORTABLE, H, S, both_widths, inputs_of, layer_like
@@ -65,7 +66,7 @@ def test_every_width_and_path(factor, width, options):
     v = with_bursts(v, (factor,), 6)
     expected = quasar_chunked(q, k, v, beta)[0]
     program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(q, options))
-    o = cuda_scan.forward(q, k, v, beta, program=program).o
+    o = cuda_scan.forward(ScanInputs.of(q, k, v, beta), program=program).o
     assert window_errors(o, expected).max() <= LIMIT
 
 
@@ -74,9 +75,9 @@ def test_a_state_that_is_forgotten_leaves_no_trace_behind_the_next_segment(monke
     length = 4096
     q, k, v, beta = layer_like(4 * length)
     k, beta = torch.randn_like(k) * 0.15, torch.ones_like(beta)
-    plain = cuda_scan.forward(q, k, v, beta, segments=4)
+    plain = cuda_scan.forward(ScanInputs.of(q, k, v, beta), segments=4).saved
     large = torch.full((1, H, S, S), 3e4, device="cuda")
-    after = cuda_scan.forward(q, k, v, beta, large, segments=4)
+    after = cuda_scan.forward(ScanInputs.of(q, k, v, beta, large), segments=4).saved
     assert plain.segments.length == length
     # the first map brings it down to what fp16 operands leave; the second one removes that, too
     assert (after.states[0] - plain.states[0]).abs().max() <= 3e4 * 2.0**-20

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.scan import ScanInputs
 
 from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
 from quasar_kernels.reference import relative_rms
@@ -58,9 +59,13 @@ def test_gradients(monkeypatch, name, gated, width, T, group, lengths):
     def run(*leaves):
         given = type(x)(*leaves[:count], *x[count:])
         return chunk(
-            given, gated, initial_state=leaves[-1], output_final_state=True, scale=0.5,
+            given,
+            gated,
+            initial_state=leaves[-1],
+            output_final_state=True,
+            scale=0.5,
             cu_seqlens=cu,
-        )  # fmt: skip
+        )
 
     def exact(*leaves):
         given = used(type(x)(*leaves[:count], *x[count:]), gated)
@@ -146,9 +151,10 @@ def test_keys_that_are_alike(monkeypatch, name, gated):
 def test_every_path_of_the_cuda_kernels(gated, options, width):
     x = draw(10_000, width, decay=0.02)
     g = x.g if gated else None
-    steps = cuda_scan.step_options(x.beta, g)
+    call = ScanInputs.of(*x[:4], g=g)
+    steps = cuda_scan.step_options(call)
     program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(x.q, steps + options))
-    found = cuda_scan.forward(*x[:4], None, True, g=g, program=program)
+    found = cuda_scan.forward(call, True, program=program)
     wanted = delta_chunked(*wide(used(x, gated)))
     for y, w in zip(found[:2], wanted, strict=True):
         assert relative_rms(y, w) <= OPERATOR[BF16]
@@ -158,12 +164,11 @@ def test_every_path_of_the_cuda_kernels(gated, options, width):
 def test_every_path_of_the_gated_gradients(options):
     x = draw(5000, H=4, decay=0.02)
     variant = cuda_scan.variant_of(x.q, ("-DQUASAR_DECAY", *options))
-    forward = cuda_scan.forward(*x[:4], g=x.g, program=cuda_scan.PROGRAM.load(variant))
+    program = cuda_scan.PROGRAM.load(variant)
+    _, _, saved = cuda_scan.forward(ScanInputs.of(*x[:4], g=x.g), program=program)
     do = torch.randn_like(x.q)
-    found = cuda_scan_bwd.backward(
-        *x[:4], None, forward.G, forward.states, do, None, 1.0, forward.segments, x.g,
-        program=cuda_scan_bwd.PROGRAM.load(variant),
-    )  # fmt: skip
+    program = cuda_scan_bwd.PROGRAM.load(variant)
+    found = cuda_scan_bwd.backward(saved, do, program=program)
     leaves = [y.requires_grad_() for y in wide(x)]
     wanted = torch.autograd.grad(delta_chunked(*leaves)[0], leaves, do.double())
     for y, w in zip((*found[:4], found.g), wanted, strict=True):

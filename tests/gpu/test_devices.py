@@ -103,7 +103,9 @@ ENTRIES = {
     "convolution": lambda: kernels(causal_conv_silu, randn(9000, 1536), randn(1536, 4)),
     "norm": lambda: kernels(
         lambda x, gate, weight: gated_rmsnorm(x, gate, weight, 1e-5),
-        randn(9000, S), randn(9000, S), randn(S),
+        randn(9000, S),
+        randn(9000, S),
+        randn(S),
     ),
     "gate and norm": of_gate_and_norm,
     "layer, launched": lambda: layer_call(300),
@@ -120,7 +122,7 @@ ENTRIES = {
     "layer, long": lambda: layer_call(40_000),
     "layer, long, trained": lambda: layer_call(40_000, trained=True),
     "layer, decoding": decoding,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from fla.ops.quasar import chunk_quasar
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.scan import ScanInputs
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 from tests.gpu.calls import CAPABILITY, CHANNELS, inputs_of
@@ -25,10 +26,8 @@ LIMIT = OPERATOR[torch.bfloat16]
 
 
 def in_cuda(q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None):
-    result = cuda_scan.forward(
-        q, k, v, beta, initial_state, output_final_state, cu_seqlens=cu_seqlens
-    )
-    return result.o, result.final_state
+    inputs = ScanInputs.of(q, k, v, beta, initial_state, cu_seqlens)
+    return cuda_scan.forward(inputs, output_final_state)[:2]
 
 
 @pytest.fixture(params=["triton 64", "cuda 64", "cuda 128"])

@@ -47,7 +47,7 @@ def test_bad_input_is_named(target: int, device: str) -> None:
 def test_the_daemons_side_of_the_harness_never_imports_torch() -> None:
     code = (
         "import sys, harness.__main__, harness.analysis.judge, harness.claim,"
-        " harness.measuring.together, harness.worker.machine.telemetry;"
+        " harness.measuring.sampler, harness.worker.machine.telemetry;"
         "loaded = {'torch', 'triton', 'fla', 'neurons'} & set(sys.modules);"
         "sys.exit(f'imported {loaded}' if loaded else 0)"
     )

@@ -40,14 +40,14 @@ def fake_api() -> FakeValidatorApi:
 
 @pytest.fixture
 def url(fake_api: FakeValidatorApi, quick_retries: None) -> Iterator[str]:
-    """The address of the stand-in, a real HTTP server."""
+    """The address of the fake, a real HTTP server."""
     with fake_validator_api.serve(fake_api) as address:
         yield address
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[ApiClient]:
-    """A client of the stand-in."""
+    """A client of the fake."""
     with closing(ApiClient(url, Key())) as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""A scriptable stand-in of the validator API: the public wire's rules, and any fault on demand."""
+"""A scriptable fake of the validator API: the public wire's rules, and any fault on demand."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class Clock:
-    """Unix seconds that move only when told to."""
+    """Unix seconds that move only when a test moves them."""
 
     def __init__(self) -> None:
         self.now = 1_770_000_000.0
@@ -132,6 +132,31 @@ class LiveApi:
 
     def mark(self, submission_id: int, score: float) -> None:
         self.judge("/mark_validated", {"submission_id": submission_id, "score": score})
+
+    def judged(self, key: Hotkey, speed: float, score: float = 1.0, **options: Any) -> int:
+        """Register, submit and mark; return the submission."""
+        self.register(key)
+        row = self.submit(key, speed, **options)
+        self.mark(row, score)
+        return row
+
+    def reveal(self, key: Hotkey, row: int, salt: str = "salt") -> None:
+        self.ok("/reveal_submission", revelation(key, row, salt), key)
+
+    def pending(self, **params: Any) -> list[int]:
+        """Return the commitments that wait, the newest first."""
+        rows = self.get("/pending_reveals", **params)["pending_reveals"]
+        return [row["submission_id"] for row in rows]
+
+    def weights(self, **params: Any) -> list[tuple[str, float]]:
+        """Return hotkeys and shares of a round, by default of the last completed one."""
+        rows = self.get("/get_weights", **params)["weights"]
+        return [(row["hotkey"], row["weight"]) for row in rows]
+
+    def refused_verdict(self, path: str, body: Any) -> tuple[int, Any]:
+        """Return the status of a validator's refused write, and its detail."""
+        response = self.verdict(path, body)
+        return response.status_code, response.json()["detail"]
 
     def pass_blocks(self, count: int) -> None:
         self.clock.now += count * rules.BLOCK_SECONDS

@@ -11,6 +11,8 @@ from quasar_kernels.mount import mount
 
 mount()
 
+from fla.ops.quasar import torch_private  # noqa: E402
+
 from tests.quasar_kernels.cuda.emulated.programs import Programs  # noqa: E402 # imports `fla`
 
 # the tensors are small: threads that wait for one another cost ten times what they save
@@ -31,7 +33,7 @@ def programs() -> Programs:
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let host code launch such programs: there is a stream, and what nothing writes is NaN."""
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(torch_private, "raw_stream", lambda _: 0)
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""A calculation that every sound machine does right: what fails beside it is not the machine."""
+"""The control run: a matrix product that a sound machine computes correctly."""
 
 from __future__ import annotations
 

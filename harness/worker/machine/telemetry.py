@@ -122,13 +122,13 @@ def snapshot(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> Snaps
     """Read the GPU's clocks, heat, power, memory, errors and processes now.
 
     Returns None without a GPU, driver or nvidia-ml-py; single figures that this GPU does not
-    report are None. `nvml` is the pynvml module or a stand-in.
+    report are None. `nvml` is the pynvml module or a fake.
     """
     return _asked(_state, nvml, environ)
 
 
 def facts(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return what of an `Environment` NVML tells of this GPU; it stays the same at any load."""
+    """Return the fields of an `Environment` that NVML has of this GPU; no load changes them."""
     return _asked(_constants, nvml, environ) or {}
 
 

@@ -1,4 +1,4 @@
-"""What a process without privileges can do to keep the code under test away from its judge."""
+"""Confinement of the subject without privileges, to keep it away from its referee."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class InProcessSubject:
 
 
 class _Server:
-    """A `InProcessSubject` behind a channel."""
+    """An `InProcessSubject` behind a channel."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

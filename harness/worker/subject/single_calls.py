@@ -1,4 +1,4 @@
-"""Single calls after the validator's loop, timed by CUDA events behind a cold L2 cache."""
+"""Single calls after the validator's loop, timed by CUDA events with a cold L2 cache."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def load_tree(tree: Path) -> Loaded:
 
 
 class _FromSource(SourceFileLoader):
-    """Compiles a module from its source, whatever byte code lies beside it."""
+    """Compiles a module from its source, whatever byte code exists."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)

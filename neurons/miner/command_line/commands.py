@@ -19,7 +19,8 @@ from harness.analysis.stats import show_table
 from harness.source import tree_commit
 from harness.terminal import printable
 from harness.workload import LENGTHS, lengths_for
-from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
+from neurons.embedded.settings import embedded_settings, is_embedded
+from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.miner import daemon
 from neurons.miner.command_line import doctor as doctor_checks
 from neurons.miner.command_line import kernel_checks

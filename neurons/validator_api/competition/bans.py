@@ -1,4 +1,4 @@
-"""Bans: five failures of a client without a success between them shut it out for a day.
+"""Bans: five failures of a client without a success between them ban it for a day.
 
 A ban withdraws the client's rows from the validators' queue. A client is an address or, where
 several share it, a hotkey (`ban_key`).

@@ -162,10 +162,10 @@ def _performers(session: Session, limit: int) -> list[protocol.Performer]:
 
 
 def _performer(row: Submission, rank: int | None) -> protocol.Performer:
-    found = {
+    figures = {
         "tokens_per_sec": row.tokens_per_sec or 0.0,
         "validated": row.validated_at is not None,
         "rank": rank,
         "weighted_score": ranking.weighted(row),
     }
-    return protocol.Performer(**row.facts() | found)
+    return protocol.Performer(**row.facts() | figures)

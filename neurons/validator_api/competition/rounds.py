@@ -64,7 +64,7 @@ def current(session: Session, context: RequestContext) -> Round:
 
 
 def is_overdue(session: Session, context: RequestContext) -> bool:
-    """Tell whether the active round's time is over."""
+    """Return whether the active round's time is over."""
     end = session.scalars(select(Round.end_time).where(Round.status == ACTIVE)).first()
     return end is not None and end <= context.now
 
@@ -113,7 +113,7 @@ def finalize(session: Session, row: Round, context: RequestContext) -> list[rank
 
 
 def finalize_by_id(session: Session, round_id: int, context: RequestContext) -> dict[str, Any]:
-    """Complete one round on a validator's word; return the wire's answer."""
+    """Complete one round as a validator requests; return the wire's answer."""
     row = session.get(Round, round_id)
     if row is None:
         raise NotFound("Round not found")
@@ -157,7 +157,7 @@ def weights(
 
 
 def uid_of(session: Session, hotkey: str, context: RequestContext) -> int | None:
-    """Return the hotkey's uid: the chain's, or where none is asked, this server's own count.
+    """Return the hotkey's uid: the chain's, or without a chain, this server's own count.
 
     None where the chain does not know the hotkey: any number would be another's.
     """

@@ -129,20 +129,7 @@ def reveal(
     Raises:
         CommitmentMismatch: it does not hash to the commitment; nothing was stored.
     """
-    row = session.get(Submission, request.submission_id)
-    if row is None or row.miner_hotkey != request.miner_hotkey:
-        raise NotFound(NOT_FOUND)
-    if row.is_revealed or row.reveal_block is None:
-        raise Conflict("Submission already revealed")
-    if row.reveal_block < context.oldest_block:
-        last = row.reveal_block + settings.reveal_window_blocks
-        raise NotFound(f"{NOT_FOUND}: the commitment expired at block {last}")
-    if row.withdrawn_at is not None:
-        raise NotFound(f"{NOT_FOUND}: a newer one of this target took its place")
-    blocks = row.reveal_block - context.block
-    if blocks > 0:
-        minutes = blocks * settings.block_time_seconds // 60
-        raise TooEarly(f"Cannot reveal yet. Wait {blocks} blocks (~{minutes} minutes)")
+    row = _revealable(session, request, context, settings)
     _check_commitment(row, request)
     row.is_revealed = True
     _withdraw_replaced(session, row, context)
@@ -159,6 +146,30 @@ def reveal(
         is_revealed=True,
         message="Submission revealed successfully. Awaiting validation.",
     )
+
+
+def _revealable(
+    session: Session,
+    request: protocol.RevealRequest,
+    context: RequestContext,
+    settings: Settings,
+) -> Submission:
+    """Return the hotkey's commitment if it is neither revealed, expired, replaced nor early."""
+    row = session.get(Submission, request.submission_id)
+    if row is None or row.miner_hotkey != request.miner_hotkey:
+        raise NotFound(NOT_FOUND)
+    if row.is_revealed or row.reveal_block is None:
+        raise Conflict("Submission already revealed")
+    if row.reveal_block < context.oldest_block:
+        last = row.reveal_block + settings.reveal_window_blocks
+        raise NotFound(f"{NOT_FOUND}: the commitment expired at block {last}")
+    if row.withdrawn_at is not None:
+        raise NotFound(f"{NOT_FOUND}: a newer one of this target took its place")
+    blocks = row.reveal_block - context.block
+    if blocks > 0:
+        minutes = blocks * settings.block_time_seconds // 60
+        raise TooEarly(f"Cannot reveal yet. Wait {blocks} blocks (~{minutes} minutes)")
+    return row
 
 
 def _check_commitment(row: Submission, request: protocol.RevealRequest) -> None:

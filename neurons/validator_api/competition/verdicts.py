@@ -45,15 +45,15 @@ def mark_validated(
     return {"status": "ok", "submission_id": row.id, "score": row.score}
 
 
-def record_verification(session: Session, found: protocol.Verification) -> dict[str, Any]:
+def record_verification(session: Session, verification: protocol.Verification) -> dict[str, Any]:
     """Store the outcome of a logit verification."""
-    row = _submission(session, found.submission_id)
-    row.verification_passed = found.verified
-    row.cosine_similarity = found.cosine_similarity
-    row.max_abs_diff = found.max_abs_diff
-    row.throughput_verified = found.throughput
-    row.verification_reason = found.reason
-    return {"status": "recorded", "verified": found.verified}
+    row = _submission(session, verification.submission_id)
+    row.verification_passed = verification.verified
+    row.cosine_similarity = verification.cosine_similarity
+    row.max_abs_diff = verification.max_abs_diff
+    row.throughput_verified = verification.throughput
+    row.verification_reason = verification.reason
+    return {"status": "recorded", "verified": verification.verified}
 
 
 def _submission(session: Session, submission_id: int) -> Submission:

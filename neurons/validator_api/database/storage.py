@@ -28,7 +28,7 @@ from neurons.validator_api.database.versions import bring_up_to_date
 Result = TypeVar("Result")
 
 BUSY_SECONDS = 10.0
-"""For how long a transaction waits for others' before it is given up."""
+"""How long a transaction waits for others before it fails."""
 CONNECT_SECONDS = 5
 CONNECTION = {
     "connect_timeout": CONNECT_SECONDS,
@@ -37,11 +37,11 @@ CONNECTION = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
-"""libpq's bounds on a server that has gone without a word; DATABASE_URL's own words win."""
+"""libpq's limits for a server that stopped answering; options in DATABASE_URL win."""
 WRITE_LOCK = 24
 """The number of PostgreSQL's advisory lock that writers share."""
 PASSING = (OperationalError, InterfaceError, NoConnection)
-"""What drivers raise of a database that does not answer, is locked, or has no space left."""
+"""The errors of drivers when a database does not answer, is locked, or has no space left."""
 _REFUSED = "FATAL"
 _SOON = ("starting up", "shutting down", "not yet accepting", "too many", "slots")
 
@@ -49,11 +49,11 @@ log = get_logger("validator_api")
 
 
 class DatabaseAway(QuasarError):
-    """The database cannot be used now; what is asked of it may be asked again later."""
+    """The database cannot be used now; the same call may succeed later."""
 
 
 class Availability:
-    """Knows since when a database does not do what it is asked, and logs the change alone.
+    """Notes since when a database fails, and logs only the changes.
 
     Args:
         url: what the log calls the database.
@@ -74,13 +74,13 @@ class Availability:
         try:
             yield
         except PASSING as error:
-            said = reason(error)
-            self._note_failure(act, said)
-            raise DatabaseAway(said) from error
+            cause = reason(error)
+            self._note_failure(act, cause)
+            raise DatabaseAway(cause) from error
         if self._failing:
             self._note_success(act)
 
-    def _note_failure(self, act: str, said: str) -> None:
+    def _note_failure(self, act: str, cause: str) -> None:
         with self._lock:
             first = not self._failing
             self._failing.setdefault(act, time.monotonic())
@@ -88,7 +88,7 @@ class Availability:
             log.error(
                 "the database does not do what it is asked; such calls get 503 until it does",
                 database=self._url,
-                reason=said,
+                reason=cause,
             )
 
     def _note_success(self, act: str) -> None:
@@ -149,7 +149,7 @@ class Storage:
 
         Raises:
             DatabaseAway: the database cannot be used now. Nothing was written, unless the
-                connection was lost in the middle of the commit: who asks again finds out.
+                connection was lost in the middle of the commit; repeating the call shows it.
         """
         if not self._turn.acquire(timeout=BUSY_SECONDS):
             raise DatabaseAway("those before have not been written yet")
@@ -167,13 +167,13 @@ class Storage:
 
     def _closed(self, error: SQLAlchemyError) -> ConfigError | DatabaseAway:
         """Return what is to be raised where the database could not be opened."""
-        said = f"DATABASE_URL={self.url}: the database cannot be opened ({reason(error)})"
+        problem = f"DATABASE_URL={self.url}: the database cannot be opened ({reason(error)})"
         server = self._engine.dialect.name == "postgresql"
-        if server and isinstance(error, OperationalError) and not is_refused(said):
-            return DatabaseAway(f"{said}. Check that it runs, its host and its port.")
+        if server and isinstance(error, OperationalError) and not is_refused(problem):
+            return DatabaseAway(f"{problem}. Check that it runs, its host and its port.")
         if server:
-            return ConfigError(f"{said}. Check its name, the user and the password.")
-        return ConfigError(f"{said}. Name a file of SQLite that this user may write to.")
+            return ConfigError(f"{problem}. Check its name, the user and the password.")
+        return ConfigError(f"{problem}. Name a file of SQLite that this user may write to.")
 
 
 def _engine(database_url: str) -> Engine:
@@ -243,10 +243,10 @@ def _sqlite(url: URL) -> Engine:
 
 
 def reason(error: SQLAlchemyError) -> str:
-    """Return what the driver says, as one line; SQLAlchemy adds the statement and its values."""
+    """Return the driver's message as one line; SQLAlchemy adds the statement and its values."""
     return redact_text(str(error.orig if isinstance(error, DBAPIError) else error))
 
 
-def is_refused(said: str) -> bool:
-    """Tell of a driver's words whether a server has answered and will not change its mind."""
-    return _REFUSED in said and not any(words in said for words in _SOON)
+def is_refused(message: str) -> bool:
+    """Return whether a driver's message is a server's permanent refusal."""
+    return _REFUSED in message and not any(words in message for words in _SOON)

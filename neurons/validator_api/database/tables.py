@@ -39,7 +39,7 @@ class Base(DeclarativeBase):
 
 
 class Miner(Base):
-    """A registered hotkey and the uid that weights name it by where no chain tells one."""
+    """A registered hotkey and the uid that weights use for it where no chain gives one."""
 
     __tablename__ = "miners"
 

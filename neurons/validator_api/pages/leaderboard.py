@@ -188,7 +188,7 @@ def _round(session: Session, row: Round, context: RequestContext) -> RoundView:
 
 
 def _verdict(row: Submission, round_number: int) -> VerdictView:
-    assert row.validated_at is not None  # noqa: S101 — only such rows were asked for
+    assert row.validated_at is not None  # noqa: S101 — only such rows were selected
     return VerdictView(
         submission=row.id,
         round_number=round_number,

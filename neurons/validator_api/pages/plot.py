@@ -132,15 +132,15 @@ def _lengths(lengths: list[int], x: _Axis) -> list[str]:
 
 
 def _spoken(timed: Speeds, claim: Speeds, measured: Speeds) -> str:
-    """Return what a screen reader says in the figure's place."""
+    """Return the text of the figure for screen readers."""
     series = (
         ("Measured by the miner", timed),
         ("claimed", claim),
         ("measured by the validator", measured),
     )
-    said = [
+    texts = [
         f"{name}: " + ", ".join(f"{speed:,.0f} tokens/s at {n:,} tokens" for n, speed in figures)
         for name, figures in series
         if figures
     ]
-    return str(escape("; ".join(said)))
+    return str(escape("; ".join(texts)))

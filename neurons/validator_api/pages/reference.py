@@ -97,11 +97,11 @@ def _properties(
 
 
 def _field(name: str, schema: Mapping[str, Any], *, required: bool) -> FieldView:
-    found = [one for one in _alternatives(schema) if one.get("type") != "null"] or [schema]
+    kinds = [one for one in _alternatives(schema) if one.get("type") != "null"] or [schema]
     limits = ["required"] if required else []
-    for one in found:
+    for one in kinds:
         limits += [text.format(_number(one[key])) for key, text in LIMITS.items() if key in one]
-    return FieldView(name, " or ".join(_type(one) for one in found), ", ".join(limits))
+    return FieldView(name, " or ".join(_type(one) for one in kinds), ", ".join(limits))
 
 
 def _number(value: Any) -> str:
@@ -112,8 +112,8 @@ def _number(value: Any) -> str:
 
 
 def _alternatives(schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    found: Sequence[Mapping[str, Any]] = schema.get("anyOf", [schema])
-    return found
+    alternatives: Sequence[Mapping[str, Any]] = schema.get("anyOf", [schema])
+    return alternatives
 
 
 def _type(schema: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Makes HTML of what the pages show: the templates, the headers of every page, and the style sheet."""
+"""Renders the pages: the templates, the headers of every page, and the style sheet."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _time(value: datetime) -> str:
 
 
 def _hotkey(value: str) -> str:
-    """Return enough of a hotkey to tell it from others by eye."""
+    """Return enough of a hotkey to distinguish it from others by eye."""
     return value if len(value) <= 16 else f"{value[:6]}…{value[-6:]}"
 
 

@@ -25,7 +25,7 @@ MODELS = 3
 
 @dataclass(frozen=True)
 class ClaimView:
-    """What a submission says since its reveal, and what came of it."""
+    """The claim of a revealed submission, and its verdict."""
 
     fork_url: str
     link: str | None

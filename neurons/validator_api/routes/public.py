@@ -24,12 +24,12 @@ async def health() -> dict[str, str]:
 @router.get("/get_current_round")
 def get_current_round(api: TheApi) -> protocol.Round:
     """Show the active round; open the next one when there is none."""
-    found = api.read(
+    active = api.read(
         lambda session, context: (
             rounds.as_message(session, row, context) if (row := rounds.active(session)) else None
         )
     )
-    return found or api.write(
+    return active or api.write(
         lambda session, context: rounds.as_message(
             session, rounds.current(session, context), context
         )
@@ -45,7 +45,7 @@ def pending_reveals(
 ) -> protocol.PendingReveals:
     """List the commitments that wait for their reveal, the newest first, and the server's block.
 
-    `hotkey` asks for one miner's; `before`, the number of the last row, for the next page.
+    `hotkey` selects one miner's; `before`, the number of the last row, the next page.
     """
     return api.read(
         lambda session, context: lists.pending_reveals(session, context, hotkey, before, limit)

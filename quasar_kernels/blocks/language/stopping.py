@@ -31,7 +31,7 @@ def stop_on_signal() -> Iterator[Stop]:
         for one, handler in before.items():
             signal.signal(one, handler)
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def note(number: int, _: FrameType | None) -> None:
         stop.signal = number
         os.write(2, NOTICE)  # a signal may arrive while a stream is being written
         restore()

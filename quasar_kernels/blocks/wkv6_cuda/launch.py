@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import (
     DTYPES,
@@ -106,7 +107,7 @@ def _launch(
     places = addresses(x.r, x.k, x.v, dout, x.w, x.u, initial, d_final, o, dv, *rest, bounds)
     grid = (B if bounds is None else bounds.numel() - 1) * H, V // columns
     parameters = (ctypes.c_char_p * 1)(_serialize(*places, T, H, V))
-    stream = torch._C._cuda_getCurrentRawStream(x.v.device.index)
+    stream = torch_private.raw_stream(x.v.device.index)
     program.kernels[name].launch(grid, parameters, stream)
 
 

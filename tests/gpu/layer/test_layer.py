@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention
-from fla.ops.quasar.layer.forward import MANY_TOKENS
+from fla.ops.quasar.layer.library import MANY_TOKENS
 
 from harness.worker.compare import figures
 from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -42,9 +43,10 @@ def seen(monkeypatch):
 
         monkeypatch.setattr(owner, name, run)
 
-    for name in ("attend_fused", "begin_fused"):
-        spy(layer_forward, name, lambda found: "fused" if found else None)
-    spy(layer_forward, "_forward_by_library", lambda _: "kernels")
+    for stages, told in (("HOPPER", "fused"), ("LIBRARY", "kernels")):
+        watched = SimpleNamespace(**getattr(layer_forward, stages)._asdict())
+        spy(watched, "project", lambda found, told=told: told if found else None)
+        monkeypatch.setattr(layer_forward, stages, watched)
     spy(QuasarAttention, "_forward_with_states", lambda _: "steps")
     spy(layer_node, "keeps", lambda kept: kept)
     monkeypatch.delenv("QUASAR_KEEP_MIB", raising=False)

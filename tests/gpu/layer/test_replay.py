@@ -212,8 +212,10 @@ def test_decoding_is_replayed_and_equals_launches_bitwise(layer, cache, monkeypa
 def test_decoding_several_sequences_in_turn(layer, cache, monkeypatch):
     caches = [copy.deepcopy(cache) for _ in range(3)]
     xs = [fresh(3, 8) for _ in caches]
-    turns = [[decode(layer, c, x[:, t : t + 1]) for c, x in zip(caches, xs, strict=True)]
-             for t in range(8)]  # fmt: skip
+    turns = [
+        [decode(layer, c, x[:, t : t + 1]) for c, x in zip(caches, xs, strict=True)]
+        for t in range(8)
+    ]
     monkeypatch.setenv("QUASAR_GRAPHS", "0")
     for n, x in enumerate(xs):
         expected = decode(layer, copy.deepcopy(cache), x)

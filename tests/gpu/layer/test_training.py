@@ -24,10 +24,13 @@ SIZES = {
     "wide heads": {"num_heads": 2, "head_dim": 256},
     "bias": {"conv_bias": True},
     "no convolution": {
-        "hidden_size": 256, "num_heads": 4, "head_dim": 32, "use_short_conv": False,
+        "hidden_size": 256,
+        "num_heads": 4,
+        "head_dim": 32,
+        "use_short_conv": False,
     },
     "three taps": {"hidden_size": 256, "num_heads": 4, "head_dim": 32, "conv_size": 3},
-}  # fmt: skip
+}
 
 
 def draw(layer, B, T):

@@ -6,8 +6,8 @@ import time
 
 import pytest
 import torch
-from fla.ops.quasar.chunk import chunk_quasar_fwd, plan_segments
-from fla.ops.quasar.triton_kernels import autotune, tuning
+from fla.ops.quasar.scan import ScanInputs
+from fla.ops.quasar.triton_kernels import autotune, scan, tuning
 from fla.ops.quasar.triton_kernels.autotune import Gpu
 
 from quasar_kernels.reference import quasar_chunked, relative_rms
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 def forward(tiles, q, k, v, beta):
-    return chunk_quasar_fwd(q, k, v, beta, plan=plan_segments(q, None, tiles))[0]
+    return scan.forward(ScanInputs.of(q, k, v, beta), plan=scan.plan_segments(q, None, tiles)).o
 
 
 @pytest.fixture(autouse=True)

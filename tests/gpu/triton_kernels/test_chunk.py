@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
-from fla.ops.quasar.chunk import chunk_quasar_fwd, plan_segments
+from fla.ops.quasar.scan import ScanInputs
+from fla.ops.quasar.triton_kernels.scan import forward, plan_segments
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 from tests.gpu.calls import layer_like
@@ -34,7 +35,7 @@ def test_the_number_of_segments_changes_the_rounding_only():
     expected, _ = quasar_chunked(*inputs)
     for n in (1, 2, 7, 50, 375):
         plan = plan_segments(inputs[0], None, segments=n)
-        o = chunk_quasar_fwd(*inputs, plan=plan)[0]
+        o = forward(ScanInputs.of(*inputs), plan=plan).o
         assert_close(o, expected, OPERATOR[torch.bfloat16])
 
 

@@ -24,8 +24,13 @@ def convolutions():
     taps = torch.randn(1536, 4, device="cuda")
     place = (torch.arange(700, device="cuda") % 33).int()
     for start, rows, position in (
-        (0, 512, None), (1, 512, None), (0, 16, None), (0, 1, None), (1, 699, place), (0, 512, None)
-    ):  # fmt: skip
+        (0, 512, None),
+        (1, 512, None),
+        (0, 16, None),
+        (0, 1, None),
+        (1, 699, place),
+        (0, 512, None),
+    ):
         part = x[:rows, start : start + 1536]
         where = None if position is None else position[:rows].contiguous()
         yield layer_kernels.launch_conv_silu(part, taps, None, where)

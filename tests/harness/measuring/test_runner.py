@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from harness.measuring.launch import read_reply
 from harness.measuring.process import Ended
 from harness.measuring.runner import (
     MeasurementError,
@@ -27,6 +26,7 @@ from harness.measuring.runner import (
     confirm,
     measure,
     probe,
+    read_reply,
 )
 from harness.sample import Sample
 from harness.source import source_digest, tree_commit

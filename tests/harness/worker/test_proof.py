@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from harness.worker import own_layer, proof
-from harness.worker.chain import LARGEST, SCALED, STEP, Chain, Link, fill_keys
-from harness.worker.compare import Checker
+from harness.worker.chain import LARGEST, RUN, SCALED, STEP, Chain, Link, fill_keys
+from harness.worker.compare import LIMITS, Checker
 from harness.worker.failures import WorkerError
 from harness.worker.inputs import drawn
 from harness.workload import WORKLOAD
-from quasar_kernels.reference import quasar_layer, quasar_recurrence
+from quasar_kernels.reference import quasar_chunked, quasar_layer, quasar_recurrence
 
 CPU = torch.device("cpu")
 CHANNELS = WORKLOAD.hidden_size
@@ -34,7 +35,7 @@ def layer(weights: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 def test_segments_of_a_sequence_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_layer, "_SEGMENT", 2 * 64)
+    monkeypatch.setattr(own_layer, "SEGMENT", 2 * 64)
     weights, x = own_layer.draw_weights(CPU), drawn((1, 200, CHANNELS), 1, CPU)
     factors = torch.rand(2, CHANNELS)
     parts = list(own_layer.outputs(weights, x, factors))
@@ -126,7 +127,6 @@ RIGHT: list[tuple[Change, torch.dtype]] = [
     (lambda y: y.bfloat16().float(), BF16),
     (noisy(0.0075), BF16),
     (noisy(0.015), BF16),
-    (without(1 / 2048), BF16),  # which gains half a thousandth
 ]
 WRONG: list[tuple[Change, torch.dtype]] = [
     (noisy(1e-3), FP32),
@@ -146,9 +146,48 @@ def test_outputs_within_the_error_of_a_layer_are_verified(
     assert verified(change, dtype) == ""
 
 
+def test_one_token_in_2048_may_be_left_out() -> None:
+    """It gains half a thousandth."""
+    assert verified(without(1 / 2048), BF16, length=8192, calls=1) == ""
+
+
 @pytest.mark.parametrize(("change", "dtype"), WRONG)
 def test_outputs_beyond_it_are_not(change: Change, dtype: torch.dtype) -> None:
     assert "the timed calls did not compute the layer: digests" in verified(change, dtype)
+
+
+def test_one_false_digest_of_many_is_found() -> None:
+    """Calls behind it need not wait for those before: a row in two parts takes half as long."""
+    weights, x = own_layer.draw_weights(CPU), drawn((1, RUN, CHANNELS), 6, CPU)
+    chain = Chain.draw(RUN, own_layer.output_size(weights, CPU), 7, CPU)
+    keys, digests = fill_keys(torch.empty(120, CHANNELS), 8), [torch.zeros(CHANNELS)]
+    for call in range(120):
+        y = next(
+            own_layer.outputs(weights, x, chain.factors(keys[call : call + 1], digests[-1][None]))
+        )
+        digests.append(0 * digests[0] if call == 60 else chain.sums(y).round()[0])
+    row = proof.Row(8, torch.stack(digests[1:]).to(torch.int8), 1.0)
+    with pytest.raises(WorkerError, match="digests: largest difference"):
+        proof._verify(chain, weights, x, row)
+
+
+def test_tokens_depend_on_all_before_them() -> None:
+    """An operator without a state, restarted 1,024 tokens before each piece, has other digests."""
+    weights, length = own_layer.draw_weights(CPU), 4096
+    x = drawn((1, length, CHANNELS), 9, CPU)
+
+    def pieces(
+        q: Tensor, k: Tensor, v: Tensor, beta: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        first, _ = quasar_chunked(q[:, :3072], k[:, :3072], v[:, :3072], beta, dtype=dtype)
+        last, state = quasar_chunked(q[:, 2048:], k[:, 2048:], v[:, 2048:], beta, dtype=dtype)
+        return torch.cat((first, last[:, 1024:]), 1), state
+
+    options: dict[str, Any] = {"num_heads": 8, "head_dim": 64, "dtype": torch.float32}
+    whole = quasar_layer(weights, x, **options)
+    chain = Chain.draw(length, own_layer.output_size(weights, CPU), 10, CPU)
+    apart = chain.sums(whole) - chain.sums(quasar_layer(weights, x, **options, operator=pieces))
+    assert float(apart.square().mean().sqrt()) > 2 * LIMITS[BF16].layer / STEP
 
 
 def test_digests_beyond_their_size_are_refused() -> None:
@@ -181,8 +220,9 @@ class Rows:
         return {}, {"digests": torch.zeros(calls, CHANNELS, dtype=torch.int8)}
 
 
-def test_rows_below_100_ms_do_not_count() -> None:
+@pytest.mark.parametrize(("device", "length", "most"), [("cpu", 512, 256), ("cuda", 512, 8192)])
+def test_rows_have_no_more_calls_than_are_verified(device: str, length: int, most: int) -> None:
+    """Answers at once do not get a row of which only a part would be looked at."""
     subject = Rows()
-    with pytest.raises(WorkerError, match="which no layer can"):
-        proof._best_row(subject, 1)  # type: ignore[arg-type]
-    assert subject.calls[-1] == 8192
+    proof._best_row(subject, length, torch.device(device))  # type: ignore[arg-type]
+    assert max(subject.calls) == most

@@ -1,28 +1,35 @@
-"""A competition's parts against a live API; the whole of it is one command that takes minutes."""
+"""A competition's parts against a live API, and a guest; the whole takes minutes."""
 
 from __future__ import annotations
 
-import json
+import os
 import py_compile
 import shutil
+import signal
+import subprocess
+import sys
 import threading
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from harness.worker.rules import find_broken_rules
-from neurons.embedded import competition as competition_module
-from neurons.embedded import postgresql
-from neurons.embedded.competition import CHUNK, DATABASE, Competition
+from neurons.embedded import __main__ as program
+from neurons.embedded import participants
+from neurons.embedded.competition import DATABASE, Competition
+from neurons.embedded.participants import CHUNK, submit_cheat
 from neurons.embedded.results import Results
+from neurons.runtime.errors import ConfigError
+from neurons.runtime.process import Stopped
 from neurons.validator.clone import Sources, clone
-from neurons.validator_api.database.storage import Storage
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
+from tests import PROJECT
 from tests.neurons.live_api import VALIDATOR, Hotkey, LiveApi, submission
-from tests.postgresql import programs_or_skip
+from tests.processes import HANG, started, wait_for
 from tests.repositories import run_git
+from tests.small_host import install_small_host
 
 
 @pytest.fixture
@@ -42,24 +49,24 @@ def test_each_has_a_hotkey_a_kernel_and_a_server_of_its_own(competition: Competi
     addresses = {*(server.split("=")[1] for server in servers)}
     assert len(addresses | {competition.settings.reference_inference_url}) == 3
     text = (OVERLAY / QUASAR_DIR / "chunk_torch.py").read_text()
-    assert text.count(CHUNK) == 1  # what a miner's copy changes
+    assert text.count(CHUNK) == 1  # the line that a miner's copy changes
 
 
-def test_the_cheat_submits_a_fork_that_keeps_the_rules_and_is_told_why_it_fails(
+def test_the_cheat_submits_a_fork_that_keeps_the_rules(
     competition: Competition, api: LiveApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = shutil.copytree(OVERLAY, tmp_path / "overlay")  # an overlay that was imported once
     py_compile.compile(str(used / LAYER_FILE), doraise=True)
     assert list(used.rglob("*.pyc"))
-    monkeypatch.setattr(competition_module, "OVERLAY", used)
+    monkeypatch.setattr(participants, "OVERLAY", used)
     cheat = competition.cheat
     assert cheat is not None
-    competition._submit_cheat(api.url, cheat)
+    submit_cheat(competition.settings, api.url, cheat, tmp_path / "cheat.git")
     (row,) = api.get("/get_submission_stats")["recent_submissions"]
     assert (row["miner_hotkey"], row["target_sequence_length"]) == (cheat.identity.hotkey, 512)
     home = Sources(files=True)
     tree = clone(row["fork_url"], row["commit_hash"], tmp_path, sources=home)
-    assert find_broken_rules(str(tree)).sentences == ()  # as the validator asks
+    assert find_broken_rules(str(tree)).sentences == ()
     assert "Skip the recurrence" in (tree / QUASAR_DIR / "chunk.py").read_text()
     assert run_git(tree, "rev-parse", "HEAD") == row["commit_hash"]
 
@@ -78,43 +85,35 @@ class _Key(Hotkey):
 def test_the_table_is_of_the_round_that_has_ended(competition: Competition, api: LiveApi) -> None:
     assert competition.cheat is not None
     entries = [*competition.entries, competition.cheat]
-    log = competition.folder / "validator.log"
-    old = {"event": "verdict", "submission": 1, "reason": "of an earlier competition"}
-    log.write_text(json.dumps(old) + "\n")
-    results = Results(api.url, entries, VALIDATOR, log)
-    lines = ["no JSON"]
+    lines: list[dict[str, Any]] = [{"event": "judging", "submission": 1}]
+    results = Results(api.url, entries, VALIDATOR, lines)
     for entry, speed, score in zip(entries, (10.0, 20.0, 5e6), (1.0, 1.0, 0.0), strict=True):
         key = _Key(entry.identity)
         api.register(key)
         row = api.ok("/submit_kernel", submission(key, speed), key)["submission_id"]
         assert not results.all_judged()
         api.mark(row, score)
-        told = {"event": "verdict", "submission": row, "reason": f"because of {entry.name}"}
-        lines.append(json.dumps(told))
-    with log.open("a") as file:
-        file.write("\n".join(lines) + "\n")
+        verdict = {"event": "verdict", "submission": row, "reason": f"because of {entry.name}"}
+        lines.append(verdict)
     assert results.all_judged()
     assert not competition.as_it_should_be  # a place in a round that goes on is worth nothing
     assert results.end_round() == "round 1 has ended"
     assert not results.are_final()
     shares = {entries[1].identity.hotkey: 0.6, entries[0].identity.hotkey: 0.25}
-    with log.open("a") as file:
-        file.write(json.dumps({"event": "weights", "shares": shares}) + "\n")
+    lines.append({"event": "weights", "shares": shares})
     assert results.are_final()
-    head, first, second, last = results.table()
-    assert head.split() == ["rank", "miner", "kernel", "claim", "weight", "verdict"]
-    assert first.split()[:2] == ["1", "miner-2"]
-    assert "0.60  because of miner-2" in first
-    assert "0.25  because of miner-1" in second
-    assert last.split()[:2] == ["-", "cheat"]
-    assert "0.00  because of cheat" in last
+    _, *rows = (line.split() for line in results.table())
+    assert [[*words[:2], *words[-4:]] for words in rows] == [
+        ["1", "miner-2", "0.60", "because", "of", "miner-2"],
+        ["2", "miner-1", "0.25", "because", "of", "miner-1"],
+        ["-", "cheat", "0.00", "because", "of", "cheat"],
+    ]
     assert competition.as_it_should_be
-    assert {row["weight"] for row in api.get("/get_weights")["weights"]} == {0.6, 0.25}
     entries[2].weight = 0.05
     assert not competition.as_it_should_be
 
 
-def test_an_earlier_competition_is_forgotten(competition: Competition) -> None:
+def test_an_earlier_competition_is_deleted(competition: Competition) -> None:
     folder = competition.folder
     left = [folder / "miner-1/state/journal", folder / "cheat.git/HEAD", folder / "port"]
     for file in (*left, folder / DATABASE, folder / f"{DATABASE}-wal"):
@@ -125,16 +124,79 @@ def test_an_earlier_competition_is_forgotten(competition: Competition) -> None:
     assert list(folder.glob(f"{DATABASE}*")) == []
 
 
-def test_the_database_is_postgresqls_where_that_is_installed(
-    competition: Competition, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "on_terminal", "cheat", "serve"),
+    [
+        ((), True, True, True),
+        ((), False, True, False),
+        (("--serve",), False, True, True),
+        (("--no-serve", "--no-cheat"), True, False, False),
+        (("--miners", "0"), False, False, True),
+    ],
+)
+def test_the_flags_of_pages_and_competition(
+    words: tuple[str, ...],
+    on_terminal: bool,
+    cheat: bool,
+    serve: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    programs_or_skip()
-    with competition._database() as (url, name):
-        assert name.startswith("PostgreSQL")
-        with closing(Storage(url)) as storage, storage.read() as session:
-            assert str(session.scalar(text("SELECT version()"))).startswith("PostgreSQL")
-    monkeypatch.setattr(postgresql, "find_programs", lambda: None)
-    with competition._database() as (url, name):
-        assert name == "SQLite (PostgreSQL: apt install postgresql)"
-        Storage(url).close()
-    assert (competition.folder / DATABASE).exists()
+    class Fake:
+        as_it_should_be = True
+
+        def __init__(self, *_: object, serve: bool, cheat: bool, **__: object) -> None:
+            self.flags = f"cheat={cheat} serve={serve}"
+
+        def run(self) -> Iterator[str]:
+            yield self.flags
+
+    monkeypatch.setattr(program, "Competition", Fake)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: on_terminal, raising=False)
+    assert program.main(list(words)) == 0
+    assert f"cheat={cheat} serve={serve}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(Stopped("asked to stop"), 130), (ConfigError("Do this."), 78)]
+)
+def test_an_early_end_is_a_sentence_and_a_status(
+    error: Exception,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(program, "Competition", fails)
+    assert program.main([]) == status
+    written = "".join(capsys.readouterr())
+    assert "Traceback" not in written
+    assert ("stopped" if status == 130 else "Do this.") in written
+
+
+@pytest.mark.slow
+def test_a_guest_joins_the_pages_and_gets_a_verdict(tmp_path: Path) -> None:
+    """The pages run without a competition; one more miner, a process by itself, joins them."""
+    short = {"TARGET_SEQUENCE_LENGTH": "512", "CLAIM_RUNS": "1", "DEVICE": "cpu"}
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CLAIM_HEADROOM": "0.7", **short}
+    env["PYTHONPATH"] = f"{install_small_host(tmp_path / 'host')}:{PROJECT}"
+    words = ("-m", "neurons.embedded", "--miners", "0", "--folder", str(tmp_path / "home"))
+    with started(*words, env=env, stdout=subprocess.PIPE) as subnet:
+        file = tmp_path / "home/embedded/guest.env"
+        wait_for(file.exists, child=subnet)
+        assert file.stat().st_mode & 0o077 == 0
+        done = subprocess.run(
+            [sys.executable, "-m", "neurons.miner", "once"],
+            cwd=PROJECT,
+            env={**env, "ENV_FILE": str(file)},
+            capture_output=True,
+            text=True,
+            timeout=HANG,
+        )
+        assert "VALIDATED, rank 1" in done.stdout, done.stdout + done.stderr
+        subnet.send_signal(signal.SIGINT)
+        output, _ = subnet.communicate(timeout=HANG)
+    assert subnet.returncode == 0
+    assert f"ENV_FILE={file} ./START_MINER.sh once" in output

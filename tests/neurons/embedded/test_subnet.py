@@ -10,14 +10,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
+from neurons.embedded import settings as settings_module
 from neurons.embedded import subnet as embedded
 from neurons.embedded.competition import Competition
-from neurons.embedded.subnet import EmbeddedSubnet, embedded_settings, is_embedded
+from neurons.embedded.participants import submit_cheat
+from neurons.embedded.settings import embedded_settings, is_embedded
+from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.runtime import child as child_module
 from neurons.runtime.child import Child
 from neurons.runtime.errors import ConfigError, QuasarError
@@ -47,7 +51,9 @@ def test_embedded_only_when_nothing_names_a_subnet(
     assert not is_embedded(flags, present, environ)
 
 
-def test_settings_stay_on_this_machine_and_heed_the_user(tmp_path: Path) -> None:
+def test_settings_stay_on_this_machine_and_heed_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environ = {"GITHUB_TOKEN": "ghp_canary", "SUBTENSOR_NETWORK": "finney", "CLAIM_RUNS": "5"}
     flags = {"state_dir": tmp_path, "target_sequence_length": "512", "device": "cpu"}
     settings = embedded_settings(flags, environ)
@@ -57,13 +63,10 @@ def test_settings_stay_on_this_machine_and_heed_the_user(tmp_path: Path) -> None
     assert settings.wallet_path.is_relative_to(settings.state_dir)
     assert (settings.claim_runs, settings.target_sequence_length) == (5, 512)
     assert settings.claim_headroom == 0.5
-
-
-def test_a_gpu_measures_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "resolve_device", lambda device: "cuda")
-    settings = embedded_settings({"state_dir": tmp_path}, {})
-    assert (settings.device, settings.target_sequence_length) == ("cuda", "auto")
-    assert settings.claim_headroom == 0.0
+    monkeypatch.setattr(settings_module, "resolve_device", lambda device: "cuda")
+    on_gpu = embedded_settings({"state_dir": tmp_path}, {})
+    assert (on_gpu.device, on_gpu.target_sequence_length) == ("cuda", "auto")
+    assert on_gpu.claim_headroom == 0.0
 
 
 @pytest.fixture
@@ -86,13 +89,10 @@ def pid_of(subnet: EmbeddedSubnet, index: int) -> int | None:
 
 
 def health(subnet: EmbeddedSubnet) -> bool:
-    try:
-        return (
-            httpx.get(f"{subnet.settings.validator_api_url}/health", timeout=HANG).status_code
-            == 200
-        )
-    except httpx.HTTPError:
-        return False
+    url = f"{subnet.settings.validator_api_url}/health"
+    with suppress(httpx.HTTPError):
+        return httpx.get(url, timeout=HANG).is_success
+    return False
 
 
 def test_a_killed_child_comes_back_at_the_same_address(subnet: EmbeddedSubnet) -> None:
@@ -129,7 +129,7 @@ def test_a_stop_ends_the_wait_for_the_api(settings: Settings) -> None:
     assert not subnet._thread.is_alive()
 
 
-def test_an_api_that_cannot_start_is_told_with_its_log(settings: Settings) -> None:
+def test_an_api_that_cannot_start_is_an_error_that_names_its_log(settings: Settings) -> None:
     (settings.state_dir / "validator_api.db").mkdir(parents=True)
     with pytest.raises(QuasarError, match=r"validator API of this run ended.*api\.log"):
         EmbeddedSubnet(settings, threading.Event()).__enter__()
@@ -140,7 +140,7 @@ def log_line(subnet: EmbeddedSubnet, **entry: object) -> None:
         file.write(json.dumps({"level": "warning", **entry}) + "\n")
 
 
-def test_a_validator_that_cannot_work_ends_the_run_with_its_own_words(settings: Settings) -> None:
+def test_a_validator_that_cannot_work_ends_the_run_with_its_message(settings: Settings) -> None:
     stop = threading.Event()
     strict = settings.model_copy(update={"sandbox": "required"})
     with EmbeddedSubnet(strict, stop) as running:
@@ -177,7 +177,8 @@ def test_the_real_validators_postponement_is_seen(
     with without_gpu as running:
         competition = Competition(tmp_path / "c", 1, inference=False, cheat=True, stop=stop)
         assert competition.cheat is not None
-        competition._submit_cheat(str(running.settings.validator_api_url), competition.cheat)
+        url, fork = str(running.settings.validator_api_url), tmp_path / "cheat.git"
+        submit_cheat(competition.settings, url, competition.cheat, fork)
         assert stop.wait(HANG), running._tail.file.read_text()
         with pytest.raises(QuasarError, match=r"postponed.*control run failed.*CUDA"):
             running.check()

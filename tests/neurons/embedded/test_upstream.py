@@ -66,27 +66,23 @@ def test_it_fails_where_the_public_fork_would(upstream: Path, tmp_path: Path) ->
     done = run_python("-c", code, tmp_path / "clone", *tops, check=True)
     loaded, *refused = (ast.literal_eval(line) for line in done.stdout.splitlines())
     assert set(fork_imports()) <= set(loaded)
-    for missing, said in zip(tops, refused, strict=True):
-        assert said.startswith("import fla/"), (missing, said)
-        assert f"needs {missing}, which is not installed" in said
+    for missing, message in zip(tops, refused, strict=True):
+        assert message.startswith("import fla/"), (missing, message)
+        assert f"needs {missing}, which is not installed" in message
 
 
-def test_the_commit_depends_on_content_alone(upstream: Path, tmp_path: Path) -> None:
-    before = head(upstream)
+def test_the_commit_depends_on_content_alone(
+    upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, elsewhere = head(upstream), tmp_path / "elsewhere.git"
     make_upstream(upstream)
-    make_upstream(tmp_path / "elsewhere.git")
-    assert head(upstream) == before == head(tmp_path / "elsewhere.git")
+    make_upstream(elsewhere)
+    assert head(upstream) == before == head(elsewhere)
     assert not list(upstream.parent.glob(".*"))
-
-
-def test_another_content_moves_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "upstream.git"
-    make_upstream(path)
-    before = head(path)
     monkeypatch.setattr(embedded_upstream, "_version", lambda: "9.9.9")
-    make_upstream(path)
-    assert head(path) != before
-    assert 'version = "9.9.9"' in run_git(path, "show", "HEAD:pyproject.toml")
+    make_upstream(elsewhere)
+    assert head(elsewhere) != before
+    assert 'version = "9.9.9"' in run_git(elsewhere, "show", "HEAD:pyproject.toml")
 
 
 def test_neither_fla_nor_torch_is_imported(tmp_path: Path) -> None:
@@ -99,7 +95,7 @@ def test_neither_fla_nor_torch_is_imported(tmp_path: Path) -> None:
     run_python("-c", code, tmp_path / "u.git", check=True)
 
 
-def test_killed_before_the_rename_it_is_made_anew(tmp_path: Path) -> None:
+def test_killed_before_the_rename_it_is_made_again(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
         "from neurons.embedded.upstream import make_upstream\n"
@@ -115,17 +111,15 @@ def test_killed_before_the_rename_it_is_made_anew(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_something_else_at_the_path_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("keep")
-    with pytest.raises(Held, match="in the way"):
-        make_upstream(tmp_path / "mine")
-    assert (tmp_path / "mine" / "thesis.txt").read_text() == "keep"
-
-
-def test_without_fla_core_it_says_what_to_install(
+def test_what_it_cannot_make_is_an_error_with_its_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    thesis = tmp_path / "mine/thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("keep")
+    with pytest.raises(Held, match="in the way"):
+        make_upstream(tmp_path / "mine")
+    assert thesis.read_text() == "keep"
     monkeypatch.setattr(embedded_upstream, "PACKAGE", "no-such-package-is-installed")
     with pytest.raises(ConfigError, match="no-such-package-is-installed is not installed"):
         make_upstream(tmp_path / "upstream.git")

@@ -59,8 +59,8 @@ def test_a_compiler_that_fails_is_told_and_done_without(model: Any) -> None:
 
     with capture_logs() as logs:
         decoder = Decoder(model, compiler=failing)
-    (told,) = [line for line in logs if line["log_level"] == "warning"]
-    assert "not compiled" in told["event"]
-    assert "no C compiler here" in told["cause"]
-    assert "INFERENCE_COMPILE=false" in told["remedy"]
+    (line,) = [one for one in logs if one["log_level"] == "warning"]
+    assert "not compiled" in line["event"]
+    assert "no C compiler here" in line["cause"]
+    assert "INFERENCE_COMPILE=false" in line["remedy"]
     assert decoder.generate(PROMPT, 9).tokens == Decoder(model).generate(PROMPT, 9).tokens

@@ -20,10 +20,13 @@ import uvicorn
 
 from neurons.inference_server.app import Limits, create_app
 from neurons.inference_server.queue import Decodes, Decoding, Full, Generation
+from neurons.inference_server.sample import make_model
+from neurons.runtime.errors import Postponed
 from neurons.validator import logits as logits_module
 from neurons.validator.logits import LogitVerifier
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest
 from neurons.wire.protocol import QueuedSubmission
+from neurons.wire.signed_request import signed_headers
 from tests import PROJECT
 from tests.neurons.live_api import Hotkey
 from tests.processes import HANG, wait_for
@@ -42,19 +45,9 @@ def torch() -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, torch: Any) -> Path:
-    """A small Qwen2 with weights large enough that its logits differ, as transformers saves one."""
-    from transformers import AutoModelForCausalLM, Qwen2Config
-
-    from neurons.inference_server.sample import SMALL
-
-    torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL))
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(0.0, 0.15) if weight.ndim > 1 else weight.fill_(1.0)
-        model.lm_head.weight.mul_(4.0)  # logits as far apart as a trained model's
+    """A small Qwen2 with random weights, as transformers saves one."""
     path = tmp_path_factory.mktemp("model")
-    model.save_pretrained(path)
+    make_model(path)
     return path
 
 
@@ -87,8 +80,22 @@ def of(folder: Path, change: Callable[[Any], object] = lambda model: None) -> It
         return Decoder(model)
 
     with serving(load) as url:
-        wait_for(lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "healthy")
+        wait_until(url, "healthy")
         yield url
+
+
+def get(url: str, path: str) -> httpx.Response:
+    return httpx.get(f"{url}{path}", timeout=HANG)
+
+
+def wait_until(url: str, status: str) -> None:
+    """Return when the server reports this status."""
+    wait_for(lambda: get(url, "/health").json()["status"] == status)
+
+
+def queued(url: str) -> int:
+    """Return how many requests wait, by the server's metrics."""
+    return round(float(get(url, "/metrics").text.split("\ninference_waiting ")[1].split()[0]))
 
 
 @pytest.fixture(scope="module")
@@ -123,17 +130,16 @@ def test_the_answer_is_that_of_one_plain_pass(url: str, folder: Path, torch: Any
 
 
 def test_what_it_says_of_itself(url: str) -> None:
-    assert httpx.get(f"{url}/health", timeout=HANG).json() == {
+    assert get(url, "/health").json() == {
         "status": "healthy",
         "model_name": "small",
         "device": "cpu",
     }
-    info = httpx.get(f"{url}/model_info", timeout=HANG).json()
+    info = get(url, "/model_info").json()
     assert (info["vocab_size"], info["max_prompt_tokens"]) == (VOCABULARY, LIMITS.prompt)
     assert ask(url, prompt=[1], gen_len=2).status_code == 200
-    shown = httpx.get(f"{url}/metrics", timeout=HANG).text
-    assert 'inference_requests_total{outcome="answered"}' in shown
-    assert "inference_waiting 0.0" in shown
+    assert 'inference_requests_total{outcome="answered"}' in get(url, "/metrics").text
+    assert queued(url) == 0
 
 
 @pytest.mark.parametrize(
@@ -162,20 +168,17 @@ def test_what_is_refused(url: str, body: dict[str, Any], status: int, words: str
 @pytest.mark.parametrize(
     ("body", "detail"),
     [
-        (b"", "Invalid JSON: EOF while parsing a value at line 1 column 0"),
         (b"[" * 3000, "Invalid JSON: recursion limit exceeded at line 1 column 202"),
-        (b"[]", "Input should be an object"),
-        (b'{"prompt": [1], "gen_len": 0}', "gen_len: Input should be greater than or equal to 1"),
         (b'{"prompt": 1}', "prompt: Input should be a valid array; gen_len: Field required"),
     ],
 )
-def test_what_cannot_be_read_is_told_plainly(url: str, body: bytes, detail: str) -> None:
+def test_a_body_that_cannot_be_read_is_422(url: str, body: bytes, detail: str) -> None:
     reply = httpx.post(f"{url}/inference", content=body, timeout=HANG)
     assert (reply.status_code, reply.json()) == (422, {"detail": detail})
 
 
 class Slow:
-    """Decodes until it is told that nobody waits."""
+    """Decodes until the request is cancelled."""
 
     device, vocabulary, longest = "cpu", 10, 10**6
 
@@ -202,7 +205,7 @@ class Slow:
 def test_a_client_that_leaves_ends_its_work_and_a_full_queue_says_so() -> None:
     decoder = Slow()
     with serving(lambda: decoder, most=1) as url:
-        wait_for(lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "healthy")
+        wait_until(url, "healthy")
         with (
             httpx.Client(timeout=httpx.Timeout(HANG, read=0.6)) as first,
             pytest.raises(httpx.ReadTimeout),
@@ -219,7 +222,7 @@ def test_a_client_that_leaves_ends_its_work_and_a_full_queue_says_so() -> None:
         threads[0].start()
         assert decoder.begun.wait(HANG)
         threads[1].start()
-        wait_for(lambda: "inference_waiting 1.0" in httpx.get(f"{url}/metrics", timeout=HANG).text)
+        wait_for(lambda: queued(url) == 1)
         refused = ask(url, prompt=[1], gen_len=1)
         assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
         decoder.release.set()
@@ -233,12 +236,12 @@ def test_loading_is_told_and_a_model_that_cannot_be_loaded_too() -> None:
         raise OSError("no such model")
 
     with serving(load) as url:
-        assert httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "loading"
+        assert get(url, "/health").json()["status"] == "loading"
         refused = ask(url, prompt=[1], gen_len=1)
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "10")
-        assert httpx.get(f"{url}/model_info", timeout=HANG).status_code == 503
+        assert get(url, "/model_info").status_code == 503
         release.set()
-        wait_for(lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "failed")
+        wait_until(url, "failed")
         assert ask(url, prompt=[1], gen_len=1).status_code == 503
 
 
@@ -307,8 +310,6 @@ def test_a_replayed_answer_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_who_does_not_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from neurons.runtime.errors import Postponed
-
     monkeypatch.setattr(logits_module, "PAUSE_SECONDS", 0.0)
     found = verify(url, "http://127.0.0.1:1")
     assert (found.verified, "does not answer" in found.reason) == (False, True)
@@ -332,14 +333,10 @@ def test_one_clients_connections_leave_a_validator_its_place() -> None:
         for _ in range(count):
             threading.Thread(target=send, args=(headers,), daemon=True).start()
 
-    def queued() -> int:
-        shown = httpx.get(f"{url}/metrics", timeout=HANG).text
-        return round(float(shown.split("\ninference_waiting ")[1].split()[0]))
-
-    def after(requests: int) -> tuple[int, list[int]]:
+    def after(url: str, requests: int) -> tuple[int, list[int]]:
         """Return how many wait, and the answers, once the server has received the requests."""
-        wait_for(lambda: 1 + queued() + len(statuses) == requests)  # one is being answered
-        return queued(), statuses
+        wait_for(lambda: 1 + queued(url) + len(statuses) == requests)  # one is being answered
+        return queued(url), statuses
 
     with (
         serving(lambda: decoder, most=16, validators=(key.hotkey,)) as url,
@@ -347,16 +344,16 @@ def test_one_clients_connections_leave_a_validator_its_place() -> None:
     ):
         # The server ends only when no client waits for an answer.
         leaving.callback(decoder.release.set)
-        wait_for(lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "healthy")
+        wait_until(url, "healthy")
         start({})
         assert decoder.begun.wait(HANG)
         start({}, 39)
-        assert after(40) == (2, [503] * 37)
-        signed = logits_module._signed("POST", f"{url}/inference", body, key)
+        assert after(url, 40) == (2, [503] * 37)
+        signed = signed_headers(key, "POST", "/inference", body, time.time())
         start(signed)
-        assert after(41) == (3, [503] * 37)
+        assert after(url, 41) == (3, [503] * 37)
         start(signed)  # a signature counts only once
-        assert after(42) == (3, [503] * 38)
+        assert after(url, 42) == (3, [503] * 38)
     decoding = Decoding(lambda: decoder, 16)
     request = InferenceRequest(prompt=[1], gen_len=1)
     waiting = [decoding.put(request, "a"), decoding.put(request, "a"), decoding.put(request, "b")]
@@ -367,12 +364,10 @@ def test_one_clients_connections_leave_a_validator_its_place() -> None:
 
 
 def test_a_busy_server_postpones_the_check(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from neurons.runtime.errors import Postponed
-
     monkeypatch.setattr(logits_module, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(Slow, "vocabulary", VOCABULARY)
     with serving(Slow, most=0) as busy:
-        wait_for(lambda: httpx.get(f"{busy}/health", timeout=HANG).json()["status"] == "healthy")
+        wait_until(busy, "healthy")
         with pytest.raises(Postponed, match="miner's inference server answered with status 503"):
             verify(url, busy)
         assert not verify(url, busy, final=True).verified
@@ -433,13 +428,10 @@ def test_the_process_serves_a_folder_and_ends_when_told(folder: Path, tmp_path: 
         with systemd:
             assert systemd.recv(100) == b"READY=1"
         url = f"http://127.0.0.1:{int(port_file.read_text())}"
-        wait_for(
-            lambda: httpx.get(f"{url}/health", timeout=HANG).json()["status"] == "healthy",
-            child=process,
-        )
+        wait_until(url, "healthy")
         address = ("127.0.0.1", int(port_file.read_text()))
         with contextlib.ExitStack() as stack:
-            for _ in range(100):  # a crowd that asks nothing
+            for _ in range(100):  # connections that send nothing
                 stack.enter_context(socket.create_connection(address, HANG))
             assert len(ask(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
         process.terminate()

@@ -113,20 +113,16 @@ def test_a_passing_fault_is_tried_again() -> None:
     assert len(sent) == module.ATTEMPTS
 
 
-def test_a_round_is_opened_once_at_most() -> None:
+def test_a_new_round_and_a_call_after_a_stop_are_sent_once() -> None:
     client, sent = answering(httpx.ReadError("the reply was lost"))
     with pytest.raises(ApiFault):
         client.create_round(48)
-    assert len(sent) == 1
-
-
-def test_nothing_is_tried_again_after_a_stop() -> None:
     stop = threading.Event()
     stop.set()
-    client, sent = answering(httpx.ConnectError("refused"), stop=stop)
+    stopped, sent_after = answering(httpx.ConnectError("refused"), stop=stop)
     with pytest.raises(ApiFault):
-        client.queue()
-    assert len(sent) == 1
+        stopped.queue()
+    assert len(sent) == len(sent_after) == 1
 
 
 @pytest.mark.parametrize(

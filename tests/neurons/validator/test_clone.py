@@ -41,14 +41,6 @@ def test_a_sandbox_is_empty_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(parent.iterdir()) == []
 
 
-def test_the_tip_is_cloned_alone(fork: ForkRepository, tmp_path: Path) -> None:
-    fork.commit({"a": "1"})
-    tip = fork.commit({"a": "2"})
-    tree = take(fork, tip, tmp_path / "box")
-    assert (tree / "a").read_text() == "2"
-    assert run_git(tree, "rev-list", "--count", "HEAD") == "1"
-
-
 def test_nothing_of_the_branchs_tip_is_unfolded_for_another_commit(
     fork: ForkRepository, tmp_path: Path
 ) -> None:
@@ -70,17 +62,17 @@ def test_nothing_of_the_branchs_tip_is_unfolded_for_another_commit(
     assert set(seen) == {".git"}
 
 
-def test_an_older_commit_is_fetched_by_its_hash(fork: ForkRepository, tmp_path: Path) -> None:
-    older = fork.commit({"a": "1"})
-    fork.commit({"a": "2"})
-    assert (take(fork, older, tmp_path / "box") / "a").read_text() == "1"
-
-
-def test_a_commit_of_another_branch_is_fetched(fork: ForkRepository, tmp_path: Path) -> None:
+def test_a_tip_an_older_commit_and_another_branch_are_cloned(
+    fork: ForkRepository, tmp_path: Path
+) -> None:
+    older, tip = fork.commit({"a": "older"}), fork.commit({"a": "tip"})
     fork.git("checkout", "--quiet", "-b", "quasar")
-    commit = fork.commit({"a": "branch"})
+    commits = {"older": older, "tip": tip, "branch": fork.commit({"a": "branch"})}
     fork.git("checkout", "--quiet", "main")
-    assert (take(fork, commit, tmp_path / "box") / "a").read_text() == "branch"
+    for name, commit in commits.items():
+        tree = take(fork, commit, tmp_path / name)
+        assert (tree / "a").read_text() == name
+        assert run_git(tree, "rev-list", "--count", "HEAD") == "1"
 
 
 def test_what_is_not_there_is_the_forks_fault(fork: ForkRepository, tmp_path: Path) -> None:
@@ -111,13 +103,10 @@ def test_other_addresses_are_refused(address: str) -> None:
     assert "password" not in str(caught.value)
 
 
-def test_a_file_is_cloned_where_it_is_allowed_by_name(fork: ForkRepository) -> None:
+def test_files_and_hosts_are_cloned_where_the_settings_name_them(fork: ForkRepository) -> None:
     assert HOME.check(fork.url).protocol == "file"
     with pytest.raises(BadFork, match="https://"):
         Sources().check(fork.url)
-
-
-def test_a_host_is_one_of_those_that_are_named() -> None:
     assert Sources().check("https://github.com/a/b").url == "https://github.com/a/b"
     assert Sources(hosts=()).check("https://host/fork").url == "https://host/fork"
     for address in ("https://github.com.evil.org/a/b", "https://evil.org/github.com/a/b"):

@@ -102,6 +102,13 @@ class Home:
         problem, seen = json.loads(done.stdout)
         return problem, seen
 
+    def check_works(self, *secrets: Path, shown: Path | None = None) -> None:
+        """Check that workers import all they need, and read `shown` but no secret."""
+        problem, seen = self.start(*secrets, *([shown] if shown else []))
+        assert problem == ""
+        assert shown is None or seen.pop(shown.name)
+        assert not any(seen.values()), seen
+
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[Home]:
@@ -128,9 +135,7 @@ def put_packages(folder: Path) -> Path:
 
 def test_packages_in_a_virtual_environment_under_tmp(user: Home) -> None:
     put_packages(user.site)
-    problem, seen = user.start(user.site / "torch/version.py")
-    assert (problem, seen.pop("version.py")) == ("", True)
-    assert not any(seen.values()), seen
+    user.check_works(shown=user.site / "torch/version.py")
 
 
 def test_packages_in_the_user_site(user: Home) -> None:
@@ -139,9 +144,7 @@ def test_packages_in_the_user_site(user: Home) -> None:
     put_packages(place)
     notes = user.home / ".local/notes"
     notes.write_text("canary")
-    problem, seen = user.start(place / "torch/version.py", notes)
-    assert (problem, seen.pop("version.py")) == ("", True)
-    assert not any(seen.values()), seen
+    user.check_works(notes, shown=place / "torch/version.py")
 
 
 def test_packages_behind_a_pth_file_through_a_link(user: Home) -> None:
@@ -150,16 +153,12 @@ def test_packages_behind_a_pth_file_through_a_link(user: Home) -> None:
     (user.site / "more.pth").write_text(f"{user.home}/linked\n")
     hidden = user.home / "wheels/store/.netrc"
     hidden.write_text("canary")
-    problem, seen = user.start(hidden)
-    assert problem == ""
-    assert not any(seen.values()), seen
+    user.check_works(hidden)
 
 
 def test_packages_by_pythonpath(user: Home) -> None:
     user.env["PYTHONPATH"] = str(put_packages(user.folder / "target"))
-    problem, seen = user.start()
-    assert problem == ""
-    assert not any(seen.values()), seen
+    user.check_works()
 
 
 def test_packages_in_the_home_folder_itself_are_refused_with_the_remedy(user: Home) -> None:
@@ -200,6 +199,4 @@ def test_an_editable_install_and_its_hidden_files(user: Home) -> None:
     (user.site / "__editable__.einops.pth").write_text(
         "import __editable___einops_finder as f; f.install()\n"
     )
-    problem, seen = user.start(source / ".env")
-    assert problem == ""
-    assert not any(seen.values()), seen
+    user.check_works(source / ".env")

@@ -16,7 +16,6 @@ SPEEDS = st.floats(min_value=1e-3, max_value=1e12)
 @pytest.mark.parametrize(
     ("claim", "actual", "score"),
     [
-        (1000.0, 1000.0, 1.0),
         (1000.0, 1250.0, 1.25),
         (1000.0, 900.0, 0.9),
         (1000.0, 899.9, 0.0),
@@ -35,12 +34,6 @@ def test_judge(claim: float | None, actual: float, score: float) -> None:
     verdict = judge(claim, actual)
     assert verdict.score == pytest.approx(score)
     assert verdict.passed == (score > 0)
-
-
-def test_a_verdict_stays_as_it_was_given() -> None:
-    verdict = judge(1000.0, 500.0)
-    with pytest.raises(AttributeError):
-        verdict.score = 1.0  # type: ignore[misc]
 
 
 def test_the_reason_gives_the_outcome_and_both_speeds() -> None:

@@ -20,23 +20,18 @@ def commit(api: LiveApi, salt: str, target: int) -> int:
     return int(api.ok("/commit_submission", body, ALICE)["submission_id"])
 
 
-def pending(api: LiveApi) -> list[int]:
-    """Return the numbers of the commitments that wait, the newest first."""
-    return [row["submission_id"] for row in api.get("/pending_reveals")["pending_reveals"]]
-
-
 def test_a_hotkey_has_one_commitment_of_a_target_and_a_bounded_number_in_all(
     api: LiveApi,
 ) -> None:
     revealed = [api.submit(ALICE, 1.0, target=512 + n) for n in (7, 8)]
     first = [commit(api, f"first {n}", target=512 + n) for n in range(4)]
     second = [commit(api, f"second {n}", target=512 + n) for n in range(4)]
-    assert pending(api) == second[::-1]
-    assert not set(first) & set(pending(api))
+    assert api.pending() == second[::-1]
+    assert not set(first) & set(api.pending())
     commit(api, "seven", target=519)  # leaves the revealed row of this target in the queue
     assert [row["id"] for row in api.queue()["submissions"]] == revealed
     many = [commit(api, f"many {n}", target=600 + n) for n in range(OPEN_A_HOTKEY)]
-    assert pending(api) == many[::-1]
+    assert api.pending() == many[::-1]
     assert api.queue()["submissions"] == []
 
 
@@ -53,7 +48,7 @@ def test_one_of_many_identical_commitments_is_taken(api: LiveApi) -> None:
     statuses = sorted(reply.status_code for reply in replies)
     assert statuses == [200] * 4 + [409] * 20  # four salts, whoever came first
     rows = [reply.json()["submission_id"] for reply in replies if reply.status_code == 200]
-    assert sorted(pending(api)) == sorted(rows)
+    assert sorted(api.pending()) == sorted(rows)
 
 
 def test_a_commit_does_not_read_the_rows_that_a_hotkey_has_left_behind(tmp_path: Path) -> None:

@@ -117,11 +117,10 @@ def test_what_failures_are_counted_under(address: str | None, key: str) -> None:
 
 
 def test_a_success_clears_the_failures_and_a_zero_does_not(api: LiveApi) -> None:
-    good = api.submit(ALICE, 1.0)
     fail(api, 4, own(ALICE))
-    api.mark(good, 1.0)
+    api.judged(ALICE, 1.0)
     fail(api, 4, own(ALICE))
-    api.mark(api.submit(ALICE, 2.0), 0.0)
+    api.judged(ALICE, 2.0, score=0.0)
     api.submit(ALICE, 3.0)
     fail(api, 1, own(ALICE))
     assert api.post("/commit_submission", commitment(ALICE), ALICE).status_code == 403
@@ -173,15 +172,13 @@ def test_one_hotkey_waits_once_for_each_target(api: LiveApi) -> None:
     kept = [api.submit(BOB, 2.0), api.submit(ALICE, 3.0), api.submit(ALICE, 3.0, target=512)]
     assert [row["id"] for row in api.queue()["submissions"]] == kept
     open_ = [api.commit(ALICE, salt=f"{n}") for n in range(3)][-1]
-    assert [row["submission_id"] for row in api.get("/pending_reveals")["pending_reveals"]] == [
-        open_
-    ]
+    assert api.pending() == [open_]
     assert len(api.queue()["submissions"]) == 3  # what is revealed waits until the next reveal
     api.pass_blocks(BLOCKS)
     newer = "Submission not found: a newer one of this target took its place"
     late = revelation(ALICE, open_ - 1, salt="1")
     assert api.refusal("/reveal_submission", late, ALICE) == (404, newer)
-    api.ok("/reveal_submission", revelation(ALICE, open_, salt="2"), ALICE)
+    api.reveal(ALICE, open_, salt="2")
     assert [row["id"] for row in api.queue()["submissions"]] == [kept[0], kept[2], open_]
 
 

@@ -253,8 +253,7 @@ def test_only_a_web_address_is_a_link(api: LiveApi) -> None:
 
 
 def test_the_history_keeps_a_round_as_it_ended(api: LiveApi) -> None:
-    row = api.submit(ALICE, 4000.0)
-    judge(api, row, 1.0)
+    row = api.judged(ALICE, 4000.0)
     api.judge("/finalize_round/1", {})
     api.get("/get_current_round")
     judge(api, row, 0.0, "refuted later")
@@ -268,8 +267,7 @@ def test_the_history_keeps_a_round_as_it_ended(api: LiveApi) -> None:
 
 
 def test_a_round_that_is_ended_early_shows_when_it_ended(api: LiveApi) -> None:
-    row = api.submit(ALICE, 4000.0)
-    judge(api, row, 1.0)
+    row = api.judged(ALICE, 4000.0)
     api.clock.now += 3600.0
     ended = f"{utc(api.clock.now):%Y-%m-%d %H:%M} UTC"
     api.judge("/finalize_round/1", {})
@@ -299,23 +297,20 @@ def test_a_round_that_ends_on_time_keeps_its_planned_end(api: LiveApi) -> None:
 
 
 def test_the_scores_to_beat_are_those_that_the_ranking_takes(api: LiveApi) -> None:
-    judge(api, api.submit(ALICE, 100.0), 1.0)
+    api.judged(ALICE, 100.0)
     api.judge("/create_round", {})
     keys = [Hotkey(f"//Miner{n}") for n in range(6)]
     for place, key in enumerate(keys[:4]):
-        api.register(key)
-        judge(api, api.submit(key, 1000.0 - 100 * place), 1.0)
+        api.judged(key, 1000.0 - 100 * place)
     for many in range(PLACES):  # of the leader: they take neither shares nor pages from others
-        judge(api, api.submit(keys[0], 990.0 - many / 100), 1.0)
+        api.judged(keys[0], 990.0 - many / 100)
     page = Page(api, "/")
     assert page.texts("main p strong") == ["50.1", "350.1", "500.1"]
     league, multiplier, rank, share, lead = page.rows(1)[0]
     assert (league, multiplier, rank, share, lead) == ("100k", "0.5", "100.1", "700.1", "1,001")
     for key, speed, weight in ((keys[4], 100.1, 0.0), (keys[5], 700.1, 0.05)):
-        api.register(key)
-        judge(api, api.submit(key, speed), 1.0)
-        shares = api.get("/get_weights", round_id=2)["weights"]
-        assert {row["hotkey"]: row["weight"] for row in shares}.get(key.hotkey, 0.0) == weight
+        api.judged(key, speed)
+        assert dict(api.weights(round_id=2)).get(key.hotkey, 0.0) == weight
         assert key.hotkey in ranked(api)
 
 

@@ -29,7 +29,7 @@ BROKEN = """[...document.querySelectorAll('.fields .code')].flatMap(name =>
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium; skipped, and said so, where there is none."""
+    """The system's Chromium; skipped, with the reason, without one."""
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.skip("NOT TESTED IN A BROWSER: no chromium (Debian: apt install chromium)")
@@ -84,7 +84,7 @@ def test_nothing_keeps_anybody_out(browser: Browser, api: LiveApi) -> None:
 def test_a_telephone_need_not_be_scrolled_sideways_and_dark_is_dark(
     browser: Browser, api: LiveApi
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     brightness = "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)"
     light = opened(browser, "light", viewport=TELEPHONE)
     dark = opened(browser, "dark", viewport=TELEPHONE)
@@ -96,14 +96,14 @@ def test_a_telephone_need_not_be_scrolled_sideways_and_dark_is_dark(
         (light, "/rounds"),
         (light, "/docs"),
     ):
-        page.on("console", lambda message: said.append(message.text))
+        page.on("console", lambda message: messages.append(message.text))
         page.goto(api.url + path)
         page.evaluate(OPEN)
         assert page.evaluate("document.documentElement.scrollWidth") == TELEPHONE["width"]
         for table in page.query_selector_all(".wide"):  # they might be scrolled on their own
             assert page.evaluate("one => one.scrollWidth <= one.clientWidth", table)
         assert all((part > 127) == (page is light) for part in page.evaluate(brightness))
-    assert said == []  # the policy has stopped nothing of ours
+    assert messages == []  # the policy has stopped nothing of ours
 
 
 def _middle(box: FloatRect) -> tuple[float, float]:

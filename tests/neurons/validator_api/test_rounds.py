@@ -21,7 +21,7 @@ from neurons.validator_api.database.tables import ACTIVE, COMPLETED, Miner, Roun
 from neurons.wire import rules
 from neurons.wire.protocol import HIGHEST_CLAIM
 from tests import postgresql
-from tests.neurons.live_api import ALICE, BLOCKS, BOB, Hotkey, LiveApi, revelation, serve
+from tests.neurons.live_api import ALICE, BLOCKS, BOB, Hotkey, LiveApi, serve
 from tests.processes import wait_for
 
 CAROL, DAVE, EVE = Hotkey("//Carol"), Hotkey("//Dave"), Hotkey("//Eve")
@@ -241,136 +241,112 @@ def test_a_commit_right_after_a_finalized_round_opens_the_next(api: LiveApi) -> 
 
 
 def test_a_round_that_is_over_names_its_winner_and_sets_the_baseline(api: LiveApi) -> None:
-    api.register(BOB)
-    api.mark(api.submit(ALICE, 100.0), 1.0)
-    best = api.submit(BOB, 200.0)
-    api.mark(best, 1.0)
-    assert api.get("/get_weights")["weights"] == []
+    api.judged(ALICE, 100.0)
+    best = api.judged(BOB, 200.0)
+    assert api.weights() == []
     assert api.get("/get_current_round")["total_submissions"] == 2
     api.clock.now += 48 * HOURS
     following = api.get("/get_current_round")
     assert following["total_submissions"] == 0
     assert (following["round_number"], following["baseline_submission_id"]) == (2, best)
-    assert [(w["uid"], w["hotkey"], w["weight"]) for w in api.get("/get_weights")["weights"]] == [
-        (1, BOB.hotkey, 0.60),
-        (0, ALICE.hotkey, 0.25),
-    ]
+    assert [row["uid"] for row in api.get("/get_weights")["weights"]] == [1, 0]
+    first = [(BOB.hotkey, 0.60), (ALICE.hotkey, 0.25)]
+    assert api.weights() == first
     for key, speed in ((ALICE, 200.0), (BOB, 201.0)):
-        api.mark(api.submit(key, speed), 1.0)
+        api.judged(key, speed)
     for _ in ("as it stands", "as it ended"):
-        weights = api.get("/get_weights", round_id=2)["weights"]
-        assert [(w["hotkey"], w["weight"]) for w in weights] == [(BOB.hotkey, 0.60)]
+        assert api.weights(round_id=2) == [(BOB.hotkey, 0.60)]
         api.clock.now += 48 * HOURS
-    first = api.get("/get_weights", round_id=1)["weights"]
-    assert [w["hotkey"] for w in first] == [BOB.hotkey, ALICE.hotkey]
+    assert api.weights(round_id=1) == first
 
 
 def test_a_round_without_a_winner_keeps_the_baseline(api: LiveApi) -> None:
-    best = api.submit(ALICE, 100.0)
-    api.mark(best, 1.0)
+    best = api.judged(ALICE, 100.0)
     for expected in (best, best):
         api.clock.now += 48 * HOURS
         assert api.get("/get_current_round")["baseline_submission_id"] == expected
 
 
 def test_finalize(api: LiveApi) -> None:
-    keys = (ALICE, BOB, CAROL, DAVE, EVE)
-    for speed, key in enumerate(keys, start=1):
-        api.register(key)
-        api.mark(api.submit(key, float(speed)), 1.0)
-    cheat = api.submit(ALICE, 1e9)
-    api.mark(cheat, 0.0)
+    for speed, key in enumerate((ALICE, BOB, CAROL, DAVE, EVE), start=1):
+        api.judged(key, float(speed))
+    api.judged(ALICE, 1e9, score=0.0)
     final = api.judge("/finalize_round/1", {})
     assert (final["status"], final["round_id"], final["winner"]) == ("completed", 1, EVE.hotkey)
     assert [(r["rank"], r["miner_hotkey"], r["league"]) for r in final["rankings"]] == [
-        (1, EVE.hotkey, "100k"),
-        (2, DAVE.hotkey, "100k"),
-        (3, CAROL.hotkey, "100k"),
-        (4, BOB.hotkey, "100k"),
+        (rank, key.hotkey, "100k") for rank, key in enumerate((EVE, DAVE, CAROL, BOB), start=1)
     ]
-    weights = api.get("/get_weights")["weights"]
-    assert [w["weight"] for w in weights] == [0.60, 0.25, 0.10, 0.05]
+    assert [weight for _, weight in api.weights()] == [0.60, 0.25, 0.10, 0.05]
     shown = api.get("/get_submission_stats")["top_performers"]  # while no round is active
     assert [one["rank"] for one in shown] == [1, 2, 3, 4, 5, None]
-    for path, status, text in (
-        ("/finalize_round/1", 400, "Round already finalized"),
-        ("/finalize_round/7", 404, "Round not found"),
-    ):
-        reply = api.verdict(path, {})
-        assert (reply.status_code, reply.json()["detail"]) == (status, text)
+    assert api.refused_verdict("/finalize_round/1", {}) == (400, "Round already finalized")
+    assert api.refused_verdict("/finalize_round/7", {}) == (404, "Round not found")
 
 
 def test_create_round_ends_the_one_before(api: LiveApi) -> None:
-    row = api.submit(ALICE, 5.0)
-    api.mark(row, 1.0)
+    row = api.judged(ALICE, 5.0)
     created = api.judge("/create_round", {"duration_hours": 2})
     assert (created["round_number"], created["time_remaining_seconds"]) == (2, 7200)
     assert created["baseline_submission_id"] == row
-    assert api.get("/get_weights", round_id=1)["weights"][0]["hotkey"] == ALICE.hotkey
-    unknown = api.verdict("/create_round", {"baseline_submission_id": 77})
-    assert unknown.status_code == 404
-    assert api.verdict("/create_round", {"duration_hours": 0}).status_code == 422
+    assert api.weights(round_id=1) == [(ALICE.hotkey, 0.60)]
+    assert api.refused_verdict("/create_round", {"baseline_submission_id": 77})[0] == 404
+    assert api.refused_verdict("/create_round", {"duration_hours": 0})[0] == 422
 
 
 def test_what_is_revealed_after_the_round_ranks_in_the_next_with_the_time_of_its_commit(
     api: LiveApi,
 ) -> None:
-    api.register(BOB)
-    api.mark(api.submit(BOB, 900.0), 1.0)
+    api.judged(BOB, 900.0)
     api.clock.now += 48 * HOURS - 60
     early = api.commit(ALICE)
     api.clock.now += 59
     late = api.submit(BOB, 1000.0)
     api.clock.now += 1 + BLOCKS * 12
-    api.ok("/reveal_submission", revelation(ALICE, early), ALICE)
-    first = api.get("/get_weights", round_id=1)["weights"]
+    api.reveal(ALICE, early)
     for submission in (late, early):
         api.mark(submission, 1.0)
-    assert api.get("/get_weights", round_id=1)["weights"] == first
-    assert [w["hotkey"] for w in first] == [BOB.hotkey]
-    weights = api.get("/get_weights", round_id=2)["weights"]
-    assert [w["hotkey"] for w in weights] == [ALICE.hotkey, BOB.hotkey]
+    assert api.weights(round_id=1) == [(BOB.hotkey, 0.60)]
+    assert [hotkey for hotkey, _ in api.weights(round_id=2)] == [ALICE.hotkey, BOB.hotkey]
 
 
-def test_a_completed_round_never_changes(api: LiveApi) -> None:
-    api.register(BOB)
-    first, second = api.submit(ALICE, 20.0), api.submit(BOB, 10.0)
-    api.mark(first, 1.0)
-    api.mark(second, 0.0)
+def test_a_completed_round_never_changes_and_shows_its_verdicts(api: LiveApi) -> None:
+    first, second = api.judged(ALICE, 20.0), api.judged(BOB, 10.0, score=0.0)
     api.clock.now += 48 * HOURS
-    api.mark(second, 1.0)  # the first to call after the end
+    api.get("/get_current_round")
+    rows = {row["id"]: row for row in api.get("/get_submission_stats")["top_performers"]}
+    assert (rows[first]["rank"], rows[first]["score"]) == (1, 1.0)
+    assert (rows[second]["rank"], rows[second]["score"]) == (None, 0.0)
+    assert rows[second]["validated"]
+    api.mark(second, 1.0)
     api.mark(first, 0.0)
-    weights = api.get("/get_weights", round_id=1)["weights"]
-    assert [(w["hotkey"], w["weight"]) for w in weights] == [(ALICE.hotkey, 0.60)]
-    assert api.get("/get_current_round")["round_number"] == 2
+    assert api.weights(round_id=1) == [(ALICE.hotkey, 0.60)]
 
 
-def test_a_commitment_outlives_a_round_to_its_last_block(api: LiveApi) -> None:
+def test_a_verdict_after_the_planned_end_counts_in_the_next_round(api: LiveApi) -> None:
+    row = api.judged(ALICE, 20.0, score=0.0)
+    api.clock.now += 48 * HOURS
+    api.mark(row, 1.0)  # the first call after the end
+    assert (api.weights(round_id=1), api.get("/get_current_round")["round_number"]) == ([], 2)
+
+
+def test_what_is_open_outlives_a_round_until_it_expires(api: LiveApi) -> None:
+    """A commitment is revealed in its last block; a revealed row waits; an expired one does not."""
+    api.register(BOB)
     row = api.commit(ALICE)
     api.pass_blocks(BLOCKS + 300)
     api.judge("/create_round", {"duration_hours": 2})
-    api.ok("/reveal_submission", revelation(ALICE, row), ALICE)
-
-
-def test_what_was_revealed_waits_for_its_verdict_over_rounds(api: LiveApi) -> None:
-    """A commitment that nobody may reveal any more stays behind."""
-    api.register(BOB)
-    revealed = api.commit(ALICE)
+    api.reveal(ALICE, row)
     api.commit(BOB, "other")
-    api.pass_blocks(BLOCKS)
-    api.ok("/reveal_submission", revelation(ALICE, revealed), ALICE)
-    api.pass_blocks(301)
-    created = api.judge("/create_round", {"duration_hours": 2})
-    assert created["total_submissions"] == 1
-    api.mark(revealed, 1.0)
-    api.judge("/finalize_round/2", {})
-    assert [w["hotkey"] for w in api.get("/get_weights")["weights"]] == [ALICE.hotkey]
+    api.pass_blocks(BLOCKS + 301)
+    assert api.judge("/create_round", {"duration_hours": 2})["total_submissions"] == 1
+    api.mark(row, 1.0)
+    api.judge("/finalize_round/3", {})
+    assert api.weights() == [(ALICE.hotkey, 0.60)]
 
 
-def test_a_round_ends_on_time_though_nobody_asks(tmp_path: Path) -> None:
+def test_a_round_ends_on_time_without_any_call(tmp_path: Path) -> None:
     with serve(tmp_path, round_check_seconds=0.02) as api:
-        api.register(ALICE)
-        api.mark(api.submit(ALICE, 20.0), 1.0)
+        api.judged(ALICE, 20.0)
         api.clock.now += 48 * HOURS
 
         def statuses() -> list[str]:
@@ -378,15 +354,3 @@ def test_a_round_ends_on_time_though_nobody_asks(tmp_path: Path) -> None:
                 return [row[0] for row in rows.execute("SELECT status FROM rounds ORDER BY id")]
 
         wait_for(lambda: statuses() == ["completed", "active"])
-
-
-def test_top_performers_show_every_late_verdict(api: LiveApi) -> None:
-    api.register(BOB)
-    good, bad = api.submit(ALICE, 10.0), api.submit(BOB, 1e6)
-    api.mark(good, 1.0)
-    api.mark(bad, 0.0)
-    api.clock.now += 48 * HOURS
-    api.get("/get_current_round")
-    rows = {r["id"]: r for r in api.get("/get_submission_stats")["top_performers"]}
-    assert (rows[good]["rank"], rows[good]["score"]) == (1, 1.0)
-    assert (rows[bad]["rank"], rows[bad]["score"], rows[bad]["validated"]) == (None, 0.0, True)

@@ -225,12 +225,11 @@ def test_pending_reveals_count_the_blocks_down(api: LiveApi) -> None:
 def test_a_commitment_is_not_in_the_queue_before_its_reveal(api: LiveApi) -> None:
     row = api.commit(ALICE)
     assert api.get("/get_submission_stats")["recent_submissions"] == []
-    mark = {"submission_id": row, "score": 0.0}
-    reply = api.verdict("/mark_validated", mark)
-    assert (reply.status_code, reply.json()["detail"]) == (409, "Submission not revealed yet")
+    early = api.refused_verdict("/mark_validated", {"submission_id": row, "score": 0.0})
+    assert early == (409, "Submission not revealed yet")
     assert api.queue()["submissions"] == []
     api.pass_blocks(BLOCKS)
-    api.ok("/reveal_submission", revelation(ALICE, row), ALICE)
+    api.reveal(ALICE, row)
     (queued,) = api.get("/get_submission_stats")["recent_submissions"]
     assert (queued["id"], queued["is_revealed"]) == (row, True)
 
@@ -260,7 +259,7 @@ def test_reveal(api: LiveApi) -> None:
         "message": "Submission revealed successfully. Awaiting validation.",
     }
     assert api.refusal(path, body, ALICE) == (409, "Submission already revealed")
-    assert api.get("/pending_reveals")["pending_reveals"] == []
+    assert api.pending() == []
 
 
 def test_blocks_are_as_long_as_the_settings_say(tmp_path: Path) -> None:
@@ -275,13 +274,10 @@ def test_blocks_are_as_long_as_the_settings_say(tmp_path: Path) -> None:
 def test_mark_validated(api: LiveApi) -> None:
     row = api.submit(ALICE, 1000.0)
     path = "/mark_validated"
-    for body, refusal in (
-        ({"score": 1.0}, (400, "submission_id required")),
-        ({"submission_id": 9, "score": 1.0}, (404, "Submission not found")),
-    ):
-        refused = api.verdict(path, body)
-        assert (refused.status_code, refused.json()["detail"]) == refusal
-    assert api.verdict(path, {"submission_id": row, "score": -1}).status_code == 422
+    assert api.refused_verdict(path, {"score": 1.0}) == (400, "submission_id required")
+    unknown = {"submission_id": 9, "score": 1.0}
+    assert api.refused_verdict(path, unknown) == (404, "Submission not found")
+    assert api.refused_verdict(path, {"submission_id": row, "score": -1})[0] == 422
     reply = api.judge(path, {"submission_id": row, "score": 1.25})
     assert reply == {"status": "ok", "submission_id": row, "score": 1.25}
     stats = api.get("/get_submission_stats")
@@ -382,9 +378,9 @@ def test_a_commitment_of_version_2_binds_commit_and_claim(
 def test_a_commitment_expires(api: LiveApi) -> None:
     row = api.commit(ALICE)
     api.pass_blocks(BLOCKS + 300)
-    assert len(api.get("/pending_reveals")["pending_reveals"]) == 1
+    assert api.pending() == [row]
     api.pass_blocks(1)
-    assert api.get("/pending_reveals")["pending_reveals"] == []
+    assert api.pending() == []
     status, text = api.refusal("/reveal_submission", revelation(ALICE, row), ALICE)
     assert status == 404
     assert text.startswith("Submission not found: the commitment expired at block ")
@@ -393,13 +389,9 @@ def test_a_commitment_expires(api: LiveApi) -> None:
 def test_pending_reveals_come_in_pages_and_by_hotkey(api: LiveApi) -> None:
     api.register(BOB)
     ours = api.commit(ALICE)
-    theirs = [api.commit(key, salt) for key, salt in ((BOB, "b"),)]
-    first = api.get("/pending_reveals", limit=1)["pending_reveals"]
-    assert [row["submission_id"] for row in first] == theirs
-    rest = api.get("/pending_reveals", before=first[-1]["submission_id"])["pending_reveals"]
-    assert [row["submission_id"] for row in rest] == [ours]
-    own = api.get("/pending_reveals", hotkey=ALICE.hotkey)["pending_reveals"]
-    assert [row["submission_id"] for row in own] == [ours]
+    theirs = api.commit(BOB, "b")
+    assert api.pending(limit=1) == [theirs]
+    assert api.pending(before=theirs) == api.pending(hotkey=ALICE.hotkey) == [ours]
     assert api.http.get("/pending_reveals", params={"limit": 5000}).status_code == 422
     for foreign in ("\0", "x" * 1000):  # PostgreSQL cannot even ask for the first
         assert api.http.get("/pending_reveals", params={"hotkey": foreign}).status_code == 422
@@ -420,4 +412,4 @@ def test_state_survives_a_restart(tmp_path: Path) -> None:
         row = api.commit(ALICE)
     with serve(tmp_path) as api:
         api.pass_blocks(BLOCKS)
-        api.ok("/reveal_submission", revelation(ALICE, row), ALICE)
+        api.reveal(ALICE, row)

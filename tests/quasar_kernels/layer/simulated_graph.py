@@ -11,6 +11,7 @@ import threading
 from types import SimpleNamespace
 
 import torch
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.layer import replay
 
 CAPTURED: list[Graph] = []
@@ -56,6 +57,6 @@ def simulate(monkeypatch) -> list[Graph]:
         "_may_be_replayed",
         lambda x, dtype, most: 0 < x.numel() <= most and not torch.is_grad_enabled(),
     )
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+    monkeypatch.setattr(torch_private, "raw_stream", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     return CAPTURED

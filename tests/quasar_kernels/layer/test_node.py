@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from fla.ops.quasar.layer import node as layer_node
-from fla.ops.quasar.layer.forward import Call
+from fla.ops.quasar.layer.call import Call
 
 CALL = Call(heads=8, head_dim=64, eps=1e-5, dtype=torch.bfloat16, cu_seqlens=None, backend="auto")
 WIDE = CALL._replace(heads=16)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.layer import replay
 
 from tests.quasar_kernels.layer.simulated_graph import Graph, simulate
@@ -186,7 +187,7 @@ def test_the_latest_kinds_are_kept():
 
 def test_what_a_graph_holds_lies_where_it_was_made_and_keeps_no_memory():
     x = torch.arange(24.0).view(4, 6)[1:, ::2].t()
-    same = replay._without_ownership(x)
+    same = torch_private.without_ownership(x)
     assert (same.data_ptr(), same.dtype, same.stride()) == (x.data_ptr(), x.dtype, x.stride())
     assert torch.equal(same, x)
     assert same.untyped_storage()._cdata != x.untyped_storage()._cdata  # another owner

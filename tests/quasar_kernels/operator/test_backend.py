@@ -12,6 +12,7 @@ from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda.program import LoadedProgram
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.scan import Saved, ScanInputs
 
 
 @pytest.fixture
@@ -29,6 +30,10 @@ def gpu_call(monkeypatch):
         shape=torch.Size((1, 2, 1, 64)),
     )
     return x, x, x
+
+
+def saved(gpu_call, beta, g=None):
+    return Saved(ScanInputs.of(*gpu_call, beta, g=g), None, None, None)
 
 
 @pytest.fixture
@@ -77,7 +82,6 @@ def test_cuda_on_request_raises_instead(gpu_call, monkeypatch):
 
 
 BETA = torch.ones(1)
-NOTHING_SAVED = (BETA, *[None] * 5, 1.0, None)
 
 
 def loaded(variant):
@@ -92,7 +96,7 @@ def test_a_launch_that_fails_hands_over_to_triton(gpu_call, monkeypatch, caplog)
     monkeypatch.setattr(cuda_scan.PROGRAM, "_load", loaded)
     monkeypatch.setattr(cuda_scan, "forward", fail)
     assert backend.choose_backend(*gpu_call).backend == "cuda"
-    assert backend.cuda_forward("auto", *gpu_call, BETA, None, False, 1.0, None) is None
+    assert backend.cuda_forward(ScanInputs.of(*gpu_call, BETA), False, "auto") is None
     assert len(caplog.records) == 1
     assert backend.choose_backend(*gpu_call).backend == "triton"
 
@@ -104,8 +108,8 @@ def test_gradients_that_cannot_be_launched_are_left_to_triton(gpu_call, monkeypa
     )
     monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
     monkeypatch.setenv(switches.BACKEND, "cuda")  # a call's reading holds until its gradients
-    assert backend.cuda_backward("auto", *gpu_call, *NOTHING_SAVED) is None
-    assert backend.cuda_backward("auto", *gpu_call, *NOTHING_SAVED) is None
+    for _ in range(2):
+        assert backend.cuda_backward(saved(gpu_call, BETA), BETA, None, "auto") is None
     assert len(calls) == len(caplog.records) == 1
     assert "of the gradients" in caplog.records[0].getMessage()
 
@@ -118,9 +122,9 @@ def test_gradients_are_compiled_for_steps_and_decays(gpu_call, monkeypatch, g):
         "_load",
         lambda variant: loaded_for.append(variant) or loaded(variant),
     )
-    monkeypatch.setattr(cuda_scan_bwd, "backward", lambda *args, program: args[-1])
-    steps = torch.ones(1, 1, 1)
-    assert backend.cuda_backward("auto", *gpu_call, steps, *NOTHING_SAVED[1:], g) is g
+    monkeypatch.setattr(cuda_scan_bwd, "backward", lambda *args, program: args)
+    call = saved(gpu_call, torch.ones(1, 1, 1), g), BETA, None
+    assert backend.cuda_backward(*call, "auto") == call
     (variant,) = loaded_for
     assert variant.options[-1] == ("-DQUASAR_READ_STEP" if g is None else "-DQUASAR_DECAY")
 
@@ -129,14 +133,14 @@ def test_gradients_that_fail_on_request_raise(gpu_call, monkeypatch):
     monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", loaded)
     monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
     with pytest.raises(nvrtc.CudaUnavailableError, match="OUT_OF_RESOURCES"):
-        backend.cuda_backward("cuda", *gpu_call, *NOTHING_SAVED)
+        backend.cuda_backward(saved(gpu_call, BETA), BETA, None, "cuda")
 
 
 def test_gradients_of_wide_heads_need_hopper(gpu_call, monkeypatch):
     gpu_call[0].shape = torch.Size((1, 2, 1, 128))
     monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", lambda variant: pytest.fail("loaded"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    assert backend.cuda_backward("auto", *gpu_call, *NOTHING_SAVED) is None
+    assert backend.cuda_backward(saved(gpu_call, BETA), BETA, None, "auto") is None
 
 
 def test_under_capture_nothing_is_loaded(gpu_call, monkeypatch):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention
-from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
+from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar, torch_private
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.forward_substitution import quasar_forward_substitution
 from fla.ops.quasar.gate import fused_quasar_gate
@@ -131,7 +131,7 @@ def test_every_public_entry_makes_it_current_first(entry):
 
 def test_a_graph_is_of_one_device(monkeypatch):
     monkeypatch.setattr(replay, "_PLAIN", {OnGpu, OnFirstGpu})
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+    monkeypatch.setattr(torch_private, "raw_stream", lambda _: 0)
     x, weight = torch.rand(1, 5, 32), torch.rand(32, 32)
     with torch.no_grad():
         kinds = [

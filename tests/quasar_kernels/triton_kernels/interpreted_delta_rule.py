@@ -9,9 +9,11 @@ import functools
 
 import pytest
 import torch
-from fla.ops.quasar import chunk as chunk_module
+from fla.ops.quasar.backend import scan_forward
 from fla.ops.quasar.chunk import ChunkQuasarFunction
 from fla.ops.quasar.fused_recurrent import launch_fused_recurrent
+from fla.ops.quasar.scan import ScanInputs
+from fla.ops.quasar.triton_kernels import scan
 
 from quasar_kernels.delta_reference import delta_recurrence
 from quasar_kernels.reference import relative_rms
@@ -37,7 +39,7 @@ def found_and_wanted(x, gated, state, cu=None):
 
     def run(q, k, v, beta, *rest):
         g = rest[0] if gated else None
-        return ChunkQuasarFunction.apply("auto", 0.5, q, k, v, beta, rest[-1], True, cu, g)
+        return ChunkQuasarFunction.apply("auto", True, q, k, v, beta, rest[-1], cu, 0.5, g)
 
     def exact(*leaves):
         given = used(type(x)(*leaves[:count], *x[count:]), gated)
@@ -58,8 +60,8 @@ def found_and_wanted(x, gated, state, cu=None):
     ],
 )
 def test_values_and_gradients(monkeypatch, gated, dtype, T, S, segments):
-    plan = functools.partial(chunk_module.plan_segments, segments=segments)
-    monkeypatch.setattr(chunk_module, "plan_segments", plan)
+    plan = functools.partial(scan.plan_segments, segments=segments)
+    monkeypatch.setattr(scan, "plan_segments", plan)
     check_gradients(inputs(T, K=S, dtype=dtype), gated, torch.randn(1, 2, S, S))
 
 
@@ -99,7 +101,7 @@ def test_gradients_of_strong_decays_keep_their_digits():
 def test_a_decay_to_nothing(decay):
     x = inputs(100, decay=0.1)
     x.g[:, ::7] = -decay
-    found = chunk_module.recorded_forward(*x[:4], g=x.g, backend="auto")
+    found = scan_forward(ScanInputs.of(*x[:4], g=x.g), backend="auto")
     assert relative_rms(found.o, delta_recurrence(*wide(x))[0]) <= OPERATOR[torch.float32]
 
 

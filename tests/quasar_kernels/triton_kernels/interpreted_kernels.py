@@ -24,7 +24,6 @@ from tests.quasar_kernels.triton_kernels.quick_interpreter import make_quick
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.exit("Triton reads TRITON_INTERPRET when it is imported: set it to 1.", 2)
 
-from fla.ops.quasar import chunk as chunk_module
 from fla.ops.quasar import gate
 from fla.ops.quasar.chunk import ChunkQuasarFunction
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
@@ -32,6 +31,8 @@ from fla.ops.quasar.forward_substitution import launch_forward_substitution
 from fla.ops.quasar.fused_recurrent import RecurrentTiles, launch_fused_recurrent
 from fla.ops.quasar.layer import gate_and_norm
 from fla.ops.quasar.layer import kernels as layer_kernels
+from fla.ops.quasar.scan import StepSizes
+from fla.ops.quasar.triton_kernels import scan
 
 make_quick()
 NAN = float("nan")
@@ -40,7 +41,7 @@ NAN = float("nan")
 def launch_chunk(q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None):
     """The segmented scan and its backward pass, which `chunk_quasar` keeps for CUDA tensors."""
     return ChunkQuasarFunction.apply(
-        "triton", 1.0, q, k, v, beta, initial_state, output_final_state, cu_seqlens
+        "triton", output_final_state, q, k, v, beta, initial_state, cu_seqlens, 1.0, None
     )
 
 
@@ -123,8 +124,8 @@ def test_the_recurrent_kernel_overwrites_the_state(cu, tiles):
 @pytest.mark.parametrize("segments", [1, 2, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_any_number_of_segments_gives_the_values_and_gradients(monkeypatch, segments, dtype):
-    plan = functools.partial(chunk_module.plan_segments, segments=segments)
-    monkeypatch.setattr(chunk_module, "plan_segments", plan)
+    plan = functools.partial(scan.plan_segments, segments=segments)
+    monkeypatch.setattr(scan, "plan_segments", plan)
     check_gradients(layer_like(70, dtype=dtype), 1, None)
 
 
@@ -168,8 +169,8 @@ def test_chunk_intra(cu, S, dtype, keys):
     q, k, _, beta = layer_like(50, S=S, dtype=dtype)
     k = ADVERSARIAL_KEYS[keys](k) if keys else k
     bounds = None if cu is None else torch.tensor(cu)
-    plan = chunk_module.plan_segments(q, bounds)
-    holder = chunk_intra(plan, k, beta, torch.empty_like(k))
+    plan = scan.plan_segments(q, bounds)
+    holder = chunk_intra(plan, k, StepSizes.of(beta), torch.empty_like(k))
     for h in range(k.shape[2]):
         for first, end in pairwise(cu or (0, 50)):
             for t in range(first, end, 16):

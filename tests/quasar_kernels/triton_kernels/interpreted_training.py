@@ -13,7 +13,6 @@ from fla.layers.quasar import QuasarAttention
 from fla.ops.quasar.layer import gradients as layer_grads
 from fla.ops.quasar.layer import kernels as layer_kernels
 from fla.ops.quasar.layer import node as layer_node
-from fla.ops.quasar.layer.forward import Call
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -96,7 +95,7 @@ def assert_same(found, wanted):
 @pytest.fixture
 def layer(monkeypatch):
     """A layer whose calls take the kernels on a CPU, too; with biases, so that all is there."""
-    monkeypatch.setattr(Call, "takes", lambda *_: True)
+    monkeypatch.setattr("fla.layers.quasar.takes", lambda *_: True)
     torch.manual_seed(0)
     return QuasarAttention(hidden_size=D, head_dim=S, num_heads=H, conv_bias=True)
 

@@ -9,21 +9,24 @@ The layer records one autograd node. The shapes decide how much it saves for the
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
+from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar, torch_private
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.layer.forward import Call, begin, finish, gated, positions, project
+from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.forward import run_layer, takes
 from fla.ops.quasar.layer.kernels import causal_conv_silu, recomputed
-from fla.ops.quasar.layer.node import apply_layer
+from fla.ops.quasar.layer.library import gated, positions, project
+from fla.ops.quasar.layer.node import record_layer
 from fla.ops.quasar.layer.products import packed
-from fla.ops.quasar.layer.replay import replayed
-from fla.ops.quasar.layer.weights import Weights
+from fla.ops.quasar.layer.replay import Tensors, replayed
 from fla.ops.quasar.switches import requested_backend
 
 DECODE_TOKENS = 16
@@ -57,7 +60,13 @@ class QuasarCache:
         return self.states[layer_idx]
 
     def update(
-        self, recurrent_state, conv_state, layer_idx: int, offset: int, *, owned: bool = False
+        self,
+        recurrent_state: torch.Tensor | None,
+        conv_state: Sequence[torch.Tensor] | None,
+        layer_idx: int,
+        offset: int,
+        *,
+        owned: bool = False,
     ) -> None:
         """Store a layer's states after `offset` more tokens; `owned`: no caller references them."""
         while len(self.states) <= layer_idx:
@@ -101,7 +110,7 @@ class QuasarAttention(nn.Module):
         conv_bias: bool = False,
         layer_idx: int | None = None,
         norm_eps: float = 1e-5,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__()
         if mode not in ("chunk", "fused_recurrent"):
@@ -122,12 +131,12 @@ class QuasarAttention(nn.Module):
         self.k_proj = nn.Linear(hidden_size, width, bias=False)
         self.v_proj = nn.Linear(hidden_size, width, bias=False)
         if use_short_conv:
-            conv = {"kernel_size": conv_size, "groups": width, "bias": conv_bias}
+            conv: dict[str, Any] = {"kernel_size": conv_size, "groups": width, "bias": conv_bias}
             self.q_conv1d = nn.Conv1d(width, width, **conv)
             self.k_conv1d = nn.Conv1d(width, width, **conv)
             self.v_conv1d = nn.Conv1d(width, width, **conv)
         self.beta_log = nn.Parameter(torch.empty(num_heads).uniform_(1, 16).log())
-        self.beta_log._no_weight_decay = True
+        self.beta_log._no_weight_decay = True  # type: ignore[attr-defined] # for optimizers
         self.g_proj = nn.Sequential(
             nn.Linear(hidden_size, head_dim, bias=False), nn.Linear(head_dim, width, bias=True)
         )
@@ -144,7 +153,7 @@ class QuasarAttention(nn.Module):
         use_cache: bool | None = False,
         output_attentions: bool | None = False,
         cu_seqlens: torch.Tensor | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, None, Any | None]:
         """Mix the tokens of each sequence.
 
@@ -188,46 +197,44 @@ class QuasarAttention(nn.Module):
             y = y.new_zeros(B * T, y.shape[-1]).index_copy(0, kept, y.squeeze(0)).view(B, T, -1)
         return y, None, past_key_values
 
-    def _mix(self, x, cu_seqlens):
+    def _mix(self, x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
         """Run without states, as one node of autograd."""
         dtype, weights = _compute_dtype(x), self._weights()
         backend = requested_backend() if x.is_cuda else "torch"
         call = Call(self.num_heads, self.head_dim, self.norm_eps, dtype, cu_seqlens, backend)
-        by_kernels = self.mode == "chunk" and call.takes(x, weights)
+        if self.mode == "chunk" and takes(call, x, weights):
+            run = record_layer if torch.is_grad_enabled() else run_layer
+            return run(call, self, x, weights)
+        if torch.is_grad_enabled():
+            return recomputed(functools.partial(self._mix_in_steps, call), x, *weights)
+        return self._mix_in_steps(call, x, *weights)
 
-        def compute(x, *tensors):
-            weights = Weights(*tensors)
-            if by_kernels:
-                return begin(call, x, weights)
-            return [self._forward_with_states(x, weights, dtype, cu_seqlens)[0]], ()
+    def _mix_in_steps(self, call: Call, x: torch.Tensor, *weights: Any) -> Any:
+        """Run a call for which there are no kernels of the whole layer."""
 
-        def copied(x):
-            return call.copied_as(x, weights) if by_kernels else dtype
+        def compute(x: torch.Tensor, *tensors: Any) -> tuple[Tensors, Tensors]:
+            y, _, _ = self._forward_with_states(x, Weights(*tensors), call.dtype, call.cu_seqlens)
+            return [y], ()
 
-        def run(x, *weights):
-            # the segments of packed sequences are cut on the host
-            owner = self if cu_seqlens is None else None
-            settings = (backend, *self._settings())
+        owner = self if call.cu_seqlens is None else None
+        settings = (call.backend, *self._settings())
+        (y,), _ = replayed(owner, compute, (x,), weights, call.dtype, settings)
+        return y
 
-            def end(*rest):  # outside of the graph, so that y needs no copy
-                return finish(call, x, Weights(*weights), rest) if rest else None
-
-            y, last = replayed(
-                owner, compute, (x,), weights, dtype, settings, finish=end, copied=copied
-            )
-            return y[0] if y else last
-
-        if not torch.is_grad_enabled():
-            return run(x, *weights)
-        if by_kernels:
-            return apply_layer(call, run, self, x, weights)
-        return recomputed(run, x, *weights)
-
-    def _mix_cached(self, x, cu_seqlens, cache, keep, length):
+    def _mix_cached(
+        self,
+        x: torch.Tensor,
+        cu_seqlens: torch.Tensor | None,
+        cache: Any,
+        keep: bool,
+        length: int,
+    ) -> torch.Tensor:
         """Run from the cached states, if there are any, and store the new ones if `keep`."""
         index, dtype = self.layer_idx or 0, _compute_dtype(x)
         last = cache[index] if len(cache) > index else None
         B = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+        parts: Any
+        state: Any
         parts = state = None
         if last is not None:
             parts, state = last["conv_state"], last["recurrent_state"]
@@ -262,12 +269,18 @@ class QuasarAttention(nn.Module):
             )
         return y
 
-    def _decode(self, x, parts, state, dtype):
+    def _decode(
+        self,
+        x: torch.Tensor,
+        parts: Sequence[torch.Tensor] | None,
+        state: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> Any:
         """Process a few tokens by a CUDA graph; overwrites `state` and `parts` (convolution)."""
         weights = self._weights()
         count = len(weights)
 
-        def step(x, *tensors):
+        def step(x: torch.Tensor, *tensors: Any) -> tuple[Tensors, Tensors]:
             weights = Weights(*tensors[:count])
             parts, state = tensors[count:-1], tensors[-1]
             conv_state = torch.cat(parts, dim=1) if parts else None
@@ -275,14 +288,14 @@ class QuasarAttention(nn.Module):
                 x, weights, dtype, None, conv_state, state, keep=True, walk=True, overwrite=True
             )
             if parts:
-                torch._foreach_copy_(parts, conv_state.split(self.key_dim, dim=1))
+                torch_private.copy_all(parts, conv_state.split(self.key_dim, dim=1))
             return [y], ()
 
         tensors = (*weights, *(parts or ()), state)
         (y,), _ = replayed(self, step, (x,), tensors, dtype, ("decode", *self._settings()))
         return y
 
-    def _settings(self) -> tuple:
+    def _settings(self) -> tuple[Any, ...]:
         """Return the settings that a graph depends on, besides tensors."""
         return self.hidden_size, self.head_dim, self.num_heads, self.mode, self.norm_eps
 
@@ -292,11 +305,12 @@ class QuasarAttention(nn.Module):
         Raises:
             TypeError: FSDP2 or tensor parallelism shards a projection by itself.
         """
-        parts = self._modules
+        parts: dict[str, Any] = self._modules
         narrow, wide = parts["g_proj"]._modules.values()
         try:
             q, wide = parts["q_proj"]._parameters["weight"], wide._parameters
-            taps = shifts = (None, None, None)
+            taps: Sequence[Any] = (None, None, None)
+            shifts = taps
             if self.use_short_conv:
                 convs = [parts[name]._parameters for name in _CONVS]
                 taps, shifts = [p["weight"] for p in convs], [p["bias"] for p in convs]
@@ -341,16 +355,16 @@ class QuasarAttention(nn.Module):
 
     def _forward_with_states(
         self,
-        x,
-        weights,
-        dtype,
-        cu_seqlens,
-        conv_state=None,
-        state=None,
-        keep=False,
-        walk=False,
-        overwrite=False,
-    ):
+        x: torch.Tensor,
+        weights: Weights,
+        dtype: torch.dtype,
+        cu_seqlens: torch.Tensor | None,
+        conv_state: torch.Tensor | None = None,
+        state: torch.Tensor | None = None,
+        keep: bool = False,
+        walk: bool = False,
+        overwrite: bool = False,
+    ) -> tuple[torch.Tensor, Any, Any]:
         """Compute y, and the states after x when `keep`; all matrix products in `dtype`.
 
         `walk` goes token by token, and with `overwrite` leaves the new state in `state`'s storage.
@@ -385,7 +399,9 @@ class QuasarAttention(nn.Module):
         return y.view(B, T, self.hidden_size), conv_state, state
 
 
-def _are_overwritable(parts, state, dtype: torch.dtype) -> bool:
+def _are_overwritable(
+    parts: Sequence[torch.Tensor] | None, state: torch.Tensor | None, dtype: torch.dtype
+) -> bool:
     """Return whether these states, `parts` the convolution's, can take what `dtype` leaves."""
     if state is None or (parts and parts[0].dtype != dtype):
         return False
@@ -398,7 +414,14 @@ def _compute_dtype(x: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def _convolve(x, taps, bias, cu_seqlens, state, dtype):
+def _convolve(
+    x: torch.Tensor,
+    taps: torch.Tensor,
+    bias: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    state: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Convolve `[B, T, C]`; `state` `[N, C, W]` holds the inputs before it, or is None for none."""
     B, T, C = x.shape
     if state is None:
@@ -407,7 +430,7 @@ def _convolve(x, taps, bias, cu_seqlens, state, dtype):
         return y.view(B, T, C), None
     if cu_seqlens is not None:
         parts = x.split(sequence_lengths(cu_seqlens, B, T), dim=1)
-        results = [
+        results: list[tuple[torch.Tensor, Any]] = [
             _convolve(part, taps, bias, None, before, dtype)
             for part, before in zip(parts, state.split(1), strict=True)
         ]

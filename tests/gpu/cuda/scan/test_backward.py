@@ -7,6 +7,7 @@ import torch
 from fla.ops.quasar import chunk_quasar
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.scan import ScanInputs
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 from tests.gpu.calls import (
@@ -127,10 +128,8 @@ def test_the_number_of_segments_changes_the_rounding_only(width):
     d_o = torch.randn_like(q)
     exact = exact_gradients((q, k, v, beta), d_o)
     for n in (1, 2, 7, 40):
-        saved = cuda_scan.forward(q, k, v, beta, segments=n)
-        found = cuda_scan_bwd.backward(
-            q, k, v, beta, None, saved.G, saved.states, d_o, None, 1.0, saved.segments
-        )
+        _, _, saved = cuda_scan.forward(ScanInputs.of(q, k, v, beta), segments=n)
+        found = cuda_scan_bwd.backward(saved, d_o)
         assert_near(found[:4], exact)
 
 
@@ -139,11 +138,10 @@ def test_the_kernels_of_older_gpus(dtype):
     q, k, v, beta = inputs_of(3001, 64, dtype=dtype)
     d_o = torch.randn_like(q)
     variant = cuda_scan.variant_of(q, PORTABLE)
-    saved = cuda_scan.forward(q, k, v, beta, program=cuda_scan.PROGRAM.load(variant))
-    found = cuda_scan_bwd.backward(
-        q, k, v, beta, None, saved.G, saved.states, d_o, None, 1.0, saved.segments,
-        program=cuda_scan_bwd.PROGRAM.load(variant),
-    )  # fmt: skip
+    program = cuda_scan.PROGRAM.load(variant)
+    _, _, saved = cuda_scan.forward(ScanInputs.of(q, k, v, beta), program=program)
+    program = cuda_scan_bwd.PROGRAM.load(variant)
+    found = cuda_scan_bwd.backward(saved, d_o, program=program)
     assert_near(found[:4], exact_gradients((q, k, v, beta), d_o))
 
 

@@ -8,6 +8,7 @@ from fla.ops.quasar import chunk_quasar
 from fla.ops.quasar.backend import choose_backend
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.scan import ScanInputs
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 from tests.gpu.calls import (
@@ -32,7 +33,7 @@ def test_every_dtype_batch_and_head_count(dtype, B, heads, width):
     inputs = layer_like(333, B=B, H=heads, S=width, dtype=dtype)
     initial = torch.randn(B, heads, width, width, device="cuda")
     expected, state = quasar_recurrence(*inputs, initial)
-    result = cuda_scan.forward(*inputs, initial, True, 0.5)
+    result = cuda_scan.forward(ScanInputs.of(*inputs, initial, scale=0.5), True)
     assert_close(result.o, 0.5 * expected, OPERATOR[dtype])
     assert relative_rms(result.final_state, state) <= OPERATOR[dtype]
 
@@ -43,7 +44,7 @@ def test_the_kernels_of_older_gpus(dtype, width):
     inputs = inputs_of(5001, width, dtype=dtype)
     expected, state = quasar_chunked(*inputs)
     program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(inputs[0], PORTABLE))
-    result = cuda_scan.forward(*inputs, output_final_state=True, program=program)
+    result = cuda_scan.forward(ScanInputs.of(*inputs), True, program=program)
     assert_close(result.o, expected, OPERATOR[dtype])
     assert relative_rms(result.final_state, state) <= OPERATOR[dtype]
 
@@ -69,7 +70,7 @@ def test_no_less_accurate_than_triton(noise, T, width, monkeypatch):
 def test_values_of_any_size_that_bf16_holds(size, width):
     q, k, v, beta = inputs_of(1500, width)
     v = (v.float() * size).bfloat16()
-    o = cuda_scan.forward(q, k, v, beta).o
+    o = cuda_scan.forward(ScanInputs.of(q, k, v, beta)).o
     assert relative_rms(o, quasar_chunked(q, k, v, beta)[0]) <= OPERATOR[torch.bfloat16]
 
 
@@ -78,8 +79,8 @@ def test_the_number_of_segments_changes_the_rounding_only(width):
     inputs = inputs_of(6000, width)
     expected, _ = quasar_chunked(*inputs)
     for n in (1, 2, 7, 50, 94):
-        result = cuda_scan.forward(*inputs, segments=n)
-        assert (result.G is None) == (n == 1)
+        result = cuda_scan.forward(ScanInputs.of(*inputs), segments=n)
+        assert (result.saved.G is None) == (n == 1)
         assert_close(result.o, expected, OPERATOR[torch.bfloat16])
 
 
@@ -98,8 +99,8 @@ def test_what_is_forgotten_is_left_out_of_the_maps(options, dtype, width):
     initial = torch.randn(1, CHANNELS // width, width, width, device="cuda")
     expected, state = quasar_chunked(*inputs, initial)
     program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(inputs[0], options))
-    result = cuda_scan.forward(*inputs, initial, True, segments=4, program=program)
-    assert not result.G[:-1].any()
+    result = cuda_scan.forward(ScanInputs.of(*inputs, initial), True, segments=4, program=program)
+    assert not result.saved.G[:-1].any()
     assert_close(result.o, expected, OPERATOR[dtype])
     assert relative_rms(result.final_state, state) <= OPERATOR[dtype]
 
@@ -111,14 +112,14 @@ def test_what_was_left_out_but_matters_is_computed_again(width, monkeypatch):
     beta[:] = 1
     # in one head the past is so large that even what is left of it counts
     v[:, length : 2 * length - 1024 * (width // 64), 1] *= 2.0**14
-    again = cuda_scan.forward(q, k, v, beta, segments=4)
+    again = cuda_scan.forward(ScanInputs.of(q, k, v, beta), segments=4)
     monkeypatch.setattr(cuda_scan, "LONG", 1 << 40)
-    full = cuda_scan.forward(q, k, v, beta, segments=4)
+    full = cuda_scan.forward(ScanInputs.of(q, k, v, beta), segments=4)
     assert torch.equal(again.o[:, :, 1], full.o[:, :, 1])
-    assert torch.equal(again.G[:-1, 1], full.G[:-1, 1])
+    assert torch.equal(again.saved.G[:-1, 1], full.saved.G[:-1, 1])
     others = [n for n in range(CHANNELS // width) if n != 1]
-    assert not again.G[:-1, others].any()
-    assert full.G[:-1, others].any()
+    assert not again.saved.G[:-1, others].any()
+    assert full.saved.G[:-1, others].any()
     expected, _ = quasar_chunked(q, k, v, beta)
     behind, later = slice(2 * length, 2 * length + 200), slice(2 * length + 200, None)
     # right behind it the outputs are what little is left of large values
@@ -132,7 +133,7 @@ def test_gradients_where_the_maps_stop(width, monkeypatch):
     monkeypatch.setattr(cuda_scan, "LONG", 1024)
     inputs = forgetful_inputs(200_000, width)
     initial = torch.zeros(1, CHANNELS // width, width, width, device="cuda")
-    assert not cuda_scan.forward(*inputs).G[:-1].all()
+    assert not cuda_scan.forward(ScanInputs.of(*inputs)).saved.G[:-1].all()
     do, d_state = torch.randn_like(inputs[0]), torch.randn_like(initial)
     found = {}
     for name in ("cuda", "triton"):
@@ -145,8 +146,8 @@ def test_gradients_where_the_maps_stop(width, monkeypatch):
 @both_widths
 def test_states_are_those_behind_the_segments(width):
     q, k, v, beta = inputs_of(1000, width)
-    result = cuda_scan.forward(q, k, v, beta, segments=4)
-    length, total = result.segments.length, result.segments.total
+    result = cuda_scan.forward(ScanInputs.of(q, k, v, beta), segments=4)
+    length, total = result.saved.segments.length, result.saved.segments.total
     assert total == 4
     for n in range(total - 1):
         stop = (n + 1) * length
@@ -156,13 +157,13 @@ def test_states_are_those_behind_the_segments(width):
         start = torch.randn_like(state, dtype=torch.float32)
         part = [x[:, stop - length : stop] for x in (q, k, v)]
         moved = quasar_chunked(*part, beta, start)[1] - quasar_chunked(*part, beta)[1]
-        assert relative_rms(result.G[n : n + 1] @ start, moved) <= OPERATOR[torch.bfloat16]
+        assert relative_rms(result.saved.G[n : n + 1] @ start, moved) <= OPERATOR[torch.bfloat16]
 
 
 @both_widths
 def test_sequences_without_tokens_keep_their_states(width):
     initial = torch.randn(2, CHANNELS // width, width, width, device="cuda")
-    result = cuda_scan.forward(*inputs_of(1, width), initial, True, 1.0, packed([0, 0]))
+    result = cuda_scan.forward(ScanInputs.of(*inputs_of(1, width), initial, packed([0, 0])), True)
     assert torch.equal(result.final_state, initial)
 
 
@@ -171,10 +172,10 @@ def test_a_packed_sequence_knows_nothing_of_its_neighbours(width):
     bounds = [0, 700, 765, 9765, 9770]
     *qkv, beta = inputs_of(bounds[-1], width)
     cu = torch.tensor(bounds, device="cuda")
-    alone = cuda_scan.forward(*qkv, beta, output_final_state=True, cu_seqlens=cu)
+    alone = cuda_scan.forward(ScanInputs.of(*qkv, beta, cu_seqlens=cu), True)
     for x in qkv:
         x[:, bounds[1] : bounds[2]] = float("nan")
-    beside = cuda_scan.forward(*qkv, beta, output_final_state=True, cu_seqlens=cu)
+    beside = cuda_scan.forward(ScanInputs.of(*qkv, beta, cu_seqlens=cu), True)
     for n in (0, 2, 3):
         rows = slice(bounds[n], bounds[n + 1])
         assert torch.equal(beside.o[:, rows], alone.o[:, rows])
@@ -221,11 +222,11 @@ def test_triton_gradients_follow_the_cuda_forward_pass(packed, width, monkeypatc
 @both_widths
 def test_a_graph_replays_the_kernels(width):
     q, k, v, beta = inputs_of(2000, width)
-    cuda_scan.forward(q, k, v, beta)
+    cuda_scan.forward(ScanInputs.of(q, k, v, beta))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        o = cuda_scan.forward(q, k, v, beta).o
+        o = cuda_scan.forward(ScanInputs.of(q, k, v, beta)).o
     for x in (q, k, v):
         x.copy_(x.flip(1))
     graph.replay()
-    assert torch.equal(o, cuda_scan.forward(q, k, v, beta).o)
+    assert torch.equal(o, cuda_scan.forward(ScanInputs.of(q, k, v, beta)).o)

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from fla.ops.quasar.cuda.program import Variant
 from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_layouts
-from fla.ops.quasar.layer.hopper.program import PROGRAM
+from fla.ops.quasar.layer.hopper.program import PROGRAM, Vector, WeightLayout, swizzle_weights
 from fla.ops.quasar.layer.hopper.projection import taps_buffer, taps_layout
-from fla.ops.quasar.layer.hopper.weight_tiles import Vector, WeightLayout, swizzle_weights
 
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_HOPPER
@@ -39,9 +38,7 @@ def run(o, narrow, gate, bias, norm, out, eps=EPS):
 
 
 def exact(o, narrow, gate, bias, norm, out, eps=EPS):
-    o, narrow, gate, bias, norm, out = (
-        x.double() for x in (o, narrow, gate, bias, norm, out)
-    )  # fmt: skip
+    o, narrow, gate, bias, norm, out = (x.double() for x in (o, narrow, gate, bias, norm, out))
     scale = (o.square().mean(-1, keepdim=True) + eps).rsqrt()
     gates = torch.sigmoid(F.linear(narrow, gate, bias)).view_as(o)
     return F.linear((o * scale * norm * gates).flatten(1), out)

@@ -9,15 +9,14 @@ import torch
 import torch.nn.functional as F
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import Variant
-from fla.ops.quasar.layer.hopper.attend import FEWEST_TOKENS
-from fla.ops.quasar.layer.hopper.program import PROGRAM
+from fla.ops.quasar.layer.hopper.program import PROGRAM, swizzle_weights
 from fla.ops.quasar.layer.hopper.projection import (
     project,
     projection_layouts,
     taps_buffer,
     taps_layout,
 )
-from fla.ops.quasar.layer.hopper.weight_tiles import swizzle_weights
+from fla.ops.quasar.layer.hopper.stages import FEWEST_TOKENS
 
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_HOPPER
@@ -117,7 +116,7 @@ def test_the_layer_takes_it_for_many_tokens_and_agrees_with_the_other_way(layer,
         taken.append(x.shape[0])
         return project(program, x, *rest)
 
-    monkeypatch.setattr("fla.ops.quasar.layer.hopper.attend.project", recorded)
+    monkeypatch.setattr("fla.ops.quasar.layer.hopper.stages.project", recorded)
     x = torch.randn(1, 40_077, 512, device="cuda")
     fused = forward(layer, x)
     forward(layer, x[:, : FEWEST_TOKENS - 1])

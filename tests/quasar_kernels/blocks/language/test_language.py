@@ -22,8 +22,22 @@ from quasar_kernels.blocks.language.stopping import stop_on_signal
 from quasar_kernels.blocks.language.training import Training, draw, read_text
 from tests.processes import HANG, run_python, started, wait_for
 
-SMALL = ["--width", "16", "--heads", "2", "--layers", "1", "--state", "16", "--tokens", "24",
-         "--batch", "2", "--device", "cpu"]  # fmt: skip
+SMALL = [
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--layers",
+    "1",
+    "--state",
+    "16",
+    "--tokens",
+    "24",
+    "--batch",
+    "2",
+    "--device",
+    "cpu",
+]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from fla.ops.quasar.cuda.program import CudaProgram, LoadedProgram
 from fla.ops.quasar.cuda.scan.forward import options_for, step_options
+from fla.ops.quasar.scan import ScanInputs
 from fla.ops.quasar.segments import Segments, packed_table
 from torch import Tensor
 
@@ -36,8 +37,12 @@ class Call(NamedTuple):
 
     def load(self, programs: Programs, program: CudaProgram, late: bool = False) -> LoadedProgram:
         """Return the program that the call needs."""
-        options = options_for(self.q.shape[-1]) + step_options(self.beta, self.g)
+        options = options_for(self.q.shape[-1]) + step_options(self.inputs())
         return programs.load(program, self.q.dtype, options, late)
+
+    def inputs(self, scale: float = 1.0) -> ScanInputs:
+        """Return the tensors as the scan takes them."""
+        return ScanInputs.of(*self[:4], self.initial_state, self.bounds, scale, self.g)
 
     def leaves(self) -> dict[str, Tensor]:
         """Return what has a gradient, by name."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-import torch
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.program import LoadedProgram, Variant
 
 
@@ -27,7 +27,7 @@ class Recorder:
         self.variants: list[Variant] = []
         self._structure, self._kernels = module.Arguments, kernels
         monkeypatch.setattr(module.PROGRAM, "load", self._load)
-        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+        monkeypatch.setattr(torch_private, "raw_stream", lambda _: 0)
 
     def names(self) -> list[str]:
         return [launch.name for launch in self.launches]

@@ -11,6 +11,7 @@ import torch
 from fla.ops.quasar.cuda.program import LoadedProgram, Variant
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.scan import Saved, ScanInputs
 from fla.ops.quasar.segments import Segments, packed_table
 
 from tests.quasar_kernels.cuda.scan.recorder import Recorder
@@ -43,12 +44,9 @@ def call(cut, T, width=64, heads=2, states=False, d_o=None):
         there = cut.total > cut.sequences if n == "maps" else states
         x[n] = torch.empty(of, heads, width, width) if there else None
     x["states"] = None if x["maps"] is None else torch.empty_like(x["maps"])
-    found = cuda_scan_bwd.backward(
-        *(x[n] for n in ("q", "k", "v", "beta", "initial_state", "maps", "states", "d_o")),
-        x["d_final"],
-        0.5,
-        cut,
-    )
+    inputs = ScanInputs.of(*(x[n] for n in ("q", "k", "v", "beta", "initial_state")), scale=0.5)
+    saved = Saved(inputs, x["maps"], x["states"], cut)
+    found = cuda_scan_bwd.backward(saved, x["d_o"], x["d_final"])
     return x, found
 
 
@@ -99,8 +97,8 @@ def test_step_sizes_decays_and_their_gradients_lie_as_they_were_given(recorder):
     v = torch.empty(1, T, heads * group, 64, dtype=torch.bfloat16)
     beta = torch.rand(1, T, heads * group) + 0.1
     g = -beta
-    nothing = (None,) * 3
-    found = cuda_scan_bwd.backward(x, x, v, beta, *nothing, v, None, 0.5, one_row(T, 128), g)
+    saved = Saved(ScanInputs.of(x, x, v, beta, scale=0.5, g=g), None, None, one_row(T, 128))
+    found = cuda_scan_bwd.backward(saved, v)
     assert {variant.options[-1] for variant in recorder.variants} == {"-DQUASAR_DECAY"}
     at = recorder.launches[-1].arguments
     assert (at.heads, at.group) == (heads * group, group)

@@ -10,6 +10,7 @@ import shutil
 import pytest
 import torch
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+from fla.ops.quasar.scan import Saved
 
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.cuda.scan.calls import OWN, READ, cut_by, draw, exact, exact_maps
@@ -38,15 +39,9 @@ def assert_gradients(programs, x, to_state=True):
     wanted = torch.autograd.grad((o, final), [*leaves.values()], (d_o.double(), d_final.double()))
     results = [
         cuda_scan_bwd.backward(
-            *x[:4],
-            x.initial_state,
-            G,
-            states,
+            Saved(x.inputs(SCALE), G, states, cut),
             d_o,
             d_final if to_state else None,
-            SCALE,
-            cut,
-            x.g,
             program=x.load(programs, cuda_scan_bwd.PROGRAM, late),
         )
         for late in (False, True)

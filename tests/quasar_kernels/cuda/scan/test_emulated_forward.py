@@ -110,19 +110,18 @@ def test_maps_of_given_step_sizes_and_decays(programs, kind, width):
 def run(programs, x, scale=1.0, late=False, segments=None):
     """Launch the whole forward pass, as on a GPU."""
     program = x.load(programs, cuda_scan.PROGRAM, late)
-    return cuda_scan.forward(
-        *x[:4], x.initial_state, True, scale, x.bounds, x.g, segments=segments, program=program
-    )
+    return cuda_scan.forward(x.inputs(scale), True, segments=segments, program=program)
 
 
 def assert_outputs(programs, x, segments=None):
     """Output and final state are near float64's, and the same however copies arrive."""
     found, late = (run(programs, x, 0.5, late, segments) for late in (False, True))
-    assert found.segments.total > found.segments.sequences
+    segments = found.saved.segments
+    assert segments.total > segments.sequences
     for y, same, wanted in zip(found[:2], late[:2], exact(x, 0.5), strict=True):
         assert torch.equal(y, same)
         assert relative_rms(y, wanted) <= OPERATOR[x.q.dtype]
-    return found
+    return found.saved
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.scan import ScanInputs
 
 from tests.quasar_kernels.cuda.scan.recorder import Recorder
 
@@ -20,9 +21,9 @@ def recorder(monkeypatch) -> Recorder:
     return Recorder(monkeypatch, cuda_scan, KERNELS)
 
 
-def call(T, heads=2, width=64, **options):
+def call(T, heads=2, width=64, bounds=None, **options):
     qkv = (torch.empty(1, T, heads, width, dtype=torch.bfloat16) for _ in range(3))
-    return cuda_scan.forward(*qkv, torch.ones(heads), **options)
+    return cuda_scan.forward(ScanInputs.of(*qkv, torch.ones(heads), cu_seqlens=bounds), **options)
 
 
 def test_one_segment_needs_no_map(recorder):
@@ -54,7 +55,7 @@ def test_long_segments_may_stop_and_are_then_repeated(recorder):
 
 def test_packed_sequences_are_walked_whole(recorder):
     bounds = torch.tensor([0, 3 * LONG, 3 * LONG + 5])
-    call(3 * LONG + 5, cu_seqlens=bounds)
+    call(3 * LONG + 5, bounds=bounds)
     assert recorder.names() == KERNELS
     assert all(arguments.stops is None for _, _, arguments in recorder.launches)
 

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import LoadedProgram, Variant
-from fla.ops.quasar.layer.hopper import attend, gated_output, projection
-from fla.ops.quasar.layer.hopper.attend import attend_fused
+from fla.ops.quasar.layer.call import Call
+from fla.ops.quasar.layer.hopper import gated_output, projection, stages
 from fla.ops.quasar.layer.hopper.program import PROGRAM, hopper_program
 
 
@@ -54,12 +55,18 @@ def test_the_grid_computes_every_output_of_every_token(tiles, multiprocessors):
         assert rows == 1  # every token is normed once
 
 
+def project(layer, x):
+    """The layer's first stage for x on Hopper."""
+    call = Call(8, 64, 1e-5, torch.bfloat16, None, "auto")
+    return stages.HOPPER.project(call, x, layer._weights(), False, True)
+
+
 def test_no_other_device_takes_it():
     layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
     x = torch.randn(1, 8, 512)
     assert hopper_program(x, torch.bfloat16, "auto") is None
     with torch.no_grad():
-        assert attend_fused(x, layer._weights(), torch.bfloat16, 1e-5, "auto") is None
+        assert project(layer, x) is None
 
 
 def test_kernels_whose_launch_fails_are_used_no_more(monkeypatch, caplog):
@@ -70,13 +77,13 @@ def test_kernels_whose_launch_fails_are_used_no_more(monkeypatch, caplog):
     def refuse(*_):
         raise CudaUnavailableError("cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED", "start again")
 
-    monkeypatch.setattr(attend, "_takes", lambda *_: True)
-    monkeypatch.setattr(attend, "hopper_program", lambda *_: found)
+    monkeypatch.setattr(stages, "_takes", lambda *_: True)
+    monkeypatch.setattr(stages, "hopper_program", lambda *_: found)
     monkeypatch.setattr(PROGRAM, "_entries", {})
     kernels = {"pack_weights": SimpleNamespace(threads=256, launch=refuse)}
     found = LoadedProgram(variant, kernels, 132, True)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
-    assert attend_fused(x, layer._weights(), torch.bfloat16, 1e-5, "auto") is None
+    monkeypatch.setattr(torch_private, "raw_stream", lambda _: 0)
+    assert project(layer, x) is None
     (record,) = caplog.records
     assert record.getMessage() == (
         "the layer's fused products are not used: cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED; "

@@ -1,4 +1,4 @@
-"""Selects the implementation of a `chunk_quasar` call: CUDA C++, Triton or torch.
+"""Selects the implementation of a `chunk_quasar` call, CUDA C++, Triton or torch, and runs kernels.
 
 QUASAR_BACKEND decides: `auto` (the default) uses CUDA for supported calls and Triton for others on
 a GPU; `cuda` raises for unsupported calls, so that nothing else is measured by mistake; `triton`
@@ -17,7 +17,11 @@ from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import LoadedProgram
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.chunk_torch import LEAST_LOG_DECAY
+from fla.ops.quasar.scan import Gradients, Saved, Scan, ScanInputs, StepSizes
 from fla.ops.quasar.segments import Segments
+from fla.ops.quasar.triton_kernels import scan as triton_scan
+from fla.ops.quasar.triton_kernels.plan import plan_of
 
 
 class Choice(NamedTuple):
@@ -66,81 +70,106 @@ def _choose(
     return Choice("triton" if q.is_cuda else "torch", reason, remedy)
 
 
-def cuda_forward(
-    backend: switches.Backend,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    initial_state: torch.Tensor | None,
-    output_final_state: bool,
-    scale: float,
-    cu_seqlens: torch.Tensor | None,
-    g: torch.Tensor | None = None,
-) -> cuda_scan.Forward | None:
-    """Run the CUDA forward pass: `cuda_scan.Forward`, or None if another backend is used.
+def scan_forward(
+    inputs: ScanInputs, output_final_state: bool = False, *, backend: switches.Backend
+) -> Scan:
+    """Run the forward pass by kernels: CUDA C++ where it supports the call, else Triton.
 
     Args:
-        backend: QUASAR_BACKEND's value.
-        q, ..., g: as `cuda_scan.forward`; q's device is the current one.
+        inputs: of any dtypes and strides; q's device is the current one.
+        output_final_state: whether to return the state after each sequence.
+        backend: QUASAR_BACKEND's value; it is read once a call.
 
     Raises:
-        CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not take the call or a
+        CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not support the call or a
             launch fails.
     """
-    program = _choose(backend, q, k, v, cuda_scan.step_options(beta, g)).program
+    q, k, v, (steps, per_token), initial, cu_seqlens, scale, g = inputs
+    q, k, v = (_rows_contiguous(x.to(q.dtype)) for x in (q, k, v))
+    steps = StepSizes(steps.float().contiguous(), per_token)
+    initial = None if initial is None else initial.float().contiguous()
+    g = None if g is None else g.float().clamp(min=LEAST_LOG_DECAY).contiguous()
+    inputs = ScanInputs(q, k, v, steps, initial, cu_seqlens, scale, g)
+    scan = cuda_forward(inputs, output_final_state, backend)
+    return triton_scan.forward(inputs, output_final_state) if scan is None else scan
+
+
+def scan_backward(
+    saved: Saved,
+    do: torch.Tensor,
+    d_final: torch.Tensor | None = None,
+    *,
+    backend: switches.Backend,
+) -> Gradients:
+    """Return the gradients of the inputs, computed where the forward pass ran, or in Triton.
+
+    Args:
+        saved: of `scan_forward`'s result.
+        do: like v.
+        d_final: `[sequences, H, S, S]`, or None.
+        backend: that of the forward pass.
+    """
+    q, k, v, steps, initial_state, _, _, g = saved.inputs
+    if q.numel() == 0:
+        zeros = [torch.zeros_like(x) for x in (q, k, v, steps.values)]
+        d_initial = None if initial_state is None else d_final
+        return Gradients(*zeros, d_initial, None if g is None else torch.zeros_like(g))
+    do = do.to(q.dtype).contiguous()
+    if d_final is not None:
+        d_final = d_final.float().contiguous()
+    with torch.cuda.device(q.device):
+        gradients = None
+        if isinstance(saved.segments, Segments):
+            gradients = cuda_backward(saved, do, d_final, backend)
+            if gradients is None:
+                saved = saved._replace(segments=plan_of(v, saved.segments))
+        if gradients is None:
+            gradients = triton_scan.backward(saved, do, d_final)
+        if q.shape[2] != v.shape[2]:
+            dq, dk = (x.unflatten(2, (q.shape[2], -1)).sum(3) for x in gradients[:2])
+            gradients = gradients._replace(q=dq, k=dk)
+        return gradients
+
+
+def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
+    # the kernels take any batch, token and head stride, so slices of a wider tensor need no copy
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def cuda_forward(
+    inputs: ScanInputs, output_final_state: bool, backend: switches.Backend
+) -> Scan | None:
+    """Run `cuda_scan.forward`, or return None if another implementation is used.
+
+    Raises:
+        CudaUnavailableError: as `scan_forward`.
+    """
+    program = _choose(backend, inputs.q, inputs.k, inputs.v, cuda_scan.step_options(inputs)).program
     if program is None:
         return None
     return cuda_scan.PROGRAM.attempt(
-        backend,
-        program,
-        cuda_scan.forward,
-        q,
-        k,
-        v,
-        beta,
-        initial_state,
-        output_final_state,
-        scale,
-        cu_seqlens,
-        g,
+        backend, program, cuda_scan.forward, inputs, output_final_state
     )
 
 
 def cuda_backward(
-    backend: switches.Backend,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    initial_state: torch.Tensor | None,
-    G: torch.Tensor | None,
-    states: torch.Tensor | None,
-    do: torch.Tensor,
-    d_final: torch.Tensor | None,
-    scale: float,
-    cut: Segments,
-    g: torch.Tensor | None = None,
-) -> cuda_scan_bwd.Gradients | None:
-    """Run the CUDA backward pass behind the CUDA forward pass, or None if Triton is used.
-
-    Args:
-        backend: QUASAR_BACKEND's value at the forward pass.
-        q, ..., g: as `cuda_scan_bwd.backward`; q's device is the current one.
+    saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None, backend: switches.Backend
+) -> Gradients | None:
+    """Run `cuda_scan_bwd.backward` behind `cuda_forward`, or return None if Triton is used.
 
     Raises:
         CudaUnavailableError: `backend` is `cuda`, and a launch fails.
     """
-    if not cuda_scan_bwd.is_for(q):
+    inputs = saved.inputs
+    if not cuda_scan_bwd.is_for(inputs.q):
         return None
-    options = cuda_scan.step_options(beta, g)
-    program = cuda_scan_bwd.PROGRAM.find(cuda_scan.variant_of(v, options))
+    variant = cuda_scan.variant_of(inputs.v, cuda_scan.step_options(inputs))
+    program = cuda_scan_bwd.PROGRAM.find(variant)
     if not isinstance(program, LoadedProgram):
         return None
     return cuda_scan_bwd.PROGRAM.attempt(
-        backend, program, cuda_scan_bwd.backward,
-        q, k, v, beta, initial_state, G, states, do, d_final, scale, cut, g,
-    )  # fmt: skip
+        backend, program, cuda_scan_bwd.backward, saved, do, d_final
+    )
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

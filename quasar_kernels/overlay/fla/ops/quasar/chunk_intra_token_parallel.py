@@ -20,6 +20,7 @@ from fla.ops.quasar.triton_kernels.device_functions import (
     unit_lower_inverse,
 )
 from fla.ops.quasar.gate import quasar_step_size
+from fla.ops.quasar.scan import StepSizes
 from fla.ops.quasar.triton_kernels.plan import Plan
 
 
@@ -103,14 +104,14 @@ def rows_packed(chunk: int, dtype: torch.dtype, columns: int) -> int:
 
 
 def chunk_intra(
-    plan: Plan, k: torch.Tensor, beta: torch.Tensor, scratch: torch.Tensor | None
+    plan: Plan, k: torch.Tensor, steps: StepSizes, scratch: torch.Tensor | None
 ) -> torch.Tensor:
     """Compute B = A a of every chunk of the plan; no gradients.
 
     Args:
         plan: how the sequences are cut.
         k: `[B, T, H, S]`, bf16, fp16 or fp32, last stride 1.
-        beta: `[H]` fp32, or the step sizes themselves, `[B, T, H]` fp32 contiguous.
+        steps: fp32 contiguous.
         scratch: `[B, T, H, S]` in k's dtype, last stride 1, or None: B is kept in it where its
             rows are wide enough. What overwrites a chunk of it has to read that chunk's B first.
 
@@ -124,10 +125,10 @@ def chunk_intra(
     blocks = triton.cdiv(plan.longest, tiles.intra_chunks * tiles.chunk)
     shares = max(1, min(blocks, plan.wave // max(1, plan.total * H)))
     chunk_intra_kernel[(plan.total * H, shares)](
-        k, beta, scratch, plan.table, T, plan.per_sequence, plan.length,
+        k, steps.values, scratch, plan.table, T, plan.per_sequence, plan.length,
         *k.stride()[:3], *scratch.stride()[:3], H=H, S=S, BS=plan.block, C=tiles.chunk,
         N=tiles.intra_chunks, PACK=rows_packed(tiles.chunk, k.dtype, scratch.shape[-1]),
-        PRECISION=plan.precision, READ_STEP=beta.ndim == 3, IS_VARLEN=plan.table is not None,
+        PRECISION=plan.precision, READ_STEP=steps.per_token, IS_VARLEN=plan.table is not None,
         num_warps=tiles.intra_warps, num_stages=tiles.intra_stages,
     )  # fmt: skip
     return scratch

@@ -14,13 +14,16 @@ computed again in the backward pass.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fla.ops.quasar.gate import fused_quasar_gate
+from fla.ops.quasar.scan import StepSizes
 
 BLOCK_ELEMENTS = 1 << 23
 """Elements of a tensor in a block: 16,384 tokens of 8 heads of 64, 32 MB of fp32."""
@@ -73,8 +76,8 @@ def chunk_quasar_torch(
         rows = _split((q, k, v, beta, g), lengths)
         states = [state] if cu_seqlens is None else state.split(1)
         results = [
-            _sequence(*parts, entering, scale, chunk_size)
-            for parts, entering in zip(rows, states, strict=True)
+            _sequence(q, k, v, beta, g, entering, scale, chunk_size)
+            for (q, k, v, beta, g), entering in zip(rows, states, strict=True)
         ]
         o = torch.cat([v[:, :0].to(q.dtype), *(o for o, _ in results)], dim=1)
         final = torch.cat([state[:0], *(s for _, s in results)])
@@ -98,14 +101,26 @@ def l2norm(x: torch.Tensor) -> torch.Tensor:
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
-def _split(inputs, tokens):
+def _split(
+    inputs: Sequence[torch.Tensor | None], tokens: int | list[int]
+) -> Iterator[tuple[Any, ...]]:
     """Yield the inputs of some tokens after the other; a beta `[H]` and None are whole for all."""
-    count = len(inputs[0].split(tokens, 1))
+    first: Any = inputs[0]
+    count = len(first.split(tokens, 1))
     parts = ([x] * count if x is None or x.ndim == 1 else x.split(tokens, 1) for x in inputs)
     return zip(*parts, strict=True)
 
 
-def _sequence(q, k, v, beta, g, state, scale, chunk_size):
+def _sequence(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    g: torch.Tensor | None,
+    state: torch.Tensor,
+    scale: float,
+    chunk_size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the batch rows of one sequence each: block by block, recomputed in the backward pass."""
     B, T, H, K = q.shape
     widest = max(K, v.shape[-1], chunk_size)
@@ -123,7 +138,16 @@ def _sequence(q, k, v, beta, g, state, scale, chunk_size):
     return torch.cat(outputs, dim=1), state
 
 
-def _block(q, k, v, beta, g, state, scale, C):
+def _block(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    g: torch.Tensor | None,
+    state: torch.Tensor,
+    scale: float,
+    C: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return o and the state after a run of tokens; state is `[B, H, K, V]` in beta's dtype."""
     B, T, H, K = q.shape
     V = v.shape[-1]
@@ -131,17 +155,20 @@ def _block(q, k, v, beta, g, state, scale, C):
         return torch.zeros_like(v, dtype=q.dtype), state
     dtype, out_dtype, NT = beta.dtype, q.dtype, -(-T // C)
 
-    def chunks(x):  # [B, T, H, D] -> [NT, B * H, C, D]; padding with zero keys changes nothing
+    def chunks(
+        x: torch.Tensor,
+    ) -> torch.Tensor:  # [B, T, H, D] -> [NT, B * H, C, D]; padding with zero keys changes nothing
         x = F.pad(x, (0, 0, 0, 0, 0, NT * C - T)) if T % C else x
         x = x.reshape(B, NT, C, H, x.shape[-1]).permute(1, 0, 3, 2, 4)
         return x.to(dtype).reshape(NT, B * H, C, -1)
 
-    if beta.ndim == 1:
+    if not StepSizes.of(beta).per_token:
         alpha = fused_quasar_gate(k.to(dtype).square().sum(-1, keepdim=True), beta, dtype)
     else:
         alpha = beta.unsqueeze(-1)
     alpha, q, k, v = chunks(alpha), chunks(q), chunks(k), chunks(v)
-    M, scores, read, reading, written, kept = alpha * (k @ k.mT), q @ k.mT, k, q, k, [1.0] * NT
+    M, scores, read, reading, written = alpha * (k @ k.mT), q @ k.mT, k, q, k
+    kept: Sequence[Any] = [1.0] * NT
     if g is not None:
         since = chunks(g.unsqueeze(-1)).cumsum(-2)  # of the decays from the chunk's begin on
         between = torch.exp((since - since.mT).tril())

@@ -15,6 +15,7 @@ from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.gate import fused_quasar_gate
 from fla.ops.quasar.gate import quasar_step_size
+from fla.ops.quasar.scan import StepSizes
 
 MAX_HEAD_DIM = 256
 """Widest head that the Triton kernel holds in registers; wider heads take the torch path."""
@@ -199,7 +200,7 @@ def launch_fused_recurrent(
         None if initial_state is None else initial_state.contiguous(),
         o, final, cu_seqlens, T, scale,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        H=H, S=S, BS=BS, BV=BV, GROUP=H // q.shape[2], READ_STEP=beta.ndim == 3,
+        H=H, S=S, BS=BS, BV=BV, GROUP=H // q.shape[2], READ_STEP=StepSizes.of(beta).per_token,
         HAS_INITIAL=initial_state is not None,
         STORE_FINAL=final is not None,
         IS_VARLEN=cu_seqlens is not None,
@@ -238,7 +239,7 @@ def fused_recurrent_torch(
             final.copy_(initial_state)
     o = torch.empty(B, T, H, V, dtype=q.dtype, device=q.device)
     k_wide, alpha = k.to(dtype), beta.to(dtype)
-    if beta.ndim == 1:
+    if not StepSizes.of(beta).per_token:
         alpha = fused_quasar_gate(k_wide.square().sum(-1), alpha, dtype)
     alpha = alpha[..., None, None]
     decay = None if g is None else torch.exp(g.to(dtype))[..., None, None]

@@ -7,22 +7,23 @@ backward pass. Beyond a memory limit they are not, and the backward pass recompu
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from fla.ops.quasar import switches
-from fla.ops.quasar.chunk import Recorded, recorded_backward
+from fla.ops.quasar import switches, torch_private
+from fla.ops.quasar.backend import scan_backward
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.layer.forward import MANY_TOKENS, Call, layer_forward, positions, project
-from fla.ops.quasar.layer.hopper.attend import LayerResults
+from fla.ops.quasar.layer.call import Call, LayerResults, Weights
+from fla.ops.quasar.layer.forward import copied_as, layer_forward, run_layer
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
+from fla.ops.quasar.layer.library import MANY_TOKENS, positions, project
 from fla.ops.quasar.layer.products import over_tokens, packed, product_in
 from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
-from fla.ops.quasar.layer.weights import Weights
+from fla.ops.quasar.scan import Saved, Scan
 
 KEPT_MIB = 3072
 """Where QUASAR_KEEP_MIB is not set: 380,000 tokens of 512 channels, 190,000 of 1,024."""
@@ -40,7 +41,7 @@ def keeps(call: Call, x: torch.Tensor) -> bool:
 
     It does if they take at most QUASAR_KEEP_MIB (3072 unless set): x in the products' dtype, the
     projections before and after the convolution, and the operator's output; counted in full, though
-    `attend_fused` makes less. Short calls that may be replayed as CUDA graphs (replay.py) keep
+    Hopper's stages keep less. Short calls that may be replayed as CUDA graphs (replay.py) keep
     nothing, as the next replay overwrites all intermediate results. The shapes alone
     decide, so that a call that is recorded twice (activation checkpointing) saves the same twice.
 
@@ -66,38 +67,34 @@ class LayerFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        call: Call,
-        run: Callable[..., torch.Tensor],
-        owner: object,
-        x: torch.Tensor,
-        *weights: Any,
+        ctx: Any, call: Call, owner: object, x: torch.Tensor, *weights: Any
     ) -> torch.Tensor:
+        """Compute the layer, as `run_layer` does."""
         # a layer may reference its output, which must not keep the layer alive
-        ctx.call, ctx.cut, ctx.owner = call, None, weakref.ref(owner)
+        ctx.call, ctx.segments, ctx.owner = call, None, weakref.ref(owner)
         if not keeps(call, x):
             ctx.save_for_backward(x, *weights)
-            return run(x, *weights)
+            return run_layer(call, owner, x, Weights(*weights))
         y, *kept, operator = layer_forward(call, x, Weights(*weights), keep=True)
-        ctx.cut = operator.cut
-        ctx.save_for_backward(x, *weights, *kept, operator.o, *operator.saved)
+        ctx.segments = operator.saved.segments
+        ctx.save_for_backward(x, *weights, *kept, operator.o, *operator.saved.tensors())
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        """Return the gradients of `forward`'s arguments."""
         # with create_graph, so that second derivatives raise though dy needs no gradient
         return _backward(ctx, dy.detach().requires_grad_() if torch.is_grad_enabled() else dy)
 
 
-# Function.apply searches every argument for functorch's wrappers: 7 of the 85 us of a short call
-_apply = super(torch.autograd.Function, LayerFunction).apply
+_apply = torch_private.apply_of(LayerFunction)
 
 
 @once_differentiable
 @on_its_device
 def _backward(ctx: Any, dy: torch.Tensor) -> Any:
     """Return the gradients of `LayerFunction.forward`'s arguments; by a CUDA graph, if it may."""
-    call, cut, needed = ctx.call, ctx.cut, tuple(ctx.needs_input_grad[3:])
+    call, segments, needed = ctx.call, ctx.segments, tuple(ctx.needs_input_grad[2:])
     x, *tensors = ctx.saved_tensors
     count = len(Weights._fields)
 
@@ -105,7 +102,8 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
         weights, kept = Weights(*tensors[:count]), tensors[count:]
         found = None
         if kept:
-            found = LayerResults(None, *kept[:3], Recorded(kept[3], None, kept[4:], cut))
+            operator = Scan(kept[3], None, Saved.of(kept[4:], segments))
+            found = LayerResults(None, *kept[:3], operator)
         return _gradients(call, x, weights, found, dy, needed)
 
     def of_x(d_products: torch.Tensor, projections: torch.Tensor) -> torch.Tensor:
@@ -113,7 +111,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
 
     inputs: tuple[torch.Tensor, ...] = (x, dy)
     most = MOST_ELEMENTS
-    if cut is not None:  # saved results may be large: all are read in place
+    if segments is not None:  # saved results may be large: all are read in place
         inputs, tensors, most = (), (x, dy, *tensors), MOST_WORK // x.shape[-1]
     with torch.autocast(dy.device.type, enabled=False):
         d_weights, dx = replayed(
@@ -122,28 +120,18 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
             inputs,
             tensors,
             call.dtype,
-            ("backward", call, cut, needed, x.dtype),
+            ("backward", call, segments, needed, x.dtype),
             most=most,
             finish=of_x if needed[0] else None,
-            copied=lambda tensor: call.copied_as(tensor, Weights(*tensors[:count])),
+            copied=lambda tensor: copied_as(call, tensor, Weights(*tensors[:count])),
         )
-    return None, None, None, dx, *d_weights
+    return None, None, dx, *d_weights
 
 
-def apply_layer(
-    call: Call, run: Callable[..., torch.Tensor], owner: object, x: torch.Tensor, weights: Weights
-) -> torch.Tensor:
-    """Return `run(x, *weights)`, recorded.
-
-    Args:
-        call: what else the result depends on.
-        run: computes it, as `attend(call, x, weights)` does.
-        owner: the CUDA graphs of the backward pass live as long as this.
-        x: `[B, T, hidden]`.
-        weights: the layer's.
-    """
-    apply = LayerFunction.apply if torch._C._are_functorch_transforms_active() else _apply
-    return apply(call, run, owner, x, *weights)
+def record_layer(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> torch.Tensor:
+    """Return `run_layer(call, owner, x, weights)`, recorded for autograd."""
+    apply = LayerFunction.apply if torch_private.transforms_active() else _apply
+    return apply(call, owner, x, *weights)
 
 
 def _gradients(
@@ -179,9 +167,9 @@ def _gradients(
         dy.reshape(R, D).to(dtype),
     )
     d_narrow = torch.mm(d_gate, gate_weights[0])
-    saved, cut = operator.saved, operator.cut
+    saved = operator.saved
     del d_gate, narrow, operator
-    *d_qkv, d_beta, _, _ = recorded_backward(saved, cut, do.view(B, T, H, S), backend=call.backend)
+    *d_qkv, d_beta, _, _ = scan_backward(saved, do.view(B, T, H, S), backend=call.backend)
     del do, saved
     d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
     d_products[:, channels:] = d_narrow

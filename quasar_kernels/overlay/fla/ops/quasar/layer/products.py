@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from fla.ops.quasar import torch_private
+
 _WIDE = "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8: products of 16 bits in fp32
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -21,7 +23,7 @@ def packed(matrices: tuple[torch.Tensor, ...], dtype: torch.dtype) -> list[torch
     sizes = [p.shape[0] for p in stacked]
     result = stacked[0].new_empty(sum(sizes), stacked[0].shape[1], dtype=dtype)
     copies = [torch.empty_like(p, dtype=dtype) for p in others]
-    torch._foreach_copy_([*result.split(sizes), *copies], matrices)
+    torch_private.copy_all([*result.split(sizes), *copies], matrices)
     return [result, *copies]
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fla.ops.quasar import switches
+from fla.ops.quasar import switches, torch_private
 
 MOST_ELEMENTS = 1 << 23
 """Largest input that is replayed (16,384 tokens of 512 channels); more keeps the GPU busy."""
@@ -91,9 +91,9 @@ class _Graph:
                 outputs, rest = compute(*inputs, *tensors)
             finally:
                 self.graph.capture_end()
-        self.copies = [_without_ownership(x) for x in inputs] if moves else ()
-        self.outputs = [None if x is None else _without_ownership(x) for x in outputs]
-        self.rest = [None if x is None else _without_ownership(x) for x in rest]
+        self.copies = [torch_private.without_ownership(x) for x in inputs] if moves else ()
+        self.outputs = [None if x is None else torch_private.without_ownership(x) for x in outputs]
+        self.rest = [None if x is None else torch_private.without_ownership(x) for x in rest]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors]:
         if self.copies:
@@ -103,25 +103,13 @@ class _Graph:
         return _copied(self.outputs), self.rest
 
 
-def _without_ownership(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor at the address of `x` that does not own the memory."""
-    construct = getattr(torch._C, "_construct_storage_from_data_pointer", None)
-    if construct is None:  # private to torch; without it the graph does not share its memory
-        return x
-    memory = x.untyped_storage()
-    same = construct(memory.data_ptr(), x.device, memory.nbytes())
-    return torch.empty(0, dtype=x.dtype, device=x.device).set_(
-        same, x.storage_offset(), x.shape, x.stride()
-    )
-
-
 def _copied(outputs: Tensors) -> Tensors:
     """Return copies of `outputs`, which the next replay overwrites."""
     present = [x for x in outputs if x is not None]
     if len(present) < 2:  # none where every weight is frozen
         return [None if x is None else x.clone() for x in outputs]
     copies = [None if x is None else torch.empty_like(x) for x in outputs]
-    torch._foreach_copy_([x for x in copies if x is not None], present)
+    torch_private.copy_all([x for x in copies if x is not None], present)
     return copies
 
 
@@ -148,7 +136,7 @@ def _graph_key(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: K
         return None
     present = [x for x in tensors if x is not None]
     device = (inputs or present)[0].get_device()
-    stream = torch._C._cuda_getCurrentRawStream(device)
+    stream = torch_private.raw_stream(device)
     strides = None if all(map(_is_contiguous, present)) else (*map(_stride, present),)
     return (
         dtype,

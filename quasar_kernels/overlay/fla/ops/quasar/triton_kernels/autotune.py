@@ -152,7 +152,13 @@ def tune(
         return tiles
 
 
-def _trial(block, dtype, device, default, launch) -> Callable[[Tiles], float]:
+def _trial(
+    block: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    default: Tiles,
+    launch: Callable[..., torch.Tensor],
+) -> Callable[[Tiles], float]:
     # a function of tiles: median milliseconds, or infinity
     generator = torch.Generator(device).manual_seed(0)  # the user's random numbers stay his
     tokens = _OPERAND_BYTES // (_HEADS * block * dtype.itemsize)
@@ -180,7 +186,12 @@ def _trial(block, dtype, device, default, launch) -> Callable[[Tiles], float]:
     return trial
 
 
-def _milliseconds(launch, tiles, inputs, repeats: int = 7) -> float:
+def _milliseconds(
+    launch: Callable[..., torch.Tensor],
+    tiles: Tiles,
+    inputs: tuple[torch.Tensor, ...],
+    repeats: int = 7,
+) -> float:
     times = []
     for _ in range(repeats):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -84,7 +84,9 @@ def plan_segments(
         _, length = segments_for(bounds[-1], H, wave, tiles.chunk)
         packed = packed_table(bounds, length, q.device)
         total = packed.table.shape[0]
-        return Plan(tiles, total, len(bounds) - 1, 0, 0, *packed, wave, block, precision)
+        table, first, longest = packed
+        sequences = len(bounds) - 1
+        return Plan(tiles, total, sequences, 0, 0, table, first, longest, wave, block, precision)
     count, length = segments_for(T, B * H, wave, tiles.chunk)
     if segments is not None:
         length = tiles.chunk * triton.cdiv(triton.cdiv(T, segments), tiles.chunk)
@@ -96,7 +98,8 @@ def plan_of(q: torch.Tensor, cut: Segments) -> Plan:
     """Make the plan of a cut that another implementation chose; q as for `plan_segments`."""
     block = max(16, triton.next_power_of_2(q.shape[-1]))
     tiles = tiles_for(block, q.dtype, q.device)
-    return Plan(tiles, *cut, _programs_per_wave(q.device), block, _precision(q.dtype))
+    wave, precision = _programs_per_wave(q.device), _precision(q.dtype)
+    return Plan(tiles, *cut, wave, block, precision)  # type: ignore[call-arg] # seven of `Segments`
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -55,7 +55,9 @@ def tiles_for(
     return tiles
 
 
-def _choose(block, dtype, device, launch) -> tuple[Tiles, bool]:
+def _choose(
+    block: int, dtype: torch.dtype, device: torch.device, launch: Callable[..., torch.Tensor] | None
+) -> tuple[Tiles, bool]:
     # the tiles, and whether later calls may take them without asking again
     if device.type != "cuda":
         return safe_tiles(block, dtype), True  # the interpreter

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.driver import TENSOR_MAP
 from fla.ops.quasar.cuda.nvrtc import HOPPER
 from fla.ops.quasar.cuda.program import (
@@ -35,6 +35,7 @@ from fla.ops.quasar.cuda.scan.forward import (
     variant_of,
 )
 from fla.ops.quasar.gate import divisible
+from fla.ops.quasar.scan import Gradients, Saved
 from fla.ops.quasar.segments import Segments
 
 _SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in gradient_scan.cu
@@ -72,17 +73,6 @@ PROGRAM = CudaProgram(
     "the CUDA kernels of the gradients are not used, Triton serves: %s",
 )
 _serialize = serializer(Arguments)
-
-
-class Gradients(NamedTuple):
-    """Results of `backward`; the first three are contiguous, in q's dtype."""
-
-    q: torch.Tensor  # of v's shape: one gradient for each head of v
-    k: torch.Tensor  # of v's shape
-    v: torch.Tensor
-    beta: torch.Tensor  # of its shape, fp32
-    initial_state: torch.Tensor | None  # [sequences, H, S, S] fp32, where there was one
-    g: torch.Tensor | None  # [B, T, H] fp32, where there were log decays
 
 
 def is_for(q: torch.Tensor) -> bool:
@@ -147,18 +137,9 @@ def _like_parts(d_o: torch.Tensor, parts: Sequence[torch.Tensor]) -> Sequence[to
 
 
 def backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    initial_state: torch.Tensor | None,
-    G: torch.Tensor | None,
-    states: torch.Tensor | None,
+    saved: Saved,
     d_o: torch.Tensor,
-    d_final: torch.Tensor | None,
-    scale: float,
-    cut: Segments,
-    g: torch.Tensor | None = None,
+    d_final: torch.Tensor | None = None,
     *,
     program: LoadedProgram | None = None,
 ) -> Gradients:
@@ -168,8 +149,7 @@ def backward(
     in fp32 for each segment and head.
 
     Args:
-        q, k, v, beta, initial_state, scale, g: as forward.py's `forward` was given them.
-        G, states, cut: its results, the last one as `segments`.
+        saved: of forward.py's `forward`.
         d_o: like v, contiguous, q's dtype.
         d_final: `[sequences, H, S, S]` fp32 contiguous, or None for zero.
         program: PROGRAM as it was loaded for such a call; None loads it.
@@ -177,23 +157,24 @@ def backward(
     Raises:
         CudaUnavailableError: the kernels cannot be built, loaded or launched.
     """
+    inputs, G, states, cut = saved
+    q, k, v, (steps, per_token), initial_state, _, scale, g = inputs
     T, H, S = v.shape[1:]
     group = H // q.shape[2]
-    program = program or PROGRAM.load(variant_of(v, step_options(beta, g)))
-    reads_step = beta.ndim == 3
-    if reads_step:
-        beta = divisible(beta, q.dtype)
+    program = program or PROGRAM.load(variant_of(v, step_options(inputs)))
+    if per_token:
+        steps = divisible(steps, q.dtype)
     if d_o.data_ptr() % 16:  # a view of another tensor may have any alignment
         d_o = d_o.clone()
     dq, dk, dv = _like_parts(d_o, (q, k, v))
     checkpoints = torch.empty_like(d_o)
     rows, parts, tiles = _cut_tiles(cut, T, S)
-    d_beta = beta.new_empty(beta.shape if reads_step else (rows * parts, H))
+    d_beta = steps.new_empty(steps.shape if per_token else (rows * parts, H))
     d_decay = None if g is None else torch.empty_like(d_beta)
     d_states = None if G is None else torch.empty_like(G)
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
     pointers = addresses(
-        q, k, v, d_o, dq, dk, dv, checkpoints, beta, initial_state, d_final, G, states, d_states,
+        q, k, v, d_o, dq, dk, dv, checkpoints, steps, initial_state, d_final, G, states, d_states,
         d_initial, d_beta, d_decay,
     )  # fmt: skip
     qs, ks, vs, os = (x.stride()[:3] for x in (q, k, v, d_o))
@@ -206,7 +187,7 @@ def backward(
         (ctypes.c_char_p * 2)(_serialize(*pointers, *tables, *sizes, *scalars), maps)
         for tables in (addresses(cut.table, cut.first), addresses(tiles, None))
     )
-    stream = torch._C._cuda_getCurrentRawStream(q.device.index)
+    stream = torch_private.raw_stream(q.device.index)
     walk_grid = cut.total * H * (S // PANEL), 1
     kernels = program.kernels
     kernels["state_checkpoint"].launch(walk_grid, parameters, stream)
@@ -216,7 +197,7 @@ def backward(
         kernels["gradient_scan"].launch(scan_grid, parameters, stream)
     kernels["state_gradient"].launch(walk_grid, parameters, stream)
     kernels["input_gradient"].launch((rows * parts * H, 1), by_tiles, stream)
-    return Gradients(dq, dk, dv, d_beta if reads_step else d_beta.sum(0), d_initial, d_decay)
+    return Gradients(dq, dk, dv, d_beta if per_token else d_beta.sum(0), d_initial, d_decay)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

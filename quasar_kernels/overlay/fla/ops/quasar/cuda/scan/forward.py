@@ -10,10 +10,10 @@ import ctypes
 import functools
 import math
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.driver import TENSOR_MAP, tensor_map
 from fla.ops.quasar.cuda.program import (
     DTYPES,
@@ -28,6 +28,7 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
+from fla.ops.quasar.scan import Saved, Scan, ScanInputs
 from fla.ops.quasar.segments import Segments, packed_table
 
 HEAD_DIMS = (64, 128)
@@ -73,16 +74,6 @@ PROGRAM = CudaProgram(
 _serialize = serializer(Arguments)
 
 
-class Forward(NamedTuple):
-    """Results of `forward`."""
-
-    o: torch.Tensor  # [B, T, H, S] contiguous, q's dtype
-    final_state: torch.Tensor | None  # [sequences, H, S, S] fp32, if requested
-    G: torch.Tensor | None  # [total, H, S, S] fp32, and None where no sequence has two segments
-    states: torch.Tensor | None  # the same shape: the state after each segment but the last
-    segments: Segments  # how G and states are cut
-
-
 @functools.cache
 def options_for(width: int, pairs: bool = True) -> tuple[str, ...]:
     """Return NVRTC's options for heads of `width` channels.
@@ -93,11 +84,11 @@ def options_for(width: int, pairs: bool = True) -> tuple[str, ...]:
     return f"-DQUASAR_HEAD={width}", *(() if pairs else ("-DQUASAR_ALONE",))
 
 
-def step_options(beta: torch.Tensor, g: torch.Tensor | None) -> tuple[str, ...]:
-    """Return NVRTC's options for a call's step sizes and decays; both as `forward` takes them."""
-    if beta.ndim == 1:
+def step_options(inputs: ScanInputs) -> tuple[str, ...]:
+    """Return NVRTC's options for a call's step sizes and decays."""
+    if not inputs.steps.per_token:
         return ()
-    return ("-DQUASAR_READ_STEP",) if g is None else ("-DQUASAR_DECAY",)
+    return ("-DQUASAR_READ_STEP",) if inputs.g is None else ("-DQUASAR_DECAY",)
 
 
 def variant_of(v: torch.Tensor, options: tuple[str, ...] = ()) -> Variant:
@@ -109,7 +100,7 @@ def variant_of(v: torch.Tensor, options: tuple[str, ...] = ()) -> Variant:
 def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
     """Return why the CUDA kernels do not support a call, or None if they do.
 
-    q, k, v: as `forward` takes them, in any dtype and with any strides.
+    q, k, v: those of `ScanInputs`, in any dtype and with any strides.
     """
     if not q.is_cuda or torch.version.cuda is None:
         return "the tensors are not on an NVIDIA GPU"
@@ -223,54 +214,42 @@ def scan_maps(
 
 
 def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    initial_state: torch.Tensor | None = None,
+    inputs: ScanInputs,
     output_final_state: bool = False,
-    scale: float = 1.0,
-    cu_seqlens: torch.Tensor | None = None,
-    g: torch.Tensor | None = None,
     *,
     segments: int | None = None,
     program: LoadedProgram | None = None,
-) -> Forward:
+) -> Scan:
     """Run the forward pass on the current stream; q's device must be the current one.
 
-    Arguments that are not described here are those of `chunk_quasar`.
-
     Args:
-        q, k, v: `[B, T, H, S]` for which `reason_against` is None. With step sizes, q and k may
-            have fewer heads than v, each of which neighbouring ones of v share then.
-        beta: `[H]` fp32 contiguous, or the step sizes themselves, `[B, T, H]` fp32 contiguous.
-        initial_state: `[sequences, H, S, S]` fp32 contiguous, or None for zero.
-        cu_seqlens: as `chunk_quasar`'s; reading them synchronises.
-        g: log decays, `[B, T, H]` fp32 contiguous, finite, or None; only with step sizes.
+        inputs: `reason_against` is None for its q, k and v. Reading `cu_seqlens` synchronises.
+        output_final_state: whether to return the state after each sequence.
         segments: segments of each sequence instead of the built-in choice.
         program: PROGRAM as it was loaded for such a call; None loads it.
 
     Raises:
         CudaUnavailableError: the kernels cannot be built, loaded or launched.
     """
+    q, k, v, (steps, _), initial_state, cu_seqlens, scale, g = inputs
     T, H, S = v.shape[1:]
     group = H // q.shape[2]
-    program = program or PROGRAM.load(variant_of(v, step_options(beta, g)))
+    program = program or PROGRAM.load(variant_of(v, step_options(inputs)))
     cut = cut_segments(program, v, cu_seqlens, segments)
     grid = cut.total * H * (S // PANEL), 1
     o = torch.empty_like(v, memory_format=torch.contiguous_format)
     final = G = states = None
     if output_final_state:
-        final = beta.new_empty(cut.sequences, H, S, S)
+        final = steps.new_empty(cut.sequences, H, S, S)
     if cut.total > cut.sequences:
-        G = beta.new_empty(cut.total, H, S, S)
+        G = steps.new_empty(cut.total, H, S, S)
         states = torch.empty_like(G)
     stops = unfinished = None
     if G is not None and cut.length >= LONG:
-        stops = beta.new_empty(grid[0], dtype=torch.int32)
-        unfinished = beta.new_empty(cut.sequences * H, dtype=torch.int32)
+        stops = steps.new_empty(grid[0], dtype=torch.int32)
+        unfinished = steps.new_empty(cut.sequences * H, dtype=torch.int32)
     pointers = addresses(
-        q, k, v, o, beta, initial_state, final, G, states, cut.table, cut.first, stops, unfinished
+        q, k, v, o, steps, initial_state, final, G, states, cut.table, cut.first, stops, unfinished
     )
     qs, ks, vs, os = (x.stride()[:3] for x in (q, k, v, o))
     sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H
@@ -278,7 +257,7 @@ def forward(
     maps = _NO_MAPS
     if program.on_hopper:
         maps = scan_maps(v.shape, group, pointers[:4], (qs, ks, vs, os))
-    stream = torch._C._cuda_getCurrentRawStream(q.device.index)
+    stream = torch_private.raw_stream(q.device.index)
     for repeat in (0, 1) if stops is not None else (0,):
         parameters = (ctypes.c_char_p * 2)(_serialize(*pointers, *sizes, repeat, *scalars), maps)
         if G is not None:
@@ -286,7 +265,7 @@ def forward(
             scan_grid = cut.sequences * H, S // _SCAN_COLUMNS
             program.kernels["segment_scan"].launch(scan_grid, parameters, stream)
         program.kernels["segment_output"].launch(grid, parameters, stream)
-    return Forward(o, final, G, states, cut)
+    return Scan(o, final, Saved(inputs, G, states, cut))
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

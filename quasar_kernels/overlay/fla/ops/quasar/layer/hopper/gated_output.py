@@ -11,9 +11,9 @@ import functools
 
 import torch
 
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.program import LoadedProgram, addresses, serializer
-from fla.ops.quasar.layer.hopper.weight_tiles import WeightLayout
-from fla.ops.quasar.layer.hopper.program import OutputArguments
+from fla.ops.quasar.layer.hopper.program import OutputArguments, WeightLayout
 
 HEADS, HEAD_DIM = 8, 64
 """The layer's heads and their width that the kernel is written for."""
@@ -103,7 +103,7 @@ def gated_output(
         *addresses(o, narrow, gate_weights, out_weights, gate_bias, y),
         *(R, narrow.stride(0), weight_tiles, weight_tiles // rows, steps, eps),
     )
-    stream = torch._C._cuda_getCurrentRawStream(o.device.index)
+    stream = torch_private.raw_stream(o.device.index)
     program.kernels["gated_output"].launch((blocks, rows), (ctypes.c_char_p * 1)(arguments), stream)
     return y
 

@@ -12,9 +12,9 @@ import functools
 
 import torch
 
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.program import LoadedProgram, addresses, serializer
-from fla.ops.quasar.layer.hopper.weight_tiles import WeightLayout, Vector
-from fla.ops.quasar.layer.hopper.program import ProjectionArguments
+from fla.ops.quasar.layer.hopper.program import ProjectionArguments, Vector, WeightLayout
 
 HIDDEN, WIDTH, HEAD_DIM, TAPS = 512, 512, 64, 4
 """The kernel's sizes: inputs, channels of q, of k and of v, of the narrow gate, and taps."""
@@ -119,7 +119,7 @@ def project(
     if T:
         blocks, rows, steps, lag = _grid(T, program.multiprocessors)
         arguments = _serialize(*addresses(x, taps, weight_tiles, qkv, narrow), T, steps, lag)
-        stream = torch._C._cuda_getCurrentRawStream(x.device.index)
+        stream = torch_private.raw_stream(x.device.index)
         program.kernels["projection"].launch(
             (blocks, rows), (ctypes.c_char_p * 1)(arguments), stream
         )

@@ -1,0 +1,68 @@
+"""How workers run: their options and their environment."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.measuring.process import Confinement
+from harness.workload import WORKLOAD
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+_ALLOWED = frozenset({
+    "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTORCH_ALLOC_CONF",
+    "PYTHONNOUSERSITE", "PYTHONUSERBASE", "PYTORCH_CUDA_ALLOC_CONF", "QUASAR_NVRTC", "TMPDIR",
+    "TRITON_CACHE_DIR", "XDG_CACHE_HOME",
+})  # fmt: skip
+_ALLOWED_PREFIXES = ("CUDA_", "NVIDIA_")
+_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASS")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How workers run.
+
+    Attributes:
+        device: `cuda`, `cpu` (which hides the GPUs) or `auto`, as the validator chooses.
+        timeout: seconds for each process, everything included.
+        stop: when set, the process is ended promptly.
+        confinement: isolates the process; None runs it with this user's rights.
+    """
+
+    device: str = "auto"
+    timeout: float = WORKLOAD.timeout_seconds
+    stop: threading.Event | None = None
+    confinement: Confinement | None = None
+
+
+def child_environment(
+    environ: Mapping[str, str], *, device: str, cache: Path | None = None
+) -> dict[str, str]:
+    """Return the environment of a worker: an allow-list, so that no secret reaches kernel code.
+
+    Args:
+        cache: an empty folder for every cache of compiled kernels; None keeps the shared ones.
+    """
+    env = {
+        name: value
+        for name, value in environ.items()
+        if name in _ALLOWED
+        or (name.startswith(_ALLOWED_PREFIXES) and not any(w in name for w in _SECRET_WORDS))
+    }
+    path = filter(os.path.isabs, environ.get("PYTHONPATH", "").split(os.pathsep))
+    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(PROJECT), *path]))
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # a measured worktree must stay as it was committed
+    env["PYTHONUNBUFFERED"] = "1"  # a killed worker's last output is kept
+    # As in the validator's script.
+    env["TRITON_PRINT_AUTOTUNING"] = env["TRITON_PRINT_DEBUG"] = "1"
+    if device == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    if cache is not None:
+        env["TRITON_CACHE_DIR"] = str(cache / "triton")
+        env["CUDA_CACHE_PATH"] = str(cache / "cuda")
+        env["XDG_CACHE_HOME"] = str(cache / "xdg")
+    return env

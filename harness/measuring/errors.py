@@ -1,0 +1,87 @@
+"""Why a worker gave no result: kinds, reasons and remedies."""
+
+from __future__ import annotations
+
+import re
+
+from harness.imports import install_command
+from harness.sample import Correctness, Kind
+from quasar_kernels.contract import fork_imports
+
+_KILLED = (-9, 128 + 9)
+"""How a worker ends that got SIGKILL, directly and in a confinement."""
+
+
+class MeasurementError(Exception):
+    """A worker gave no result.
+
+    Attributes:
+        reason: what happened, as a sentence.
+        kind: `timeout`, `out_of_memory`, `limit` (more than its confinement allows), `gate` (the
+            correctness check failed), `import` (this Python lacks a module that the tree imports),
+            `crash`, `protocol`, `disturbed` or `stopped`.
+        log_tail: the end of what the worker printed, for diagnosis.
+        correctness: the result of the correctness check when that is the reason.
+        remedy: what to do about it, as a sentence, where the worker knows.
+        length: the length in tokens that was measured, where several are.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        kind: Kind,
+        log_tail: str = "",
+        correctness: Correctness | None = None,
+        remedy: str = "",
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.kind: Kind = kind
+        self.log_tail = log_tail
+        self.correctness = correctness
+        self.remedy = remedy
+        self.length: int | None = None
+
+    @property
+    def advice(self) -> str:
+        """What happened and, where it is known, what to do about it."""
+        return f"{self.reason.rstrip('.')}. {self.remedy}" if self.remedy else self.reason
+
+    def explain(self, *, debug: bool = False) -> str:
+        """Return kind and advice for a person, and with `debug` the worker's log."""
+        text = self.advice if self.kind == "protocol" else f"{self.kind}: {self.advice}"
+        if not self.log_tail or self.kind in ("gate", "stopped"):
+            return text
+        if debug:
+            return f"{text}\n{self.log_tail.rstrip()}"
+        return f"{text.rstrip('.')}. --debug shows the worker's log."
+
+
+def not_started(program: str, error: OSError) -> MeasurementError:
+    remedy = ""
+    if isinstance(error, (PermissionError, FileNotFoundError)):
+        remedy = (
+            "Let this user execute it, which takes the right to search each folder above it, or "
+            "install again as this user: remove .venv and run scripts/install.sh, where PYTHON "
+            "names an interpreter that everybody may execute."
+        )
+    reason = f"{program} cannot be started ({error.strerror})"
+    return MeasurementError(reason, "crash", remedy=remedy)
+
+
+def without_result(returncode: int) -> tuple[str, Kind]:
+    """Return the reason and the kind of a worker's end without a result."""
+    if returncode in _KILLED:
+        why = "the worker was killed from outside, most often by the kernel for lack of memory"
+        return why, "out_of_memory"
+    if returncode == 0:
+        return "the worker ended without a result", "protocol"
+    return f"the worker died with status {returncode}", "crash"
+
+
+def import_remedy(reason: str) -> str:
+    """Return what to do about an import that failed: a command only for a known package."""
+    named = re.search(r" needs (?:another )?(\w+)[,:]", reason)
+    if named and named[1] in {module.partition(".")[0] for module in fork_imports()}:
+        return f"Run {install_command(named[1])}."
+    return "Install what it names into this Python, if you trust it, or remove the import."

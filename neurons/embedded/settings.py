@@ -1,0 +1,171 @@
+"""The settings of a subnet on this machine, and of each process in it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.measuring.runner import child_environment
+from neurons.runtime.errors import ConfigError
+from neurons.runtime.identity import OFFLINE
+from neurons.runtime.loading import find_env_file, load_settings
+from neurons.runtime.machine import resolve_device
+from neurons.runtime.settings import Settings
+
+OUTSIDE = ("validator_api_url", "github_username", "fork_remote", "repo_path")
+"""Settings that mean a real subnet. GITHUB_TOKEN is not one: other tools set it as well."""
+
+ELSEWHERE = ("GITHUB_TOKEN", "DATABASE_URL")
+"""Variables that do not count here: they lead to what other programs keep."""
+
+VALIDATOR_TAKES = (
+    *("validator_api_url", "wallet_validator_name", "wallet_hotkey", "wallet_path", "device"),
+    *("polling_interval", "bench_timeout_seconds", "sandbox", "allow_file_forks"),
+    *("enable_logit_verification", "inference_servers", "reference_inference_url"),
+)
+"""Settings of the run that its validator has too."""
+
+API_TAKES = (
+    "state_dir",
+    "allow_file_forks",
+    "blocks_until_reveal",
+    "reveal_window_blocks",
+    "block_time_seconds",
+)
+"""Settings of the run that its API has too."""
+
+MINER_TAKES = (
+    *("validator_api_url", "fork_upstream_url", "wallet_path", "subtensor_network", "device"),
+    *("target_sequence_length", "claim_runs", "claim_headroom"),
+)
+"""Settings of the run that each further miner has too."""
+
+BLOCK_SECONDS = 2
+WINDOW_BLOCKS = 7 * 24 * 3600 // BLOCK_SECONDS
+"""A week: a run that was stopped for the weekend goes on with its commitment."""
+MINER, VALIDATOR = "miner", "validator"
+CPU_LENGTH = 2048
+CPU_HEADROOM = 0.5
+
+
+def is_embedded(
+    flags: Mapping[str, object], env_file: Path | None, environ: Mapping[str, str]
+) -> bool:
+    """Return whether nothing names a real subnet: no .env, no flag, no variable.
+
+    Raises:
+        ConfigError: a .env is named that does not exist.
+    """
+    if find_env_file(env_file, environ) is not None:
+        return False
+    return not any(flags.get(name) or environ.get(name.upper()) for name in OUTSIDE)
+
+
+def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
+    """Return the settings of an embedded run, before its children have a port.
+
+    What the user sets still counts, apart from what would lead out of this machine.
+    """
+    wanted = load_settings(flags, Path(os.devnull), environ)
+    device = resolve_device(wanted.device)
+    defaults: dict[str, object] = {
+        "target_sequence_length": "auto",
+        "blocks_until_reveal": 1,
+        "reveal_window_blocks": WINDOW_BLOCKS,
+        "block_time_seconds": BLOCK_SECONDS,
+        "polling_interval": 2.0,
+        "sandbox": "preferred",  # it judges this miner's own fork alone
+    }
+    if device == "cpu":
+        defaults |= {
+            "target_sequence_length": CPU_LENGTH,
+            "claim_headroom": CPU_HEADROOM,
+        }
+    folder = wanted.state_dir / "embedded"
+    forced: dict[str, object] = {
+        "device": device,
+        "state_dir": folder,
+        "wallet_path": folder / "wallets",
+        "wallet_miner_name": MINER,
+        "wallet_validator_name": VALIDATOR,
+        "wallet_hotkey": "default",
+        "subtensor_network": OFFLINE,
+        "submission_mode": wanted.submission_mode,
+        "allow_file_forks": True,
+    }
+    clean = {name: value for name, value in environ.items() if name not in ELSEWHERE}
+    return load_settings({**flags, **forced}, Path(os.devnull), clean, defaults=defaults)
+
+
+def choose_port(file: Path) -> int:
+    """Return the port of the last run, which a live submission names, or a free one."""
+    try:
+        last = int(file.read_text())
+    except (OSError, ValueError):
+        last = 0
+    for port in (last, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise ConfigError("No free port on 127.0.0.1: check this machine's network settings.")
+
+
+def common_environment(settings: Settings) -> dict[str, str]:
+    """Return the environment that all processes of the subnet share."""
+    return {
+        **child_environment(os.environ, device=settings.device),
+        "ENV_FILE": os.devnull,
+        **_passed_on(settings, "log_level", "log_format", "subtensor_network"),
+    }
+
+
+def api_environment(settings: Settings, port: int, validator_hotkey: str) -> dict[str, str]:
+    """Return the environment of the API, where this validator alone writes verdicts."""
+    url = settings.database_url
+    return {
+        **common_environment(settings),
+        **_passed_on(settings, *API_TAKES),
+        "HOST": "127.0.0.1",
+        "PORT": str(port),
+        "VALIDATOR_HOTKEYS": validator_hotkey,
+        **({"DATABASE_URL": url.get_secret_value()} if url else {}),
+    }
+
+
+def validator_environment(settings: Settings) -> dict[str, str]:
+    """Return the environment of the validator, whose log is read."""
+    return {
+        **common_environment(settings),
+        **_passed_on(settings, *VALIDATOR_TAKES),
+        "LOG_FORMAT": "json",
+        "STATE_DIR": str(settings.state_dir / "validator"),
+    }
+
+
+def miner_settings(settings: Settings, name: str, home: Path) -> dict[str, str]:
+    """Return the settings of one more miner, by the names of their environment variables.
+
+    Args:
+        name: of its wallet.
+        home: the folder of its fork and its state.
+    """
+    return {
+        **_passed_on(settings, *MINER_TAKES),
+        "FORK_REMOTE": str(home / "fork.git"),
+        "STATE_DIR": str(home / "state"),
+        "WALLET_MINER_NAME": name,
+    }
+
+
+def _passed_on(settings: Settings, *names: str) -> dict[str, str]:
+    values = {name: getattr(settings, name) for name in names}
+    return {
+        name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
+        for name, value in values.items()
+    }

@@ -1,0 +1,96 @@
+"""Requests that a validator signs as a whole: how clients sign them, and how servers check them."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from neurons.runtime.identity import verify
+from neurons.wire.protocol import (
+    HOTKEY_HEADER,
+    NONCE_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    request_text,
+)
+
+SKEW_SECONDS = 60
+"""How far a validator's clock may be from the server's."""
+
+_TIMESTAMP = re.compile(r"[0-9]{1,12}")
+_NONCE = re.compile(r"[0-9a-f]{32,64}")
+
+
+class Signer(Protocol):
+    """What the wire needs of an identity."""
+
+    @property
+    def hotkey(self) -> str:
+        """The ss58 address."""
+
+    def sign(self, text: str) -> str:
+        """Return the signature of `text` in hex, without 0x."""
+
+
+class NotSigned(Exception):
+    """The headers do not sign this request, or its time differs from the server's."""
+
+
+@dataclass(frozen=True)
+class SignedRequest:
+    """A request whose hotkey is proven; the server accepts its nonce once.
+
+    Attributes:
+        expires_at: Unix seconds; from then on its time is refused, so that its nonce may be
+            forgotten.
+    """
+
+    hotkey: str
+    nonce: str
+    expires_at: int
+
+
+def signed_headers(
+    signer: Signer, method: str, target: str, body: bytes, now: float
+) -> dict[str, str]:
+    """Return the headers that sign one request.
+
+    Args:
+        target: the path, and `?` with the query where there is one, as sent.
+        now: the server's clock in Unix seconds.
+    """
+    timestamp, nonce = str(round(now)), secrets.token_hex(16)
+    return {
+        HOTKEY_HEADER: signer.hotkey,
+        SIGNATURE_HEADER: signer.sign(request_text(method, target, timestamp, nonce, body)),
+        TIMESTAMP_HEADER: timestamp,
+        NONCE_HEADER: nonce,
+    }
+
+
+def check_signed_request(
+    method: str, target: str, headers: Mapping[str, str], body: bytes, now: float
+) -> SignedRequest:
+    """Return the request whose method, target, body, nonce and time the headers sign.
+
+    Args:
+        now: this server's clock in Unix seconds.
+
+    Raises:
+        NotSigned: with a sentence for the client.
+    """
+    hotkey, signature = headers.get(HOTKEY_HEADER, ""), headers.get(SIGNATURE_HEADER, "")
+    timestamp, nonce = headers.get(TIMESTAMP_HEADER, ""), headers.get(NONCE_HEADER, "")
+    if not _TIMESTAMP.fullmatch(timestamp) or not _NONCE.fullmatch(nonce):
+        raise NotSigned(
+            "Invalid signature: a validator signs each request, with the headers Timestamp "
+            "(Unix seconds) and Nonce (32 to 64 hex digits)"
+        )
+    if abs(int(timestamp) - now) > SKEW_SECONDS:
+        raise NotSigned(f"Timestamp is more than {SKEW_SECONDS} s from the server's time")
+    if not verify(hotkey, request_text(method, target, timestamp, nonce, body), signature):
+        raise NotSigned("Invalid signature")
+    return SignedRequest(hotkey, nonce, int(timestamp) + SKEW_SECONDS + 1)

@@ -1,0 +1,100 @@
+"""A call of the layer: its settings, its weights, and the tensors between its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from fla.ops.quasar.scan import Scan, ScanInputs
+from fla.ops.quasar.switches import Backend
+
+
+class Call(NamedTuple):
+    """A call's settings: all that the result depends on besides input and weights."""
+
+    heads: int
+    head_dim: int
+    eps: float  # of the norm
+    dtype: torch.dtype  # of the products
+    cu_seqlens: torch.Tensor | None  # [N + 1] bounds of sequences packed in one row
+    backend: Backend  # QUASAR_BACKEND's value
+
+
+class Weights(NamedTuple):
+    """The layer's weights, in the order in which they are passed through autograd.
+
+    H heads of S channels; None for weights that a layer does not have.
+    """
+
+    q: torch.Tensor  # [H S, hidden], as k and v
+    k: torch.Tensor
+    v: torch.Tensor
+    narrow: torch.Tensor  # [S, hidden], the gate's narrow half
+    wide: torch.Tensor  # [H S, S], its wide half
+    wide_bias: torch.Tensor  # [H S]
+    q_taps: torch.Tensor | None  # [H S, 1, taps], of the convolutions
+    k_taps: torch.Tensor | None
+    v_taps: torch.Tensor | None
+    q_shift: torch.Tensor | None  # [H S], the convolutions' biases
+    k_shift: torch.Tensor | None
+    v_shift: torch.Tensor | None
+    beta_log: torch.Tensor  # [H]
+    norm: torch.Tensor  # [S]
+    out: torch.Tensor  # [hidden, H S]
+
+    def of_products(self) -> tuple[torch.Tensor, ...]:
+        """Return the weights of the matrix products, as `concatenated` takes them."""
+        return *self[:6], self.out
+
+    def taps(self) -> tuple[torch.Tensor | None, ...]:
+        """Return the taps of q, k and v."""
+        return self.q_taps, self.k_taps, self.v_taps
+
+    def joined_taps(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the convolutions' taps `[3 H S, taps]` and bias `[3 H S]` (or None), in a row."""
+        shifts = self.q_shift, self.k_shift, self.v_shift
+        taps = torch.cat(self.taps()).squeeze(1)  # type: ignore[arg-type] # they are there
+        return taps, None if shifts[0] is None else torch.cat(shifts)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class Activations:
+    """Tensors between the stages, for R tokens of H heads of S channels.
+
+    Who used one for the last time drops it: for a million tokens each takes gigabytes.
+    """
+
+    scan: ScanInputs | None  # of the operator
+    narrow: torch.Tensor  # [R, S], the output gate's narrow half
+    output_weights: tuple[torch.Tensor, ...]  # in the form of the stages that made them
+    rows: torch.Tensor | None = None  # [R, hidden], x in the products' dtype, if kept
+    products: torch.Tensor | None = None  # [R, 3 H S + S], x W: q, k, v and narrow, if kept
+    o: Any = None  # [R, H, S], the operator's output, once it is there
+
+
+class Stages(NamedTuple):
+    """An implementation of what the layer computes before and after its operator."""
+
+    project: Callable[[Call, torch.Tensor, Weights, bool, bool], Activations | None]
+    """Compute everything before the operator; `keep` and `output` are `layer_forward`'s.
+
+    Returns None for an unsupported call and after a launch that failed."""
+    output: Callable[[Call, Activations], torch.Tensor | None]
+    """Compute `[R, hidden]` from `o`, `narrow` and `output_weights`, or return None as above."""
+
+
+class LayerResults(NamedTuple):
+    """The layer's output, and its intermediate results; None for those not requested."""
+
+    y: Any  # [B, T, hidden]
+    rows: torch.Tensor | None = None  # as in `Activations`
+    products: torch.Tensor | None = None
+    narrow: torch.Tensor | None = None
+    operator: Scan | None = None
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

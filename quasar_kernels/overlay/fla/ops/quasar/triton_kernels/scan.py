@@ -1,0 +1,227 @@
+"""Launches of the segmented scan's Triton kernels: the forward pass and the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
+from fla.ops.quasar.gate import divisible
+from fla.ops.quasar.scan import Gradients, Saved, Scan, ScanInputs, StepSizes
+from fla.ops.quasar.triton_kernels.plan import Plan, plan_segments
+from fla.ops.quasar.triton_kernels.segmented_scan import (
+    segment_map_kernel,
+    segment_output_kernel,
+    segment_scan_kernel,
+)
+from fla.ops.quasar.triton_kernels.segmented_scan_bwd import (
+    decay_grad_kernel,
+    segment_input_grad_kernel,
+    segment_state_grad_kernel,
+)
+from fla.ops.quasar.triton_kernels.tiles import Tiles
+
+
+def _shared_constants(plan: Plan, q: torch.Tensor) -> dict[str, Any]:
+    # constexprs of every kernel that walks chunks
+    return {
+        "H": q.shape[2],
+        "S": q.shape[3],
+        "BS": plan.block,
+        "C": plan.tiles.chunk,
+        "PRECISION": plan.precision,
+        "IS_VARLEN": plan.table is not None,
+    }
+
+
+def _rows_of_b(plan: Plan, inverse: torch.Tensor) -> int:
+    # rows of B in a row of 64 elements, for the kernels that read B
+    return rows_packed(plan.tiles.chunk, inverse.dtype, inverse.shape[-1])
+
+
+def _segment_states(
+    plan: Plan, inputs: ScanInputs, inverse: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Run pass 1 and the scan: G and the state after each segment, `[total, H, S, S]` fp32 each.
+
+    Both are None if no sequence has a second segment. The entries of a sequence's last segment are
+    not written.
+    """
+    if plan.total == plan.sequences:
+        return None, None
+    k, v, g = inputs.k, inputs.v, inputs.g
+    T, H, S = k.shape[1:]
+    tiles = plan.tiles
+    G, states = torch.empty(2, plan.total, H, S, S, dtype=torch.float32, device=k.device)
+    segment_map_kernel[(plan.total * H, triton.cdiv(S, tiles.map_rows))](
+        k, v, g, inverse, plan.table, G, states, T, plan.per_sequence, plan.length,
+        *k.stride()[:3], *v.stride()[:3], *inverse.stride()[:3], **_shared_constants(plan, k),
+        PACK=_rows_of_b(plan, inverse), BR=tiles.map_rows,
+        num_warps=tiles.map_warps, num_stages=tiles.map_stages,
+    )  # fmt: skip
+    _scan(plan, G, states, inputs.initial_state, k.dtype, backward=False)
+    return G, states
+
+
+def _scan(
+    plan: Plan,
+    G: torch.Tensor,
+    R: torch.Tensor,
+    initial_state: torch.Tensor | None,
+    dtype: torch.dtype,
+    *,
+    backward: bool,
+) -> None:
+    """Scan the maps in place: R becomes the states, or with `backward` their gradients."""
+    H, S = G.shape[1:3]
+    exact = dtype != torch.bfloat16
+    segment_scan_kernel[(plan.sequences * H, triton.cdiv(S, plan.tiles.scan_cols))](
+        G,
+        R,
+        initial_state,
+        plan.first,
+        plan.per_sequence,
+        H=H,
+        S=S,
+        BS=plan.block,
+        BV=plan.tiles.scan_cols,
+        EXACT=exact,
+        BACKWARD=backward,
+        HAS_INITIAL=initial_state is not None,
+        IS_VARLEN=plan.table is not None,
+        num_warps=plan.tiles.scan_warps,
+        num_stages=2 if exact else 1,
+    )
+
+
+def _launch_output(
+    plan: Plan,
+    inputs: ScanInputs,
+    inverse: torch.Tensor,
+    states: torch.Tensor | None,
+    o: torch.Tensor,
+    final_state: torch.Tensor | None = None,
+    *,
+    fresh: bool = False,
+    checkpoints: torch.Tensor | None = None,
+) -> None:
+    """Run pass 2: fill `final_state` and o, `[B, T, H, S]`; with `fresh` V' is written to o."""
+    q, k, v, _, initial_state, _, scale, g = inputs
+    T, H, S = k.shape[1:]
+    tiles = plan.tiles
+    segment_output_kernel[(plan.total * H, triton.cdiv(S, tiles.value_cols))](
+        q, k, v, g, inverse, plan.table, states, initial_state, final_state, o, checkpoints,
+        T, plan.per_sequence, plan.length, scale, *q.stride()[:3], *k.stride()[:3],
+        *v.stride()[:3], *o.stride()[:3], *inverse.stride()[:3], **_shared_constants(plan, k),
+        PACK=_rows_of_b(plan, inverse), BV=tiles.value_cols, HAS_INITIAL=initial_state is not None,
+        HAS_STATES=states is not None, STORE_FINAL=final_state is not None, STORE_FRESH=fresh,
+        num_warps=tiles.output_warps, num_stages=tiles.output_stages,
+    )  # fmt: skip
+
+
+def forward(inputs: ScanInputs, output_final_state: bool = False, plan: Plan | None = None) -> Scan:
+    """Run the forward pass on the current stream; it records nothing for autograd.
+
+    Args:
+        inputs: as `ScanInputs` describes what kernels take. Reading `cu_seqlens` synchronises.
+        output_final_state: whether to return the state after each sequence.
+        plan: how the sequences are cut, instead of the built-in choice.
+    """
+    plan = plan or plan_segments(inputs.v, inputs.cu_seqlens, launch=_forward_with)
+    x = inputs.with_equal_heads()
+    q, k = x.q, x.k
+    T, H, S = q.shape[1:]
+    final = None
+    if output_final_state:
+        final = torch.empty(plan.sequences, H, S, S, dtype=torch.float32, device=q.device)
+    if plan.sequences * H == 0 or (T == 0 and not output_final_state):
+        return Scan(torch.empty_like(q), final, Saved(inputs, None, None, plan))
+    o = torch.empty_like(k, memory_format=torch.contiguous_format)
+    # a chunk's B is stored in o's rows, unless several programs write them
+    inverse = chunk_intra(plan, k, x.steps, o if plan.tiles.value_cols >= S else None)
+    G, states = _segment_states(plan, x, inverse)
+    _launch_output(plan, x, inverse, states, o, final)
+    return Scan(o, final, Saved(inputs, G, states, plan))
+
+
+def _forward_with(
+    tiles: Tiles, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor
+) -> torch.Tensor:
+    # for the autotune of a GPU that tuned.json does not name
+    return forward(ScanInputs.of(q, k, v, beta), plan=plan_segments(q, None, tiles)).o
+
+
+def backward(saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None = None) -> Gradients:
+    """Run the backward pass on the current stream.
+
+    Args:
+        saved: of `forward`, or with a `Plan` as its segments.
+        do: `[B, T, H, S]` contiguous, q's dtype.
+        d_final: `[sequences, H, S, S]` fp32 contiguous, or None.
+
+    Returns:
+        The gradients; those of q and k are of v's shape.
+    """
+    inputs, G, states, plan = saved
+    x = inputs.with_equal_heads()
+    q, k, _, (steps, per_token), initial_state, _, scale, g = x
+    T, H = q.shape[1:3]
+    warps = plan.tiles.grad_warps
+    if per_token:
+        steps = divisible(steps, k.dtype)
+    dq, dk, dv, fresh = (torch.empty_like(do) for _ in range(4))
+    inverse = chunk_intra(plan, k, StepSizes(steps, per_token), dv)
+    shared = _shared_constants(plan, q)
+    checkpoints = begins = dg = None
+    if g is not None:
+        checkpoints, begins, dg = torch.empty_like(do), torch.empty_like(g), torch.empty_like(g)
+    _launch_output(plan, x, inverse, states, fresh, fresh=True, checkpoints=checkpoints)
+    strides_q, strides_k = q.stride()[:3], k.stride()[:3]
+    d_initial = None if initial_state is None else torch.empty_like(initial_state)
+    segment_sizes = (T, plan.per_sequence, plan.length, scale)
+    d_states = None if G is None else torch.empty_like(G)
+
+    absent = (None,) * 4
+
+    def launch_state_grad(map_only: bool) -> None:
+        segment_state_grad_kernel[(plan.total * H,)](
+            q, k, g, inverse, fresh, do, plan.table, d_states, d_final, d_states, d_initial, dv, dk,
+            *(absent if map_only or g is None else (checkpoints, states, initial_state, begins)),
+            *segment_sizes, *strides_q, *strides_k, *do.stride()[:3], *inverse.stride()[:3],
+            **shared,
+            PACK=_rows_of_b(plan, inverse), MAP_ONLY=map_only, HAS_FINAL=d_final is not None,
+            HAS_ENTERING=d_states is not None and not map_only,
+            STORE_INITIAL=d_initial is not None, num_warps=warps, num_stages=1,
+        )  # fmt: skip
+
+    if G is not None and d_states is not None:
+        launch_state_grad(map_only=True)
+        _scan(plan, G, d_states, None, k.dtype, backward=True)
+    launch_state_grad(map_only=False)
+    d_beta = torch.empty_like(steps) if per_token else steps.new_empty(plan.total, H)
+    segment_input_grad_kernel[(plan.total * H,)](
+        q, k, steps, g, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, dg,
+        *segment_sizes, *strides_q, *strides_k, *do.stride()[:3], **shared, READ_STEP=per_token,
+        HAS_INITIAL=initial_state is not None, HAS_STATES=states is not None,
+        num_warps=warps, num_stages=1,
+    )  # fmt: skip
+    if g is not None:
+        keep = max(plan.block, plan.tiles.chunk)
+        shares = max(1, min(triton.cdiv(plan.longest, keep), 64))
+        decay_grad_kernel[(plan.total * H, shares)](
+            dg,
+            begins,
+            plan.table,
+            *segment_sizes[:3],
+            H=H,
+            KEEP=keep,
+            IS_VARLEN=plan.table is not None,
+            num_warps=1,
+        )
+    return Gradients(dq, dk, dv, d_beta if per_token else d_beta.sum(0), d_initial, dg)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT
