@@ -6,6 +6,7 @@ import functools
 import math
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
