@@ -14,15 +14,16 @@ import argparse
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import partial
 from importlib import import_module, metadata
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.cases.delta_rule_libraries import LIBRARIES, versions
 from benchmarks.engine import clocks, commands, comparison
 from benchmarks.engine.comparison import WAYS, Comparison, Function, Inputs, Shape, Way
 from benchmarks.engine.limits import COPY_SHARE, GRADIENT_ERROR, OUTPUT_ERROR, Criterion
@@ -118,42 +119,6 @@ def exact(x: Inputs) -> Tensor:
     )[0]  # fmt: skip
 
 
-class Library(NamedTuple):
-    """Another library, and how its function is given fla's arguments."""
-
-    distribution: str  # what pip installs
-    make: Callable[[], Callable[..., tuple[Tensor, Any]]]  # imports it
-    backward: bool
-
-
-def _flashqla() -> Callable[..., tuple[Tensor, Any]]:
-    function: Callable[..., tuple[Tensor, Any]]
-    function = import_module("flash_qla").chunk_gated_delta_rule
-    return function
-
-
-def _flashinfer() -> Callable[..., tuple[Tensor, Any]]:
-    function = import_module("flashinfer.gdn_prefill").chunk_gated_delta_rule
-
-    @cache
-    def bounds(batch: int, tokens: int, device: torch.device) -> Tensor:
-        return torch.arange(batch + 1, device=device) * tokens
-
-    def packed(q: Tensor, k: Tensor, v: Tensor, *, beta: Tensor, g: Tensor) -> tuple[Tensor, None]:
-        batch, tokens = v.shape[:2]
-        rows = (t.flatten(0, 1) for t in (q, k, v, g.exp(), beta))  # decays, not their logarithms
-        # without max_seqlen all tokens are taken for one sequence's
-        ends = bounds(batch, tokens, v.device)
-        o: Tensor = function(*rows, cu_seqlens=ends, max_seqlen=tokens)
-        return o.view_as(v), None
-
-    return packed
-
-
-LIBRARIES = {
-    "flashqla": Library("flash-qla", _flashqla, backward=True),
-    "flashinfer": Library("flashinfer-python", _flashinfer, backward=False),
-}
 NAMES = (*OURS, FLA, *LIBRARIES)
 
 
@@ -163,22 +128,6 @@ def takes(name: str, rule: Rule, way: Way, shape: Shape) -> bool:
         return True
     gated = rule == GATED and shape.width == LIBRARY_WIDTH
     return gated and (way == "forward" or LIBRARIES[name].backward)
-
-
-def versions(names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Import the libraries among these names.
-
-    Returns:
-        the version of each that can be called here, and why the others cannot.
-    """
-    found, missing = {}, {}
-    for name in (name for name in LIBRARIES if name in names):
-        try:
-            LIBRARIES[name].make()
-            found[name] = metadata.version(LIBRARIES[name].distribution)
-        except Exception as error:  # FlashQLA's import alone raises three kinds without its GPU
-            missing[name] = f"{type(error).__name__}: {error}"
-    return found, missing
 
 
 @contextmanager

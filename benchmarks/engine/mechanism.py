@@ -47,7 +47,7 @@ class Calls(NamedTuple):
     chunks: Chunks  # o of whole sequences
     step: Step  # o of one token behind states, which it may overwrite
     state: Callable[[int], Any]  # draws states of sequences: a tensor, or what behaves as one
-    operations: Callable[[list[int]], float] = lambda lengths: 0.0
+    operations: Callable[[list[int]], float] = lambda _: 0.0
     """Of products that nothing saves in a forward pass over sequences of these lengths."""
     packs: str = ""  # why it takes no packed sequences, where it does not
     parameters: tuple[Tensor, ...] = ()  # that have gradients besides the inputs
@@ -122,7 +122,7 @@ def steps(heads: int, device: str) -> Tensor:
     return 10 ** torch.empty(heads, device=device).uniform_(float(low), float(high))
 
 
-def recurrence(
+def recurrence(  # noqa: PLR0913 # its tensors
     q: Tensor, k: Tensor, v: Tensor, g: Tensor,
     a: Tensor | None = None, b: Tensor | None = None,
     state: Tensor | None = None, bounds: Tensor | None = None, u: Tensor | None = None,

@@ -9,13 +9,13 @@ from benchmarks.cases.delta_rule import (
     CALLS,
     FLA,
     GATED,
-    LIBRARIES,
     LIBRARY_WIDTH,
     call_name,
     limits,
     share_of_best,
     takes,
 )
+from benchmarks.cases.delta_rule_libraries import LIBRARIES
 from benchmarks.engine.comparison import shape_of
 from benchmarks.engine.limits import summary
 from benchmarks.engine.results import DATA, Row, Run

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.cases import gpu_tests, nsight, operator, operator_training, sanitizer
+from benchmarks.cases import gpu_tests, operator, operator_training, sanitizer
 from benchmarks.cases.operator import BASELINE, OURS
 from benchmarks.engine.comparison import shape_of
 from benchmarks.engine.limits import COPY_SHARE, GRADIENT_ERROR, missed, summary
-from benchmarks.engine.results import DATA, Entry, Row, Run, load
+from benchmarks.engine.results import DATA, Row, Run, load
 from benchmarks.report.documents import RESULTS, page
+from benchmarks.report.kernel_tools import profile, sanitizer_findings, tests
 from benchmarks.report.markdown import (
     facts,
     microseconds,
@@ -27,14 +26,6 @@ from quasar_kernels.line_plot import Line, line_plot
 PLOT = RESULTS / "operator.svg"
 LABELS = {"triton": "Triton", "cuda": "CUDA", BASELINE: "baseline"}
 COLOURS = {"triton": "#0b6e4f", "cuda": "#2a5ca8", BASELINE: "#b5432a"}
-UTILISATION = {
-    "dram": "DRAM",
-    "tensor": "tensor cores",
-    "shared": "shared memory",
-    "issue": "issue slots",
-    "warps": "warps",
-}
-"""Columns of a kernel's shares of the peak."""
 
 
 def _baseline(run: Run) -> str:
@@ -195,77 +186,6 @@ def decoding(run: Run) -> str:
 
     text = f"The share at the largest batch must be {COPY_SHARE:.0%} or more."
     return f"{records(map(cells, run.rows('decoding')))}\n\n{text}"
-
-
-def profile(run: Run) -> str:
-    """Return how the kernels were profiled, and a table of each call's kernels."""
-    rates = ", ".join(f"{k} {run.number(f'{k}_tflops'):.0f}" for k in nsight.OPERATIONS)
-    copies = f"copies {run.number('copy_gb_per_s') / 1000:.2f} TB/s"
-    where = run.where(f"Nsight Compute {run.versions['Nsight Compute']}")
-    ceilings = {"ceilings": f"{copies}; products {rates} TFLOP/s", "protocol": run.protocol}
-    parts = [call_profile(run, call) for call in run.table("calls")]
-    return "\n\n".join([facts({**where, **ceilings}), *parts])
-
-
-def call_profile(run: Run, call: Entry) -> str:
-    """Return the table of a call's kernels, and of the call as a whole."""
-    name = call.of["call"]
-    header = (
-        f"{name}, {call.of['tokens']:,} tokens", "ms", *(f"{x}, %" for x in UTILISATION.values()),
-        "registers", "GB moved", "floor, ms", "times the floor",
-    )  # fmt: skip
-
-    def line(what: str, ms: float, counters: list[str], moved: float, floor: float) -> list[str]:
-        over = f"{ms / floor:.1f}" if floor else "-"
-        return [what, f"{ms:.3f}", *counters, f"{moved / 1e9:.2f}", f"{floor:.3f}", over]
-
-    kernels = [kernel for kernel in run.table("kernels") if kernel.of["call"] == name]
-    rows = []
-    for kernel in kernels:
-        of = kernel.figures
-        counters = [f"{of[f'{place}_percent']:.0f}" for place in UTILISATION]
-        counters.append(str(of["registers"]))
-        floor = nsight.floor_ms(run, kernel)
-        rows.append(line(kernel.texts["kernel"], of["ms"], counters, of["dram_bytes"], floor))
-    ms, moved = (math.fsum(k.figures[of] for k in kernels) for of in ("ms", "dram_bytes"))
-    products = math.fsum(nsight.products_ms(run, kernel) for kernel in kernels)
-    floor = max(nsight.bytes_ms(run, call.figures["least_bytes"]), products)
-    return table(
-        header, [*rows, line("all of it", ms, [""] * (len(UTILISATION) + 1), moved, floor)]
-    )
-
-
-def tests(run: Run) -> str:
-    """Return where the GPU tests ran and how each file did; what failed or did not run by name."""
-    outcomes = ("passed", "failed", "skipped")
-    rows = [(str(e.of["file"]), *(str(e.figures[o]) for o in outcomes)) for e in run.entries]
-    totals = (str(sum(e.figures[o] for e in run.entries)) for o in outcomes)
-    notes = [f"Failed: {', '.join(named)}." for named in [gpu_tests.misses(run)] if named]
-    left_out = run.settings.get("left out")
-    notes += [f"Not part of this run: {left_out}."] if left_out else []
-    whole = table(("file", *outcomes), [*rows, ("all of them", *totals)])
-    return "\n\n".join([facts(run.where()), whole, *notes])
-
-
-def sanitizer_findings(run: Run) -> str:
-    """Return the table of compute-sanitizer's findings, and what a tool left out."""
-    where = run.where(f"compute-sanitizer {run.versions['compute-sanitizer']}")
-    where["wall time"] = f"{run.number('seconds'):.0f} s, all tools side by side"
-    counts: Mapping[str, Any] = {n: run.settings[f"{n} calls"] for n in sanitizer.CALLS}
-    rows, left_out = [], []
-    for one in run.table("tools"):
-        watched = one.texts["calls"].split()
-        calls = " and ".join(f"{counts[name]} of the {name}" for name in watched)
-        planted, seconds = str(one.figures["faulty"]), f"{one.figures['seconds']:.0f}"
-        rows.append((one.by, calls, sanitizer.verdict(one), planted, seconds))
-        left_out += [
-            f"{one.by} did not watch the {name}'s kernels: it reports {one.figures['handshake']} "
-            "hazards in a right kernel that hands chunks over as they do."
-            for name in counts
-            if name not in watched
-        ]
-    header = ("tool", "calls", "found", "in a faulty kernel", "wall time, s")
-    return "\n\n".join([facts(where), table(header, rows), *left_out])
 
 
 def plot(run: Run) -> str:

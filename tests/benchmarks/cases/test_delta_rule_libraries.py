@@ -12,18 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.cases import delta_rule
+from benchmarks.cases import delta_rule_libraries
 from benchmarks.cases.delta_rule import (
     GATED,
-    LIBRARIES,
     MIDDLE,
     WIDE,
     draw,
     exact,
     selected,
     takes,
-    versions,
 )
+from benchmarks.cases.delta_rule_libraries import LIBRARIES, versions
 from benchmarks.engine.comparison import WAYS, Shape, gradients, wide
 from quasar_kernels.delta_reference import delta_chunked
 from quasar_kernels.reference import relative_rms
@@ -129,7 +128,7 @@ def test_a_library_that_is_not_there_or_refuses_this_gpu_is_named_with_the_reaso
             raise ValueError("supports sm90 only")
         raise ModuleNotFoundError(f"No module named {name!r}")
 
-    monkeypatch.setattr(delta_rule, "import_module", refuse)
+    monkeypatch.setattr(delta_rule_libraries, "import_module", refuse)
     assert versions(list(LIBRARIES)) == (
         {},
         {

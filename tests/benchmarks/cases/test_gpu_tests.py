@@ -10,7 +10,7 @@ import pytest
 from benchmarks.cases import gpu_tests
 from benchmarks.engine.commands import run_case
 from benchmarks.engine.results import load
-from benchmarks.report.kernels import tests as table
+from benchmarks.report.kernel_tools import tests as table
 
 MIXED = """\
 import pytest

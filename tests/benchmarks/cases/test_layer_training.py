@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.cases.layer_training import IMPLEMENTATIONS, SHAPES, limits
 from benchmarks.engine.results import DATA, Entry, Run, load
-from benchmarks.report.layer import training
+from benchmarks.report.layer_tables import training
 from tests.benchmarks.runs import run_of
 
 SHORT, LONG = SHAPES[:2]

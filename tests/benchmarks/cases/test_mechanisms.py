@@ -24,9 +24,9 @@ from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
 
 from benchmarks import mechanisms
 from benchmarks.cases import mechanisms as case
-from benchmarks.cases.mechanisms import Work, Wrong, entries, packed_bounds
 from benchmarks.engine import processes
 from benchmarks.engine.mechanism import FLA, OURS, SEQUENTIAL, Calls
+from benchmarks.engine.mechanism_work import Work, Wrong, entries, packed_bounds
 from benchmarks.engine.processes import Lost
 from benchmarks.engine.results import Entry
 from benchmarks.mechanisms import implementations

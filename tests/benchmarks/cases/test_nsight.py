@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cases.nsight import METRICS, bytes_ms, floor_ms, parse, products_ms
 from benchmarks.engine.results import Entry, Run
-from benchmarks.report.kernels import call_profile, profile
+from benchmarks.report.kernel_tools import call_profile, profile
 from tests.benchmarks.runs import run_of
 
 RAW = (Path(__file__).parent / "ncu_raw.csv").read_text()

@@ -25,7 +25,7 @@ from benchmarks.cases.sanitizer_calls import (
 )
 from benchmarks.engine.commands import run_case
 from benchmarks.engine.results import Entry, Run, load
-from benchmarks.report.kernels import sanitizer_findings
+from benchmarks.report.kernel_tools import sanitizer_findings
 from tests import PROJECT
 from tests.benchmarks.runs import run_of
 from tests.processes import HANG, run_python

@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.cases.mechanisms import bound_ms, call_of
+from benchmarks.cases.mechanisms import bound_ms
+from benchmarks.engine.mechanism_work import call_of
 from benchmarks.engine.results import DATA, Entry, Run, load, write
 from benchmarks.mechanisms import implementations
 from benchmarks.report import learned, mechanisms, models

@@ -1,0 +1,65 @@
+"""Other libraries' gated delta rule for heads of 128, given fla's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import cache
+from importlib import import_module, metadata
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Library(NamedTuple):
+    """Another library, and how its function is given fla's arguments."""
+
+    distribution: str  # what pip installs
+    make: Callable[[], Callable[..., tuple[Tensor, Any]]]  # imports it
+    backward: bool
+
+
+def _flashqla() -> Callable[..., tuple[Tensor, Any]]:
+    function: Callable[..., tuple[Tensor, Any]]
+    function = import_module("flash_qla").chunk_gated_delta_rule
+    return function
+
+
+def _flashinfer() -> Callable[..., tuple[Tensor, Any]]:
+    function = import_module("flashinfer.gdn_prefill").chunk_gated_delta_rule
+
+    @cache
+    def bounds(batch: int, tokens: int, device: torch.device) -> Tensor:
+        return torch.arange(batch + 1, device=device) * tokens
+
+    def packed(q: Tensor, k: Tensor, v: Tensor, *, beta: Tensor, g: Tensor) -> tuple[Tensor, None]:
+        batch, tokens = v.shape[:2]
+        rows = (t.flatten(0, 1) for t in (q, k, v, g.exp(), beta))  # decays, not their logarithms
+        # without max_seqlen all tokens are taken for one sequence's
+        ends = bounds(batch, tokens, v.device)
+        o: Tensor = function(*rows, cu_seqlens=ends, max_seqlen=tokens)
+        return o.view_as(v), None
+
+    return packed
+
+
+LIBRARIES = {
+    "flashqla": Library("flash-qla", _flashqla, backward=True),
+    "flashinfer": Library("flashinfer-python", _flashinfer, backward=False),
+}
+
+
+def versions(names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Import the libraries among these names.
+
+    Returns:
+        the version of each that can be called here, and why the others cannot.
+    """
+    found, missing = {}, {}
+    for name in (name for name in LIBRARIES if name in names):
+        try:
+            LIBRARIES[name].make()
+            found[name] = metadata.version(LIBRARIES[name].distribution)
+        except Exception as error:  # FlashQLA's import alone raises three kinds without its GPU
+            missing[name] = f"{type(error).__name__}: {error}"
+    return found, missing

@@ -1,0 +1,290 @@
+"""What a mechanism's implementation costs: every length is compared with float64, then timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.engine import clocks
+from benchmarks.engine.comparison import WAYS, Inputs, Way, part, wide
+from benchmarks.engine.mechanism import Bounds, Calls
+from benchmarks.engine.results import Entry
+from quasar_kernels.reference import relative_rms
+
+PACKED_TOKENS = 65_536
+PACKED_LENGTHS = (131, 369, 524, 1021, 1027, 2047, 3017, 4095, 5121, 8193, 9999, 13_609)
+"""Of packed sequences; the last takes what is left. Three lie within the checked tokens."""
+CHECKED_TOKENS = 1024
+DECODED_BATCH = 64
+LONGEST_MS = 1000.0
+"""A call that would take longer is left out."""
+GRAPH_MS = 15.0
+"""Calls up to here are replayed as CUDA graphs; the host is no matter beyond."""
+ERROR = 0.1
+"""Relative RMS error from which on an implementation is wrong, and not timed."""
+NOT_REACHED = "not reached within the limit"
+
+
+class Wrong(Exception):
+    """A result is not finite, or too far from float64."""
+
+
+def packed_bounds(tokens: int, device: str) -> Bounds:
+    """Return bounds of sequences of mixed lengths that fill a row."""
+    edges = [0]
+    for length in PACKED_LENGTHS:
+        if edges[-1] + length < tokens:
+            edges.append(edges[-1] + length)
+    host = torch.tensor([*edges, tokens])
+    return Bounds(host.to(device), host)
+
+
+def size(x: Inputs) -> int:
+    """Return the bytes of all tensors."""
+    return sum(t.numel() * t.element_size() for t in x.values())
+
+
+class Work:
+    """An implementation with the inputs of its longest call, and its expected results."""
+
+    def __init__(self, name: str, calls: Calls, tokens: int, device: str) -> None:
+        self.name, self.calls, self.device = name, calls, device
+        self.on_gpu = device == "cuda"
+        torch.manual_seed(0)
+        self.x = calls.draw(1, tokens)
+        self.d = torch.randn_like(self.x[calls.like])
+        self._expected: dict[tuple[Way, int, bool], dict[str, Tensor]] = {}
+
+    def outputs(self, x: Inputs, bounds: Bounds | None = None) -> Tensor:
+        """Run a forward pass."""
+        with torch.no_grad():
+            return self.calls.chunks(x, bounds)
+
+    def gradients(self, x: Inputs, d: Tensor, bounds: Bounds | None = None) -> dict[str, Tensor]:
+        """Run forward and backward; return the gradients of the inputs, by name."""
+        leaves = {name: t.detach().requires_grad_() for name, t in x.items()}
+        wanted = [*leaves.values(), *self.calls.parameters]
+        with torch.enable_grad():
+            o = self.calls.chunks(leaves, bounds)
+            found = torch.autograd.grad(o, wanted, d.to(o.dtype))
+        return dict(zip(leaves, found, strict=False))
+
+    def expected(self, way: Way, tokens: int, packed: bool) -> dict[str, Tensor]:
+        """Return a call's results over its first tokens, from inputs of these alone, in float64."""
+        key = (way, tokens, packed)
+        if key not in self._expected:
+            x, bounds = wide(part(self.x, tokens)), None
+            if packed:
+                edges = packed_bounds(PACKED_TOKENS, "cpu").host
+                bounds = torch.cat([edges[edges < tokens], torch.tensor([tokens])])
+            with torch.set_grad_enabled(way != "forward"):
+                leaves = {name: t.requires_grad_(way != "forward") for name, t in x.items()}
+                o = self.calls.exact(leaves, None, bounds)[0]
+            if way == "forward":
+                self._expected[key] = {"o": o}
+            else:
+                d = self.d[:, :tokens].double()
+                found = torch.autograd.grad(o, list(leaves.values()), d)
+                self._expected[key] = dict(zip(leaves, found, strict=True))
+        return self._expected[key]
+
+    def errors(self, way: Way, tokens: int, bounds: Bounds | None = None) -> dict[str, float]:
+        """Compare a call with float64 over its first tokens.
+
+        Gradients are those of a loss over these, which later tokens must not change.
+
+        Raises:
+            Wrong: the error is too large, or something anywhere is not finite.
+        """
+        clocks.poison()
+        first = min(tokens, CHECKED_TOKENS)
+        x = part(self.x, tokens)
+        if way == "forward":
+            found = {"o": self.outputs(x, bounds)}
+        else:
+            d = self.d[:, :tokens].clone()
+            d[:, first:] = 0
+            found = self.gradients(x, d, bounds)
+        return compared(part(found, first), self.expected(way, first, bounds is not None), found)
+
+    def entry(self, way: Way, tokens: int, bounds: Bounds | None = None) -> Entry:
+        """Compare a call of whole sequences with float64, and time it.
+
+        Raises:
+            Wrong: as `errors`.
+            torch.OutOfMemoryError: there is too little memory for it.
+        """
+        errors = self.errors(way, tokens, bounds)
+        x, d = part(self.x, tokens), self.d[:, :tokens]
+        lengths = [tokens] if bounds is None else bounds.host.diff().tolist()
+        operations = self.calls.operations(lengths)
+        read, returned = size(x) + sum(p.nbytes for p in self.calls.parameters), d.nbytes
+        moved = read + returned
+        call: Callable[[], object] = partial(self.outputs, x, bounds)
+        if way != "forward":
+            call = partial(self.gradients, x, d, bounds)
+            moved += 2 * read + returned  # read again with the gradient, and gradients written
+            operations *= 1 + self.calls.backward_operations
+        ms, clock = timed(call, self.on_gpu, graphs=bounds is None)
+        in_a_row = {}
+        if bounds is None and tokens == PACKED_TOKENS:
+            in_a_row = {"in_a_row_ms": timed(call, self.on_gpu, graphs=False)[0]}
+        figures = {
+            "ms": ms, **in_a_row, "peak_bytes": peak(call, self.on_gpu) + size(x),
+            "moved_bytes": moved, "operations": operations,
+        }  # fmt: skip
+        of = call_of(way, tokens, packed=bounds is not None)
+        return Entry(
+            table="calls", of=of, by=self.name, figures=figures, errors=errors,
+            texts={"clock": clock},
+        )  # fmt: skip
+
+    def decoded(self, batch: int = DECODED_BATCH) -> Entry:
+        """Compare one token with float64, and time it, its states taken in turn."""
+        step = self.calls.step
+        x, state = self.calls.draw(batch, 1), self.calls.state(batch)
+        expected = self.calls.exact(wide(x), state.double(), None)[0]
+        with torch.no_grad():
+            o = step(x, state.clone())
+        errors = compared({"o": o}, {"o": expected}, {"o": o})
+        del expected
+        sets = clocks.states_in_turn(state.nbytes) if self.on_gpu else 1
+        turns = [partial(step, x, state.clone()) for _ in range(sets)]
+        with torch.no_grad():
+            most = peak(turns[0], self.on_gpu) + size(x) + state.nbytes
+            ms, clock = timed(turns, self.on_gpu)
+        moved = state.nbytes * (2 if self.calls.changes_state else 1) + size(x) + o.nbytes
+        return Entry(
+            table="calls", of=call_of("decoding", 1, batch), by=self.name, errors=errors,
+            figures={"ms": ms, "peak_bytes": most, "moved_bytes": moved, "operations": 0},
+            texts={"clock": clock},
+        )  # fmt: skip
+
+
+def call_of(way: str, tokens: int, batch: int = 1, *, packed: bool = False) -> dict[str, Any]:
+    """Return what names a call in the results."""
+    return {"way": way, "batch": batch, "tokens": tokens, "packed": packed}
+
+
+def compared(
+    found: dict[str, Tensor], expected: dict[str, Tensor], whole: dict[str, Tensor]
+) -> dict[str, float]:
+    """Return the relative RMS errors by tensor.
+
+    Raises:
+        Wrong: one is too large, or `whole` is not finite somewhere.
+    """
+    for name, t in whole.items():
+        if not bool(t.isfinite().all()):
+            raise Wrong(f"{name} is not finite everywhere")
+    errors = {name: relative_rms(found[name], t) for name, t in expected.items()}
+    worst = max(errors, key=errors.__getitem__)
+    if not errors[worst] <= ERROR:
+        raise Wrong(f"the relative RMS error of {worst} is {errors[worst]:.2g}, over {ERROR:g}")
+    return errors
+
+
+def peak(call: Callable[[], object], on_gpu: bool) -> int:
+    """Return the most bytes that a call allocates besides its inputs; 0 on a CPU."""
+    if not on_gpu:
+        return 0
+    clocks.free()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def timed(
+    calls: Callable[[], object] | Sequence[Callable[[], object]], on_gpu: bool, graphs: bool = True
+) -> tuple[float, str]:
+    """Return a call's median milliseconds and the clock: `graph`, `events` or the `host`'s."""
+    several = calls if isinstance(calls, Sequence) else [calls]
+
+    def loop(times: int) -> float:
+        if not on_gpu:
+            start = time.perf_counter()
+            for _ in range(times):
+                for call in several:
+                    call()
+            return (time.perf_counter() - start) * 1e3 / times
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(times):
+            for call in several:
+                call()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / times
+
+    once = loop(1)
+    if not on_gpu:
+        return once / len(several), "host"
+    once = loop(1)
+    if graphs and once / len(several) <= GRAPH_MS:
+        return clocks.graph_ms(several, repeats=5, warm=0.03), "graph"
+    times = max(1, round(GRAPH_MS / once))
+    return median(loop(times) for _ in range(3 if once > 100 else 5)) / len(several), "events"
+
+
+def entries(
+    work: Work, power: int, lengths: Sequence[int], left: Callable[[], float]
+) -> Iterator[Entry]:
+    """Measure everything; an entry without figures has the reason.
+
+    Args:
+        power: of the tokens that the time grows with.
+        left: returns how many seconds there are left.
+    """
+    for way in WAYS:
+        last: Entry | None = None
+        for tokens in lengths:
+            due = 0.0
+            if last is not None:
+                due = last.figures["ms"] * (tokens / int(last.of["tokens"])) ** power
+            of = call_of(way, tokens)
+            if due > LONGEST_MS:
+                limit = LONGEST_MS / 1e3
+                why = f"it would take about {due / 1e3:.1f} s, and {limit:g} s is the limit"
+                yield Entry(table="calls", of=of, by=work.name, failure=why)
+                continue
+            found = attempt(work.name, of, left, partial(work.entry, way, tokens))
+            last = last if found.failure else found
+            yield found
+        if way == "forward":
+            of = call_of("decoding", 1, DECODED_BATCH)
+            yield attempt(work.name, of, left, work.decoded)
+    for way in WAYS:
+        tokens = min(PACKED_TOKENS, max(lengths))
+        of = call_of(way, tokens, packed=True)
+        if work.calls.packs:
+            yield Entry(table="calls", of=of, by=work.name, failure=work.calls.packs)
+            continue
+        bounds = packed_bounds(tokens, work.device)
+        yield attempt(work.name, of, left, partial(work.entry, way, tokens, bounds))
+
+
+def attempt(
+    name: str, of: dict[str, Any], left: Callable[[], float], make: Callable[[], Entry]
+) -> Entry:
+    """Return an entry, with the reason where it has no figures."""
+    try:
+        if left() > 0:
+            return make()
+        reason = NOT_REACHED
+    except torch.OutOfMemoryError:
+        reason = "out of memory"
+    except Wrong as error:
+        reason = f"wrong: {error}"
+    except Exception as error:  # a compiler's, a launch's: the others are measured all the same
+        line = (str(error).strip().splitlines() or [""])[0]
+        reason = f"{type(error).__name__}: {line}"[:200]
+    finally:
+        clocks.free()
+    return Entry(table="calls", of=of, by=name, failure=reason)
