@@ -122,7 +122,7 @@ def steps(heads: int, device: str) -> Tensor:
     return 10 ** torch.empty(heads, device=device).uniform_(float(low), float(high))
 
 
-def recurrence(  # noqa: PLR0913 # its tensors
+def recurrence(  # its tensors
     q: Tensor, k: Tensor, v: Tensor, g: Tensor,
     a: Tensor | None = None, b: Tensor | None = None,
     state: Tensor | None = None, bounds: Tensor | None = None, u: Tensor | None = None,
