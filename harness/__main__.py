@@ -52,20 +52,30 @@ def _parser() -> argparse.ArgumentParser:
         "`profile` shows where the time of a call goes; `gates` checks a model of blocks.",
     )
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("--tree", type=Path,
-                        help="root of a fork, which holds fla/, or an overlay such as "
-                        "quasar_kernels/overlay")  # fmt: skip
+    parser.add_argument(
+        "--tree",
+        type=Path,
+        help="root of a fork, which holds fla/, or an overlay such as quasar_kernels/overlay",
+    )
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--lengths", type=_lengths, help="sequence lengths, such as 512,1024")
     group.add_argument("--target", type=positive, help="all lengths for a submission at this one")
     parser.add_argument("--runs", type=positive, default=3, help="cold processes per length (3)")
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
-    parser.add_argument("--timeout", type=positive, default=int(WORKLOAD.timeout_seconds),
-                        help="seconds for one process (300, the validator's limit)")  # fmt: skip
-    parser.add_argument("--cold-cache", action="store_true",
-                        help="empty kernel caches for the first run of each length")  # fmt: skip
-    parser.add_argument("--ungated", action="store_true",
-                        help="time unchecked code, and say so in the report")  # fmt: skip
+    parser.add_argument(
+        "--timeout",
+        type=positive,
+        default=int(WORKLOAD.timeout_seconds),
+        help="seconds for one process (300, the validator's limit)",
+    )
+    parser.add_argument(
+        "--cold-cache",
+        action="store_true",
+        help="empty kernel caches for the first run of each length",
+    )
+    parser.add_argument(
+        "--ungated", action="store_true", help="time unchecked code, and say so in the report"
+    )
     parser.add_argument("--json", type=Path, help="write the report to this file")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
     parser.add_argument("--debug", action="store_true", help="print the log of a failed worker")

@@ -97,8 +97,9 @@ def main() -> int:
     parser.add_argument("fork", nargs="?", help="https address or folder of the fork")
     parser.add_argument("--claim", type=float, help="tokens per second to claim")
     parser.add_argument("--target", type=positive, default=100_000, help="target sequence length")
-    parser.add_argument("--repo-path", type=Path,
-                        help="a checkout or an overlay to judge without a claim")  # fmt: skip
+    parser.add_argument(
+        "--repo-path", type=Path, help="a checkout or an overlay to judge without a claim"
+    )
     parser.add_argument("--seq-len", type=positive, help="length in tokens to judge it at (2048)")
     parser.add_argument("--full", action="store_true", help="512, 1024, 2048 and the target")
     which = parser.add_mutually_exclusive_group()

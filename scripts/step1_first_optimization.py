@@ -83,9 +83,13 @@ def main(
     parser.add_argument("--fork", type=Path, default=Path("state/public-fork"), metavar="DIR")
     parser.add_argument("--upstream", default=upstream, help="what is cloned")
     parser.add_argument("--lengths", default="512,1024,2048", help="sequence lengths")
-    parser.add_argument("--blocks", "--pairs", type=int, default=LEAST_BLOCKS,
-                        help="of three processes each, at least "
-                        f"{LEAST_BLOCKS} ({LEAST_BLOCKS})")  # fmt: skip
+    parser.add_argument(
+        "--blocks",
+        "--pairs",
+        type=int,
+        default=LEAST_BLOCKS,
+        help=f"of three processes each, at least {LEAST_BLOCKS} ({LEAST_BLOCKS})",
+    )
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--out", type=Path, default=Path("step1"), help="table and plot (step1)")
     parser.add_argument("--debug", action="store_true", help="print a failed worker's log")

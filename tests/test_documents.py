@@ -75,9 +75,15 @@ def test_examples_run_as_they_stand(document):
     runnable = [(b.document, b.line, b.source) for b in python_blocks(document) if not b.needs_gpu]
     environment = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "."}
     done = subprocess.run(
-        [sys.executable, "-c", RUNNER], input=json.dumps(runnable), cwd=PROJECT, env=environment,
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps(runnable),
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
 

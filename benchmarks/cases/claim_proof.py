@@ -76,9 +76,12 @@ def repeat(tree: str, tokens: int, device: str, times: int) -> Entry:
         "verification_seconds": verifying / times,
     }
     return Entry(
-        table="repeats", of={"tokens": tokens}, figures=figures, series={"call_seconds": seconds},
+        table="repeats",
+        of={"tokens": tokens},
+        figures=figures,
+        series={"call_seconds": seconds},
         texts={str(n): reason for n, reason in enumerate(refused)},
-    )  # fmt: skip
+    )
 
 
 def agreement(trees: Mapping[str, Path], tokens: int, device: str, runs: int) -> Iterator[Entry]:
@@ -98,9 +101,12 @@ def agreement(trees: Mapping[str, Path], tokens: int, device: str, runs: int) ->
         if speeds:
             ratio = {"ratio": median(speeds) / median(found["loop"])}
             yield Entry(
-                table="speeds", of={"tokens": tokens}, by=name, figures=ratio,
+                table="speeds",
+                of={"tokens": tokens},
+                by=name,
+                figures=ratio,
                 series={"tokens_per_sec": speeds},
-            )  # fmt: skip
+            )
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -37,14 +37,30 @@ LEAST_RUNS = 3
 DRAWS = 1_000_000
 
 _CHECK = Correctness(
-    passed=True, checks=(), device="cuda", dtype="bfloat16", longest=LENGTH, seconds=0, seed="",
+    passed=True,
+    checks=(),
+    device="cuda",
+    dtype="bfloat16",
+    longest=LENGTH,
+    seconds=0,
+    seed="",
     source_digest="",
-)  # fmt: skip
+)
 _RUN = Sample(
-    length=LENGTH, tokens_per_sec=UNDISTURBED, vram_mb=0, elapsed_seconds=1, runs=10,
-    first_call_seconds=0, import_seconds=0, cache="shared", source_file="", layer_file="",
-    source_digest="", correctness=_CHECK, started_at=datetime.fromtimestamp(0, timezone.utc),
-)  # fmt: skip
+    length=LENGTH,
+    tokens_per_sec=UNDISTURBED,
+    vram_mb=0,
+    elapsed_seconds=1,
+    runs=10,
+    first_call_seconds=0,
+    import_seconds=0,
+    cache="shared",
+    source_file="",
+    layer_file="",
+    source_digest="",
+    correctness=_CHECK,
+    started_at=datetime.fromtimestamp(0, timezone.utc),
+)
 
 
 def measurements(runs: Runs, trial: int) -> list[Sample]:

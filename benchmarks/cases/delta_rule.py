@@ -114,9 +114,7 @@ def draw(rule: Rule, shape: Shape, device: str = "cuda") -> Inputs:
 def exact(x: Inputs) -> Tensor:
     """Compute the output in the inputs' dtype by the chunk form, with the functions' scale."""
     scale = x["q"].shape[-1] ** -0.5
-    return delta_chunked(
-        x["q"], x["k"], x["v"], x["beta"], x.get("g"), scale=scale, chunk=128
-    )[0]  # fmt: skip
+    return delta_chunked(x["q"], x["k"], x["v"], x["beta"], x.get("g"), scale=scale, chunk=128)[0]
 
 
 NAMES = (*OURS, FLA, *LIBRARIES)
@@ -202,9 +200,12 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
             able = [name for name in names if takes(name, rule, way, shape)]
             rested = {"cuda", *((FLA,) if shape == LONG else ())} if way == "forward" else set()
             entries = comparison_of(rule, shape.tokens).entries(
-                {"rule": rule, "way": way, **shape._asdict()}, x, torch.randn_like(x["q"]), able,
+                {"rule": rule, "way": way, **shape._asdict()},
+                x,
+                torch.randn_like(x["q"]),
+                able,
                 rested=rested,
-            )  # fmt: skip
+            )
             run = run.adding(*entries)
             del x
             clocks.free()

@@ -81,31 +81,36 @@ def check_of(checks: Mapping[int, Check], length: int) -> Correctness | None:
 
 
 def time_process(
-    tree: Path, name: str, length: int, process: int, checks: Mapping[int, Check],
-    gpu_lock: Path, device: str,
-) -> Entry:  # fmt: skip
+    tree: Path,
+    name: str,
+    length: int,
+    process: int,
+    checks: Mapping[int, Check],
+    gpu_lock: Path,
+    device: str,
+) -> Entry:
     """Time one length in a fresh process; the first one of a length may have empty caches."""
     of = {"tokens": length, "process": process}
     cold = process == 0 and length in TREES[name].cold
     try:
         correctness = check_of(checks, length)
         sample = timed(
-            tree, length, Options(device), cross_check=correctness is not None, cold_cache=cold,
+            tree,
+            length,
+            Options(device),
+            cross_check=correctness is not None,
+            cold_cache=cold,
             gpu_lock=gpu_lock,
-        )  # fmt: skip
+        )
         sample = sample if correctness is None else confirm(sample, correctness)
     except MeasurementError as error:
         say(f"{name}, {length} tokens: {error.kind}: {error.reason}\n{error.log_tail[-2000:]}")
         return Entry(table="processes", of=of, by=name, failure=f"{error.kind}: {error.reason}")
     say(f"{name}, {length} tokens: {sample.tokens_per_sec / 1e6:.3f} M tokens/s")
-    names = (
-        "tokens_per_sec", "vram_mb", "elapsed_seconds", "first_call_seconds", "import_seconds"
-    )  # fmt: skip
+    names = ("tokens_per_sec", "vram_mb", "elapsed_seconds", "first_call_seconds", "import_seconds")
     checked = {} if correctness is None else {"checked_tokens": correctness.longest}
     figures = {name: getattr(sample, name) for name in names} | checked
-    return Entry(
-        table="processes", of=of, by=name, figures=figures, texts={"cache": sample.cache}
-    )  # fmt: skip
+    return Entry(table="processes", of=of, by=name, figures=figures, texts={"cache": sample.cache})
 
 
 def time_tree(
@@ -122,9 +127,14 @@ def time_tree(
             failed = {entry.of["tokens"] for entry in entries if entry.failure}
             due = [n for n in plan.due(number) if n not in failed]
             run = partial(
-                time_process, tree, name, process=number, checks=checks, gpu_lock=gpu_lock,
+                time_process,
+                tree,
+                name,
+                process=number,
+                checks=checks,
+                gpu_lock=gpu_lock,
                 device=device,
-            )  # fmt: skip
+            )
             entries += pool.map(run, due)
     failed = {entry.of["tokens"] for entry in entries if entry.failure}
     kept = [one for one in entries if one.failure or one.of["tokens"] not in failed]

@@ -64,9 +64,7 @@ def machine(device: str, commit: str | None) -> Run:
         clocks.soak(SOAK_SECONDS)
         copies, products = clocks.copy_bandwidth(), clocks.product_tflops(torch.bfloat16)
     rates = {"copy_gb_per_s": copies, "product_tflops": products}
-    return start(
-        "mechanisms", PROTOCOL, commit, device=device, versions=versions, settings=rates
-    )  # fmt: skip
+    return start("mechanisms", PROTOCOL, commit, device=device, versions=versions, settings=rates)
 
 
 def implementation(name: str, tokens: Sequence[int], device: str, until: float) -> Iterator[Entry]:
@@ -105,9 +103,13 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     tokens = sorted(args.tokens)
     for name in (name for name in implementations() if name in args.only):
         found = processes.stream(
-            implementation, name, tokens, args.device, until,
+            implementation,
+            name,
+            tokens,
+            args.device,
+            until,
             seconds=max(0.0, until - time.time()) + GRACE,
-        )  # fmt: skip
+        )
         try:
             for one in found:
                 entry = Entry.model_validate(one)

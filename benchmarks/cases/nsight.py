@@ -117,13 +117,26 @@ def profile_call(name: str, tokens: int) -> Iterator[Entry]:
         log = Path(folder, "ncu.csv")
         done = subprocess.run(
             [
-                "ncu", "--clock-control", "none", "--profile-from-start", "off",
-                "--csv", "--page", "raw", "--print-units", "base",
-                "--metrics", ",".join(METRICS), "--log-file", str(log),
+                "ncu",
+                "--clock-control",
+                "none",
+                "--profile-from-start",
+                "off",
+                "--csv",
+                "--page",
+                "raw",
+                "--print-units",
+                "base",
+                "--metrics",
+                ",".join(METRICS),
+                "--log-file",
+                str(log),
                 *processes.command(run_call, name, tokens),
             ],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         text = log.read_text() if log.exists() else ""
     found = re.search(r"^least bytes: (\d+)$", done.stdout, re.MULTILINE)
     if done.returncode or found is None:

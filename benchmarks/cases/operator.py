@@ -180,9 +180,12 @@ def measure_forgetting() -> Iterator[Entry]:
                 with patch.object(cuda_scan, "LONG", sys.maxsize):  # pass 1 never stops
                     full = {"full_graph_ms": graph_ms(call), "full_rested_ms": rested_ms(call)}
             yield Entry(
-                table="forgetting", of={"tokens": tokens, "slow_heads": slow}, by="cuda",
-                figures={**times, **full}, errors={"o": error},
-            )  # fmt: skip
+                table="forgetting",
+                of={"tokens": tokens, "slow_heads": slow},
+                by="cuda",
+                figures={**times, **full},
+                errors={"o": error},
+            )
             del x, call
             free()
     say("forgetting")

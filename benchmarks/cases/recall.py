@@ -146,9 +146,7 @@ def taught(
     }
     of = {**task._asdict(), "most_steps": recipe.most_steps}
     rounded = tuple(float(f"{loss:.5g}") for loss in losses)
-    return Entry(
-        table="trainings", of=of, by=way, figures=figures, series={"losses": rounded}
-    )  # fmt: skip
+    return Entry(table="trainings", of=of, by=way, figures=figures, series={"losses": rounded})
 
 
 def _now(device: torch.device) -> float:

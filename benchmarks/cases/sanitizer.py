@@ -103,9 +103,12 @@ def watch(tool: str, limit: int, options: Sequence[str] = ()) -> tuple[Entry, st
         **({} if handshake is None else {"handshake": handshake}),  # in a right kernel
     }
     entry = Entry(
-        table="tools", by=tool, figures=findings, texts={"calls": " ".join(calls)},
+        table="tools",
+        by=tool,
+        figures=findings,
+        texts={"calls": " ".join(calls)},
         failure="; ".join(failures) or None,
-    )  # fmt: skip
+    )
     return entry, "\n".join(run.said for run in runs.values())
 
 

@@ -40,13 +40,22 @@ TREES = {
     # it tunes for half a minute in empty caches, at every length alike
     "baseline": Tree(BASELINE, (QUASAR_DIR / "chunk.py",), cold=(512,)),
     "overlay-ops": Tree(
-        OVERLAY, tuple(overlay_files("ops")), ours=True, checks=(512, 100_000),
+        OVERLAY,
+        tuple(overlay_files("ops")),
+        ours=True,
+        checks=(512, 100_000),
     ),
     "overlay": Tree(
-        OVERLAY, tuple(overlay_files("layer")), ours=True, lengths=LENGTHS, checks=SOME_LENGTHS,
-        cold=LENGTHS, runs=2, short_runs=6,
+        OVERLAY,
+        tuple(overlay_files("layer")),
+        ours=True,
+        lengths=LENGTHS,
+        checks=SOME_LENGTHS,
+        cold=LENGTHS,
+        runs=2,
+        short_runs=6,
     ),
-}  # fmt: skip
+}
 """The fork as it is; the fork's layer over flash-linear-attention's delta rule; and this project's
 kernels as FORK_SCOPE=ops and FORK_SCOPE=layer publish them."""
 

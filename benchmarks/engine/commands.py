@@ -90,9 +90,14 @@ def run_for(
     The status is None where it took longer than `seconds`, and was killed with its children.
     """
     process = subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command,
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         return process.communicate(timeout=seconds)[0], process.returncode
     except subprocess.TimeoutExpired:

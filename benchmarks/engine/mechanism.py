@@ -123,10 +123,16 @@ def steps(heads: int, device: str) -> Tensor:
 
 
 def recurrence(  # its tensors
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor,
-    a: Tensor | None = None, b: Tensor | None = None,
-    state: Tensor | None = None, bounds: Tensor | None = None, u: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    state: Tensor | None = None,
+    bounds: Tensor | None = None,
+    u: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Walk S_t = diag(exp(g_t)) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T, o_t = S_t^T q_t.
 
     All in the tensors' dtype, `[B, T, H, *]`; without `a` and `b` the product is left out. With a

@@ -136,14 +136,21 @@ class Work:
         if bounds is None and tokens == PACKED_TOKENS:
             in_a_row = {"in_a_row_ms": timed(call, self.on_gpu, graphs=False)[0]}
         figures = {
-            "ms": ms, **in_a_row, "peak_bytes": peak(call, self.on_gpu) + size(x),
-            "moved_bytes": moved, "operations": operations,
-        }  # fmt: skip
+            "ms": ms,
+            **in_a_row,
+            "peak_bytes": peak(call, self.on_gpu) + size(x),
+            "moved_bytes": moved,
+            "operations": operations,
+        }
         of = call_of(way, tokens, packed=bounds is not None)
         return Entry(
-            table="calls", of=of, by=self.name, figures=figures, errors=errors,
+            table="calls",
+            of=of,
+            by=self.name,
+            figures=figures,
+            errors=errors,
             texts={"clock": clock},
-        )  # fmt: skip
+        )
 
     def decoded(self, batch: int = DECODED_BATCH) -> Entry:
         """Compare one token with float64, and time it, its states taken in turn."""
@@ -161,10 +168,13 @@ class Work:
             ms, clock = timed(turns, self.on_gpu)
         moved = state.nbytes * (2 if self.calls.changes_state else 1) + size(x) + o.nbytes
         return Entry(
-            table="calls", of=call_of("decoding", 1, batch), by=self.name, errors=errors,
+            table="calls",
+            of=call_of("decoding", 1, batch),
+            by=self.name,
+            errors=errors,
             figures={"ms": ms, "peak_bytes": most, "moved_bytes": moved, "operations": 0},
             texts={"clock": clock},
-        )  # fmt: skip
+        )
 
 
 def call_of(way: str, tokens: int, batch: int = 1, *, packed: bool = False) -> dict[str, Any]:

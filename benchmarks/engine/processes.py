@@ -50,8 +50,11 @@ def stream(
     results, theirs = os.pipe()
     process = subprocess.Popen(
         command(function, *arguments, results=theirs),
-        cwd=ROOT, env=environ, pass_fds=(theirs,), start_new_session=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environ,
+        pass_fds=(theirs,),
+        start_new_session=True,
+    )
     os.close(theirs)
     late = threading.Event()
 

@@ -106,11 +106,15 @@ def make(device: str) -> Calls:
 
     weights = sum(p.numel() for p in block.parameters() if p.ndim > 1)
     return Calls(
-        draw=draw, exact=exact, chunks=chunks, like="x",
-        step=step, state=behind_a_prompt,
+        draw=draw,
+        exact=exact,
+        chunks=chunks,
+        like="x",
+        step=step,
+        state=behind_a_prompt,
         operations=lambda lengths: 2.0 * weights * sum(lengths),
         parameters=tuple(block.parameters()),
-    )  # fmt: skip
+    )
 
 
 def trainings(device: str) -> Iterator[Entry]:
@@ -138,15 +142,20 @@ def trainings(device: str) -> Iterator[Entry]:
         yield Entry(
             table="training",
             of={
-                "setting": setting, "parameters": parameters,
-                "batch": recipe.batch, "tokens": recipe.tokens + 1,
+                "setting": setting,
+                "parameters": parameters,
+                "batch": recipe.batch,
+                "tokens": recipe.tokens + 1,
             },
             by="model",
             figures={
-                "step_ms": seconds * 1e3, "peak_bytes": peak, "loss": loss, "busy": min(1.0, busy)
+                "step_ms": seconds * 1e3,
+                "peak_bytes": peak,
+                "loss": loss,
+                "busy": min(1.0, busy),
             },
             texts={name: backend.name for name, backend in chosen.items()},
-        )  # fmt: skip
+        )
         del training
         free()
 

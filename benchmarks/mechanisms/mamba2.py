@@ -73,10 +73,14 @@ def make(kernels: str, device: str) -> Calls:
     }
     no_packs = "quasar_kernels gives mamba_ssm no packed sequences"
     return calls(
-        draw, exact, device,
-        chunks=lambda x, bounds: call(x, None, bounds), step=one_token[kernels],
-        packs=no_packs if kernels == "mamba_ssm" else "", like="x",
-    )  # fmt: skip
+        draw,
+        exact,
+        device,
+        chunks=lambda x, bounds: call(x, None, bounds),
+        step=one_token[kernels],
+        packs=no_packs if kernels == "mamba_ssm" else "",
+        like="x",
+    )
 
 
 def _simple_gla(x: Inputs, state: Tensor) -> Tensor:

@@ -31,10 +31,12 @@ def make(device: str) -> Calls:
     from quasar_kernels.blocks.wkv6 import wkv6
 
     return calls(
-        draw, exact, device,
+        draw,
+        exact,
+        device,
         chunks=lambda x, bounds: wkv6(**x, cu_seqlens=bounds and bounds.host)[0],
         step=lambda x, state: wkv6(**x, initial_state=state)[0],
-    )  # fmt: skip
+    )
 
 
 def make_fla(device: str) -> Calls:

@@ -72,9 +72,16 @@ def make(device: str) -> Calls:
         return sum(2.0 * n * n * HEADS * WIDTH for n in lengths)
 
     return calls(
-        draw, exact, device, chunks=chunks, step=step, state=state, operations=operations,
-        changes_state=False, backward_operations=2.5,
-    )  # fmt: skip
+        draw,
+        exact,
+        device,
+        chunks=chunks,
+        step=step,
+        state=state,
+        operations=operations,
+        changes_state=False,
+        backward_operations=2.5,
+    )
 
 
 IMPLEMENTATIONS = {"softmax": Implementation("softmax attention", "torch", make, power=2)}

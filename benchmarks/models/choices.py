@@ -15,9 +15,11 @@ from quasar_kernels.blocks.language.model import LanguageModel, Sizes
 
 CHOICES = (
     *((name,) for name in MIXERS),
-    ("rwkv6", "mamba2"), ("rwkv6", "quasar"), ("mamba2", "quasar"),
+    ("rwkv6", "mamba2"),
+    ("rwkv6", "quasar"),
+    ("mamba2", "quasar"),
     MIXERS,
-)  # fmt: skip
+)
 """The branches of each model's blocks."""
 
 AT_ONCE = 8

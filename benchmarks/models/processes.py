@@ -37,9 +37,12 @@ def _work(
         torch.set_num_threads(1)
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(
-        backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=world,
+        backend,
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=world,
         device_id=device if kind == "cuda" else None,
-    )  # fmt: skip
+    )
     try:
         result = function(device, *arguments)
         if rank == 0:

@@ -32,9 +32,14 @@ def call_profile(run: Run, call: Entry) -> str:
     """Return the table of a call's kernels, and of the call as a whole."""
     name = call.of["call"]
     header = (
-        f"{name}, {call.of['tokens']:,} tokens", "ms", *(f"{x}, %" for x in UTILISATION.values()),
-        "registers", "GB moved", "floor, ms", "times the floor",
-    )  # fmt: skip
+        f"{name}, {call.of['tokens']:,} tokens",
+        "ms",
+        *(f"{x}, %" for x in UTILISATION.values()),
+        "registers",
+        "GB moved",
+        "floor, ms",
+        "times the floor",
+    )
 
     def line(what: str, ms: float, counters: list[str], moved: float, floor: float) -> list[str]:
         over = f"{ms / floor:.1f}" if floor else "-"

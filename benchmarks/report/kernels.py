@@ -86,9 +86,14 @@ def forward(run: Run) -> str:
 def forgetting(run: Run) -> str:
     """Return the table of what stopping early gains."""
     header = (
-        "tokens", "slow heads", "from rest, ms", "in full", "without a pause, ms", "in full",
+        "tokens",
+        "slow heads",
+        "from rest, ms",
+        "in full",
+        "without a pause, ms",
+        "in full",
         "error",
-    )  # fmt: skip
+    )
     kinds = ("rested_ms", "full_rested_ms", "graph_ms", "full_graph_ms")
     rows = [
         (
@@ -153,9 +158,14 @@ def costs(run: Run) -> str:
     longest = run.rows("forward")[-1]
     limits = (f"{operator.MEMORY_TIMES_OUTPUT:g}", f"{operator.FIRST_CALL_SECONDS:g}")
     header = (
-        "", f"peak bytes at {longest.of['tokens']:,} tokens", "times the output", "limit",
-        "first call, s", "limit", "import before it, s",
-    )  # fmt: skip
+        "",
+        f"peak bytes at {longest.of['tokens']:,} tokens",
+        "times the output",
+        "limit",
+        "first call, s",
+        "limit",
+        "import before it, s",
+    )
     rows = []
     for first in run.table("first call"):
         peak = longest.by[first.by].figures["peak_bytes"]

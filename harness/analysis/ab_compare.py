@@ -195,9 +195,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("b", help="another one")
     parser.add_argument("--repo", type=Path, default=Path(), help="the clone that has the commits")
     parser.add_argument("--lengths", default="2048", help="sequence lengths, such as 512,1024")
-    parser.add_argument("--blocks", "--pairs", type=int, default=BLOCKS,
-                        help="of three processes each; a verdict needs "
-                        f"{LEAST_BLOCKS} ({BLOCKS})")  # fmt: skip
+    parser.add_argument(
+        "--blocks",
+        "--pairs",
+        type=int,
+        default=BLOCKS,
+        help=f"of three processes each; a verdict needs {LEAST_BLOCKS} ({BLOCKS})",
+    )
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--timeout", type=float, default=WORKLOAD.timeout_seconds)
     parser.add_argument("--svg", type=Path, help="draw both speeds into this file")

@@ -28,8 +28,22 @@ def table(profile: Profile, most: int) -> str:
 
 def ncu_command(tree: Path, length: int) -> str:
     """Return the command line that shows Nsight Compute one call after the warm-ups."""
-    words = ["ncu", "--set", "full", "--profile-from-start", "off", "--export", "quasar", "--force",
-             sys.executable, "-m", TASK, str(tree), str(length), "cuda"]  # fmt: skip
+    words = [
+        "ncu",
+        "--set",
+        "full",
+        "--profile-from-start",
+        "off",
+        "--export",
+        "quasar",
+        "--force",
+        sys.executable,
+        "-m",
+        TASK,
+        str(tree),
+        str(length),
+        "cuda",
+    ]
     return f"PYTHONPATH={shlex.quote(str(PROJECT))} {shlex.join(words)}"
 
 
@@ -40,12 +54,15 @@ def main(argv: Sequence[str]) -> int:
         description="Show which operations and kernels a call of a tree's layer spends its time "
         "in. Nothing is checked; a profiled call is slower than a timed one.",
     )
-    parser.add_argument("--tree", type=Path, required=True,
-                        help="root of a fork, or an overlay")  # fmt: skip
+    parser.add_argument("--tree", type=Path, required=True, help="root of a fork, or an overlay")
     parser.add_argument("--length", type=int, default=2048, help="in tokens (2048)")
     parser.add_argument("--rows", type=int, default=20, help="of the table (20)")
-    parser.add_argument("--trace", type=Path, default=Path("trace.json"),
-                        help="for chrome://tracing or ui.perfetto.dev (trace.json)")  # fmt: skip
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        default=Path("trace.json"),
+        help="for chrome://tracing or ui.perfetto.dev (trace.json)",
+    )
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--timeout", type=float, default=WORKLOAD.timeout_seconds)
     parser.add_argument("--debug", action="store_true", help="print a failed worker's log")

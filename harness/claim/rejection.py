@@ -14,8 +14,9 @@ OTHER_MEMORY_MB = 1024.0
 THERMAL_SHARE = 0.01
 """Share of the timed period that the driver may have throttled the clocks for heat."""
 
-TAINTS = frozenset({"hardware slowdown", "thermal slowdown", "hardware thermal slowdown",
-                    "power brake"})  # fmt: skip
+TAINTS = frozenset(
+    {"hardware slowdown", "thermal slowdown", "hardware thermal slowdown", "power brake"}
+)
 """Slowdowns that a healthy GPU does not have. The power cap is none: fast kernels meet it."""
 
 

@@ -6,9 +6,16 @@ from harness.hardware.machine import Environment
 from harness.workload import WORKLOAD, Workload
 
 TENSOR_OPERATIONS = {
-    "8.0": 2048, "8.6": 1024, "8.7": 2048, "8.9": 1024, "9.0": 4096, "10.0": 8192, "10.3": 8192,
-    "12.0": 1024, "12.1": 1024,
-}  # fmt: skip
+    "8.0": 2048,
+    "8.6": 1024,
+    "8.7": 2048,
+    "8.9": 1024,
+    "9.0": 4096,
+    "10.0": 8192,
+    "10.3": 8192,
+    "12.0": 1024,
+    "12.1": 1024,
+}
 """Dense bf16 operations of one multiprocessor in one clock, by compute capability, from NVIDIA's
 architecture papers. Where cards of one capability differ, the fastest counts."""
 

@@ -13,11 +13,24 @@ from harness.workload import WORKLOAD
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-_ALLOWED = frozenset({
-    "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTORCH_ALLOC_CONF",
-    "PYTHONNOUSERSITE", "PYTHONUSERBASE", "PYTORCH_CUDA_ALLOC_CONF", "QUASAR_NVRTC", "TMPDIR",
-    "TRITON_CACHE_DIR", "XDG_CACHE_HOME",
-})  # fmt: skip
+_ALLOWED = frozenset(
+    {
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "LD_LIBRARY_PATH",
+        "OMP_NUM_THREADS",
+        "PATH",
+        "PYTORCH_ALLOC_CONF",
+        "PYTHONNOUSERSITE",
+        "PYTHONUSERBASE",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "QUASAR_NVRTC",
+        "TMPDIR",
+        "TRITON_CACHE_DIR",
+        "XDG_CACHE_HOME",
+    }
+)
 _ALLOWED_PREFIXES = ("CUDA_", "NVIDIA_")
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASS")
 

@@ -43,11 +43,16 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lengths", type=lengths, default="16384,100000,1000000", help="in tokens")
     parser.add_argument("--storage", default="tuning.sqlite", help="SQLite file, or a database URL")
     parser.add_argument("--out", type=Path, default=Path("tuned-here.json"))
-    parser.add_argument("--start", type=json.loads, default={},
-                        help='JSON of fields to start from, such as {"chunk": 32}')  # fmt: skip
+    parser.add_argument(
+        "--start",
+        type=json.loads,
+        default={},
+        help='JSON of fields to start from, such as {"chunk": 32}',
+    )
     parser.add_argument("--more", type=int, help="trials of this run, instead of --trials")
-    parser.add_argument("--overlay", type=Path,
-                        help="kernels whose tuned.json is read and gets what wins")  # fmt: skip
+    parser.add_argument(
+        "--overlay", type=Path, help="kernels whose tuned.json is read and gets what wins"
+    )
     return parser.parse_args(argv)
 
 

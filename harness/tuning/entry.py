@@ -24,8 +24,11 @@ def tiles_of(data: Mapping[str, Any], gpu: Mapping[str, str]) -> dict[str, int]:
     entry = data["gpus"].get(gpu["gpu"])
     if entry is None or entry["capability"] != gpu["capability"]:
         return {}
-    fitting = (row["tiles"] for row in _rows(data, entry)
-               if WIDTH in row["blocks"] and KIND in row["dtypes"])  # fmt: skip
+    fitting = (
+        row["tiles"]
+        for row in _rows(data, entry)
+        if WIDTH in row["blocks"] and KIND in row["dtypes"]
+    )
     return dict(next(fitting, {}))
 
 
@@ -44,8 +47,11 @@ def with_tiles(data: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, 
         least = min(safe, key=lambda one: one["shared_kib"])
         entry = next((one for one in safe if capability in one["capabilities"]), least)
     row = {"blocks": [WIDTH], "dtypes": [KIND], "tiles": result["tiles"]}
-    old = [one for one in _rows(data, entry)
-           if not (one["blocks"] == row["blocks"] and one["dtypes"] == row["dtypes"])]  # fmt: skip
+    old = [
+        one
+        for one in _rows(data, entry)
+        if not (one["blocks"] == row["blocks"] and one["dtypes"] == row["dtypes"])
+    ]
     gain = result["evidence"]["gain"]
     measured = (
         f"scripts/step2_kernel_tuning.py searched heads of {WIDTH} in {KIND} on this GPU: "

@@ -94,8 +94,10 @@ def search(
     study.enqueue_trial(searched, skip_if_exists=True)
 
     def run(trial: optuna.Trial) -> float:
-        chosen = {name: trial.suggest_categorical(name, _with(start[name], values))
-                  for name, values in CHOICES.items()}  # fmt: skip
+        chosen = {
+            name: trial.suggest_categorical(name, _with(start[name], values))
+            for name, values in CHOICES.items()
+        }
 
         def report(step: int, value: float) -> None:
             trial.report(value, step)

@@ -62,11 +62,21 @@ class Tuner:
     def commands(self) -> Iterator[Sequence[str]]:
         """Yield who proposes: the search over tiles, and the operator's own command."""
         if self.settings.agent_iterations:
-            yield (sys.executable, "-m", "harness.tuning", "--overlay", ".",
-                   "--more", str(self.settings.agent_iterations),
-                   "--seconds", str(self.settings.tune_seconds / 2),
-                   "--storage", str(self.kept.folder / "trials.sqlite"),
-                   "--out", str(self.kept.folder / "tuned-here.json"))  # fmt: skip
+            yield (
+                sys.executable,
+                "-m",
+                "harness.tuning",
+                "--overlay",
+                ".",
+                "--more",
+                str(self.settings.agent_iterations),
+                "--seconds",
+                str(self.settings.tune_seconds / 2),
+                "--storage",
+                str(self.kept.folder / "trials.sqlite"),
+                "--out",
+                str(self.kept.folder / "tuned-here.json"),
+            )
         if self.settings.tune_command:
             yield self.settings.tune_words
 

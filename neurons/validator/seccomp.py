@@ -24,9 +24,14 @@ _NEW_NAMESPACES = 0x7E020000
 """The flags of clone(2) that make a namespace."""
 
 _MOUNTS = {
-    "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
-    "fspick": 433, "mount_setattr": 442,
-}  # fmt: skip
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsconfig": 431,
+    "fsmount": 432,
+    "fspick": 433,
+    "mount_setattr": 442,
+}
 _RINGS = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
 _COMMON = {**_MOUNTS, **_RINGS}
 """Calls that have the same number on every architecture."""
@@ -43,17 +48,47 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    "x86_64": Architecture(0xC000003E, 56, {
-        **_COMMON, "unshare": 272, "setns": 308, "add_key": 248, "request_key": 249,
-        "keyctl": 250, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "mount": 165,
-        "umount2": 166, "pivot_root": 155, "chroot": 161, "syslog": 103,
-    }),
-    "aarch64": Architecture(0xC00000B7, 220, {
-        **_COMMON, "unshare": 97, "setns": 268, "add_key": 217, "request_key": 218,
-        "keyctl": 219, "bpf": 280, "perf_event_open": 241, "userfaultfd": 282, "mount": 40,
-        "umount2": 39, "pivot_root": 41, "chroot": 51, "syslog": 116,
-    }),
-}  # fmt: skip
+    "x86_64": Architecture(
+        0xC000003E,
+        56,
+        {
+            **_COMMON,
+            "unshare": 272,
+            "setns": 308,
+            "add_key": 248,
+            "request_key": 249,
+            "keyctl": 250,
+            "bpf": 321,
+            "perf_event_open": 298,
+            "userfaultfd": 323,
+            "mount": 165,
+            "umount2": 166,
+            "pivot_root": 155,
+            "chroot": 161,
+            "syslog": 103,
+        },
+    ),
+    "aarch64": Architecture(
+        0xC00000B7,
+        220,
+        {
+            **_COMMON,
+            "unshare": 97,
+            "setns": 268,
+            "add_key": 217,
+            "request_key": 218,
+            "keyctl": 219,
+            "bpf": 280,
+            "perf_event_open": 241,
+            "userfaultfd": 282,
+            "mount": 40,
+            "umount2": 39,
+            "pivot_root": 41,
+            "chroot": 51,
+            "syslog": 116,
+        },
+    ),
+}
 
 INSTALL = """
 import ctypes, os, sys

@@ -37,8 +37,10 @@ def test_measurements_survive_a_stop_and_are_not_taken_twice(miner, bench):
     assert sorted(bench.calls) == [512, 1024, 2048, 2048]
     with capture_logs() as second:
         assert run_cycle(context).state is State.VALIDATED
-    kept = [[row["runs"] for row in log if row["event"] == "measurements kept"]
-            for log in (first, second)]  # fmt: skip
+    kept = [
+        [row["runs"] for row in log if row["event"] == "measurements kept"]
+        for log in (first, second)
+    ]
     assert kept == [[], [2]]
     assert sorted(bench.calls) == [512, 1024, 2048, 2048, *SETTLED]
     assert bench.checks == [2048]  # the gate is kept with what it stood for

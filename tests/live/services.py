@@ -87,9 +87,14 @@ class Process:
         """Start it; its output is appended to the log."""
         with self.log_file.open("ab") as log:
             self._child = subprocess.Popen(
-                self.command, env=self.environment, cwd=self.cwd, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                self.command,
+                env=self.environment,
+                cwd=self.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def wait(self, seconds: float) -> int | None:
         """Return its exit status; None when it still runs after `seconds`."""

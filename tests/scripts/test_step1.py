@@ -29,8 +29,11 @@ def test_both_are_timed_and_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], skip: bool
 ) -> None:
     fork = make_checkout(tmp_path / "clone", FORK)
-    setup = ["--skip-setup", "--fork", str(fork)] if skip else [
-        "--fork", str(tmp_path / "new"), "--upstream", fork.as_uri()]  # fmt: skip
+    setup = (
+        ["--skip-setup", "--fork", str(fork)]
+        if skip
+        else ["--fork", str(tmp_path / "new"), "--upstream", fork.as_uri()]
+    )
     checked: list[int] = []
 
     def checker(tree: Path, length: int, *_: Any, **__: Any) -> Any:

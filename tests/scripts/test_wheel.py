@@ -124,9 +124,12 @@ def isolated(python: Path, code: str, *words: str) -> str:
     folder = python.parent.parent
     done = subprocess.run(
         [str(python), "-I", "-c", code, *words],
-        cwd=folder, capture_output=True, text=True, timeout=240,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

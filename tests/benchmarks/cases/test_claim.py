@@ -89,9 +89,12 @@ def judged(
 ) -> Run:
     figures = {"harness": 101.0, "validator": validator, "host_share": 0.1}
     usual = {
-        "target": 1000, "cycle_seconds": 100.0, "confirm_seconds": 40.0, "claim": 99.0,
+        "target": 1000,
+        "cycle_seconds": 100.0,
+        "confirm_seconds": 40.0,
+        "claim": 99.0,
         "claim_runs": 5,
-    }  # fmt: skip
+    }
     return run_of(
         "claim_acceptance",
         Entry(table="validator", of={"tokens": 1000}, series={"tokens_per_sec": speeds}),

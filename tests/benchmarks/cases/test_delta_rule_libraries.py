@@ -29,10 +29,17 @@ from quasar_kernels.reference import relative_rms
 
 
 def like_flashqla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None,
-    initial_state: Tensor | None = None, output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
     """Compute what flash_qla 0.1.3 documents, for the arguments that it takes."""
     assert q.dtype == k.dtype == v.dtype == torch.bfloat16
     assert q.shape[-1] == v.shape[-1] == 128
@@ -44,12 +51,20 @@ def like_flashqla(
 
 
 def like_flashinfer(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, beta: Tensor | None = None,
-    scale: float | None = None, initial_state: Tensor | None = None,
-    output_final_state: bool = False, cu_seqlens: Tensor | None = None,
-    use_qk_l2norm_in_kernel: bool = False, output: Tensor | None = None,
-    output_state: Tensor | None = None, max_seqlen: int | None = None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    output: Tensor | None = None,
+    output_state: Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> Tensor:
     """Compute what flashinfer 0.7.2 documents: packed rows, decays that are no logarithms."""
     assert q.ndim == 3
     assert q.shape[-1] == 128

@@ -52,8 +52,10 @@ def test_rounds_behind_the_check_of_the_next_length(
     assert passed == {512: 512, 1024: 65536, 4096: 65536}
     run = run_of("layer", *found)
     assert {n: len(processes) for n, processes in layer.by_length(run).items()} == {
-        512: 2, 1024: 2, 4096: 2
-    }  # fmt: skip
+        512: 2,
+        1024: 2,
+        4096: 2,
+    }
     assert [(e.of["tokens"], e.failure) for e in found if e.failure] == [
         (2048, "out_of_memory: no memory")
     ]

@@ -17,13 +17,20 @@ def steps(
 ) -> Run:
     """Return a run in which ours takes 4 ms a step of the baseline's 10, and 1.5 GiB of its 2."""
     ours = {
-        "forward_ms": 1, "step_ms": step_ms, "peak_bytes": 5 << 28, "graph_bytes": graphs,
-        "workspace_bytes": 1 << 28, "reruns_equal": equal,
-    }  # fmt: skip
+        "forward_ms": 1,
+        "step_ms": step_ms,
+        "peak_bytes": 5 << 28,
+        "graph_bytes": graphs,
+        "workspace_bytes": 1 << 28,
+        "reruns_equal": equal,
+    }
     baseline = {
-        "forward_ms": 3, "step_ms": 10, "peak_bytes": 2 << 30, "graph_bytes": 0,
+        "forward_ms": 3,
+        "step_ms": 10,
+        "peak_bytes": 2 << 30,
+        "graph_bytes": 0,
         "workspace_bytes": 0,
-    }  # fmt: skip
+    }
     costs = {"ours": ours, "baseline": baseline}
     entries = [
         Entry(table="steps", of=shape._asdict(), by=name, figures=figures)

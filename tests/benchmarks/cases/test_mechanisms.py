@@ -98,7 +98,9 @@ NAIVE: dict[str, tuple[Any, tuple[str, ...], Callable[..., Any]]] = {
     "rwkv6-fla": (rwkv6, ("chunk_rwkv6", "fused_recurrent_rwkv6"), naive_rwkv6),
     "rwkv7": (rwkv7, ("chunk_rwkv7", "fused_recurrent_rwkv7"), naive_rwkv7),
     "mamba2-fla": (
-        simple_gla, ("chunk_simple_gla", "fused_recurrent_simple_gla"), naive_simple_gla
+        simple_gla,
+        ("chunk_simple_gla", "fused_recurrent_simple_gla"),
+        naive_simple_gla,
     ),
     "delta-fla": (delta_rule, ("chunk_delta_rule", "fused_recurrent_delta_rule"), naive_delta),
     "gated-delta-fla": (
@@ -106,7 +108,7 @@ NAIVE: dict[str, tuple[Any, tuple[str, ...], Callable[..., Any]]] = {
         ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
         naive_gated_delta,
     ),
-}  # fmt: skip
+}
 
 
 def faked(function: Any, naive: Callable[..., Any]) -> Callable[..., Any]:
@@ -216,8 +218,11 @@ def test_what_is_not_reached_and_what_fails_is_named() -> None:
     work.calls = work.calls._replace(chunks=fails, packs="it does not")
     found = list(entries(work, 1, [20], lambda: 1))
     assert [entry.failure for entry in found] == [
-        "RuntimeError: no kernel", None, "RuntimeError: no kernel", *["it does not"] * 2
-    ]  # fmt: skip
+        "RuntimeError: no kernel",
+        None,
+        "RuntimeError: no kernel",
+        *["it does not"] * 2,
+    ]
 
 
 def test_a_call_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +249,5 @@ def test_the_command_measures_in_fresh_processes_and_names_what_is_lost(
     args = Namespace(device="cpu", commit=None, limit=100.0, tokens=[256], only=["quasar", "kda"])
     *_, run = case.measure(args)
     found = [(entry.by, entry.failure) for entry in run.entries]
-    assert sorted(found, key=str) == [
-        ("kda", "exit status 139"), ("kda", None), ("quasar", None)
-    ]  # fmt: skip
+    assert sorted(found, key=str) == [("kda", "exit status 139"), ("kda", None), ("quasar", None)]
     assert run.settings["limit_seconds"] == 100

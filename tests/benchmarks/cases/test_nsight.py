@@ -67,10 +67,12 @@ def test_a_run_that_saw_no_kernel_is_refused() -> None:
 def kernel(place: int, name: str, ms: float, gigabytes: float, **operations: float) -> Entry:
     percent = {"dram": 60.4, "tensor": 40.0, "shared": 50.0, "issue": 45.0, "warps": 25.0}
     figures = {
-        "ms": ms, "registers": 128, "dram_bytes": gigabytes * 1e9,
+        "ms": ms,
+        "registers": 128,
+        "dram_bytes": gigabytes * 1e9,
         **{f"{kind}_operations": operations.get(kind, 0) for kind in ("bf16", "fp16", "tf32")},
         **{f"{name}_percent": value for name, value in percent.items()},
-    }  # fmt: skip
+    }
     of = {"call": "operator", "tokens": 1_000_000, "place": place}
     return Entry(table="kernels", of=of, figures=figures, texts={"kernel": name})
 
@@ -86,9 +88,12 @@ def run() -> Run:
         kernel(1, "outputs", 1.5, 1.0, bf16=2e11, tf32=1e11),
         versions={"Nsight Compute": "2025.3"},
         settings={
-            "copy_gb_per_s": 4000, "bf16_tflops": 500, "fp16_tflops": 500, "tf32_tflops": 250
+            "copy_gb_per_s": 4000,
+            "bf16_tflops": 500,
+            "fp16_tflops": 500,
+            "tf32_tflops": 250,
         },
-    )  # fmt: skip
+    )
 
 
 def test_a_floor_is_the_longer_of_bytes_and_products(run: Run) -> None:

@@ -21,9 +21,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 def row(name, way, tokens, ms, *, batch=1, packed=False, operations=0.0):
     in_a_row = {"in_a_row_ms": 0.625} if tokens == 65_536 else {}
     figures = {
-        "ms": ms, **in_a_row, "peak_bytes": 3 << 29, "moved_bytes": 10**9,
+        "ms": ms,
+        **in_a_row,
+        "peak_bytes": 3 << 29,
+        "moved_bytes": 10**9,
         "operations": operations,
-    }  # fmt: skip
+    }
     errors = {"o": 1e-3} if way != "forward and backward" else {"q": 1e-3, "k": 2e-3}
     of = call_of(way, tokens, batch, packed=packed)
     return Entry(
@@ -40,18 +43,22 @@ def run() -> Run:
     return run_of(
         "mechanisms",
         row("softmax", "forward", 65_536, 4.0, operations=1e12),
-        row("quasar", "forward", 256, 0.02), row("quasar", "forward", 65_536, 0.5),
+        row("quasar", "forward", 256, 0.02),
+        row("quasar", "forward", 65_536, 0.5),
         row("quasar", "forward", 65_536, 0.75, packed=True),
         row("quasar", "decoding", 1, 0.032, batch=64),
         row("kda", "forward and backward", 65_536, 2.5),
-        Entry(table="training", of=setting, by="model", figures=trained,
-              texts={"rwkv6": "triton"}),
+        Entry(table="training", of=setting, by="model", figures=trained, texts={"rwkv6": "triton"}),
         Entry(table="calls", of=late, by="softmax", failure="it would take 2 s"),
         Entry(table="calls", by="rwkv7", failure="ImportError: a | b"),
         versions={"fla-core": "1.0"},
-        settings={"copy_gb_per_s": 4000, "product_tflops": 500, "seconds": 150,
-                  "limit_seconds": 200},
-    )  # fmt: skip
+        settings={
+            "copy_gb_per_s": 4000,
+            "product_tflops": 500,
+            "seconds": 150,
+            "limit_seconds": 200,
+        },
+    )
 
 
 def test_the_bound_is_that_of_memory_or_of_products(run):
@@ -86,8 +93,9 @@ def test_a_plot_has_a_point_for_every_length(run):
 
 def test_a_mechanism_without_a_family_has_a_panel():
     assert mechanisms.families({"Quasar", "new one"}) == {
-        **mechanisms.FAMILIES, "Other mechanisms": {"new one": mechanisms.COLOUR}
-    }  # fmt: skip
+        **mechanisms.FAMILIES,
+        "Other mechanisms": {"new one": mechanisms.COLOUR},
+    }
 
 
 def test_the_page_shows_a_run_once_there_is_one(run, tmp_path, monkeypatch):

@@ -92,9 +92,11 @@ def test_a_stop_ends_a_probe() -> None:
 
 
 def test_no_speed_of_wrong_results(make_tree: Any) -> None:
-    tree = make_tree("_right = chunk_quasar\n"
-                     "def chunk_quasar(q, k, v, beta, *a, **o):\n"
-                     "    return _right(q, k, v, beta * 1.1, *a, **o)\n")  # fmt: skip
+    tree = make_tree(
+        "_right = chunk_quasar\n"
+        "def chunk_quasar(q, k, v, beta, *a, **o):\n"
+        "    return _right(q, k, v, beta * 1.1, *a, **o)\n"
+    )
     wrong = check(tree, 16, CPU)
     assert not wrong.passed
     with pytest.raises(MeasurementError, match="wrong results: operator") as caught:

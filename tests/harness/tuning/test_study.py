@@ -134,8 +134,12 @@ def test_a_result_is_entered_for_its_gpu_alone(gpu: str) -> None:
     assert tiles_of(entered, here) == START
     assert tiles_of(entered, {**here, "capability": "8.0"}) == {}
     assert "+10.0% at 512 tokens" in entered["gpus"][gpu]["measured"]
-    shapes = {(b, d) for row in entered["gpus"][gpu]["tiles"]
-              for b in row["blocks"] for d in row["dtypes"]}  # fmt: skip
+    shapes = {
+        (b, d)
+        for row in entered["gpus"][gpu]["tiles"]
+        for b in row["blocks"]
+        for d in row["dtypes"]
+    }
     assert len(shapes) == 4 * 3  # what was not searched has its tiles still
     old = data["safe"][0]["tiles"]
     rows = data["gpus"][old]["tiles"] if isinstance(old, str) else old

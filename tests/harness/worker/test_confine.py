@@ -72,8 +72,11 @@ def test_a_confined_process_may_rename_a_file_to_another_folder(
     env = os.environ | {"PYTHONPATH": str(PROJECT)}
     done = subprocess.run(
         [sys.executable, "-c", code, str(version)],
-        capture_output=True, text=True, env=env, cwd=tmp_path,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
 
 

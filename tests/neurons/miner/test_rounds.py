@@ -12,9 +12,13 @@ from neurons.wire.protocol import Round
 from tests.neurons.miner.parts import draft
 
 ROUND = Round(
-    id=3, round_number=3, start_time="monday", end_time="", status="active",
+    id=3,
+    round_number=3,
+    start_time="monday",
+    end_time="",
+    status="active",
     time_remaining_seconds=1,
-)  # fmt: skip
+)
 
 
 def test_the_same_content_is_due_once_a_round() -> None:

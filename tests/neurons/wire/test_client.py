@@ -93,11 +93,14 @@ PAGES = [NGINX, b"", b"[]", b'{"error": "blocked"}']
 @pytest.mark.parametrize(
     ("route", "status", "page"),
     [
-        *(("/reveal_submission", status, page)
-          for status in (400, 401, 403, 404, 405, 409, 418, 422, 425) for page in PAGES),
+        *(
+            ("/reveal_submission", status, page)
+            for status in (400, 401, 403, 404, 405, 409, 418, 422, 425)
+            for page in PAGES
+        ),
         *((route, 404, NGINX) for route in ROUTES),
     ],
-)  # fmt: skip
+)
 def test_row_10_a_page_that_is_not_the_apis_says_nothing_of_a_submission(
     client: ApiClient, fake_api: FakeValidatorApi, route: str, status: int, page: bytes
 ) -> None:

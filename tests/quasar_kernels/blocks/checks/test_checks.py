@@ -83,9 +83,12 @@ def test_what_is_wrong_fails_its_check_and_no_other(name, what):
 
 def test_nan_passes_nothing_that_computes():
     assert failed("NaN", 2) >= {
-        ("G1", "finite"), ("G1", "causal"), ("G2", "entropy at the start"), ("G3", "loss"),
+        ("G1", "finite"),
+        ("G1", "causal"),
+        ("G2", "entropy at the start"),
+        ("G3", "loss"),
         ("G3", "gradients"),
-    }  # fmt: skip
+    }
 
 
 def test_too_few_logits_fail():
@@ -96,9 +99,10 @@ def test_too_few_logits_fail():
 def test_a_dead_branch_fails():
     what = failed("dead", 3)
     assert {
-        ("G4", "blocks.0 RMS added"), ("G4", "blocks.0 gradient norms"),
+        ("G4", "blocks.0 RMS added"),
+        ("G4", "blocks.0 gradient norms"),
         ("G4", "blocks.0 without quasar"),
-    } <= what  # fmt: skip
+    } <= what
     assert ("G4", "blocks.0 without mamba2") not in what
     assert ("G3", "dead parameters") in what
 
