@@ -374,7 +374,7 @@ def test_a_git_host_that_refuses_for_a_while_delays_the_reveal_and_no_more(
             raise refusals.pop()
         publish(commit)
 
-    kernels.verify = verify
+    kernels.verify = verify  # type: ignore[method-assign]
     done = run_cycle(miner(publish_at=publish_at))
     assert (done.state, refusals) == (State.VALIDATED, [])
     assert State.HELD not in states(miner(), done.id)
@@ -410,7 +410,7 @@ def test_a_commitment_that_is_held_before_its_reveal_is_tried_again_without_a_pe
         if fake_api.rows and fake_api.rows[0]["validated"]:
             raise Stopped("enough")
 
-    kernels.verify, waits.then = verify, then
+    kernels.verify, waits.then = verify, then  # type: ignore[method-assign]
     run_forever(context)
     first = context.journal.get(1)
     assert first.state is State.VALIDATED

@@ -201,7 +201,7 @@ def test_the_place_of_an_earlier_submission_is_not_taken_for_this_ones(
     """The weights name hotkeys: two of one hotkey's submissions may be in the ranking."""
     first = run_cycle(context)
     others = [{"uid": 1, "hotkey": hotkey, "weight": 0.1} for hotkey in ("5Able", "5Other")]
-    patient.judge = lambda row, score: row.update(validated=True)
+    patient.judge = lambda row, score: row.update(validated=True)  # type: ignore[method-assign]
     patient.weights = [others[0], *patient.weights, others[1]]
     second = run_cycle(context)  # a little faster: one place is its, and the first has none
     assert (first.state, first.rank) == (State.RANKED, 1)
