@@ -434,3 +434,20 @@ def test_a_reveal_that_did_not_arrive_is_not_found_in_the_public_list(
     fake_api.faults[REVEAL].extend([RESET] * 3)
     assert run_cycle(context).state is State.VALIDATED
     assert fake_api.count(REVEAL) == 4
+
+
+def test_a_second_cycle_starts_a_new_submission(
+    context: Context, fake_api: FakeValidatorApi
+) -> None:
+    first, second = run_cycle(context), run_cycle(context)
+    assert second.id == first.id + 1
+    assert second.submission_id == 2
+    assert fake_api.count("/register_miner") == 1
+
+
+@pytest.mark.parametrize(("rejections", "state"), [(2, State.VALIDATED), (5, State.HELD)])
+def test_more_than_three_rejections_stop_the_miner_too(
+    context: Context, monkeypatch: pytest.MonkeyPatch, rejections: int, state: State
+) -> None:
+    monkeypatch.setattr(context.journal, "rejections", lambda hotkey: rejections)
+    assert run_cycle(context).state is state

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,25 @@ from neurons.runtime.heartbeat import notify
 from neurons.runtime.process import GRACE_SECONDS
 from tests import PROJECT
 from tests.neurons.miner.miner_command import idle_environment
-from tests.processes import HANG, is_alive, run, wait_for
+from tests.processes import HANG, is_alive, run, started, wait_for
 
 PM2 = shutil.which("pm2") or shutil.which("pm2", path=PROJECT / ".ci/tools/node_modules/.bin")
 START = PROJECT / "START_MINER.sh"
 UNITS = sorted((PROJECT / "scripts/systemd").glob("*.service"))
 WAITING = "waiting for a new round"
+SLOW = """\
+import signal, sys, time
+from pathlib import Path
+
+def end(*_):
+    time.sleep(2.5)
+    Path(sys.argv[0]).with_suffix(".ended").touch()
+    sys.exit(0)
+
+signal.signal(signal.SIGINT, end)
+Path(sys.argv[0]).with_suffix(".ready").touch()
+signal.pause()
+"""
 
 needs_installation = pytest.mark.skipif(
     not (PROJECT / ".venv/quasar-install").exists(), reason="the start scripts would install first"
@@ -95,6 +109,40 @@ def test_row_15_under_pm2_it_starts_stops_and_comes_back(
     wait_for(lambda: "NETUID='none'" in log_of(miner))
     wait_for(lambda: pm2("ping")["pm2_env"]["status"] == "stopped")  # 78: not started again
     assert log_of(miner).count("NETUID='none'") == 1
+
+
+@pytest.mark.skipif(PM2 is None, reason="needs pm2: .ci/run installs it")
+def test_row_15_pm2_waits_for_an_end_that_takes_longer_than_its_own_limit(
+    pm2: Callable[..., Any], tmp_path: Path
+) -> None:
+    """pm2 by itself kills after 1.6 s; the miner's entry gives it time."""
+    program, config = tmp_path / "slow.py", tmp_path / "slow.config.js"
+    program.write_text(f"#!{sys.executable}\n{SLOW}")
+    program.chmod(0o700)
+    entry = f"require({str(PROJECT / 'scripts/ecosystem.config.js')!r}).apps[0]"
+    app = f"{{...{entry}, script: {str(program)!r}}}"
+    config.write_text(f"module.exports = {{ apps: [{app}] }};\n")
+    pm2("start", str(config))
+    wait_for(program.with_suffix(".ready").exists)
+    stopped = pm2("stop", "quasar-miner")["pm2_env"]
+    assert program.with_suffix(".ended").exists()
+    assert (stopped["status"], stopped["exit_code"]) == ("stopped", 0)
+
+
+def test_two_miners_on_one_host_have_a_lock_and_a_gpu_each(
+    miner: dict[str, str], tmp_path: Path
+) -> None:
+    """One state folder each; the same one is refused."""
+    other = miner | {"STATE_DIR": str(tmp_path / "second"), "CUDA_VISIBLE_DEVICES": "1"}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    words = ("-m", "neurons.miner")
+    with (
+        started(*words, env=miner | {"CUDA_VISIBLE_DEVICES": "0"}, **quiet) as one,
+        started(*words, env=other, **quiet) as two,
+    ):
+        for process, env in ((one, miner), (two, other)):
+            wait_for(lambda env=env: WAITING in log_of(env), child=process)  # type: ignore[misc]
+            assert lock_holder(env) == process.pid
 
 
 @needs_installation

@@ -14,6 +14,7 @@ from typing import Any
 import click
 import pytest
 
+from harness.source import tree_commit
 from neurons.miner import __main__ as miner
 from neurons.miner import cycle
 from neurons.miner.command_line import commands
@@ -26,6 +27,7 @@ from neurons.runtime.identity import create_throwaway
 from neurons.runtime.process import StateLock
 from neurons.validator.__main__ import main as validator
 from neurons.validator_api.__main__ import main as validator_api
+from quasar_kernels import __version__
 from tests import PROJECT
 from tests.neurons.miner.miner_command import BARE, Command, run
 from tests.neurons.miner.parts import draft
@@ -268,6 +270,13 @@ def test_help_names_every_command_and_explains_each(command: Command) -> None:
         assert "--state-dir" in own
         assert str(each.help) in own
     assert command("help", "status").stdout.startswith("Usage: START_MINER.sh status")
+
+
+def test_the_version_names_the_checkouts_commit(command: Command) -> None:
+    shown = command("--version").stdout.split()
+    assert shown[:2] == ["quasar-miner", __version__]
+    head = tree_commit(PROJECT)
+    assert shown[3:] == ([head[:12]] if head else [])
 
 
 def test_a_flag_counts_before_the_command_and_behind_it(command: Command, state: str) -> None:

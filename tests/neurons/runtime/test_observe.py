@@ -136,3 +136,9 @@ def test_text_of_others_steers_no_terminal(form: str, capsys: pytest.CaptureFixt
     assert line.isprintable()
     assert "sentence" in line
     assert not observe.redact_text(told).count("\u202e")
+
+
+def test_speeds_are_not_mistaken_for_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    observe.configure()
+    observe.get_logger("t").info("measured", tokens_per_sec=12.5, target_tokens=9)
+    assert "tokens_per_sec=12.5 target_tokens=9" in capsys.readouterr().err

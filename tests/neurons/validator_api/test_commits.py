@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
@@ -68,3 +69,10 @@ def test_a_commit_does_not_read_the_rows_that_a_hotkey_has_left_behind(tmp_path:
     with closing(sqlite3.connect(tmp_path / "api.db")) as database:
         plan = database.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
     assert "USING INDEX ix_submissions_waiting" in str(plan)
+
+
+@pytest.mark.parametrize("path", ["/get_current_round", "/get_submission_stats"])
+def test_a_commitment_counts_in_the_round_at_once(api: LiveApi, path: str) -> None:
+    for number in (1, 2):
+        api.commit(ALICE, salt=str(number))
+        assert api.get(path)["total_submissions"] == number

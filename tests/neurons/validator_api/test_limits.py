@@ -210,3 +210,8 @@ def test_one_hotkey_cannot_fill_the_queue(api: LiveApi) -> None:
 def test_benchmarks_that_no_miner_measures_are_422(api: LiveApi, benchmarks: Any) -> None:
     body = submission(ALICE, benchmarks=benchmarks)
     assert api.post("/submit_kernel", body, ALICE).status_code == 422
+
+
+def test_an_unregistered_hotkey_gets_404_also_where_it_is_banned(api: LiveApi) -> None:
+    fail(api, 5, own(BOB))
+    assert api.post("/commit_submission", commitment(BOB), BOB).status_code == 404

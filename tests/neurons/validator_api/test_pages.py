@@ -463,3 +463,12 @@ def fill(url: str, submissions: int, rounds: int) -> None:
 
     with closing(Storage(url)) as storage:
         storage.write(insert_all)
+
+
+def test_a_verdict_without_the_projects_own_fields_is_stored_and_shown(api: LiveApi) -> None:
+    row = api.submit(ALICE, 4000.0)
+    api.judge("/mark_validated", {"submission_id": row, "score": 1.0})  # the public wire's
+    page = Page(api, f"/submissions/{row}")
+    assert page.fact("State") == "confirmed"
+    assert page.fact("Validator") == VALIDATOR.hotkey
+    assert page.fact("Measured on") == "not recorded"

@@ -192,6 +192,8 @@ def test_the_reference_miners_signatures_are_accepted(api: LiveApi) -> None:
     numeric = f"{FORK}{COMMIT}1000.0{json.dumps(figures, sort_keys=True)}"
     body = submission(ALICE, benchmarks={str(n): f for n, f in figures.items()})
     api.ok("/submit_kernel", {**body, "signature": ALICE.sign(numeric)}, ALICE)
+    both = {**body, "repo_hash": "feed", "signature": ALICE.sign(f"{numeric}feed")}
+    api.ok("/submit_kernel", both, ALICE)
     for repo_hash in (None, "feed"):
         signature = ALICE.sign(f"{FORK}{COMMIT}1000.0{repo_hash or ''}")
         bare = {**submission(ALICE), "repo_hash": repo_hash, "signature": signature}

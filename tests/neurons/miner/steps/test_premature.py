@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,24 +14,31 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever
 from neurons.miner.premature import warn_of_early_judgement
+from neurons.miner.steps import follow
 from neurons.runtime.process import Stopped
+from neurons.wire.rules import weighted_score
 from tests.neurons.fake_validator_api import (
     COMMIT,
     LOST,
     PENDING,
     REVEAL,
+    ROUND,
     STATS,
     SUBMIT,
+    WEIGHTS,
     FakeValidatorApi,
     Fault,
+    Request,
 )
 from tests.neurons.miner.parts import (
+    HOTKEY,
     SETTLED,
     FakeBench,
     FakeFork,
     Miner,
     Waits,
     states,
+    stop_after,
 )
 
 
@@ -277,3 +286,113 @@ def test_auto_submits_directly_after_a_score_of_0_or_a_rank_without_a_score(
     assert (first.mode, first.state) == ("commit_reveal", state)
     patient.round_id, patient.verdict = 2, 1.0
     assert run_cycle(context).mode == ("direct" if sign else "commit_reveal")
+
+
+def test_another_api_is_not_held_responsible(context: Context) -> None:
+    context.journal.note_early_judgement("https://elsewhere.example", time.time())
+    context.waiter = Waits(stop_after(1))
+    assert run_cycle(context).mode == "commit_reveal"
+
+
+def test_a_refusal_after_the_reveal_does_not_undo_it(
+    miner: Miner, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, carry_out = miner(submission_mode="commit_reveal"), fake_api._carry_out
+    fake_api.lists_unrevealed = False  # so that nobody sees what is judged before
+
+    def spoil(request: Request) -> Any:
+        answer = carry_out(request)
+        if request.path == REVEAL:
+            fake_api.rows[0].update(validated=True)
+            fake_api.faults[ROUND].append(Fault(400, "no"))
+        return answer
+
+    monkeypatch.setattr(fake_api, "_carry_out", spoil)
+    done = run_cycle(context)
+    assert fake_api.count(REVEAL) == 1
+    assert not fake_api.faults[ROUND]
+    assert not {State.FAILED, State.HELD} & set(states(context, done.id))
+
+
+def test_weights_that_fail_for_a_moment_hide_no_rank(
+    context: Context, patient: FakeValidatorApi
+) -> None:
+    patient.faults[WEIGHTS].extend([Fault(500, "down")] * 9)
+    done = run_cycle(context)
+    assert (done.state, done.rank, done.weight) == (State.RANKED, 1, 0.6)
+    assert not patient.faults[WEIGHTS]
+
+
+def test_a_failed_look_after_the_reveal_is_repeated(
+    miner: Miner, patient: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Judged while a look before the reveal hung: the first look after it cannot be read."""
+    context = miner(submission_mode="commit_reveal")
+    check = context.fork.verify
+
+    def judge_meanwhile(commit: str) -> None:
+        check(commit)
+        if patient.rows:
+            patient.faults[STATS].extend([Fault(500, "down")] * 6)
+            for row in patient.rows:
+                row["validated"] = row["judged_early"] = True
+
+    monkeypatch.setattr(context.fork, "verify", judge_meanwhile)
+    done = run_cycle(context)
+    assert (done.state, done.rank) == (State.PREMATURE, 1)
+
+
+def test_a_second_look_that_cannot_be_read_is_no_sign_of_an_early_judgement(
+    context: Context, patient: FakeValidatorApi, waits: Waits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look after the reveal misses it, as a list may be a moment behind."""
+    carry_out = patient._carry_out
+
+    def hide(request: Request) -> Any:
+        answer = carry_out(request)
+        if request.path == REVEAL:
+            patient.rows[0].update(validated=True)
+        return answer
+
+    def show(_: float) -> None:
+        if patient.count(REVEAL) and patient.rows[0]["validated"] and not patient.weights:
+            patient.rows[0].update(validated=False)
+            patient.faults[STATS].extend([Fault(500, "down")] * 3)
+
+    monkeypatch.setattr(patient, "_carry_out", hide)
+    waits.then = show
+    done = run_cycle(context)
+    assert (done.mode, done.state, done.rank) == ("commit_reveal", State.RANKED, 1)
+    assert not patient.faults[STATS]
+    assert done.judged_early_at is None
+
+
+def test_a_crash_between_seeing_and_ending_it_ends_it_at_the_next_start(
+    miner: Miner, fake_api: FakeValidatorApi, url: str
+) -> None:
+    context = miner(waiter=Waits(stop_after(1)))
+    committed = run_cycle(context)
+    assert committed.state is State.COMMITTED
+    context.note(context.journal.get(1), judged_early_at=5.0)
+    context.journal.note_early_judgement(url, time.time())
+    context.journal.close()
+    again = miner()
+    assert run_cycle(again).state is State.RANKED
+    assert ends(again)[0] == ("commit_reveal", State.PREMATURE)
+    assert fake_api.count(REVEAL) == 0
+
+
+@pytest.mark.parametrize(("ahead", "rank"), [(0.0, 2), (1.0, 3)])
+def test_of_equal_claims_the_earlier_one_has_the_better_place(
+    context: Context, patient: FakeValidatorApi, ahead: float, rank: int
+) -> None:
+    """A submission that was held may be judged after a newer one of another target."""
+    first = run_cycle(context)
+    again = replace(first, submission_id=None, weighted_score=None, rank=None)
+    held = context.journal.insert(replace(again, target_sequence_length=1024, state=State.REVEALED))
+    equal = weighted_score(float(held.tokens_per_sec or 0), 1024)
+    context.journal.insert(replace(held, state=State.RANKED, weighted_score=equal + ahead))
+    patient.weights = [{"uid": 0, "hotkey": HOTKEY, "weight": 0.1 * n} for n in (6, 3, 1)]
+    done = follow.run(held, context)
+    assert first.weighted_score == equal
+    assert (done.state, done.rank) == (State.RANKED, rank)

@@ -178,3 +178,30 @@ def test_where_no_list_tells_the_block_it_is_waited_for_by_the_servers_clock(
         assert run_cycle(context).state is State.VALIDATED
         context.client.close()
     assert fake_api.count(REVEAL) == 1  # at the block, or it would have been too early
+
+
+def test_when_it_was_first_seen_in_the_queue_is_kept(
+    miner: Miner, fake_api: FakeValidatorApi
+) -> None:
+    context = miner(submission_mode="direct")
+    fake_api.verdict = None
+    began, seen = time.time(), []
+    for moment in (began, began + 60):
+        context.now = lambda now=moment: now  # type: ignore[misc]
+        context.waiter = Waits(stop_after(2))
+        seen.append(run_cycle(context).queued_at)
+    assert seen == [began, began]
+
+
+@pytest.mark.parametrize(("earlier", "state"), [(3.0, State.VALIDATED), (8.0, State.UNRANKED)])
+def test_the_clock_of_a_server_without_a_date_is_taken_to_be_right(
+    miner: Miner, fake_api: FakeValidatorApi, earlier: float, state: State
+) -> None:
+    context, began = miner(submission_mode="direct"), float(int(time.time()))
+    context.now, fake_api.clock = (lambda: began), (lambda: began - earlier)
+    fake_api.faults[SUBMIT].append(LOST)
+    with serve(fake_api, date="soon") as address:
+        context.client = ApiClient(address, context.identity)
+        done = run_cycle(context)
+        context.client.close()
+    assert (done.state, fake_api.count(SUBMIT)) == (state, 1)

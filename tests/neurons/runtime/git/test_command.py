@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import threading
 import traceback
 from pathlib import Path
@@ -246,3 +247,12 @@ def test_a_git_that_ignores_its_environment_is_refused(
 def test_github_needs_a_name_and_a_token(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="GITHUB_USERNAME"):
         open_fork(Settings(state_dir=tmp_path))
+
+
+def test_the_clone_is_the_owner_s_alone(host: GitHub, tmp_path: Path) -> None:
+    host.fork(NAME)
+    fork = fork_of(host, tmp_path)
+    fork.prepare()
+    config = (fork.worktree / ".git/config").read_text()
+    assert "extraheader" not in config.lower()
+    assert not stat.S_IMODE((fork.worktree / ".git/config").stat().st_mode) & 0o022
