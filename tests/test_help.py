@@ -71,7 +71,6 @@ LINES = [
     *([script] for script in SCRIPTS),
     *(["-m", "harness", command] for command in COMMANDS),
     *(["-m", module] for module in modules()),
-    *(["-m", "benchmarks", case] for case in cases()),
 ]
 
 
@@ -80,18 +79,44 @@ def test_the_commands_of_the_harness_are_these() -> None:
     assert done.stderr.rstrip().endswith("must be one of schema, " + ", ".join(COMMANDS))
 
 
-@pytest.mark.parametrize("line", LINES, ids=" ".join)
-def test_help_needs_the_base_dependencies_alone(line: list[str], tmp_path: Path) -> None:
-    hidden = set(OPTIONAL)
-    if not line[1].startswith(TORCH_IS_IMPORTED):
-        hidden |= HEAVY
-    if line[-1].startswith(LIBRARY):
-        hidden |= SERVICES
-    (tmp_path / "sitecustomize.py").write_text(HIDING.format(names=hidden))
+ALL_CASES = """
+import sys
+
+from benchmarks.__main__ import main
+
+for case in sys.argv[1:]:
+    sys.argv = ["benchmarks", case, "--help"]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+
+
+def run_with_base_dependencies(line: list[str], folder: Path, *, torch: bool) -> str:
+    """Run Python where packages that the line does without are hidden; return what it prints."""
+    hidden = OPTIONAL if torch else OPTIONAL | HEAVY
+    if any(argument.startswith(LIBRARY) for argument in line):
+        hidden = hidden | SERVICES
+    (folder / "sitecustomize.py").write_text(HIDING.format(names=hidden))
     before = {path.name for path in PROJECT.iterdir()}
-    paths = os.pathsep.join([str(tmp_path), str(PROJECT)])
-    done = run_python(*line, "--help", env={**os.environ, "PYTHONPATH": paths})
+    paths = os.pathsep.join([str(folder), str(PROJECT)])
+    done = run_python(*line, env={**os.environ, "PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.lower().startswith("usage: "), done.stdout
     assert done.stderr == ""
     assert {path.name for path in PROJECT.iterdir()} == before
+    return done.stdout
+
+
+@pytest.mark.parametrize("line", LINES, ids=" ".join)
+def test_help_needs_the_base_dependencies_alone(line: list[str], tmp_path: Path) -> None:
+    torch = line[-1].startswith(TORCH_IS_IMPORTED)
+    output = run_with_base_dependencies([*line, "--help"], tmp_path, torch=torch)
+    assert output.lower().startswith("usage: "), output
+
+
+def test_help_of_every_case_of_the_benchmarks(tmp_path: Path) -> None:
+    """In one process, as each would import torch again."""
+    output = run_with_base_dependencies(["-c", ALL_CASES, *cases()], tmp_path, torch=True)
+    assert [case for case in cases() if f"usage: python -m benchmarks {case} " not in output] == []
