@@ -1,4 +1,4 @@
-"""The first comparison: the public fork beside the kernels, its table and its plot."""
+"""The first comparison of the public fork and the kernels, its table and its plot."""
 
 from __future__ import annotations
 
