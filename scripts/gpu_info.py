@@ -23,10 +23,10 @@ HEADER = (
 def line(gpu: Gpu) -> str:
     """Return a line of the table."""
     target = longest(gpu.memory_gib)
-    told = f"{target:,}" if target else "none"
+    text = f"{target:,}" if target else "none"
     return (
         f"{gpu.name.removeprefix('NVIDIA '):<26} {gpu.memory_gib:>5g} {gpu.bandwidth / 1e12:>6.2f} "
-        f"{gpu.operations / 1e12:>8g} {ceiling(gpu) / 1e6:>18.0f} {told:>10}"
+        f"{gpu.operations / 1e12:>8g} {ceiling(gpu) / 1e6:>18.0f} {text:>10}"
     )
 
 

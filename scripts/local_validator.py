@@ -77,8 +77,8 @@ def judge_checkout(
     best = ""
     for finding in judge_tree(tree, lengths, device=device, timeout=timeout):
         passed = passed and finding.passed
-        told = f"{'pass' if finding.passed else 'FAIL'}  {finding.name}: {finding.text}"
-        print(printable(told), flush=True)  # a fork's file has any name
+        line = f"{'pass' if finding.passed else 'FAIL'}  {finding.name}: {finding.text}"
+        print(printable(line), flush=True)  # a fork's file has any name
         if finding.log:
             print(finding.log.rstrip() if debug else "      --debug shows the worker's log")
         if finding.sample is not None and not best:  # the longest comes first

@@ -36,7 +36,7 @@ def find_imports(root: Path, loaded: Sequence[str] = LOADED) -> Imports:
         FileNotFoundError: a module of the fork is not there.
         SyntaxError: a file is not Python.
     """
-    found: Imports = {}
+    imports: Imports = {}
     own = {module.split(".")[0] for module in loaded}
     waiting, seen = list(loaded), set[str]()
     while waiting:
@@ -56,8 +56,8 @@ def find_imports(root: Path, loaded: Sequence[str] = LOADED) -> Imports:
                 submodules = [f"{target}.{name}" for name in names]
                 waiting += [target, *(one for one in submodules if _file(root, one))]
             elif top not in sys.stdlib_module_names:
-                found.setdefault(target, set()).update(names)
-    return found
+                imports.setdefault(target, set()).update(names)
+    return imports
 
 
 def _file(root: Path, module: str) -> Path | None:
@@ -93,19 +93,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--check", action="store_true")
-    given = parser.parse_args(argv)
-    head = ["git", "-C", str(given.checkout), "rev-parse", "HEAD"]
-    asked = subprocess.run(head, capture_output=True, text=True)
-    if asked.returncode:
-        parser.error(f"{given.checkout} is no checkout of the fork: {asked.stderr.strip()}")
+    args = parser.parse_args(argv)
+    head = ["git", "-C", str(args.checkout), "rev-parse", "HEAD"]
+    result = subprocess.run(head, capture_output=True, text=True)
+    if result.returncode:
+        parser.error(f"{args.checkout} is no checkout of the fork: {result.stderr.strip()}")
     try:
-        text = as_json(find_imports(given.checkout), asked.stdout.strip())
+        text = as_json(find_imports(args.checkout), result.stdout.strip())
     except (FileNotFoundError, SyntaxError) as error:
-        parser.error(f"{given.checkout} is no checkout of the fork: {error}")
-    if not given.check:
+        parser.error(f"{args.checkout} is no checkout of the fork: {error}")
+    if not args.check:
         FORK_IMPORTS.write_text(text)
     elif text != FORK_IMPORTS.read_text():
-        print(f"{FORK_IMPORTS} differs from what {given.checkout} imports:\n{text}")
+        print(f"{FORK_IMPORTS} differs from what {args.checkout} imports:\n{text}")
         return 1
     return 0
 

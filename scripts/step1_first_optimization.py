@@ -94,53 +94,53 @@ def main(
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--out", type=Path, default=Path("step1"), help="table and plot (step1)")
     parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
-    given = parser.parse_args(argv)
-    lengths = [int(part) for part in given.lengths.split(",") if part.isdecimal() and int(part)]
-    if not lengths or given.blocks < LEAST_BLOCKS:
+    args = parser.parse_args(argv)
+    lengths = [int(part) for part in args.lengths.split(",") if part.isdecimal() and int(part)]
+    if not lengths or args.blocks < LEAST_BLOCKS:
         parser.error(
             f"--lengths takes lengths such as 512,1024, and --blocks at least {LEAST_BLOCKS}"
         )
     try:
-        if not given.skip_setup:
-            clone(given.fork, given.upstream)
-        if not (given.fork / LAYER_FILE).is_file():
-            raise QuasarError(f"{given.fork} holds no {LAYER_FILE}; name a clone of the fork.")
+        if not args.skip_setup:
+            clone(args.fork, args.upstream)
+        if not (args.fork / LAYER_FILE).is_file():
+            raise QuasarError(f"{args.fork} holds no {LAYER_FILE}; name a clone of the fork.")
         with tempfile.TemporaryDirectory(prefix="step1-") as name:
             ours, copy = Path(name, "ours"), Path(name, "copy")
-            lay_out(given.fork, OVERLAY, OVERLAY, "layer", ours)
-            gate = checker(ours, max(lengths), Options(given.device))
-            print(f"correctness gate: {'green' if gate.passed else 'RED'}", flush=True)
-            for failed in gate.failed[:3]:
+            lay_out(args.fork, OVERLAY, OVERLAY, "layer", ours)
+            correctness = checker(ours, max(lengths), Options(args.device))
+            print(f"correctness check: {'passed' if correctness.passed else 'FAILED'}", flush=True)
+            for failed in correctness.failed[:3]:
                 print(f"  {failed}")
-            if not gate.passed:
+            if not correctness.passed:
                 return 1
             fork = runs_here(
-                given.fork.resolve(), min(lengths), given.device, timer, debug=given.debug
+                args.fork.resolve(), min(lengths), args.device, timer, debug=args.debug
             )
             comparison = Comparison(
-                *(Options(given.device), given.blocks),
+                *(Options(args.device), args.blocks),
                 checked=False,
                 measure=timer,
-                on_block=BlockPrinter(Progress(), given.blocks),
+                on_block=BlockPrinter(Progress(), args.blocks),
             )
             results = []
             if fork is None:
-                lay_out(given.fork, OVERLAY, OVERLAY, "layer", copy)
+                lay_out(args.fork, OVERLAY, OVERLAY, "layer", copy)
             for length, difference in comparison.run(fork or copy, ours, lengths):
                 results.append((length, difference))
                 text = difference if fork else f"{difference.b:,.0f} tokens/s"
                 print(f"{length:>9} tokens: {text}", flush=True)
     except MeasurementError as error:
-        sys.stderr.write(f"{error.explain(debug=given.debug)}\n")
+        sys.stderr.write(f"{error.explain(debug=args.debug)}\n")
         return 1
     except (QuasarError, Refused) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     names = NAMES if fork else (f"{NAMES[1]}, first", f"{NAMES[1]}, again")
     summary = table(results, names)
-    given.out.with_suffix(".md").write_text(summary)
-    given.out.with_suffix(".svg").write_text(plot(results, names))
-    files = f"{given.out.with_suffix('.md')} and {given.out.with_suffix('.svg')}"
+    args.out.with_suffix(".md").write_text(summary)
+    args.out.with_suffix(".svg").write_text(plot(results, names))
+    files = f"{args.out.with_suffix('.md')} and {args.out.with_suffix('.svg')}"
     print(f"\n{summary}\nwritten to {files}")
     return 0
 

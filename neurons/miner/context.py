@@ -57,7 +57,7 @@ class Context:
         published: the commit that this process has laid out in the worktree.
         registered: the leagues in which this process has registered.
         tuner: looks for faster kernels between cycles; None for nobody.
-        told: the submissions whose present failure this process has logged.
+        logged_failures: the submissions whose present failure this process has logged.
         quiet_seconds: the longest that a step goes on without a line in the log.
     """
 
@@ -78,7 +78,7 @@ class Context:
     tuner: Tuner | None = None
     published: str | None = None
     registered: set[str] = field(default_factory=set)
-    told: set[int] = field(default_factory=set)
+    logged_failures: set[int] = field(default_factory=set)
     quiet_seconds: float = LONGEST_SECONDS
 
     def wait(self, seconds: float) -> None:
@@ -160,9 +160,9 @@ class Context:
         self.journal.transition(before, after)
         if after.closed:
             forget_secret(after.salt or "")
-            self.told.discard(after.id)
+            self.logged_failures.discard(after.id)
         if after.state is State.FAILED:
-            self.told.add(after.id)
+            self.logged_failures.add(after.id)
             self.log.warning(
                 "trying again later",
                 submission=after.id,

@@ -212,8 +212,8 @@ def backoff_seconds(attempts: int, jitter: float, after: float | None = None) ->
         after: seconds that the other side asked for; a lower bound, itself capped.
     """
     ceiling = min(RETRY_MAX_SECONDS, RETRY_FIRST_SECONDS * 2.0 ** min(attempts - 1, 30))
-    asked = min(after or 0.0, RETRY_AFTER_MAX_SECONDS)
-    return max(ceiling * (0.5 + 0.5 * jitter), asked + jitter)
+    requested = min(after or 0.0, RETRY_AFTER_MAX_SECONDS)
+    return max(ceiling * (0.5 + 0.5 * jitter), requested + jitter)
 
 
 def fail(

@@ -46,7 +46,7 @@ def propose(
     Raises:
         Refused: it failed, took too long or was stopped.
     """
-    said = shlex.join(command)
+    text = shlex.join(command)
     try:
         ended = run_supervised(
             list(command),
@@ -57,14 +57,14 @@ def propose(
             stop=stop,
         )
     except OSError as error:
-        raise Refused(f"{said} cannot be started: {error.strerror}.") from error
+        raise Refused(f"{text} cannot be started: {error.strerror}.") from error
     if ended.stopped:
-        raise Refused(f"{said} was stopped.")
+        raise Refused(f"{text} was stopped.")
     if ended.timed_out:
-        raise Refused(f"{said} was not done within {seconds:g} s.")
+        raise Refused(f"{text} was not done within {seconds:g} s.")
     if ended.returncode:
         words = " ".join(ended.log_tail.split())[-300:]
-        raise Refused(f"{said} ended with status {ended.returncode}: {words or 'no word'}.")
+        raise Refused(f"{text} ended with status {ended.returncode}: {words or 'no word'}.")
 
 
 def require_readable(overlay: Path, present: Path, scope: Scope) -> None:

@@ -158,9 +158,9 @@ def _explained(database: sqlite3.Connection, path: Path) -> Iterator[None]:
                 "space on its disk, or end what keeps it locked, and start again."
             ) from error
         if isinstance(error, sqlite3.DatabaseError):
-            found = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             raise ConfigError(
-                f"The journal {path} is damaged ({found}). It was left as it is. Put a backup in "
+                f"The journal {path} is damaged ({reason}). It was left as it is. Put a backup in "
                 f"its place, or recover it (`sqlite3 {path} .recover | sqlite3 recovered.sqlite`), "
                 "or move it away to start anew; then a commitment that waits for its reveal is "
                 "lost with its salt."

@@ -105,8 +105,10 @@ class Tuner:
                 return
             try:
                 self.log.info("looking for faster kernels", command=shlex.join(command))
-                found = self.try_one(command, length)
-                self.log.info("tuned kernels will be published", gain=str(found), length=length)
+                difference = self.try_one(command, length)
+                self.log.info(
+                    "tuned kernels will be published", gain=str(difference), length=length
+                )
             except Refused as refusal:
                 self.log.info("the present kernels stay", reason=str(refusal))
             except MeasurementError as error:
@@ -142,9 +144,9 @@ class Tuner:
             require_readable(overlay, present, scope)
             lay_out(self.host, present, overlay, scope, after)
             lay_out(self.host, present, present, scope, before)
-            found = self._compare(before, after, length)
-            if not found.faster:
-                raise Refused(f"Its gain is not beyond the noise: {found}.")
+            difference = self._compare(before, after, length)
+            if not difference.faster:
+                raise Refused(f"Its gain is not beyond the noise: {difference}.")
             if overlay_digest() != shipped:
                 raise Refused("The shipped kernels were changed meanwhile.")
             machine = self.probe(Options(settings.device, stop=self._stop))
@@ -155,20 +157,20 @@ class Tuner:
                 gpu=machine.gpu,
                 length=length,
                 pairs=self.blocks,
-                ratio=found.ratio,
-                low=found.low,
-                high=found.high,
+                ratio=difference.ratio,
+                low=difference.low,
+                high=difference.high,
                 at=datetime.now(timezone.utc),
             )
             if self._stop.is_set():
                 raise Refused("It was stopped.")
             self.kept.take(overlay, evidence)
-        return found
+        return difference
 
     def _compare(self, before: Path, after: Path, length: int) -> Difference:
         options = Options(
             self.settings.device, self.settings.bench_timeout_seconds, stop=self._stop
         )
         comparison = Comparison(options, self.blocks, measure=self.measure, check=self.check)
-        ((_, found),) = comparison.run(before, after, [length])
-        return found
+        ((_, difference),) = comparison.run(before, after, [length])
+        return difference

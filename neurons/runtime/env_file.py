@@ -62,9 +62,9 @@ def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
         result.problems.append(Problem(f"{path} is no text", "save it as UTF-8."))
         return result
     except OSError as error:
-        found = f"{path} cannot be read ({error.strerror})"
+        problem = f"{path} cannot be read ({error.strerror})"
         remedy = f"give it to the user that starts this program, and chmod 600 {path}."
-        result.problems.append(Problem(found, remedy))
+        result.problems.append(Problem(problem, remedy))
         return result
     open_quote = False
     for number, line in enumerate(lines, 1):

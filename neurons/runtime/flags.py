@@ -103,8 +103,8 @@ def run_command(command: click.Command, name: str, arguments: Sequence[str] | No
     try:
         return int(command.main(arguments, prog_name=name, standalone_mode=False) or 0)
     except click.ClickException as error:
-        said = " ".join(error.format_message().split())
-        sys.stderr.write(f"{name}: {said} (--help lists the flags)\n")
+        message = " ".join(error.format_message().split())
+        sys.stderr.write(f"{name}: {message} (--help lists the flags)\n")
         return EX_CONFIG
     except click.Abort:
         return 130

@@ -92,8 +92,8 @@ def state_dir(
     with suppress(ConfigError):
         path = find_env_file(env_file, environ)
         values = read_env_file(path, VARIABLES).values if path else {}
-    given = (flags.get("state_dir"), environ.get("STATE_DIR"), values.get("STATE_DIR"))
-    chosen = next(filter(None, given), Settings.model_fields["state_dir"].default)
+    candidates = (flags.get("state_dir"), environ.get("STATE_DIR"), values.get("STATE_DIR"))
+    chosen = next(filter(None, candidates), Settings.model_fields["state_dir"].default)
     return PROJECT / Path(str(chosen)).expanduser()
 
 

@@ -126,12 +126,12 @@ class Evaluator:
             ) from error
 
     def _broken_rules(self, tree: Path) -> list[str]:
-        found = call(
+        result = call(
             *("harness.worker.rules:find_broken_rules", str(tree)),
             options=self._options("cpu", CHECK_SECONDS),
             tree=tree,
         )
-        return [str(rule) for rule in found["sentences"]]  # type: ignore[union-attr]
+        return [str(rule) for rule in result["sentences"]]  # type: ignore[union-attr]
 
     def _options(self, device: str, timeout: float) -> Options:
         return Options(device, timeout, self.stop, self.confinement)

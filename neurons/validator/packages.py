@@ -103,11 +103,11 @@ def check_imports(
     Raises:
         ConfigError: it cannot, with the module and the remedy.
     """
-    found = _missing(confinement, stop)
-    if not found:
+    missing = _missing(confinement, stop)
+    if not missing:
         return
     if confinement is None or _missing(None, stop):
-        raise ConfigError(Problem(f"Workers cannot import {found}.", "Run scripts/install.sh."))
+        raise ConfigError(Problem(f"Workers cannot import {missing}.", "Run scripts/install.sh."))
     remedy = "Install the packages where every user may read them: scripts/install.sh makes .venv."
     if withheld:
         entry, reason = next(iter(withheld.items()))
@@ -116,7 +116,7 @@ def check_imports(
             "Move the packages into a folder that holds nothing else, or run scripts/install.sh, "
             "which makes .venv."
         )
-    raise ConfigError(Problem(f"Workers in the sandbox cannot import {found}.", remedy))
+    raise ConfigError(Problem(f"Workers in the sandbox cannot import {missing}.", remedy))
 
 
 def _missing(confinement: Confinement | None, stop: threading.Event | None) -> str:

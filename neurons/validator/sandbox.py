@@ -196,15 +196,15 @@ def open_sandbox(*, gpu: bool, private: Iterable[Path] = ()) -> Sandbox:
     bubblewrap = shutil.which("bwrap")
     memory = int(MEMORY_SHARE * machine_memory("MemTotal"))
     if bubblewrap is None:
-        found = ["bubblewrap is not installed"]
+        leaks = ["bubblewrap is not installed"]
     else:
         sandbox = Sandbox(bubblewrap, memory, gpu, packages=find_packages(private))
-        found = sandbox.leaks()
-        if not found:
+        leaks = sandbox.leaks()
+        if not leaks:
             return sandbox
     raise ConfigError(
         Problem(
-            f"No sandbox for forks works on this machine: {'; '.join(found)}.",
+            f"No sandbox for forks works on this machine: {'; '.join(leaks)}.",
             "Install bubblewrap 0.8 or newer (apt-get install bubblewrap) and let this user make "
             "namespaces, which containers often forbid. SANDBOX=off runs forks with this "
             "user's rights: only for forks that you trust.",

@@ -96,8 +96,8 @@ program = bytes.fromhex(sys.argv[1])
 class Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 libc = ctypes.CDLL(None, use_errno=True)
-asked = Program(len(program) // 8, program)
-if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(asked), 0, 0):
+installed = Program(len(program) // 8, program)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(installed), 0, 0):
     sys.exit("the kernel takes no seccomp filter: " + os.strerror(ctypes.get_errno()))
 os.execvp(sys.argv[2], sys.argv[2:])
 """

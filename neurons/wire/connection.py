@@ -215,7 +215,7 @@ def check_address(base_url: str) -> bool:
 
 def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoReturn:
     """Raise what a failure below HTTP means: untrusted, never sent, or sent without a reply."""
-    said = f"{route}: {type(error).__name__}: {error}"
+    reason = f"{route}: {type(error).__name__}: {error}"
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -226,10 +226,10 @@ def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoRetu
         cause = cause.__cause__ or cause.__context__
     never_sent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
     if isinstance(error, never_sent):
-        raise Unreachable(said) from None
+        raise Unreachable(reason) from None
     if isinstance(error, httpx.DecodingError):
-        raise ProtocolFault(said) from None
-    raise ReplyLost(said) from None
+        raise ProtocolFault(reason) from None
+    raise ReplyLost(reason) from None
 
 
 def parse_reply(

@@ -50,7 +50,7 @@ def test_both_are_timed_and_drawn(
         "| 1,024 | 1,024 | 3,072 | 3.000 | 3.000 to 3.000 | 1.000 |"
         in (tmp_path / "found.md").read_text()
     )
-    assert "correctness gate: green" in capsys.readouterr().out
+    assert "correctness check: passed" in capsys.readouterr().out
     drawn = ElementTree.parse(tmp_path / "found.svg").getroot()  # noqa: S314 # our own file
     assert float(drawn.get("width", "inf")) <= 830  # the width of a README on GitHub
     texts = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}

@@ -59,19 +59,19 @@ def examine(
     """
     yield gpu(device)
     try:
-        found = look(device)
+        report = look(device)
     except MeasurementError as error:
-        yield failure(device, *told(_with_last_line(error)))
+        yield failure(device, *describe_failure(_with_last_line(error)))
         return
-    here = {path.capability for path in found.paths if path.capability}
-    if found.nvrtc_error:
+    here = {path.capability for path in report.paths if path.capability}
+    if report.nvrtc_error:
         level = failure if any(one >= OLDEST for one in here) else warning
-        yield level("nvrtc", *told(found.nvrtc_error, found.nvrtc_remedy))
+        yield level("nvrtc", *describe_failure(report.nvrtc_error, report.nvrtc_remedy))
     else:
-        yield ok("nvrtc", found.nvrtc)
-    for path in found.paths:
+        yield ok("nvrtc", report.nvrtc)
+    for path in report.paths:
         yield serves(path)
-    if found.nvrtc_error:
+    if report.nvrtc_error:
         names = ", ".join(f"{major}.{minor}" for major, minor in CAPABILITIES)
         yield warning("sm", f"nothing was compiled for {names}", "See the line of nvrtc.")
         return
@@ -87,14 +87,14 @@ def serves(path: PathTaken) -> Finding:
     call = "" if path.call == "operator" else f" {path.call.removeprefix('operator ')}"
     name = f"{path.device} {path.dtype}{call}"
     if path.error:
-        return failure(name, *told(f"{path.name}: {path.error}", path.remedy))
-    taken = f"{path.name}: {path.backend} serves"
+        return failure(name, *describe_failure(f"{path.name}: {path.error}", path.remedy))
+    result = f"{path.name}: {path.backend} serves"
     if path.rms is None or not path.rms <= TOLERANCE:  # NaN too
-        return failure(name, f"{taken} with wrong results: relative error {path.rms}", _UNKNOWN)
+        return failure(name, f"{result} with wrong results: relative error {path.rms}", _UNKNOWN)
     if path.capability and path.capability >= OLDEST and path.backend != "cuda":
-        detail, remedy = told(path.reason, path.remedy)
-        return failure(name, f"{taken}, not cuda: {detail}", remedy)
-    return ok(name, f"{taken}: {path.reason} (relative error {path.rms:.1e})")
+        detail, remedy = describe_failure(path.reason, path.remedy)
+        return failure(name, f"{result}, not cuda: {detail}", remedy)
+    return ok(name, f"{result}: {path.reason} (relative error {path.rms:.1e})")
 
 
 def compiles(
@@ -106,11 +106,11 @@ def compiles(
     try:
         builds = build(capability).builds
     except MeasurementError as error:
-        return level(name, *told(_with_last_line(error)))
+        return level(name, *describe_failure(_with_last_line(error)))
     broken = [one for one in builds if one.error]
     if broken:
         which = " and ".join(f"{one.program} {one.dtype}" for one in broken)
-        detail, remedy = told(broken[0].error, broken[0].remedy)
+        detail, remedy = describe_failure(broken[0].error, broken[0].remedy)
         return level(name, f"{which}: {detail}", remedy)
     return ok(name, ", ".join(map(_built, builds)))
 
@@ -120,7 +120,7 @@ def _built(one: Build) -> str:
     return f"{one.program} {one.dtype}: {kind} in {one.seconds:.1f} s"
 
 
-def told(text: str, remedy: str = "") -> tuple[str, str]:
+def describe_failure(text: str, remedy: str = "") -> tuple[str, str]:
     """Return a failure's first line with its cause, and the remedy: the known one, or else its own.
 
     Args:

@@ -53,10 +53,10 @@ def command(group: click.Group, summary: str, **options: Any) -> Callable[[Any],
     """Add a function to a group as a command that has the miner's flags and gets what they say."""
 
     def add(function: Callable[..., Any]) -> click.Command:
-        taken = click.make_pass_decorator(Given, ensure=True)(function)
+        callback = click.make_pass_decorator(Given, ensure=True)(function)
         name = options.pop("name", None)
         made = group.command(name, help=summary, context_settings=flags.CONTEXT, **options)
-        result: click.Command = made(shared(taken))
+        result: click.Command = made(shared(callback))
         result.params.sort(key=lambda option: option.callback is flags.keep)  # its own come first
         return result
 

@@ -242,8 +242,8 @@ def _progress(measuring: Measuring | None) -> list[str]:
         done = len(one.speeds)
         run = f"run {done + 1} of {one.planned}" if done < one.planned else f"{done} runs done"
         speeds = ", ".join(f"{speed:,.0f}" for speed in one.speeds)
-        told = f": {speeds} tokens/s" if speeds else ""
-        lines.append(f"    {one.length:>9,} tokens, {run}{told}")
+        suffix = f": {speeds} tokens/s" if speeds else ""
+        lines.append(f"    {one.length:>9,} tokens, {run}{suffix}")
     return lines
 
 

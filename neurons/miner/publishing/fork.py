@@ -106,8 +106,8 @@ class Fork:
         overlay: Callable[[], Path] | None = None,
     ) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_][\w.\-/]*(?<![./])", branch) or ".." in branch:
-            found = f"FORK_BRANCH={branch!r} is no branch name."
-            raise ConfigError(Problem(found, "Use one like `quasar`."))
+            problem = f"FORK_BRANCH={branch!r} is no branch name."
+            raise ConfigError(Problem(problem, "Use one like `quasar`."))
         if remote_url is None and repo_path is None:
             raise ConfigError("No fork is named. Set GITHUB_USERNAME, FORK_REMOTE or REPO_PATH.")
         value = token.get_secret_value() if isinstance(token, SecretStr) else token

@@ -153,23 +153,23 @@ def _message(reply: httpx.Response) -> str:
         return reply.reason_phrase
 
 
-def _fault(reply: httpx.Response, asked: str) -> Held | Retry:
-    status, said = reply.status_code, _message(reply)
-    limited = reply.headers.get("X-RateLimit-Remaining") == "0" or "rate limit" in said.lower()
+def _fault(reply: httpx.Response, request: str) -> Held | Retry:
+    status, message = reply.status_code, _message(reply)
+    limited = reply.headers.get("X-RateLimit-Remaining") == "0" or "rate limit" in message.lower()
     if status == 429 or (status == 403 and (limited or "Retry-After" in reply.headers)):
-        return Retry(f"GitHub limits the rate ({asked}): {said}", after=_pause(reply))
+        return Retry(f"GitHub limits the rate ({request}): {message}", after=_pause(reply))
     if status >= 500 or status == 408:
-        return Retry(f"GitHub failed ({asked}): {status} {said}", after=_pause(reply))
+        return Retry(f"GitHub failed ({request}): {status} {message}", after=_pause(reply))
     if status == 401:
-        return Held(f"GitHub does not accept the token: {said}.", SCOPE_REMEDY)
+        return Held(f"GitHub does not accept the token: {message}.", SCOPE_REMEDY)
     if status == 403:
-        return Held(f"GitHub does not allow {asked}: {said}.", SCOPE_REMEDY)
+        return Held(f"GitHub does not allow {request}: {message}.", SCOPE_REMEDY)
     if reply.is_redirect:
         return Held(
-            f"GitHub moved what {asked} asks for.",
+            f"GitHub moved what {request} asks for.",
             "Set GITHUB_UPSTREAM, GITHUB_USERNAME and GITHUB_FORK_NAME to the present names.",
         )
-    return Held(f"GitHub refused {asked}: {status} {said}.", _FORK_REMEDY)
+    return Held(f"GitHub refused {request}: {status} {message}.", _FORK_REMEDY)
 
 
 def _pause(reply: httpx.Response) -> float | None:

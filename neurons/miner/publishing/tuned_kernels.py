@@ -55,17 +55,17 @@ class TunedKernels:
     def evidence(self) -> Evidence | None:
         """Return what the tuned kernels rest on; None where the shipped ones are published."""
         try:
-            found = Evidence.model_validate_json((self.folder / FILE).read_bytes())
+            evidence = Evidence.model_validate_json((self.folder / FILE).read_bytes())
         except (OSError, ValidationError):
             return None
-        root = self.folder / found.overlay
-        sound = root.is_dir() and overlay_digest(root=root) == found.overlay
-        return found if sound and found.shipped == overlay_digest() else None
+        root = self.folder / evidence.overlay
+        sound = root.is_dir() and overlay_digest(root=root) == evidence.overlay
+        return evidence if sound and evidence.shipped == overlay_digest() else None
 
     def root(self) -> Path:
         """Return the folder of the kernels that are published."""
-        found = self.evidence()
-        return OVERLAY if found is None else self.folder / found.overlay
+        evidence = self.evidence()
+        return OVERLAY if evidence is None else self.folder / evidence.overlay
 
     def digest(self) -> str:
         """Name the content of what is published."""

@@ -46,7 +46,7 @@ def run(submission: Submission, context: Context) -> Submission:
 
     Where the statistics do not tell for long, the round and its weights are looked at all the same.
     """
-    logged = asked = -float("inf")
+    logged = checked = -float("inf")
     blind = 0
     while True:
         standing = context.look(submission)
@@ -63,8 +63,8 @@ def run(submission: Submission, context: Context) -> Submission:
                 submission_id=submission.submission_id,
                 queue=standing.queue_length,
             )
-        if now - asked >= ROUND_EVERY_SECONDS and not 0 < blind < BLIND_LOOKS:
-            asked = now
+        if now - checked >= ROUND_EVERY_SECONDS and not 0 < blind < BLIND_LOOKS:
+            checked = now
             ended = _ended(submission, context, bool(standing.queued))
             if ended is not None:
                 return ended
@@ -93,10 +93,10 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
     strangers = context.journal.strangers(
         submission.hotkey, submission.api_url, submission.created_at
     )
-    found = conclude(submission, row, place, strangers)
-    if submission.mode == "commit_reveal" and may_be_early(found):
+    conclusion = conclude(submission, row, place, strangers)
+    if submission.mode == "commit_reveal" and may_be_early(conclusion):
         suspect_early_judgement(submission, context)
-    return context.move(submission, weighted_score=_claimed_score(submission), **vars(found))
+    return context.move(submission, weighted_score=_claimed_score(submission), **vars(conclusion))
 
 
 def _is_held(submission: Submission, context: Context) -> bool:

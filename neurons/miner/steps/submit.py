@@ -23,9 +23,9 @@ CLOCK_SLACK_SECONDS = 5.0
 def run(submission: Submission, context: Context) -> Submission:
     """Submit, and never twice what may have arrived: the server would store both."""
     if submission.state is State.SUBMITTING:
-        found = _find_late(submission, context)
-        if found is not None:
-            return context.move(submission, State.REVEALED, submission_id=found)
+        number = _find_late(submission, context)
+        if number is not None:
+            return context.move(submission, State.REVEALED, submission_id=number)
     now = context.client.current_round()
     if submission.state is State.SUBMITTING and not _surely_absent(submission, now):
         return context.move(
@@ -56,10 +56,10 @@ def _send(submission: Submission, context: Context, wire_version: int) -> Submis
         context.note(submission, round_total=None)
         raise
     except Uncertain:
-        found = _find(submission, context)
-        if found is None:
+        number = _find(submission, context)
+        if number is None:
             raise  # looked up once more after the pause, and only then sent again
-        return context.move(submission, State.REVEALED, submission_id=found)
+        return context.move(submission, State.REVEALED, submission_id=number)
     submission = context.move(submission, State.REVEALED, submission_id=reply.submission_id)
     return _in_its_round(submission, context)
 
@@ -96,16 +96,16 @@ def _find_late(submission: Submission, context: Context) -> int | None:
 
     What hangs in a gateway when its sender gives up may still arrive.
     """
-    found = _find(submission, context)
-    if found is None and submission.round_total is not None:
+    number = _find(submission, context)
+    if number is None and submission.round_total is not None:
         context.log.info(
             "its reply was lost; the queue is looked at again before it is sent once more",
             submission=submission.id,
             seconds=LATE_SECONDS,
         )
         context.wait(LATE_SECONDS)
-        found = _find(submission, context)
-    return found
+        number = _find(submission, context)
+    return number
 
 
 def _find(submission: Submission, context: Context) -> int | None:

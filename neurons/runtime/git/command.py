@@ -158,8 +158,8 @@ class HardenedGit(git.Git):
         path = environment().get("PATH", "")
         if path not in _ACCEPTED:
             if self.version_info < MINIMUM_GIT:
-                found, least = (".".join(map(str, v)) for v in (self.version_info, MINIMUM_GIT))
-                raise ConfigError(f"git {found} is too old. Install git {least} or newer.")
+                version, least = (".".join(map(str, v)) for v in (self.version_info, MINIMUM_GIT))
+                raise ConfigError(f"git {version} is too old. Install git {least} or newer.")
             _ACCEPTED.add(path)
 
     def _configuration(self, config: Mapping[str, str]) -> dict[str, str]:

@@ -30,15 +30,15 @@ _EMBEDDING = (
 
 def is_public(address: str) -> bool:
     """Tell whether an address is one of the public internet's, whatever it is wrapped in."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address):
+        inner = parsed.ipv4_mapped
         for network, behind in _EMBEDDING:
-            if found in network:
-                inner = ipaddress.IPv4Address(int(found) >> behind & 0xFFFFFFFF)
+            if parsed in network:
+                inner = ipaddress.IPv4Address(int(parsed) >> behind & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-    return found.is_global and not (found.is_multicast or found.is_reserved)
+    return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved)
 
 
 class Gateway(socketserver.ThreadingTCPServer):
@@ -87,11 +87,11 @@ class Gateway(socketserver.ThreadingTCPServer):
             self.refusal = f"Nothing is fetched from {host}:{port}."
             return None
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             self.unreachable = f"The name {host} cannot be resolved: {error}."
             return None
-        addresses = list(dict.fromkeys(str(row[4][0]) for row in found))
+        addresses = list(dict.fromkeys(str(row[4][0]) for row in entries))
         inside = [address for address in addresses if not self.public(address)]
         if inside:
             self.refusal = f"Nothing is fetched from {host}: {inside[0]} is no public address."
@@ -122,11 +122,11 @@ class _Connection(socketserver.BaseRequestHandler):
             if not piece:
                 return
             head += piece
-        asked = re.match(rb"CONNECT \[?([^\s\]]+?)\]?:(\d{1,5}) HTTP/1", head)
-        if asked is None:
+        match = re.match(rb"CONNECT \[?([^\s\]]+?)\]?:(\d{1,5}) HTTP/1", head)
+        if match is None:
             self.request.sendall(b"HTTP/1.1 405 Method Not Allowed\r\n\r\n")
             return
-        outside = self.server.open(asked[1].decode("ascii", "replace"), int(asked[2]))
+        outside = self.server.open(match[1].decode("ascii", "replace"), int(match[2]))
         if outside is None:
             status = b"403 Forbidden" if self.server.refusal else b"502 Bad Gateway"
             self.request.sendall(b"HTTP/1.1 " + status + b"\r\n\r\n")
