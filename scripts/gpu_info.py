@@ -1,9 +1,9 @@
-"""Say what this machine's GPU can do, and which target suits it and other cards.
+"""Print the hardware bounds of this machine's GPU and other cards, and suitable targets.
 
     python scripts/gpu_info.py
 
-The bound is what no kernel exceeds there: the input read and the output written once, and the
-products that the layer is made of, at the card's own rates.
+No kernel can exceed the bound: it counts one read of the input, one write of the output and the
+layer's matrix products, at the card's rates.
 """
 
 from __future__ import annotations

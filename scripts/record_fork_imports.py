@@ -2,11 +2,11 @@
 
     python scripts/record_fork_imports.py CHECKOUT [--check]
 
-CHECKOUT is a clone of the fork. Its packages are read, never run: from the modules that a
-measurement imports, every statement that Python executes on import is followed, through the fork's
-own modules. Left out is what need not be executed, or may fail: the bodies of functions, `if` and
-`try`. Writes quasar_kernels/fork_imports.json; with --check it is compared instead, and the exit
-status is 1 when it differs.
+CHECKOUT is a clone of the fork. The script reads its packages and never runs them. It starts at the
+modules that a measurement imports, and follows every import that Python certainly executes through
+the fork's modules. It skips the bodies of functions, `if` and `try`, which may not be executed or
+may fail. It writes quasar_kernels/fork_imports.json. With --check it compares that file instead,
+and the exit status is 1 if they differ.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from quasar_kernels.contract import FORK_IMPORTS
 
 REPOSITORY = "troy12x/flash-linear-attention"
 LOADED = ("fla", "fla.layers.quasar", "fla.ops.quasar.chunk")
-"""What a measurement imports of a fork; see harness/worker/subject/tree.py."""
+"""The modules of a fork that a measurement imports; see harness/worker/subject/tree.py."""
 
 Imports = dict[str, set[str]]
-"""The names taken from each module; none for a plain `import`."""
+"""The names imported from each module; none for a plain `import`."""
 
 
 def find_imports(root: Path, loaded: Sequence[str] = LOADED) -> Imports:
-    """Return what importing `loaded` from the tree at `root` imports from other distributions.
+    """Return the imports from other distributions when Python imports `loaded` from `root`.
 
     Raises:
         FileNotFoundError: a module of the fork is not there.

@@ -1,4 +1,4 @@
-"""Whose request it is: a validator's, which has a reserved place in the queue, or a client's."""
+"""Separates validators' requests, which have a reserved place in the queue, from clients'."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Limits:
 
 
 class Metrics:
-    """What Prometheus reads at GET /metrics."""
+    """The metrics that Prometheus reads at GET /metrics."""
 
     def __init__(self, decoding: Decoding) -> None:
         self.registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""The daemon: drives submissions from step to step, through faults, until it is told to stop."""
+"""The daemon: drives submissions from step to step, through faults, until it is stopped."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ REMIND_SECONDS = 3600.0
 
 
 def run_cycle(context: Context) -> Submission:
-    """Bring a submission to its end and return it: closed, HELD, or as a stop left it.
+    """Process a submission until it is closed or HELD, or until a stop; return it.
 
-    The live submission of this hotkey and target goes on where it is, also a held one that can:
-    the person who started the program has read why. Without one, a new one is made. Commitments
-    to other targets are finished first. A commitment that was judged before its reveal is followed
-    by a direct submission of the same claim.
+    The live submission of this hotkey and target continues in its state. A HELD one continues too,
+    since the person who started the program has read the reason. Without one, the miner creates
+    one. Commitments to other targets are finished first. After a premature commitment, the miner
+    submits the same claim directly.
 
     Raises:
         Stopped: the stop came before there was a submission.
@@ -61,7 +61,7 @@ def run_forever(
     """Run cycles until stopped, each when there is something new to submit.
 
     Args:
-        after_cycle: told the submission that each cycle ended with.
+        after_cycle: called after each cycle, with the submission that it ended with.
     """
     watch = _Watch(context)
     interval = max(context.settings.optimization_interval, SHORTEST_INTERVAL_SECONDS)
@@ -130,7 +130,7 @@ def warn_of_other_hotkeys(context: Context) -> None:
 
 
 def _drive(submission: Submission, context: Context) -> Submission:
-    """Take step after step until nothing is left to do, or a stop comes."""
+    """Take steps until the submission needs none, or a stop comes."""
     key = submission.id
     while cycle.next_step(submission) is not None and not context.stop.is_set():
         try:
@@ -143,7 +143,7 @@ def _drive(submission: Submission, context: Context) -> Submission:
 
 
 def _advanced(key: int, context: Context) -> Submission:
-    """Take the next step of what the journal holds now: a step may have been half done."""
+    """Take the next step of the submission in the journal: a step may have been half done."""
     submission = context.journal.get(key)
     step = cycle.next_step(submission)
     return submission if step is None else _take(step, submission, context)
@@ -152,7 +152,7 @@ def _advanced(key: int, context: Context) -> Submission:
 def _despite_full_disk(context: Context, act: Callable[[], Result]) -> Result:
     """Return what `act` returns, tried again after a pause as long as the disk is full.
 
-    The journal itself cannot record that fault. `act` reads from it what it goes on from.
+    The journal itself cannot record that fault. `act` reads its starting point from the journal.
 
     Raises:
         Stopped: the stop came while the disk was full.
@@ -242,7 +242,7 @@ class _Watch:
         self._failures = 0
 
     def wants_cycle(self) -> bool:
-        """Tell whether a person or a change asks for a cycle; a held submission waits."""
+        """Return whether a person or a change makes a cycle necessary; a held submission waits."""
         context = self._context
         live = selection.live(context)
         if selection.others(context):

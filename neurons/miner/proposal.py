@@ -26,7 +26,7 @@ FILE_BYTES, ALL_BYTES = 2**21, 2**24
 
 
 class Refused(Exception):
-    """A proposal is not taken; the message says why, as a sentence."""
+    """A proposal is not accepted; the message has the reason, as a sentence."""
 
 
 def propose(
@@ -40,7 +40,7 @@ def propose(
 ) -> None:
     """Run a command in the folder `overlay`, a copy, which it changes.
 
-    It runs without secrets in its environment, in a group of its own that is killed after
+    It runs without secrets in its environment, in a separate process group that is killed after
     `seconds` or when `stop` is set.
 
     Raises:
@@ -68,7 +68,7 @@ def propose(
 
 
 def require_readable(overlay: Path, present: Path, scope: Scope) -> None:
-    """Refuse what was not changed, and files that no fork of ours may hold.
+    """Refuse an unchanged overlay, and files that this project does not publish.
 
     Raises:
         Refused: a sentence names the first file.

@@ -1,8 +1,8 @@
 """Looks for faster kernels while the miner has nothing else to do, one proposal at a time.
 
-A proposal is taken when it keeps the rules, passes the correctness gate, and `python -m harness
-compare` would call it faster than the present kernels. It is published with the next submission,
-which starts because the content has changed.
+A proposal is accepted if it keeps the rules, passes the correctness check, and is faster than the
+present kernels by the criterion of `python -m harness compare`. It is published with the next
+submission, which starts because the content has changed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from quasar_kernels.contract import overlay_digest
 
 @dataclass
 class Tuner:
-    """Tries one proposal of each command after each cycle, in a thread of its own.
+    """Tries one proposal of each command after each cycle, in a separate thread.
 
     Attributes:
         host: the fork's worktree, which holds what the kernels import.
         blocks: of three processes each, in which the trees are compared.
-        check, measure, probe: of the harness, or their stand-ins.
+        check, measure, probe: of the harness, or fakes.
         due: whether a cycle has ended since the last proposal.
     """
 
@@ -60,7 +60,7 @@ class Tuner:
     _thread: threading.Thread | None = None
 
     def commands(self) -> Iterator[Sequence[str]]:
-        """Yield who proposes: the search over tiles, and the operator's own command."""
+        """Yield the commands that propose: the search over tiles, and the operator's command."""
         if self.settings.agent_iterations:
             yield (
                 sys.executable,
@@ -93,7 +93,7 @@ class Tuner:
         self._thread.start()
 
     def stop(self) -> None:
-        """End what is at work, all its processes too; return when nothing of it is left."""
+        """End the present proposal with all its processes; return when they have ended."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -117,11 +117,11 @@ class Tuner:
                 self.log.warning("cannot tune", reason=str(error))
 
     def try_one(self, command: Sequence[str], length: int) -> Difference:
-        """Have one overlay proposed, and take it where it is better; return by how much.
+        """Run a command that proposes an overlay; keep a faster one, and return the difference.
 
         Raises:
-            Refused: it is not taken, and why.
-            MeasurementError: a tree failed its gate or could not be timed.
+            Refused: the proposal is not accepted; the message has the reason.
+            MeasurementError: a tree failed the correctness check or could not be timed.
             OSError: the disk takes no more.
         """
         self.kept.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

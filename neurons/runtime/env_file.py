@@ -33,12 +33,12 @@ WITHOUT_EFFECT = {
 
 @dataclass
 class EnvFile:
-    """What a .env file says.
+    """The content of a .env file.
 
     Attributes:
         values: name to text, without empty ones (an empty value means unset).
         ignored: names that are no settings; the remedy is the name that may have been meant.
-        unsafe: what is wrong with the file's mode.
+        unsafe: the fault of the file's mode.
         problems: lines that cannot be read. None of these quotes a value.
         unread: the names in such lines.
     """

@@ -1,4 +1,4 @@
-"""Who this miner is: hotkey, signatures, registration. The one importer of bittensor.
+"""The identity of this miner: hotkey, signatures, registration. The one importer of bittensor.
 
 bittensor is imported when first used: half a second that `status` and `doctor` need not pay.
 """
@@ -62,7 +62,7 @@ def public_hotkey(name: str, hotkey: str, path: Path) -> str | None:
 
 
 def wallet_warnings(name: str, hotkey: str, path: Path) -> list[Problem]:
-    """Return what is unsafe about the wallet's files."""
+    """Return the security problems of the wallet's files."""
     warnings = []
     coldkey = path.expanduser() / name / "coldkey"
     if coldkey.exists():
@@ -144,7 +144,7 @@ def prepare_to_verify() -> None:
 
 
 def verify(hotkey: str, text: str, signature_hex: str) -> bool:
-    """Tell whether `signature_hex` (with or without 0x) is `hotkey`'s signature of `text`."""
+    """Return whether `signature_hex` (with or without 0x) is `hotkey`'s signature of `text`."""
     from bittensor.sp_core import Keypair
 
     try:
@@ -201,7 +201,7 @@ def set_weights(
         wallet: its name, its hotkey, and where wallets lie.
 
     Returns:
-        The hotkeys that are registered on the subnet, with their uids: what was set.
+        The uids of the hotkeys whose weights were set: those registered on the subnet.
 
     Raises:
         ChainUnreachable: the chain did not take them, or not in time; one line.
@@ -218,7 +218,7 @@ def _ask_chain(network: str, seconds: float, *words: str) -> str:
     if network == OFFLINE:
         raise ChainUnreachable("SUBTENSOR_NETWORK=offline: no chain is asked.")
     # The client may retry without end, and after some failures its tasks write tracebacks when
-    # they are destroyed. A process of its own is ended in time, and its output is not shown.
+    # they are destroyed. A child process can be ended in time, and its output is not shown.
     try:
         done = subprocess.run(
             [sys.executable, "-m", "neurons.runtime.identity", network, *words],

@@ -132,8 +132,8 @@ def configure(
         fmt: `console` for people, `json` for machines (one object a line).
         secrets: values that must never appear in a line.
         file: a log file of mode 0600, at most 5 of 10 MiB; its folder is made.
-        ordinary: takes what is below WARNING in place of stderr: process managers keep the two
-            apart, and take what comes by stderr for errors.
+        ordinary: receives lines below WARNING in place of stderr, because process managers treat
+            stderr as errors.
     """
     for secret in secrets:
         register_secret(secret)
@@ -180,7 +180,7 @@ def append(file: Path, text: str) -> None:
 
 
 def _shared(fmt: str) -> list[Processor]:
-    """Return what is added to each line, by whichever logger it came."""
+    """Return the processors that complete the lines of every logger."""
     form = "iso" if fmt == "json" else "%Y-%m-%d %H:%M:%SZ"
     return [
         structlog.contextvars.merge_contextvars,
@@ -201,9 +201,9 @@ def _formatter(fmt: str) -> logging.Formatter:
 
 
 def _report_retry(details: RetryDetails) -> None:
-    """Log a quick retry, for who looks closely: what fails in the end has a line of its own.
+    """Log a quick retry at debug level; another line reports the final failure.
 
-    stamina's own line would name the call, which says nothing here.
+    stamina's own line would name the call, which is no help here.
     """
     get_logger("http").debug(
         "no answer, asking again",

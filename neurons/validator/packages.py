@@ -32,7 +32,7 @@ from neurons.runtime.loading import environment
 
 CHECK_SECONDS, LOOK_SECONDS = 300.0, 60.0
 PREFIX_PARTS = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
-"""What is shown of an interpreter's prefix that is withheld as a whole, such as a home folder."""
+"""Parts that the sandbox shows of a prefix that it withholds otherwise, such as a home folder."""
 
 _LOOK = """
 import json, site, sys
@@ -45,7 +45,7 @@ print(json.dumps([sys.path, targets, base]))
 
 @dataclass(frozen=True)
 class Packages:
-    """Where workers find what they import.
+    """Paths of the packages that workers import.
 
     Attributes:
         shown: folders and files that a sandbox shows.

@@ -170,7 +170,7 @@ class BodyLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, counting what is read of its body."""
+        """Pass the request on and count the bytes that are read of its body."""
         seen = 0
 
         async def counted() -> Message:

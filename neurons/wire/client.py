@@ -45,7 +45,7 @@ _QUICKLY = stamina.RetryingCaller(
 
 @dataclass(frozen=True)
 class Queue:
-    """What GET /get_submission_stats shows of one hotkey, and how far its list reaches.
+    """One hotkey's rows of GET /get_submission_stats, and the extent of that list.
 
     Attributes:
         rows: this hotkey's submissions that no validator has marked yet.
@@ -122,7 +122,7 @@ class ApiClient(Connection):
         return self._post("/submit_kernel", request, SubmitReply)
 
     def _list(self, route: str, reply: type[Reply], query: Query | None = None) -> Reply:
-        """GET a list in which only this hotkey's rows matter, whatever the others hold."""
+        """GET a list and keep this hotkey's rows; others' rows cannot spoil them."""
         return self._get(route, reply, query, each=self._own_or_number, reply_bytes=LIST_BYTES)
 
     def _own_or_number(self, row: dict[str, Any]) -> object:

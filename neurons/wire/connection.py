@@ -113,8 +113,8 @@ class Connection:
 
         Args:
             bound: whether the headers sign this request as a whole, as a validator's must.
-            each: makes of every JSON object in the reply what is kept of it, as it is read, so
-                that what others put into a list neither fills the memory nor spoils the rest.
+            each: reduces every JSON object of the reply while it is read, so that other people's
+                rows of a list neither fill the memory nor spoil the other rows.
             reply_bytes: the largest body that is read of this reply.
 
         Raises:
@@ -144,7 +144,7 @@ class Connection:
         return parse_reply(route, data, reply, each)
 
     def _read(self, route: str, response: httpx.Response, most: int) -> bytes:
-        """Return the body within one deadline; httpx's own starts anew with every packet."""
+        """Return the body within one deadline; httpx's timeout restarts with every packet."""
         deadline = time.monotonic() + self._reply_seconds
         data = bytearray()
         for piece in response.iter_bytes():

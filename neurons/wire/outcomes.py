@@ -1,6 +1,6 @@
-"""What can come back from the validator API other than the answer, one type each.
+"""Failures of a request to the validator API, one type each.
 
-Each is a Retry or a Held, so that a caller that knows no better does the right thing.
+Each is a Retry or a Held, so that a caller without special handling reacts correctly.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TooEarly(Retry):
 
 
 class Uncertain(Retry):
-    """The request may have been carried out, and no usable reply says so: look it up first."""
+    """The request may have been carried out, but no usable reply confirms it: look it up first."""
 
 
 class ReplyLost(Uncertain):
@@ -58,12 +58,12 @@ class ServerFault(Uncertain):
 class ForeignPage(Uncertain):
     """An answer that is not the API's own: a proxy's page, a redirect, a route that is not there.
 
-    It says nothing about the submission, and it passes when whoever stands between does.
+    It has no information about the submission, and it may pass, as a proxy's fault does.
     """
 
 
 class ProtocolFault(Uncertain):
-    """A reply that is not what the protocol says: not JSON, NaN, wrong types."""
+    """A reply that violates the protocol: not JSON, NaN, wrong types."""
 
 
 class TooLarge(ProtocolFault):
@@ -162,7 +162,7 @@ def fault_of(
 
 
 _WORDS_OF_ANY_SERVER = ((404, "Not Found"), (405, "Method Not Allowed"))
-"""What FastAPI itself says where a route is missing: another version or another program."""
+"""FastAPI's own answers for a missing route: another version or another program."""
 
 
 _FAULTS_BEFORE_THE_ROUTE = ((400, "There was an error parsing the body"),)

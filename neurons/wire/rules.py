@@ -16,7 +16,7 @@ BAN_HOURS = 24
 ROUND_HOURS = 48
 
 SHORTEST_TARGET = 512
-"""Tokens of the shortest submission; below, a call's speed says nothing about a kernel."""
+"""Tokens of the shortest submission; below, a call's speed does not measure the kernel."""
 
 
 def block_at(unix: float, block_seconds: int = BLOCK_SECONDS) -> int:

@@ -81,7 +81,7 @@ def test_wrong_kernels_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFi
     arguments = ["--skip-setup", "--fork", str(fork), "--out", str(tmp_path / "found")]
     red = samples.make_correctness(passed=False)
     assert step1.main(arguments, timer=timer, checker=lambda *_, **__: red) == 1
-    assert "RED" in capsys.readouterr().out
+    assert "FAILED" in capsys.readouterr().out
     assert not (tmp_path / "found.md").exists()
 
 

@@ -37,7 +37,7 @@ def backup(given: Given, file: Path) -> int:
 
 @click.argument("file", type=Folder())
 def restore(given: Given, file: Path) -> int:
-    """Carry out `restore`: what was there before is set aside."""
+    """Carry out `restore`; the present journal is set aside."""
     settings, _ = read_settings(given, process=None)
     if not file.is_file():
         problem = f"{file} is a folder" if file.is_dir() else f"There is no file {file}"
@@ -64,7 +64,7 @@ def restore(given: Given, file: Path) -> int:
 
 
 def is_database(file: Path) -> bool:
-    """Tell whether a file begins as SQLite's do; an unreadable one is left to who opens it."""
+    """Return whether a file begins as SQLite's do; opening it later reports an unreadable one."""
     try:
         with file.open("rb") as stream:
             return stream.read(len(MAGIC)) == MAGIC

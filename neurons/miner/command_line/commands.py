@@ -97,7 +97,7 @@ def log_file(given: Given) -> Path:
 
 
 @as_json
-@click.option("--watch", is_flag=True, help="Show it anew every second until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Show it again every second until Ctrl-C.")
 @click.option(
     *("--history", "shown"),
     metavar="[N]",
@@ -160,7 +160,7 @@ def doctor(given: Given, as_json: bool, kernels: bool) -> int:
     printed = _print_findings(findings, as_json, gap=f"\n{'':23}-> ")
     if not as_json:
         levels = [one.level for one in printed]
-        end = "mend the failures first" if _failed(printed) else "the miner can start"
+        end = "correct the failures first" if _failed(printed) else "the miner can start"
         say(f"{levels.count('failure')} failures, {levels.count('warning')} warnings: {end}")
     return _failed(printed)
 
@@ -241,12 +241,12 @@ def logs(given: Given, lines: int, no_follow: bool) -> int:
 
 
 def release(given: Given) -> int:
-    """Carry out `release`: a person's word that what is held may go on."""
+    """Carry out `release`: a person lets the held submission continue."""
     return _decide(given, daemon.release)
 
 
 def abandon(given: Given) -> int:
-    """Carry out `abandon`: a person's word that what is held ends here."""
+    """Carry out `abandon`: a person ends the held submission."""
     return _decide(given, daemon.abandon)
 
 

@@ -1,4 +1,4 @@
-"""What `doctor --kernels` looks at: NVRTC, the path that serves here, the build of each GPU."""
+"""The checks of `doctor --kernels`: NVRTC, the implementation in use, the build of each GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compile_kernels(capability: tuple[int, int]) -> Builds:
 
 
 def find_paths(device: str) -> PathsTaken:
-    """Run the operator on every GPU (`cuda`) or on the `cpu`, and tell what served it.
+    """Run the operator on every GPU (`cuda`) or the `cpu`; return the implementations that ran.
 
     Raises:
         MeasurementError: the process came to no result, or torch cannot use the device.
@@ -49,10 +49,10 @@ def examine(
     look: Callable[[str], PathsTaken] = find_paths,
     build: Callable[[tuple[int, int]], Builds] = compile_kernels,
 ) -> Iterator[Finding]:
-    """Yield what is found, as it is found; each capability is built in a process of its own.
+    """Yield each finding as soon as it is made; a separate process builds each capability.
 
-    A failure is what leaves the GPU at hand without the CUDA path that it should have; without a
-    GPU, whatever does not compile. The rest are warnings.
+    A finding is a failure if this machine's GPU lacks the CUDA implementation that it should have.
+    Without a GPU, every compilation that fails is a failure. Other findings are warnings.
 
     Args:
         device: `cuda` or `cpu`.
@@ -83,7 +83,7 @@ def examine(
 
 
 def serves(path: PathTaken) -> Finding:
-    """Which implementation serves on a device, and whether its result is right."""
+    """Check the implementation that a device uses, and its result."""
     call = "" if path.call == "operator" else f" {path.call.removeprefix('operator ')}"
     name = f"{path.device} {path.dtype}{call}"
     if path.error:
@@ -100,7 +100,7 @@ def serves(path: PathTaken) -> Finding:
 def compiles(
     capability: tuple[int, int], build: Callable[[tuple[int, int]], Builds], *, needed: bool
 ) -> Finding:
-    """Whether the kernels of operator and layer compile for a capability, in both dtypes."""
+    """Check that the kernels of operator and layer compile for a capability, in both dtypes."""
     name = "sm_{}{}".format(*capability)
     level = failure if needed else warning
     try:
@@ -121,10 +121,10 @@ def _built(one: Build) -> str:
 
 
 def describe_failure(text: str, remedy: str = "") -> tuple[str, str]:
-    """Return a failure's first line with its cause, and the remedy: the known one, or else its own.
+    """Return a failure's first line with its cause, and the remedy: the known one, else `remedy`.
 
     Args:
-        remedy: its own, a clause.
+        remedy: the failure's remedy, a clause.
     """
     line = next((x.strip() for x in text.splitlines() if x.strip()), "no reason given")
     known = explain(text)
@@ -134,5 +134,5 @@ def describe_failure(text: str, remedy: str = "") -> tuple[str, str]:
 
 
 def _with_last_line(error: MeasurementError) -> str:
-    # the reason comes first: it is what is shown; the log may hold the words that are known
+    # the reason comes first, since it is shown; the log may contain the known messages
     return f"{error.reason}\n{error.log_tail}"

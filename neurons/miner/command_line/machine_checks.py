@@ -1,4 +1,4 @@
-"""What a check finds, and the checks of this machine: programs, GPU, compilers and disk."""
+"""The result of a check, and the checks of this machine: programs, GPU, compilers and disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Level = Literal["ok", "warning", "failure"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found. `remedy` is empty when `level` is ok."""
+    """The result of a check. `remedy` is empty if `level` is ok."""
 
     name: str
     level: Level

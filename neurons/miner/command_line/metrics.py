@@ -1,4 +1,4 @@
-"""What a monitor asks a running miner, on loopback and off by default: /metrics and /healthz.
+"""The endpoints /metrics and /healthz of a running miner, on loopback and off by default.
 
 Both read a copy of the journal, as `status` does: they know what the disk knows and no more.
 """

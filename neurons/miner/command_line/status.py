@@ -1,4 +1,4 @@
-"""What `status` and the end of `once` tell a person, read from the journal."""
+"""The output of `status` and of the end of `once`, read from the journal."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def summary(submission: Submission, state_dir: Path) -> str:
 
 
 def deadline_of(submission: Submission, now: float) -> float | None:
-    """Return when its state ends by itself, in Unix seconds.
+    """Return when its state ends without an act of a person, in Unix seconds.
 
     A pause never lasts longer than the longest one, also when the clock was set back meanwhile.
     """
@@ -248,7 +248,7 @@ def _progress(measuring: Measuring | None) -> list[str]:
 
 
 def _has_moved(url: str) -> bool:
-    """Tell whether a repository on this machine is no longer where it was submitted from."""
+    """Return whether a repository on this machine is no longer where it was submitted from."""
     parts = urlsplit(url)
     return parts.scheme == "file" and not Path(unquote(parts.path)).exists()
 

@@ -1,6 +1,6 @@
 """GitHub's REST API, as far as a miner needs it: check the token, find or make the fork.
 
-Waits can be interrupted. GitHub's clock, not this machine's, tells how long a limit lasts.
+Waits can be interrupted. GitHub's clock, not this machine's, decides when a limit ends.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def ensure_fork(
         owner: the account of the token.
         stop: ends a wait when set.
         first_wait: seconds before the first look at a fork in the making.
-        patience: seconds after which the caller is told to come back later.
+        patience: seconds after which Retry is raised.
 
     Raises:
         Held: the token, the account, the upstream or a repository of that name is the wrong one.

@@ -68,14 +68,14 @@ class TunedKernels:
         return OVERLAY if evidence is None else self.folder / evidence.overlay
 
     def digest(self) -> str:
-        """Name the content of what is published."""
+        """Return the digest of the published content."""
         return overlay_digest(self._scope, self.root())
 
     def take(self, overlay: Path, evidence: Evidence) -> None:
         """Publish the kernels in the folder `overlay` from now on; it is copied.
 
         Raises:
-            OSError: the state folder takes no more; what was there stays.
+            OSError: the state folder accepts no more data; earlier files stay.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         target = self.folder / evidence.overlay

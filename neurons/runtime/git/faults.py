@@ -1,4 +1,4 @@
-"""What git complains of, told apart: what passes, what a person has to mend, and how."""
+"""Classifies git's errors: faults that pass, and faults that a person must correct, and how."""
 
 from __future__ import annotations
 
@@ -127,7 +127,9 @@ def fault(command: str, complaint: str, folder: Path | str = "The folder") -> Qu
             return kind(f"{reason.format(folder=folder)} git {command} said: {message}.", remedy)
     if _PASSING.search(complaint):
         return Retry(f"git {command} could not reach the remote: {message}")
-    return Held(f"git {command} failed: {message}.", "Mend what git names, then start again.")
+    return Held(
+        f"git {command} failed: {message}.", "Correct the fault that git names, then start again."
+    )
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
-"""The one way out for a git that fetches from a stranger's address: public hosts, so many bytes.
+"""A proxy for git when it fetches from an untrusted address: public hosts only, limited bytes.
 
-git is told to use it as its proxy. Each connection, of a redirect too, is resolved here, checked,
-and made to the very address that was checked: no second answer of the name server counts.
+git uses it as its http.proxy. For each connection, also after a redirect, the gateway resolves the
+name, checks the addresses, and connects to a checked address, so a second answer of the name server
+has no effect.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _EMBEDDING = (
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
     (ipaddress.IPv6Network("2002::/16"), 80),
 )
-"""Networks whose addresses lead to an IPv4 address, and how many bits stand behind that."""
+"""Networks whose addresses contain an IPv4 address, and the number of bits after it."""
 
 
 def is_public(address: str) -> bool:
-    """Tell whether an address is one of the public internet's, whatever it is wrapped in."""
+    """Return whether an address is public, also if it is embedded in an IPv6 address."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address):
         inner = parsed.ipv4_mapped
@@ -45,9 +46,9 @@ class Gateway(socketserver.ThreadingTCPServer):
     """A proxy on loopback for CONNECT alone, open between `with` and its end.
 
     Args:
-        hosts: the names that may be asked for.
+        hosts: the names of allowed hosts.
         most: bytes that all connections together may bring.
-        public: tells whether an address may be connected to.
+        public: returns whether connections to an address are allowed.
 
     Attributes:
         refusal: why a connection was refused or cut, as a sentence; "" for none.
@@ -66,7 +67,7 @@ class Gateway(socketserver.ThreadingTCPServer):
 
     @property
     def url(self) -> str:
-        """What git's http.proxy is set to."""
+        """The value of git's http.proxy."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def __enter__(self) -> Gateway:
@@ -79,7 +80,7 @@ class Gateway(socketserver.ThreadingTCPServer):
         self.server_close()
 
     def handle_error(self, *_: Any) -> None:
-        """A connection that breaks is git's to tell."""
+        """Ignore a broken connection, since git reports it."""
 
     def open(self, host: str, port: int) -> socket.socket | None:
         """Return a connection to an allowed host, or None with `refusal` or `unreachable` set."""
@@ -105,7 +106,7 @@ class Gateway(socketserver.ThreadingTCPServer):
 
 
 class AnyHost:
-    """All names; `Gateway` looks at their addresses all the same."""
+    """All names; `Gateway` still checks their addresses."""
 
     def __contains__(self, _: object) -> bool:
         return True

@@ -89,7 +89,7 @@ def _drop_queued(session: Session, key: str, now: datetime) -> int:
 
 
 def record_success(session: Session, key: str) -> None:
-    """Forget the failures counted so far; a ban that stands is served to its end."""
+    """Forget the failures counted so far; a present ban lasts to its end."""
     row = session.get(IpBan, key)
     if row is not None and row.banned_until is None:
         row.failure_count = 0

@@ -81,11 +81,11 @@ def places(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
 def standing(session: Session, row: Round, most: int | None = None) -> list[Ranked]:
     """Return the round's ranking by the verdicts of this context, best first.
 
-    With a baseline (the winner of the round before), only what is faster than it counts, unless
+    With a baseline (the winner of the round before), only faster submissions count, unless
     the baseline has been refuted since.
 
     Args:
-        most: return no more than so many submissions.
+        most: the largest number of submissions to return.
     """
     rows = session.scalars(
         select(Submission).where(*_counted(session, row)).order_by(*BEST_FIRST).limit(most)
@@ -101,7 +101,7 @@ def ranked_in(session: Session, row: Round, most: int | None = None) -> list[Ran
     """Return the round's ranking: of this moment while it is active, frozen afterwards.
 
     Args:
-        most: return no more than so many submissions.
+        most: the largest number of submissions to return.
     """
     if row.status == ACTIVE:
         return standing(session, row, most)
