@@ -140,7 +140,7 @@ class EmbeddedSubnet:
             child.stop()
 
     def _look_for_failures(self) -> None:
-        """Show what the validator logs, and stop the run where no verdict can come of it."""
+        """Show the validator's log, and stop the run if no verdict can follow."""
         for line in self._tail.show():
             self.lines.append(line)
             if line.get("level") in ("error", "critical"):

@@ -184,7 +184,7 @@ class Context:
 
 
 def _named(submission: Submission) -> str:
-    """Return the state's name, and what it must not be mistaken for."""
+    """Return the state's name, with a note if it could be mistaken for another end."""
     if submission.state is State.PUBLISHED and submission.publish_at == "before_reveal":
         return "PUBLISHED on this machine alone, until just before its reveal"
     return submission.state.value

@@ -174,7 +174,7 @@ class Submission:
 
 
 def next_step(submission: Submission) -> Step | None:
-    """Return what to do now; None when it is closed or waits for a person."""
+    """Return the next step; None if the submission is closed or waits for a person."""
     if submission.state is State.CLAIMED:
         return Step.SUBMIT if submission.mode == "direct" else Step.COMMIT
     return _STEPS.get(submission.state)
@@ -264,7 +264,7 @@ def abandon(submission: Submission, reason: str, now: float) -> Submission:
 
 
 def directly(premature: Submission, now: float) -> Submission:
-    """Return the draft of a direct submission of what `premature` had claimed.
+    """Return the draft of a direct submission with the claim of `premature`.
 
     The measurements stand: nothing changed but the way in which the claim is sent.
     """

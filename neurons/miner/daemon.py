@@ -150,7 +150,7 @@ def _advanced(key: int, context: Context) -> Submission:
 
 
 def _despite_full_disk(context: Context, act: Callable[[], Result]) -> Result:
-    """Return what `act` returns, tried again after a pause as long as the disk is full.
+    """Return the result of `act`; while the disk is full, pause and call it again.
 
     The journal itself cannot record that fault. `act` reads its starting point from the journal.
 
@@ -234,11 +234,11 @@ def _require_same_server(submission: Submission, context: Context) -> None:
 
 
 class _Watch:
-    """Decides between cycles whether the next one has anything to do."""
+    """Decides between cycles whether the next one is needed."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._said: dict[str, float] = {}
+        self._last_logged: dict[str, float] = {}
         self._failures = 0
 
     def wants_cycle(self) -> bool:
@@ -248,7 +248,7 @@ class _Watch:
         if selection.others(context):
             return True
         if live is not None:
-            return live.state is not State.HELD or self._is_mended(live)
+            return live.state is not State.HELD or self._may_continue(live)
         try:
             now = context.client.current_round()
         except (Retry, Held) as fault:
@@ -263,7 +263,7 @@ class _Watch:
         self._remind("these kernels have their verdict in this round; waiting for a change")
         return False
 
-    def _is_mended(self, held: Submission) -> bool:
+    def _may_continue(self, held: Submission) -> bool:
         """Return whether the kernels changed since they were held, or another look is due."""
         digest = self._context.content_digest()
         if held.position in BEFORE_COMMITMENT and held.content_digest not in (None, digest):
@@ -274,8 +274,8 @@ class _Watch:
         return False
 
     def _remind(self, sentence: str, **details: object) -> None:
-        """Log `sentence` now and then, not at every look."""
+        """Log `sentence` at most once in REMIND_SECONDS."""
         now = time.monotonic()
-        if now - self._said.get(sentence, -REMIND_SECONDS) >= REMIND_SECONDS:
-            self._said[sentence] = now
+        if now - self._last_logged.get(sentence, -REMIND_SECONDS) >= REMIND_SECONDS:
+            self._last_logged[sentence] = now
             self._context.log.info(sentence, **details)

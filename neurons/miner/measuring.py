@@ -292,7 +292,7 @@ def new_measurement(
 
 
 def _meaning(error: MeasurementError, crashes: int) -> Held | Retry | Stopped:
-    """Return what the end of a measurement means for the submission."""
+    """Return the consequence of a measurement's failure for the submission."""
     if error.kind == "stopped":
         return Stopped("asked to stop")
     if error.kind == "gate":

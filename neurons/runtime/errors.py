@@ -37,7 +37,7 @@ class ConfigError(QuasarError):
 
 
 def not_writable(state_dir: Path, error: OSError) -> ConfigError:
-    """Return what a person has to do about a state folder that takes nothing."""
+    """Return the error, with its remedy, for a state folder that cannot be written."""
     return ConfigError(
         Problem(
             f"The state folder {state_dir} cannot be written ({error.strerror}).",

@@ -111,7 +111,7 @@ def run_command(command: click.Command, name: str, arguments: Sequence[str] | No
 
 
 def start(process: Process, given: Given, log: BoundLogger, run: Callable[[Settings], int]) -> int:
-    """Return what `run` does with the settings, or 78 if a person must act first."""
+    """Return the exit status of `run` with the settings, or 78 if a person must act first."""
     observe.configure()
     try:
         settings = load_settings(given.settings, given.env_file, process=process)

@@ -132,7 +132,7 @@ def _field_problems(error: ValidationError, sources: Mapping[str, dict[str, Any]
 
 
 def _missing(values: Mapping[str, Any], process: Process | None) -> dict[str, Problem]:
-    """Return what this process needs and does not have, by the setting's name."""
+    """Return the settings that this process needs and lacks, by name."""
     remedies = {}
     if process in ("miner", "validator"):
         remedies["VALIDATOR_API_URL"] = "give the address of the subnet's API."

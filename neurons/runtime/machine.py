@@ -44,7 +44,7 @@ def gpus() -> list[Gpu]:
 
 
 def gpu_states() -> list[dict[str, float]]:
-    """Return what every GPU is at: memory in MiB, degrees Celsius, watts, busy share in percent.
+    """Return the state of every GPU: memory in MiB, degrees Celsius, watts, busy share in percent.
 
     What a GPU does not report is left out.
     """

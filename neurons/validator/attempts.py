@@ -153,7 +153,7 @@ class Attempts:
         self._database.execute("INSERT INTO spent VALUES (?, ?, ?)", row)
 
     def turn(self, submission: QueuedSubmission) -> tuple[int, float, str, int]:
-        """Return what the queue is sorted by.
+        """Return the sort key of the queue.
 
         What never failed comes first, then the hotkey on which the least time was spent, then the
         oldest: nobody keeps others waiting by submitting much that is slow.

@@ -57,7 +57,7 @@ print(json.dumps(leaks))
 
 
 def find_leaks(confine: Callable[[list[str], Path], list[str]]) -> list[str]:
-    """Return what the sandbox fails to keep from a fork, as sentences; none where it holds.
+    """Return the sandbox's leaks to a fork, as sentences; none if it is tight.
 
     Args:
         confine: returns the command that runs its arguments in the sandbox, in an empty folder.

@@ -94,7 +94,7 @@ def check_imports(
     withheld: Mapping[str, str],
     stop: threading.Event | None = None,
 ) -> None:
-    """Return when a worker can import what measuring needs, or when `stop` is set.
+    """Return when a worker can import the packages for measuring, or when `stop` is set.
 
     Args:
         confinement: the sandbox of the workers; None for workers with this user's rights.
@@ -120,7 +120,7 @@ def check_imports(
 
 
 def _missing(confinement: Confinement | None, stop: threading.Event | None) -> str:
-    """Return what a worker cannot import, with the error; "" for nothing, and after a stop."""
+    """Return a module that a worker cannot import, with the error; "" if none, or after a stop."""
     try:
         reply = call(
             "harness.worker.machine.imports:find_missing",
@@ -156,7 +156,7 @@ def _ask_worker() -> tuple[list[str], list[str], str]:
 
 
 def _private(named: Iterable[Path]) -> dict[str, str]:
-    """Return what no fork may read, by its real path, with what it is."""
+    """Return the real paths that no fork may read, each with a description."""
     kept = {tempfile.gettempdir(): "everybody's temporary files", "/etc": "this system's settings"}
     homes = [os.path.expanduser("~")]
     with suppress(KeyError):  # a user without an account

@@ -67,7 +67,7 @@ class Sandbox:
     def command(
         self, argv: Sequence[str], env: Mapping[str, str], folder: Path, readable: Sequence[Path]
     ) -> list[str]:
-        """Return what runs `argv` with nothing but `readable` and `env`, in an empty `folder`.
+        """Return the command that runs `argv` with only `readable` and `env`, in an empty `folder`.
 
         `folder` is in memory and gone with the process; the one outside is not touched.
         """
@@ -104,7 +104,7 @@ class Sandbox:
         return ""
 
     def leaks(self) -> list[str]:
-        """Return, from a process inside that tries, what the sandbox fails to keep from a fork."""
+        """Return the sandbox's leaks to a fork, as found by a process inside that tries them."""
         return find_leaks(lambda argv, folder: self.command(argv, {}, folder, []))
 
     def _as_user(self) -> list[str]:

@@ -85,7 +85,7 @@ class Api:
         return least is not None and neuron is not None and neuron.stake >= least
 
     def read(self, work: Callable[[Session, RequestContext], Result]) -> Result:
-        """Return what `work` reads, after an overdue round has been ended."""
+        """Return the result of `work`, which runs after an overdue round has been ended."""
         context = self.context()
         with self.storage.read() as session:
             if not rounds.is_overdue(session, context):

@@ -214,7 +214,7 @@ def check_address(base_url: str) -> bool:
 
 
 def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoReturn:
-    """Raise what a failure below HTTP means: untrusted, never sent, or sent without a reply."""
+    """Raise the type of a failure below HTTP: untrusted, never sent, or sent without a reply."""
     reason = f"{route}: {type(error).__name__}: {error}"
     cause: BaseException | None = error
     while cause is not None:

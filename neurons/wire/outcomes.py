@@ -109,7 +109,7 @@ class HashMismatch(Refused):
 def fault_of(
     route: str, status: int, headers: Mapping[str, str], body: bytes, now: float
 ) -> Retry | Held:
-    """Return what the reply `status` to a request of `route` means.
+    """Return the fault that the reply `status` to a request of `route` means.
 
     Args:
         status: the HTTP status, not a 2xx.
@@ -208,7 +208,7 @@ def _refusal(status: int, detail: str, reason: str) -> Refused:
 
 
 def api_detail(body: bytes) -> str | None:
-    """Return the reply's `detail` on one line, without what it may echo of the request.
+    """Return the reply's `detail` on one line, without data of the request that it may echo.
 
     None where the body is not the API's JSON with a `detail`: somebody else answered.
     """

@@ -84,7 +84,7 @@ def _plain(value: str) -> str:
 
 
 def _printable(value: str | None) -> str | None:
-    """Take out what a database or a page cannot show of a reason that others' code may word."""
+    """Remove characters of a reason, possibly worded by untrusted code, that cannot be shown."""
     if value is None:
         return None
     return "".join(c for c in value if c == "\n" or c.isprintable())

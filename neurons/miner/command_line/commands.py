@@ -61,7 +61,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def _harmless(text: str) -> str:
-    """Return lines of text without secrets and without what steers a terminal."""
+    """Return lines of text without secrets and terminal control characters."""
     return printable(observe.redact(text), kept="\n")
 
 
@@ -124,7 +124,7 @@ def status(given: Given, as_json: bool, watch: bool, shown: int) -> int:
 
 
 def _watch(read: Callable[[], str]) -> None:
-    """Show what `read` returns until Ctrl-C: in place on a terminal, else whenever it changes."""
+    """Show the text of `read` until Ctrl-C: in place on a terminal, else whenever it changes."""
     import rich.live  # a tenth of a second that nothing else needs
 
     console = rich.console.Console(highlight=False, markup=False, emoji=False)

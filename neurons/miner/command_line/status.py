@@ -52,7 +52,7 @@ class Status:
     others: tuple[Submission, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `status --json` prints; times are Unix seconds."""
+        """Return the output of `status --json`; times are Unix seconds."""
         return {
             "state_dir": str(self.state_dir),
             "running": self.running,
@@ -65,7 +65,7 @@ class Status:
         }
 
     def as_text(self) -> str:
-        """Return what `status` prints."""
+        """Return the output of `status`."""
         running = "running" if self.running else "not running"
         lines = [f"miner       {running}, state in {self.state_dir}"]
         if self.submission is None:
@@ -108,7 +108,7 @@ def find_journal(state_dir: Path) -> Path | None:
 
 
 def of_another_user(state_dir: Path) -> ConfigError:
-    """Return what a person has to do about a state folder that this user cannot read."""
+    """Return the error, with its remedy, for a state folder that this user cannot read."""
     return ConfigError(
         f"The state folder {state_dir} belongs to another user: ask as the one that runs the "
         "miner, or set STATE_DIR."
@@ -167,7 +167,7 @@ def deadline_of(submission: Submission, now: float) -> float | None:
 
 
 def next_action(submission: Submission) -> str:
-    """Return what happens next, or what the person has to do."""
+    """Return the next action of the miner or of the person."""
     state = submission.state
     if state is State.HELD:
         return submission.remedy or "act on the reason"

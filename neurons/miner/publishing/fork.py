@@ -154,7 +154,7 @@ class Fork:
             raise Held(
                 f"The fork breaks {len(violations)} rule(s) that validators check: "
                 + " ".join(map(str, violations)),
-                "Mend the files that are named, then start again.",
+                "Correct the files that are named, then start again.",
             )
 
     @_with_sound_clone

@@ -95,7 +95,7 @@ class Overlay:
         return wrong
 
     def undone_files(self, tool: HardenedGit, tip: str) -> dict[str, str | None]:
-        """Return what an earlier overlay changed and this one does not have.
+        """Return the files that an earlier overlay changed and this one lacks.
 
         Path to the blob that was there before it, or to None where there was none: a file that
         was dropped, or the layer after FORK_SCOPE has become `ops`.
@@ -127,7 +127,7 @@ class Overlay:
             )
 
     def _wanted(self, tool: HardenedGit, tip: str) -> dict[str, bytes | None]:
-        """Return what the overlay's files and `undone_files` have to hold; None: not be there."""
+        """Return the content of the overlay's files and of `undone_files`; None: no file."""
         root = self._root()
         ours = {str(name): (root / name).read_bytes() for name in self.files}
         undone = self.undone_files(tool, tip).items()

@@ -53,7 +53,7 @@ class TunedKernels:
         self.folder, self._scope = state_dir / FOLDER, scope
 
     def evidence(self) -> Evidence | None:
-        """Return what the tuned kernels rest on; None where the shipped ones are published."""
+        """Return the evidence for the tuned kernels; None if the shipped ones are published."""
         try:
             evidence = Evidence.model_validate_json((self.folder / FILE).read_bytes())
         except (OSError, ValidationError):

@@ -174,7 +174,7 @@ def conclude(
     place: tuple[int, Weight] | None,
     strangers: Sequence[int] = (),
 ) -> Conclusion:
-    """Return what a row of the statistics and a place among the weights show of the verdict.
+    """Return the verdict that a row of the statistics and a place among the weights show.
 
     Args:
         strangers: the API's rows of this hotkey that this state folder did not send. Weights name

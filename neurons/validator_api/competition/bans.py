@@ -44,7 +44,7 @@ def parse_ip(text: str) -> Ip | None:
 
 
 def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
-    """Return what failures from an address are counted under; None where that is nobody's own.
+    """Return the key for counting an address's failures; None if several clients share it.
 
     This machine's addresses, and an unknown one, are shared: there the hotkey counts.
     """
