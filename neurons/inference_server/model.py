@@ -27,7 +27,7 @@ CAUSE_CHARACTERS = 300
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Compiler = str | Callable[..., Any]
-"""A backend of torch.compile, by its name or itself."""
+"""A backend of torch.compile: its name, or the function."""
 
 log = get_logger("inference")
 

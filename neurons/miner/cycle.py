@@ -111,7 +111,7 @@ class Submission:
         resume_state: the state after FAILED, or after HELD once a person acted (None: final).
         attempts: failures in a row of the present state.
         salt: secret until the reveal; kept out of `repr`.
-        round_start: the server's words for when the round began: a server whose database was
+        round_start: the server's text for the start of the round: a server whose database was
             emptied counts its rounds from 1 again.
         round_total: how many submissions the round held before a direct one was sent; None when
             it certainly did not arrive.
@@ -212,7 +212,7 @@ def backoff_seconds(attempts: int, jitter: float, after: float | None = None) ->
     Args:
         attempts: failures in a row, from 1.
         jitter: a number in [0, 1] that spreads miners out; the pause is scaled by 0.5 to 1.
-        after: seconds that the other side asked for; a lower bound, itself capped.
+        after: seconds that the server requested; a lower bound, itself capped.
     """
     ceiling = min(RETRY_MAX_SECONDS, RETRY_FIRST_SECONDS * 2.0 ** min(attempts - 1, 30))
     requested = min(after or 0.0, RETRY_AFTER_MAX_SECONDS)

@@ -11,7 +11,7 @@ from neurons.wire.outcomes import Refused, TooLarge, Uncertain
 from neurons.wire.protocol import Performer, QueuedSubmission, unix_time
 
 LIMITS = (100, 1_000, 10_000)
-"""Rows that are asked for, one after the other, until the list reaches back to the submission.
+"""Numbers of rows to request in turn, until the list reaches back to the submission.
 
 This project's own server lists no more than the first.
 """

@@ -87,7 +87,7 @@ class Child:
             return
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_SECONDS)
-        with suppress(ProcessLookupError):  # nobody is left in the group
+        with suppress(ProcessLookupError):  # the group has ended
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.process = None

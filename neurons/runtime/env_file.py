@@ -37,7 +37,7 @@ class EnvFile:
 
     Attributes:
         values: name to text, without empty ones (an empty value means unset).
-        ignored: names that are no settings; the remedy is the name that may have been meant.
+        ignored: names that are no settings; the remedy suggests a similar setting.
         unsafe: the fault of the file's mode.
         problems: lines that cannot be read. None of these quotes a value.
         unread: the names in such lines.

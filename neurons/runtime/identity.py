@@ -126,7 +126,7 @@ def load_identity(
 def create_throwaway(path: Path, name: str = "throwaway", hotkey: str = "default") -> Identity:
     """Return the hotkey under `path`, made there without a password when it does not exist yet.
 
-    It belongs to nobody and is worth nothing: for the run that stays on this machine.
+    It has no owner and no value; the run that stays on this machine uses it.
     """
     if not hotkey_file(name, hotkey, path).exists():
         import bittensor as bt

@@ -34,11 +34,11 @@ QUIET = ("bittensor", "httpx", "httpcore", "git", "asyncio", "async_substrate_in
 _SECRET_KEY = re.compile(
     r"(?:^|[_\-.])(?:token|salt|signature|password|authorization|secret|mnemonic)$", re.IGNORECASE
 )
-# Well-known shapes, so that a secret that nobody registered does not slip through either.
+# Well-known formats, so that unregistered secrets are removed too.
 _SECRET_SHAPE = re.compile(
     r"gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
 )
-_MINIMUM_SECRET = 4  # shorter values would blank out ordinary words
+_MINIMUM_SECRET = 4  # shorter values would remove ordinary words
 
 _secrets: set[str] = set()
 

@@ -155,8 +155,9 @@ class Attempts:
     def turn(self, submission: QueuedSubmission) -> tuple[int, float, str, int]:
         """Return the sort key of the queue.
 
-        What never failed comes first, then the hotkey on which the least time was spent, then the
-        oldest: nobody keeps others waiting by submitting much that is slow.
+        Submissions that never failed come first, then those of the hotkey on which the validator
+        has spent the least time, then the oldest. So a miner's slow submissions cannot delay the
+        submissions of others.
         """
         known = self.of(submission)
         query = "SELECT coalesce(sum(seconds), 0) FROM spent WHERE hotkey = ?"

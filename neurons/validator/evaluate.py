@@ -41,7 +41,7 @@ AMBIGUOUS: frozenset[Kind] = frozenset(
 """Failures that a faulty machine causes as well: a control run then decides whose fault it is."""
 
 BUDGET = 2.0
-"""All measurements of a submission take at most so many times the seconds of one process."""
+"""Limit of a submission's measurements, as a multiple of the seconds of one process."""
 
 CHECK_SECONDS, CONTROL_SECONDS = 60.0, 180.0
 

@@ -35,7 +35,7 @@ MEMORY_SHARE = 0.75
 MEMORY_LEFT = 2**28
 """Bytes that the machine must have left: only this sees memory that belongs to no process."""
 KEPT_CORES = 8
-"""One core in so many is kept from forks, at least one."""
+"""One core in this many is reserved for other work, at least one; forks use the rest."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 LOOK_SECONDS = 0.2
 

@@ -35,7 +35,7 @@ from neurons.wire.protocol import (
 REQUESTS_A_MINUTE = 9
 """One under the documented limit of 10."""
 LIST_BYTES = 2**25
-"""The most that is read of a list that everybody's rows are in: some 140,000 open commitments."""
+"""Most bytes to read of a list with all miners' rows: some 140,000 open commitments."""
 QUICK_ATTEMPTS = 3
 QUICK_SECONDS = 8.0
 _QUICKLY = stamina.RetryingCaller(
@@ -92,7 +92,7 @@ class ApiClient(Connection):
     def pending_reveals(self) -> PendingReveals:
         """GET /pending_reveals: this hotkey's open commitments, and the server's block.
 
-        The public server does not know the question for one hotkey, and lists everybody's.
+        The public server cannot filter by hotkey, and lists all hotkeys' rows.
         """
         return self._list("/pending_reveals", _Pending, {"hotkey": self.hotkey}).own()
 

@@ -38,7 +38,7 @@ class Status:
         judges_early_at: when the API of the submission last showed a sign, within the length of a
             round, of judging a commitment before its reveal, in Unix seconds; None without one.
         measuring: the progress of the measurement that the running miner or `bench` makes.
-        history: the newest submissions, newest first, as many as were asked for.
+        history: the newest submissions, newest first, up to the requested number.
         others: live submissions of hotkeys other than the configured one.
     """
 

@@ -22,7 +22,7 @@ from neurons.runtime.values import LOOPBACK
 from neurons.wire.outcomes import http_date, retry_after
 
 LONGEST_WAIT = 3600.0
-"""Seconds: the longest pause that a limit of GitHub's is believed to ask for."""
+"""Seconds: the longest pause that the miner accepts from GitHub's rate limit."""
 
 _FORK_REMEDY = (
     "Make the fork by hand on the upstream's page at GitHub, or use a classic token with the scope "
@@ -64,7 +64,7 @@ def ensure_fork(
 ) -> str:
     """Find the fork `owner/fork_name` of `upstream` or have it made; return its clone address.
 
-    GitHub makes a fork in its own time: it is asked again with pauses that double.
+    GitHub creates a fork asynchronously: the miner checks again with pauses that double.
 
     Args:
         upstream: `owner/name` of the repository to fork.
@@ -74,7 +74,7 @@ def ensure_fork(
         patience: seconds after which Retry is raised.
 
     Raises:
-        Held: the token, the account, the upstream or a repository of that name is the wrong one.
+        Held: the token, the account, the upstream or a repository of that name is wrong.
         Retry: GitHub is out of reach, limits the rate, or is not done yet.
     """
     stop = stop or threading.Event()

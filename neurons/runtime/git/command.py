@@ -220,7 +220,7 @@ def _bound_output(process: subprocess.Popen[bytes], most: int) -> None:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
                     return
-                with contextlib.suppress(OSError):  # nobody reads any more: it has ended
+                with contextlib.suppress(OSError):  # git has ended and no longer reads
                     target.write(data)
 
     threading.Thread(target=carry, name="git output", daemon=True).start()

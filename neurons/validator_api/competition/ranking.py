@@ -23,7 +23,7 @@ COUNTS = (
     Submission.score > 0.0,
     Submission.tokens_per_sec <= HIGHEST_CLAIM,
 )
-"""A validator confirmed the claim, and nothing speaks against it."""
+"""A validator confirmed the claim, and no check refuted it."""
 
 _SPEED = case((Submission.tokens_per_sec <= HIGHEST_CLAIM, Submission.tokens_per_sec), else_=0.0)
 """PostgreSQL refuses a product that overflows, also of a row that does not count."""
