@@ -27,7 +27,7 @@ class RecordedStep:
 
     def __init__(self, step: Callable[..., Tensor], device: torch.device) -> None:
         self._step, self._device = step, device
-        self._taken = 0
+        self._calls = 0
         self._inputs: list[Tensor] = []
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Tensor | None = None
@@ -39,7 +39,7 @@ class RecordedStep:
         """Run one step, with the shapes of the first one. The next call overwrites the result."""
         if self._stream is None:
             return self._step(*inputs)
-        self._taken += 1
+        self._calls += 1
         here = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -48,7 +48,7 @@ class RecordedStep:
         return result
 
     def _on_stream(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        if self._taken > WARM_STEPS and self._graph is None and not self._refused:
+        if self._calls > WARM_STEPS and self._graph is None and not self._refused:
             self._record(inputs)
         if self._graph is None or self._result is None:
             return self._step(*inputs)
