@@ -1,4 +1,4 @@
-# Short verbs; the scripts behind them say more. `make` alone lists them.
+# Short verbs, explained in the scripts that they run. `make` alone lists them.
 .DEFAULT_GOAL := help
 .PHONY: help install lock test quick coverage lint types kernels resources audit fix bench once doctor hooks baseline nightly
 
@@ -30,7 +30,7 @@ lint: install ## formatting and lint, nothing is changed
 	.venv/bin/ruff check .
 	.venv/bin/shellcheck START_*.sh scripts/*.sh .ci/run
 
-fix: install ## rewrite what the formatter and the linter can mend
+fix: install ## rewrite what the formatter and the linter can correct
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 	git ls-files -z "*.cu" "*.cuh" | xargs -0 .venv/bin/clang-format -i
@@ -41,7 +41,7 @@ types: install ## strict type check
 kernels: install ## compile every kernel for every supported GPU, and compare what each needs
 	.venv/bin/python -m benchmarks.resources.compile --check
 
-resources: install ## write the table of registers, spills and shared memory anew
+resources: install ## write the table of registers, spills and shared memory
 	.venv/bin/python -m benchmarks.resources.compile --write
 
 audit: install ## ask pypi.org for known vulnerabilities of what the lock pins; a mirror does not know them

@@ -7,7 +7,7 @@ case ${_START_MINER_SH_COMPLETE:-${command:-}} in # commands that only look wait
   status | help | completion | version | logs | *_complete)
     if [ -L .venv/bin/python ] && [ ! -x .venv/bin/python ]; then
       echo "this user may not execute $PWD/.venv/bin/python: ask as the one that installed it," \
-        "or remove .venv, and ./START_MINER.sh once installs it anew" >&2
+        "or remove .venv, and ./START_MINER.sh once installs it again" >&2
       exit 78
     elif [ ! -x .venv/bin/python ]; then
       case ${command:-} in

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# What the start scripts answer before anything is installed: . scripts/before_install.sh PROGRAM "$@"
+# Handles --help and --version before the installation: . scripts/before_install.sh PROGRAM "$@"
 #
-# --help and --version are answered, and an unknown command or flag ends the script with status 78.
-# scripts/help/PROGRAM.txt is what the installed program prints for --help; a test compares the two.
+# An unknown command or flag ends the script with status 78. scripts/help/PROGRAM.txt is the output of
+# --help of the installed program; a test compares the two.
 
 help=scripts/help/$1.txt
 shift

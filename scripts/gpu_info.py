@@ -1,9 +1,9 @@
-"""Say what this machine's GPU can do, and which target suits it and other cards.
+"""Print the hardware bounds of this machine's GPU and other cards, and suitable targets.
 
     python scripts/gpu_info.py
 
-The bound is what no kernel exceeds there: the input read and the output written once, and the
-products that the layer is made of, at the card's own rates.
+No kernel can exceed the bound: it counts one read of the input, one write of the output and the
+layer's matrix products, at the card's rates.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ HEADER = (
 def line(gpu: Gpu) -> str:
     """Return a line of the table."""
     target = longest(gpu.memory_gib)
-    told = f"{target:,}" if target else "none"
+    text = f"{target:,}" if target else "none"
     return (
         f"{gpu.name.removeprefix('NVIDIA '):<26} {gpu.memory_gib:>5g} {gpu.bandwidth / 1e12:>6.2f} "
-        f"{gpu.operations / 1e12:>8g} {ceiling(gpu) / 1e6:>18.0f} {told:>10}"
+        f"{gpu.operations / 1e12:>8g} {ceiling(gpu) / 1e6:>18.0f} {text:>10}"
     )
 
 

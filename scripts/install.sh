@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Makes or updates .venv and installs the project into it: scripts/install.sh [EXTRA...]
 #
-# EXTRA is one of pyproject.toml's optional dependencies; those of earlier calls stay, and without any
-# it is the library alone. Versions are those of requirements/lock.txt. Nothing is done when the stamp
-# in .venv says that it is up to date. PYTHON names the interpreter to use, TORCH_INDEX_URL the package
-# index that PyTorch is taken from; without it and without an NVIDIA GPU, that is PyTorch's own CPU index
-# where it can be reached. The rest is pip's own configuration.
-# Exit status 78: a person has to act; 1: worth another try.
+# EXTRA is one of pyproject.toml's optional dependencies; those of earlier calls stay installed. Without
+# EXTRA, only the library is installed. requirements/lock.txt has the versions. If the stamp in .venv is
+# up to date, the script does nothing. PYTHON names the interpreter to use, TORCH_INDEX_URL the package
+# index for PyTorch. By default, a machine without an NVIDIA GPU uses PyTorch's CPU index if it can be
+# reached. pip's configuration sets the rest.
+# Exit status 78: a person must act; 1: another attempt may succeed.
 set -euo pipefail
 
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
@@ -83,7 +83,7 @@ check_python() {
   wanted=$("$wanted" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   has=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || return 0
   [ "$wanted" = "$has" ] || stop "PYTHON=$PYTHON is Python $wanted, and .venv holds $has." \
-    'Remove .venv to install anew with it, or leave PYTHON unset.'
+    'Remove .venv to install again with it, or leave PYTHON unset.'
 }
 
 # Refuses to begin what this user cannot finish: half of an installation would be removed, or made.
@@ -189,7 +189,7 @@ explain_failure() {
       'the network, proxy and pip configuration, then start again.'
     say '(After a change of pyproject.toml: scripts/lock.sh brings the lock up to date.)'
   else
-    say 'The message above is from pip. Mend what it names, then start again.'
+    say 'The message above is from pip. Correct the fault that it names, then start again.'
   fi
   exit 1
 }

@@ -3,11 +3,11 @@
     python scripts/local_validator.py FORK --claim TOKENS_PER_SEC [--target LENGTH] [--commit HASH]
     python scripts/local_validator.py --repo-path DIR [--seq-len LENGTH | --full]
 
-FORK is an https address or a folder. The fork is cloned into an empty sandbox, its rules are
-checked, it is timed at the validator's lengths and at the target, and compared with the claim.
-DIR is a checkout as it lies there, or an overlay such as quasar_kernels/overlay, judged without a
-claim: rules, import, correctness, speed; --full takes the validator's lengths and the target.
-Exit status 0: it passes; 1: it would be rejected.
+FORK is an https address or a folder. The script clones the fork into an empty sandbox, checks its
+rules, times it at the validator's lengths and at the target, and compares its speed with the claim.
+DIR is a checkout, or an overlay such as quasar_kernels/overlay, which the script judges without a
+claim: rules, import, correctness and speed. --full uses the validator's lengths and the target.
+Exit status 0: it passes; 1: a validator would reject it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STOPPED = 130
 
 
 def fork_address(fork: str) -> str:
-    """Return an address that can be cloned for a folder or an address.
+    """Return the address from which git can clone a folder or an address.
 
     Raises:
         SystemExit: there is no such folder.
@@ -72,13 +72,13 @@ def newest_commit(address: str, branch: str) -> str:
 def judge_checkout(
     tree: Path, lengths: list[int], device: str, timeout: float, *, debug: bool = False
 ) -> int:
-    """Print a line for everything that is found in a checkout; return the exit status."""
+    """Print a line for each finding in a checkout; return the exit status."""
     passed = True
     best = ""
     for finding in judge_tree(tree, lengths, device=device, timeout=timeout):
         passed = passed and finding.passed
-        told = f"{'pass' if finding.passed else 'FAIL'}  {finding.name}: {finding.text}"
-        print(printable(told), flush=True)  # a fork's file has any name
+        line = f"{'pass' if finding.passed else 'FAIL'}  {finding.name}: {finding.text}"
+        print(printable(line), flush=True)  # a fork's file has any name
         if finding.log:
             print(finding.log.rstrip() if debug else "      --debug shows the worker's log")
         if finding.sample is not None and not best:  # the longest comes first

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Writes requirements/lock.txt from pyproject.toml: scripts/lock.sh [--upgrade | --upgrade-package NAME]
 #
-# What is pinned stays where pyproject.toml still allows it; the options take the newest instead. One
-# file serves CPU and CUDA builds and every Python that pyproject.toml names: a constraint on a package
-# that a build does not ask for does nothing. It has no hashes, since builds of PyTorch for CPUs and for
-# CUDA share one version, and each index has its own. uv only resolves, which needs no download of
-# wheels; pip installs, and takes a CPU build where an index or a folder of wheels offers one.
+# Pinned versions stay if pyproject.toml still allows them; the options take the newest ones instead. One
+# file serves CPU and CUDA builds and every Python that pyproject.toml names: constraints on packages that
+# a build does not use have no effect. It has no hashes, since PyTorch's builds for CPUs and for CUDA
+# share one version but have different hashes. uv resolves without downloading wheels; pip installs, and
+# uses a CPU build if an index or a folder of wheels has one.
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Tests and measures on this GPU everything that the documents show: scripts/measure.sh FORK [FOLDER]
 #
-# FORK is a checkout of the public fork, FOLDER takes the data (default: benchmarks/h200). It takes hours, most of
-# them for fla's kernels, of which Triton compiles and times many variants. COMMIT names what is measured where git
-# does not know it. All steps run, so that one failure costs its own figures alone; it decides the exit status.
+# FORK is a checkout of the public fork. The data go to FOLDER (default: benchmarks/h200). The run takes hours, most
+# of them for fla's kernels, of which Triton compiles and times many variants. Outside of a git repository, COMMIT
+# names the measured commit. A failed step does not stop the others; it decides the exit status.
 set -uo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." || exit
 case ${1:-} in
@@ -34,7 +34,7 @@ step() {
 }
 
 step gpu_tests gpu-tests
-# the layer next: what a machine has time for is what counts most
+# the layer next, because it counts most if the machine's time runs out
 step layer_accuracy layer-accuracy --fork "$fork"
 for tree in public-fork baseline overlay-ops overlay; do
   step layer "$tree" --fork "$fork" --tree "$tree"

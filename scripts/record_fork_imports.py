@@ -2,11 +2,11 @@
 
     python scripts/record_fork_imports.py CHECKOUT [--check]
 
-CHECKOUT is a clone of the fork. Its packages are read, never run: from the modules that a
-measurement imports, every statement that Python executes on import is followed, through the fork's
-own modules. Left out is what need not be executed, or may fail: the bodies of functions, `if` and
-`try`. Writes quasar_kernels/fork_imports.json; with --check it is compared instead, and the exit
-status is 1 when it differs.
+CHECKOUT is a clone of the fork. The script reads its packages and never runs them. It starts at the
+modules that a measurement imports, and follows every import that Python certainly executes through
+the fork's modules. It skips the bodies of functions, `if` and `try`, which may not be executed or
+may fail. It writes quasar_kernels/fork_imports.json. With --check it compares that file instead,
+and the exit status is 1 if they differ.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from quasar_kernels.contract import FORK_IMPORTS
 
 REPOSITORY = "troy12x/flash-linear-attention"
 LOADED = ("fla", "fla.layers.quasar", "fla.ops.quasar.chunk")
-"""What a measurement imports of a fork; see harness/worker/subject/tree.py."""
+"""The modules of a fork that a measurement imports; see harness/worker/subject/tree.py."""
 
 Imports = dict[str, set[str]]
-"""The names taken from each module; none for a plain `import`."""
+"""The names imported from each module; none for a plain `import`."""
 
 
 def find_imports(root: Path, loaded: Sequence[str] = LOADED) -> Imports:
-    """Return what importing `loaded` from the tree at `root` imports from other distributions.
+    """Return the imports from other distributions when Python imports `loaded` from `root`.
 
     Raises:
         FileNotFoundError: a module of the fork is not there.
         SyntaxError: a file is not Python.
     """
-    found: Imports = {}
+    imports: Imports = {}
     own = {module.split(".")[0] for module in loaded}
     waiting, seen = list(loaded), set[str]()
     while waiting:
@@ -56,8 +56,8 @@ def find_imports(root: Path, loaded: Sequence[str] = LOADED) -> Imports:
                 submodules = [f"{target}.{name}" for name in names]
                 waiting += [target, *(one for one in submodules if _file(root, one))]
             elif top not in sys.stdlib_module_names:
-                found.setdefault(target, set()).update(names)
-    return found
+                imports.setdefault(target, set()).update(names)
+    return imports
 
 
 def _file(root: Path, module: str) -> Path | None:
@@ -93,19 +93,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--check", action="store_true")
-    given = parser.parse_args(argv)
-    head = ["git", "-C", str(given.checkout), "rev-parse", "HEAD"]
-    asked = subprocess.run(head, capture_output=True, text=True)
-    if asked.returncode:
-        parser.error(f"{given.checkout} is no checkout of the fork: {asked.stderr.strip()}")
+    args = parser.parse_args(argv)
+    head = ["git", "-C", str(args.checkout), "rev-parse", "HEAD"]
+    result = subprocess.run(head, capture_output=True, text=True)
+    if result.returncode:
+        parser.error(f"{args.checkout} is no checkout of the fork: {result.stderr.strip()}")
     try:
-        text = as_json(find_imports(given.checkout), asked.stdout.strip())
+        text = as_json(find_imports(args.checkout), result.stdout.strip())
     except (FileNotFoundError, SyntaxError) as error:
-        parser.error(f"{given.checkout} is no checkout of the fork: {error}")
-    if not given.check:
+        parser.error(f"{args.checkout} is no checkout of the fork: {error}")
+    if not args.check:
         FORK_IMPORTS.write_text(text)
     elif text != FORK_IMPORTS.read_text():
-        print(f"{FORK_IMPORTS} differs from what {given.checkout} imports:\n{text}")
+        print(f"{FORK_IMPORTS} differs from what {args.checkout} imports:\n{text}")
         return 1
     return 0
 

@@ -1,12 +1,13 @@
-"""The public fork beside these kernels: the first comparison that a newcomer makes.
+"""Compare the speeds of the public fork and of these kernels: a newcomer's first measurement.
 
     python scripts/step1_first_optimization.py [--skip-setup] [--fork DIR] [--lengths 512,2048]
 
-Clones the public fork into DIR (with --skip-setup it lies there), lays these kernels over a copy of
-it, checks the copy, and compares both by the validator's loop in fresh processes. Writes a table
-(step1.md) and a plot (step1.svg). The public fork is not checked: it does not compute what it
-documents, so it is a baseline for speed alone. Where it does not run at all, as on a CPU, these
-kernels are timed beside themselves, which shows the noise. Exit status 0: the kernels are right.
+Clones the public fork into DIR (--skip-setup uses an existing clone), lays these kernels over a
+copy of it, checks that copy's results, and times both by the validator's loop in fresh processes.
+Writes a table (step1.md) and a plot (step1.svg). The public fork is not checked: it does not
+compute the recurrence that it documents, so only its speed is compared. On a machine that cannot
+run it, such as one without a GPU, these kernels are compared with a second copy of themselves,
+which shows the noise. The exit status is 0 if these kernels pass the correctness check.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ NAMES = ("public fork", "these kernels")
 
 
 def clone(folder: Path, address: str) -> None:
-    """Clone the newest commit of a fork into a folder that is not there yet.
+    """Clone the newest commit of a fork into a new folder.
 
     Raises:
-        QuasarError: it cannot be cloned, or the folder is there.
+        QuasarError: it cannot be cloned, or the folder exists.
     """
     if folder.exists():
         raise QuasarError(f"{folder} is there already; give --skip-setup to use it as it is.")
@@ -60,7 +61,7 @@ def clone(folder: Path, address: str) -> None:
 
 
 def runs_here(fork: Path, length: int, device: str, timer: Measure, *, debug: bool) -> Path | None:
-    """Return the fork if it can be timed on this machine; say why where it cannot."""
+    """Return the fork if it can be timed on this machine; else print the reason."""
     try:
         timer(fork, length, Options(device), cross_check=False)
     except MeasurementError as error:
@@ -76,12 +77,12 @@ def main(
     timer: Measure = measure,
     checker: CheckTree = check,
 ) -> int:
-    """Set up, compare, and write what was found; return the exit status."""
+    """Set up, compare, and write the table and the plot; return the exit status."""
     upstream = f"https://github.com/{Settings.model_fields['github_upstream'].default}.git"
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--skip-setup", action="store_true", help="DIR holds the fork already")
     parser.add_argument("--fork", type=Path, default=Path("state/public-fork"), metavar="DIR")
-    parser.add_argument("--upstream", default=upstream, help="what is cloned")
+    parser.add_argument("--upstream", default=upstream, help="repository to clone")
     parser.add_argument("--lengths", default="512,1024,2048", help="sequence lengths")
     parser.add_argument(
         "--blocks",
@@ -93,55 +94,54 @@ def main(
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--out", type=Path, default=Path("step1"), help="table and plot (step1)")
     parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
-    given = parser.parse_args(argv)
-    lengths = [int(part) for part in given.lengths.split(",") if part.isdecimal() and int(part)]
-    if not lengths or given.blocks < LEAST_BLOCKS:
+    args = parser.parse_args(argv)
+    lengths = [int(part) for part in args.lengths.split(",") if part.isdecimal() and int(part)]
+    if not lengths or args.blocks < LEAST_BLOCKS:
         parser.error(
             f"--lengths takes lengths such as 512,1024, and --blocks at least {LEAST_BLOCKS}"
         )
     try:
-        if not given.skip_setup:
-            clone(given.fork, given.upstream)
-        if not (given.fork / LAYER_FILE).is_file():
-            raise QuasarError(f"{given.fork} holds no {LAYER_FILE}; name a clone of the fork.")
+        if not args.skip_setup:
+            clone(args.fork, args.upstream)
+        if not (args.fork / LAYER_FILE).is_file():
+            raise QuasarError(f"{args.fork} holds no {LAYER_FILE}; name a clone of the fork.")
         with tempfile.TemporaryDirectory(prefix="step1-") as name:
-            ours, beside = Path(name, "ours"), Path(name, "beside")
-            lay_out(given.fork, OVERLAY, OVERLAY, "layer", ours)
-            gate = checker(ours, max(lengths), Options(given.device))
-            print(f"correctness gate: {'green' if gate.passed else 'RED'}", flush=True)
-            for failed in gate.failed[:3]:
+            ours, copy = Path(name, "ours"), Path(name, "copy")
+            lay_out(args.fork, OVERLAY, OVERLAY, "layer", ours)
+            correctness = checker(ours, max(lengths), Options(args.device))
+            print(f"correctness check: {'passed' if correctness.passed else 'FAILED'}", flush=True)
+            for failed in correctness.failed[:3]:
                 print(f"  {failed}")
-            if not gate.passed:
+            if not correctness.passed:
                 return 1
             fork = runs_here(
-                given.fork.resolve(), min(lengths), given.device, timer, debug=given.debug
+                args.fork.resolve(), min(lengths), args.device, timer, debug=args.debug
             )
             comparison = Comparison(
-                *(Options(given.device), given.blocks),
+                *(Options(args.device), args.blocks),
                 checked=False,
                 measure=timer,
-                on_block=BlockPrinter(Progress(), given.blocks),
+                on_block=BlockPrinter(Progress(), args.blocks),
             )
-            found = []
+            results = []
             if fork is None:
-                lay_out(given.fork, OVERLAY, OVERLAY, "layer", beside)
-            for length, one in comparison.run(fork or beside, ours, lengths):
-                found.append((length, one))
-                told = one if fork else f"{one.b:,.0f} tokens/s"
-                print(f"{length:>9} tokens: {told}", flush=True)
+                lay_out(args.fork, OVERLAY, OVERLAY, "layer", copy)
+            for length, difference in comparison.run(fork or copy, ours, lengths):
+                results.append((length, difference))
+                text = difference if fork else f"{difference.b:,.0f} tokens/s"
+                print(f"{length:>9} tokens: {text}", flush=True)
     except MeasurementError as error:
-        sys.stderr.write(f"{error.explain(debug=given.debug)}\n")
+        sys.stderr.write(f"{error.explain(debug=args.debug)}\n")
         return 1
     except (QuasarError, Refused) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     names = NAMES if fork else (f"{NAMES[1]}, first", f"{NAMES[1]}, again")
-    text = table(found, names)
-    given.out.with_suffix(".md").write_text(text)
-    given.out.with_suffix(".svg").write_text(plot(found, names))
-    print(
-        f"\n{text}\nwritten to {given.out.with_suffix('.md')} and {given.out.with_suffix('.svg')}"
-    )
+    summary = table(results, names)
+    args.out.with_suffix(".md").write_text(summary)
+    args.out.with_suffix(".svg").write_text(plot(results, names))
+    files = f"{args.out.with_suffix('.md')} and {args.out.with_suffix('.svg')}"
+    print(f"\n{summary}\nwritten to {files}")
     return 0
 
 

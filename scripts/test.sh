@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Runs every check of the project: scripts/test.sh [--quick] [PATH...] [PYTEST ARGUMENT...]
 #
-# Stages run in order and all of them run, so that one run shows everything; the first failure
-# decides the exit status. pytest comes last; its summary and the names of failed stages close the output.
+# All stages run in order, so that one run shows every failure; the first failure decides the exit status.
+# pytest comes last. The output ends with its summary and the names of failed stages.
 #
-# Arguments go to pytest. Where one of them is a PATH below tests/, only format and lint run before the
-# tests, and the compilations too where PATH is tests/quasar_kernels or in it. With --quick only format,
-# lint, the contracts of imports and the files of tests/quick.txt run, whose tests start no process.
+# Arguments go to pytest. If one of them is a PATH below tests/, only format and lint run before the tests,
+# and the compilations if PATH is tests/quasar_kernels or below it. --quick runs only format, lint, the
+# contracts of imports and the files of tests/quick.txt, whose tests start no process.
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
 scripts/install.sh dev

@@ -1,9 +1,9 @@
-"""What models of single mechanisms and of hybrids learn to recall, at equal parameters.
+"""The recall that models of one mixer and hybrids learn, at equal numbers of parameters.
 
     python -m benchmarks learned_recall --out benchmarks/h200/learned-recall.json
 
-Task and training are those of the case `recall`, in bf16 autocast; the models are of
-quasar_kernels.blocks. `--device cpu --width 32 --steps 400` is a trial without a GPU.
+The task and the training are those of the case `recall`, in bf16 autocast. The models consist of
+blocks from quasar_kernels.blocks. `--device cpu --width 32 --steps 400` is a trial without a GPU.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ SMALL_TASK = Task(vocabulary=24, tokens=32, pairs=4, batch=16)
 """The task of a trial on a CPU."""
 
 PROTOCOL = """\
-Multi-query associative recall as in the case recall, bf16 autocast. Two hybrid blocks of \
-each choice of branches, all of one width, fusion by channel gains; the inner width of the MLP is \
-what gives each model the parameters of one with all branches whose MLP is as wide as the model. \
-Seeds change the first weights; all see the same batches."""
+Multi-query associative recall as in the case recall, bf16 autocast. Each model has two \
+hybrid blocks of the same width and fuses its branches by channel gains. The inner width of its \
+MLP is chosen so that all models have as many parameters as a model with all branches and an MLP \
+as wide as the model. Seeds change the initial weights; all models see the same batches."""
 
 
 def trained(device: str, task: Task, recipe: Recipe, mixers: tuple[str, ...], seed: int) -> Entry:
-    """Train one model."""
+    """Train one model of these mixers from this seed; return its entry of the results."""
     like = Sizes(task.vocabulary, recipe.width, recipe.heads, recipe.layers)
     sizes = equal_sizes(mixers, like)
     torch.manual_seed(seed)
@@ -62,12 +62,12 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Add this case's options."""
     device_option(parser)
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each model (3)")
-    parser.add_argument("--width", type=int, default=512, help="of every model (512)")
-    parser.add_argument("--steps", type=int, default=2000, help="at most (2000)")
+    parser.add_argument("--width", type=int, default=512, help="width of every model (512)")
+    parser.add_argument("--steps", type=int, default=2000, help="most training steps (2000)")
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Train every model; yield what there is after each."""
+    """Train every model; yield the results so far after each."""
     on_cpu = args.device == "cpu"
     heads = 2 if on_cpu else 8
     recipe = Recipe(args.steps, args.width, heads, rate=5e-3 if on_cpu else 2e-3)

@@ -1,8 +1,8 @@
-"""A validator's run, written from its description alone: nothing of the harness is used here.
+"""A validator's timing loop, written from the subnet's description without the harness's code.
 
     python validator_loop.py TREE TOKENS
 
-It says `ready` once the layer is imported, begins at a line on stdin, and prints tokens/s.
+It prints `ready` when the layer is imported, starts at a line on stdin, and prints tokens/s.
 """
 
 from __future__ import annotations

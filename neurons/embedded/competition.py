@@ -42,7 +42,7 @@ log = get_logger("embedded")
 
 
 class Competition:
-    """What `python -m neurons.embedded` runs.
+    """The competition that `python -m neurons.embedded` runs.
 
     Args:
         folder: for all files; without it, the embedded run's own state.

@@ -13,7 +13,7 @@ log = get_logger("embedded")
 
 
 class LogTail:
-    """What is added to a log file from now on.
+    """Reads the lines that are added to a log file from now on.
 
     Args:
         name: of the process that writes it, which begins each line that is shown.

@@ -44,7 +44,7 @@ MINER_TAKES = (
 
 BLOCK_SECONDS = 2
 WINDOW_BLOCKS = 7 * 24 * 3600 // BLOCK_SECONDS
-"""A week: a run that was stopped for the weekend goes on with its commitment."""
+"""A week: a run that was stopped for the weekend can continue with its commitment."""
 MINER, VALIDATOR = "miner", "validator"
 CPU_LENGTH = 2048
 CPU_HEADROOM = 0.5

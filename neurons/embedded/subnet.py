@@ -37,7 +37,7 @@ from neurons.runtime.settings import Settings
 READY_SECONDS = 60.0
 STARTS_ALLOWED = 3
 POSTPONED = ("postponed", "no verdict")
-"""What the validator logs of an attempt that came to no verdict."""
+"""The validator's log events for an attempt without a verdict."""
 LINES = 1000
 POSTPONED_ALLOWED = 3
 """Such attempts at one submission before the run ends."""
@@ -140,7 +140,7 @@ class EmbeddedSubnet:
             child.stop()
 
     def _look_for_failures(self) -> None:
-        """Show what the validator logs, and stop the run where no verdict can come of it."""
+        """Show the validator's log, and stop the run if no verdict can follow."""
         for line in self._tail.show():
             self.lines.append(line)
             if line.get("level") in ("error", "critical"):

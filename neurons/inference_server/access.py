@@ -1,4 +1,4 @@
-"""Whose request it is: a validator's, which has a reserved place in the queue, or a client's."""
+"""Separates validators' requests, which have a reserved place in the queue, from clients'."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLIENT_PREFIX = 64
 
 
 def client_of(address: str) -> str:
-    """Return what an address counts under: an IPv6 client has a whole network."""
+    """Return the key for counting an address: an IPv6 client has a whole network."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:

@@ -40,7 +40,7 @@ class Limits:
 
 
 class Metrics:
-    """What Prometheus reads at GET /metrics."""
+    """The metrics that Prometheus reads at GET /metrics."""
 
     def __init__(self, decoding: Decoding) -> None:
         self.registry = CollectorRegistry()
@@ -187,8 +187,8 @@ def _checked(body: InferenceRequest, decoder: Decodes, limits: Limits) -> Infere
             max(body.prompt) >= decoder.vocabulary
         ),
     }
-    for problem, found in problems.items():
-        if found:
+    for problem, applies in problems.items():
+        if applies:
             raise HTTPException(422, problem)
     return body
 

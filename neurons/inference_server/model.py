@@ -27,7 +27,7 @@ CAUSE_CHARACTERS = 300
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Compiler = str | Callable[..., Any]
-"""A backend of torch.compile, by its name or itself."""
+"""A backend of torch.compile: its name, or the function."""
 
 log = get_logger("inference")
 
@@ -146,7 +146,7 @@ class Decoder:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens the model knows."""
+        """Number of tokens in the vocabulary."""
         return int(self.model.config.vocab_size)
 
     @property
@@ -192,7 +192,7 @@ class Decoder:
     def _compile(self, compiler: Compiler) -> None:
         """Compile a step now, as a first request would wait for it."""
         begun = time.perf_counter()
-        # sizes are symbols: a cache of another length takes what is compiled
+        # sizes are symbolic: a cache of another length uses the same compiled code
         self._one_token = torch.compile(
             self.model.forward, dynamic=True, fullgraph=True, backend=compiler
         )

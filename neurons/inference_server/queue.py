@@ -94,7 +94,7 @@ class Decoding:
 
     @property
     def waiting(self) -> int:
-        """How many jobs wait."""
+        """Number of waiting jobs."""
         return len(self._jobs)
 
     def start(self) -> None:

@@ -92,7 +92,7 @@ def cli(context: click.Context) -> int | None:
 
 
 def mine(given: Given, *, once: bool = False) -> int:
-    """Carry out `run` or `once`; a sentence that ends it stands in the log file as well."""
+    """Carry out `run` or `once`; the log file also contains the sentence that ends it."""
     try:
         return _mine(given, once=once)
     except Stopped:
@@ -170,7 +170,7 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
 
 
 def _greet(context: Context, given: Given) -> None:
-    """Say in a few lines what this run works with, and what is worth a warning."""
+    """Log the settings of this run in a few lines, and warnings."""
     settings = context.settings
     for problem in (*settings.warnings, *wallet_warnings(*settings.miner_wallet)):
         log.warning(str(problem))
@@ -194,7 +194,7 @@ def _greet(context: Context, given: Given) -> None:
         state=str(settings.state_dir),
     )
     if settings.subtensor_network != OFFLINE:
-        # The chain may take long to answer, and nothing waits for what it says.
+        # The chain may take long to answer, and nothing waits for its answer.
         threading.Thread(
             target=_look_up_registration, args=(settings, context.identity), daemon=True
         ).start()

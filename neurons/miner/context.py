@@ -1,4 +1,4 @@
-"""What one cycle works with, handed to every step: no step reaches for a global."""
+"""The objects and settings of a cycle, which every step receives instead of globals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SHOWN: dict[State, tuple[str, ...]] = {
     State.PREMATURE: ("rank",),
     State.REJECTED: ("score",),
 }
-"""What the log shows of a submission when it comes to a state; never the salt."""
+"""Fields of a submission that the log shows when it enters a state; never the salt."""
 
 
 @dataclass
@@ -51,14 +51,14 @@ class Context:
         measure, check, probe: time one length, check the code, describe the machine; all in a
             child process.
         content_digest: names the present content of the kernels.
-        now: Unix seconds, for what is written down; waits do not depend on it.
+        now: Unix seconds, for the journal and reports; waits do not depend on it.
         waiter: what `wait` does; without it, a wait on `stop`.
         jitter: a number in [0, 1] that spreads retries.
         published: the commit that this process has laid out in the worktree.
         registered: the leagues in which this process has registered.
         tuner: looks for faster kernels between cycles; None for nobody.
-        told: the submissions whose present failure this process has logged.
-        quiet_seconds: the longest that a step goes on without a line in the log.
+        logged_failures: the submissions whose present failure this process has logged.
+        quiet_seconds: the longest time that a step may run without a line in the log.
     """
 
     settings: Settings
@@ -78,7 +78,7 @@ class Context:
     tuner: Tuner | None = None
     published: str | None = None
     registered: set[str] = field(default_factory=set)
-    told: set[int] = field(default_factory=set)
+    logged_failures: set[int] = field(default_factory=set)
     quiet_seconds: float = LONGEST_SECONDS
 
     def wait(self, seconds: float) -> None:
@@ -97,9 +97,9 @@ class Context:
         return 1.0 if self.client.on_loopback else 15.0
 
     def lays_out(self, submission: Submission) -> bool:
-        """Tell whether the checkout can be made to hold exactly what was published.
+        """Return whether the checkout can be made to hold exactly what was published.
 
-        After a restart it is laid out anew; changed kernels have to be published first.
+        After a restart it is laid out again; changed kernels have to be published first.
         """
         if self.content_digest() != submission.content_digest:
             return False
@@ -109,7 +109,7 @@ class Context:
         return self.published == submission.commit_hash
 
     def verify_again(self, submission: Submission) -> None:
-        """Check that a validator can clone what was published and verified before.
+        """Check that a validator can still clone the published commit.
 
         Raises:
             Held: the fork no longer holds the commit.
@@ -125,10 +125,10 @@ class Context:
             raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
 
     def look(self, submission: Submission) -> Standing:
-        """Return where `submission` stands with the validators, as the public lists show it.
+        """Return the standing of `submission` with the validators, as the public lists show it.
 
-        Rows of this hotkey that this state folder did not send are journalled and reported: a rank
-        of the hotkey may then be theirs.
+        Foreign submissions of this hotkey are journalled and reported: a rank of the hotkey may
+        then be theirs.
 
         Raises:
             Retry: the server cannot be reached.
@@ -160,9 +160,9 @@ class Context:
         self.journal.transition(before, after)
         if after.closed:
             forget_secret(after.salt or "")
-            self.told.discard(after.id)
+            self.logged_failures.discard(after.id)
         if after.state is State.FAILED:
-            self.told.add(after.id)
+            self.logged_failures.add(after.id)
             self.log.warning(
                 "trying again later",
                 submission=after.id,
@@ -184,7 +184,7 @@ class Context:
 
 
 def _named(submission: Submission) -> str:
-    """Return the state's name, and what it must not be mistaken for."""
+    """Return the state's name, with a note if it could be mistaken for another end."""
     if submission.state is State.PUBLISHED and submission.publish_at == "before_reveal":
         return "PUBLISHED on this machine alone, until just before its reveal"
     return submission.state.value

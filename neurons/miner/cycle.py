@@ -1,4 +1,4 @@
-"""The life of a submission as a pure state machine: no I/O, no clock, no randomness of its own."""
+"""The life of a submission as a pure state machine: no I/O, no clock, no randomness."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from neurons.wire.protocol import Benchmarks
 RETRY_FIRST_SECONDS = 2.0
 RETRY_MAX_SECONDS = 300.0
 RETRY_AFTER_MAX_SECONDS = 3600.0
-"""How far a server's Retry-After is honoured: a mistaken date must not stop a miner for years."""
+"""Longest Retry-After in seconds: a mistaken date must not stop a miner for years."""
 
 
 class IllegalTransition(QuasarError):
-    """The program tried to move a submission where the machine does not go: a bug."""
+    """The program tried a transition that the state machine does not have: a bug."""
 
 
 class State(str, Enum):
-    """Where a submission stands. A name that ends in ING is an act that may have happened."""
+    """A submission's state. Names that end in ING are acts that may have happened."""
 
     NEW = "NEW"
     PUBLISHED = "PUBLISHED"
@@ -36,13 +36,13 @@ class State(str, Enum):
     REJECTED = "REJECTED"  # the API shows a score of 0
     UNRANKED = "UNRANKED"  # no longer queued, and the API shows neither a rank nor a score
     PREMATURE = "PREMATURE"  # judged before its reveal, so that nobody measured it
-    ABANDONED = "ABANDONED"  # ended without a verdict; `reason` says why
-    FAILED = "FAILED"  # comes back by itself to `resume_state` at `retry_at`
+    ABANDONED = "ABANDONED"  # ended without a verdict; `reason` has the cause
+    FAILED = "FAILED"  # the miner retries from `resume_state` at `retry_at`
     HELD = "HELD"  # waits for a person
 
 
 class Step(str, Enum):
-    """What the daemon does next; each but RESUME is one module of `neurons.miner.steps`."""
+    """The daemon's next step; each but RESUME is one module of `neurons.miner.steps`."""
 
     PUBLISH = "publish"
     MEASURE = "measure"
@@ -63,10 +63,10 @@ _CLAIM_FIELDS = (
     *("tokens_per_sec", "vram_mb", "benchmarks"),
 )
 FROZEN_FIELDS = (*_CLAIM_FIELDS, "salt", "commitment_hash")
-"""What a commitment stands for: unchanged from the moment before it is sent to the verdict."""
+"""Fields that a commitment fixes: they stay the same from before it is sent to the verdict."""
 
 BEFORE_COMMITMENT = frozenset({State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED})
-"""Where nothing was sent yet, so that everything may still change."""
+"""States in which nothing was sent yet, so that everything may still change."""
 _NEXT: dict[State, tuple[State, ...]] = {
     State.NEW: (State.PUBLISHED,),
     State.PUBLISHED: (State.MEASURED, State.NEW),
@@ -75,7 +75,10 @@ _NEXT: dict[State, tuple[State, ...]] = {
     State.COMMITTING: (State.COMMITTED,),
     State.COMMITTED: (State.REVEALING, State.PREMATURE),
     State.SUBMITTING: (State.REVEALED, State.UNRANKED),
-    State.REVEALING: (State.REVEALED, State.COMMITTED),  # back when the server says: too early
+    State.REVEALING: (
+        State.REVEALED,
+        State.COMMITTED,
+    ),  # back if the server refuses it as too early
     State.REVEALED: tuple(VERDICTS),
 }
 _REQUIRED: dict[State, tuple[str, ...]] = {
@@ -105,15 +108,15 @@ class Submission:
     """One row of the journal. Times are Unix seconds, memory is MiB, speed is tokens/s.
 
     Attributes:
-        resume_state: where FAILED goes back to, or HELD once a person acted (None: it cannot).
+        resume_state: the state after FAILED, or after HELD once a person acted (None: final).
         attempts: failures in a row of the present state.
         salt: secret until the reveal; kept out of `repr`.
-        round_start: the server's words for when the round began: a server whose database was
+        round_start: the server's text for the start of the round: a server whose database was
             emptied counts its rounds from 1 again.
         round_total: how many submissions the round held before a direct one was sent; None when
             it certainly did not arrive.
-        queued_at: when it was seen in the validators' queue: the commitment until its reveal, from
-            then on what was revealed.
+        queued_at: when it was seen in the validators' queue, first as a commitment and then as a
+            revealed submission.
         judged_early_at: when it was seen to have left that queue, before its reveal.
         report: the report's path relative to the state folder.
     """
@@ -156,12 +159,12 @@ class Submission:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing will happen to it any more."""
+        """Whether its state is final."""
         return self.state in CLOSED
 
     @property
     def never_revealed(self) -> bool:
-        """Whether it was judged before its reveal and ended there, so that nothing is ranked."""
+        """Whether it ended because it was judged before its reveal, without a rank."""
         return self.state is State.PREMATURE and self.weighted_score is None
 
     @property
@@ -171,7 +174,7 @@ class Submission:
 
 
 def next_step(submission: Submission) -> Step | None:
-    """Return what to do now; None when it is closed or waits for a person."""
+    """Return the next step; None if the submission is closed or waits for a person."""
     if submission.state is State.CLAIMED:
         return Step.SUBMIT if submission.mode == "direct" else Step.COMMIT
     return _STEPS.get(submission.state)
@@ -181,7 +184,7 @@ def advance(submission: Submission, state: State, now: float, **changes: Any) ->
     """Return `submission` moved to `state` with `changes`, its failures forgotten.
 
     Raises:
-        IllegalTransition: the machine has no such arrow, a field that the state stands on is
+        IllegalTransition: the machine has no such transition, a field that the state requires is
             missing, or a frozen field would change.
     """
     if state not in _NEXT.get(submission.state, ()):
@@ -198,7 +201,7 @@ def advance(submission: Submission, state: State, now: float, **changes: Any) ->
 
 
 def _moved(submission: Submission, state: State, now: float, **changes: Any) -> Submission:
-    """Return `submission` in `state`; what its last state alone had to say is gone."""
+    """Return `submission` in `state`; fields that only the last state used are cleared."""
     forgotten = dict.fromkeys(("resume_state", "reason", "remedy", "retry_at"))
     return replace(submission, **{**forgotten, **changes}, state=state, updated_at=now)
 
@@ -209,11 +212,11 @@ def backoff_seconds(attempts: int, jitter: float, after: float | None = None) ->
     Args:
         attempts: failures in a row, from 1.
         jitter: a number in [0, 1] that spreads miners out; the pause is scaled by 0.5 to 1.
-        after: seconds that the other side asked for; a lower bound, itself capped.
+        after: seconds that the server requested; a lower bound, itself capped.
     """
     ceiling = min(RETRY_MAX_SECONDS, RETRY_FIRST_SECONDS * 2.0 ** min(attempts - 1, 30))
-    asked = min(after or 0.0, RETRY_AFTER_MAX_SECONDS)
-    return max(ceiling * (0.5 + 0.5 * jitter), asked + jitter)
+    requested = min(after or 0.0, RETRY_AFTER_MAX_SECONDS)
+    return max(ceiling * (0.5 + 0.5 * jitter), requested + jitter)
 
 
 def fail(
@@ -245,7 +248,7 @@ def hold(
 def resume(submission: Submission, now: float) -> Submission:
     """Return a FAILED or a HELD `submission` in the state that it left.
 
-    A person's act starts the count of failures anew; a pause that ran out does not.
+    A person's act resets the count of failures; a pause that ran out does not.
     """
     if submission.state not in (State.FAILED, State.HELD) or submission.resume_state is None:
         raise IllegalTransition(f"{submission.state.value} has no state to go back to.")
@@ -261,7 +264,7 @@ def abandon(submission: Submission, reason: str, now: float) -> Submission:
 
 
 def directly(premature: Submission, now: float) -> Submission:
-    """Return the draft of a direct submission of what `premature` had claimed.
+    """Return the draft of a direct submission with the claim of `premature`.
 
     The measurements stand: nothing changed but the way in which the claim is sent.
     """

@@ -1,4 +1,4 @@
-"""The daemon: drives submissions from step to step, through faults, until it is told to stop."""
+"""The daemon: drives submissions from step to step, through faults, until it is stopped."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ REMIND_SECONDS = 3600.0
 
 
 def run_cycle(context: Context) -> Submission:
-    """Bring a submission to its end and return it: closed, HELD, or as a stop left it.
+    """Process a submission until it is closed or HELD, or until a stop; return it.
 
-    The live submission of this hotkey and target goes on where it is, also a held one that can:
-    the person who started the program has read why. Without one, a new one is made. Commitments
-    to other targets are finished first. A commitment that was judged before its reveal is followed
-    by a direct submission of the same claim.
+    The live submission of this hotkey and target continues in its state. A HELD one continues too,
+    since the person who started the program has read the reason. Without one, the miner creates
+    one. Commitments to other targets are finished first. After a premature commitment, the miner
+    submits the same claim directly.
 
     Raises:
         Stopped: the stop came before there was a submission.
@@ -61,7 +61,7 @@ def run_forever(
     """Run cycles until stopped, each when there is something new to submit.
 
     Args:
-        after_cycle: told the submission that each cycle ended with.
+        after_cycle: called after each cycle, with the submission that it ended with.
     """
     watch = _Watch(context)
     interval = max(context.settings.optimization_interval, SHORTEST_INTERVAL_SECONDS)
@@ -130,7 +130,7 @@ def warn_of_other_hotkeys(context: Context) -> None:
 
 
 def _drive(submission: Submission, context: Context) -> Submission:
-    """Take step after step until nothing is left to do, or a stop comes."""
+    """Take steps until the submission needs none, or a stop comes."""
     key = submission.id
     while cycle.next_step(submission) is not None and not context.stop.is_set():
         try:
@@ -143,16 +143,16 @@ def _drive(submission: Submission, context: Context) -> Submission:
 
 
 def _advanced(key: int, context: Context) -> Submission:
-    """Take the next step of what the journal holds now: a step may have been half done."""
+    """Take the next step of the submission in the journal: a step may have been half done."""
     submission = context.journal.get(key)
     step = cycle.next_step(submission)
     return submission if step is None else _take(step, submission, context)
 
 
 def _despite_full_disk(context: Context, act: Callable[[], Result]) -> Result:
-    """Return what `act` returns, tried again after a pause as long as the disk is full.
+    """Return the result of `act`; while the disk is full, pause and call it again.
 
-    The journal itself cannot record that fault. `act` reads from it what it goes on from.
+    The journal itself cannot record that fault. `act` reads its starting point from the journal.
 
     Raises:
         Stopped: the stop came while the disk was full.
@@ -212,7 +212,8 @@ def _resume(submission: Submission, context: Context) -> Submission:
     """
     left = (submission.retry_at or 0.0) - context.now()
     left = min(max(left, 0.0), cycle.RETRY_AFTER_MAX_SECONDS + 1.0)
-    if left and submission.id not in context.told:  # after a restart nobody has seen the reason
+    # after a restart nobody has seen the reason
+    if left and submission.id not in context.logged_failures:
         context.log.info("waiting", seconds=round(left), reason=submission.reason)
     context.wait(left)
     return context.record(submission, cycle.resume(submission, context.now()))
@@ -233,21 +234,21 @@ def _require_same_server(submission: Submission, context: Context) -> None:
 
 
 class _Watch:
-    """Decides between cycles whether the next one has anything to do."""
+    """Decides between cycles whether the next one is needed."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._said: dict[str, float] = {}
+        self._last_logged: dict[str, float] = {}
         self._failures = 0
 
     def wants_cycle(self) -> bool:
-        """Tell whether a person or a change asks for a cycle; a held submission waits."""
+        """Return whether a person or a change makes a cycle necessary; a held submission waits."""
         context = self._context
         live = selection.live(context)
         if selection.others(context):
             return True
         if live is not None:
-            return live.state is not State.HELD or self._is_mended(live)
+            return live.state is not State.HELD or self._may_continue(live)
         try:
             now = context.client.current_round()
         except (Retry, Held) as fault:
@@ -262,7 +263,7 @@ class _Watch:
         self._remind("these kernels have their verdict in this round; waiting for a change")
         return False
 
-    def _is_mended(self, held: Submission) -> bool:
+    def _may_continue(self, held: Submission) -> bool:
         """Return whether the kernels changed since they were held, or another look is due."""
         digest = self._context.content_digest()
         if held.position in BEFORE_COMMITMENT and held.content_digest not in (None, digest):
@@ -273,8 +274,8 @@ class _Watch:
         return False
 
     def _remind(self, sentence: str, **details: object) -> None:
-        """Log `sentence` now and then, not at every look."""
+        """Log `sentence` at most once in REMIND_SECONDS."""
         now = time.monotonic()
-        if now - self._said.get(sentence, -REMIND_SECONDS) >= REMIND_SECONDS:
-            self._said[sentence] = now
+        if now - self._last_logged.get(sentence, -REMIND_SECONDS) >= REMIND_SECONDS:
+            self._last_logged[sentence] = now
             self._context.log.info(sentence, **details)

@@ -1,7 +1,7 @@
-"""The miner's memory: every submission and what happened to it, in SQLite.
+"""The journal: every submission and its events, in SQLite.
 
-An intent is written before its act and the outcome after it, each with its event in one
-transaction that is on the disk (synchronous=FULL) before the call returns.
+The miner writes the intent before an act and the outcome after it. Each write and its event are one
+transaction, which is on the disk (synchronous=FULL) before the call returns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVENTS_KEPT = 5000
 CLOSED_KEPT = 1000
 
 _COLUMNS = tuple(field.name for field in fields(Submission))
-# Constants of this file and field names of our own class: nothing from outside is in the SQL.
+# The SQL contains only constants of this file and field names of Submission, no outside input.
 _INSERT = (
     f"INSERT INTO submissions ({', '.join(_COLUMNS[1:])}) "  # noqa: S608
     f"VALUES ({', '.join('?' * (len(_COLUMNS) - 1))})"
@@ -50,8 +50,8 @@ class Event:
 
     Attributes:
         at: Unix seconds.
-        kind: `moved`; `acknowledged` when a person told a held submission to go on; `noted` when
-            the state stayed and a fact was added.
+        kind: `moved`: the state changed; `acknowledged`: a person released a held submission;
+            `noted`: a fact was added and the state stayed the same.
     """
 
     at: float
@@ -61,12 +61,11 @@ class Event:
 
 
 class Journal:
-    """The submissions of one state folder. One thread and, by the lock, one daemon at a time.
+    """The submissions of one state folder. One thread uses it; the lock admits one daemon.
 
     Args:
         path: the database; its folder is made with mode 0700, the file with 0600.
-        copy: work on a copy in memory, so that the file stays as it is, also one of an older
-            version.
+        copy: work on a copy in memory. The file, even one of an older version, stays unchanged.
 
     Raises:
         ConfigError: the file is damaged, of a newer version, or cannot be opened. It is kept.
@@ -87,10 +86,10 @@ class Journal:
         self.close()
 
     def insert(self, draft: Submission) -> Submission:
-        """Write down a live submission, whose `id` is given here, and return it.
+        """Insert a live submission; return it with the `id` that the database assigned.
 
         Raises:
-            sqlite3.IntegrityError: its hotkey has a live one for the target already.
+            sqlite3.IntegrityError: its hotkey already has a live submission for the target.
         """
         with transaction(self._database):
             cursor = self._database.execute(_INSERT, _values(draft))
@@ -99,27 +98,27 @@ class Journal:
         return self.get(key)
 
     def judges_early(self, api_url: str, now: float) -> float | None:
-        """Return when this API last showed a sign of judging commitments before their reveal.
+        """Return the Unix time when this API last seemed to judge a commitment before its reveal.
 
-        A sign counts for the length of a round: anybody may mark one row of the public API, and
-        its validators may change.
+        Return None after the length of a round: anybody may mark a row of the public API, and its
+        validators may change.
         """
         query = "SELECT judges_early_at FROM apis WHERE url = ? AND judges_early_at > ?"
         row = self._database.execute(query, (api_url, now - ROUND_HOURS * 3600.0)).fetchone()
         return None if row is None else float(row[0])
 
     def note_early_judgement(self, api_url: str, now: float) -> None:
-        """Remember a sign that this API judges commitments before their reveal."""
+        """Record that this API seemed to judge a commitment before its reveal."""
         with transaction(self._database):
             self._database.execute("INSERT OR REPLACE INTO apis VALUES (?, ?)", (api_url, now))
 
     def note_strangers(
         self, hotkey: str, api_url: str, submission_ids: Iterable[int], now: float
     ) -> list[int]:
-        """Remember an API's rows of the hotkey that this journal did not send; return new ones.
+        """Record the hotkey's foreign submissions (not sent by this journal); return new ones.
 
-        While the number of a submission is unknown, because a reply was lost, none is taken for a
-        stranger's.
+        A lost reply leaves the number of a submission of this journal unknown. Until it is known,
+        no number is recorded as foreign.
         """
         with transaction(self._database):
             numbered = "submission_id IS NOT NULL"
@@ -140,7 +139,7 @@ class Journal:
             ]
 
     def strangers(self, hotkey: str, api_url: str, since: float) -> list[int]:
-        """Return the rows that `note_strangers` has remembered since a moment, in their order."""
+        """Return the numbers of foreign submissions recorded since a time, in ascending order."""
         rows = self._database.execute(
             "SELECT submission_id FROM strangers WHERE hotkey = ? AND api_url = ? AND seen_at >= ? "
             "ORDER BY submission_id",
@@ -155,7 +154,7 @@ class Journal:
 
         Raises:
             StaleSubmission: the journal no longer holds `before`'s state.
-            sqlite3.IntegrityError: `after` would be a second live one of its hotkey and target.
+            sqlite3.IntegrityError: the hotkey has another live submission for the target.
         """
         with transaction(self._database):
             cursor = self._database.execute(
@@ -170,10 +169,10 @@ class Journal:
 
     def get(self, key: int) -> Submission:
         """Return the submission with the journal's own number `key`."""
-        found = self._find("id = ?", (key,))
-        if found is None:
+        submission = self._find("id = ?", (key,))
+        if submission is None:
             raise LookupError(f"The journal has no submission {key}.")
-        return found
+        return submission
 
     def live(self, hotkey: str, target_sequence_length: int | None = None) -> Submission | None:
         """Return the hotkey's live submission; without a target, the newest with `auto_target`."""
@@ -197,9 +196,9 @@ class Journal:
         return self._newest(f"state IN {CLOSED_STATES}", hotkey, target_sequence_length)
 
     def rejections(self, hotkey: str) -> int:
-        """Count the REJECTED verdicts since the last VALIDATED one or a person's act.
+        """Count the REJECTED verdicts since the last VALIDATED one or acknowledgement by a person.
 
-        Other ends say nothing of a score.
+        Submissions that end in another state have no score and do not count.
         """
         row = self._database.execute(
             """SELECT count(*) FROM events JOIN submissions ON submissions.id = events.submission

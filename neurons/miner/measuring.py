@@ -182,8 +182,8 @@ class ClaimMeasurement:
     def run_targets(self, targets: Iterable[int]) -> None:
         """Measure the first of these targets that can be, and the lengths that validators time too.
 
-        Unchanged kernels on an unchanged machine reuse what was measured before, for another
-        submission or by `bench`, when one more sample confirms it.
+        Unchanged kernels on an unchanged machine reuse the samples of another submission or of
+        `bench`, if one more sample confirms them.
         """
         with self.recorder.showing_progress():
             for target in targets:
@@ -203,7 +203,7 @@ class ClaimMeasurement:
             self._run(EachLength(tuple(lengths), self.runs, TOO_LONG))
 
     def continue_from(self, report: Report) -> bool:
-        """Use what was measured before a crash, if commit, code and machine are the same."""
+        """Use the samples from before a crash, if commit, code and machine are the same."""
         code, environment = source_digest(self.sampler.tree), self.recorder.environment
         if (
             report.commit != self.recorder.commit
@@ -292,7 +292,7 @@ def new_measurement(
 
 
 def _meaning(error: MeasurementError, crashes: int) -> Held | Retry | Stopped:
-    """Return what the end of a measurement means for the submission."""
+    """Return the consequence of a measurement's failure for the submission."""
     if error.kind == "stopped":
         return Stopped("asked to stop")
     if error.kind == "gate":

@@ -1,4 +1,4 @@
-"""Commitments that a validator judges before their reveal: how it is seen, and what follows."""
+"""Premature commitments, which a validator judged before their reveal: evidence and reaction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from neurons.miner.cycle import Submission
 
 
 def submission_mode(context: Context) -> str:
-    """Return `commit_reveal` or `direct`: the one set, or by what this API was seen to do."""
+    """Return `commit_reveal` or `direct`: as set, or for `auto` by the journal's evidence."""
     chosen = context.settings.submission_mode
     if chosen != "auto":
         return chosen
@@ -16,12 +16,12 @@ def submission_mode(context: Context) -> str:
 
 
 def insists_on_reveal(context: Context) -> bool:
-    """Tell whether a commitment is revealed although a validator has judged it already."""
+    """Return whether a commitment is revealed even if a validator has already judged it."""
     return context.settings.submission_mode == "commit_reveal"
 
 
 def note_early_judgement(submission: Submission, context: Context) -> Submission:
-    """Journal that `submission` was judged before its reveal, and say it in one line."""
+    """Journal that `submission` was judged before its reveal, and log a warning."""
     now = context.now()
     context.journal.note_early_judgement(context.client.base_url, now)
     submission = context.note(submission, judged_early_at=now)
@@ -38,7 +38,7 @@ def note_early_judgement(submission: Submission, context: Context) -> Submission
 def suspect_early_judgement(submission: Submission, context: Context) -> None:
     """Journal that a validator may have fetched `submission` before its reveal.
 
-    `auto` then submits directly, where nothing can be fetched too early.
+    With `auto`, the next submissions are direct, which no validator can fetch too early.
     """
     context.journal.note_early_judgement(context.client.base_url, context.now())
     context.log.info(
@@ -51,7 +51,7 @@ def suspect_early_judgement(submission: Submission, context: Context) -> None:
 
 
 def warn_of_early_judgement(context: Context) -> None:
-    """Warn where commit_reveal is insisted on and the evidence is against it."""
+    """Warn if the settings insist on commit_reveal although this API judges commitments early."""
     known = context.journal.judges_early(context.client.base_url, context.now())
     if insists_on_reveal(context) and known is not None:
         context.log.warning(

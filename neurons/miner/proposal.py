@@ -26,7 +26,7 @@ FILE_BYTES, ALL_BYTES = 2**21, 2**24
 
 
 class Refused(Exception):
-    """A proposal is not taken; the message says why, as a sentence."""
+    """A proposal is not accepted; the message has the reason, as a sentence."""
 
 
 def propose(
@@ -40,13 +40,13 @@ def propose(
 ) -> None:
     """Run a command in the folder `overlay`, a copy, which it changes.
 
-    It runs without secrets in its environment, in a group of its own that is killed after
+    It runs without secrets in its environment, in a separate process group that is killed after
     `seconds` or when `stop` is set.
 
     Raises:
         Refused: it failed, took too long or was stopped.
     """
-    said = shlex.join(command)
+    text = shlex.join(command)
     try:
         ended = run_supervised(
             list(command),
@@ -57,18 +57,18 @@ def propose(
             stop=stop,
         )
     except OSError as error:
-        raise Refused(f"{said} cannot be started: {error.strerror}.") from error
+        raise Refused(f"{text} cannot be started: {error.strerror}.") from error
     if ended.stopped:
-        raise Refused(f"{said} was stopped.")
+        raise Refused(f"{text} was stopped.")
     if ended.timed_out:
-        raise Refused(f"{said} was not done within {seconds:g} s.")
+        raise Refused(f"{text} was not done within {seconds:g} s.")
     if ended.returncode:
         words = " ".join(ended.log_tail.split())[-300:]
-        raise Refused(f"{said} ended with status {ended.returncode}: {words or 'no word'}.")
+        raise Refused(f"{text} ended with status {ended.returncode}: {words or 'no word'}.")
 
 
 def require_readable(overlay: Path, present: Path, scope: Scope) -> None:
-    """Refuse what was not changed, and files that no fork of ours may hold.
+    """Refuse an unchanged overlay, and files that this project does not publish.
 
     Raises:
         Refused: a sentence names the first file.

@@ -18,7 +18,7 @@ def register(context: Context, target_sequence_length: int) -> None:
     """Register in the league of the target, unless this process did.
 
     The public server answers a second league of one hotkey with a 500 although the hotkey is
-    registered, so that is not a failure: the commitment will tell.
+    registered, so that is no failure. If it is not registered, the commitment fails.
     """
     league, _ = league_of(target_sequence_length)
     if league in context.registered:

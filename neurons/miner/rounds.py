@@ -1,4 +1,4 @@
-"""How the server's present round stands to a submission's, and whether the next one is due."""
+"""Compares the server's round with a submission's, and decides whether the next one is due."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from neurons.wire.protocol import Round
 
 
 class RoundNow(str, Enum):
-    """How the server's present round stands to a submission's own."""
+    """The server's present round, compared with a submission's round."""
 
     SAME = "same"
     LATER = "later"
@@ -18,7 +18,7 @@ class RoundNow(str, Enum):
 
 
 def compare_round(submission: Submission, now: Round) -> RoundNow:
-    """Tell whether the round that the server names is the one that was submitted to."""
+    """Return whether the round that the server names is the one that was submitted to."""
     own = submission.round_id or 0
     if now.id > own:
         return RoundNow.LATER
@@ -28,12 +28,12 @@ def compare_round(submission: Submission, now: Round) -> RoundNow:
 
 
 def ask_round(submission: Submission, client: ApiClient) -> RoundNow:
-    """Ask the server for its round and return how it stands to the submission's own."""
+    """Ask the server for its round and compare it with the submission's round."""
     return compare_round(submission, client.current_round())
 
 
 def is_due(last: Submission | None, now: Round, content_digest: str, mode: str) -> bool:
-    """Tell whether a new submission is worth making after `last`, the newest closed one.
+    """Return whether a new submission is worth making after `last`, the newest closed one.
 
     The same content is submitted once a round; after a submission that ended without a verdict
     there is nothing to repeat, so it is due as well. One that was judged before its reveal, and

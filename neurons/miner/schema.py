@@ -13,7 +13,7 @@ from neurons.runtime.errors import ConfigError, QuasarError
 BUSY_MILLISECONDS = 5000
 
 CLOSED_STATES = "('VALIDATED', 'RANKED', 'REJECTED', 'UNRANKED', 'PREMATURE', 'ABANDONED')"
-"""The states of `cycle.CLOSED` in SQL; a change needs the index below made anew."""
+"""The states of `cycle.CLOSED` in SQL; a change requires the index below to be rebuilt."""
 
 MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
@@ -146,7 +146,7 @@ def copy_database(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _explained(database: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """Close the database when the block fails, and say what is wrong with the file at `path`."""
+    """Close the database if the block fails, and raise an error that names the file's fault."""
     database.row_factory = sqlite3.Row
     try:
         yield
@@ -158,12 +158,12 @@ def _explained(database: sqlite3.Connection, path: Path) -> Iterator[None]:
                 "space on its disk, or end what keeps it locked, and start again."
             ) from error
         if isinstance(error, sqlite3.DatabaseError):
-            found = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             raise ConfigError(
-                f"The journal {path} is damaged ({found}). It was left as it is. Put a backup in "
+                f"The journal {path} is damaged ({reason}). It was left as it is. Put a backup in "
                 f"its place, or recover it (`sqlite3 {path} .recover | sqlite3 recovered.sqlite`), "
-                "or move it away to start anew; then a commitment that waits for its reveal is "
-                "lost with its salt."
+                "or move it away to start with an empty one; then a commitment that waits for its "
+                "reveal is lost with its salt."
             ) from error
         raise
 

@@ -1,4 +1,4 @@
-"""Which submission a cycle works on: the live one, a new one, and those to other targets."""
+"""Selects the submissions of a cycle: the live one or a new one, and those to other targets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from neurons.miner.cycle import BEFORE_COMMITMENT, State, Submission
 from neurons.miner.premature import submission_mode
 
 LOOK_AGAIN_SECONDS = 600.0
-"""How long a commitment that is held before its reveal waits for its next try."""
+"""Seconds until a commitment that is HELD before its reveal is tried again."""
 
 
 def begun(context: Context) -> Submission:
@@ -61,7 +61,7 @@ def create(context: Context) -> Submission:
 
 
 def others(context: Context) -> list[Submission]:
-    """Return the commitments to other targets; what has not got that far is given up."""
+    """Return the commitments to other targets; abandon submissions without a commitment."""
     own = live(context)
     committed = []
     for other in context.journal.live_submissions(context.identity.hotkey):
@@ -96,7 +96,7 @@ def _resumed(held: Submission, context: Context) -> Submission:
 
 
 def _claims_the_same(last: Submission | None, mode: str, context: Context) -> TypeGuard[Submission]:
-    """Tell whether `last` was judged before its reveal and its claim can be sent directly."""
+    """Return whether `last` was judged before its reveal and its claim can be sent directly."""
     return (
         last is not None
         and last.never_revealed

@@ -1,4 +1,4 @@
-"""What is committed to and signed: the claim exactly as frozen, in the server's wire version."""
+"""Commitments and signed requests of a frozen claim, in the server's wire version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a submission stands with the validators, as far as the server's public lists show it."""
+"""A submission's standing with the validators, as far as the server's public lists show it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neurons.wire.outcomes import Refused, TooLarge, Uncertain
 from neurons.wire.protocol import Performer, QueuedSubmission, unix_time
 
 LIMITS = (100, 1_000, 10_000)
-"""Rows that are asked for, one after the other, until the list reaches back to the submission.
+"""Numbers of rows to request in turn, until the list reaches back to the submission.
 
 This project's own server lists no more than the first.
 """
@@ -20,12 +20,12 @@ FEWEST_ROWS = 3
 
 @dataclass(frozen=True)
 class Standing:
-    """What the statistics show of one submission.
+    """One submission in the statistics.
 
     Attributes:
-        queued: whether it waits for a validator; None where the list does not tell.
+        queued: whether it waits for a validator; None if the list does not show it.
         performer: the row that shows its verdict. The public server lists the fastest claims
-            there, judged or not: such a row says nothing and is not taken.
+            there, judged or not; a row without rank and score is ignored.
         queue_length: how many submissions were listed.
         others: the numbers of this hotkey's other rows in the submission's round.
     """
@@ -37,9 +37,9 @@ class Standing:
 
 
 def look(submission: Submission, client: ApiClient) -> Standing:
-    """Return where `submission` stands; nothing where the statistics cannot be read.
+    """Return the standing of `submission`, an empty one if the statistics cannot be read.
 
-    Other people's rows can spoil them for days, so that nobody may wait for them.
+    Other people's rows can make them unreadable for days, so the miner must not wait for them.
 
     Raises:
         Retry: the server cannot be reached.
@@ -58,7 +58,7 @@ def look(submission: Submission, client: ApiClient) -> Standing:
 
 
 def is_shown_revealed(submission: Submission, client: ApiClient) -> bool:
-    """Return whether a public list shows the submission's row with what was revealed.
+    """Return whether a public list shows the submission's row with its revealed data.
 
     A row that is not revealed has neither the commit nor the claim.
 

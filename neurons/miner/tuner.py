@@ -1,8 +1,8 @@
 """Looks for faster kernels while the miner has nothing else to do, one proposal at a time.
 
-A proposal is taken when it keeps the rules, passes the correctness gate, and `python -m harness
-compare` would call it faster than the present kernels. It is published with the next submission,
-which starts because the content has changed.
+A proposal is accepted if it keeps the rules, passes the correctness check, and is faster than the
+present kernels by the criterion of `python -m harness compare`. It is published with the next
+submission, which starts because the content has changed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from quasar_kernels.contract import overlay_digest
 
 @dataclass
 class Tuner:
-    """Tries one proposal of each command after each cycle, in a thread of its own.
+    """Tries one proposal of each command after each cycle, in a separate thread.
 
     Attributes:
         host: the fork's worktree, which holds what the kernels import.
         blocks: of three processes each, in which the trees are compared.
-        check, measure, probe: of the harness, or their stand-ins.
+        check, measure, probe: of the harness, or fakes.
         due: whether a cycle has ended since the last proposal.
     """
 
@@ -60,7 +60,7 @@ class Tuner:
     _thread: threading.Thread | None = None
 
     def commands(self) -> Iterator[Sequence[str]]:
-        """Yield who proposes: the search over tiles, and the operator's own command."""
+        """Yield the commands that propose: the search over tiles, and the operator's command."""
         if self.settings.agent_iterations:
             yield (
                 sys.executable,
@@ -93,7 +93,7 @@ class Tuner:
         self._thread.start()
 
     def stop(self) -> None:
-        """End what is at work, all its processes too; return when nothing of it is left."""
+        """End the present proposal with all its processes; return when they have ended."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -105,8 +105,10 @@ class Tuner:
                 return
             try:
                 self.log.info("looking for faster kernels", command=shlex.join(command))
-                found = self.try_one(command, length)
-                self.log.info("tuned kernels will be published", gain=str(found), length=length)
+                difference = self.try_one(command, length)
+                self.log.info(
+                    "tuned kernels will be published", gain=str(difference), length=length
+                )
             except Refused as refusal:
                 self.log.info("the present kernels stay", reason=str(refusal))
             except MeasurementError as error:
@@ -115,11 +117,11 @@ class Tuner:
                 self.log.warning("cannot tune", reason=str(error))
 
     def try_one(self, command: Sequence[str], length: int) -> Difference:
-        """Have one overlay proposed, and take it where it is better; return by how much.
+        """Run a command that proposes an overlay; keep a faster one, and return the difference.
 
         Raises:
-            Refused: it is not taken, and why.
-            MeasurementError: a tree failed its gate or could not be timed.
+            Refused: the proposal is not accepted; the message has the reason.
+            MeasurementError: a tree failed the correctness check or could not be timed.
             OSError: the disk takes no more.
         """
         self.kept.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -142,9 +144,9 @@ class Tuner:
             require_readable(overlay, present, scope)
             lay_out(self.host, present, overlay, scope, after)
             lay_out(self.host, present, present, scope, before)
-            found = self._compare(before, after, length)
-            if not found.faster:
-                raise Refused(f"Its gain is not beyond the noise: {found}.")
+            difference = self._compare(before, after, length)
+            if not difference.faster:
+                raise Refused(f"Its gain is not beyond the noise: {difference}.")
             if overlay_digest() != shipped:
                 raise Refused("The shipped kernels were changed meanwhile.")
             machine = self.probe(Options(settings.device, stop=self._stop))
@@ -155,20 +157,20 @@ class Tuner:
                 gpu=machine.gpu,
                 length=length,
                 pairs=self.blocks,
-                ratio=found.ratio,
-                low=found.low,
-                high=found.high,
+                ratio=difference.ratio,
+                low=difference.low,
+                high=difference.high,
                 at=datetime.now(timezone.utc),
             )
             if self._stop.is_set():
                 raise Refused("It was stopped.")
             self.kept.take(overlay, evidence)
-        return found
+        return difference
 
     def _compare(self, before: Path, after: Path, length: int) -> Difference:
         options = Options(
             self.settings.device, self.settings.bench_timeout_seconds, stop=self._stop
         )
         comparison = Comparison(options, self.blocks, measure=self.measure, check=self.check)
-        ((_, found),) = comparison.run(before, after, [length])
-        return found
+        ((_, difference),) = comparison.run(before, after, [length])
+        return difference

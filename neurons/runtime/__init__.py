@@ -1,1 +1,1 @@
-"""What every process needs: settings, logs, lock, signals, children, git, identity, errors."""
+"""Shared parts of all processes: settings, logs, lock, signals, children, git, identity, errors."""

@@ -1,4 +1,4 @@
-"""A supervised process: started again when it dies, and ended with its parent.
+"""A supervised process: restarted after a crash, and ended with its parent.
 
 `python -m neurons.runtime.child PARENT_PID MODULE [ARGUMENT...]` runs a module as such a process.
 """
@@ -82,12 +82,12 @@ class Child:
             os.killpg(self.process.pid, signal.SIGTERM)
 
     def stop(self) -> None:
-        """Wait for its end, at most `STOP_SECONDS`, then kill what is left of the group."""
+        """Wait for its end, at most `STOP_SECONDS`, then kill the rest of its process group."""
         if self.process is None:
             return
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_SECONDS)
-        with suppress(ProcessLookupError):  # nobody is left in the group
+        with suppress(ProcessLookupError):  # the group has ended
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.process = None

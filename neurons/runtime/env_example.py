@@ -27,7 +27,7 @@ HEADER = """\
 """
 
 TO_FILL = ("github_token", "github_username", "validator_api_url", "wallet_miner_name")
-"""What every miner has to fill in: printed ready for it; the rest is commented out."""
+"""Settings that every miner must fill in; .env.example comments out the others."""
 
 
 def render() -> str:

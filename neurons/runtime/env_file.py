@@ -33,12 +33,12 @@ WITHOUT_EFFECT = {
 
 @dataclass
 class EnvFile:
-    """What a .env file says.
+    """The content of a .env file.
 
     Attributes:
         values: name to text, without empty ones (an empty value means unset).
-        ignored: names that are no settings; the remedy is the name that may have been meant.
-        unsafe: what is wrong with the file's mode.
+        ignored: names that are no settings; the remedy suggests a similar setting.
+        unsafe: the fault of the file's mode.
         problems: lines that cannot be read. None of these quotes a value.
         unread: the names in such lines.
     """
@@ -62,9 +62,9 @@ def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
         result.problems.append(Problem(f"{path} is no text", "save it as UTF-8."))
         return result
     except OSError as error:
-        found = f"{path} cannot be read ({error.strerror})"
+        problem = f"{path} cannot be read ({error.strerror})"
         remedy = f"give it to the user that starts this program, and chmod 600 {path}."
-        result.problems.append(Problem(found, remedy))
+        result.problems.append(Problem(problem, remedy))
         return result
     open_quote = False
     for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""The exceptions that cross module borders, by what has to happen next."""
+"""Exceptions that several modules use, one type for each reaction."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 EX_CONFIG = 78
-"""Exit status for what only a person can mend (sysexits.h); pm2 does not restart on it."""
+"""Exit status for faults that a person must correct (sysexits.h); pm2 does not restart on it."""
 
 
 class QuasarError(Exception):
@@ -14,7 +14,7 @@ class QuasarError(Exception):
 
 
 class Problem(NamedTuple):
-    """What is wrong, as a clause or a sentence, and what mends it where that is known."""
+    """A fault, as a clause or a sentence, and its remedy if one is known."""
 
     problem: str
     remedy: str = ""
@@ -37,7 +37,7 @@ class ConfigError(QuasarError):
 
 
 def not_writable(state_dir: Path, error: OSError) -> ConfigError:
-    """Return what a person has to do about a state folder that takes nothing."""
+    """Return the error, with its remedy, for a state folder that cannot be written."""
     return ConfigError(
         Problem(
             f"The state folder {state_dir} cannot be written ({error.strerror}).",
@@ -61,11 +61,11 @@ class Held(QuasarError):
 
 
 class Postponed(QuasarError):
-    """This machine or the network failed: nothing is known about what was to be judged.
+    """This machine or the network failed, so the submission could not be judged.
 
     Args:
         reason: what happened, as a sentence.
-        remedy: what a person can do about it; "" where waiting is enough.
+        remedy: what a person can do about it; "" if waiting is enough.
     """
 
     def __init__(self, reason: str, remedy: str = "") -> None:

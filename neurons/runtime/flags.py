@@ -1,4 +1,4 @@
-"""The command lines' one manner: what only a person can mend is a line and exit status 78."""
+"""Shared code of the command lines: a fault for a person to correct gives exit status 78."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILE = click.Path(path_type=Path)
 
 
 class Whole(click.IntRange):
-    """A whole number within bounds, which an error calls so."""
+    """A whole number within bounds; errors call it a whole number."""
 
     name = "whole number"
 
@@ -35,7 +35,7 @@ class Whole(click.IntRange):
 class Folder(click.Path):
     """A path that starts where the user is, kept as an absolute one.
 
-    Whether it can be read is left to who reads it, who knows the remedy.
+    The code that reads the path checks its rights, since that code knows the remedy.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Folder(click.Path):
 
 @dataclass
 class Given:
-    """What a command line says: settings by their name, and where the others are read from."""
+    """Settings from a command line, by their name, and the file with the other settings."""
 
     settings: dict[str, object] = field(default_factory=dict)
     env_file: Path | None = None
@@ -103,15 +103,15 @@ def run_command(command: click.Command, name: str, arguments: Sequence[str] | No
     try:
         return int(command.main(arguments, prog_name=name, standalone_mode=False) or 0)
     except click.ClickException as error:
-        said = " ".join(error.format_message().split())
-        sys.stderr.write(f"{name}: {said} (--help lists the flags)\n")
+        message = " ".join(error.format_message().split())
+        sys.stderr.write(f"{name}: {message} (--help lists the flags)\n")
         return EX_CONFIG
     except click.Abort:
         return 130
 
 
 def start(process: Process, given: Given, log: BoundLogger, run: Callable[[Settings], int]) -> int:
-    """Return what `run` does with the settings, or 78 where a person has to act first."""
+    """Return the exit status of `run` with the settings, or 78 if a person must act first."""
     observe.configure()
     try:
         settings = load_settings(given.settings, given.env_file, process=process)

@@ -62,7 +62,7 @@ def heartbeat(
 
 def _ticks(terminal: TextIO, work: str, began: float) -> Callable[[], None]:
     def tick() -> None:
-        # The cursor goes back to the beginning, so that what is logged next writes over it.
+        # The cursor goes back to the beginning, so that the next log line overwrites it.
         terminal.write(f"\r\x1b[2K{work}, {time.monotonic() - began:.0f} s\r")
         terminal.flush()
 

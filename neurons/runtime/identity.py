@@ -1,4 +1,4 @@
-"""Who this miner is: hotkey, signatures, registration. The one importer of bittensor.
+"""The identity of this miner: hotkey, signatures, registration. The one importer of bittensor.
 
 bittensor is imported when first used: half a second that `status` and `doctor` need not pay.
 """
@@ -62,12 +62,12 @@ def public_hotkey(name: str, hotkey: str, path: Path) -> str | None:
 
 
 def wallet_warnings(name: str, hotkey: str, path: Path) -> list[Problem]:
-    """Return what is unsafe about the wallet's files."""
+    """Return the security problems of the wallet's files."""
     warnings = []
     coldkey = path.expanduser() / name / "coldkey"
     if coldkey.exists():
-        found = f"the coldkey's private file lies on this machine ({coldkey})"
-        reason = f"{found}; the miner does not need it"
+        problem = f"the coldkey's private file lies on this machine ({coldkey})"
+        reason = f"{problem}; the miner does not need it"
         warnings.append(Problem(reason, "keep it elsewhere and remove it here"))
     private = hotkey_file(name, hotkey, path)
     if private.exists() and private.stat().st_mode & 0o077:
@@ -96,8 +96,8 @@ def load_identity(
             "Start the program as the user that owns the wallet, or give this user a copy of the "
             "hotkey file."
         )
-        found = f"The hotkey at {private} is out of this user's reach ({setting})."
-        raise ConfigError(Problem(found, remedy)) from None
+        problem = f"The hotkey at {private} is out of this user's reach ({setting})."
+        raise ConfigError(Problem(problem, remedy)) from None
     if not there:
         remedy = (
             f"Create it with `btcli wallet new-hotkey {btcli}` or copy the hotkey file from where "
@@ -110,23 +110,23 @@ def load_identity(
     wallet = bt.Wallet(name=name, hotkey=hotkey, path=str(path.expanduser()))
     try:
         if wallet.hotkey_file.is_encrypted():
-            found = f"The hotkey at {private} is encrypted ({setting})"
-            reason = f"{found} and a daemon cannot type its password."
+            problem = f"The hotkey at {private} is encrypted ({setting})"
+            reason = f"{problem} and a daemon cannot type its password."
             raise ConfigError(Problem(reason, f"Write it again without one: {again}."))
         keypair = wallet.hotkey
     except ConfigError:
         raise
     except Exception as error:  # the binding raises bare ValueError, OSError and KeyFileError
-        found = f"The hotkey at {private} cannot be read ({type(error).__name__}; {setting})."
+        problem = f"The hotkey at {private} cannot be read ({type(error).__name__}; {setting})."
         remedy = f"Check `chmod 600 {private}` and its owner, or write it again: {again}."
-        raise ConfigError(Problem(found, remedy)) from None  # the cause may quote the file
+        raise ConfigError(Problem(problem, remedy)) from None  # the cause may quote the file
     return Identity(keypair.ss58_address, keypair)
 
 
 def create_throwaway(path: Path, name: str = "throwaway", hotkey: str = "default") -> Identity:
     """Return the hotkey under `path`, made there without a password when it does not exist yet.
 
-    It belongs to nobody and is worth nothing: for the run that stays on this machine.
+    It has no owner and no value; the run that stays on this machine uses it.
     """
     if not hotkey_file(name, hotkey, path).exists():
         import bittensor as bt
@@ -144,7 +144,7 @@ def prepare_to_verify() -> None:
 
 
 def verify(hotkey: str, text: str, signature_hex: str) -> bool:
-    """Tell whether `signature_hex` (with or without 0x) is `hotkey`'s signature of `text`."""
+    """Return whether `signature_hex` (with or without 0x) is `hotkey`'s signature of `text`."""
     from bittensor.sp_core import Keypair
 
     try:
@@ -201,14 +201,14 @@ def set_weights(
         wallet: its name, its hotkey, and where wallets lie.
 
     Returns:
-        The hotkeys that are registered on the subnet, with their uids: what was set.
+        The uids of the hotkeys whose weights were set: those registered on the subnet.
 
     Raises:
         ChainUnreachable: the chain did not take them, or not in time; one line.
     """
     name, hotkey, path = wallet
-    told = json.dumps(dict(shares))
-    words = ("weights", str(netuid), name, hotkey, str(path), told)
+    shares_json = json.dumps(dict(shares))
+    words = ("weights", str(netuid), name, hotkey, str(path), shares_json)
     answer = _ask_chain(network, seconds, *words)
     return {str(key): int(uid) for key, uid in json.loads(answer).items()}
 
@@ -218,7 +218,7 @@ def _ask_chain(network: str, seconds: float, *words: str) -> str:
     if network == OFFLINE:
         raise ChainUnreachable("SUBTENSOR_NETWORK=offline: no chain is asked.")
     # The client may retry without end, and after some failures its tasks write tracebacks when
-    # they are destroyed. A process of its own is ended in time, and its output is not shown.
+    # they are destroyed. A child process can be ended in time, and its output is not shown.
     try:
         done = subprocess.run(
             [sys.executable, "-m", "neurons.runtime.identity", network, *words],
@@ -268,8 +268,8 @@ def submit_weights(client: Any, netuid: str, name: str, hotkey: str, path: str, 
     import bittensor as bt
 
     wanted: dict[str, float] = json.loads(shares)
-    found = {key: find_uid(client, netuid, key) for key in wanted}
-    uids = {key: int(uid) for key, uid in found.items() if uid.isdecimal()}
+    answers = {key: find_uid(client, netuid, key) for key in wanted}
+    uids = {key: int(uid) for key, uid in answers.items() if uid.isdecimal()}
     if uids:
         weights = {uid: wanted[key] for key, uid in uids.items()}
         wallet = bt.Wallet(name=name, hotkey=hotkey, path=path)
@@ -291,8 +291,8 @@ def _speak(network: str, task: str, *words: str) -> int:
         }
         answer = tasks[task](bt.Subtensor(network), *words)
     except Exception as error:  # any failure of the chain's client means the same here
-        said = " ".join(str(error).split())
-        sys.stdout.write(f"\n{type(error).__name__}{said and f': {said}'}\n")
+        message = " ".join(str(error).split())
+        sys.stdout.write(f"\n{type(error).__name__}{message and f': {message}'}\n")
         return 1
     sys.stdout.write(f"\n{answer}\n")
     return 0

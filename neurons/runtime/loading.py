@@ -92,8 +92,8 @@ def state_dir(
     with suppress(ConfigError):
         path = find_env_file(env_file, environ)
         values = read_env_file(path, VARIABLES).values if path else {}
-    given = (flags.get("state_dir"), environ.get("STATE_DIR"), values.get("STATE_DIR"))
-    chosen = next(filter(None, given), Settings.model_fields["state_dir"].default)
+    candidates = (flags.get("state_dir"), environ.get("STATE_DIR"), values.get("STATE_DIR"))
+    chosen = next(filter(None, candidates), Settings.model_fields["state_dir"].default)
     return PROJECT / Path(str(chosen)).expanduser()
 
 
@@ -132,7 +132,7 @@ def _field_problems(error: ValidationError, sources: Mapping[str, dict[str, Any]
 
 
 def _missing(values: Mapping[str, Any], process: Process | None) -> dict[str, Problem]:
-    """Return what this process needs and does not have, by the setting's name."""
+    """Return the settings that this process needs and lacks, by name."""
     remedies = {}
     if process in ("miner", "validator"):
         remedies["VALIDATOR_API_URL"] = "give the address of the subnet's API."

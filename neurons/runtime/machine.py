@@ -1,4 +1,4 @@
-"""What GPUs this machine has, found without importing torch."""
+"""This machine's GPUs, found without importing torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def gpus() -> list[Gpu]:
 
 
 def gpu_states() -> list[dict[str, float]]:
-    """Return what every GPU is at: memory in MiB, degrees Celsius, watts, busy share in percent.
+    """Return the state of every GPU: memory in MiB, degrees Celsius, watts, busy share in percent.
 
     What a GPU does not report is left out.
     """
@@ -77,8 +77,8 @@ def gpu_states() -> list[dict[str, float]]:
 
 
 def resolve_device(device: str) -> Literal["cuda", "cpu"]:
-    """Return `device` with `auto` decided by what is there."""
+    """Return `device`; `auto` becomes `cuda` if the machine has a GPU, else `cpu`."""
     if device == "auto":
-        # A driver that NVML cannot talk to is a fault to be told, not a machine without a GPU.
+        # If NVML cannot reach the driver, the GPU must be reported as faulty, not as absent.
         return "cuda" if gpus() or any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
     return "cuda" if device == "cuda" else "cpu"

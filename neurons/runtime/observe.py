@@ -34,11 +34,11 @@ QUIET = ("bittensor", "httpx", "httpcore", "git", "asyncio", "async_substrate_in
 _SECRET_KEY = re.compile(
     r"(?:^|[_\-.])(?:token|salt|signature|password|authorization|secret|mnemonic)$", re.IGNORECASE
 )
-# Well-known shapes, so that a secret that nobody registered does not slip through either.
+# Well-known formats, so that unregistered secrets are removed too.
 _SECRET_SHAPE = re.compile(
     r"gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
 )
-_MINIMUM_SECRET = 4  # shorter values would blank out ordinary words
+_MINIMUM_SECRET = 4  # shorter values would remove ordinary words
 
 _secrets: set[str] = set()
 
@@ -132,8 +132,8 @@ def configure(
         fmt: `console` for people, `json` for machines (one object a line).
         secrets: values that must never appear in a line.
         file: a log file of mode 0600, at most 5 of 10 MiB; its folder is made.
-        ordinary: takes what is below WARNING in place of stderr: process managers keep the two
-            apart, and take what comes by stderr for errors.
+        ordinary: receives lines below WARNING in place of stderr, because process managers treat
+            stderr as errors.
     """
     for secret in secrets:
         register_secret(secret)
@@ -180,7 +180,7 @@ def append(file: Path, text: str) -> None:
 
 
 def _shared(fmt: str) -> list[Processor]:
-    """Return what is added to each line, by whichever logger it came."""
+    """Return the processors that complete the lines of every logger."""
     form = "iso" if fmt == "json" else "%Y-%m-%d %H:%M:%SZ"
     return [
         structlog.contextvars.merge_contextvars,
@@ -201,9 +201,9 @@ def _formatter(fmt: str) -> logging.Formatter:
 
 
 def _report_retry(details: RetryDetails) -> None:
-    """Log a quick retry, for who looks closely: what fails in the end has a line of its own.
+    """Log a quick retry at debug level; another line reports the final failure.
 
-    stamina's own line would name the call, which says nothing here.
+    stamina's own line would name the call, which is no help here.
     """
     get_logger("http").debug(
         "no answer, asking again",

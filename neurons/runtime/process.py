@@ -1,4 +1,4 @@
-"""What keeps one daemon alive and stoppable: the lock, the signals, the waits."""
+"""The lock, signals and waits of a daemon: one runs at a time, and it can be stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GRACE_SECONDS = 8.0
 """After a stop, how long an orderly end may take: pm2, systemd and people wait about ten."""
 
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""What a disk says when it takes no more for now."""
+"""Errors of a disk that may accept writes again later."""
 START_BYTES = 2**18
 """More than the lock, the journal and the first lines of the log take."""
 SPACE_SECONDS = 60.0
@@ -42,9 +42,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
-    """Return once the state folder's disk takes what a start writes; say so while it does not.
+    """Return once the state folder's disk has space for a start; log while it has not.
 
-    A process manager gives a program up that ends again and again, and a full disk passes.
+    A process manager stops restarting a program that ends repeatedly, and a full disk may recover.
 
     Args:
         state_dir: is made where it is missing.
@@ -121,7 +121,7 @@ class StateLock:
 
 
 def is_locked(state_dir: Path) -> bool:
-    """Tell whether a process holds the folder's lock, without taking it even for a moment."""
+    """Return whether a process holds the folder's lock, without taking it even for a moment."""
     try:
         inode = (state_dir / "lock").stat().st_ino
         rows = Path("/proc/locks").read_text().splitlines()

@@ -17,7 +17,7 @@ from neurons.runtime.process import write_atomically
 BACKLOG = 128
 """Connections that the kernel queues until the server accepts them."""
 GRACE_SECONDS = 5
-"""How long a request may still take when the server stops."""
+"""Seconds that a request may still take when the server stops."""
 MOST_CONNECTIONS = 500
 """With more connections open, or requests under way, uvicorn answers 503."""
 HEAD_BYTES = 2**16

@@ -276,7 +276,7 @@ class Settings(BaseModel):
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        """What is worth a warning in the log about where the settings came from."""
+        """Warnings about the sources of the settings, for the log."""
         return self._warnings
 
     @property

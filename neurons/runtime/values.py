@@ -33,7 +33,7 @@ def _url(value: str) -> str:
     plain = parts.scheme in ("https", "http") and parts.hostname and "@" not in parts.netloc
     if not plain or re.search(r"[\s\x00-\x1f]", value):
         raise ValueError("not a plain http(s) address")
-    _ = parts.port  # its ValueError says what is wrong with the port
+    _ = parts.port  # its ValueError names the fault of the port
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:
         raise ValueError("http is for this machine only: the signature header is a credential")
     return value.rstrip("/")
@@ -68,7 +68,7 @@ def _no_folder_sign(value: str) -> str:
 
 def _host(value: str) -> str:
     if ":" in value:
-        ipaddress.IPv6Address(value)  # its ValueError names what is wrong
+        ipaddress.IPv6Address(value)  # its ValueError names the fault
     elif not re.fullmatch(r"[\w.\-]+", value):
         raise ValueError("not the name or the address of a host")
     return value

@@ -29,7 +29,7 @@ from neurons.wire.protocol import (
 from neurons.wire.signed_request import Signer
 
 QUEUE_PAGES = 10
-"""The most pages that are read at a look; what is behind them is older at the next."""
+"""The most pages of the queue to read at once; later pages follow in later reads."""
 QUEUE_BYTES = 2**22
 REPLY_SECONDS = 8.0
 REASON_LETTERS = 2000

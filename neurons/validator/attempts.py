@@ -1,4 +1,4 @@
-"""What the validator has tried: noted before it evaluates, so that it survives its own death."""
+"""The validator's attempts, recorded before each evaluation so that they survive a crash."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from neurons.wire.protocol import QueuedSubmission
 from neurons.wire.rules import ROUND_HOURS
 
 DEATHS_ALLOWED = 3
-"""Evaluations of one submission that may end with the validator's own death."""
+"""Crashes of the validator that one submission may cause before it is set aside."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
-"""Seconds until an evaluation is tried again that this machine or the network has spoilt."""
+"""Seconds until the validator repeats an evaluation that failed by a local or network fault."""
 
 SPENT_SECONDS = ROUND_HOURS * 3600.0
-"""How long the time spent on a hotkey counts."""
+"""Seconds for which the time spent on a hotkey counts."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempts (
@@ -46,11 +46,11 @@ _ADDED = ("measured", "device")
 
 @dataclass(frozen=True)
 class Attempt:
-    """What is known of one submission.
+    """The attempts at one submission.
 
     Attributes:
-        deaths: evaluations during which the validator itself died.
-        faults: evaluations that this machine or the network has spoilt.
+        deaths: evaluations during which the validator crashed.
+        faults: evaluations that failed by a fault of this machine or the network.
         due: Unix seconds before which it is not tried again.
         verdict: reached, and not yet written to the API.
     """
@@ -63,7 +63,7 @@ class Attempt:
 
     @property
     def set_aside(self) -> bool:
-        """Whether only a person may have it tried again."""
+        """Whether only a person can make the validator try it again."""
         return self.verdict is None and self.deaths >= DEATHS_ALLOWED
 
 
@@ -93,7 +93,7 @@ class Attempts:
         self._database.close()
 
     def of(self, submission: QueuedSubmission) -> Attempt:
-        """Return what is known of a submission."""
+        """Return the attempts at a submission."""
         columns = "deaths, faults, due, reason, score, actual, measured, device"
         query = f"SELECT {columns} FROM attempts WHERE submission = ?"  # noqa: S608 # constants
         row = self._database.execute(query, [self._name(submission)]).fetchone()
@@ -140,7 +140,7 @@ class Attempts:
         )
 
     def forgive(self) -> int:
-        """Let what is set aside be tried again; return how many submissions that are."""
+        """Allow new attempts at submissions that were set aside; return their number."""
         with closing(self._database.cursor()) as cursor:
             cursor.execute("UPDATE attempts SET deaths = 0 WHERE deaths > 0")
             return cursor.rowcount
@@ -153,10 +153,11 @@ class Attempts:
         self._database.execute("INSERT INTO spent VALUES (?, ?, ?)", row)
 
     def turn(self, submission: QueuedSubmission) -> tuple[int, float, str, int]:
-        """Return what the queue is sorted by.
+        """Return the sort key of the queue.
 
-        What never failed comes first, then the hotkey on which the least time was spent, then the
-        oldest: nobody keeps others waiting by submitting much that is slow.
+        Submissions that never failed come first, then those of the hotkey on which the validator
+        has spent the least time, then the oldest. So a miner's slow submissions cannot delay the
+        submissions of others.
         """
         known = self.of(submission)
         query = "SELECT coalesce(sum(seconds), 0) FROM spent WHERE hotkey = ?"

@@ -48,7 +48,7 @@ class BadFork(QuasarError):
 
 @dataclass(frozen=True)
 class Sources:
-    """Where forks may be cloned from.
+    """Allowed sources of clones.
 
     Attributes:
         hosts: names of hosts for https; empty for every host with a public address.
@@ -82,14 +82,14 @@ class Sources:
 
 @contextmanager
 def submission_folder(parent: Path) -> Iterator[Path]:
-    """Give an empty folder that is deleted afterwards, whatever happened in it."""
+    """Create an empty folder, and delete it with its content afterwards."""
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with scratch_folder("submission-", parent) as folder:
         yield folder
 
 
 def clear(parent: Path) -> None:
-    """Delete what a killed validator left behind, whatever it is."""
+    """Delete the files that a killed validator left behind."""
     if parent.is_symlink() or not parent.is_dir():
         delete(parent)
         return

@@ -41,7 +41,7 @@ AMBIGUOUS: frozenset[Kind] = frozenset(
 """Failures that a faulty machine causes as well: a control run then decides whose fault it is."""
 
 BUDGET = 2.0
-"""All measurements of a submission take at most so many times the seconds of one process."""
+"""Limit of a submission's measurements, as a multiple of the seconds of one process."""
 
 CHECK_SECONDS, CONTROL_SECONDS = 60.0, 180.0
 
@@ -126,12 +126,12 @@ class Evaluator:
             ) from error
 
     def _broken_rules(self, tree: Path) -> list[str]:
-        found = call(
+        result = call(
             *("harness.worker.rules:find_broken_rules", str(tree)),
             options=self._options("cpu", CHECK_SECONDS),
             tree=tree,
         )
-        return [str(rule) for rule in found["sentences"]]  # type: ignore[union-attr]
+        return [str(rule) for rule in result["sentences"]]  # type: ignore[union-attr]
 
     def _options(self, device: str, timeout: float) -> Options:
         return Options(device, timeout, self.stop, self.confinement)

@@ -18,7 +18,7 @@ _NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
 _LOOK = """
 import json, os, sys
 secret, port, calls, *outside = json.loads(sys.argv[1])
-found = []
+leaks = []
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
 wanted = {
@@ -29,35 +29,35 @@ wanted = {
     "perf_event_open": (0, "perf"),
 }
 if not calls:
-    found.append("system calls of " + os.uname().machine + " cannot be filtered")
+    leaks.append("system calls of " + os.uname().machine + " cannot be filtered")
 for name, (argument, what) in wanted.items():
-    asked = [ctypes.c_long(number) for number in (calls.get(name, -1), argument, -4, 0, 0, 0)]
-    if name in calls and libc.syscall(*asked) < 0 and ctypes.get_errno() in (1, 38):
+    arguments = [ctypes.c_long(number) for number in (calls.get(name, -1), argument, -4, 0, 0, 0)]
+    if name in calls and libc.syscall(*arguments) < 0 and ctypes.get_errno() in (1, 38):
         continue
     if name in calls:
-        found.append("it may use " + what)
+        leaks.append("it may use " + what)
 kinds = ("ipc", "mnt", "net", "pid", "uts")
 for kind, name in zip(kinds, outside):
     if os.readlink("/proc/self/ns/" + kind) == name:
-        found.append("it shares this machine's " + kind + " namespace")
+        leaks.append("it shares this machine's " + kind + " namespace")
 if os.path.lexists(secret):
-    found.append("it sees this user's files")
+    leaks.append("it sees this user's files")
 if not os.statvfs("/usr").f_flag & os.ST_RDONLY or os.access("/usr", os.W_OK):
-    found.append("it may write to the system")
+    leaks.append("it may write to the system")
 try:
     import socket
     socket.create_connection(("127.0.0.1", port), 2).close()
-    found.append("it reaches this machine's network")
+    leaks.append("it reaches this machine's network")
 except OSError:
     pass
 if "CapEff:\\t0000000000000000" not in open("/proc/self/status").read():
-    found.append("it has capabilities")
-print(json.dumps(found))
+    leaks.append("it has capabilities")
+print(json.dumps(leaks))
 """
 
 
 def find_leaks(confine: Callable[[list[str], Path], list[str]]) -> list[str]:
-    """Return what the sandbox fails to keep from a fork, as sentences; none where it holds.
+    """Return the sandbox's leaks to a fork, as sentences; none if it is tight.
 
     Args:
         confine: returns the command that runs its arguments in the sandbox, in an empty folder.

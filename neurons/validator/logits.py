@@ -44,7 +44,7 @@ class _Busy(_NoAnswer):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far two servers' logits are apart."""
+    """The differences between two servers' logits."""
 
     cosine: float
     difference: float

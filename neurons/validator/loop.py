@@ -29,7 +29,7 @@ log = get_logger("validator")
 
 
 class Validator:
-    """Polls the queue and judges what is in it, one submission at a time."""
+    """Polls the queue and judges its submissions, one at a time."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Validator:
             self._stop.wait(interval)
 
     def run_once(self) -> None:
-        """Judge what is in the queue now; what failed before comes after the rest.
+        """Judge the submissions in the queue; those that failed before come last.
 
         Raises:
             ApiFault: the queue cannot be read.

@@ -32,7 +32,7 @@ from neurons.runtime.loading import environment
 
 CHECK_SECONDS, LOOK_SECONDS = 300.0, 60.0
 PREFIX_PARTS = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
-"""What is shown of an interpreter's prefix that is withheld as a whole, such as a home folder."""
+"""Parts that the sandbox shows of a prefix that it withholds otherwise, such as a home folder."""
 
 _LOOK = """
 import json, site, sys
@@ -45,7 +45,7 @@ print(json.dumps([sys.path, targets, base]))
 
 @dataclass(frozen=True)
 class Packages:
-    """Where workers find what they import.
+    """Paths of the packages that workers import.
 
     Attributes:
         shown: folders and files that a sandbox shows.
@@ -94,7 +94,7 @@ def check_imports(
     withheld: Mapping[str, str],
     stop: threading.Event | None = None,
 ) -> None:
-    """Return when a worker can import what measuring needs, or when `stop` is set.
+    """Return when a worker can import the packages for measuring, or when `stop` is set.
 
     Args:
         confinement: the sandbox of the workers; None for workers with this user's rights.
@@ -103,11 +103,11 @@ def check_imports(
     Raises:
         ConfigError: it cannot, with the module and the remedy.
     """
-    found = _missing(confinement, stop)
-    if not found:
+    missing = _missing(confinement, stop)
+    if not missing:
         return
     if confinement is None or _missing(None, stop):
-        raise ConfigError(Problem(f"Workers cannot import {found}.", "Run scripts/install.sh."))
+        raise ConfigError(Problem(f"Workers cannot import {missing}.", "Run scripts/install.sh."))
     remedy = "Install the packages where every user may read them: scripts/install.sh makes .venv."
     if withheld:
         entry, reason = next(iter(withheld.items()))
@@ -116,11 +116,11 @@ def check_imports(
             "Move the packages into a folder that holds nothing else, or run scripts/install.sh, "
             "which makes .venv."
         )
-    raise ConfigError(Problem(f"Workers in the sandbox cannot import {found}.", remedy))
+    raise ConfigError(Problem(f"Workers in the sandbox cannot import {missing}.", remedy))
 
 
 def _missing(confinement: Confinement | None, stop: threading.Event | None) -> str:
-    """Return what a worker cannot import, with the error; "" for nothing, and after a stop."""
+    """Return a module that a worker cannot import, with the error; "" if none, or after a stop."""
     try:
         reply = call(
             "harness.worker.machine.imports:find_missing",
@@ -156,7 +156,7 @@ def _ask_worker() -> tuple[list[str], list[str], str]:
 
 
 def _private(named: Iterable[Path]) -> dict[str, str]:
-    """Return what no fork may read, by its real path, with what it is."""
+    """Return the real paths that no fork may read, each with a description."""
     kept = {tempfile.gettempdir(): "everybody's temporary files", "/etc": "this system's settings"}
     homes = [os.path.expanduser("~")]
     with suppress(KeyError):  # a user without an account

@@ -35,7 +35,7 @@ MEMORY_SHARE = 0.75
 MEMORY_LEFT = 2**28
 """Bytes that the machine must have left: only this sees memory that belongs to no process."""
 KEPT_CORES = 8
-"""One core in so many is kept from forks, at least one."""
+"""One core in this many is reserved for other work, at least one; forks use the rest."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 LOOK_SECONDS = 0.2
 
@@ -67,7 +67,7 @@ class Sandbox:
     def command(
         self, argv: Sequence[str], env: Mapping[str, str], folder: Path, readable: Sequence[Path]
     ) -> list[str]:
-        """Return what runs `argv` with nothing but `readable` and `env`, in an empty `folder`.
+        """Return the command that runs `argv` with only `readable` and `env`, in an empty `folder`.
 
         `folder` is in memory and gone with the process; the one outside is not touched.
         """
@@ -104,7 +104,7 @@ class Sandbox:
         return ""
 
     def leaks(self) -> list[str]:
-        """Return, from a process inside that tries, what the sandbox fails to keep from a fork."""
+        """Return the sandbox's leaks to a fork, as found by a process inside that tries them."""
         return find_leaks(lambda argv, folder: self.command(argv, {}, folder, []))
 
     def _as_user(self) -> list[str]:
@@ -196,15 +196,15 @@ def open_sandbox(*, gpu: bool, private: Iterable[Path] = ()) -> Sandbox:
     bubblewrap = shutil.which("bwrap")
     memory = int(MEMORY_SHARE * machine_memory("MemTotal"))
     if bubblewrap is None:
-        found = ["bubblewrap is not installed"]
+        leaks = ["bubblewrap is not installed"]
     else:
         sandbox = Sandbox(bubblewrap, memory, gpu, packages=find_packages(private))
-        found = sandbox.leaks()
-        if not found:
+        leaks = sandbox.leaks()
+        if not leaks:
             return sandbox
     raise ConfigError(
         Problem(
-            f"No sandbox for forks works on this machine: {'; '.join(found)}.",
+            f"No sandbox for forks works on this machine: {'; '.join(leaks)}.",
             "Install bubblewrap 0.8 or newer (apt-get install bubblewrap) and let this user make "
             "namespaces, which containers often forbid. SANDBOX=off runs forks with this "
             "user's rights: only for forks that you trust.",

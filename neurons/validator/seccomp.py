@@ -16,7 +16,7 @@ from dataclasses import dataclass
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """Instructions of classic BPF (linux/bpf_common.h), each with a constant operand."""
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
-"""Where `struct seccomp_data` holds them; of the argument, the low half (little-endian)."""
+"""Offsets in `struct seccomp_data`; of the argument, the low half (little-endian)."""
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _X32 = 0x40000000
 """System calls from here on are those of x86-64 with short pointers, under other numbers."""
@@ -96,8 +96,8 @@ program = bytes.fromhex(sys.argv[1])
 class Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 libc = ctypes.CDLL(None, use_errno=True)
-asked = Program(len(program) // 8, program)
-if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(asked), 0, 0):
+installed = Program(len(program) // 8, program)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(installed), 0, 0):
     sys.exit("the kernel takes no seccomp filter: " + os.strerror(ctypes.get_errno()))
 os.execvp(sys.argv[2], sys.argv[2:])
 """

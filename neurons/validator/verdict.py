@@ -1,4 +1,4 @@
-"""The verdict: what a submission scores for what was measured. Pure functions."""
+"""The verdict: pure functions from measurements to a submission's score."""
 
 from __future__ import annotations
 

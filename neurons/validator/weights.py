@@ -37,7 +37,7 @@ class WeightSetter:
     _due: float = 0.0
 
     def run_once(self) -> None:
-        """Finalize what is over; set the weights where they have changed or it is time.
+        """Finalize rounds that are over; set the weights if they have changed or are due.
 
         Raises:
             ApiFault: the API does not answer.

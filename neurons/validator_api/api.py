@@ -1,4 +1,4 @@
-"""What every route works with: settings, database, rate limit and the time of a request."""
+"""Shared objects of all routes: settings, database, rate limit and the time of a request."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Api:
         return RequestContext(rounds.utc(now), block, oldest, uids)
 
     def update_neurons(self) -> None:
-        """Read from the chain who is registered; on failure the earlier answer stays.
+        """Read the registered hotkeys from the chain; on failure the earlier ones stay.
 
         Raises:
             ChainUnreachable: the chain does not answer.
@@ -85,7 +85,7 @@ class Api:
         return least is not None and neuron is not None and neuron.stake >= least
 
     def read(self, work: Callable[[Session, RequestContext], Result]) -> Result:
-        """Return what `work` reads, after an overdue round has been ended."""
+        """Return the result of `work`, which runs after an overdue round has been ended."""
         context = self.context()
         with self.storage.read() as session:
             if not rounds.is_overdue(session, context):

@@ -102,11 +102,11 @@ async def _follow_chain(api: Api) -> None:
 
 
 class ClientAddress:
-    """Puts the client's own address into the scope, or none where only a proxy's is known.
+    """Puts the client's address into the scope, or none if only a proxy's is known.
 
-    X-Forwarded-For counts where the peer is a trusted proxy. Where a peer of this machine or of a
-    private network forwards without being one, the client is unknown: the header may be
-    invented, and the peer's address is everybody's.
+    X-Forwarded-For counts if the peer is a trusted proxy. If another peer of this machine or of a
+    private network forwards a request, the client is unknown: the header may be invented, and
+    all clients share the peer's address.
 
     Args:
         trusted: addresses and networks, or `*` for any peer.
@@ -170,7 +170,7 @@ class BodyLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, counting what is read of its body."""
+        """Pass the request on and count the bytes that are read of its body."""
         seen = 0
 
         async def counted() -> Message:

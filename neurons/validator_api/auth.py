@@ -1,4 +1,4 @@
-"""Who may call, and how often: signatures of headers, bodies and whole requests; a rate limit."""
+"""Authentication by signatures of headers, bodies and whole requests, and a rate limit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _claimed(request: Request) -> tuple[str, str]:
 
 
 def authenticated(request: Request) -> str:
-    """Return the hotkey whose signature of its own address the headers carry, else 401."""
+    """Return the hotkey if the headers carry its signature of its address; else raise a 401."""
     hotkey, signature = _claimed(request)
     if not verify(hotkey, hotkey, signature):
         raise HTTPException(401, "Invalid signature")
@@ -99,7 +99,7 @@ class Caller:
 
 
 async def caller(request: Request) -> Caller:
-    """Return who calls when it has not sent too much: else 401, or 429 with Retry-After."""
+    """Return the caller, or raise a 401, or a 429 with Retry-After after too many requests."""
     hotkey = authenticated(request)
     api = request.app.state.api
     wait = api.limiter.wait(hotkey)

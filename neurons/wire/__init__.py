@@ -1,1 +1,1 @@
-"""What miner, validator and API exchange: messages, signatures, rules, and the HTTP client."""
+"""The interface of miner, validator and API: messages, signatures, rules, and the HTTP client."""

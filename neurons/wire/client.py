@@ -35,7 +35,7 @@ from neurons.wire.protocol import (
 REQUESTS_A_MINUTE = 9
 """One under the documented limit of 10."""
 LIST_BYTES = 2**25
-"""The most that is read of a list that everybody's rows are in: some 140,000 open commitments."""
+"""Most bytes to read of a list with all miners' rows: some 140,000 open commitments."""
 QUICK_ATTEMPTS = 3
 QUICK_SECONDS = 8.0
 _QUICKLY = stamina.RetryingCaller(
@@ -45,7 +45,7 @@ _QUICKLY = stamina.RetryingCaller(
 
 @dataclass(frozen=True)
 class Queue:
-    """What GET /get_submission_stats shows of one hotkey, and how far its list reaches.
+    """One hotkey's rows of GET /get_submission_stats, and the extent of that list.
 
     Attributes:
         rows: this hotkey's submissions that no validator has marked yet.
@@ -92,7 +92,7 @@ class ApiClient(Connection):
     def pending_reveals(self) -> PendingReveals:
         """GET /pending_reveals: this hotkey's open commitments, and the server's block.
 
-        The public server does not know the question for one hotkey, and lists everybody's.
+        The public server cannot filter by hotkey, and lists all hotkeys' rows.
         """
         return self._list("/pending_reveals", _Pending, {"hotkey": self.hotkey}).own()
 
@@ -122,7 +122,7 @@ class ApiClient(Connection):
         return self._post("/submit_kernel", request, SubmitReply)
 
     def _list(self, route: str, reply: type[Reply], query: Query | None = None) -> Reply:
-        """GET a list in which only this hotkey's rows matter, whatever the others hold."""
+        """GET a list and keep this hotkey's rows; others' rows cannot spoil them."""
         return self._get(route, reply, query, each=self._own_or_number, reply_bytes=LIST_BYTES)
 
     def _own_or_number(self, row: dict[str, Any]) -> object:

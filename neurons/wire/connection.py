@@ -113,8 +113,8 @@ class Connection:
 
         Args:
             bound: whether the headers sign this request as a whole, as a validator's must.
-            each: makes of every JSON object in the reply what is kept of it, as it is read, so
-                that what others put into a list neither fills the memory nor spoils the rest.
+            each: reduces every JSON object of the reply while it is read, so that other people's
+                rows of a list neither fill the memory nor spoil the other rows.
             reply_bytes: the largest body that is read of this reply.
 
         Raises:
@@ -144,7 +144,7 @@ class Connection:
         return parse_reply(route, data, reply, each)
 
     def _read(self, route: str, response: httpx.Response, most: int) -> bytes:
-        """Return the body within one deadline; httpx's own starts anew with every packet."""
+        """Return the body within one deadline; httpx's timeout restarts with every packet."""
         deadline = time.monotonic() + self._reply_seconds
         data = bytearray()
         for piece in response.iter_bytes():
@@ -214,8 +214,8 @@ def check_address(base_url: str) -> bool:
 
 
 def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoReturn:
-    """Raise what a failure below HTTP means: untrusted, never sent, or sent without a reply."""
-    said = f"{route}: {type(error).__name__}: {error}"
+    """Raise the type of a failure below HTTP: untrusted, never sent, or sent without a reply."""
+    reason = f"{route}: {type(error).__name__}: {error}"
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -226,10 +226,10 @@ def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoRetu
         cause = cause.__cause__ or cause.__context__
     never_sent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
     if isinstance(error, never_sent):
-        raise Unreachable(said) from None
+        raise Unreachable(reason) from None
     if isinstance(error, httpx.DecodingError):
-        raise ProtocolFault(said) from None
-    raise ReplyLost(said) from None
+        raise ProtocolFault(reason) from None
+    raise ReplyLost(reason) from None
 
 
 def parse_reply(

@@ -1,6 +1,6 @@
-"""What can come back from the validator API other than the answer, one type each.
+"""Failures of a request to the validator API, one type each.
 
-Each is a Retry or a Held, so that a caller that knows no better does the right thing.
+Each is a Retry or a Held, so that a caller without special handling reacts correctly.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TooEarly(Retry):
 
 
 class Uncertain(Retry):
-    """The request may have been carried out, and no usable reply says so: look it up first."""
+    """The request may have been carried out, but no usable reply confirms it: look it up first."""
 
 
 class ReplyLost(Uncertain):
@@ -58,12 +58,12 @@ class ServerFault(Uncertain):
 class ForeignPage(Uncertain):
     """An answer that is not the API's own: a proxy's page, a redirect, a route that is not there.
 
-    It says nothing about the submission, and it passes when whoever stands between does.
+    It has no information about the submission, and it may pass, as a proxy's fault does.
     """
 
 
 class ProtocolFault(Uncertain):
-    """A reply that is not what the protocol says: not JSON, NaN, wrong types."""
+    """A reply that violates the protocol: not JSON, NaN, wrong types."""
 
 
 class TooLarge(ProtocolFault):
@@ -109,7 +109,7 @@ class HashMismatch(Refused):
 def fault_of(
     route: str, status: int, headers: Mapping[str, str], body: bytes, now: float
 ) -> Retry | Held:
-    """Return what the reply `status` to a request of `route` means.
+    """Return the fault that the reply `status` to a request of `route` means.
 
     Args:
         status: the HTTP status, not a 2xx.
@@ -118,14 +118,14 @@ def fault_of(
     """
     detail = api_detail(body)
     text = page_title(body) if detail is None else detail
-    said = f"{route} answered {status}" + (f": {text}" if text else "")
+    reason = f"{route} answered {status}" + (f": {text}" if text else "")
     after = retry_after(headers.get("Retry-After"), now)
     if status in (429, 503):
-        return Busy(said, after)
+        return Busy(reason, after)
     if status >= 500:
-        return ServerFault(said, after)
+        return ServerFault(reason, after)
     if status == 408:
-        return ReplyLost(said, after)
+        return ReplyLost(reason, after)
     if 300 <= status < 400:
         target = redact_text(headers.get("Location", "nowhere"))
         return ForeignPage(
@@ -136,72 +136,79 @@ def fault_of(
         )
     if detail is None or (status, detail) in _WORDS_OF_ANY_SERVER:
         return ForeignPage(
-            f"{said} (not the API's own words; if it stays so, check VALIDATOR_API_URL)", after
+            f"{reason} (not the API's own words; if it stays so, check VALIDATOR_API_URL)", after
         )
     if status == 425:
-        return TooEarly(said, after)
+        return TooEarly(reason, after)
     if status == 401 and "Keypair was removed" in detail:
         return Busy(
-            f"{said} (the server's own fault: it cannot verify any signature)",
+            f"{reason} (the server's own fault: it cannot verify any signature)",
             after or BROKEN_SERVER_SECONDS,
         )
     if (status, detail) in _FAULTS_BEFORE_THE_ROUTE or (
         status == 401 and detail.startswith("Authentication error")
     ):
-        return Busy(f"{said} (the server's own fault: the request did not reach its route)", after)
+        return Busy(
+            f"{reason} (the server's own fault: the request did not reach its route)", after
+        )
     if status == 403 and "banned" in detail.lower():
         hours = _HOURS_LEFT.search(detail)
         return Banned(
-            f"{said} (five failures ban an address for 24 hours; find out why the last "
+            f"{reason} (five failures ban an address for 24 hours; find out why the last "
             "submissions failed)",
             3600.0 * float(hours[1] if hours else 1.0),
         )
-    return _refusal(status, detail, f"{said}.")
+    return _refusal(status, detail, f"{reason}.")
 
 
 _WORDS_OF_ANY_SERVER = ((404, "Not Found"), (405, "Method Not Allowed"))
-"""What FastAPI itself says where a route is missing: another version or another program."""
+"""FastAPI's own answers for a missing route: another version or another program."""
 
 
 _FAULTS_BEFORE_THE_ROUTE = ((400, "There was an error parsing the body"),)
 """FastAPI's answer when a request body breaks off or is damaged on the way."""
 
 
-def _refusal(status: int, detail: str, said: str) -> Refused:
+def _refusal(status: int, detail: str, reason: str) -> Refused:
     text = detail.lower()
     if status == 401:
         return Unauthorized(
-            said, "Check WALLET_MINER_NAME and WALLET_HOTKEY, and that this program is up to date."
+            reason,
+            "Check WALLET_MINER_NAME and WALLET_HOTKEY, and that this program is up to date.",
         )
     if status == 403 and "mismatch" in text:
-        return HotkeyMismatch(said, "Check that one wallet is used: WALLET_HOTKEY.")
+        return HotkeyMismatch(reason, "Check that one wallet is used: WALLET_HOTKEY.")
     if status == 403 and "not registered on subnet" in text:
         return Forbidden(
-            said,
+            reason,
             "Register the hotkey on the chain, then start the miner again: `btcli subnets register "
             "--netuid NETUID --wallet WALLET_MINER_NAME --wallet-hotkey WALLET_HOTKEY`.",
         )
     if status == 403:
-        return Forbidden(said, "Check that WALLET_HOTKEY is the hotkey that may do this.")
+        return Forbidden(reason, "Check that WALLET_HOTKEY is the hotkey that may do this.")
     if status == 404 and "not registered" in text:
-        return NotRegistered(said, "Register the hotkey with the subnet (btcli subnets register).")
+        return NotRegistered(
+            reason, "Register the hotkey with the subnet (btcli subnets register)."
+        )
     if status == 404 and "submission not found" in text:
-        return SubmissionNotFound(said, "Check VALIDATOR_API_URL: it is another server.")
+        return SubmissionNotFound(reason, "Check VALIDATOR_API_URL: it is another server.")
     if status == 409 and "already revealed" in text:
-        return AlreadyRevealed(said, "Nothing: it is done.")
+        return AlreadyRevealed(reason, "Nothing: it is done.")
     if status == 409 and "already exists" in text:
-        return AlreadyCommitted(said, "Look for the commitment in /pending_reveals.")
+        return AlreadyCommitted(reason, "Look for the commitment in /pending_reveals.")
     if status == 400 and "mismatch" in text:
         return HashMismatch(
-            said, "Do not reveal it again: five such failures ban this address for 24 hours."
+            reason, "Do not reveal it again: five such failures ban this address for 24 hours."
         )
     if status == 422:
-        return Refused(said, "The server's message format has changed: update this program.")
-    return Refused(said, "Read the server's message; then let the submission go on, or abandon it.")
+        return Refused(reason, "The server's message format has changed: update this program.")
+    return Refused(
+        reason, "Read the server's message; then let the submission go on, or abandon it."
+    )
 
 
 def api_detail(body: bytes) -> str | None:
-    """Return the reply's `detail` on one line, without what it may echo of the request.
+    """Return the reply's `detail` on one line, without data of the request that it may echo.
 
     None where the body is not the API's JSON with a `detail`: somebody else answered.
     """

@@ -25,8 +25,8 @@ NONCE_HEADER = "Nonce"
 """The last two go with a validator's request, which `request_text` signs as a whole."""
 
 WIRE_VERSION = 2
-"""What this project's own server offers beside the public wire, which is version 1: commitments
-and signatures that bind all of a submission."""
+"""The version of this project's server: commitments and signatures bind a whole submission. The
+public wire is version 1."""
 
 HIGHEST_CLAIM = 1e10
 """The most tokens per second that can be claimed: 50 times what an H200 reaches at its best."""
@@ -37,7 +37,7 @@ MOST_HOURS = 24 * 366
 KNOWN_LENGTHS = frozenset(
     {*(2**n for n in range(7, 25)), *range(100_000, 1_000_001, 100_000), 250_000}
 )
-"""The lengths, beside a submission's own target, whose figures the server keeps."""
+"""The lengths whose figures the server keeps, in addition to the submission's target."""
 
 
 def commitment_hash(salt: str, fork_url: str) -> str:
@@ -47,7 +47,7 @@ def commitment_hash(salt: str, fork_url: str) -> str:
 
 FIGURES = ("tokens_per_sec", "vram_mb")
 LARGEST = 1e12
-"""No figure of a request is larger: sums and means of what is stored stay finite."""
+"""No figure of a request is larger: sums and means of stored figures stay finite."""
 
 Benchmarks = dict[str, dict[str, float]]
 """Sequence length (as text) to `tokens_per_sec` and `vram_mb` (MiB) measured there."""
@@ -84,7 +84,7 @@ def _plain(value: str) -> str:
 
 
 def _printable(value: str | None) -> str | None:
-    """Take out what a database or a page cannot show of a reason that others' code may word."""
+    """Remove characters of a reason, possibly worded by untrusted code, that cannot be shown."""
     if value is None:
         return None
     return "".join(c for c in value if c == "\n" or c.isprintable())
@@ -100,7 +100,7 @@ Text = Annotated[str, Field(min_length=1, max_length=128), _Plain]
 """A name, a hotkey or another short text."""
 
 Address = Annotated[str, Field(min_length=1, max_length=512), _Plain]
-"""Where a fork or an image lies."""
+"""Address of a fork or an image."""
 
 Salt = Annotated[str, Field(min_length=1, max_length=256), _Plain]
 
@@ -122,7 +122,7 @@ Place = Annotated[int, Field(ge=1, le=2**31 - 1)]
 CommitHash = Annotated[str, _hex(40, "full lower-case 40-digit commit hash")]
 Sha256 = Annotated[str, _hex(64, "lower-case 64-digit SHA-256")]
 Shown = Annotated[float | None, AfterValidator(_finite_or_none)]
-"""A figure that a server shows; what is not a finite number says nothing."""
+"""A figure that a server shows; None if it is not finite."""
 
 Cosine = Annotated[float, Field(ge=-1.01, le=1.01, allow_inf_nan=False)]
 """A cosine, with room for its rounding."""
@@ -229,7 +229,7 @@ class CommitReply(Message):
 
 
 class ClaimRequest(Message):
-    """What a reveal and a direct submission say alike.
+    """The common fields of a reveal and a direct submission.
 
     `signature` signs `submission_text(...)` in version 1.
     """
@@ -297,7 +297,7 @@ class PendingReveal(Message):
     created_at: str
 
     def is_of(self, hotkey: str, commitment: str) -> bool:
-        """Tell whether this row is the commitment `commitment` of `hotkey`."""
+        """Return whether this row is the commitment `commitment` of `hotkey`."""
         prefix = self.commitment_hash.removesuffix("...")
         return self.miner_hotkey == hotkey and len(prefix) >= 16 and commitment.startswith(prefix)
 
@@ -316,8 +316,7 @@ class PendingReveals(Message):
 class QueuedSubmission(Message):
     """A submission that no validator has marked yet, as GET /get_submission_stats lists it.
 
-    A committed row that is not revealed has no `fork_url`, `commit_hash` and `tokens_per_sec`
-    of its own yet.
+    A committed row has no `fork_url`, `commit_hash` and `tokens_per_sec` until its reveal.
     """
 
     id: RowId
@@ -433,7 +432,7 @@ class CreateRoundRequest(Message):
 # the commit and claim of a commitment.
 
 COMMITTED = {"miner_hotkey", "fork_url", "commit_hash", "tokens_per_sec", "vram_mb", "benchmarks"}
-"""The fields of a reveal that its commitment binds, beside the salt and the target."""
+"""The fields of a reveal that its commitment binds, in addition to the salt and the target."""
 
 
 def bound_commitment(salt: str, target_sequence_length: int, claim: ClaimRequest) -> str:

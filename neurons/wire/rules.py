@@ -16,7 +16,7 @@ BAN_HOURS = 24
 ROUND_HOURS = 48
 
 SHORTEST_TARGET = 512
-"""Tokens of the shortest submission; below, a call's speed says nothing about a kernel."""
+"""Tokens of the shortest submission; below, a call's speed does not measure the kernel."""
 
 
 def block_at(unix: float, block_seconds: int = BLOCK_SECONDS) -> int:
@@ -46,5 +46,5 @@ def league_of(target_sequence_length: int) -> tuple[str, float]:
 
 
 def weighted_score(tokens_per_sec: float, target_sequence_length: int) -> float:
-    """Return what the ranking sorts by: tokens per second times the league's multiplier."""
+    """Return the score of the ranking: tokens per second times the league's multiplier."""
     return tokens_per_sec * league_of(target_sequence_length)[1]

@@ -18,14 +18,14 @@ from neurons.wire.protocol import (
 )
 
 SKEW_SECONDS = 60
-"""How far a validator's clock may be from the server's."""
+"""Largest difference in seconds between a validator's clock and the server's."""
 
 _TIMESTAMP = re.compile(r"[0-9]{1,12}")
 _NONCE = re.compile(r"[0-9a-f]{32,64}")
 
 
 class Signer(Protocol):
-    """What the wire needs of an identity."""
+    """An identity that can sign requests."""
 
     @property
     def hotkey(self) -> str:

@@ -1,4 +1,4 @@
-"""The WKV6 operator of RWKV-6: kernels on a GPU, ours or fla-core's, else chunked torch."""
+"""The WKV6 operator of RWKV-6: this project's or fla-core's kernels on a GPU, else PyTorch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from quasar_kernels.blocks.chunked import decayed_attention
 from quasar_kernels.shapes import check_state, expect
 
 SHORT = range(2, 17)
-"""Tokens of a call that CUDA C++ walks one after the other; Triton takes one, or chunks of more.
+"""Numbers of tokens in a call that the CUDA C++ kernel computes, one token after the other.
 
-A token takes CUDA C++ 0.15 us on an H200, and 256 take Triton 19 us together.
+The Triton kernels compute a single token, and longer calls in chunks. On an H200, CUDA C++ needs
+0.15 us for a token, and Triton 19 us for 256 tokens.
 """
 
 
@@ -36,17 +37,17 @@ def wkv6(
         r, k: `[B, T, H, K]`, bf16, fp16, fp32 or fp64; T may be 0.
         v: `[B, T, H, V]`.
         w: `[B, T, H, K]`, log decays, not positive, best in fp32.
-        u: `[H, K]`, the bonus of the present token.
+        u: `[H, K]`, the bonus of the current token.
         initial_state: `[N, H, K, V]`, for N sequences (B without `cu_seqlens`); None is zero.
-        cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
+        cu_seqlens: `[N + 1]` bounds of packed sequences (B = 1).
 
     Returns:
         o `[B, T, H, V]` in v's dtype, and the final state `[N, H, K, V]` in fp32 (fp64 for fp64).
-        Gradients reach all tensors, from both results.
+        Both results have gradients with respect to all tensors.
 
     Raises:
-        ValueError: no tensors, or shapes, dtypes or devices that do not fit one another; or
-            QUASAR_BACKEND or QUASAR_WKV6_BACKEND has no known value.
+        ValueError: an argument is no tensor, shapes, dtypes or devices do not match, or
+            QUASAR_BACKEND or QUASAR_WKV6_BACKEND has an unknown value.
     """
     expect("r", r, ("B", "T", "H", "K"))
     B, T, H, K = r.shape

@@ -1,4 +1,4 @@
-"""The first comparison: the public fork beside the kernels, its table and its plot."""
+"""The first comparison of the public fork and the kernels, its table and its plot."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_both_are_timed_and_drawn(
         "| 1,024 | 1,024 | 3,072 | 3.000 | 3.000 to 3.000 | 1.000 |"
         in (tmp_path / "found.md").read_text()
     )
-    assert "correctness gate: green" in capsys.readouterr().out
+    assert "correctness check: passed" in capsys.readouterr().out
     drawn = ElementTree.parse(tmp_path / "found.svg").getroot()  # noqa: S314 # our own file
     assert float(drawn.get("width", "inf")) <= 830  # the width of a README on GitHub
     texts = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
@@ -81,7 +81,7 @@ def test_wrong_kernels_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFi
     arguments = ["--skip-setup", "--fork", str(fork), "--out", str(tmp_path / "found")]
     red = samples.make_correctness(passed=False)
     assert step1.main(arguments, timer=timer, checker=lambda *_, **__: red) == 1
-    assert "RED" in capsys.readouterr().out
+    assert "FAILED" in capsys.readouterr().out
     assert not (tmp_path / "found.md").exists()
 
 

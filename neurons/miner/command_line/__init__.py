@@ -1,1 +1,1 @@
-"""What an operator asks: doctor, status, bench, release, abandon."""
+"""The operator's commands: doctor, status, bench, release, abandon."""

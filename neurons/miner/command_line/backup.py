@@ -37,15 +37,15 @@ def backup(given: Given, file: Path) -> int:
 
 @click.argument("file", type=Folder())
 def restore(given: Given, file: Path) -> int:
-    """Carry out `restore`: what was there before is set aside."""
+    """Carry out `restore`; the present journal is set aside."""
     settings, _ = read_settings(given, process=None)
     if not file.is_file():
-        said = f"{file} is a folder" if file.is_dir() else f"There is no file {file}"
-        raise ConfigError(f"{said}. Name a file that `backup` made.")
+        problem = f"{file} is a folder" if file.is_dir() else f"There is no file {file}"
+        raise ConfigError(f"{problem}. Name a file that `backup` made.")
     if not is_database(file):
         raise ConfigError(f"{file} is no copy of a journal. Name a file that `backup` made.")
     with Journal(file, copy=True) as journal:
-        found = next(iter(journal.latest()), None)
+        latest = next(iter(journal.latest()), None)
     with StateLock(settings.state_dir):
         present = settings.state_dir / JOURNAL
         part = present.with_suffix(".part")
@@ -58,13 +58,13 @@ def restore(given: Given, file: Path) -> int:
             if left.exists():
                 os.replace(left, settings.state_dir / (SET_ASIDE + rest))
         os.replace(part, present)
-    newest = "it is empty" if found is None else f"its newest submission is {found.state.value}"
+    newest = "it is empty" if latest is None else f"its newest submission is {latest.state.value}"
     say(f"restored from {file}: {newest}; what was there before is {SET_ASIDE}")
     return 0
 
 
 def is_database(file: Path) -> bool:
-    """Tell whether a file begins as SQLite's do; an unreadable one is left to who opens it."""
+    """Return whether a file begins as SQLite's do; opening it later reports an unreadable one."""
     try:
         with file.open("rb") as stream:
             return stream.read(len(MAGIC)) == MAGIC

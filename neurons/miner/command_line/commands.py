@@ -61,7 +61,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def _harmless(text: str) -> str:
-    """Return lines of text without secrets and without what steers a terminal."""
+    """Return lines of text without secrets and terminal control characters."""
     return printable(observe.redact(text), kept="\n")
 
 
@@ -97,7 +97,7 @@ def log_file(given: Given) -> Path:
 
 
 @as_json
-@click.option("--watch", is_flag=True, help="Show it anew every second until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Show it again every second until Ctrl-C.")
 @click.option(
     *("--history", "shown"),
     metavar="[N]",
@@ -113,8 +113,8 @@ def status(given: Given, as_json: bool, watch: bool, shown: int) -> int:
     wallet = settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path
 
     def now() -> str:
-        found = read_status(settings.state_dir, public_hotkey(*wallet), shown)
-        return _harmless(json.dumps(found.as_json(), indent=2) if as_json else found.as_text())
+        current = read_status(settings.state_dir, public_hotkey(*wallet), shown)
+        return _harmless(json.dumps(current.as_json(), indent=2) if as_json else current.as_text())
 
     if watch and not as_json:
         _watch(now)
@@ -124,7 +124,7 @@ def status(given: Given, as_json: bool, watch: bool, shown: int) -> int:
 
 
 def _watch(read: Callable[[], str]) -> None:
-    """Show what `read` returns until Ctrl-C: in place on a terminal, else whenever it changes."""
+    """Show the text of `read` until Ctrl-C: in place on a terminal, else whenever it changes."""
     import rich.live  # a tenth of a second that nothing else needs
 
     console = rich.console.Console(highlight=False, markup=False, emoji=False)
@@ -146,7 +146,7 @@ def doctor(given: Given, as_json: bool, kernels: bool) -> int:
     """Carry out `doctor`; return 1 when a check fails."""
     if kernels:
         settings, _ = read_settings(given, process=None)
-        return _failed(_tell(kernel_checks.examine(settings.device), as_json, gap=" -> "))
+        return _failed(_print_findings(kernel_checks.examine(settings.device), as_json, gap=" -> "))
     findings = []
     try:
         settings, embedded = read_settings(given)
@@ -157,25 +157,25 @@ def doctor(given: Given, as_json: bool, kernels: bool) -> int:
         findings += machine(settings)
     else:
         findings += doctor_checks.examine(settings, embedded=embedded)
-    told = _tell(findings, as_json, gap=f"\n{'':23}-> ")
+    printed = _print_findings(findings, as_json, gap=f"\n{'':23}-> ")
     if not as_json:
-        levels = [one.level for one in told]
-        end = "mend the failures first" if _failed(told) else "the miner can start"
+        levels = [one.level for one in printed]
+        end = "correct the failures first" if _failed(printed) else "the miner can start"
         say(f"{levels.count('failure')} failures, {levels.count('warning')} warnings: {end}")
-    return _failed(told)
+    return _failed(printed)
 
 
-def _tell(findings: Iterable[Finding], as_json: bool, gap: str) -> list[Finding]:
-    """Print each finding when it is there, `gap` before a remedy; return them."""
-    told = []
+def _print_findings(findings: Iterable[Finding], as_json: bool, gap: str) -> list[Finding]:
+    """Print each finding as soon as it is made, `gap` before its remedy; return them all."""
+    printed = []
     for one in findings:
-        told.append(one)
+        printed.append(one)
         if not as_json:
             remedy = f"{gap}{one.remedy}" if one.remedy else ""
             say(f"{one.level:<8} {one.name:<13} {one.detail}{remedy}")
     if as_json:
-        say(json.dumps([asdict(one) for one in told], indent=2))
-    return told
+        say(json.dumps([asdict(one) for one in printed], indent=2))
+    return printed
 
 
 def _failed(findings: Iterable[Finding]) -> int:
@@ -241,12 +241,12 @@ def logs(given: Given, lines: int, no_follow: bool) -> int:
 
 
 def release(given: Given) -> int:
-    """Carry out `release`: a person's word that what is held may go on."""
+    """Carry out `release`: a person lets the held submission continue."""
     return _decide(given, daemon.release)
 
 
 def abandon(given: Given) -> int:
-    """Carry out `abandon`: a person's word that what is held ends here."""
+    """Carry out `abandon`: a person ends the held submission."""
     return _decide(given, daemon.abandon)
 
 

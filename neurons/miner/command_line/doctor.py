@@ -59,7 +59,7 @@ def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
 
 
 def environment_file(settings: Settings) -> Iterator[Finding]:
-    """What the .env holds that is worth a look; its values were checked when it was read."""
+    """Check the .env for suspicious lines; its values were checked when it was read."""
     for problem, remedy in settings.warnings:
         yield warning(".env", problem, remedy or "Remove the line from .env.")
     if not settings.warnings:
@@ -67,7 +67,7 @@ def environment_file(settings: Settings) -> Iterator[Finding]:
 
 
 def update() -> Finding:
-    """Whether this checkout is behind its origin."""
+    """Check whether this checkout is behind its origin."""
     commit = newer_commit()
     if commit is None:
         return ok("update", "none is known of")
@@ -75,7 +75,7 @@ def update() -> Finding:
 
 
 def target(settings: Settings) -> Finding:
-    """Whether the target can be measured here: nothing is claimed that was not."""
+    """Check that the target can be measured here, since only measured lengths are claimed."""
     length = settings.target_sequence_length
     try:
         targets = targets_to_try(None if length == "auto" else length, settings.device)
@@ -86,7 +86,7 @@ def target(settings: Settings) -> Finding:
 
 
 def publishing(settings: Settings) -> Finding:
-    """Whether the names of the fork and its branch, or the checkout at REPO_PATH, can be used."""
+    """Check that the names of fork and branch, or the checkout at REPO_PATH, can be used."""
     try:
         named = open_fork(settings)
         if settings.repo_path is None:
@@ -99,7 +99,7 @@ def publishing(settings: Settings) -> Finding:
 
 
 def upstream(settings: Settings) -> Finding:
-    """Whether the repository that the fork is made of can be reached."""
+    """Check that the repository to fork can be reached."""
     address = upstream_address(settings)
     try:
         remote = parse_remote(address)
@@ -115,7 +115,7 @@ def upstream(settings: Settings) -> Finding:
 
 
 def scope(settings: Settings, *, embedded: bool) -> Finding:
-    """What of the kernels is published."""
+    """Check which of the kernels are published."""
     if settings.fork_scope == "layer":
         return ok("scope", "publishes the operator and the layer")
     if embedded:
@@ -125,7 +125,7 @@ def scope(settings: Settings, *, embedded: bool) -> Finding:
 
 
 def fork(settings: Settings) -> Finding:
-    """Whether the fork's code can be imported here: a child imports it, this process never does."""
+    """Check in a child process that the fork's code can be imported; this process never does."""
     tree = settings.repo_path or settings.state_dir / "fork"
     try:
         absent = missing_files(tree)
@@ -188,7 +188,7 @@ def api(settings: Settings) -> Iterator[Finding]:
 
 
 def token(settings: Settings) -> Finding:
-    """Whose the GitHub token is and what it may do."""
+    """Check the owner and the permissions of the GitHub token."""
     secret = settings.github_token.get_secret_value() if settings.github_token else ""
     try:
         scopes = check_token(settings.github_api_url, secret, settings.github_username or "")
@@ -200,7 +200,7 @@ def token(settings: Settings) -> Finding:
     except ConfigError as error:
         return failure("token", str(error), "Set GITHUB_API_URL to an https address.")
     owner = settings.github_username
-    if scopes is None:  # a fine-grained token does not tell its permissions
+    if scopes is None:  # GitHub does not report the permissions of a fine-grained token
         return ok("token", f"fine-grained token of {owner}; Contents and Administration must be on")
     return ok("token", f"classic token of {owner} with {', '.join(sorted(scopes))}")
 

@@ -1,4 +1,4 @@
-"""What `doctor --kernels` looks at: NVRTC, the path that serves here, the build of each GPU."""
+"""The checks of `doctor --kernels`: NVRTC, the implementation in use, the build of each GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compile_kernels(capability: tuple[int, int]) -> Builds:
 
 
 def find_paths(device: str) -> PathsTaken:
-    """Run the operator on every GPU (`cuda`) or on the `cpu`, and tell what served it.
+    """Run the operator on every GPU (`cuda`) or the `cpu`; return the implementations that ran.
 
     Raises:
         MeasurementError: the process came to no result, or torch cannot use the device.
@@ -49,29 +49,29 @@ def examine(
     look: Callable[[str], PathsTaken] = find_paths,
     build: Callable[[tuple[int, int]], Builds] = compile_kernels,
 ) -> Iterator[Finding]:
-    """Yield what is found, as it is found; each capability is built in a process of its own.
+    """Yield each finding as soon as it is made; a separate process builds each capability.
 
-    A failure is what leaves the GPU at hand without the CUDA path that it should have; without a
-    GPU, whatever does not compile. The rest are warnings.
+    A finding is a failure if this machine's GPU lacks the CUDA implementation that it should have.
+    Without a GPU, every compilation that fails is a failure. Other findings are warnings.
 
     Args:
         device: `cuda` or `cpu`.
     """
     yield gpu(device)
     try:
-        found = look(device)
+        report = look(device)
     except MeasurementError as error:
-        yield failure(device, *told(_with_last_line(error)))
+        yield failure(device, *describe_failure(_with_last_line(error)))
         return
-    here = {path.capability for path in found.paths if path.capability}
-    if found.nvrtc_error:
+    here = {path.capability for path in report.paths if path.capability}
+    if report.nvrtc_error:
         level = failure if any(one >= OLDEST for one in here) else warning
-        yield level("nvrtc", *told(found.nvrtc_error, found.nvrtc_remedy))
+        yield level("nvrtc", *describe_failure(report.nvrtc_error, report.nvrtc_remedy))
     else:
-        yield ok("nvrtc", found.nvrtc)
-    for path in found.paths:
+        yield ok("nvrtc", report.nvrtc)
+    for path in report.paths:
         yield serves(path)
-    if found.nvrtc_error:
+    if report.nvrtc_error:
         names = ", ".join(f"{major}.{minor}" for major, minor in CAPABILITIES)
         yield warning("sm", f"nothing was compiled for {names}", "See the line of nvrtc.")
         return
@@ -83,34 +83,34 @@ def examine(
 
 
 def serves(path: PathTaken) -> Finding:
-    """Which implementation serves on a device, and whether its result is right."""
+    """Check the implementation that a device uses, and its result."""
     call = "" if path.call == "operator" else f" {path.call.removeprefix('operator ')}"
     name = f"{path.device} {path.dtype}{call}"
     if path.error:
-        return failure(name, *told(f"{path.name}: {path.error}", path.remedy))
-    taken = f"{path.name}: {path.backend} serves"
+        return failure(name, *describe_failure(f"{path.name}: {path.error}", path.remedy))
+    result = f"{path.name}: {path.backend} serves"
     if path.rms is None or not path.rms <= TOLERANCE:  # NaN too
-        return failure(name, f"{taken} with wrong results: relative error {path.rms}", _UNKNOWN)
+        return failure(name, f"{result} with wrong results: relative error {path.rms}", _UNKNOWN)
     if path.capability and path.capability >= OLDEST and path.backend != "cuda":
-        detail, remedy = told(path.reason, path.remedy)
-        return failure(name, f"{taken}, not cuda: {detail}", remedy)
-    return ok(name, f"{taken}: {path.reason} (relative error {path.rms:.1e})")
+        detail, remedy = describe_failure(path.reason, path.remedy)
+        return failure(name, f"{result}, not cuda: {detail}", remedy)
+    return ok(name, f"{result}: {path.reason} (relative error {path.rms:.1e})")
 
 
 def compiles(
     capability: tuple[int, int], build: Callable[[tuple[int, int]], Builds], *, needed: bool
 ) -> Finding:
-    """Whether the kernels of operator and layer compile for a capability, in both dtypes."""
+    """Check that the kernels of operator and layer compile for a capability, in both dtypes."""
     name = "sm_{}{}".format(*capability)
     level = failure if needed else warning
     try:
         builds = build(capability).builds
     except MeasurementError as error:
-        return level(name, *told(_with_last_line(error)))
+        return level(name, *describe_failure(_with_last_line(error)))
     broken = [one for one in builds if one.error]
     if broken:
         which = " and ".join(f"{one.program} {one.dtype}" for one in broken)
-        detail, remedy = told(broken[0].error, broken[0].remedy)
+        detail, remedy = describe_failure(broken[0].error, broken[0].remedy)
         return level(name, f"{which}: {detail}", remedy)
     return ok(name, ", ".join(map(_built, builds)))
 
@@ -120,11 +120,11 @@ def _built(one: Build) -> str:
     return f"{one.program} {one.dtype}: {kind} in {one.seconds:.1f} s"
 
 
-def told(text: str, remedy: str = "") -> tuple[str, str]:
-    """Return a failure's first line with its cause, and the remedy: the known one, or else its own.
+def describe_failure(text: str, remedy: str = "") -> tuple[str, str]:
+    """Return a failure's first line with its cause, and the remedy: the known one, else `remedy`.
 
     Args:
-        remedy: its own, a clause.
+        remedy: the failure's remedy, a clause.
     """
     line = next((x.strip() for x in text.splitlines() if x.strip()), "no reason given")
     known = explain(text)
@@ -134,5 +134,5 @@ def told(text: str, remedy: str = "") -> tuple[str, str]:
 
 
 def _with_last_line(error: MeasurementError) -> str:
-    # the reason comes first: it is what is shown; the log may hold the words that are known
+    # the reason comes first, since it is shown; the log may contain the known messages
     return f"{error.reason}\n{error.log_tail}"

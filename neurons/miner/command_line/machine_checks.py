@@ -1,4 +1,4 @@
-"""What a check finds, and the checks of this machine: programs, GPU, compilers and disk."""
+"""The result of a check, and the checks of this machine: programs, GPU, compilers and disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Level = Literal["ok", "warning", "failure"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found. `remedy` is empty when `level` is ok."""
+    """The result of a check. `remedy` is empty if `level` is ok."""
 
     name: str
     level: Level
@@ -65,8 +65,8 @@ def machine(settings: Settings) -> Iterator[Finding]:
     yield git()
     yield disk(settings.state_dir)
     if settings.metrics_port is not None and find_spec("prometheus_client") is None:
-        found = f"METRICS_PORT={settings.metrics_port} needs prometheus-client"
-        yield failure("metrics", found, INSTALL)
+        problem = f"METRICS_PORT={settings.metrics_port} needs prometheus-client"
+        yield failure("metrics", problem, INSTALL)
     if settings.agent_iterations:
         yield optuna()
     if settings.tune_command:
@@ -87,18 +87,18 @@ def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[
     """torch and triton, as a child process sees them: this one never imports torch."""
     repair = "Remove .venv and run scripts/install.sh miner."
     try:
-        found = look(Options(device))
+        environment = look(Options(device))
     except MeasurementError as error:
         tail = error.log_tail.strip().splitlines()
         yield failure("torch", " ".join([error.reason, *tail[-1:]]), error.remedy or repair)
         return
-    build = f"CUDA {found.cuda}" if found.cuda else "without CUDA"
-    if device == "cuda" and found.device != "cuda":
-        yield failure("torch", f"{found.torch}, {build}, sees no GPU", repair)
+    build = f"CUDA {environment.cuda}" if environment.cuda else "without CUDA"
+    if device == "cuda" and environment.device != "cuda":
+        yield failure("torch", f"{environment.torch}, {build}, sees no GPU", repair)
     else:
-        yield ok("torch", f"{found.torch}, {build}")
-    if found.triton:
-        yield ok("triton", found.triton)
+        yield ok("torch", f"{environment.torch}, {build}")
+    if environment.triton:
+        yield ok("triton", environment.triton)
     elif device == "cuda":
         yield failure("triton", "not installed", repair)
     else:
@@ -107,10 +107,10 @@ def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[
 
 def gpu(device: str) -> Finding:
     """The GPUs and the driver, read from NVML."""
-    found = gpus()
-    if found:
-        names = ", ".join(f"{one.name} ({one.memory_mb / 1024:.0f} GiB)" for one in found)
-        return ok("gpu", f"{names}, driver {found[0].driver}")
+    devices = gpus()
+    if devices:
+        names = ", ".join(f"{one.name} ({one.memory_mb / 1024:.0f} GiB)" for one in devices)
+        return ok("gpu", f"{names}, driver {devices[0].driver}")
     if device == "cuda":
         remedy = "Check `nvidia-smi`; install or reload the driver, or set DEVICE=cpu."
         return failure("gpu", "NVML finds no NVIDIA GPU", remedy)

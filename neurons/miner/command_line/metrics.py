@@ -1,4 +1,4 @@
-"""What a monitor asks a running miner, on loopback and off by default: /metrics and /healthz.
+"""The endpoints /metrics and /healthz of a running miner, on loopback and off by default.
 
 Both read a copy of the journal, as `status` does: they know what the disk knows and no more.
 """
@@ -69,8 +69,8 @@ def exposition(state_dir: Path, hotkey: str | None = None) -> bytes:
         for name, value in gpu.items()
     )
     info = ("info", "The version", {"version": version()}, 1)
-    found = figures(read_status(state_dir, hotkey, HISTORY), time.time())
-    for name, meaning, labels, value in (info, *found, *gpus):
+    values = figures(read_status(state_dir, hotkey, HISTORY), time.time())
+    for name, meaning, labels, value in (info, *values, *gpus):
         if name not in gauges:
             gauges[name] = Gauge(f"quasar_{name}", meaning, list(labels), registry=registry)
         (gauges[name].labels(**labels) if labels else gauges[name]).set(value)
@@ -118,8 +118,8 @@ def serving(state_dir: Path, port: int | None, hotkey: str | None = None) -> Ite
     try:
         server = ThreadingHTTPServer((HOST, port), Handler)
     except OSError as error:
-        found = f"METRICS_PORT={port} cannot be listened on ({error.strerror})."
-        raise ConfigError(Problem(found, "Name another port.")) from None
+        problem = f"METRICS_PORT={port} cannot be listened on ({error.strerror})."
+        raise ConfigError(Problem(problem, "Name another port.")) from None
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     log.info("metrics ready", url=f"http://{HOST}:{server.server_port}/metrics")
     try:
@@ -133,8 +133,8 @@ def _answer(path: str, state_dir: Path, hotkey: str | None) -> tuple[int, str, b
     if path == "/metrics":
         return 200, "text/plain; version=0.0.4; charset=utf-8", exposition(state_dir, hotkey)
     if path == "/healthz":
-        found = health(state_dir, hotkey)
-        return (200 if found["status"] == "ok" else 503, "application/json", _json(found))
+        report = health(state_dir, hotkey)
+        return (200 if report["status"] == "ok" else 503, "application/json", _json(report))
     return 404, "application/json", _json({"detail": "there are /metrics and /healthz"})
 
 

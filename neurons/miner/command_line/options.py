@@ -45,18 +45,18 @@ class Commands(click.Group):
     """The miner's commands in the order in which they were added; `help NAME` is `NAME --help`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of their making: what is used daily comes first."""
+        """Return the names in the order of their definition: daily commands come first."""
         return list(self.commands)
 
 
 def command(group: click.Group, summary: str, **options: Any) -> Callable[[Any], click.Command]:
-    """Add a function to a group as a command that has the miner's flags and gets what they say."""
+    """Add a function to a group as a command with the miner's flags, whose values it receives."""
 
     def add(function: Callable[..., Any]) -> click.Command:
-        taken = click.make_pass_decorator(Given, ensure=True)(function)
+        callback = click.make_pass_decorator(Given, ensure=True)(function)
         name = options.pop("name", None)
         made = group.command(name, help=summary, context_settings=flags.CONTEXT, **options)
-        result: click.Command = made(shared(taken))
+        result: click.Command = made(shared(callback))
         result.params.sort(key=lambda option: option.callback is flags.keep)  # its own come first
         return result
 

@@ -1,4 +1,4 @@
-"""What `status` and the end of `once` tell a person, read from the journal."""
+"""The output of `status` and of the end of `once`, read from the journal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Status:
         judges_early_at: when the API of the submission last showed a sign, within the length of a
             round, of judging a commitment before its reveal, in Unix seconds; None without one.
         measuring: the progress of the measurement that the running miner or `bench` makes.
-        history: the newest submissions, newest first, as many as were asked for.
+        history: the newest submissions, newest first, up to the requested number.
         others: live submissions of hotkeys other than the configured one.
     """
 
@@ -52,7 +52,7 @@ class Status:
     others: tuple[Submission, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `status --json` prints; times are Unix seconds."""
+        """Return the output of `status --json`; times are Unix seconds."""
         return {
             "state_dir": str(self.state_dir),
             "running": self.running,
@@ -65,7 +65,7 @@ class Status:
         }
 
     def as_text(self) -> str:
-        """Return what `status` prints."""
+        """Return the output of `status`."""
         running = "running" if self.running else "not running"
         lines = [f"miner       {running}, state in {self.state_dir}"]
         if self.submission is None:
@@ -108,7 +108,7 @@ def find_journal(state_dir: Path) -> Path | None:
 
 
 def of_another_user(state_dir: Path) -> ConfigError:
-    """Return what a person has to do about a state folder that this user cannot read."""
+    """Return the error, with its remedy, for a state folder that this user cannot read."""
     return ConfigError(
         f"The state folder {state_dir} belongs to another user: ask as the one that runs the "
         "miner, or set STATE_DIR."
@@ -157,7 +157,7 @@ def summary(submission: Submission, state_dir: Path) -> str:
 
 
 def deadline_of(submission: Submission, now: float) -> float | None:
-    """Return when its state ends by itself, in Unix seconds.
+    """Return when its state ends without an act of a person, in Unix seconds.
 
     A pause never lasts longer than the longest one, also when the clock was set back meanwhile.
     """
@@ -167,7 +167,7 @@ def deadline_of(submission: Submission, now: float) -> float | None:
 
 
 def next_action(submission: Submission) -> str:
-    """Return what happens next, or what the person has to do."""
+    """Return the next action of the miner or of the person."""
     state = submission.state
     if state is State.HELD:
         return submission.remedy or "act on the reason"
@@ -242,13 +242,13 @@ def _progress(measuring: Measuring | None) -> list[str]:
         done = len(one.speeds)
         run = f"run {done + 1} of {one.planned}" if done < one.planned else f"{done} runs done"
         speeds = ", ".join(f"{speed:,.0f}" for speed in one.speeds)
-        told = f": {speeds} tokens/s" if speeds else ""
-        lines.append(f"    {one.length:>9,} tokens, {run}{told}")
+        suffix = f": {speeds} tokens/s" if speeds else ""
+        lines.append(f"    {one.length:>9,} tokens, {run}{suffix}")
     return lines
 
 
 def _has_moved(url: str) -> bool:
-    """Tell whether a repository on this machine is no longer where it was submitted from."""
+    """Return whether a repository on this machine is no longer where it was submitted from."""
     parts = urlsplit(url)
     return parts.scheme == "file" and not Path(unquote(parts.path)).exists()
 

@@ -1,4 +1,4 @@
-"""Whether the checkout's origin has a newer commit: said, never installed by itself."""
+"""Reports whether the checkout's origin has a newer commit; it is never installed unasked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neurons.runtime.values import PROJECT
 
 LOOK_SECONDS = 10.0
 EVERY_SECONDS = 86400.0
-REMEDY = "docs/operating.md, Updating, says how, and how to go back."
+REMEDY = "See docs/operating.md, Updating, also for the way back."
 
 
 def newer_commit(checkout: Path = PROJECT) -> str | None:
@@ -38,7 +38,7 @@ def newer_commit(checkout: Path = PROJECT) -> str | None:
 
 
 def tell_of_updates(log: BoundLogger, stop: threading.Event) -> None:
-    """Log now and once a day, until the stop, that there is an update; in a thread of its own."""
+    """Log an available update now and once a day, until the stop; runs in a separate thread."""
     while True:
         commit = newer_commit()
         if commit is not None:

@@ -78,14 +78,14 @@ class Fork:
         timeout: seconds a git call may take; the first fetch may take five times that.
         author: `name <email>` of the commits.
         create: makes the fork at its host when this machine has no clone of it yet.
-        scope: what is laid over the fork: the operator and the layer, or the operator alone.
+        scope: the part to lay over the fork: the operator and the layer, or the operator alone.
         stop: ends a running git call when set.
-        overlay: tells the folder of the kernels that are laid over it; None for the shipped ones.
+        overlay: returns the folder of the kernels to lay over it; None for the shipped ones.
 
     Raises:
         ConfigError: an address or the branch's name cannot be used.
 
-    Methods raise Held for what a person must mend and Retry for what passes.
+    Methods raise Held for faults that a person must correct, and Retry for faults that pass.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Fork:
         overlay: Callable[[], Path] | None = None,
     ) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_][\w.\-/]*(?<![./])", branch) or ".." in branch:
-            found = f"FORK_BRANCH={branch!r} is no branch name."
-            raise ConfigError(Problem(found, "Use one like `quasar`."))
+            problem = f"FORK_BRANCH={branch!r} is no branch name."
+            raise ConfigError(Problem(problem, "Use one like `quasar`."))
         if remote_url is None and repo_path is None:
             raise ConfigError("No fork is named. Set GITHUB_USERNAME, FORK_REMOTE or REPO_PATH.")
         value = token.get_secret_value() if isinstance(token, SecretStr) else token
@@ -154,7 +154,7 @@ class Fork:
             raise Held(
                 f"The fork breaks {len(violations)} rule(s) that validators check: "
                 + " ".join(map(str, violations)),
-                "Mend the files that are named, then start again.",
+                "Correct the files that are named, then start again.",
             )
 
     @_with_sound_clone
@@ -165,7 +165,7 @@ class Fork:
         tool, branch = self._git, self.branch
         tip = self._local_tip()
         if tip is None:
-            raise Held(f"The branch {branch} is not there.", "Start again: it is made anew.")
+            raise Held(f"The branch {branch} is not there.", "Start again: the miner creates it.")
         if self._own:
             tool.read_tree(tip)
         else:
@@ -184,7 +184,7 @@ class Fork:
 
     @_with_sound_clone
     def push(self, commit: str) -> None:
-        """Make `commit` the tip of the remote's branch; never overwrites what is there."""
+        """Make `commit` the tip of the remote's branch; never overwrites others' commits."""
         self._restore()
         remote, branch = self._remote, self.branch
         there = self._remote_tip()
@@ -192,7 +192,7 @@ class Fork:
             return
         if self._git.probe("cat-file", "-e", f"{commit}^{{commit}}") is None:
             raise Held(
-                f"The commit {commit} is not in {self.worktree}.", "Publish and submit anew."
+                f"The commit {commit} is not in {self.worktree}.", "Publish and submit again."
             )
         if there is not None:
             fetch_branch(self._git, remote, self._token, branch, there)
@@ -224,7 +224,7 @@ class Fork:
         if wrong:
             raise Held(
                 f"The commit {commit} does not hold the overlay's content: {', '.join(wrong)}.",
-                "Publish and submit anew.",
+                "Publish and submit again.",
             )
 
     # The remote and the clone

@@ -1,6 +1,6 @@
 """GitHub's REST API, as far as a miner needs it: check the token, find or make the fork.
 
-Waits can be interrupted. GitHub's clock, not this machine's, tells how long a limit lasts.
+Waits can be interrupted. GitHub's clock, not this machine's, decides when a limit ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from neurons.runtime.values import LOOPBACK
 from neurons.wire.outcomes import http_date, retry_after
 
 LONGEST_WAIT = 3600.0
-"""Seconds: the longest pause that a limit of GitHub's is believed to ask for."""
+"""Seconds: the longest pause that the miner accepts from GitHub's rate limit."""
 
 _FORK_REMEDY = (
     "Make the fork by hand on the upstream's page at GitHub, or use a classic token with the scope "
@@ -64,17 +64,17 @@ def ensure_fork(
 ) -> str:
     """Find the fork `owner/fork_name` of `upstream` or have it made; return its clone address.
 
-    GitHub makes a fork in its own time: it is asked again with pauses that double.
+    GitHub creates a fork asynchronously: the miner checks again with pauses that double.
 
     Args:
         upstream: `owner/name` of the repository to fork.
         owner: the account of the token.
         stop: ends a wait when set.
         first_wait: seconds before the first look at a fork in the making.
-        patience: seconds after which the caller is told to come back later.
+        patience: seconds after which Retry is raised.
 
     Raises:
-        Held: the token, the account, the upstream or a repository of that name is the wrong one.
+        Held: the token, the account, the upstream or a repository of that name is wrong.
         Retry: GitHub is out of reach, limits the rate, or is not done yet.
     """
     stop = stop or threading.Event()
@@ -153,23 +153,23 @@ def _message(reply: httpx.Response) -> str:
         return reply.reason_phrase
 
 
-def _fault(reply: httpx.Response, asked: str) -> Held | Retry:
-    status, said = reply.status_code, _message(reply)
-    limited = reply.headers.get("X-RateLimit-Remaining") == "0" or "rate limit" in said.lower()
+def _fault(reply: httpx.Response, request: str) -> Held | Retry:
+    status, message = reply.status_code, _message(reply)
+    limited = reply.headers.get("X-RateLimit-Remaining") == "0" or "rate limit" in message.lower()
     if status == 429 or (status == 403 and (limited or "Retry-After" in reply.headers)):
-        return Retry(f"GitHub limits the rate ({asked}): {said}", after=_pause(reply))
+        return Retry(f"GitHub limits the rate ({request}): {message}", after=_pause(reply))
     if status >= 500 or status == 408:
-        return Retry(f"GitHub failed ({asked}): {status} {said}", after=_pause(reply))
+        return Retry(f"GitHub failed ({request}): {status} {message}", after=_pause(reply))
     if status == 401:
-        return Held(f"GitHub does not accept the token: {said}.", SCOPE_REMEDY)
+        return Held(f"GitHub does not accept the token: {message}.", SCOPE_REMEDY)
     if status == 403:
-        return Held(f"GitHub does not allow {asked}: {said}.", SCOPE_REMEDY)
+        return Held(f"GitHub does not allow {request}: {message}.", SCOPE_REMEDY)
     if reply.is_redirect:
         return Held(
-            f"GitHub moved what {asked} asks for.",
+            f"GitHub moved what {request} asks for.",
             "Set GITHUB_UPSTREAM, GITHUB_USERNAME and GITHUB_FORK_NAME to the present names.",
         )
-    return Held(f"GitHub refused {asked}: {status} {said}.", _FORK_REMEDY)
+    return Held(f"GitHub refused {request}: {status} {message}.", _FORK_REMEDY)
 
 
 def _pause(reply: httpx.Response) -> float | None:

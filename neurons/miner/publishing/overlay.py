@@ -26,7 +26,7 @@ class Overlay:
 
     Args:
         scope: which of the files.
-        root: tells the folder that has them; None for the shipped ones.
+        root: returns the folder of the files; None for the shipped ones.
     """
 
     def __init__(self, scope: Scope, author: str, root: Callable[[], Path] | None = None) -> None:
@@ -35,7 +35,7 @@ class Overlay:
 
     @property
     def files(self) -> tuple[PurePosixPath, ...]:
-        """What is laid over a fork, relative to its root."""
+        """The paths of the files, relative to the fork's root."""
         return tuple(overlay_files(self._scope, self._root()))
 
     def lay(self, tool: HardenedGit, tip: str) -> None:
@@ -58,7 +58,7 @@ class Overlay:
         """Commit the files on top of `tip`, whose tree the index holds; return the full hash.
 
         Nothing changed: it is `tip` itself. The date is the parent's plus a second, so that the
-        same content on the same parent has the same hash, also in a clone that was made anew.
+        same content on the same parent has the same hash, also in a new clone.
         """
         root, names = self._root(), self.files
         sources = [root / name for name in names]
@@ -95,7 +95,7 @@ class Overlay:
         return wrong
 
     def undone_files(self, tool: HardenedGit, tip: str) -> dict[str, str | None]:
-        """Return what an earlier overlay changed and this one does not have.
+        """Return the files that an earlier overlay changed and this one lacks.
 
         Path to the blob that was there before it, or to None where there was none: a file that
         was dropped, or the layer after FORK_SCOPE has become `ops`.
@@ -127,7 +127,7 @@ class Overlay:
             )
 
     def _wanted(self, tool: HardenedGit, tip: str) -> dict[str, bytes | None]:
-        """Return what the overlay's files and `undone_files` have to hold; None: not be there."""
+        """Return the content of the overlay's files and of `undone_files`; None: no file."""
         root = self._root()
         ours = {str(name): (root / name).read_bytes() for name in self.files}
         undone = self.undone_files(tool, tip).items()

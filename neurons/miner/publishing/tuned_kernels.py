@@ -53,29 +53,29 @@ class TunedKernels:
         self.folder, self._scope = state_dir / FOLDER, scope
 
     def evidence(self) -> Evidence | None:
-        """Return what the tuned kernels rest on; None where the shipped ones are published."""
+        """Return the evidence for the tuned kernels; None if the shipped ones are published."""
         try:
-            found = Evidence.model_validate_json((self.folder / FILE).read_bytes())
+            evidence = Evidence.model_validate_json((self.folder / FILE).read_bytes())
         except (OSError, ValidationError):
             return None
-        root = self.folder / found.overlay
-        sound = root.is_dir() and overlay_digest(root=root) == found.overlay
-        return found if sound and found.shipped == overlay_digest() else None
+        root = self.folder / evidence.overlay
+        sound = root.is_dir() and overlay_digest(root=root) == evidence.overlay
+        return evidence if sound and evidence.shipped == overlay_digest() else None
 
     def root(self) -> Path:
         """Return the folder of the kernels that are published."""
-        found = self.evidence()
-        return OVERLAY if found is None else self.folder / found.overlay
+        evidence = self.evidence()
+        return OVERLAY if evidence is None else self.folder / evidence.overlay
 
     def digest(self) -> str:
-        """Name the content of what is published."""
+        """Return the digest of the published content."""
         return overlay_digest(self._scope, self.root())
 
     def take(self, overlay: Path, evidence: Evidence) -> None:
         """Publish the kernels in the folder `overlay` from now on; it is copied.
 
         Raises:
-            OSError: the state folder takes no more; what was there stays.
+            OSError: the state folder accepts no more data; earlier files stay.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         target = self.folder / evidence.overlay

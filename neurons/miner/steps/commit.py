@@ -16,15 +16,16 @@ from neurons.wire.outcomes import AlreadyCommitted, ProtocolFault, Uncertain
 from neurons.wire.protocol import CommitReply, PendingReveal, Round
 
 SETTLE_SECONDS = 120.0
-"""How long a commitment that the server says it holds may be missing from its list."""
+"""Seconds for which the server's list may lack a commitment that the server confirms."""
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Commit to the fork's URL, and on a server that offers it to the whole claim.
+    """Commit to the fork's URL, and to the whole claim if the server supports it.
 
-    After a crash or a lost reply the server's list is asked first, and what is sent again is the
-    same commitment: the server holds at most one, and the journal holds its salt. The round is
-    asked for before each sending: the public server answers 500 until that has opened the next.
+    After a crash or a lost reply, the miner reads the server's list first and sends the same
+    commitment again: the server holds at most one, and the journal holds its salt. The miner
+    requests the round before each attempt, since the public server opens the next round only then
+    and answers 500 before.
     """
     if submission.state is State.COMMITTING:
         row = find(submission, context)
@@ -88,6 +89,6 @@ def _settle(submission: Submission, context: Context, refusal: AlreadyCommitted)
 def _committed(
     submission: Submission, context: Context, held: PendingReveal | CommitReply, **facts: Any
 ) -> Submission:
-    """Journal what the server holds, with further facts where its reply told them."""
+    """Journal the server's record of the commitment, and further facts from its reply."""
     facts |= {"submission_id": held.submission_id, "reveal_block": held.reveal_block}
     return context.move(submission, State.COMMITTED, **facts)

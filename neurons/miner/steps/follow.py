@@ -1,4 +1,4 @@
-"""REVEALED to its verdict: watches the queue, then reads rank and score off what is public."""
+"""REVEALED to its verdict: watches the queue, then reads rank and score from the public lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from neurons.wire.rules import weighted_score
 ROUND_EVERY_SECONDS = 300.0
 LOG_EVERY_SECONDS = 600.0
 BLIND_LOOKS = 40
-"""Looks at statistics that do not tell, 10 minutes of them, before the rest decides.
+"""Replies without the submission's status, over 10 minutes, before its round alone decides.
 
 A fault that passes would hide the score, above all one of 0.
 """
@@ -32,7 +32,7 @@ JUDGED_EARLY = (
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What the API shows of a submission that is no longer queued."""
+    """The end of a submission that is no longer queued, as the API shows it."""
 
     state: State
     rank: int | None = None
@@ -42,11 +42,11 @@ class Conclusion:
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Wait until a validator has taken the submission off the queue, and journal what is known.
+    """Wait until a validator has taken the submission off the queue, and journal the verdict.
 
-    Where the statistics do not tell for long, the round and its weights are looked at all the same.
+    If the statistics do not show the submission for long, its round and the weights decide.
     """
-    logged = asked = -float("inf")
+    logged = checked = -float("inf")
     blind = 0
     while True:
         standing = context.look(submission)
@@ -63,8 +63,8 @@ def run(submission: Submission, context: Context) -> Submission:
                 submission_id=submission.submission_id,
                 queue=standing.queue_length,
             )
-        if now - asked >= ROUND_EVERY_SECONDS and not 0 < blind < BLIND_LOOKS:
-            asked = now
+        if now - checked >= ROUND_EVERY_SECONDS and not 0 < blind < BLIND_LOOKS:
+            checked = now
             ended = _ended(submission, context, bool(standing.queued))
             if ended is not None:
                 return ended
@@ -93,14 +93,14 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
     strangers = context.journal.strangers(
         submission.hotkey, submission.api_url, submission.created_at
     )
-    found = conclude(submission, row, place, strangers)
-    if submission.mode == "commit_reveal" and may_be_early(found):
+    conclusion = conclude(submission, row, place, strangers)
+    if submission.mode == "commit_reveal" and may_be_early(conclusion):
         suspect_early_judgement(submission, context)
-    return context.move(submission, weighted_score=_claimed_score(submission), **vars(found))
+    return context.move(submission, weighted_score=_claimed_score(submission), **vars(conclusion))
 
 
 def _is_held(submission: Submission, context: Context) -> bool:
-    """Tell whether a server that counts its rounds anew holds the submission all the same.
+    """Return whether a server that restarted its count of rounds still holds the submission.
 
     Its database may have been emptied just before the commitment came in. A reveal that is sent
     again is answered with 409 where it is held, and counts towards no ban.
@@ -154,18 +154,18 @@ def _is_ranked_before(other: Submission, submission: Submission) -> bool:
 
 
 def _claimed_score(submission: Submission) -> float:
-    """Return what the ranking sorts the submission by, if its claim is believed."""
+    """Return the submission's score in the ranking if its claim is accepted."""
     speed = float(submission.tokens_per_sec or 0.0)
     return weighted_score(speed, submission.target_sequence_length)
 
 
-def may_be_early(found: Conclusion) -> bool:
+def may_be_early(conclusion: Conclusion) -> bool:
     """Return whether a validator may have fetched the commitment's row before its reveal.
 
     The public validator fetches five rows, then measures one after the other: a row that was
-    revealed meanwhile is scored 0 unmeasured, and ranked all the same.
+    revealed meanwhile gets a score of 0 without a measurement, and is still ranked.
     """
-    return found.state in (State.RANKED, State.REJECTED)
+    return conclusion.state in (State.RANKED, State.REJECTED)
 
 
 def conclude(
@@ -174,7 +174,7 @@ def conclude(
     place: tuple[int, Weight] | None,
     strangers: Sequence[int] = (),
 ) -> Conclusion:
-    """Return what a row of the statistics and a place among the weights show of the verdict.
+    """Return the verdict that a row of the statistics and a place among the weights show.
 
     Args:
         strangers: the API's rows of this hotkey that this state folder did not send. Weights name
@@ -183,7 +183,7 @@ def conclude(
     rank, weight = (place[0], place[1].weight) if place and not strangers else (None, None)
     if row is not None and row.rank:
         rank = row.rank
-    if submission.judged_early_at is not None:  # a score of 0 would say nothing of the claim
+    if submission.judged_early_at is not None:  # a score of 0 would not be about the claim
         return Conclusion(State.PREMATURE, rank=rank, weight=weight, reason=JUDGED_EARLY)
     if row is not None and row.score is not None and row.score <= 0:
         return Conclusion(

@@ -1,4 +1,4 @@
-"""COMMITTED to REVEALED: waits for the server's block and shows what was committed to."""
+"""COMMITTED to REVEALED: waits for the server's block, then reveals the commitment."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from neurons.wire.rules import BLOCK_SECONDS, block_at
 LONGEST_WAIT_SECONDS = 60.0
 LOG_EVERY_BLOCKS = 25
 FRESH_LOOKS = 4
-"""Looks at the queue behind a reveal, a second apart, until one can be read."""
+"""Most attempts to read the queue after a reveal, a second apart."""
 LOST_REPLIES = 2
 """Failures in a row after which a commitment that is no longer pending counts as revealed."""
 STUBBORN_SECONDS = 60.0
-"""The pause when the server says too early at the block that it named itself."""
+"""The pause after the server has refused a reveal as too early at the block that it named."""
 
 
 def run(submission: Submission, context: Context) -> Submission:
     """Reveal as soon as the server allows it, and only what a validator can clone.
 
-    A reveal that may have happened is sent again: the server answers 409 where it has, 404 where
-    it has lost the commitment, and counts neither towards a ban. What it no longer lists as
-    pending it has from us already, so that only what it lists is checked again before.
+    A reveal that may have arrived is sent again. The server answers 409 if it has the reveal and
+    404 if it has lost the commitment; neither counts towards a ban. Before that, the fork is
+    checked again if the server still lists the commitment as pending; otherwise the server has the
+    reveal already.
     """
     for last in (False, True):
         if submission.state is State.COMMITTED:
@@ -38,7 +39,9 @@ def run(submission: Submission, context: Context) -> Submission:
             if submission.closed:
                 return submission
             _check(submission, context)
-            submission = _watch_queue(submission, context)  # a look at GitHub may have taken long
+            submission = _watch_queue(
+                submission, context
+            )  # the check at GitHub may have taken long
             if submission.closed:
                 return submission
             submission = context.move(submission, State.REVEALING)
@@ -58,8 +61,8 @@ def run(submission: Submission, context: Context) -> Submission:
 def _own_row(submission: Submission, context: Context) -> tuple[int, PendingReveal | None, bool]:
     """Return the server's block, its row of this commitment, and whether it listed its rows.
 
-    Where the list cannot be read, the block is that of the server's clock; if that is wrong, the
-    server says that it is too early, which costs nothing.
+    If the list cannot be read, the block is computed from the server's clock. If that is wrong, the
+    server refuses the reveal as too early, which has no other consequence.
     """
     try:
         pending = context.client.pending_reveals()
@@ -71,10 +74,10 @@ def _own_row(submission: Submission, context: Context) -> tuple[int, PendingReve
 
 
 def _wait_for_block(submission: Submission, context: Context) -> Submission:
-    """Return when the server's own block, not this machine's clock, has reached the reveal.
+    """Return when the server's block, which this machine's clock may miss, reaches the reveal.
 
-    Meanwhile the queue is watched: what a validator judges now, it judges without having it.
-    Unless SUBMISSION_MODE=commit_reveal insists, that ends the submission.
+    Meanwhile the miner watches the queue: a validator that judges the commitment now cannot have
+    measured it. This ends the submission, except with SUBMISSION_MODE=commit_reveal.
     """
     logged: int | None = None
     while True:
@@ -94,7 +97,7 @@ def _wait_for_block(submission: Submission, context: Context) -> Submission:
                 blocks_left=left,
                 minutes_left=round(left * BLOCK_SECONDS / 60),
             )
-        # A little short of the whole wait, since blocks start between two looks.
+        # Shorter than the estimated time, since a block may start between two requests.
         pause = min(0.8 * left * BLOCK_SECONDS, LONGEST_WAIT_SECONDS)
         context.wait(
             context.poll_seconds if context.client.on_loopback else max(pause, context.poll_seconds)
@@ -102,7 +105,7 @@ def _wait_for_block(submission: Submission, context: Context) -> Submission:
 
 
 def _watch_queue(submission: Submission, context: Context) -> Submission:
-    """Journal when the commitment is in the validators' queue, and when it has left it."""
+    """Journal when the commitment enters the validators' queue; end it if it leaves before."""
     if submission.judged_early_at is None:
         queued = context.look(submission).queued
         if queued and submission.queued_at is None:
@@ -121,7 +124,7 @@ def _watch_queue(submission: Submission, context: Context) -> Submission:
 
 
 def _is_held(submission: Submission, context: Context) -> bool:
-    """Tell whether the server still holds the commitment, asked after it had left the queue."""
+    """Return whether the server still has the commitment that has left the queue."""
     _, row, listed = _own_row(submission, context)
     if listed:
         return row is not None
@@ -129,7 +132,7 @@ def _is_held(submission: Submission, context: Context) -> bool:
 
 
 def _check(submission: Submission, context: Context) -> None:
-    """Make sure, before anything is shown, that it matches the commitment and can be cloned."""
+    """Check before the reveal that the claim matches the commitment and the fork can be cloned."""
     url = str(submission.fork_url)
     if committed_version(submission) is None:
         raise Held(
@@ -164,10 +167,11 @@ def _send(submission: Submission, context: Context) -> Submission:
 
 
 def _is_revealed(submission: Submission, context: Context) -> bool:
-    """Return whether the public lists show that a reveal arrived whose reply was lost.
+    """Return whether the reveal arrived although its reply was lost.
 
-    A row that was judged meanwhile stands in no list. After some lost replies it is enough that
-    the server, in the same round and so with the same database, no longer lists the commitment.
+    The public lists show a revealed submission until it is judged. After LOST_REPLIES lost replies,
+    a commitment that is no longer listed as pending counts as revealed, if the server is in the
+    same round and therefore has the same database.
     """
     if is_shown_revealed(submission, context.client):
         return True
@@ -178,10 +182,10 @@ def _is_revealed(submission: Submission, context: Context) -> bool:
 
 
 def _seen_in_queue(submission: Submission, context: Context) -> Submission:
-    """Note whether what the server has just taken is in the queue, as it must be now.
+    """Journal whether the submission is in the queue, as it must be right after its reveal.
 
-    No validator clones and measures within a moment: what is not there was judged before. It is
-    looked for twice, since a list may be a moment behind.
+    No validator clones and measures within seconds, so a submission that is missing was judged
+    before. The queue is read twice, since a list may be a moment behind.
     """
     if submission.judged_early_at is not None:
         return submission
@@ -196,7 +200,7 @@ def _seen_in_queue(submission: Submission, context: Context) -> Submission:
                 return _not_in_queue(submission, context)
             context.wait(1.0)
     except (Retry, Held):
-        pass  # the reveal counts, whatever cannot be looked at now
+        pass  # the reveal counts even if the queue cannot be read now
     return submission
 
 

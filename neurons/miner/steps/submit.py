@@ -17,15 +17,15 @@ NOT_SENT = (Unreachable, Untrusted, Busy, Banned)
 LATE_SECONDS = 90.0
 """Longer than gateways hold a request whose sender has given up."""
 CLOCK_SLACK_SECONDS = 5.0
-"""How exactly a reply's Date tells the server's clock."""
+"""Largest error, in seconds, of the server's clock as read from a reply's Date."""
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Submit, and never twice what may have arrived: the server would store both."""
+    """Submit; never send a request again that may have arrived, as the server would store both."""
     if submission.state is State.SUBMITTING:
-        found = _find_late(submission, context)
-        if found is not None:
-            return context.move(submission, State.REVEALED, submission_id=found)
+        number = _find_late(submission, context)
+        if number is not None:
+            return context.move(submission, State.REVEALED, submission_id=number)
     now = context.client.current_round()
     if submission.state is State.SUBMITTING and not _surely_absent(submission, now):
         return context.move(
@@ -56,16 +56,16 @@ def _send(submission: Submission, context: Context, wire_version: int) -> Submis
         context.note(submission, round_total=None)
         raise
     except Uncertain:
-        found = _find(submission, context)
-        if found is None:
+        number = _find(submission, context)
+        if number is None:
             raise  # looked up once more after the pause, and only then sent again
-        return context.move(submission, State.REVEALED, submission_id=found)
+        return context.move(submission, State.REVEALED, submission_id=number)
     submission = context.move(submission, State.REVEALED, submission_id=reply.submission_id)
     return _in_its_round(submission, context)
 
 
 def _in_its_round(submission: Submission, context: Context) -> Submission:
-    """Journal the round that it came into, where the server has started anew in between.
+    """Journal the submission's round again if the server has emptied its database meanwhile.
 
     If it did so just before the submission came, the queue shows it; if just after, it is lost.
     """
@@ -80,10 +80,10 @@ def _in_its_round(submission: Submission, context: Context) -> Submission:
 
 
 def _surely_absent(submission: Submission, now: Round) -> bool:
-    """Tell whether what was sent, and is not in the queue, cannot have been judged since.
+    """Return whether a sent submission that is not in the queue cannot have been judged since.
 
-    The public server shows a judged submission nowhere for certain, but counts all of a round's.
-    In another round the claim is due again, whatever became of it in its own.
+    The public server may list a judged submission nowhere, but counts all submissions of a round.
+    In another round the claim is due again, whatever its result in the first one.
     """
     if submission.round_total is None:
         return True
@@ -92,20 +92,20 @@ def _surely_absent(submission: Submission, now: Round) -> bool:
 
 
 def _find_late(submission: Submission, context: Context) -> int | None:
-    """Return what `_find` does, looked for again after a pause where that finds nothing.
+    """Return the result of `_find`; if it is None, wait and look again.
 
-    What hangs in a gateway when its sender gives up may still arrive.
+    A gateway may still deliver a request after its sender has given up.
     """
-    found = _find(submission, context)
-    if found is None and submission.round_total is not None:
+    number = _find(submission, context)
+    if number is None and submission.round_total is not None:
         context.log.info(
             "its reply was lost; the queue is looked at again before it is sent once more",
             submission=submission.id,
             seconds=LATE_SECONDS,
         )
         context.wait(LATE_SECONDS)
-        found = _find(submission, context)
-    return found
+        number = _find(submission, context)
+    return number
 
 
 def _find(submission: Submission, context: Context) -> int | None:

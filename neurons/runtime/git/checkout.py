@@ -1,4 +1,4 @@
-"""What an existing checkout may not do to the miner: run programs, redirect a push, lead outside.
+"""Checks that an existing checkout runs no programs and leads no push or path elsewhere.
 
 A clone that the miner made carries no settings of others. A checkout at REPO_PATH may: those that
 can be overruled are (hooks, filters, helpers); the rest are refused by name.
@@ -28,7 +28,7 @@ def checkout_config(tool: HardenedGit) -> dict[str, str]:
     """Return the settings that disarm the checkout's filters.
 
     Raises:
-        Held: the folder is no checkout of its own, or its settings cannot be overruled.
+        Held: the folder is not the root of a checkout, or its settings cannot be overruled.
     """
     top = Path(tool.rev_parse("--show-toplevel"))
     if top.resolve() != tool.folder.resolve():

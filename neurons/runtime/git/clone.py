@@ -12,7 +12,7 @@ from neurons.runtime.git.remote import Remote, Token, parse_remote
 
 _FETCH_FACTOR = 5  # a first fetch moves the whole history: it gets this many timeouts
 
-# Bytes as they are in the repository, whatever its .gitattributes says.
+# Bytes as they are in the repository, regardless of its .gitattributes.
 _PLAIN_BYTES = "* -text -eol -ident -filter -working-tree-encoding\n"
 
 
@@ -59,7 +59,7 @@ def fetch_branch(
 
 
 def is_clone(tool: HardenedGit, remote: Remote) -> bool:
-    """Tell whether the tool's folder is a whole clone of this very remote."""
+    """Return whether the tool's folder is a whole clone of this very remote."""
     if not (tool.folder / ".git").is_dir():
         return False
     return tool.probe("config", "--get", "remote.origin.url") == remote.url
@@ -101,7 +101,7 @@ def is_damaged(tool: HardenedGit) -> bool:
 
 
 def check_out(tool: HardenedGit, branch: str, tip: str) -> None:
-    """Make the clone's branch and files those of `tip`, whatever a crash left there."""
+    """Set the clone's branch and files to `tip`, even after a crash left others there."""
     folder = tool.folder / ".git"
     for lock in [*folder.glob("*.lock"), *(folder / "refs").rglob("*.lock")]:
         lock.unlink()  # this process is the clone's only user, so the lock's owner is dead
@@ -112,7 +112,7 @@ def check_out(tool: HardenedGit, branch: str, tip: str) -> None:
 
 
 def make_remote(upstream_url: str, path: Path) -> str:
-    """Make a bare clone of the upstream at `path`, which stands for the miner's fork.
+    """Make a bare clone of the upstream at `path`, which takes the place of the miner's fork.
 
     An existing repository is left as it is. Returns its file:// address.
     """

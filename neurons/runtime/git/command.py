@@ -1,4 +1,4 @@
-"""git without surprises: a clean environment, deadlines, and errors that say what to do.
+"""git without surprises: a clean environment, deadlines, and errors that name a remedy.
 
 GitPython hands every git process this process's whole environment, and git itself reads hooks,
 helpers and rewrites from many files. Here a git process gets a short list of variables, no system
@@ -32,7 +32,7 @@ environment().setdefault("GIT_PYTHON_REFRESH", "quiet")
 import git  # noqa: E402 # it reads the variable
 
 MINIMUM_GIT = (2, 32)
-"""The first git that takes all its settings from the environment when told so."""
+"""The first version of git that can take all its settings from the environment."""
 
 _ACCEPTED: set[str] = set()
 
@@ -73,7 +73,7 @@ _CONFIG = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What one git process may use where a stranger's repository decides what it does.
+    """Limits of a git process that works on an untrusted repository.
 
     Attributes:
         memory: bytes of its address space.
@@ -94,7 +94,7 @@ class Limits:
 
 
 class HardenedGit(git.Git):
-    """GitPython's command object, whose processes are hardened as this module's text says.
+    """GitPython's command object, whose processes are hardened as described above.
 
     Commands are methods as in GitPython (`tool.rev_parse("HEAD")`). A failing command raises
     Held or Retry; `probe` returns None instead.
@@ -154,12 +154,12 @@ class HardenedGit(git.Git):
         return output
 
     def _require_version(self) -> None:
-        """Refuse a git that would ignore what its environment says. Asked once for each PATH."""
+        """Refuse a git that ignores settings in its environment. Checked once for each PATH."""
         path = environment().get("PATH", "")
         if path not in _ACCEPTED:
             if self.version_info < MINIMUM_GIT:
-                found, least = (".".join(map(str, v)) for v in (self.version_info, MINIMUM_GIT))
-                raise ConfigError(f"git {found} is too old. Install git {least} or newer.")
+                version, least = (".".join(map(str, v)) for v in (self.version_info, MINIMUM_GIT))
+                raise ConfigError(f"git {version} is too old. Install git {least} or newer.")
             _ACCEPTED.add(path)
 
     def _configuration(self, config: Mapping[str, str]) -> dict[str, str]:
@@ -220,30 +220,30 @@ def _bound_output(process: subprocess.Popen[bytes], most: int) -> None:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
                     return
-                with contextlib.suppress(OSError):  # nobody reads any more: it has ended
+                with contextlib.suppress(OSError):  # git has ended and no longer reads
                     target.write(data)
 
     threading.Thread(target=carry, name="git output", daemon=True).start()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of git and its helpers; they share a process group."""
+    """Kill git and its helpers if they still run; they share a process group."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
 def commit_environment(name: str, email: str, seconds: int) -> dict[str, str]:
-    """Return what makes git write a commit as this author's, at `seconds` since 1970 in UTC."""
+    """Return variables that set a commit's author and its time, `seconds` since 1970 in UTC."""
     who = {"NAME": name, "EMAIL": email, "DATE": f"@{seconds} +0000"}
     return {f"GIT_{role}_{k}": v for role in ("AUTHOR", "COMMITTER") for k, v in who.items()}
 
 
 @contextlib.contextmanager
 def scratch_beside(path: Path) -> Iterator[Path]:
-    """Give a folder on the same disk as `path`, in which to build what is then renamed to it.
+    """Create a temporary folder on the disk of `path`, whose content is then renamed to `path`.
 
-    What a killed process left there is removed first.
+    Folders that a killed process left there are removed first.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}.partial-"

@@ -1,4 +1,4 @@
-"""What git complains of, told apart: what passes, what a person has to mend, and how."""
+"""Classifies git's errors: faults that pass, and faults that a person must correct, and how."""
 
 from __future__ import annotations
 
@@ -119,15 +119,17 @@ def fault(command: str, complaint: str, folder: Path | str = "The folder") -> Qu
         for line in complaint.splitlines()
         if re.match(r"fatal|error|remote:|ERROR| ! |ssh|git@|\S+: Permission", line)
     ]
-    said = redact_text(" | ".join(lines) or complaint).strip().removesuffix(".")
+    message = redact_text(" | ".join(lines) or complaint).strip().removesuffix(".")
     if re.search(r"No space left|Disk quota exceeded", complaint):
-        return Retry(f"The disk is full (git {command}): {said}")
+        return Retry(f"The disk is full (git {command}): {message}")
     for pattern, reason, remedy, kind in _LASTING:
         if re.search(pattern, complaint):
-            return kind(f"{reason.format(folder=folder)} git {command} said: {said}.", remedy)
+            return kind(f"{reason.format(folder=folder)} git {command} said: {message}.", remedy)
     if _PASSING.search(complaint):
-        return Retry(f"git {command} could not reach the remote: {said}")
-    return Held(f"git {command} failed: {said}.", "Mend what git names, then start again.")
+        return Retry(f"git {command} could not reach the remote: {message}")
+    return Held(
+        f"git {command} failed: {message}.", "Correct the fault that git names, then start again."
+    )
 
 
 @contextlib.contextmanager

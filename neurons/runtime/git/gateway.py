@@ -1,7 +1,8 @@
-"""The one way out for a git that fetches from a stranger's address: public hosts, so many bytes.
+"""A proxy for git when it fetches from an untrusted address: public hosts only, limited bytes.
 
-git is told to use it as its proxy. Each connection, of a redirect too, is resolved here, checked,
-and made to the very address that was checked: no second answer of the name server counts.
+git uses it as its http.proxy. For each connection, also after a redirect, the gateway resolves the
+name, checks the addresses, and connects to a checked address, so a second answer of the name server
+has no effect.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ _EMBEDDING = (
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
     (ipaddress.IPv6Network("2002::/16"), 80),
 )
-"""Networks whose addresses lead to an IPv4 address, and how many bits stand behind that."""
+"""Networks whose addresses contain an IPv4 address, and the number of bits after it."""
 
 
 def is_public(address: str) -> bool:
-    """Tell whether an address is one of the public internet's, whatever it is wrapped in."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped
+    """Return whether an address is public, also if it is embedded in an IPv6 address."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address):
+        inner = parsed.ipv4_mapped
         for network, behind in _EMBEDDING:
-            if found in network:
-                inner = ipaddress.IPv4Address(int(found) >> behind & 0xFFFFFFFF)
+            if parsed in network:
+                inner = ipaddress.IPv4Address(int(parsed) >> behind & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-    return found.is_global and not (found.is_multicast or found.is_reserved)
+    return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved)
 
 
 class Gateway(socketserver.ThreadingTCPServer):
     """A proxy on loopback for CONNECT alone, open between `with` and its end.
 
     Args:
-        hosts: the names that may be asked for.
+        hosts: the names of allowed hosts.
         most: bytes that all connections together may bring.
-        public: tells whether an address may be connected to.
+        public: returns whether connections to an address are allowed.
 
     Attributes:
         refusal: why a connection was refused or cut, as a sentence; "" for none.
@@ -66,7 +67,7 @@ class Gateway(socketserver.ThreadingTCPServer):
 
     @property
     def url(self) -> str:
-        """What git's http.proxy is set to."""
+        """The value of git's http.proxy."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def __enter__(self) -> Gateway:
@@ -79,7 +80,7 @@ class Gateway(socketserver.ThreadingTCPServer):
         self.server_close()
 
     def handle_error(self, *_: Any) -> None:
-        """A connection that breaks is git's to tell."""
+        """Ignore a broken connection, since git reports it."""
 
     def open(self, host: str, port: int) -> socket.socket | None:
         """Return a connection to an allowed host, or None with `refusal` or `unreachable` set."""
@@ -87,11 +88,11 @@ class Gateway(socketserver.ThreadingTCPServer):
             self.refusal = f"Nothing is fetched from {host}:{port}."
             return None
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             self.unreachable = f"The name {host} cannot be resolved: {error}."
             return None
-        addresses = list(dict.fromkeys(str(row[4][0]) for row in found))
+        addresses = list(dict.fromkeys(str(row[4][0]) for row in entries))
         inside = [address for address in addresses if not self.public(address)]
         if inside:
             self.refusal = f"Nothing is fetched from {host}: {inside[0]} is no public address."
@@ -105,7 +106,7 @@ class Gateway(socketserver.ThreadingTCPServer):
 
 
 class AnyHost:
-    """All names; `Gateway` looks at their addresses all the same."""
+    """All names; `Gateway` still checks their addresses."""
 
     def __contains__(self, _: object) -> bool:
         return True
@@ -122,11 +123,11 @@ class _Connection(socketserver.BaseRequestHandler):
             if not piece:
                 return
             head += piece
-        asked = re.match(rb"CONNECT \[?([^\s\]]+?)\]?:(\d{1,5}) HTTP/1", head)
-        if asked is None:
+        match = re.match(rb"CONNECT \[?([^\s\]]+?)\]?:(\d{1,5}) HTTP/1", head)
+        if match is None:
             self.request.sendall(b"HTTP/1.1 405 Method Not Allowed\r\n\r\n")
             return
-        outside = self.server.open(asked[1].decode("ascii", "replace"), int(asked[2]))
+        outside = self.server.open(match[1].decode("ascii", "replace"), int(match[2]))
         if outside is None:
             status = b"403 Forbidden" if self.server.refusal else b"502 Bad Gateway"
             self.request.sendall(b"HTTP/1.1 " + status + b"\r\n\r\n")

@@ -15,7 +15,7 @@ from neurons.runtime.values import LOOPBACK
 
 @dataclass(frozen=True)
 class Remote:
-    """Where a fork lies: what git is given, and what is submitted to validators."""
+    """A fork's address: `url` for git, `public_url` for submissions."""
 
     url: str
     public_url: str

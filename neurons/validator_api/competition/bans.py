@@ -44,7 +44,7 @@ def parse_ip(text: str) -> Ip | None:
 
 
 def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
-    """Return what failures from an address are counted under; None where that is nobody's own.
+    """Return the key for counting an address's failures; None if several clients share it.
 
     This machine's addresses, and an unknown one, are shared: there the hotkey counts.
     """
@@ -89,7 +89,7 @@ def _drop_queued(session: Session, key: str, now: datetime) -> int:
 
 
 def record_success(session: Session, key: str) -> None:
-    """Forget the failures counted so far; a ban that stands is served to its end."""
+    """Forget the failures counted so far; a present ban lasts to its end."""
     row = session.get(IpBan, key)
     if row is not None and row.banned_until is None:
         row.failure_count = 0

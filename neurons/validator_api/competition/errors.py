@@ -1,4 +1,4 @@
-"""What the competition refuses; `routes/errors.py` maps each type to an HTTP status."""
+"""Reasons for refusals by the competition; `routes/errors.py` maps each type to an HTTP status."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def validation_queue(session: Session, after: int, limit: int) -> protocol.Valid
 
 
 def queued(row: Submission, *, with_client: bool = False) -> protocol.QueuedSubmission:
-    """Return the row as the lists show it; who sent it is for validators only."""
+    """Return the row as the lists show it; only validators see its sender."""
     shown = row.facts() | {"validated": row.validated_at is not None}
     if not with_client:
         shown["ip_address"] = None

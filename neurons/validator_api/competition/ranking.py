@@ -23,7 +23,7 @@ COUNTS = (
     Submission.score > 0.0,
     Submission.tokens_per_sec <= HIGHEST_CLAIM,
 )
-"""A validator confirmed the claim, and nothing speaks against it."""
+"""A validator confirmed the claim, and no check refuted it."""
 
 _SPEED = case((Submission.tokens_per_sec <= HIGHEST_CLAIM, Submission.tokens_per_sec), else_=0.0)
 """PostgreSQL refuses a product that overflows, also of a row that does not count."""
@@ -81,11 +81,11 @@ def places(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
 def standing(session: Session, row: Round, most: int | None = None) -> list[Ranked]:
     """Return the round's ranking by the verdicts of this context, best first.
 
-    With a baseline (the winner of the round before), only what is faster than it counts, unless
+    With a baseline (the winner of the round before), only faster submissions count, unless
     the baseline has been refuted since.
 
     Args:
-        most: return no more than so many submissions.
+        most: the largest number of submissions to return.
     """
     rows = session.scalars(
         select(Submission).where(*_counted(session, row)).order_by(*BEST_FIRST).limit(most)
@@ -101,7 +101,7 @@ def ranked_in(session: Session, row: Round, most: int | None = None) -> list[Ran
     """Return the round's ranking: of this moment while it is active, frozen afterwards.
 
     Args:
-        most: return no more than so many submissions.
+        most: the largest number of submissions to return.
     """
     if row.status == ACTIVE:
         return standing(session, row, most)

@@ -1,4 +1,4 @@
-"""Competition rounds: one is active, a round that ends names its winner, and its places stay."""
+"""Competition rounds: one is active; a round that ends gets a winner, and its places stay."""
 
 from __future__ import annotations
 

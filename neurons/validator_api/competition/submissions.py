@@ -1,4 +1,4 @@
-"""What miners write: registrations, commitments, reveals and direct submissions."""
+"""Requests of miners: registrations, commitments, reveals and direct submissions."""
 
 from __future__ import annotations
 

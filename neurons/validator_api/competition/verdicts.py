@@ -1,4 +1,4 @@
-"""What validators write about a submission: its score and why, its logits' verification."""
+"""Validators' verdicts on a submission: its score with the reason, its logits' verification."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mark_validated(
 ) -> dict[str, Any]:
     """Store a validator's score; a score above 0 clears the client's failures.
 
-    A completed round keeps its places, whatever is marked afterwards.
+    A completed round keeps its places, even if verdicts follow.
 
     Args:
         validator: the hotkey that signed the request.

@@ -28,7 +28,7 @@ from neurons.validator_api.database.versions import bring_up_to_date
 Result = TypeVar("Result")
 
 BUSY_SECONDS = 10.0
-"""How long a transaction waits for others before it fails."""
+"""Seconds that a transaction waits for others before it fails."""
 CONNECT_SECONDS = 5
 CONNECTION = {
     "connect_timeout": CONNECT_SECONDS,
@@ -166,7 +166,7 @@ class Storage:
         self._engine.dispose()
 
     def _closed(self, error: SQLAlchemyError) -> ConfigError | DatabaseAway:
-        """Return what is to be raised where the database could not be opened."""
+        """Return the exception for a database that could not be opened."""
         problem = f"DATABASE_URL={self.url}: the database cannot be opened ({reason(error)})"
         server = self._engine.dialect.name == "postgresql"
         if server and isinstance(error, OperationalError) and not is_refused(problem):

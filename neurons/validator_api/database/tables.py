@@ -102,10 +102,10 @@ class Submission(Base):
     """A submission, from its commit (or its direct submission) to its score.
 
     `created_at` is the commit's time; fork, hash and figures are empty until the reveal. The round
-    is the one that it may rank in: what is still open when a round ends moves to the next.
-    `withdrawn_at` is when a newer one of the same hotkey and target took its place in the queue, or
+    is the one that it may rank in: an open submission moves to the next round when its round ends.
+    `withdrawn_at` is when a newer one of the same hotkey and target replaced it in the queue, or
     when its client was banned.
-    `measured` is what a validator timed: length to figures, as `benchmarks` is the miner's.
+    `measured` has a validator's figures by length, and `benchmarks` the miner's.
     `validator_hotkey` judged it last, on `validator_device` (a GPU's name, or the CPU's cores).
     """
 

@@ -1,6 +1,6 @@
-"""What the pages of rounds show: the leaderboard, one round, the history.
+"""Data of the pages about rounds: the leaderboard, one round, the history.
 
-Every query has a bound, and a page is rendered from these objects alone.
+Every query has a limit. The templates render a page from these objects only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from neurons.validator_api.database.tables import ACTIVE, IN_QUEUE, Round, Submi
 from neurons.wire import rules
 
 PLACES, LAST_PLACES, VERDICTS, ROUNDS = 100, 10, 20, 50
-"""The most places of a round and of the last one, latest verdicts, and rounds on one page."""
+"""Limits of a page: places of a round, of the round before it, latest verdicts, rounds."""
 
 
 @dataclass(frozen=True)
 class RoundView:
-    """A round. `remaining` is empty where it is over."""
+    """A round. `remaining` is empty if the round is over."""
 
     number: int
     start: datetime
@@ -50,7 +50,7 @@ class PlaceView:
 
 @dataclass(frozen=True)
 class BarView:
-    """A weighted score that a new claim must exceed, and what for: to rank, earn or lead."""
+    """A weighted score that a new claim must exceed to rank, to earn a share or to lead."""
 
     purpose: str
     score: float
@@ -84,7 +84,7 @@ class RoundPage:
 
 @dataclass(frozen=True)
 class RoundsPage:
-    """The history, the newest first; `before` is where the next page begins."""
+    """Rounds, newest first. The next page has the rounds below `before`; None on the last page."""
 
     rounds: Sequence[RoundView]
     before: int | None
@@ -115,7 +115,7 @@ def leaderboard(session: Session, context: RequestContext) -> RoundPage:
 
 
 def one_round(session: Session, context: RequestContext, number: int) -> RoundPage | None:
-    """Return the round of this number, None where there is none."""
+    """Return the round with this number, or None."""
     row = session.scalars(select(Round).where(Round.round_number == number)).first()
     return None if row is None else _round_page(session, row, context)
 
@@ -152,9 +152,9 @@ def _round_page(
 
 
 def _bars(session: Session, row: Round) -> list[BarView]:
-    """Return what a new claim must beat, now or in the round after one that has ended.
+    """Return the scores that a new claim must exceed in this round, or in the next if it is over.
 
-    A score that is needed for several purposes is named for the first of them alone.
+    If several purposes need the same score, it appears once, with the first purpose.
     """
     if row.status == ACTIVE:
         least = ranking.floor(session, row.baseline_submission_id)

@@ -1,6 +1,6 @@
-"""What a submission's page shows: before the reveal what /pending_reveals shows, then the claim.
+"""Data of a submission's page: before the reveal those of /pending_reveals, then the claim.
 
-A page is rendered from these objects alone, so that it cannot show fork, claim or target early.
+The templates render these objects only, so a page cannot show fork, claim or target early.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The routes: what is checked in which order, and what is written in one transaction."""
+"""The routes: the order of their checks, and their transactions."""

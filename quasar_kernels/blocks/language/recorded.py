@@ -1,7 +1,7 @@
-"""A training step that a GPU replays: a small model's takes longer to launch than to compute.
+"""Training steps replayed from a CUDA graph: small models take longer to launch than to compute.
 
-The first steps run as they are; then one is recorded as a CUDA graph, and what follows is a replay
-of it on other inputs. So a step must wait for nothing and read nothing back.
+The first steps run normally. Then one step is captured in a CUDA graph, and the following steps
+replay it with new inputs. A step must therefore neither wait for the GPU nor read results from it.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ import torch
 from torch import Tensor
 
 WARM_STEPS = 3
-"""Steps before the recorded one: kernels are compiled and the optimizer's state is made in them."""
+"""Steps before the capture: they compile the kernels and allocate the optimizer's state."""
 _log = logging.getLogger(__name__)
 
 
 class RecordedStep:
-    """Takes training steps, replayed where that can be.
+    """Runs training steps, by replay where the device and the step allow it.
 
     Args:
         step: takes tensors and returns one; it recomputes the gradients and updates the parameters.
-        device: where all of it is.
+        device: the device of the model, the optimizer's state and the inputs.
     """
 
     def __init__(self, step: Callable[..., Tensor], device: torch.device) -> None:
         self._step, self._device = step, device
-        self._taken = 0
+        self._calls = 0
         self._inputs: list[Tensor] = []
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Tensor | None = None
         self._refused = device.type != "cuda"
-        # autograd goes back on the streams of the forward pass: all steps are taken on one
+        # autograd's backward pass uses the stream of the forward pass: all steps run on one
         self._stream = None if self._refused else torch.cuda.Stream(device)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Take one step; inputs always have the first ones' shapes. The result is overwritten."""
+        """Run one step, with the shapes of the first one. The next call overwrites the result."""
         if self._stream is None:
             return self._step(*inputs)
-        self._taken += 1
+        self._calls += 1
         here = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -48,7 +48,7 @@ class RecordedStep:
         return result
 
     def _on_stream(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        if self._taken > WARM_STEPS and self._graph is None and not self._refused:
+        if self._calls > WARM_STEPS and self._graph is None and not self._refused:
             self._record(inputs)
         if self._graph is None or self._result is None:
             return self._step(*inputs)
@@ -58,7 +58,7 @@ class RecordedStep:
         return self._result
 
     def _record(self, inputs: tuple[Tensor, ...]) -> None:
-        """Record a step without taking it; where something refuses, say so once and go on."""
+        """Capture a step without running it. If that fails, warn, and launch all later steps."""
         self._inputs = [x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
         try:

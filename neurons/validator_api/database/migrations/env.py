@@ -1,4 +1,4 @@
-"""What Alembic runs around the migrations: on the connection that the caller has opened."""
+"""Alembic's script around the migrations; it uses the connection that the caller has opened."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_a_child_that_dies_is_explained_by_its_last_words() -> None:
 
 
 def test_what_is_not_known_is_told_in_its_own_words() -> None:
-    assert kernel_checks.told("odd\nmore", "do this") == ("odd", "Do this")
-    detail, remedy = kernel_checks.told("odd")
+    assert kernel_checks.describe_failure("odd\nmore", "do this") == ("odd", "Do this")
+    detail, remedy = kernel_checks.describe_failure("odd")
     assert detail == "odd"
     assert "Report this line" in remedy

@@ -62,7 +62,7 @@ HELD = [
         "fatal: unable to update url base from redirection:\n  asked for: https://a/\n",
         "address",
     ),
-    ("fatal: something nobody has seen before\n", "Mend"),
+    ("fatal: something nobody has seen before\n", "Correct the fault"),
 ]
 
 PASSING = [

@@ -72,7 +72,7 @@ def _places(
     connection: sa.Connection, round_id: int, baseline_id: int | None
 ) -> list[dict[str, Any]]:
     """Return a completed round's ranking, by the rules of version 0.1.0."""
-    found = connection.execute(
+    submissions = connection.execute(
         sa.text(
             "SELECT s.id, s.miner_hotkey, s.tokens_per_sec, s.target_sequence_length, m.uid "
             "FROM submissions AS s JOIN miners AS m ON m.hotkey = s.miner_hotkey "
@@ -87,7 +87,9 @@ def _places(
         {"id": baseline_id},
     ).one_or_none()
     floor = _weighted(*baseline) if baseline else 0.0
-    scored = [(_weighted(speed, target), row, key, uid) for row, key, speed, target, uid in found]
+    scored = [
+        (_weighted(speed, target), row, key, uid) for row, key, speed, target, uid in submissions
+    ]
     hotkeys: list[str] = []
     rows = []
     for score, row, key, uid in sorted(scored, key=lambda one: -one[0]):

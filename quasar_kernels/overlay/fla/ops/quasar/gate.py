@@ -5,7 +5,7 @@ With x = beta lambda, r = lambda / (lambda + eps) and g(x) = (1 - exp(-x)) / x, 
     d alpha / d beta   = exp(-x) r
     d alpha / d lambda = beta g(x) eps / (lambda + eps)^2 - beta^2 h(x) r,    h(x) = -g'(x)
 
-g and h are computed by their series for small x, where the closed forms lose every digit.
+g and h are computed by their series for small x, where the closed forms lose all digits.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def quasar_gate_bwd_kernel(lam, beta, dalpha, dlam, dbeta, N, H: tl.constexpr, B
 
 
 def divisible(step: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return step sizes that a gradient can be divided by: none is zero where dtype has room.
+    """Return step sizes that a gradient can be divided by: at least 2^-26, unchanged for fp16.
 
-    The gradient of a step size follows from what the step did; of a step of 2^-26, which changes
-    no state in fp32, the exponents of bf16 and fp32 hold it. Those of fp16 do not, and there the
-    gradient of a step size of zero is zero. Smaller ones would lose digits: the root of a step size
-    is a factor of inverses of which the CUDA kernels keep fp16.
+    The backward pass divides by a step size to obtain its gradient. A step of 2^-26 changes no
+    state in fp32, and the exponent ranges of bf16 and fp32 suffice for the quotient. That of fp16
+    does not, so the gradient of a zero step size is zero in fp16. A smaller minimum would lose
+    digits: the CUDA kernels store inverses in fp16 that have the root of a step size as a factor.
     """
     return step if dtype == torch.float16 else step.clamp(min=2.0**-26)
 
@@ -108,7 +108,7 @@ def _gate_bwd_torch(lam, beta, dalpha):
 
 
 def _launch(kernel, *tensors: torch.Tensor, heads: int) -> None:
-    """Run a gate kernel over tensors of `[tokens, H]` values (beta excepted)."""
+    """Run a gate kernel over tensors of shape `[tokens, H]` (beta: `[H]`)."""
     n, block = tensors[0].numel(), 1024
     if n:
         kernel[(triton.cdiv(n, block),)](*tensors, n, H=heads, BLOCK=block, num_warps=4)
