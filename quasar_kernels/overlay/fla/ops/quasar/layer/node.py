@@ -144,7 +144,7 @@ def _gradients(
 ) -> tuple[Tensors, Tensors]:
     """Return the weights' gradients, None for those not `needed`, and the factors of x's.
 
-    The latter are the gradient of the products and the weights of the products. `results` are the
+    The latter are the gradient of the products and the weights of the products. `found` has the
     forward pass's intermediate results, None to recompute them. Tensors are freed after their last
     use: for a million tokens each takes gigabytes.
     """
