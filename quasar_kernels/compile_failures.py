@@ -59,7 +59,7 @@ TOOLKIT_OLD = Explanation(
 )
 TOOLKIT_MIXED = Explanation(
     "ptxas is older than the compiler before it",
-    "Take both from one toolkit: mend PATH, CUDA_HOME or TRITON_PTXAS_PATH.",
+    "Take both from one toolkit: correct PATH, CUDA_HOME or TRITON_PTXAS_PATH.",
 )
 NO_NVRTC = Explanation(
     "the wheel nvidia-cuda-nvrtc is missing or incomplete",

@@ -63,7 +63,7 @@ def compile_spec(spec: CompileSpec, architecture: int) -> Any:
     """Compile one kernel for compute capability `architecture` (90 is 9.0); needs no GPU.
 
     Returns:
-        Triton's compiled kernel; `.asm["ptx"]` and `.metadata.shared` tell what came out.
+        Triton's compiled kernel; `.asm["ptx"]` and `.metadata.shared` have the results.
 
     Raises:
         ValueError: the spec's names are not the kernel's arguments.

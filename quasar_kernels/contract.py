@@ -15,10 +15,10 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 OVERLAY = Path(__file__).resolve().parent / "overlay"
-"""Root of the overlay: its files are laid over a fork byte for byte."""
+"""Root of the overlay: its files are copied over a fork byte for byte."""
 
 FORK_IMPORTS = Path(__file__).resolve().parent / "fork_imports.json"
-"""What the public fork imports when it is loaded; scripts/record_fork_imports.py writes it."""
+"""The modules that the public fork imports; scripts/record_fork_imports.py writes the file."""
 
 QUASAR_DIR = PurePosixPath("fla/ops/quasar")
 LAYER_FILE = PurePosixPath("fla/layers/quasar.py")
@@ -55,7 +55,7 @@ PUBLICLY_REQUIRED = (
     "check_shared_mem",
     "input_guard",
 )
-"""What the public validator looks for in chunk.py of any fork, imported from `fla.utils`."""
+"""The imports from `fla.utils` that the public validator requires in any fork's chunk.py."""
 
 FORBIDDEN_TEXT = (
     "from fla.ops.gla",
@@ -85,7 +85,7 @@ COMPILED = frozenset(
         ".egg",
     }
 )
-"""Suffixes of files that run and that nobody can read."""
+"""Suffixes of compiled files."""
 
 FILE_BYTES = 2**21
 """The longest Python file that is read."""
@@ -104,11 +104,11 @@ class Violation:
 
 
 Scope = Literal["layer", "ops"]
-"""What of the overlay is published: all of it, or the files of `QUASAR_DIR` alone."""
+"""The published part of the overlay: all of it, or the files of `QUASAR_DIR` alone."""
 
 
 def overlay_files(scope: Scope = "layer", root: Path = OVERLAY) -> list[PurePosixPath]:
-    """Return what a scope publishes, relative to a fork's root, sorted; no byte code.
+    """Return the files that a scope publishes, relative to a fork's root, sorted; no byte code.
 
     Args:
         root: of an overlay other than the shipped one.

@@ -150,8 +150,8 @@ def _walk_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tens
         entering.append(state)
         fresh.append(values[:, :, i] - reads[:, :, i] @ state)
         state = kept[:, :, i] * state + writes[:, :, i] @ fresh[-1]
-    before, found = torch.stack(entering, dim=2), torch.stack(fresh, dim=2)
-    o = torch.exp(since) * (Q @ before) + ((Q @ K.mT) * between) @ found
+    before, updates = torch.stack(entering, dim=2), torch.stack(fresh, dim=2)
+    o = torch.exp(since) * (Q @ before) + ((Q @ K.mT) * between) @ updates
     return o.flatten(2, 3).transpose(1, 2)[:, : q.shape[1]], state
 
 

@@ -1,8 +1,8 @@
-"""What computes an operator: kernels where they serve, ours or a library's, else torch, and why.
+"""The choice of an operator's implementation: kernels of this project or a library, or torch.
 
-Nothing falls back silently: where a GPU's call goes to torch although kernels exist for it, or to
-others than those that come first as these are missing or fail, one line in the log names the cause
-and the remedy, once for each cause.
+No fallback is silent. If torch computes a GPU's call although kernels for it exist, or if later
+kernels compute it because the first ones are missing or fail, the log names the cause and the
+remedy, once for each cause.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _log = logging.getLogger(__name__)
 
 
 class Backend(NamedTuple):
-    """What computes an operator, and why it and nothing faster."""
+    """The implementation that computes an operator, and the reason why no faster one does."""
 
     name: str
     reason: str  # a clause
-    remedy: str = ""  # what would make something faster serve, where that is known
+    remedy: str = ""  # enables a faster one, if known
 
 
 class Kernels(NamedTuple):
@@ -34,7 +34,7 @@ class Kernels(NamedTuple):
 
     name: str
     module: str  # what must be importable
-    remedy: str  # what to do where it is not
+    remedy: str  # if it is not
     call: Callable[..., tuple[Tensor, Tensor]]  # imports the module
     packed: bool = True  # whether it takes packed sequences
     widest: int = 0  # channels that a head's keys may have; 0 is any number

@@ -1,4 +1,4 @@
-"""How a hybrid block joins its branches: gains a channel, gates a head, or a normalised mean."""
+"""The fusion of a hybrid block's branches: channel gains, head gates, or a normalised mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 FIRST_GAIN, OTHER_GAINS = 0.7, 0.3
-"""What the gains start at: the first branch leads."""
+"""The initial gains: the first branch has the larger one."""
 
 
 class ChannelGains(nn.Module):

@@ -20,7 +20,7 @@ from quasar_kernels.shapes import expect, expect_sizes
 
 OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46, "quasar": 1.0}
 """Factors of the mixers' output weights at the start. Without them a mixer returns an RMS of 0.13,
-0.57 or 0.28 for an input of 1; with them branches begin alike, and their gains say the rest."""
+0.57 or 0.28 for an input of 1; with them branches begin alike, and only their gains differ."""
 _OUTPUTS = {"rwkv6": "output.weight", "mamba2": "output.weight", "quasar": "layer.o_proj.weight"}
 BlockState = dict[str, Any]
 """Each mixer's state by its name."""

@@ -18,7 +18,7 @@ STREAMS = 5
 
 
 class TimeMixingState(NamedTuple):
-    """What time mixing keeps of N sequences between calls."""
+    """The state of time mixing for N sequences between calls."""
 
     before: Tensor  # [N, 1, width], the last token
     wkv: Tensor  # [N, heads, S, S] fp32, keys first

@@ -1,4 +1,4 @@
-"""What each branch of a hybrid block adds, and what a model loses without it."""
+"""The contribution of each branch of a hybrid block, and the model's loss without it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def looked_at(model: nn.Module, vocabulary: int, device: torch.device) -> tuple[
     loss.backward()
     for hook in hooks:
         hook.remove()
-    found = []
+    result = []
     for name, block in blocks.items():
         branches = []
         for n, (kind, mixer) in enumerate(block.mixers.items()):
@@ -57,9 +57,9 @@ def looked_at(model: nn.Module, vocabulary: int, device: torch.device) -> tuple[
             norm = torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradients]))
             without = _loss_without(model, block, n, tokens)
             branches.append(Branch(kind, added[name][n], float(norm), without))
-        found.append(Block(name, tuple(branches)))
+        result.append(Block(name, tuple(branches)))
     model.zero_grad()
-    return loss.item(), found
+    return loss.item(), result
 
 
 def _noting(added: dict[str, list[float]], name: str) -> Any:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Verdict(str, Enum):
-    """What a finding means; the worst of all is the model's."""
+    """The verdict of a finding; the worst one is the model's."""
 
     PASS = "PASS"  # noqa: S105 no password
     WARN = "WARN"

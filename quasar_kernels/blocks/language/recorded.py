@@ -1,7 +1,7 @@
-"""A training step that a GPU replays: a small model's takes longer to launch than to compute.
+"""Training steps by CUDA graph: a small model's step takes longer to launch than to compute.
 
-The first steps run as they are; then one is recorded as a CUDA graph, and what follows is a replay
-of it on other inputs. So a step must wait for nothing and read nothing back.
+The first steps are launched. Then one is recorded as a CUDA graph, and later steps replay it on
+their inputs. A step must therefore neither synchronize nor copy results to the host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class RecordedStep:
-    """Takes training steps, replayed where that can be.
+    """Takes training steps, by replays if possible.
 
     Args:
         step: takes tensors and returns one; it recomputes the gradients and updates the parameters.
@@ -58,7 +58,7 @@ class RecordedStep:
         return self._result
 
     def _record(self, inputs: tuple[Tensor, ...]) -> None:
-        """Record a step without taking it; where something refuses, say so once and go on."""
+        """Record a step without taking it; if that fails, log it once and launch all steps."""
         self._inputs = [x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
         try:

@@ -53,7 +53,7 @@ def draw(text: Tensor, recipe: Recipe, step: int) -> Tensor:
 
 
 class Training:
-    """A model, its optimizer and its losses; taken up where a checkpoint left it, if there is one.
+    """A model, its optimizer and its losses; continued from its checkpoint if there is one.
 
     Args:
         text: `[bytes]` uint8, as `read_text` returns it with its digest.
@@ -148,7 +148,7 @@ class Training:
             save_seconds: a checkpoint is written after the first step that ends so long after the
                 last checkpoint, or after the start.
             report: called with the steps done and the loss of the last one, after each.
-            stopped: asked after each step; true ends the training there.
+            stopped: called after each step; the training ends if it returns true.
             clock: seconds.
 
         Returns:

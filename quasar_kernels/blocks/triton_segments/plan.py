@@ -140,7 +140,7 @@ def plan_call(
 
 
 class Between(NamedTuple):
-    """What the kernels pass on from segment to segment."""
+    """The tensors that the kernels pass from segment to segment."""
 
     sums: Tensor  # [segments, H, V, K] fp32, what each adds; the scan turns them into states
     decays: Tensor  # [segments, H, K] fp32, the sums of its log decays

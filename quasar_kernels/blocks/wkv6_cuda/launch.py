@@ -49,7 +49,7 @@ class Arguments(ctypes.Structure):
 
 class _Program(CudaProgram):  # type: ignore[misc] # mypy knows it not by that name
     def give_up(self, variant: Variant, error: CudaUnavailableError) -> None:
-        """Use the variant no more; the operator, which turns to other kernels, says why."""
+        """Stop using the variant. The operator changes to other kernels and logs the cause."""
         self._entries[variant] = error
 
 
@@ -122,7 +122,7 @@ def forward(
     """Launch the forward walk on the current stream.
 
     Args:
-        x: as `Inputs` says.
+        x: as described at `Inputs`.
         initial_state: `[N, H, K, V]` fp32 contiguous, or None for zero.
         bounds: `[N + 1]` int64 of packed sequences, or None.
         keep: whether the states for the gradients are kept.

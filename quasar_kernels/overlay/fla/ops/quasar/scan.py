@@ -1,4 +1,4 @@
-"""What the implementations of the segmented scan receive and return, in one order."""
+"""The inputs and results of the segmented scan, the same for each implementation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ScanInputs(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the backward pass needs of a forward pass."""
+    """The tensors of a forward pass that its backward pass needs."""
 
     inputs: ScanInputs  # as the kernels received them
     G: torch.Tensor | None  # [segments, H, S, S] fp32; None where no sequence has two segments

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gpu(NamedTuple):
-    """What tiles depend on: the name that the driver gives, and the compute capability ("9.0")."""
+    """A GPU: its name in the driver and its compute capability ("9.0"). Tiles depend on both."""
 
     name: str
     capability: str
@@ -139,7 +139,7 @@ def tune(
         try:
             tiles = search(default, _trial(block, dtype, device, default, launch))
         except Exception:
-            # a full memory, say: the call itself may still work, and says best if it does not
+            # such as a full memory: the call itself may succeed, or raises the cause
             _log.warning("tuning for %s failed; safe tiles are used", what, exc_info=True)
             return default
         seconds = time.monotonic() - since

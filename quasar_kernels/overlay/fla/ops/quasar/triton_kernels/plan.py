@@ -28,7 +28,7 @@ def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, 
 
     Args:
         tokens: tokens of the (longest) sequence.
-        chains: sequences times heads, each a sequential walk of its own.
+        chains: sequences times heads, each a separate sequential walk.
         wave: programs that the device runs at once.
         chunk: tokens of a chunk.
     """
