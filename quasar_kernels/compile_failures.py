@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Explanation(NamedTuple):
-    """The cause of a failure, as a clause, and what to do about it, as sentences."""
+    """The cause of a failure, as a clause, and its remedy, as sentences."""
 
     cause: str
     remedy: str
@@ -130,7 +130,7 @@ _KNOWN = (
 
 
 def explain(text: str) -> Explanation | None:
-    """Return the known cause of a failure, or None where nothing in its text is known.
+    """Return the known cause of a failure, or None if its text matches no known one.
 
     Args:
         text: an error message, or the whole output of a compiler.

@@ -1,4 +1,4 @@
-"""How each jitted kernel of the overlay is compiled, as data: for checks that need no GPU.
+"""The compile specs of the overlay's jitted kernels, as data: for checks that need no GPU.
 
 A kernel that a GPU would only compile at first use is compiled here for a named architecture, so
 that an error shows on any machine. The entries are the shapes that the layer times: heads of 64.

@@ -63,7 +63,7 @@ FORBIDDEN_TEXT = (
     "import fla.ops.gla",
     "import fla.ops.kda",
 )
-"""Text that no target file may hold anywhere, comments included."""
+"""Text that no target file may contain, even in comments."""
 
 
 FORBIDDEN_MODULES = ("fla.ops.gla", "fla.ops.kda")
@@ -93,7 +93,7 @@ FILE_BYTES = 2**21
 
 @dataclass(frozen=True)
 class Violation:
-    """One broken rule: the file (relative to the tree), the rule, and what to do about it."""
+    """One broken rule: the file (relative to the tree), the rule, and the remedy."""
 
     path: PurePosixPath
     rule: str
@@ -122,7 +122,7 @@ def overlay_files(scope: Scope = "layer", root: Path = OVERLAY) -> list[PurePosi
 
 
 def overlay_digest(scope: Scope = "layer", root: Path = OVERLAY) -> str:
-    """Return the SHA-256 over the names and contents of what a scope publishes."""
+    """Return the SHA-256 over the names and contents of the files that a scope publishes."""
     digest = hashlib.sha256()
     for path in overlay_files(scope, root):
         content = (root / path).read_bytes()
@@ -215,7 +215,7 @@ def _check_imports(root: Path, path: PurePosixPath, strict: bool) -> list[Violat
 
 
 def _imported(tree: ast.AST, path: PurePosixPath) -> Iterator[str]:
-    """Yield the full names of what a file imports, of relative imports and of `import_module`."""
+    """Yield the full names of a file's imports, relative ones and `import_module` included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -243,7 +243,7 @@ def _without_comments(text: str) -> str:
 
 
 def _import_blocks(text: str) -> Iterator[str]:
-    """Yield what the public validator takes for imports from `fla.utils`, of lower-case text."""
+    """Yield the imports from `fla.utils` that the public validator finds in lower-case text."""
     lines, block = text.split("\n"), list[str]()
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if "from fla.utils import" in line:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 TOLERANCE = 1e-2
-"""Relative RMS error above which a result is wrong: twice what bf16 tensor cores are left with."""
+"""Relative RMS error above which a result is wrong: twice the error of bf16 tensor cores."""
 
 _TOKENS = 128
 _D, _H, _S = 512, 8, 64  # hidden_size, num_heads and head_dim that a validator times
@@ -192,7 +192,7 @@ def _path(
         o, _ = chunk_quasar(*inputs)
         expected, _ = quasar_recurrence(q, k, v, beta)
         result["rms"] = relative_rms(o.cpu(), expected)
-    except Exception as problem:  # compilers and drivers raise what they like; it is the finding
+    except Exception as problem:  # compilers and drivers raise any type; the error is the result
         result |= _error_fields(problem)
     call = "operator" if width == 64 else f"operator {width}"
     return PathTaken(

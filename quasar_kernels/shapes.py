@@ -19,7 +19,7 @@ def expect(
 
     Args:
         name: as the caller knows it.
-        shape: what it must have; a name stands for any size.
+        shape: the required shape; a name stands for any size.
         device: where it must be; None is anywhere.
 
     Raises:

@@ -98,7 +98,7 @@ def _sequence(
 def _across_middles(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, inclusive: bool, half: int
 ) -> Tensor:
-    """Return what second halves of `2 * half` tokens read from first ones, `[..., C, V]`."""
+    """Return `[..., C, V]`: reads of second halves of `2 * half` tokens from the first halves."""
     q, k, v, g = (x.unflatten(-2, (-1, 2, half)) for x in (q, k, v, g))
     reading = q[..., 1, :, :] * torch.exp(_until(g[..., 1, :, :], inclusive))
     writing = k[..., 0, :, :] * torch.exp(_after(g[..., 0, :, :]))

@@ -139,7 +139,7 @@ class HybridBlock(nn.Module):
         return torch.add(x, self.mlp(_narrowed(self.mlp_norm(x)))), states if keep else None
 
     def backends(self, dtype: torch.dtype | None = None) -> dict[str, Backend]:
-        """Return what computes each branch, and why; `dtype` as the mixers' `backend` takes it."""
+        """Return each branch's backend, with the reason; `dtype` as in the mixers' `backend`."""
         return {name: mixer.backend(dtype) for name, mixer in self.mixers.items()}  # type: ignore[operator]
 
 
@@ -150,9 +150,9 @@ def _narrowed(x: Tensor) -> Tensor:
 
 
 def _side_by_side(branches: Sequence[Callable[[], Tensor]], x: Tensor) -> list[Tensor]:
-    """Return what each branch returns, all of which read x.
+    """Return the result of each branch for x.
 
-    In what is recorded as a CUDA graph, all but the first run on streams of their own, and their
+    While a CUDA graph is captured, all but the first run on separate streams, and their
     backward passes, too, as autograd has it. Elsewhere it is the host that is waited for, and
     streams would only add to its work.
     """

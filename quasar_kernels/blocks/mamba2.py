@@ -121,7 +121,7 @@ class Mamba2(nn.Module):
         return F.linear(x, F.pad(self.input.weight, (0, 0, 0, self._over)))
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
-        """Return what computes SSD for this layer; `dtype` is autocast's, None the parameters'."""
+        """Return the backend of this layer's SSD; `dtype` is autocast's, None the parameters'."""
         weight = self.output.weight
         return ssd.OPERATOR.backend(
             weight.device,

@@ -61,7 +61,7 @@ class QuasarMixer(nn.Module):
         return y, state if keep else None
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
-        """Return the operator's backend; `dtype` is autocast's, None means the parameters'."""
+        """Return the operator's backend; `dtype` is autocast's, None the parameters'."""
         weight = self.layer.q_proj.weight
         sizes = (1, 1, self.layer.num_heads, self.layer.head_dim)
         x = torch.zeros(sizes, device=weight.device, dtype=dtype or weight.dtype)

@@ -135,7 +135,7 @@ class RWKV6TimeMixing(nn.Module):
         return -torch.exp(self.decay.to(wide) + moved.to(wide))
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
-        """Return what computes WKV6 for this layer; `dtype` is autocast's, None the parameters'."""
+        """Return the backend of this layer's WKV6; `dtype` is autocast's, None the parameters'."""
         weight = self.key.weight
         return wkv6.OPERATOR.backend(
             weight.device, dtype or weight.dtype, width=self.width // self.heads

@@ -15,7 +15,7 @@ class Branch(NamedTuple):
     """One branch of one block, on a batch that was not trained on."""
 
     name: str
-    activation: float  # RMS of what it adds
+    activation: float  # RMS of its contribution
     gradient: float  # norm of its parameters' gradients
     without: float  # the loss when it adds nothing
 

@@ -68,7 +68,7 @@ class LanguageModel(nn.Module):
         return F.linear(self.norm(x), self.embedding.weight), new_states
 
     def backends(self, dtype: torch.dtype | None = None) -> dict[str, Backend]:
-        """Return what computes each branch, and why; all blocks are alike."""
+        """Return each branch's backend, with the reason; it is the same in all blocks."""
         return cast(HybridBlock, self.blocks[0]).backends(dtype)
 
 

@@ -74,7 +74,7 @@ class Inputs(NamedTuple):
 
 @functools.cache
 def variant_for(device: int, dtype: torch.dtype, K: int) -> Variant:
-    """Return what the kernels are compiled for; a variant's own dtype has no meaning for fp32."""
+    """Return the variant for which the kernels are compiled; fp32 ignores a variant's dtype."""
     width = f"-DWKV6_KEYS={K}"
     if dtype == torch.float32:
         return Variant(device, torch.bfloat16, (width, "-DWKV6_FP32=1"))

@@ -75,7 +75,7 @@ class Forward(NamedTuple):
 
     o: Tensor  # [B, T, H, V] in v's dtype
     final_state: Tensor  # [N, H, K, V] fp32
-    checkpoints: Tensor | None  # [chunks, H, V, K], the states before them, when asked for
+    checkpoints: Tensor | None  # [chunks, H, V, K], the states before them, if requested
 
 
 class Inputs(NamedTuple):

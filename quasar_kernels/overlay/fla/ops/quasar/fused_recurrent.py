@@ -26,7 +26,7 @@ WARP_ELEMENTS, MOST_ELEMENTS = 4096, 8192
 
 
 class RecurrentTiles(NamedTuple):
-    """How a launch is cut up."""
+    """The tiles of a launch."""
 
     cols: int  # state columns that a program owns, with all rows of them
     warps: int

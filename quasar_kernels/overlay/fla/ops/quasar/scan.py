@@ -74,7 +74,7 @@ class Saved(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Any], segments: Any, scale: float = 1.0) -> Saved:
-        """Return what `tensors` were of."""
+        """Return the object whose `tensors` these are."""
         q, k, v, beta, initial_state, g, G, states = tensors
         inputs = ScanInputs.of(q, k, v, beta, initial_state, scale=scale, g=g)
         return cls(inputs, G, states, segments)

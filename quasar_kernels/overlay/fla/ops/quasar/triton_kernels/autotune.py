@@ -204,7 +204,7 @@ def _milliseconds(
 
 
 def read(gpu: Gpu, block: int, dtype: torch.dtype) -> Tiles | None:
-    """Return what an earlier autotune kept, or None: nothing, or nothing that can be read."""
+    """Return the tiles that an earlier autotune kept; None without a readable file."""
     path = _path(gpu, block, dtype)
     try:
         return parse_tiles(json.loads(path.read_text(encoding="utf-8"))["tiles"], str(path))

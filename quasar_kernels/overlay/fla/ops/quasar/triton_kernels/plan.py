@@ -1,4 +1,4 @@
-"""How the Triton kernels cut the sequences of a call, and the arguments that they share."""
+"""The segments of a call for the Triton kernels, and the arguments that they share."""
 
 from __future__ import annotations
 
