@@ -301,7 +301,7 @@ def _check_target(root: Path, path: PurePosixPath, strict: bool) -> list[Violati
         ]
     elif path.name == "chunk.py":
         violations += [
-            Violation(path, f"The import {line!r} is missing.", "Add it on a line of its own.")
+            Violation(path, f"The import {line!r} is missing.", "Add it on a separate line.")
             for line in REQUIRED_IMPORTS
             if line not in _lines(text)
         ]

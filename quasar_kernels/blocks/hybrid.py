@@ -152,9 +152,9 @@ def _narrowed(x: Tensor) -> Tensor:
 def _side_by_side(branches: Sequence[Callable[[], Tensor]], x: Tensor) -> list[Tensor]:
     """Return the result of each branch for x.
 
-    While a CUDA graph is captured, all but the first run on separate streams, and their
-    backward passes, too, as autograd has it. Elsewhere it is the host that is waited for, and
-    streams would only add to its work.
+    While a CUDA graph is captured, all but the first run on separate streams, and autograd runs
+    their backward passes there. Outside a capture the host limits the speed, and streams would
+    only add to its work.
     """
     if len(branches) < 2 or not x.is_cuda or not torch.cuda.is_current_stream_capturing():
         return [branch() for branch in branches]

@@ -47,7 +47,7 @@ class Arguments(ctypes.Structure):
     ]
 
 
-class _Program(CudaProgram):  # type: ignore[misc] # mypy knows it not by that name
+class _Program(CudaProgram):  # type: ignore[misc] # mypy does not resolve the name
     def give_up(self, variant: Variant, error: CudaUnavailableError) -> None:
         """Stop using the variant. The operator changes to other kernels and logs the cause."""
         self._entries[variant] = error
