@@ -130,9 +130,9 @@ def _walk_chunks(
 
 
 def _walk_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Walk a few chunks of q, k, v, beta and g; what depends on no state is computed at once.
+    """Walk a few chunks of q, k, v, beta and g; terms without the state are computed together.
 
-    Tokens that fill the last chunk up have no step size and no decay, so they change nothing.
+    Padding tokens of the last chunk have no step size and no decay, so they change nothing.
     """
     q, k, v, beta, g = part
     Q, K, V, step, log = (_in_chunks(x, chunk) for x in (q, k, v, beta[..., None], g[..., None]))

@@ -65,7 +65,7 @@ class Panel(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """An axis: logarithmic or linear, over the data or up to an end that is given.
+    """An axis: logarithmic or linear, over the data or up to fixed limits.
 
     Lines are cut off where they leave the axis.
     """

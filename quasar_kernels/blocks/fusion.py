@@ -12,7 +12,7 @@ FIRST_GAIN, OTHER_GAINS = 0.7, 0.3
 
 
 class ChannelGains(nn.Module):
-    """Adds the branches, each channel of each by a learned gain."""
+    """Adds the branches, with a learned gain for each branch and channel."""
 
     def __init__(self, branches: int, width: int, _heads: int) -> None:
         super().__init__()

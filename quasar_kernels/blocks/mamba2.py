@@ -42,8 +42,8 @@ class Mamba2(nn.Module):
         eps: epsilon of the norm.
 
     Raises:
-        ValueError: a size below 1, a state that is not offered, or heads that do not divide into
-            the rest.
+        ValueError: a size below 1, an unsupported state, or heads that do not divide
+            `expand * width` or are no multiple of groups.
     """
 
     def __init__(

@@ -12,9 +12,9 @@ from quasar_kernels.blocks.chunked import decayed_attention
 from quasar_kernels.shapes import check_state, expect
 
 SHORT = range(2, 17)
-"""Tokens of a call that CUDA C++ walks one after the other; Triton takes one, or chunks of more.
+"""Tokens of a call that CUDA C++ walks one by one; Triton computes single tokens and longer calls.
 
-A token takes CUDA C++ 0.15 us on an H200, and 256 take Triton 19 us together.
+On an H200, CUDA C++ needs 0.15 us per token, and Triton 19 us for 256 tokens.
 """
 
 

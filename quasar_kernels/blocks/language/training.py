@@ -45,8 +45,8 @@ def read_text(path: Path, tokens: int) -> tuple[Tensor, str]:
 
 
 def draw(text: Tensor, recipe: Recipe, step: int) -> Tensor:
-    """Return the sequences `[batch, tokens + 1]` int64 of a step: from its number and the seed."""
-    # of both: a generator of torch's takes 32 bits on a CPU
+    """Return a step's sequences `[batch, tokens + 1]` int64, drawn by its number and the seed."""
+    # numpy's generator takes both numbers as a seed; torch's takes 32 bits on a CPU
     random = np.random.default_rng((recipe.seed % (1 << 64), step))
     starts = torch.from_numpy(random.integers(len(text) - recipe.tokens, size=recipe.batch))
     return text[starts[:, None] + torch.arange(recipe.tokens + 1)].long()

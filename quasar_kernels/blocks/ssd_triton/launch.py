@@ -69,10 +69,10 @@ class Inputs(NamedTuple):
 def _states(
     plan: Plan, x: Tensor, y: Tensor, inputs: Inputs, entering: Tensor | None, reverse: bool
 ) -> Tensor | None:
-    """Return `[segments, H, P, N]`, the states between segments: what a segment leaves behind it.
+    """Return `[segments, H, P, N]`, the state after each segment.
 
-    With `reverse`, the gradients of the states, and each before its segment. None where no
-    sequence has two segments.
+    With `reverse`, the gradient of the state before each segment. None if no sequence has two
+    segments.
     """
     if not plan.several:
         return None
