@@ -83,7 +83,7 @@ def forward(model: nn.Module, vocabulary: int, device: torch.device) -> Iterator
     tokens = draw(vocabulary, 0, device)
     logits = _logits(model, tokens)
     wanted, got = [BATCH, TOKENS, vocabulary], list(logits.shape)
-    text = f"{got}, and {wanted} are asked for"
+    text = f"the shape is {got}, required is {wanted}"
     fits = got == wanted
     verdict = Verdict.PASS if fits else Verdict.FAIL
     yield Finding(gate="G1", what="shape", verdict=verdict, told=text)
