@@ -131,7 +131,7 @@ def overlay_digest(scope: Scope = "layer", root: Path = OVERLAY) -> str:
 
 
 def fork_imports() -> dict[str, list[str]]:
-    """Return the third-party modules that loading the public fork imports, with the names it takes.
+    """Return the third-party modules that loading the public fork imports, with the imported names.
 
     The project's dependencies must provide them all: where one is missing, no fork can be measured.
     """
@@ -140,7 +140,7 @@ def fork_imports() -> dict[str, list[str]]:
 
 
 def check_tree(root: Path, *, strict: bool = False) -> list[Violation]:
-    """Return every rule that the tree at `root` breaks; an empty list means it keeps them all.
+    """Return every rule that the tree at `root` breaks; the list is empty if it breaks none.
 
     Args:
         strict: require every line of `REQUIRED_IMPORTS` and a CUDA source, as the overlay has them.
@@ -188,7 +188,7 @@ _IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 def _check_imports(root: Path, path: PurePosixPath, strict: bool) -> list[Violation]:
-    """Look at the imports as Python reads them, where text can be written in many ways."""
+    """Check the imports in the syntax tree, because their text has many forms."""
     try:
         if (root / path).stat().st_size > FILE_BYTES:
             return [Violation(path, "The file is too long.", "Keep it under 2 MiB.")]

@@ -156,6 +156,6 @@ def _walk_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tens
 
 
 def _in_chunks(x: Tensor, chunk: int) -> Tensor:
-    """Return `[B, H, n, chunk, D]` of `[B, T, H, D]`, zeros behind its last token."""
+    """Return `[B, T, H, D]` as `[B, H, n, chunk, D]`, padded with zeros at the end."""
     x = F.pad(x.transpose(1, 2), (0, 0, 0, -x.shape[1] % chunk))
     return x.reshape(*x.shape[:2], x.shape[2] // chunk, chunk, x.shape[3])

@@ -122,7 +122,7 @@ def _build(program: str, dtype: str, run: Callable[[str], bytes]) -> Build:
 
 
 def find_paths(device: str) -> PathsTaken:
-    """Run a short call on every GPU where `device` is `cuda`, else on the CPU.
+    """Run a short call on every GPU if `device` is `cuda`, otherwise on the CPU.
 
     Raises:
         RuntimeError, AssertionError: torch cannot use CUDA; its message has the cause.

@@ -58,7 +58,7 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Lines that are drawn together; those of the same label get one label."""
+    """Lines that are drawn together; lines with equal labels share one."""
 
     title: str
     lines: Sequence[Line]

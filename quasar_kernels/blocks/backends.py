@@ -149,7 +149,7 @@ class Operator:
                 self._failed[kernels.name] = f"{kernels.name} failed: {type(error).__name__} {line}"
 
     def named(self, name: str) -> Kernels:
-        """Return the kernels of a name; KeyError where there are none."""
+        """Return the kernels with this name; KeyError if none have it."""
         return {kernels.name: kernels for kernels in self._kernels}[name]
 
     def _requested(self) -> str:

@@ -144,7 +144,7 @@ class HybridBlock(nn.Module):
 
 
 def _narrowed(x: Tensor) -> Tensor:
-    """Return x in autocast's dtype, where that is on: so it is rounded once, not for each use."""
+    """Return x in autocast's dtype if autocast is on, so that it is rounded only once."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 

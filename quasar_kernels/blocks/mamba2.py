@@ -31,7 +31,7 @@ class Mamba2State(NamedTuple):
 
 
 class Mamba2(nn.Module):
-    """Mamba-2 (arXiv 2405.21060), started as its authors start it.
+    """Mamba-2 (arXiv 2405.21060) with its authors' initialisation.
 
     Args:
         width: channels of the input and the output.

@@ -25,7 +25,7 @@ class TimeMixingState(NamedTuple):
 
 
 class RWKV6TimeMixing(nn.Module):
-    """RWKV-6's time mixing ("Finch", arXiv 2404.05892), started as its authors start it.
+    """RWKV-6's time mixing ("Finch", arXiv 2404.05892) with its authors' initialisation.
 
     Args:
         width: channels of the input and the output.

@@ -66,7 +66,7 @@ def present(**scalars: Tensor | None) -> dict[str, Tensor]:
 def bounds_on_host(
     cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, tokens: int
 ) -> Tensor | None:
-    """Return the bounds on the host, whose kernels' launches need them there; None without any.
+    """Return the bounds on the host, where launches need them; None without bounds.
 
     Bounds on a GPU are copied to the host, which synchronises, unless the caller passes a copy.
     That copy is compared only with bounds on the host.
@@ -94,7 +94,7 @@ def bounds_on_host(
 
 
 def without(options: dict[str, Any], *known: str) -> None:
-    """Refuse options that mean something that is not done; `known` ones, and `chunk_size`, go.
+    """Refuse options without an implementation; accept `known` ones and `chunk_size`.
 
     Raises:
         ValueError: an option is unknown, or `chunk_size` is none of `CHUNK_SIZES`.
@@ -172,12 +172,12 @@ def value_first(state_v_first: bool, options: dict[str, Any]) -> bool:
 
 
 def turned(state: Tensor | None, turn: bool) -> Tensor | None:
-    """Return states `[N, H, K, V]` of `[N, H, V, K]` ones, or the reverse, if `turn`."""
+    """Return states with their last two dimensions exchanged if `turn`."""
     return state.transpose(-1, -2).contiguous() if turn and state is not None else state
 
 
 def linked(results: Results, *inputs: Tensor | None) -> Results:
-    """Return results that no token reached so that gradients, zeros, reach every input."""
+    """Return results without tokens, through which zero gradients reach all inputs."""
     wanting = [x for x in inputs if x is not None and x.requires_grad]
     if not wanting or not torch.is_grad_enabled():
         return results

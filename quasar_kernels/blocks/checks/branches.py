@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
 
 def looked_at(model: nn.Module, vocabulary: int, device: torch.device) -> tuple[float, list[Block]]:
-    """Return the loss of the model as it is, and its blocks of several branches."""
+    """Return the unchanged model's loss, and its blocks with several branches."""
     tokens = draw(vocabulary, HELD_OUT, device)
     blocks = {
         name: module

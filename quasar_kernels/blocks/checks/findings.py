@@ -42,7 +42,7 @@ class ModelChecks(BaseModel):
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:
-    """Return the worst verdict; PASS where there is no finding."""
+    """Return the worst verdict; PASS without findings."""
     order = list(Verdict)
     return max((f.verdict for f in findings), key=order.index, default=Verdict.PASS)
 

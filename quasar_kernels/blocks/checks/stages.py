@@ -29,7 +29,7 @@ HURT = 1e-3
 
 
 def check_model(model: nn.Module, steps: int, device: torch.device) -> Iterator[Finding]:
-    """Check a model on its device, stage by stage; its parameters stay as they are.
+    """Check a model on its device, stage by stage, without a change of its parameters.
 
     Args:
         model: takes tokens `[B, T]` int64, returns logits `[B, T, vocabulary]`, and has

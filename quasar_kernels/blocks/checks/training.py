@@ -48,7 +48,7 @@ class Course:
 
     @property
     def fall(self) -> float:
-        """The share of the first loss that is gone in the last ten steps; NaN where one is."""
+        """The relative fall from the first loss to the last ten steps; NaN if a loss is NaN."""
         last = self.losses[-10:]
         return 1 - sum(last) / len(last) / self.losses[0] if last else math.nan
 

@@ -36,7 +36,7 @@ class RecordedStep:
         self._stream = None if self._refused else torch.cuda.Stream(device)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Take one step; inputs always have the first ones' shapes. The result is overwritten."""
+        """Take one step; all calls have equal input shapes. The next call overwrites the result."""
         if self._stream is None:
             return self._step(*inputs)
         self._taken += 1

@@ -77,12 +77,12 @@ def quasar_gate_bwd_kernel(lam, beta, dalpha, dlam, dbeta, N, H: tl.constexpr, B
 
 
 def divisible(step: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return step sizes that a gradient can be divided by: none is zero where dtype has room.
+    """Return step sizes as divisors of a gradient: at least 2^-26, except in fp16.
 
-    The gradient of a step size follows from what the step did; of a step of 2^-26, which changes
-    no state in fp32, the exponents of bf16 and fp32 hold it. Those of fp16 do not, and there the
-    gradient of a step size of zero is zero. Smaller ones would lose digits: the root of a step size
-    is a factor of inverses of which the CUDA kernels keep fp16.
+    The gradient of a step size follows from the step's effect. A step of 2^-26 changes no state in
+    fp32, and bf16 and fp32 can represent its effect. fp16 cannot: there the gradient of a zero step
+    size is zero. Smaller steps would lose digits, because the root of a step size is a factor of
+    inverses that the CUDA kernels keep in fp16.
     """
     return step if dtype == torch.float16 else step.clamp(min=2.0**-26)
 

@@ -34,7 +34,7 @@ def _read(name: str, default: str) -> str:
 
 
 def requested_backend() -> Backend:
-    """Return QUASAR_BACKEND, `auto` where it is not set.
+    """Return QUASAR_BACKEND, `auto` if it is not set.
 
     Raises:
         ValueError: it is none of `BACKENDS`.
@@ -52,7 +52,7 @@ def graphs() -> bool:
 
 
 def keep_mib(default: int) -> int:
-    """Return QUASAR_KEEP_MIB, `default` where it is not set.
+    """Return QUASAR_KEEP_MIB, `default` if it is not set.
 
     Raises:
         ValueError: it is no whole number.
@@ -74,7 +74,7 @@ def cache_dirs() -> tuple[str, str]:
 
 
 def nvrtc_library() -> str | None:
-    """Return QUASAR_NVRTC, None where it is not set."""
+    """Return QUASAR_NVRTC, None if it is not set."""
     return os.environ.get(NVRTC)
 
 

@@ -1,7 +1,7 @@
 """A short autotune of the chunk kernels' tiles for a GPU without measured ones, kept on disk.
 
-Every field of `Tiles` that only trades speed is moved a step up and down, one after the other, and
-a move stays where it gives the same output faster. The result lies in the cache folder.
+It moves each field of `Tiles` that affects only speed one step up and down, one after the other,
+and keeps a move that gives the same output faster. The result is stored in the cache folder.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Gpu(NamedTuple):
 
     @classmethod
     def of(cls, device: torch.device) -> Gpu:
-        """Ask the driver about a CUDA device."""
+        """Return the driver's description of a CUDA device."""
         properties = torch.cuda.get_device_properties(device)
         return cls(properties.name, f"{properties.major}.{properties.minor}")
 
 
 def parse_tiles(row: Any, where: str) -> Tiles:
-    """Make `Tiles` of a JSON object; `where` names the file and entry in errors.
+    """Return the `Tiles` of a JSON object; `where` names the file and entry in errors.
 
     Raises:
         ValueError: fields are missing or unknown, or a value is no number of its kind.
@@ -119,7 +119,7 @@ def tune(
     default: Tiles,
     launch: Callable[..., torch.Tensor],
 ) -> Tiles:
-    """Tune on this GPU, and keep the result on disk; `default` where that fails.
+    """Tune on this GPU and keep the result on disk; return `default` if that fails.
 
     Arguments are those of `tuning.tiles_for`. Of processes that start at once, one tunes.
     """
