@@ -1,4 +1,4 @@
-"""What arguments of several command lines may be."""
+"""Types of arguments that several command lines share."""
 
 from __future__ import annotations
 

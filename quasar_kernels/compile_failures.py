@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Explanation(NamedTuple):
-    """The cause of a failure, as a clause, and what to do about it, as sentences."""
+    """The cause of a failure, as a clause, and its remedy, as sentences."""
 
     cause: str
     remedy: str
@@ -59,7 +59,7 @@ TOOLKIT_OLD = Explanation(
 )
 TOOLKIT_MIXED = Explanation(
     "ptxas is older than the compiler before it",
-    "Take both from one toolkit: mend PATH, CUDA_HOME or TRITON_PTXAS_PATH.",
+    "Take both from one toolkit: correct PATH, CUDA_HOME or TRITON_PTXAS_PATH.",
 )
 NO_NVRTC = Explanation(
     "the wheel nvidia-cuda-nvrtc is missing or incomplete",
@@ -130,7 +130,7 @@ _KNOWN = (
 
 
 def explain(text: str) -> Explanation | None:
-    """Return the known cause of a failure, or None where nothing in its text is known.
+    """Return the known cause of a failure, or None if its text matches no known one.
 
     Args:
         text: an error message, or the whole output of a compiler.

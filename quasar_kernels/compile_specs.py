@@ -1,4 +1,4 @@
-"""How each jitted kernel of the overlay is compiled, as data: for checks that need no GPU.
+"""The compile specs of the overlay's jitted kernels, as data: for checks that need no GPU.
 
 A kernel that a GPU would only compile at first use is compiled here for a named architecture, so
 that an error shows on any machine. The entries are the shapes that the layer times: heads of 64.
@@ -63,7 +63,7 @@ def compile_spec(spec: CompileSpec, architecture: int) -> Any:
     """Compile one kernel for compute capability `architecture` (90 is 9.0); needs no GPU.
 
     Returns:
-        Triton's compiled kernel; `.asm["ptx"]` and `.metadata.shared` tell what came out.
+        Triton's compiled kernel; `.asm["ptx"]` and `.metadata.shared` have the results.
 
     Raises:
         ValueError: the spec's names are not the kernel's arguments.

@@ -15,10 +15,10 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 OVERLAY = Path(__file__).resolve().parent / "overlay"
-"""Root of the overlay: its files are laid over a fork byte for byte."""
+"""Root of the overlay: its files are copied over a fork byte for byte."""
 
 FORK_IMPORTS = Path(__file__).resolve().parent / "fork_imports.json"
-"""What the public fork imports when it is loaded; scripts/record_fork_imports.py writes it."""
+"""The modules that the public fork imports; scripts/record_fork_imports.py writes the file."""
 
 QUASAR_DIR = PurePosixPath("fla/ops/quasar")
 LAYER_FILE = PurePosixPath("fla/layers/quasar.py")
@@ -55,7 +55,7 @@ PUBLICLY_REQUIRED = (
     "check_shared_mem",
     "input_guard",
 )
-"""What the public validator looks for in chunk.py of any fork, imported from `fla.utils`."""
+"""The imports from `fla.utils` that the public validator requires in any fork's chunk.py."""
 
 FORBIDDEN_TEXT = (
     "from fla.ops.gla",
@@ -63,7 +63,7 @@ FORBIDDEN_TEXT = (
     "import fla.ops.gla",
     "import fla.ops.kda",
 )
-"""Text that no target file may hold anywhere, comments included."""
+"""Text that no target file may contain, even in comments."""
 
 
 FORBIDDEN_MODULES = ("fla.ops.gla", "fla.ops.kda")
@@ -85,7 +85,7 @@ COMPILED = frozenset(
         ".egg",
     }
 )
-"""Suffixes of files that run and that nobody can read."""
+"""Suffixes of compiled files."""
 
 FILE_BYTES = 2**21
 """The longest Python file that is read."""
@@ -93,7 +93,7 @@ FILE_BYTES = 2**21
 
 @dataclass(frozen=True)
 class Violation:
-    """One broken rule: the file (relative to the tree), the rule, and what to do about it."""
+    """One broken rule: the file (relative to the tree), the rule, and the remedy."""
 
     path: PurePosixPath
     rule: str
@@ -104,11 +104,11 @@ class Violation:
 
 
 Scope = Literal["layer", "ops"]
-"""What of the overlay is published: all of it, or the files of `QUASAR_DIR` alone."""
+"""The published part of the overlay: all of it, or the files of `QUASAR_DIR` alone."""
 
 
 def overlay_files(scope: Scope = "layer", root: Path = OVERLAY) -> list[PurePosixPath]:
-    """Return what a scope publishes, relative to a fork's root, sorted; no byte code.
+    """Return the files that a scope publishes, relative to a fork's root, sorted; no byte code.
 
     Args:
         root: of an overlay other than the shipped one.
@@ -122,7 +122,7 @@ def overlay_files(scope: Scope = "layer", root: Path = OVERLAY) -> list[PurePosi
 
 
 def overlay_digest(scope: Scope = "layer", root: Path = OVERLAY) -> str:
-    """Return the SHA-256 over the names and contents of what a scope publishes."""
+    """Return the SHA-256 over the names and contents of the files that a scope publishes."""
     digest = hashlib.sha256()
     for path in overlay_files(scope, root):
         content = (root / path).read_bytes()
@@ -131,7 +131,7 @@ def overlay_digest(scope: Scope = "layer", root: Path = OVERLAY) -> str:
 
 
 def fork_imports() -> dict[str, list[str]]:
-    """Return the third-party modules that loading the public fork imports, with the names it takes.
+    """Return the third-party modules that loading the public fork imports, with the imported names.
 
     The project's dependencies must provide them all: where one is missing, no fork can be measured.
     """
@@ -140,7 +140,7 @@ def fork_imports() -> dict[str, list[str]]:
 
 
 def check_tree(root: Path, *, strict: bool = False) -> list[Violation]:
-    """Return every rule that the tree at `root` breaks; an empty list means it keeps them all.
+    """Return every rule that the tree at `root` breaks; the list is empty if it breaks none.
 
     Args:
         strict: require every line of `REQUIRED_IMPORTS` and a CUDA source, as the overlay has them.
@@ -188,7 +188,7 @@ _IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 def _check_imports(root: Path, path: PurePosixPath, strict: bool) -> list[Violation]:
-    """Look at the imports as Python reads them, where text can be written in many ways."""
+    """Check the imports in the syntax tree, because their text has many forms."""
     try:
         if (root / path).stat().st_size > FILE_BYTES:
             return [Violation(path, "The file is too long.", "Keep it under 2 MiB.")]
@@ -215,7 +215,7 @@ def _check_imports(root: Path, path: PurePosixPath, strict: bool) -> list[Violat
 
 
 def _imported(tree: ast.AST, path: PurePosixPath) -> Iterator[str]:
-    """Yield the full names of what a file imports, of relative imports and of `import_module`."""
+    """Yield the full names of a file's imports, relative ones and `import_module` included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -243,7 +243,7 @@ def _without_comments(text: str) -> str:
 
 
 def _import_blocks(text: str) -> Iterator[str]:
-    """Yield what the public validator takes for imports from `fla.utils`, of lower-case text."""
+    """Yield the imports from `fla.utils` that the public validator finds in lower-case text."""
     lines, block = text.split("\n"), list[str]()
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if "from fla.utils import" in line:
@@ -301,7 +301,7 @@ def _check_target(root: Path, path: PurePosixPath, strict: bool) -> list[Violati
         ]
     elif path.name == "chunk.py":
         violations += [
-            Violation(path, f"The import {line!r} is missing.", "Add it on a line of its own.")
+            Violation(path, f"The import {line!r} is missing.", "Add it on a separate line.")
             for line in REQUIRED_IMPORTS
             if line not in _lines(text)
         ]

@@ -6,7 +6,7 @@
                      y_t = S_t^T C_t + D x_t
 
 Sources: RWKV-6, arXiv 2404.05892; Mamba-2, arXiv 2405.21060. Both are differentiable by autograd
-and run on any device. They specify `blocks`; nothing in them is shared with what computes there.
+and run on any device. They specify `blocks` and share no code with its implementations.
 """
 
 from __future__ import annotations

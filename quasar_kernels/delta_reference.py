@@ -130,9 +130,9 @@ def _walk_chunks(
 
 
 def _walk_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Walk a few chunks of q, k, v, beta and g; what depends on no state is computed at once.
+    """Walk a few chunks of q, k, v, beta and g; terms without the state are computed together.
 
-    Tokens that fill the last chunk up have no step size and no decay, so they change nothing.
+    Padding tokens of the last chunk have no step size and no decay, so they change nothing.
     """
     q, k, v, beta, g = part
     Q, K, V, step, log = (_in_chunks(x, chunk) for x in (q, k, v, beta[..., None], g[..., None]))
@@ -150,12 +150,12 @@ def _walk_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tens
         entering.append(state)
         fresh.append(values[:, :, i] - reads[:, :, i] @ state)
         state = kept[:, :, i] * state + writes[:, :, i] @ fresh[-1]
-    before, found = torch.stack(entering, dim=2), torch.stack(fresh, dim=2)
-    o = torch.exp(since) * (Q @ before) + ((Q @ K.mT) * between) @ found
+    before, updates = torch.stack(entering, dim=2), torch.stack(fresh, dim=2)
+    o = torch.exp(since) * (Q @ before) + ((Q @ K.mT) * between) @ updates
     return o.flatten(2, 3).transpose(1, 2)[:, : q.shape[1]], state
 
 
 def _in_chunks(x: Tensor, chunk: int) -> Tensor:
-    """Return `[B, H, n, chunk, D]` of `[B, T, H, D]`, zeros behind its last token."""
+    """Return `[B, T, H, D]` as `[B, H, n, chunk, D]`, padded with zeros at the end."""
     x = F.pad(x.transpose(1, 2), (0, 0, 0, -x.shape[1] % chunk))
     return x.reshape(*x.shape[:2], x.shape[2] // chunk, chunk, x.shape[3])

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 TOLERANCE = 1e-2
-"""Relative RMS error above which a result is wrong: twice what bf16 tensor cores are left with."""
+"""Relative RMS error above which a result is wrong: twice the error of bf16 tensor cores."""
 
 _TOKENS = 128
 _D, _H, _S = 512, 8, 64  # hidden_size, num_heads and head_dim that a validator times
@@ -51,7 +51,7 @@ class PathTaken(_Frozen):
     """Which implementation takes a call of the operator or the layer on a device, and why.
 
     `call` is `operator` (`chunk_quasar`), the same for heads of 128 as `operator 128`, or `layer`,
-    which is run where it has kernels of its own.
+    which runs only on GPUs for which it has fused kernels.
     `capability` is (major, minor), None for the CPU. `rms` is the relative error of its result;
     `error` is not empty where the call raised.
     """
@@ -109,8 +109,8 @@ def _build(program: str, dtype: str, run: Callable[[str], bytes]) -> Build:
     started = time.monotonic()
     try:
         code, error, remedy = run(dtype), "", ""
-    except CudaUnavailableError as found:
-        code, error, remedy = b"", found.problem, found.remedy
+    except CudaUnavailableError as failure:
+        code, error, remedy = b"", failure.problem, failure.remedy
     return Build(
         program=program,
         dtype=dtype,
@@ -122,7 +122,7 @@ def _build(program: str, dtype: str, run: Callable[[str], bytes]) -> Build:
 
 
 def find_paths(device: str) -> PathsTaken:
-    """Run a short call on every GPU where `device` is `cuda`, else on the CPU.
+    """Run a short call on every GPU if `device` is `cuda`, otherwise on the CPU.
 
     Raises:
         RuntimeError, AssertionError: torch cannot use CUDA; its message has the cause.
@@ -132,7 +132,7 @@ def find_paths(device: str) -> PathsTaken:
     from quasar_kernels.mount import mount
 
     if device == "cuda":
-        # unlike is_available() it says what is wrong
+        # unlike is_available() it raises the cause
         torch.cuda.init()  # type: ignore[no-untyped-call]
     mount()
     from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError, load_library
@@ -140,8 +140,8 @@ def find_paths(device: str) -> PathsTaken:
     nvrtc = error = remedy = ""
     try:
         library = load_library()
-    except CudaUnavailableError as found:
-        error, remedy = found.problem, found.remedy
+    except CudaUnavailableError as failure:
+        error, remedy = failure.problem, failure.remedy
     else:
         major, minor = ctypes.c_int(), ctypes.c_int()
         library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
@@ -184,25 +184,25 @@ def _path(
         for _ in range(3)
     )
     beta = torch.ones(2)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     try:
         inputs = [x.to(device) for x in (q, k, v, beta)]
         choice = choose_backend(*inputs[:3])
-        found |= {"backend": choice.backend, "reason": choice.reason, "remedy": choice.remedy}
+        result |= {"backend": choice.backend, "reason": choice.reason, "remedy": choice.remedy}
         o, _ = chunk_quasar(*inputs)
         expected, _ = quasar_recurrence(q, k, v, beta)
-        found["rms"] = relative_rms(o.cpu(), expected)
-    except Exception as problem:  # compilers and drivers raise what they like; it is the finding
-        found |= _told_by(problem)
+        result["rms"] = relative_rms(o.cpu(), expected)
+    except Exception as problem:  # compilers and drivers raise any type; the error is the result
+        result |= _error_fields(problem)
     call = "operator" if width == 64 else f"operator {width}"
     return PathTaken(
-        call=call, device=str(device), name=name, capability=capability, dtype=dtype, **found
+        call=call, device=str(device), name=name, capability=capability, dtype=dtype, **result
     )
 
 
-def _told_by(error: Exception) -> dict[str, str]:
-    said, remedy = getattr(error, "problem", error), getattr(error, "remedy", "")
-    return {"error": f"{type(error).__name__}: {said}", "remedy": remedy}
+def _error_fields(error: Exception) -> dict[str, str]:
+    problem, remedy = getattr(error, "problem", error), getattr(error, "remedy", "")
+    return {"error": f"{type(error).__name__}: {problem}", "remedy": remedy}
 
 
 def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str) -> PathTaken:
@@ -218,17 +218,17 @@ def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str)
     layer = QuasarAttention(hidden_size=_D, num_heads=_H, head_dim=_S)
     x = torch.randn(1, _TOKENS, _D)
     stages.FEWEST_TOKENS = 1  # so that the layer's own kernels take the few that are compared
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     try:
         kind = getattr(torch, _DTYPES[dtype])
         with torch.no_grad(), torch.cuda.device(device), torch.autocast("cuda", kind):
             expected = quasar_layer(layer.state_dict(), x, num_heads=_H, head_dim=_S)
             PROGRAM.load(Variant(device.index, kind))  # raises with the cause if it fails
             y, _, _ = layer.to(device)(x.to(device))
-        found |= {"backend": "cuda", "reason": "the layer's own kernels take this call"}
-        found["rms"] = relative_rms(y.cpu(), expected)
+        result |= {"backend": "cuda", "reason": "the layer's own kernels take this call"}
+        result["rms"] = relative_rms(y.cpu(), expected)
     except Exception as problem:  # as above
-        found |= _told_by(problem)
+        result |= _error_fields(problem)
     return PathTaken(
-        call="layer", device=str(device), name=name, capability=capability, dtype=dtype, **found
+        call="layer", device=str(device), name=name, capability=capability, dtype=dtype, **result
     )

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import NoReturn
 
 INTERRUPTED = 130
-"""The exit status of a command that Ctrl-C ended, as shells give it."""
+"""The exit status of a command that Ctrl-C ended, the same as in shells."""
 
 
 def exit_at_once() -> None:
-    """End this process on Ctrl-C without cleaning up: for times when there is nothing to clean.
+    """Make Ctrl-C end this process at once, while there is nothing to clean up.
 
-    An exception would be no substitute: importing prints it, and drops some. A process that
-    ignores Ctrl-C, as a background job of a shell does, goes on ignoring it.
+    An exception does not suffice: during an import it is printed or even dropped. A process that
+    ignores Ctrl-C, such as a shell's background job, still ignores it.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit)

@@ -1,4 +1,4 @@
-"""Names that a package imports when they are first used (PEP 562): importing it costs nothing."""
+"""Names that a package imports at their first use (PEP 562), so that importing it is fast."""
 
 from __future__ import annotations
 

@@ -58,14 +58,14 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Lines that are drawn together; those of the same label get one label."""
+    """Lines that are drawn together; lines with equal labels share one."""
 
     title: str
     lines: Sequence[Line]
 
 
 class Scale(NamedTuple):
-    """An axis: logarithmic or linear, over the data or up to an end that is given.
+    """An axis: logarithmic or linear, over the data or up to fixed limits.
 
     Lines are cut off where they leave the axis.
     """

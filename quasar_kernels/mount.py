@@ -2,7 +2,7 @@
 
 For tests and tools of this project. A measurement does not mount: it runs in a process that has
 the fork's own tree first on its path. Mounting imports nothing: a finder serves the overlay's
-modules when they are first imported, so it costs no time where none is.
+modules when they are first imported, so it costs no time before.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class _OverlayFinder(MetaPathFinder):
 
 
 def mount() -> None:
-    """Put the overlay in front of whatever `fla` is installed; a second call changes nothing.
+    """Put the overlay in front of the installed `fla`; a second call changes nothing.
 
-    fla warns at its import on a machine without a GPU. What mounts the overlay computes with torch
-    there, and needs no warning.
+    On a machine without a GPU, fla warns at its import. The warning is suppressed, because the
+    overlay computes with torch there.
 
     Raises:
         RuntimeError: another copy of the mounted modules is already loaded.

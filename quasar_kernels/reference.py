@@ -3,8 +3,8 @@
     lambda_t = |k_t|^2        alpha_t = (1 - exp(-beta lambda_t)) / (lambda_t + 1e-8)
     S_t = (I - alpha_t k_t k_t^T) S_{t-1} + alpha_t k_t v_t^T        o_t = S_t^T q_t
 
-Source: Error-Free Linear Attention, arXiv 2512.12602. It is delta_reference.py's rule with a step
-size of its own. Every function is differentiable by autograd and runs on any device. This is the
+Source: Error-Free Linear Attention, arXiv 2512.12602. It is delta_reference.py's rule with this
+step size. Every function is differentiable by autograd and runs on any device. This is the
 specification of the kernels; nothing in it is shared with them.
 """
 

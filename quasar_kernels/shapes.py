@@ -1,4 +1,4 @@
-"""Checks of what blocks and operators are given: errors name the argument, its value, what fits."""
+"""Checks of arguments of blocks and operators; errors name argument, value and valid values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-"""What tensors may hold; an integer result would be rounded without a word."""
+"""Supported dtypes; results of an integer dtype would be rounded silently."""
 _BOUNDS = (torch.int32, torch.int64)
 
 
@@ -19,7 +19,7 @@ def expect(
 
     Args:
         name: as the caller knows it.
-        shape: what it must have; a name stands for any size.
+        shape: the required shape; a name stands for any size.
         device: where it must be; None is anywhere.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The trees that are measured: the public fork, and what is laid over it."""
+"""The measured trees: the public fork, alone and with other files copied over it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ SOME_LENGTHS = (512, 2048, 16_384, 100_000, 1_000_000)
 
 
 class Tree(NamedTuple):
-    """What is laid over the fork, `files` relative to `source`, and how it is measured."""
+    """Files copied over the fork (relative to `source`), and how the tree is measured."""
 
     source: Path
     files: tuple[PurePosixPath, ...] = ()
     ours: bool = False  # held to the rules of the fork's kernels
     lengths: tuple[int, ...] = SOME_LENGTHS
-    checks: tuple[int, ...] = ()  # a length is timed after the check of the next of these
-    cold: tuple[int, ...] = SOME_LENGTHS  # where the first process has empty kernel caches
-    runs: int = 1  # processes a length
-    short_runs: int = 1  # the same of up to SHORT tokens
+    checks: tuple[int, ...] = ()  # their lengths; a speed counts with the check at the next one
+    cold: tuple[int, ...] = SOME_LENGTHS  # whose first process has empty kernel caches
+    runs: int = 1  # processes per length
+    short_runs: int = 1  # the same up to SHORT tokens
 
     def due(self, already: int) -> list[int]:
-        """Return the lengths that take more processes than so many."""
+        """Return the lengths that need more than `already` processes."""
         runs = {n: self.short_runs if n <= SHORT else self.runs for n in self.lengths}
         return [n for n in self.lengths if already < runs[n]]
 
 
 TREES = {
     "public-fork": Tree(ROOT),
-    # it tunes for half a minute in empty caches, at every length alike
+    # with empty caches it tunes for half a minute, whatever the length
     "baseline": Tree(BASELINE, (QUASAR_DIR / "chunk.py",), cold=(512,)),
     "overlay-ops": Tree(
         OVERLAY,

@@ -17,11 +17,11 @@ from benchmarks.engine.mechanism import (
 )
 
 BOUND = -0.6065306597126334
-"""Its log decays are sigmoids times this, -exp(-1/2) (arXiv 2503.14456)."""
+"""-exp(-1/2): RWKV-7's log decays are sigmoids times this (arXiv 2503.14456)."""
 
 
 def draw(shape: Shape, device: str) -> Inputs:
-    """Draw its inputs; a and b in bf16, as r, k and v, and log decays w in fp32."""
+    """Draw its inputs: r, k, v, a and b in bf16, the log decays w in fp32."""
     r, k, v = (noise(shape, device).bfloat16() for _ in range(3))
     w = BOUND * noise(shape, device).sigmoid()
     removed = F.normalize(noise(shape, device), dim=-1)
@@ -30,7 +30,7 @@ def draw(shape: Shape, device: str) -> Inputs:
 
 
 def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute it token by token."""
+    """Compute the recurrence token by token."""
     return recurrence(x["r"], x["k"], x["v"], x["w"], x["a"], x["b"], state, bounds)
 
 

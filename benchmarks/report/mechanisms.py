@@ -40,18 +40,18 @@ REFERENCE, REFERENCE_COLOUR = "softmax attention", "#777777"
 
 
 def label(name: str) -> str:
-    """Return what a table calls an implementation."""
+    """Return the name of an implementation in tables."""
     one = implementations()[name]
     return f"{one.mechanism}, {one.by}"
 
 
 def of(run: Run, way: str, *, packed: bool = False) -> dict[str, dict[int, Entry]]:
-    """Return timed calls by implementation and tokens."""
-    found: dict[str, dict[int, Entry]] = {}
+    """Return the timed calls, by implementation and tokens."""
+    result: dict[str, dict[int, Entry]] = {}
     for entry in run.table("calls"):
         if not entry.failure and (entry.of["way"], entry.of["packed"]) == (way, packed):
-            found.setdefault(entry.by, {})[int(entry.of["tokens"])] = entry
-    return found
+            result.setdefault(entry.by, {})[int(entry.of["tokens"])] = entry
+    return result
 
 
 def per_second(entry: Entry, ms: str = "ms") -> str:
@@ -62,8 +62,8 @@ def per_second(entry: Entry, ms: str = "ms") -> str:
 
 def speeds(run: Run, way: Way) -> str:
     """Return the table of milliseconds by tokens."""
-    found = of(run, way)
-    lengths = sorted({tokens for calls in found.values() for tokens in calls})
+    timed = of(run, way)
+    lengths = sorted({tokens for calls in timed.values() for tokens in calls})
 
     def cells(name: str, calls: Mapping[int, Entry]) -> dict[str, str]:
         ms = {n: calls[n].figures["ms"] if n in calls else None for n in lengths}
@@ -73,7 +73,7 @@ def speeds(run: Run, way: Way) -> str:
             "M tokens/s at its longest": per_second(calls[max(calls)]),
         }
 
-    return records(cells(name, calls) for name, calls in found.items())
+    return records(cells(name, calls) for name, calls in timed.items())
 
 
 def details(run: Run) -> str:
@@ -83,7 +83,7 @@ def details(run: Run) -> str:
         packed = of(run, way, packed=True)
         for name, calls in of(run, way).items():
             tokens = min(calls, key=lambda n: abs(n - DETAILED_TOKENS))
-            entry, beside = calls[tokens], packed.get(name, {}).get(tokens)
+            entry, packed_entry = calls[tokens], packed.get(name, {}).get(tokens)
             line = {
                 "call": f"{label(name)}, {way}",
                 "tokens": f"{tokens:,}",
@@ -92,7 +92,7 @@ def details(run: Run) -> str:
                 "share of the bound": share(bound_ms(run, entry) / entry.figures["ms"]),
                 "GiB": gib(entry.figures["peak_bytes"]),
                 "in a row, ms": milliseconds(entry.figures.get("in_a_row_ms")),
-                "packed, ms": milliseconds(beside.figures["ms"] if beside else None),
+                "packed, ms": milliseconds(packed_entry.figures["ms"] if packed_entry else None),
                 "error": worst(entry),
             }
             lines.append(line)
@@ -134,7 +134,7 @@ def training(run: Run) -> str:
 
 
 def absent(run: Run) -> str:
-    """Return the table of what was not measured, and why."""
+    """Return the table of the calls that were not measured, with the reasons."""
 
     def cells(entry: Entry) -> dict[str, str]:
         packed = "packed " if entry.of.get("packed") else ""
@@ -149,7 +149,7 @@ def absent(run: Run) -> str:
 
 
 def tables(run: Run) -> str:
-    """Return all tables, each below its title, and where it was measured."""
+    """Return all tables with titles, after the machine and the versions."""
     where = run.where() | {
         "rates": f"copies {run.number('copy_gb_per_s') / 1e3:.2f} TB/s, "
         f"bf16 products {run.number('product_tflops'):.0f} TFLOP/s",
@@ -170,18 +170,18 @@ def tables(run: Run) -> str:
 
 
 def families(shown: set[str]) -> dict[str, Mapping[str, str]]:
-    """Return the panels, with one for mechanisms that no family has."""
+    """Return the panels, with another one for mechanisms outside of all families."""
     known = {REFERENCE, *(name for family in FAMILIES.values() for name in family)}
     others = dict.fromkeys(sorted(shown - known), COLOUR)
     return {**FAMILIES, **({OTHERS: others} if others else {})}
 
 
 def plot(run: Run, way: Way) -> str:
-    """Return the SVG of the time by tokens of kernels; fla's are dashed."""
+    """Return the SVG of the kernels' time by tokens, with dashed lines for fla's."""
     known = implementations()
-    found = {n: calls for n, calls in of(run, way).items() if known[n].by != SEQUENTIAL}
+    timed = {n: calls for n, calls in of(run, way).items() if known[n].by != SEQUENTIAL}
     panels = []
-    for title, colours in families({known[name].mechanism for name in found}).items():
+    for title, colours in families({known[name].mechanism for name in timed}).items():
         shown = {REFERENCE: REFERENCE_COLOUR, **colours}
         lines = [
             Line(
@@ -190,7 +190,7 @@ def plot(run: Run, way: Way) -> str:
                 [(tokens, calls[tokens].figures["ms"]) for tokens in sorted(calls)],
                 dashed=one.by == FLA,
             )
-            for name, calls in found.items()
+            for name, calls in timed.items()
             if (one := known[name]).mechanism in shown
         ]
         panels.append(Panel(title, lines))
@@ -199,7 +199,7 @@ def plot(run: Run, way: Way) -> str:
 
 
 def plots(run: Run) -> dict[Path, str]:
-    """Return the plots that have lines, by path."""
+    """Return the SVG of each plot with lines, by path."""
     return {PLOTS[way]: plot(run, way) for way in WAYS if of(run, way)}
 
 

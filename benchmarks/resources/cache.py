@@ -16,33 +16,33 @@ KEPT_SECONDS = 30 * 24 * 3600
 
 
 def folder() -> Path:
-    """Return the folder of all entries, which need not exist: $XDG_CACHE_HOME or ~/.cache."""
+    """Return the folder of all entries, in $XDG_CACHE_HOME or ~/.cache; it may be missing."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "quasar-miner" / "compiled"
 
 
 def digest(parts: Iterable[str | bytes]) -> str:
-    """Return the SHA-256 of a sequence; two different sequences have different ones."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of a sequence; different sequences have different digests."""
+    result = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        found.update(len(data).to_bytes(8, "little") + data)
-    return found.hexdigest()
+        result.update(len(data).to_bytes(8, "little") + data)
+    return result.hexdigest()
 
 
 def entry(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the file of an entry, which `make` writes where it is missing.
+    """Return the file of an entry; `make` writes it if it is missing.
 
     Args:
-        name: its digest, with a suffix that tells what it holds.
-        make: writes a file; of several processes that do so at once, one file stays.
+        name: its digest, with a suffix for the kind of its content.
+        make: writes the file; if several processes do so at once, one of the files stays.
 
     Raises:
         OSError: the folder cannot be written.
     """
     path = folder() / name
     try:
-        os.utime(path)  # it is in use
+        os.utime(path)  # the entry is in use
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as place:
@@ -52,7 +52,7 @@ def entry(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def delete_old() -> None:
-    """Delete the entries that nothing has asked for in a month."""
+    """Delete the entries that were not used for a month."""
     oldest = time.time() - KEPT_SECONDS
     for path in folder().rglob("*"):
         if path.is_file() and path.stat().st_mtime < oldest:

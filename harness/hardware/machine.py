@@ -11,7 +11,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Frozen(BaseModel):
-    """A model that neither changes nor takes what it does not know."""
+    """An immutable model that refuses unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,9 +32,9 @@ class Snapshot(Frozen):
 
 
 class Telemetry(Frozen):
-    """The GPU right before the first call of a run, while it was timed, and right after.
+    """The state of the GPU right before, during and right after the calls of a sample.
 
-    `during` is empty where the timed calls ended before anybody could look.
+    `during` is empty if the timed calls ended before the first reading.
     """
 
     before: Snapshot
@@ -45,7 +45,7 @@ class Telemetry(Frozen):
 class Environment(Frozen):
     """The machine and the software that a measurement ran on; None where unknown.
 
-    Measurements are compared only where all of it is equal, so nothing in it changes by itself.
+    Measurements are compared only if all fields are equal, so no field varies by itself.
     """
 
     device: Literal["cuda", "cpu"]
@@ -63,10 +63,10 @@ class Environment(Frozen):
     usable_cpus: int | None = Field(default=None, description="that this process may run on")
     memory_mb: NotNegative | None = Field(default=None, description="of the host")
     packages: dict[str, str] = Field(
-        default_factory=dict, description="versions of what a fork imports"
+        default_factory=dict, description="versions of the packages that a fork imports"
     )
     variables: dict[str, str] = Field(
-        default_factory=dict, description="of the environment, that change how kernels run"
+        default_factory=dict, description="environment variables that change how kernels run"
     )
     gpu_uuid: str | None = None
     vbios: str | None = None

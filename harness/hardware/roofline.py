@@ -1,4 +1,4 @@
-"""What no kernel can exceed on a GPU: the bytes a call must move, the operations it must do."""
+"""The hardware bound on a GPU, from the least bytes and operations of a token."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ architecture papers. Where cards of one capability differ, the fastest counts.""
 
 
 def bytes_per_token(workload: Workload = WORKLOAD) -> int:
-    """Return the least bytes a token costs: its fp32 input read and its bf16 output written."""
+    """Return the least bytes moved per token: reading the fp32 input, writing the bf16 output."""
     return (4 + 2) * workload.hidden_size
 
 
 def operations_per_token(workload: Workload = WORKLOAD) -> int:
-    """Return the least operations a token costs: the layer's products and one step of its state.
+    """Return the least operations per token: the layer's products and one step of its state.
 
     The products are those of q, k, v, the output and the gate of rank `head_dim`; a step reads the
     state by k, writes it, and reads it by q.
@@ -38,9 +38,9 @@ def operations_per_token(workload: Workload = WORKLOAD) -> int:
 
 
 def ceiling(machine: Environment | None, workload: Workload = WORKLOAD) -> float | None:
-    """Return the tokens/s that no kernel exceeds on this GPU, at its highest clocks.
+    """Return the hardware bound of this GPU at its highest clocks, in tokens/s.
 
-    None for a CPU, or where the machine's figures are unknown.
+    None for a CPU, or if the machine's figures are unknown.
     """
     if machine is None or machine.device == "cpu":
         return None
@@ -57,7 +57,7 @@ def ceiling(machine: Environment | None, workload: Workload = WORKLOAD) -> float
 
 
 def speed_of_light(speed: float, bound: float, baseline: float) -> float:
-    """Return the share of the way, in time, from a baseline to the hardware's bound.
+    """Return the share of the baseline's time above the hardware bound that `speed` saves.
 
     0 at the baseline, 1 at the bound, negative below the baseline; all three are tokens/s.
 

@@ -9,13 +9,13 @@ from quasar_kernels.contract import check_tree, compiled_files
 
 
 class BrokenRules(Frozen):
-    """The rules that a tree breaks, a sentence each."""
+    """The rules that a tree breaks, one sentence for each."""
 
     sentences: tuple[str, ...]
 
 
 def find_broken_rules(tree: str) -> BrokenRules:
-    """Return what `tree` breaks of the fork's rules, code that nobody can read included."""
+    """Return the fork's rules that `tree` breaks; each compiled file breaks one."""
     root = Path(tree)
     compiled = [f"{path}: The file is compiled code." for path in compiled_files(root)[:3]]
     return BrokenRules(sentences=(*compiled, *map(str, check_tree(root))))

@@ -1,4 +1,4 @@
-"""The objects and settings of a cycle, which every step receives instead of globals."""
+"""The parts and settings of one cycle, passed to every step, so that no step uses globals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SHOWN: dict[State, tuple[str, ...]] = {
     State.PREMATURE: ("rank",),
     State.REJECTED: ("score",),
 }
-"""Fields of a submission that the log shows when it enters a state; never the salt."""
+"""The attributes that the log shows when a submission reaches a state; never the salt."""
 
 
 @dataclass
@@ -50,15 +50,15 @@ class Context:
         stop: set when the daemon must end.
         measure, check, probe: time one length, check the code, describe the machine; all in a
             child process.
-        content_digest: names the present content of the kernels.
-        now: Unix seconds, for the journal and reports; waits do not depend on it.
-        waiter: what `wait` does; without it, a wait on `stop`.
-        jitter: a number in [0, 1] that spreads retries.
-        published: the commit that this process has laid out in the worktree.
+        content_digest: returns the digest of the kernels' present content.
+        now: returns Unix seconds for records; waits do not depend on it.
+        waiter: called by `wait`; None waits on `stop`.
+        jitter: returns a number in [0, 1] that spreads retries.
+        published: the commit that this process has made in the worktree.
         registered: the leagues in which this process has registered.
-        tuner: looks for faster kernels between cycles; None for nobody.
+        tuner: searches for faster kernels between cycles; None searches for none.
         logged_failures: the submissions whose present failure this process has logged.
-        quiet_seconds: the longest time that a step may run without a line in the log.
+        quiet_seconds: the longest time without a log line during a step, in seconds.
     """
 
     settings: Settings
@@ -93,13 +93,14 @@ class Context:
 
     @property
     def poll_seconds(self) -> float:
-        """The pause between two looks at the server."""
+        """The seconds between two polls of the server."""
         return 1.0 if self.client.on_loopback else 15.0
 
     def lays_out(self, submission: Submission) -> bool:
-        """Return whether the checkout can be made to hold exactly what was published.
+        """Make the checkout hold exactly the published commit; return whether it does.
 
-        After a restart it is laid out again; changed kernels have to be published first.
+        After a restart the checkout is prepared again. If the kernels have changed since the
+        commit, the result is False: they must be published first.
         """
         if self.content_digest() != submission.content_digest:
             return False
@@ -109,12 +110,12 @@ class Context:
         return self.published == submission.commit_hash
 
     def verify_again(self, submission: Submission) -> None:
-        """Check that a validator can still clone the published commit.
+        """Check again that a validator can clone the published commit.
 
         Raises:
             Held: the fork no longer holds the commit.
-            Retry: its host cannot be reached or refuses access. The same access worked before,
-                and a round does not wait for a person.
+            Retry: its host cannot be reached or refuses access. As the same access worked before,
+                the miner tries again instead of waiting for a person.
         """
         commit = str(submission.commit_hash)
         try:
@@ -125,38 +126,37 @@ class Context:
             raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
 
     def look(self, submission: Submission) -> Standing:
-        """Return the standing of `submission` with the validators, as the public lists show it.
+        """Return the standing of `submission` by the API's public lists.
 
-        Foreign submissions of this hotkey are journalled and reported: a rank of the hotkey may
-        then be theirs.
+        Foreign submissions are journalled and logged, because a rank of the hotkey may be theirs.
 
         Raises:
             Retry: the server cannot be reached.
         """
         standing = look(submission, self.client)
-        strangers = self.journal.note_strangers(
+        foreign = self.journal.note_strangers(
             submission.hotkey, submission.api_url, standing.others, self.now()
         )
-        if strangers:
+        if foreign:
             self.log.warning(
                 "the API holds submissions of this hotkey that this state folder did not send",
-                submission_ids=strangers,
+                submission_ids=foreign,
                 remedy="run one miner for each hotkey; after the loss of a state folder, "
                 "`./START_MINER.sh restore` brings its journal back",
             )
         return standing
 
     def move(self, submission: Submission, state: State, **changes: Any) -> Submission:
-        """Journal `submission`'s way to `state` and return it."""
+        """Journal the transition of `submission` to `state` and return the result."""
         after = cycle.advance(submission, state, self.now(), **changes)
         return self.record(submission, after)
 
     def note(self, submission: Submission, **facts: Any) -> Submission:
-        """Journal facts about `submission` that leave its state as it is, and return it."""
+        """Journal changed attributes of `submission`, in the same state; return the result."""
         return self.journal.transition(submission, replace(submission, **facts), kind="noted")
 
     def record(self, before: Submission, after: Submission) -> Submission:
-        """Journal a change of state and log it in one line: the one way to another state."""
+        """Journal a transition and log it in one line; every change of state passes here."""
         self.journal.transition(before, after)
         if after.closed:
             forget_secret(after.salt or "")
@@ -184,7 +184,7 @@ class Context:
 
 
 def _named(submission: Submission) -> str:
-    """Return the state's name, with a note if it could be mistaken for another end."""
+    """Return the state's name for the log, with a remark if the name alone would mislead."""
     if submission.state is State.PUBLISHED and submission.publish_at == "before_reveal":
         return "PUBLISHED on this machine alone, until just before its reveal"
     return submission.state.value

@@ -212,7 +212,7 @@ def _resume(submission: Submission, context: Context) -> Submission:
     """
     left = (submission.retry_at or 0.0) - context.now()
     left = min(max(left, 0.0), cycle.RETRY_AFTER_MAX_SECONDS + 1.0)
-    # after a restart nobody has seen the reason
+    # the log shows the reason again after a restart
     if left and submission.id not in context.logged_failures:
         context.log.info("waiting", seconds=round(left), reason=submission.reason)
     context.wait(left)

@@ -1,4 +1,4 @@
-"""Signs of life: log lines during long work, and a service's state for systemd (sd_notify(3))."""
+"""Heartbeats: log lines during long work, and a service's state for systemd (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def heartbeat(
     terminal: TextIO | None = None,
     **details: object,
 ) -> Iterator[None]:
-    """Log that `work` goes on: after `first` seconds, then at pauses that double up to `longest`.
+    """Log that `work` goes on after `first` seconds, then at intervals that double to `longest`.
 
-    On a terminal a line at the bottom counts the seconds in between; a line of the log takes its
-    place.
+    On a terminal, a line at the bottom shows the elapsed seconds until the next log line
+    overwrites it.
     """
     terminal, ended, began = terminal or sys.stdout, threading.Event(), time.monotonic()
     live = _ticks(terminal, work, began) if terminal.isatty() else None
@@ -62,7 +62,7 @@ def heartbeat(
 
 def _ticks(terminal: TextIO, work: str, began: float) -> Callable[[], None]:
     def tick() -> None:
-        # The cursor goes back to the beginning, so that the next log line overwrites it.
+        # The cursor returns to the start of the line, so that the next log line overwrites it.
         terminal.write(f"\r\x1b[2K{work}, {time.monotonic() - began:.0f} s\r")
         terminal.flush()
 
@@ -70,7 +70,7 @@ def _ticks(terminal: TextIO, work: str, began: float) -> Callable[[], None]:
 
 
 def notify(*facts: str) -> None:
-    """Send facts such as `READY=1`, `STOPPING=1` or `STATUS=a sentence` where systemd listens."""
+    """Send facts such as `READY=1` or `STATUS=a sentence` to systemd, if NOTIFY_SOCKET is set."""
     address = environment().get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return

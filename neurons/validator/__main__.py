@@ -78,7 +78,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     """Judge the queue once, or until a signal; return the exit status.
 
     Raises:
-        ConfigError: wallet, address, lock or the API's list of validators need a person.
+        ConfigError: the wallet, address, lock or the API's list of validators is wrong.
     """
     folder = settings.state_dir / "validator"
     stop = threading.Event()
@@ -116,7 +116,7 @@ def open_round(settings: Settings, *, hours: int) -> int:
     """End the round that runs and open the next, while another process judges.
 
     Raises:
-        ConfigError: wallet, address or the API's list of validators need a person.
+        ConfigError: the wallet, address or the API's list of validators is wrong.
     """
     with closing(_api(settings, threading.Event())) as api:
         try:
@@ -164,7 +164,7 @@ def _logit_verifier(
 
 
 def _confinement(settings: Settings, stop: threading.Event) -> Sandbox | None:
-    """Return the sandbox of forks once a worker in it has imported what it needs."""
+    """Return the sandbox for forks after a worker's test imports in it; None without one."""
     reason = "SANDBOX=off"
     if settings.sandbox != "off":
         private = [settings.wallet_path, settings.state_dir]

@@ -1,8 +1,8 @@
-"""What computes an operator: kernels where they serve, ours or a library's, else torch, and why.
+"""The choice of an operator's implementation: kernels of this project or a library, or torch.
 
-Nothing falls back silently: where a GPU's call goes to torch although kernels exist for it, or to
-others than those that come first as these are missing or fail, one line in the log names the cause
-and the remedy, once for each cause.
+No fallback is silent. If torch computes a GPU's call although kernels for it exist, or if later
+kernels compute it because the first ones are missing or fail, the log names the cause and the
+remedy, once for each cause.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _log = logging.getLogger(__name__)
 
 
 class Backend(NamedTuple):
-    """What computes an operator, and why it and nothing faster."""
+    """The implementation that computes an operator, and the reason why no faster one does."""
 
     name: str
     reason: str  # a clause
-    remedy: str = ""  # what would make something faster serve, where that is known
+    remedy: str = ""  # enables a faster one, if known
 
 
 class Kernels(NamedTuple):
@@ -34,7 +34,7 @@ class Kernels(NamedTuple):
 
     name: str
     module: str  # what must be importable
-    remedy: str  # what to do where it is not
+    remedy: str  # if it is not
     call: Callable[..., tuple[Tensor, Tensor]]  # imports the module
     packed: bool = True  # whether it takes packed sequences
     widest: int = 0  # channels that a head's keys may have; 0 is any number
@@ -55,7 +55,7 @@ class Operator:
         self.variable = f"QUASAR_{name}_BACKEND"
         self._kernels, self._in_torch = kernels, in_torch
         self._failed: dict[str, str] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def backend(
         self,
@@ -66,7 +66,7 @@ class Operator:
         values: int = 0,
         tokens: int | None = None,
     ) -> Backend:
-        """Return what computes a call on tensors of this device and dtype, and why.
+        """Return the implementation for a call on tensors of this device and dtype, and the reason.
 
         `width` and `values` are the channels of a head's keys and values, 0 values as many as keys;
         `tokens` are the call's, None for a long one.
@@ -109,11 +109,10 @@ class Operator:
         values: int = 0,
         tokens: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute by the first implementation that serves; `like` is on the call's device.
+        """Compute by the first implementation that supports the call; `like` is on its device.
 
-        What is not described here is as `backend` takes it. A kernel that fails is not tried again,
-        unless nothing computes the call: then it is the call that is wrong. Calls without tokens
-        launch nothing.
+        The other arguments are those of `backend`. A kernel that fails is not tried again, unless
+        every implementation fails: then the call is wrong. Calls without tokens launch nothing.
         """
         if not like.numel():
             return self._in_torch(*arguments)
@@ -137,20 +136,20 @@ class Operator:
             chosen = self.backend(like.device, like.dtype, packed, width, values, tokens)
             kernels = next((k for k in self._kernels if k.name == chosen.name), None)
             if kernels is None:
-                self._tell(chosen)
+                self._log_choice(chosen)
                 return self._in_torch(*arguments)
             try:
                 results = kernels.call(*arguments)
-                self._tell(chosen)
+                self._log_choice(chosen)
                 return results
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # a compiler's, a launch's: whatever it is, another serves
+            except Exception as error:  # of a compiler or a launch; the next one computes it
                 line = (str(error).strip().splitlines() or [""])[0]
                 self._failed[kernels.name] = f"{kernels.name} failed: {type(error).__name__} {line}"
 
     def named(self, name: str) -> Kernels:
-        """Return the kernels of a name; KeyError where there are none."""
+        """Return the kernels with this name; KeyError if none have it."""
         return {kernels.name: kernels for kernels in self._kernels}[name]
 
     def _requested(self) -> str:
@@ -180,11 +179,11 @@ class Operator:
         missing = _missing(kernels.module)
         return (f"{kernels.name}: {missing}" if missing else None), kernels.remedy
 
-    def _tell(self, chosen: Backend) -> None:
+    def _log_choice(self, chosen: Backend) -> None:
         where = "in torch" if chosen.name == "torch" else f"on {chosen.name}"
         line = f"{where}: {chosen.reason}; {chosen.remedy}"
-        if chosen.remedy and line not in self._told:
-            self._told.add(line)
+        if chosen.remedy and line not in self._logged:
+            self._logged.add(line)
             _log.warning("%s runs %s", self.name, line)
 
 
@@ -193,6 +192,6 @@ def _missing(module: str) -> str:
     """Return why a module cannot be imported, or an empty string."""
     try:
         importlib.import_module(module)
-    except Exception as error:  # a library built for another torch raises what it likes
+    except Exception as error:  # a library built for another torch raises any type
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return ""

@@ -1,11 +1,11 @@
-"""Linear attention with decays by chunks, in torch: for CPUs, and where kernels are missing.
+"""Linear attention with decays by chunks, in torch: for CPUs, and for calls without kernels.
 
     S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T
 
-A chunk is halved again and again: what the tokens of a second half read from those of the first is
-one product, whose operands carry the decay from the middle on and up to the middle. Only sums of
-log decays of tokens in between are exponentiated, none is a difference of larger sums: a decay of
-any strength, to nothing included, neither overflows nor costs its neighbours their digits.
+A chunk is halved repeatedly. One product gives the reads of a second half's tokens from the first
+half; its operands contain the decays up to the middle and from there. Only sums of log decays of
+the tokens in between are exponentiated, never a difference of larger sums. Decays of any strength,
+down to zero, therefore neither overflow nor cost their neighbours digits.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _sequence(
 def _across_middles(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, inclusive: bool, half: int
 ) -> Tensor:
-    """Return what second halves of `2 * half` tokens read from first ones, `[..., C, V]`."""
+    """Return `[..., C, V]`: reads of second halves of `2 * half` tokens from the first halves."""
     q, k, v, g = (x.unflatten(-2, (-1, 2, half)) for x in (q, k, v, g))
     reading = q[..., 1, :, :] * torch.exp(_until(g[..., 1, :, :], inclusive))
     writing = k[..., 0, :, :] * torch.exp(_after(g[..., 0, :, :]))

@@ -12,17 +12,17 @@ from quasar_kernels.shapes import check_bounds, expect
 
 
 class Earlier:
-    """Looks back by up to `reach` tokens.
+    """Gives the tokens up to `reach` places before each token of a call.
 
     Args:
         x: `[B, T, C]`.
-        before: `[N, reach, C]`, what came before each sequence's first token; None is zeros.
-        reach: how far anything looks back.
+        before: `[N, reach, C]`, the tokens before each sequence's first one; None is zeros.
+        reach: the largest distance in tokens.
         cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
 
     Raises:
-        ValueError: `cu_seqlens` does not cut one row of T tokens, or the state is another number of
-            sequences'.
+        ValueError: `cu_seqlens` does not cut one row of T tokens, or `before` has another number
+            of sequences.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Earlier:
         self._fresh = before is None
         starts = x.new_zeros(rows * len(lengths), reach, C) if before is None else before
         self._empty = x[:, :0], starts[:0].to(x.dtype)
-        # each sequence's, or all rows', last tokens before the call and tokens of the call
+        # of each packed sequence, or of all rows: the last tokens before the call, and the call's
         self._parts = list(zip(starts.to(x.dtype).split(rows), x.split(lengths, 1), strict=True))
 
     def by(self, distance: int) -> Tensor:
-        """Return `[B, T, C]`: the token `distance` before each."""
+        """Return `[B, T, C]`: the token `distance` places before each token."""
         parts = []
         for start, tokens in self._parts:
             T = tokens.shape[1]
@@ -51,7 +51,7 @@ class Earlier:
         return parts[0] if len(parts) == 1 else torch.cat([self._empty[0], *parts], dim=1)
 
     def convolved(self, taps: Tensor, bias: Tensor | None) -> Tensor:
-        """Return silu of the causal depthwise convolution by taps `[C, reach + 1]`, `[B, T, C]`."""
+        """Return `[B, T, C]`: silu of the causal depthwise convolution, taps `[C, reach + 1]`."""
         x = self._x
         if self._fresh:
             B, T, C = x.shape
@@ -66,7 +66,7 @@ class Earlier:
         return torch.cat([self._empty[0], *parts], dim=1)
 
     def last(self) -> Tensor:
-        """Return `[N, reach, C]`: what comes before each sequence's next token."""
+        """Return `[N, reach, C]`: the tokens before each sequence's next one."""
         ends = []
         for start, tokens in self._parts:
             T = tokens.shape[1]

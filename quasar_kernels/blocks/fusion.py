@@ -1,4 +1,4 @@
-"""How a hybrid block joins its branches: gains a channel, gates a head, or a normalised mean."""
+"""The fusion of a hybrid block's branches: channel gains, head gates, or a normalised mean."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 FIRST_GAIN, OTHER_GAINS = 0.7, 0.3
-"""What the gains start at: the first branch leads."""
+"""The initial gains: the first branch has the larger one."""
 
 
 class ChannelGains(nn.Module):
-    """Adds the branches, each channel of each by a learned gain."""
+    """Adds the branches, with a learned gain for each branch and channel."""
 
     def __init__(self, branches: int, width: int, _heads: int) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class ChannelGains(nn.Module):
         self.gains = nn.Parameter(start)
 
     def forward(self, _x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return what each branch adds, `[B, T, width]`; x is the block's normed input."""
+        """Return each branch's contribution `[B, T, width]`; x is the block's normed input."""
         return [gain * y for gain, y in zip(self.gains, outputs, strict=True)]
 
 
@@ -39,7 +39,7 @@ class GatedHeads(nn.Module):
         nn.init.zeros_(self.gate.bias)
 
     def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return what each branch adds, as `ChannelGains` does."""
+        """Return each branch's contribution, as `ChannelGains` does."""
         shares = self.gate(x).float().unflatten(-1, (len(outputs), self.heads)).softmax(-2)
         return [
             (share[..., None] * y.unflatten(-1, (self.heads, -1))).flatten(-2)
@@ -55,7 +55,7 @@ class NormalisedMean(nn.Module):
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(branches))
 
     def forward(self, _x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return what each branch adds, as `ChannelGains` does."""
+        """Return each branch's contribution, as `ChannelGains` does."""
         return [norm(y) / len(outputs) for norm, y in zip(self.norms, outputs, strict=True)]
 
 

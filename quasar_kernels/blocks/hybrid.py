@@ -20,7 +20,7 @@ from quasar_kernels.shapes import expect, expect_sizes
 
 OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46, "quasar": 1.0}
 """Factors of the mixers' output weights at the start. Without them a mixer returns an RMS of 0.13,
-0.57 or 0.28 for an input of 1; with them branches begin alike, and their gains say the rest."""
+0.57 or 0.28 for an input of 1; with them branches begin alike, and only their gains differ."""
 _OUTPUTS = {"rwkv6": "output.weight", "mamba2": "output.weight", "quasar": "layer.o_proj.weight"}
 BlockState = dict[str, Any]
 """Each mixer's state by its name."""
@@ -139,22 +139,22 @@ class HybridBlock(nn.Module):
         return torch.add(x, self.mlp(_narrowed(self.mlp_norm(x)))), states if keep else None
 
     def backends(self, dtype: torch.dtype | None = None) -> dict[str, Backend]:
-        """Return what computes each branch, and why; `dtype` as the mixers' `backend` takes it."""
+        """Return each branch's backend, with the reason; `dtype` as in the mixers' `backend`."""
         return {name: mixer.backend(dtype) for name, mixer in self.mixers.items()}  # type: ignore[operator]
 
 
 def _narrowed(x: Tensor) -> Tensor:
-    """Return x in autocast's dtype, where that is on: so it is rounded once, not for each use."""
+    """Return x in autocast's dtype if autocast is on, so that it is rounded only once."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def _side_by_side(branches: Sequence[Callable[[], Tensor]], x: Tensor) -> list[Tensor]:
-    """Return what each branch returns, all of which read x.
+    """Return the result of each branch for x.
 
-    In what is recorded as a CUDA graph, all but the first run on streams of their own, and their
-    backward passes, too, as autograd has it. Elsewhere it is the host that is waited for, and
-    streams would only add to its work.
+    While a CUDA graph is captured, all but the first run on separate streams, and autograd runs
+    their backward passes there. Outside a capture the host limits the speed, and streams would
+    only add to its work.
     """
     if len(branches) < 2 or not x.is_cuda or not torch.cuda.is_current_stream_capturing():
         return [branch() for branch in branches]

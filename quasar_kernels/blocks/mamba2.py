@@ -16,34 +16,34 @@ from quasar_kernels.shapes import expect, expect_sizes
 
 TAPS = 4
 STATES = range(16, 129)
-"""What the state size may be."""
+"""The supported state sizes."""
 ALIGNED = 8
 """A projection to channels that are no multiple of this takes a GPU several times as long."""
 SMALLEST_STEP, LARGEST_STEP = 1e-3, 1e-1
-"""Step sizes at the start lie between, evenly in their logarithm."""
+"""The range of the initial step sizes, which are evenly spaced in their logarithm."""
 
 
 class Mamba2State(NamedTuple):
-    """What a Mamba-2 layer keeps of N sequences between calls."""
+    """The state of a Mamba-2 layer for N sequences between calls."""
 
     before: Tensor  # [N, 3, inner + 2 groups x state], the convolution's last inputs
     ssd: Tensor  # [N, heads, state, inner / heads] fp32
 
 
 class Mamba2(nn.Module):
-    """Mamba-2 (arXiv 2405.21060), started as its authors start it.
+    """Mamba-2 (arXiv 2405.21060) with its authors' initialisation.
 
     Args:
         width: channels of the input and the output.
-        heads: each of `expand * width / heads` channels, with a decay of its own.
+        heads: each of `expand * width / heads` channels, with one decay per head.
         state: channels of a head's keys, 16 to 128.
         expand: the inner width over `width`.
         groups: sets of B and C, each for heads / groups heads.
         eps: epsilon of the norm.
 
     Raises:
-        ValueError: a size below 1, a state that is not offered, or heads that do not divide into
-            the rest.
+        ValueError: a size below 1, an unsupported state, or heads that do not divide
+            `expand * width` or are no multiple of groups.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Mamba2(nn.Module):
         return F.linear(x, F.pad(self.input.weight, (0, 0, 0, self._over)))
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
-        """Return what computes SSD for this layer; `dtype` is autocast's, None the parameters'."""
+        """Return the backend of this layer's SSD; `dtype` is autocast's, None the parameters'."""
         weight = self.output.weight
         return ssd.OPERATOR.backend(
             weight.device,

@@ -1,4 +1,4 @@
-"""The overlay's QuasarAttention with the states of this package's other mixers."""
+"""The overlay's QuasarAttention with the interface of this package's other mixers."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class QuasarMixer(nn.Module):
 
         Args:
             x: `[B, T, width]`.
-            state: the result of an earlier call, which this one may overwrite; None starts from
-            zero states.
+            state: returned by an earlier call; this call may overwrite it. None starts from zero
+                states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             keep: whether to return the state.
 
@@ -61,7 +61,7 @@ class QuasarMixer(nn.Module):
         return y, state if keep else None
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
-        """Return what computes the operator; `dtype` is autocast's, None the parameters'."""
+        """Return the operator's backend; `dtype` is autocast's, None the parameters'."""
         weight = self.layer.q_proj.weight
         sizes = (1, 1, self.layer.num_heads, self.layer.head_dim)
         x = torch.zeros(sizes, device=weight.device, dtype=dtype or weight.dtype)

@@ -18,14 +18,14 @@ STREAMS = 5
 
 
 class TimeMixingState(NamedTuple):
-    """What time mixing keeps of N sequences between calls."""
+    """The state of time mixing for N sequences between calls."""
 
     before: Tensor  # [N, 1, width], the last token
     wkv: Tensor  # [N, heads, S, S] fp32, keys first
 
 
 class RWKV6TimeMixing(nn.Module):
-    """RWKV-6's time mixing ("Finch", arXiv 2404.05892), started as its authors start it.
+    """RWKV-6's time mixing ("Finch", arXiv 2404.05892) with its authors' initialisation.
 
     Args:
         width: channels of the input and the output.
@@ -135,7 +135,7 @@ class RWKV6TimeMixing(nn.Module):
         return -torch.exp(self.decay.to(wide) + moved.to(wide))
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
-        """Return what computes WKV6 for this layer; `dtype` is autocast's, None the parameters'."""
+        """Return the backend of this layer's WKV6; `dtype` is autocast's, None the parameters'."""
         weight = self.key.weight
         return wkv6.OPERATOR.backend(
             weight.device, dtype or weight.dtype, width=self.width // self.heads

@@ -21,7 +21,7 @@ class Heads(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """How many heads a head of values becomes."""
+        """The number of heads into which a head of values is cut."""
         return -(-self.values // self.width) if self.square else 1
 
     def scalars(self, x: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class Heads(NamedTuple):
         return v.reshape(*v.shape[:2], v.shape[2] * self.parts, self.width)
 
     def joined(self, o: Tensor) -> Tensor:
-        """Join what came of `cut` values to `[B, T, HV, V]`."""
+        """Join results for `cut` values to `[B, T, HV, V]`."""
         if not self.square or self.values == self.width:
             return o
         width = self.parts * self.width

@@ -1,13 +1,13 @@
-"""flash-linear-attention's own layers on these kernels: for a block of code, or from here on.
+"""flash-linear-attention's layers on these kernels, within a block of code or permanently.
 
     from quasar_kernels.delta_rule.host import switched
 
     with switched():
-        y, *_ = model(x)  # DeltaNet and Gated DeltaNet layers of the host library
+        y, *_ = model(x)  # DeltaNet and Gated DeltaNet layers of fla
 
-The host has a dispatch of its own for `chunk_gated_delta_rule`, which `register` uses: it asks a
-verifier call by call, so that what these kernels do not take stays the host's. For the other
-functions it has none, and every loaded module that holds one is given ours instead.
+For `chunk_gated_delta_rule`, `register` uses fla's dispatch. It calls a verifier at each call, so
+that fla computes the calls that these kernels do not support. fla does not dispatch the other
+functions, so they are replaced in every loaded module that has imported one.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _originals: dict[str, Callable[..., Any]] = {
 
 
 def reason_against(name: str, *args: Any, **kwargs: Any) -> str | None:
-    """Return why a call of one of the four functions stays the host's, or None.
+    """Return why fla computes a call of one of the four functions, or None if these kernels do.
 
-    It stays where there is a cp_context, or decays a channel, or a step size a channel; and on a
-    GPU with heads that are too wide for these kernels, which the torch path would compute.
+    fla computes calls with a cp_context, with decays or step sizes per channel, and on a GPU with
+    head widths that these kernels do not support.
     """
     arguments = dict(zip(_parameters(name), args, strict=False)) | kwargs
     q, v, beta = (arguments.get(x) for x in ("q", "v", "beta"))
@@ -94,20 +94,20 @@ class QuasarBackend(BaseBackend):
 
 
 def register() -> None:
-    """Let the host's `chunk_gated_delta_rule` run on these kernels from here on, by its dispatch.
+    """Register these kernels in fla's dispatch of `chunk_gated_delta_rule`.
 
-    Every caller is switched over, whatever it imported. FLA_DISABLE_BACKEND_DISPATCH=1 has the host
-    ignore it.
+    This changes every caller, including earlier imports. FLA_DISABLE_BACKEND_DISPATCH=1 disables
+    it.
     """
     register_at_host("gated_delta_rule")(QuasarBackend)
 
 
 @contextmanager
 def switched() -> Iterator[None]:
-    """Have every loaded module that holds one of the host's four functions call ours meanwhile.
+    """Replace fla's four functions by ours in every loaded module, until the block ends.
 
-    Calls that these kernels do not take go to the host, as `reason_against` says. Import the
-    host's layers before; other threads see the change, too.
+    fla computes the calls that these kernels do not support (`reason_against`). Import fla's
+    layers before. Other threads see the change, too.
     """
     ours = {id(_originals[name]): _ours(name) for name in _HOSTS}
     changed = []

@@ -1,4 +1,4 @@
-"""What a call of the delta rule is given: checks, and what is computed of it before the kernels."""
+"""The arguments of a delta-rule call: their checks, and their conversion for the kernels."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from quasar_kernels.shapes import check_bounds, check_state, expect
 
 CHUNK_SIZES = (16, 32, 64)
-"""What the host's `chunk_size` may be; here the kernels choose, and it changes nothing."""
+"""Values of fla's `chunk_size`; these kernels ignore it and choose their own."""
 
 Results = tuple[Tensor, Tensor | None]
-"""An output, and a state if it is asked for."""
+"""The output, and the final state if it is requested."""
 
 
 def check(
@@ -30,7 +30,7 @@ def check(
     v_first: bool = False,
     **scalars: Tensor,
 ) -> None:
-    """Check what a call is given, as its caller has it; nothing is read from a GPU.
+    """Check a call's arguments without reading tensors on a GPU.
 
     Args:
         v_first: whether states are `[N, HV, V, K]`.
@@ -58,18 +58,18 @@ def check(
         raise ValueError(f"scale must be a number, or None for 1 / sqrt(K); got {scale!r}")
 
 
-def given(**scalars: Tensor | None) -> dict[str, Tensor]:
-    """Return those that are not None, for `check`."""
+def present(**scalars: Tensor | None) -> dict[str, Tensor]:
+    """Return the scalars that are not None, for `check`."""
     return {name: x for name, x in scalars.items() if x is not None}
 
 
 def bounds_on_host(
     cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, tokens: int
 ) -> Tensor | None:
-    """Return the bounds on the host, whose kernels' launches need them there; None without any.
+    """Return the bounds on the host, where launches need them; None without bounds.
 
-    Bounds on a GPU are copied, which synchronises with it. Where a copy is given they are not
-    read, so whether it equals them is known of those on the host alone.
+    Bounds on a GPU are copied to the host, which synchronises, unless the caller passes a copy.
+    That copy is compared only with bounds on the host.
 
     Raises:
         ValueError: they do not rise from 0 to `tokens`, or the copy differs.
@@ -94,7 +94,7 @@ def bounds_on_host(
 
 
 def without(options: dict[str, Any], *known: str) -> None:
-    """Refuse options that mean something that is not done; `known` ones, and `chunk_size`, go.
+    """Refuse options without an implementation; accept `known` ones and `chunk_size`.
 
     Raises:
         ValueError: an option is unknown, or `chunk_size` is none of `CHUNK_SIZES`.
@@ -145,7 +145,7 @@ def log_decays(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None) -> Tenso
     """
     if A_log is None:
         raise ValueError("use_gate_in_kernel=True needs A_log, of shape [HV]")
-    for name, x in given(A_log=A_log, dt_bias=dt_bias).items():
+    for name, x in present(A_log=A_log, dt_bias=dt_bias).items():
         expect(name, x, g.shape[2:], g.device)
     wide = g if g.dtype == torch.float64 else g.float()
     if dt_bias is not None:
@@ -172,12 +172,12 @@ def value_first(state_v_first: bool, options: dict[str, Any]) -> bool:
 
 
 def turned(state: Tensor | None, turn: bool) -> Tensor | None:
-    """Return states `[N, H, K, V]` of `[N, H, V, K]` ones, or the reverse, if `turn`."""
+    """Return states with their last two dimensions exchanged if `turn`."""
     return state.transpose(-1, -2).contiguous() if turn and state is not None else state
 
 
 def linked(results: Results, *inputs: Tensor | None) -> Results:
-    """Return results that no token reached so that gradients, zeros, reach every input."""
+    """Return results without tokens, through which zero gradients reach all inputs."""
     wanting = [x for x in inputs if x is not None and x.requires_grad]
     if not wanting or not torch.is_grad_enabled():
         return results

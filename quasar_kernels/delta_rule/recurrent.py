@@ -34,10 +34,10 @@ def fused_recurrent_delta_rule(
     Arguments that are not described here are those of `chunk_delta_rule`.
 
     Args:
-        beta: `[B, T, HV]`; None is 1; a step size a channel of the values is not taken.
+        beta: `[B, T, HV]`; None is 1; step sizes per channel of the values are not supported.
         cu_seqlens: on q's device; on a GPU its values are not checked, which would wait for it.
-        inplace_state: return the final state, and in `initial_state`'s own storage where there is
-            one and no gradient is needed. It must be contiguous fp32 (fp64 for fp64 inputs).
+        inplace_state: return the final state, in `initial_state`'s storage if there is one and no
+            gradient is needed. It must be contiguous fp32 (fp64 for fp64 inputs).
 
     Raises:
         ValueError: as `chunk_delta_rule`; or `inplace_state` with a state that cannot hold it.
@@ -141,7 +141,7 @@ def _check(
     v_first: bool = False,
     **scalars: Tensor | None,
 ) -> None:
-    inputs.check(q, k, v, scale, initial_state, cu_seqlens, v_first, **inputs.given(**scalars))
+    inputs.check(q, k, v, scale, initial_state, cu_seqlens, v_first, **inputs.present(**scalars))
     # the kernel reads the bounds where they lie
     if cu_seqlens is not None and cu_seqlens.device != q.device:
         raise ValueError(f"cu_seqlens must be on q's device, {q.device}; got {cu_seqlens.device}")

@@ -1,6 +1,6 @@
-"""GitHub's REST API, as far as a miner needs it: check the token, find or make the fork.
+"""GitHub's REST API, as far as a miner needs it: check the token, find or request the fork.
 
-Waits can be interrupted. GitHub's clock, not this machine's, decides when a limit ends.
+Waits can be interrupted. The end of a rate limit is computed by GitHub's clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from neurons.runtime.values import LOOPBACK
 from neurons.wire.outcomes import http_date, retry_after
 
 LONGEST_WAIT = 3600.0
-"""Seconds: the longest pause that the miner accepts from GitHub's rate limit."""
+"""In seconds; a longer wait that GitHub requests is shortened to this."""
 
 _FORK_REMEDY = (
     "Make the fork by hand on the upstream's page at GitHub, or use a classic token with the scope "
@@ -31,7 +31,7 @@ _FORK_REMEDY = (
 
 
 def web_address(api_url: str) -> str:
-    """Return where the repositories of an API lie, without a slash at the end."""
+    """Return the web address of an API's repositories, without a trailing slash."""
     parts = urlsplit(api_url)
     host = "github.com" if parts.netloc == "api.github.com" else parts.netloc
     return f"{parts.scheme}://{host}"
@@ -41,9 +41,9 @@ def check_token(api_url: str, token: str, owner: str) -> frozenset[str] | None:
     """Return the scopes of a classic token; None for a fine-grained one, which names none.
 
     Raises:
-        Held: GitHub does not accept the token, or it is another account's or may not push.
+        Held: GitHub rejects the token, it belongs to another account, or it may not push.
         Retry: GitHub is out of reach or limits the rate.
-        ConfigError: the API's address would show the token.
+        ConfigError: the API's address is not https, so the token would be readable.
     """
     with _session(api_url, token) as session:
         user = session.ask("GET", "/user")
@@ -62,20 +62,20 @@ def ensure_fork(
     first_wait: float = 1.0,
     patience: float = 600.0,
 ) -> str:
-    """Find the fork `owner/fork_name` of `upstream` or have it made; return its clone address.
+    """Find or request the fork `owner/fork_name` of `upstream`; return its clone address.
 
-    GitHub creates a fork asynchronously: the miner checks again with pauses that double.
+    GitHub makes forks asynchronously: this function polls at intervals that double.
 
     Args:
         upstream: `owner/name` of the repository to fork.
         owner: the account of the token.
         stop: ends a wait when set.
-        first_wait: seconds before the first look at a fork in the making.
-        patience: seconds after which Retry is raised.
+        first_wait: seconds before the first poll for a requested fork.
+        patience: seconds of polling after which Retry is raised.
 
     Raises:
-        Held: the token, the account, the upstream or a repository of that name is wrong.
-        Retry: GitHub is out of reach, limits the rate, or is not done yet.
+        Held: the token, account or upstream is wrong, or the name is another repository's.
+        Retry: GitHub is out of reach, limits the rate, or has not finished the fork.
     """
     stop = stop or threading.Event()
     with _session(api_url, token) as session:
@@ -98,7 +98,7 @@ def ensure_fork(
 
 
 class _Session:
-    """One connection to the API; turns every bad answer into Held or Retry."""
+    """One connection to the API; raises Held or Retry for every error response."""
 
     def __init__(self, client: httpx.Client) -> None:
         self.client = client
@@ -173,7 +173,7 @@ def _fault(reply: httpx.Response, request: str) -> Held | Retry:
 
 
 def _pause(reply: httpx.Response) -> float | None:
-    """Return the seconds that GitHub asks to wait, or None where it names none."""
+    """Return the seconds to wait by GitHub's headers; None without such a header."""
     now = http_date(reply.headers.get("Date", "")) or time.time()
     reset = reply.headers.get("X-RateLimit-Reset", "")
     seconds = retry_after(reply.headers.get("Retry-After"), now)
@@ -207,9 +207,9 @@ def _check_token(user: httpx.Response, owner: str) -> None:
 
 def _request_fork(session: _Session, upstream: str, name: str) -> None:
     body = {"name": name.partition("/")[2], "default_branch_only": False}
-    made = session.ask("POST", f"/repos/{upstream}/forks", body=body)
-    full_name = str(_content(made).get("full_name", name))
-    if full_name.lower() != name.lower():  # one fork an account and network is all GitHub makes
+    reply = session.ask("POST", f"/repos/{upstream}/forks", body=body)
+    full_name = str(_content(reply).get("full_name", name))
+    if full_name.lower() != name.lower():  # GitHub allows one per account and network
         raise Held(
             f"The account has a fork of {upstream} already: {redact_text(full_name)}.",
             f"Set GITHUB_FORK_NAME={redact_text(full_name.partition('/')[2])}.",
@@ -232,7 +232,7 @@ def _await_fork(
 
 
 def _check_fork(fork: dict[str, Any], source: dict[str, Any], name: str) -> None:
-    """Accept a fork of the upstream or of its network: GitHub makes one per account and network."""
+    """Accept a fork of the upstream's network, as GitHub allows one per account and network."""
     if _network(fork) != _network(source):
         raise Held(
             f"The repository {name} exists and is no fork of {source.get('full_name')}.",

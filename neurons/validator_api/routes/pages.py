@@ -14,7 +14,7 @@ from neurons.validator_api.pages.render import NOT_REFRESHED, page, style_sheet
 
 LARGEST = 2**31 - 1
 REFRESH_SECONDS = 20
-"""The period at which pages of what still changes load themselves again."""
+"""The period at which a page that can still change reloads."""
 
 router = APIRouter(include_in_schema=False)
 
@@ -48,7 +48,7 @@ def one_round(number: str, api: TheApi, refresh: str = "") -> Response:
 
 @router.get("/submissions/{number}")
 def submission(number: str, api: TheApi, refresh: str = "") -> Response:
-    """Show a submission: its claim once it is revealed, what was measured, the verdict."""
+    """Show a submission: its claim after the reveal, the measured speeds, the verdict."""
     wanted = _existing(number)
     shown = api.read(lambda session, context: submissions.submission(session, context, wanted))
     if shown is None:
@@ -71,13 +71,13 @@ def style() -> Response:
 
 
 def _live(name: str, api: TheApi, refresh: str, **values: Any) -> Response:
-    """Return a page that loads itself again, unless the reader has paused it."""
+    """Return a page that reloads periodically, unless the reader has paused that."""
     paused = refresh == NOT_REFRESHED
     return page(name, now=api.context().now, refresh=REFRESH_SECONDS, paused=paused, **values)
 
 
 def _existing(text: str) -> int:
-    """Return the number of a row; 404 for a text that no row has."""
+    """Return the row number that `text` gives; raise 404 if no row can have it."""
     number = _number(text)
     if number is None:
         raise HTTPException(404, "Not Found")
@@ -85,7 +85,7 @@ def _existing(text: str) -> int:
 
 
 def _number(text: str) -> int | None:
-    """Return the number of a row; None for a text that no row has."""
+    """Return the row number that `text` gives; None if no row can have it."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
         return None
     return int(text) if int(text) <= LARGEST else None

@@ -1,1 +1,1 @@
-"""Checks of a model of blocks before anybody trains it: `python -m harness gates`."""
+"""Checks of a model of blocks before its training: `python -m harness gates`."""

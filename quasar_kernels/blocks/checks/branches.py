@@ -1,4 +1,4 @@
-"""What each branch of a hybrid block adds, and what a model loses without it."""
+"""The contribution of each branch of a hybrid block, and the model's loss without it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Branch(NamedTuple):
     """One branch of one block, on a batch that was not trained on."""
 
     name: str
-    activation: float  # RMS of what it adds
+    activation: float  # RMS of its contribution
     gradient: float  # norm of its parameters' gradients
     without: float  # the loss when it adds nothing
 
@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
 
 def looked_at(model: nn.Module, vocabulary: int, device: torch.device) -> tuple[float, list[Block]]:
-    """Return the loss of the model as it is, and its blocks of several branches."""
+    """Return the unchanged model's loss, and its blocks with several branches."""
     tokens = draw(vocabulary, HELD_OUT, device)
     blocks = {
         name: module
@@ -49,7 +49,7 @@ def looked_at(model: nn.Module, vocabulary: int, device: torch.device) -> tuple[
     loss.backward()
     for hook in hooks:
         hook.remove()
-    found = []
+    result = []
     for name, block in blocks.items():
         branches = []
         for n, (kind, mixer) in enumerate(block.mixers.items()):
@@ -57,9 +57,9 @@ def looked_at(model: nn.Module, vocabulary: int, device: torch.device) -> tuple[
             norm = torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradients]))
             without = _loss_without(model, block, n, tokens)
             branches.append(Branch(kind, added[name][n], float(norm), without))
-        found.append(Block(name, tuple(branches)))
+        result.append(Block(name, tuple(branches)))
     model.zero_grad()
-    return loss.item(), found
+    return loss.item(), result
 
 
 def _noting(added: dict[str, list[float]], name: str) -> Any:

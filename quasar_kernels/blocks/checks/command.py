@@ -23,7 +23,7 @@ SMALL = Sizes(vocabulary=64, width=32, heads=2, layers=1, state=16)
 
 
 class ModelError(ValueError):
-    """--model names no model; the message says what it may name."""
+    """--model names no model; the message has the valid names."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,8 +110,8 @@ def main(argv: Sequence[str]) -> int:
         model = build(arguments.model, arguments.fusion)
     except ModelError as error:
         parser.error(str(error))
-    found = look(arguments.model, model, arguments.steps, torch.device(kind))
-    sys.stdout.write(f"{found.verdict.value}: {found.model} on {found.device}\n")
+    result = look(arguments.model, model, arguments.steps, torch.device(kind))
+    sys.stdout.write(f"{result.verdict.value}: {result.model} on {result.device}\n")
     if arguments.json:
-        arguments.json.write_text(found.model_dump_json(indent=2) + "\n")
-    return 1 if found.verdict is Verdict.FAIL else 0
+        arguments.json.write_text(result.model_dump_json(indent=2) + "\n")
+    return 1 if result.verdict is Verdict.FAIL else 0

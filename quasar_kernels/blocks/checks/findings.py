@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Verdict(str, Enum):
-    """What a finding means; the worst of all is the model's."""
+    """The verdict of a finding; the worst one is the model's."""
 
     PASS = "PASS"  # noqa: S105 no password
     WARN = "WARN"
@@ -42,7 +42,7 @@ class ModelChecks(BaseModel):
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:
-    """Return the worst verdict; PASS where there is no finding."""
+    """Return the worst verdict; PASS without findings."""
     order = list(Verdict)
     return max((f.verdict for f in findings), key=order.index, default=Verdict.PASS)
 

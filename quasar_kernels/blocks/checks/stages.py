@@ -15,25 +15,25 @@ from quasar_kernels.blocks.checks.findings import Finding, Verdict, graded
 from quasar_kernels.blocks.checks.training import BATCH, TOKENS, draw, train
 
 LEAK = {False: 1e-4, True: 2e-2}
-"""How much of their RMS earlier logits may change with later tokens, by whether autocast is on."""
+"""The largest change of earlier logits by later tokens, as a share of their RMS, by autocast."""
 ENTROPY = 0.05
-"""By which share the entropy at the start may miss log(vocabulary)."""
+"""The largest relative difference between the initial entropy and log(vocabulary)."""
 FALL, BEARABLE_FALL = 0.25, 0.1
-"""The share of the loss that must be gone after 100 steps, and under which it is a failure."""
+"""The relative fall of the loss in 100 steps: the least for PASS, and the least for WARN."""
 GRADIENTS, BEARABLE_GRADIENTS = (0.1, 10.0), (1e-3, 1e3)
-"""Between which every step's gradient norm lies."""
+"""The range of every step's gradient norm: for PASS, and for WARN."""
 RATIO, BEARABLE_RATIO = 3.0, 10.0
-"""The most that branches of a block may differ at the start, and beyond which one is drowned."""
+"""The largest initial ratio between a block's branches: for PASS, and for WARN."""
 HURT = 1e-3
-"""Nats by which the loss rises without a branch that is of use."""
+"""The least rise of the loss, in nats, without a branch that is useful."""
 
 
 def check_model(model: nn.Module, steps: int, device: torch.device) -> Iterator[Finding]:
-    """Check a model on its device, stage by stage; its parameters stay as they are.
+    """Check a model on its device, stage by stage, without a change of its parameters.
 
     Args:
         model: takes tokens `[B, T]` int64, returns logits `[B, T, vocabulary]`, and has
-            `vocabulary`; balance is looked at in its `HybridBlock`s.
+            `vocabulary`; balance is checked in its `HybridBlock`s.
         steps: of the mini-training.
     """
     yield from kernels(model)
@@ -41,8 +41,8 @@ def check_model(model: nn.Module, steps: int, device: torch.device) -> Iterator[
     try:
         yield from forward(model, vocabulary, device)
     except Exception as error:  # the model's own code
-        told = f"it raises {type(error).__name__}: {error}"
-        yield Finding(gate="G1", what="runs", verdict=Verdict.FAIL, told=told)
+        text = f"it raises {type(error).__name__}: {error}"
+        yield Finding(gate="G1", what="runs", verdict=Verdict.FAIL, told=text)
         return
     yield beginning(model, vocabulary, device)
     trained = copy.deepcopy(model)
@@ -52,7 +52,7 @@ def check_model(model: nn.Module, steps: int, device: torch.device) -> Iterator[
 
 
 def kernels(model: nn.Module) -> Iterator[Finding]:
-    """G0: what computes each kind of branch. A GPU without kernels is a warning."""
+    """G0: the backend of each kind of branch. A GPU without kernels is a warning."""
     seen = set()
     for block in model.modules():
         if not isinstance(block, HybridBlock):
@@ -63,12 +63,12 @@ def kernels(model: nn.Module) -> Iterator[Finding]:
                 continue
             seen.add(name)
             slow = on_gpu and backend.name == "torch"
-            told = "; ".join(filter(None, (f"{backend.name}: {backend.reason}", backend.remedy)))
+            text = "; ".join(filter(None, (f"{backend.name}: {backend.reason}", backend.remedy)))
             verdict = Verdict.WARN if slow else Verdict.PASS
-            yield Finding(gate="G0", what=name, verdict=verdict, told=told)
+            yield Finding(gate="G0", what=name, verdict=verdict, told=text)
     if not seen:
-        told = "no HybridBlock is in it, so nothing is known of its kernels"
-        yield Finding(gate="G0", what="kernels", verdict=Verdict.PASS, told=told)
+        text = "no HybridBlock is in it, so nothing is known of its kernels"
+        yield Finding(gate="G0", what="kernels", verdict=Verdict.PASS, told=text)
 
 
 @torch.no_grad()
@@ -83,10 +83,10 @@ def forward(model: nn.Module, vocabulary: int, device: torch.device) -> Iterator
     tokens = draw(vocabulary, 0, device)
     logits = _logits(model, tokens)
     wanted, got = [BATCH, TOKENS, vocabulary], list(logits.shape)
-    told = f"{got}, and {wanted} are asked for"
+    text = f"the shape is {got}, required is {wanted}"
     fits = got == wanted
     verdict = Verdict.PASS if fits else Verdict.FAIL
-    yield Finding(gate="G1", what="shape", verdict=verdict, told=told)
+    yield Finding(gate="G1", what="shape", verdict=verdict, told=text)
     bad = int((~torch.isfinite(logits)).sum())
     verdict = Verdict.FAIL if bad else Verdict.PASS
     yield Finding(gate="G1", what="finite", verdict=verdict, told=f"{bad} logits are NaN or Inf",
@@ -102,8 +102,8 @@ def forward(model: nn.Module, vocabulary: int, device: torch.device) -> Iterator
         share = float(moved / logits.square().mean().sqrt())
         leak = share if math.isnan(share) else max(leak, share)
     limit = LEAK[tokens.is_cuda]
-    told = f"later tokens change earlier logits by {leak:.1e} of their RMS, limit {limit:g}"
-    yield Finding(gate="G1", what="causal", verdict=graded(leak, leak <= limit, False), told=told,
+    text = f"later tokens change earlier logits by {leak:.1e} of their RMS, limit {limit:g}"
+    yield Finding(gate="G1", what="causal", verdict=graded(leak, leak <= limit, False), told=text,
                   figures={"leak": leak})  # fmt: skip
 
 
@@ -112,47 +112,50 @@ def beginning(model: nn.Module, vocabulary: int, device: torch.device) -> Findin
     chances = _logits(model, draw(vocabulary, 1, device)).log_softmax(-1)
     entropy = float(-(chances.exp() * chances).sum(-1).mean())
     share = entropy / math.log(vocabulary)
-    told = f"{entropy:.3f} nats, {share:.1%} of log({vocabulary}), limit {1 - ENTROPY:.0%}"
+    text = f"{entropy:.3f} nats, {share:.1%} of log({vocabulary}), limit {1 - ENTROPY:.0%}"
     verdict = graded(share, abs(share - 1) <= ENTROPY, False)
     figures = {"entropy": entropy, "share": share}
-    return Finding(gate="G2", what="entropy at the start", verdict=verdict, told=told,
+    return Finding(gate="G2", what="entropy at the start", verdict=verdict, told=text,
                    figures=figures)  # fmt: skip
 
 
 def learning(
     model: nn.Module, vocabulary: int, steps: int, device: torch.device
 ) -> Iterator[Finding]:
-    """G3: trains the model in place. The loss falls, gradients stay in bounds, nothing is dead."""
+    """G3: the loss falls, gradients stay in bounds, every parameter learns.
+
+    Trains the model in place.
+    """
     course = train(model, vocabulary, steps, device)
     first, last, fall = course.losses[0], course.losses[-1], course.fall
-    told = f"{first:.2f} to {last:.2f} nats in {len(course.losses)} steps, by {fall:.0%}"
+    text = f"{first:.2f} to {last:.2f} nats in {len(course.losses)} steps, by {fall:.0%}"
     yield Finding(gate="G3", what="loss", verdict=graded(fall, fall >= FALL, fall >= BEARABLE_FALL),
-                  told=f"{told}, limit {FALL:.0%}",
+                  told=f"{text}, limit {FALL:.0%}",
                   figures={"first": first, "last": last, "fall": fall})  # fmt: skip
     low, high = min(course.gradient_norms), max(course.gradient_norms)
     good = GRADIENTS[0] <= low <= high <= GRADIENTS[1]
     bearable = BEARABLE_GRADIENTS[0] <= low <= high <= BEARABLE_GRADIENTS[1]
-    told = f"norms from {low:.2g} to {high:.2g}, limits {GRADIENTS[0]:g} and {GRADIENTS[1]:g}"
-    yield Finding(gate="G3", what="gradients", told=told, figures={"low": low, "high": high},
+    text = f"norms from {low:.2g} to {high:.2g}, limits {GRADIENTS[0]:g} and {GRADIENTS[1]:g}"
+    yield Finding(gate="G3", what="gradients", told=text, figures={"low": low, "high": high},
                   verdict=graded(sum(course.gradient_norms), good, bearable))  # fmt: skip
     dead = course.dead
-    told = f"without a gradient in all steps: {', '.join(dead)}" if dead else "none"
+    text = f"without a gradient in all steps: {', '.join(dead)}" if dead else "none"
     verdict = Verdict.FAIL if dead else Verdict.PASS
-    yield Finding(gate="G3", what="dead parameters", verdict=verdict, told=told,
+    yield Finding(gate="G3", what="dead parameters", verdict=verdict, told=text,
                   figures={"dead": len(dead)})  # fmt: skip
 
 
 def balance(model: nn.Module, vocabulary: int, device: torch.device) -> Iterator[Finding]:
-    """G4, first half: at the start no branch of a block drowns another."""
+    """G4, first half: at the start no branch of a block dominates another."""
     _, blocks = looked_at(model, vocabulary, device)
     for block in blocks:
         for of, words in (("activation", "RMS added"), ("gradient", "gradient norms")):
             ratio = block.ratio(of)
             figures = {b.name: getattr(b, of) for b in block.branches}
             each = ", ".join(f"{name} {value:.2g}" for name, value in figures.items())
-            told = f"{each}: ratio {ratio:.2f}, limit {RATIO:g}"
+            text = f"{each}: ratio {ratio:.2f}, limit {RATIO:g}"
             verdict = graded(ratio, ratio <= RATIO, ratio <= BEARABLE_RATIO)
-            yield Finding(gate="G4", what=f"{block.name} {words}", verdict=verdict, told=told,
+            yield Finding(gate="G4", what=f"{block.name} {words}", verdict=verdict, told=text,
                           figures={**figures, "ratio": ratio})  # fmt: skip
 
 
@@ -162,7 +165,7 @@ def ablations(model: nn.Module, vocabulary: int, device: torch.device) -> Iterat
     for block in blocks:
         for branch in block.branches:
             rise = branch.without - loss
-            told = f"the loss rises from {loss:.3f} by {rise:.3f} nats, limit {HURT:g}"
+            text = f"the loss rises from {loss:.3f} by {rise:.3f} nats, limit {HURT:g}"
             verdict = graded(rise, rise >= HURT, rise > 0)
             yield Finding(gate="G4", what=f"{block.name} without {branch.name}", verdict=verdict,
-                          told=told, figures={"loss": loss, "rise": rise})  # fmt: skip
+                          told=text, figures={"loss": loss, "rise": rise})  # fmt: skip

@@ -1,4 +1,4 @@
-"""The mini-training of the model checks: a task that asks for the token before the last."""
+"""The mini-training of the model checks: each token depends on the one before the last."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
 
 @dataclass
 class Course:
-    """How a mini-training went."""
+    """The course of a mini-training."""
 
     losses: list[float] = field(default_factory=list)
     gradient_norms: list[float] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Course:
 
     @property
     def fall(self) -> float:
-        """The share of the first loss that is gone in the last ten steps; NaN where one is."""
+        """The relative fall from the first loss to the last ten steps; NaN if a loss is NaN."""
         last = self.losses[-10:]
         return 1 - sum(last) / len(last) / self.losses[0] if last else math.nan
 

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns what `commands.run` does, or 130 where it was interrupted."""
+    """Run the command line; return the status of `commands.run`, or 130 after an interrupt."""
     words = sys.argv[1:] if argv is None else argv
     arguments = _parser().parse_args(words)
     try:

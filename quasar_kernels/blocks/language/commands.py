@@ -1,4 +1,4 @@
-"""Training and sampling as the command line's options ask for them."""
+"""Training and sampling by the command line's options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """Run a command.
 
     Args:
-        words: the command line, to repeat it in what is printed.
+        words: the command line, which the output repeats.
 
     Returns:
         0; 1 where something needs a person; 128 and the signal's number where one ended a training.

@@ -41,7 +41,7 @@ class LanguageModel(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
-        """Return logits `[B, T, vocabulary]` behind tokens `[B, T]`, or behind places `[B, P]`."""
+        """Return logits `[B, T, vocabulary]` after tokens `[B, T]`, or only at places `[B, P]`."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x, _ = block(x)
@@ -68,12 +68,12 @@ class LanguageModel(nn.Module):
         return F.linear(self.norm(x), self.embedding.weight), new_states
 
     def backends(self, dtype: torch.dtype | None = None) -> dict[str, Backend]:
-        """Return what computes each branch, and why; all blocks are alike."""
+        """Return each branch's backend, with the reason; it is the same in all blocks."""
         return cast(HybridBlock, self.blocks[0]).backends(dtype)
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return the mean cross entropy in nats of logits `[B, T, V]` for the tokens behind them."""
+    """Return the mean cross entropy in nats of logits `[B, T, V]` for the next tokens."""
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 

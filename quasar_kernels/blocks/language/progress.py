@@ -1,4 +1,4 @@
-"""What a training prints: a line every ten seconds, and on a terminal a bar below the lines."""
+"""The output of a training: a line every ten seconds, and a bar on a terminal."""
 
 from __future__ import annotations
 

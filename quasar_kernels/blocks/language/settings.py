@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How a model is trained; the batches and the rate of a step follow from it alone."""
+    """The settings of a training; they alone determine the batches and the rate of a step."""
 
     tokens: int = 256  # of a sequence
     batch: int = 8  # sequences

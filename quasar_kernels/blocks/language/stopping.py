@@ -13,18 +13,18 @@ NOTICE = b"\nending after this step; the same signal once more ends without savi
 
 
 class Stop:
-    """The signal that asked for the end, None before one did."""
+    """The signal that ends the training; None until one arrives."""
 
     signal: int | None = None
 
     def __call__(self) -> bool:
-        """Return whether the end was asked for."""
+        """Return whether a signal has arrived."""
         return self.signal is not None
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[Stop]:
-    """Note a first SIGTERM or SIGINT instead of dying of it, until the block ends."""
+    """Record the first SIGTERM or SIGINT instead of ending the process, until the block ends."""
     stop, before = Stop(), {one: signal.getsignal(one) for one in SIGNALS}
 
     def restore() -> None:

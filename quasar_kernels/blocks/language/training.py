@@ -45,15 +45,15 @@ def read_text(path: Path, tokens: int) -> tuple[Tensor, str]:
 
 
 def draw(text: Tensor, recipe: Recipe, step: int) -> Tensor:
-    """Return the sequences `[batch, tokens + 1]` int64 of a step: from its number and the seed."""
-    # of both: a generator of torch's takes 32 bits on a CPU
+    """Return a step's sequences `[batch, tokens + 1]` int64, drawn by its number and the seed."""
+    # numpy's generator takes both numbers as a seed; torch's takes 32 bits on a CPU
     random = np.random.default_rng((recipe.seed % (1 << 64), step))
     starts = torch.from_numpy(random.integers(len(text) - recipe.tokens, size=recipe.batch))
     return text[starts[:, None] + torch.arange(recipe.tokens + 1)].long()
 
 
 class Training:
-    """A model, its optimizer and its losses; taken up where a checkpoint left it, if there is one.
+    """A model, its optimizer and its losses; continued from its checkpoint if there is one.
 
     Args:
         text: `[bytes]` uint8, as `read_text` returns it with its digest.
@@ -148,7 +148,7 @@ class Training:
             save_seconds: a checkpoint is written after the first step that ends so long after the
                 last checkpoint, or after the start.
             report: called with the steps done and the loss of the last one, after each.
-            stopped: asked after each step; true ends the training there.
+            stopped: called after each step; the training ends if it returns true.
             clock: seconds.
 
         Returns:

@@ -1,7 +1,7 @@
 """The Triton kernels of SSD forward: what segments add to the state, and the outputs.
 
-x and y are `[B, T, H, P]`, b and c (B and C of the definition) `[B, T, G, N]`, each with a stride
-of its own between tokens, so that all may be columns of one projection; dt is `[B, T, H]` fp32
+x and y are `[B, T, H, P]`, b and c (B and C of the definition) `[B, T, G, N]`, each with a
+separate stride between tokens, so that all may be columns of one projection; dt is `[B, T, H]` fp32
 contiguous, a (A) and d (D) `[H]` fp32. Tables of segments are those of fla.ops.quasar.segments.
 States of the caller are `[N, H, K, V]`, those between the kernels `[.., V, K]`, as the kernels hold
 them: so an accumulator is the left operand of the next product. K is the state size, V a head's

@@ -45,7 +45,7 @@ def padded_state(N: int, dtype: torch.dtype) -> int:
     """Return the state size that the kernels take for one of N.
 
     In bf16 with a state of 16, tiles of 16 and of 32 keys gave wrong final states: Triton 3.6, an
-    H200. So bf16 takes what was found right there, 64 or 128; zeros change nothing.
+    H200. So bf16 uses the sizes that are right, 64 or 128; padding with zeros changes nothing.
     """
     return N if dtype != torch.bfloat16 else 64 if N <= 64 else 128
 
@@ -69,10 +69,10 @@ class Inputs(NamedTuple):
 def _states(
     plan: Plan, x: Tensor, y: Tensor, inputs: Inputs, entering: Tensor | None, reverse: bool
 ) -> Tensor | None:
-    """Return `[segments, H, P, N]`, the states between segments: what a segment leaves behind it.
+    """Return `[segments, H, P, N]`, the state after each segment.
 
-    With `reverse`, the gradients of the states, and each before its segment. None where no
-    sequence has two segments.
+    With `reverse`, the gradient of the state before each segment. None if no sequence has two
+    segments.
     """
     if not plan.several:
         return None
@@ -102,7 +102,7 @@ class Forward(NamedTuple):
 
     y: Tensor  # [batch, T, H, P] in x's dtype
     final_state: Tensor  # [sequences, H, N, P] fp32
-    checkpoints: Tensor | None  # [chunks, H, P, N], the states before them, when asked for
+    checkpoints: Tensor | None  # [chunks, H, P, N], the states before them, if requested
 
 
 def forward(plan: Plan, inputs: Inputs, initial_state: Tensor | None, keep: bool) -> Forward:

@@ -1,4 +1,4 @@
-"""How SSD's kernels are compiled, as data: see quasar_kernels/compile_specs.py."""
+"""The compile specs of SSD's kernels, as data: see quasar_kernels/compile_specs.py."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the Triton kernels of WKV6 and SSD share: segments of sequences, rows of heads, the scan."""
+"""Shared parts of the Triton kernels of WKV6 and SSD: segments, rows of heads, the scan."""

@@ -1,4 +1,4 @@
-"""How a call of WKV6 or SSD is cut into segments and tiles, and the scan over the segments."""
+"""Segments and tiles of a call of WKV6 or SSD, and the scan over the segments."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from quasar_kernels.blocks.triton_segments.kernels import segment_scan_kernel
 
 MAX_KEYS = 128
-"""Widest heads of keys that the kernels take; values may be of any width."""
+"""Largest width of keys' heads that the kernels support; values may have any width."""
 ALONE = 128
-"""Tokens up to which a sequence stays whole: the launches of a scan would cost more."""
+"""Tokens up to which a sequence is one segment: the launches of a scan would cost more."""
 LEAST = 64
 """Least tokens of a segment."""
 PROGRAMS = 8
-"""How many programs a multiprocessor should get, over the whole call."""
+"""Target number of programs per multiprocessor, over the whole call."""
 STEPS = 16
 """Segments that the scan takes at once."""
 
@@ -32,14 +32,14 @@ _scan = Launcher(segment_scan_kernel)
 
 
 class Walk(NamedTuple):
-    """How a kernel is compiled: warps of a program, and stages of its loop."""
+    """Compile options of a kernel: warps of a program, and stages of its loop."""
 
     warps: int
     stages: int
 
 
 class Tiles(NamedTuple):
-    """How the kernels are cut for heads of a width."""
+    """The kernels' tiles for heads of one width."""
 
     keys: int  # columns of the keys, a power of two
     values: int  # columns of the values that a program takes
@@ -140,14 +140,14 @@ def plan_call(
 
 
 class Between(NamedTuple):
-    """What the kernels pass on from segment to segment."""
+    """The tensors that the kernels pass from segment to segment."""
 
     sums: Tensor  # [segments, H, V, K] fp32, what each adds; the scan turns them into states
     decays: Tensor  # [segments, H, K] fp32, the sums of its log decays
 
 
 def between_segments(plan: Plan, device: torch.device) -> Between:
-    """Return room for what segments add to the state and for their log decays."""
+    """Allocate the segments' additions to the state and their log decays."""
     _, _, H, K, V = plan.shape
     total = plan.segments.total
     return Between(
@@ -157,20 +157,20 @@ def between_segments(plan: Plan, device: torch.device) -> Between:
 
 
 def states_of_caller(plan: Plan, device: torch.device) -> Tensor:
-    """Return room for a state of each sequence, `[N, H, K, V]` fp32."""
+    """Allocate a state of each sequence, `[N, H, K, V]` fp32."""
     _, _, H, K, V = plan.shape
     return torch.empty((plan.segments.sequences, H, K, V), dtype=torch.float32, device=device)
 
 
 def checkpoints_for(plan: Plan, values: Tensor) -> Tensor:
-    """Return room for the states before all chunks, `[chunks, H, V, K]`: bf16 for bf16 values."""
+    """Allocate the states before all chunks, `[chunks, H, V, K]`: bf16 for bf16 values."""
     _, _, H, K, V = plan.shape
     kind = torch.bfloat16 if values.dtype == torch.bfloat16 else torch.float32
     return torch.empty((plan.chunks, H, V, K), dtype=kind, device=values.device)
 
 
 def scan(plan: Plan, segment_sums: Between, entering: Tensor | None, reverse: bool) -> Tensor:
-    """Turn what segments add into the states behind them, in place; with `reverse`, before them."""
+    """Turn the segments' additions into the states behind them (`reverse`: before), in place."""
     _, _, H, K, V = plan.shape
     cut = plan.segments
     _scan(

@@ -47,9 +47,9 @@ class Arguments(ctypes.Structure):
     ]
 
 
-class _Program(CudaProgram):  # type: ignore[misc] # mypy knows it not by that name
+class _Program(CudaProgram):  # type: ignore[misc] # mypy does not resolve the name
     def give_up(self, variant: Variant, error: CudaUnavailableError) -> None:
-        """Use the variant no more; the operator, which turns to other kernels, says why."""
+        """Stop using the variant. The operator changes to other kernels and logs the cause."""
         self._entries[variant] = error
 
 
@@ -74,7 +74,7 @@ class Inputs(NamedTuple):
 
 @functools.cache
 def variant_for(device: int, dtype: torch.dtype, K: int) -> Variant:
-    """Return what the kernels are compiled for; a variant's own dtype has no meaning for fp32."""
+    """Return the variant for which the kernels are compiled; fp32 ignores a variant's dtype."""
     width = f"-DWKV6_KEYS={K}"
     if dtype == torch.float32:
         return Variant(device, torch.bfloat16, (width, "-DWKV6_FP32=1"))
@@ -122,7 +122,7 @@ def forward(
     """Launch the forward walk on the current stream.
 
     Args:
-        x: as `Inputs` says.
+        x: as described at `Inputs`.
         initial_state: `[N, H, K, V]` fp32 contiguous, or None for zero.
         bounds: `[N + 1]` int64 of packed sequences, or None.
         keep: whether the states for the gradients are kept.

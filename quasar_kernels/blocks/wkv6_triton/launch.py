@@ -52,10 +52,10 @@ def tiles_for(K: int, V: int, dtype: torch.dtype) -> Tiles:
 def _states(
     plan: Plan, x: Tensor, y: Tensor, w: Tensor, entering: Tensor | None, reverse: bool
 ) -> Tensor | None:
-    """Return `[segments, H, V, K]`, the states between segments: what a segment leaves behind it.
+    """Return `[segments, H, V, K]`, the state after each segment.
 
-    With `reverse`, the gradients of the states, and each before its segment. None where no
-    sequence has two segments.
+    With `reverse`, the gradient of the state before each segment. None if no sequence has two
+    segments.
     """
     if not plan.several:
         return None
@@ -75,7 +75,7 @@ class Forward(NamedTuple):
 
     o: Tensor  # [B, T, H, V] in v's dtype
     final_state: Tensor  # [N, H, K, V] fp32
-    checkpoints: Tensor | None  # [chunks, H, V, K], the states before them, when asked for
+    checkpoints: Tensor | None  # [chunks, H, V, K], the states before them, if requested
 
 
 class Inputs(NamedTuple):

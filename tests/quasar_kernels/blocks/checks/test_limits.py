@@ -86,10 +86,10 @@ def test_logits_that_are_not_finite_are_counted_and_a_wrong_shape_ends_the_check
 
     shape, finite = stages.forward(Narrow(0.0), VOCABULARY, CPU)
     assert (shape.verdict, finite.verdict, finite.figures) == (FAIL, FAIL, {"not_finite": 3})
-    assert shape.told == "[8, 31, 32], and [8, 32, 32] are asked for"
+    assert shape.told == "the shape is [8, 31, 32], required is [8, 32, 32]"
 
 
-def test_more_logits_than_are_asked_for_end_the_check_as_well() -> None:
+def test_more_logits_than_required_end_the_check_as_well() -> None:
     class Wide(Known):
         def forward(self, tokens: Tensor) -> Tensor:
             return torch.cat([super().forward(tokens)] * 2, -1)

@@ -1,4 +1,4 @@
-"""An index of what each hotkey waits for.
+"""An index of each hotkey's submissions without a verdict.
 
 Revision ID: 0003
 """
@@ -15,7 +15,7 @@ WAITING = sa.text("validated_at IS NULL AND withdrawn_at IS NULL")
 
 
 def upgrade() -> None:
-    """Find them without a look at all that a hotkey has ever sent."""
+    """Create the index, so that no query reads all submissions of a hotkey."""
     op.create_index(
         "ix_submissions_waiting",
         "submissions",

@@ -73,7 +73,7 @@ def _choose(
 def scan_forward(
     inputs: ScanInputs, output_final_state: bool = False, *, backend: switches.Backend
 ) -> Scan:
-    """Run the forward pass by kernels: CUDA C++ where it supports the call, else Triton.
+    """Run the forward pass by kernels: CUDA C++ if it supports the call, otherwise Triton.
 
     Args:
         inputs: of any dtypes and strides; q's device is the current one.

@@ -98,7 +98,7 @@ def inverse_width(chunk: int, dtype: torch.dtype) -> int:
 
 
 def rows_packed(chunk: int, dtype: torch.dtype, columns: int) -> int:
-    """Rows of B that `columns` elements hold: a power of two, at most a chunk."""
+    """Return how many rows of B fit into `columns` elements: a power of two, at most a chunk."""
     fit = columns // inverse_width(chunk, dtype)
     return min(chunk, 1 << (fit.bit_length() - 1))
 

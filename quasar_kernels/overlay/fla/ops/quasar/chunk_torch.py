@@ -51,7 +51,7 @@ def chunk_quasar_torch(
     """Apply QuasarAttention to whole sequences, on any device, differentiably.
 
     Arguments and results are those of `chunk_quasar`. The arithmetic is fp32 (fp64 for fp64
-    inputs) whatever autocast says.
+    inputs) whatever the dtype of autocast.
 
     Args:
         chunk_size: tokens of a chunk; changes the rounding only.

@@ -26,7 +26,7 @@ WARP_ELEMENTS, MOST_ELEMENTS = 4096, 8192
 
 
 class RecurrentTiles(NamedTuple):
-    """How a launch is cut up."""
+    """The tiles of a launch."""
 
     cols: int  # state columns that a program owns, with all rows of them
     warps: int
@@ -259,7 +259,7 @@ def fused_recurrent_torch(
 
 
 def _run(q, k, v, *arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Take the Triton path where it serves, else torch's; arguments of `launch_fused_recurrent`."""
+    """Run Triton if it supports the call, else torch; arguments of `launch_fused_recurrent`."""
     square = q.shape[-1] == v.shape[-1] <= MAX_HEAD_DIM
     if q.is_cuda and q.dtype != torch.float64 and square:
         return launch_fused_recurrent(q, k, v, *arguments)

@@ -77,12 +77,12 @@ def quasar_gate_bwd_kernel(lam, beta, dalpha, dlam, dbeta, N, H: tl.constexpr, B
 
 
 def divisible(step: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return step sizes that a gradient can be divided by: at least 2^-26, unchanged for fp16.
+    """Return step sizes as divisors of a gradient: at least 2^-26, except in fp16.
 
-    The backward pass divides by a step size to obtain its gradient. A step of 2^-26 changes no
-    state in fp32, and the exponent ranges of bf16 and fp32 suffice for the quotient. That of fp16
-    does not, so the gradient of a zero step size is zero in fp16. A smaller minimum would lose
-    digits: the CUDA kernels store inverses in fp16 that have the root of a step size as a factor.
+    The gradient of a step size follows from the step's effect. A step of 2^-26 changes no state in
+    fp32, and bf16 and fp32 can represent its effect. fp16 cannot: there the gradient of a zero step
+    size is zero. Smaller steps would lose digits, because the root of a step size is a factor of
+    inverses that the CUDA kernels keep in fp16.
     """
     return step if dtype == torch.float16 else step.clamp(min=2.0**-26)
 

@@ -1,4 +1,4 @@
-"""What the implementations of the segmented scan receive and return, in one order."""
+"""The inputs and results of the segmented scan, the same for each implementation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ScanInputs(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the backward pass needs of a forward pass."""
+    """The tensors of a forward pass that its backward pass needs."""
 
     inputs: ScanInputs  # as the kernels received them
     G: torch.Tensor | None  # [segments, H, S, S] fp32; None where no sequence has two segments
@@ -74,7 +74,7 @@ class Saved(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Any], segments: Any, scale: float = 1.0) -> Saved:
-        """Return what `tensors` were of."""
+        """Return the object whose `tensors` these are."""
         q, k, v, beta, initial_state, g, G, states = tensors
         inputs = ScanInputs.of(q, k, v, beta, initial_state, scale=scale, g=g)
         return cls(inputs, G, states, segments)

@@ -11,11 +11,11 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 BACKEND = "QUASAR_BACKEND"
 """The implementation of a call: one of `BACKENDS`."""
 GRAPHS = "QUASAR_GRAPHS"
-"""0 keeps every call of the layer from becoming a CUDA graph."""
+"""0 disables the CUDA graphs of the layer's calls."""
 KEEP_MIB = "QUASAR_KEEP_MIB"
-"""How much a recorded call of the layer may keep for its backward pass: a whole number of MiB."""
+"""The most that a call of the layer keeps for its backward pass: a whole number of MiB."""
 AUTOTUNE = "QUASAR_AUTOTUNE"
-"""0 keeps an unknown GPU from being tuned."""
+"""0 disables the tuning of an unknown GPU."""
 CACHE_DIR = "QUASAR_CACHE_DIR"
 """The folder of compiled kernels and tiles instead of ~/.cache/quasar."""
 NVRTC = "QUASAR_NVRTC"
@@ -34,7 +34,7 @@ def _read(name: str, default: str) -> str:
 
 
 def requested_backend() -> Backend:
-    """Return QUASAR_BACKEND, `auto` where it is not set.
+    """Return QUASAR_BACKEND, `auto` if it is not set.
 
     Raises:
         ValueError: it is none of `BACKENDS`.
@@ -52,7 +52,7 @@ def graphs() -> bool:
 
 
 def keep_mib(default: int) -> int:
-    """Return QUASAR_KEEP_MIB, `default` where it is not set.
+    """Return QUASAR_KEEP_MIB, `default` if it is not set.
 
     Raises:
         ValueError: it is no whole number.
@@ -74,7 +74,7 @@ def cache_dirs() -> tuple[str, str]:
 
 
 def nvrtc_library() -> str | None:
-    """Return QUASAR_NVRTC, None where it is not set."""
+    """Return QUASAR_NVRTC, None if it is not set."""
     return os.environ.get(NVRTC)
 
 

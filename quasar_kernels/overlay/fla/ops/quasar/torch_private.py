@@ -31,7 +31,7 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def without_ownership(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor at the address of `x` that does not own the memory; x where torch cannot."""
+    """Return a tensor at the address of `x` without ownership; x if torch cannot make one."""
     construct = getattr(torch._C, "_construct_storage_from_data_pointer", None)
     if construct is None:
         return x

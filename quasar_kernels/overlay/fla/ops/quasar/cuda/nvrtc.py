@@ -111,7 +111,7 @@ def _version(library: ctypes.CDLL) -> tuple[int, int]:
 
 
 def target_for(capability: tuple[int, int], supported: Sequence[int]) -> str:
-    """Return NVRTC's name of what to compile for a GPU.
+    """Return NVRTC's name of the architecture to compile for.
 
     Machine code where the toolkit knows the GPU; else PTX for the newest it knows, which the driver
     translates. `capability` is (major, minor), `supported` holds numbers such as 90.

@@ -76,7 +76,7 @@ class Activations:
 
 
 class Stages(NamedTuple):
-    """An implementation of what the layer computes before and after its operator."""
+    """An implementation of the layer's stages before and after its operator."""
 
     project: Callable[[Call, torch.Tensor, Weights, bool, bool], Activations | None]
     """Compute everything before the operator; `keep` and `output` are `layer_forward`'s.

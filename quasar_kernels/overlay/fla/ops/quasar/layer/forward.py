@@ -21,11 +21,11 @@ from fla.ops.quasar.layer.library import LIBRARY
 from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
 
 APART = 1 << 13
-"""From so many tokens on the last kernel is launched behind a graph: copying y would cost more."""
+"""From this many tokens, the last kernel is launched after a graph: copying y would cost more."""
 
 
 def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
-    """Return whether the kernels serve a call with these weights."""
+    """Return whether the kernels support a call with these weights."""
     taps = weights.q_taps
     return (
         x.is_cuda
@@ -46,7 +46,7 @@ def run_layer(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> t
     """Compute the layer; it records nothing for autograd. Short calls are replayed as CUDA graphs.
 
     Args:
-        call: the kernels serve it (`takes`).
+        call: one that the kernels support (`takes`).
         owner: its graphs live as long as this.
         x: `[B, T, hidden]`.
         weights: the layer's.

@@ -1,7 +1,7 @@
 """Triton kernels of the layer's gradients: of the convolution with SiLU, and of the gated norm.
 
-Each reads its inputs once. Gradients of weights are sums over all tokens: a program adds up those
-of its own rows, and torch adds the programs' sums, always in the same order.
+Each reads its inputs once. Gradients of weights are sums over all tokens: each program
+adds those of its rows, and torch adds the programs' sums, always in the same order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the layer does around the operator: short convolution, gated norm, recomputation.
+"""The layer's operations around the operator: short convolution, gated norm, recomputation.
 
-Forward and backward passes save only what came in. On CUDA they are one Triton kernel each, the
-latter in gradients.py; what these do not take goes backward in torch, block by block, so that no
-fp32 copy of a whole sequence is ever held.
+Forward passes save only their inputs. On CUDA, forward and backward pass are one Triton kernel
+each, the latter in gradients.py. For other calls torch computes the backward pass block by block,
+so that no fp32 copy of a whole sequence is ever held.
 """
 
 from __future__ import annotations

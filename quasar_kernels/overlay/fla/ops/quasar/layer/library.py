@@ -70,7 +70,7 @@ def gated(
     norm_weight: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """Return o `[..., H, S]`, normed and gated; in one kernel where nothing is recorded."""
+    """Return o `[..., H, S]`, normed and gated; by one kernel if autograd is off."""
     S = o.shape[-1]
     one_kernel = o.is_cuda and o.dtype in (torch.bfloat16, torch.float16)
     if one_kernel and S <= MAX_HEAD_DIM and not torch.is_grad_enabled():

@@ -26,7 +26,7 @@ from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
 from fla.ops.quasar.scan import Saved, Scan
 
 KEPT_MIB = 3072
-"""Where QUASAR_KEEP_MIB is not set: 380,000 tokens of 512 channels, 190,000 of 1,024."""
+"""Default of QUASAR_KEEP_MIB: 380,000 tokens of 512 channels, 190,000 of 1,024."""
 
 MOST_WORK = 1 << 34
 """Largest tokens times channels squared of a backward pass with saved results that is replayed.
@@ -144,7 +144,7 @@ def _gradients(
 ) -> tuple[Tensors, Tensors]:
     """Return the weights' gradients, None for those not `needed`, and the factors of x's.
 
-    The latter are the gradient of the products and the weights of the products. `results` are the
+    The latter are the gradient of the products and the weights of the products. `found` has the
     forward pass's intermediate results, None to recompute them. Tensors are freed after their last
     use: for a million tokens each takes gigabytes.
     """

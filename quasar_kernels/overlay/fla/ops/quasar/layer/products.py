@@ -32,7 +32,7 @@ def _wide_on(x: torch.Tensor) -> bool:
 
 
 def unrounded(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return rows weight^T `[R, outputs]`, in fp32 where torch can and nothing is recorded.
+    """Return rows weight^T `[R, outputs]`, in fp32 if torch supports it and autograd is off.
 
     Args:
         rows: `[R, inputs]`, any floating dtype.
@@ -44,7 +44,7 @@ def unrounded(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def product_in(rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return rows weight `[R, outputs]` in `dtype`, rounded once where torch can.
+    """Return rows weight `[R, outputs]` in `dtype`, rounded once if torch supports it.
 
     Args:
         rows: `[R, inputs]`, any floating dtype.

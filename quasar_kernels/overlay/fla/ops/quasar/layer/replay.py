@@ -20,7 +20,7 @@ import torch
 from fla.ops.quasar import switches, torch_private
 
 MOST_ELEMENTS = 1 << 23
-"""Largest input that is replayed (16,384 tokens of 512 channels); more keeps the GPU busy."""
+"""Largest input that is replayed (16,384 tokens of 512 channels); longer calls fill the GPU."""
 MAX_GRAPHS = 8
 """Most graphs of an owner (LRU); each holds dozens of kernels."""
 
@@ -49,7 +49,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
-        # of all captures: torch's allocator reuses a block only on the stream that had it
+        # for all captures: torch's allocator reuses a block only on the stream that had it
         self.stream = torch.cuda.Stream()
 
 
@@ -130,7 +130,7 @@ def _graph_key(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: K
 
     The key holds all that a graph depends on besides values and the inputs' addresses (`_places`).
     """
-    # whole passes in C: at 512 tokens this is a tenth of the host's time
+    # map() iterates in C: at 512 tokens this key takes a tenth of the host's time
     types = (*map(type, tensors), *map(type, inputs))
     if not _PLAIN.issuperset(types):
         return None
@@ -167,20 +167,20 @@ def replayed(
     """Call `compute(*inputs, *tensors)`, as a CUDA graph from a thread's second equal call on.
 
     The key consists of shapes, dtypes, the addresses of `tensors`, the device, the stream and
-    `settings`, but no values, so changed parameters take effect. Long inputs, fp32 and fp64,
-    other devices than CUDA, calls recorded for autograd and calls within a capture run as they are.
+    `settings`, but no values, so changed parameters take effect. Without a graph run: long inputs,
+    fp32 and fp64, other devices than CUDA, calls recorded for autograd, calls within a capture.
 
     Args:
         owner: the graphs live as long as this; None for a call that is never replayed.
         compute: launches on the current stream only, never synchronizes, allocates with torch, and
             returns its outputs and the tensors that only `finish` reads. Copied `inputs` have the
             dtype that `copied` returns.
-        inputs: may have other addresses at each call, on the current device; then they are copied.
+        inputs: on the current device; they are copied if their addresses differ between calls.
         tensors: other tensors that it reads or overwrites in place.
         dtype: of the computation.
         settings: hashable values that change what `compute` does, the tensors' sizes among them.
         most: elements of the first input up to which a call is replayed.
-        finish: is called with the rest of what `compute` returned, before anything overwrites that.
+        finish: is called with the second result of `compute` before anything overwrites it.
         copied: returns the dtype of an input's copy; all are copied to `dtype` without it.
 
     Returns:
@@ -203,7 +203,7 @@ def replayed(
 def _find_graph(
     owner: Any, key: Key, compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs
 ) -> _Graph | None:
-    """Return the graph of a call, captured now where it is due, or None for a launch."""
+    """Return the graph of a call, captured now if the call is the second; None for a launch."""
     graphs = _owners.get(owner)
     if graphs is None:
         graphs = _owners[owner] = OrderedDict()

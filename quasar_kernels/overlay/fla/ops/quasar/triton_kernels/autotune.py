@@ -1,7 +1,7 @@
 """A short autotune of the chunk kernels' tiles for a GPU without measured ones, kept on disk.
 
-Every field of `Tiles` that only trades speed is moved a step up and down, one after the other, and
-a move stays where it gives the same output faster. The result lies in the cache folder.
+It moves each field of `Tiles` that affects only speed one step up and down, one after the other,
+and keeps a move that gives the same output faster. The result is stored in the cache folder.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _log = logging.getLogger(__name__)
 
 
 class Gpu(NamedTuple):
-    """What tiles depend on: the name that the driver gives, and the compute capability ("9.0")."""
+    """A GPU: its name in the driver and its compute capability ("9.0"). Tiles depend on both."""
 
     name: str
     capability: str
 
     @classmethod
     def of(cls, device: torch.device) -> Gpu:
-        """Ask the driver about a CUDA device."""
+        """Return the driver's description of a CUDA device."""
         properties = torch.cuda.get_device_properties(device)
         return cls(properties.name, f"{properties.major}.{properties.minor}")
 
 
 def parse_tiles(row: Any, where: str) -> Tiles:
-    """Make `Tiles` of a JSON object; `where` names the file and entry in errors.
+    """Return the `Tiles` of a JSON object; `where` names the file and entry in errors.
 
     Raises:
         ValueError: fields are missing or unknown, or a value is no number of its kind.
@@ -119,7 +119,7 @@ def tune(
     default: Tiles,
     launch: Callable[..., torch.Tensor],
 ) -> Tiles:
-    """Tune on this GPU, and keep the result on disk; `default` where that fails.
+    """Tune on this GPU and keep the result on disk; return `default` if that fails.
 
     Arguments are those of `tuning.tiles_for`. Of processes that start at once, one tunes.
     """
@@ -139,7 +139,7 @@ def tune(
         try:
             tiles = search(default, _trial(block, dtype, device, default, launch))
         except Exception:
-            # a full memory, say: the call itself may still work, and says best if it does not
+            # such as a full memory: the call itself may succeed, or raises the cause
             _log.warning("tuning for %s failed; safe tiles are used", what, exc_info=True)
             return default
         seconds = time.monotonic() - since
@@ -204,7 +204,7 @@ def _milliseconds(
 
 
 def read(gpu: Gpu, block: int, dtype: torch.dtype) -> Tiles | None:
-    """Return what an earlier autotune kept, or None: nothing, or nothing that can be read."""
+    """Return the tiles that an earlier autotune kept; None without a readable file."""
     path = _path(gpu, block, dtype)
     try:
         return parse_tiles(json.loads(path.read_text(encoding="utf-8"))["tiles"], str(path))

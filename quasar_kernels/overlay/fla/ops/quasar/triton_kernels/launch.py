@@ -1,8 +1,8 @@
 """Launch a Triton kernel again without Triton's binding of arguments: less than half the host time.
 
-Where a sequence is short, the host decides how long a call takes. At each launch Triton binds and
-inspects every argument, to find the kernel compiled for such arguments; here a short key of what
-Triton specialises on finds it.
+For short sequences, the host's time limits a call. At each launch Triton binds and inspects every
+argument to find the compiled kernel. Here a short key of the properties on which Triton specialises
+finds it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def _kind(x: Any) -> Any:
-    """Return what Triton may specialise on in an argument: at least that, so that keys differ."""
+    """Return all properties of an argument on which Triton may specialise a kernel."""
     if x is None:
         return None
     if isinstance(x, torch.Tensor):
@@ -28,7 +28,7 @@ class Launcher:
 
     The first launch with arguments of a kind goes through Triton, which compiles and returns the
     kernel. Later ones call that, as Triton's own tutorials do with a kernel compiled beforehand.
-    Where it cannot be called so (the interpreter; an older Triton), all go through Triton.
+    If that fails (in the interpreter, with an older Triton), all launches go through Triton.
 
     Args:
         kernel: a `triton.jit` function whose constexprs follow its other arguments.
@@ -59,7 +59,7 @@ class Launcher:
             try:
                 compiled[grid](*arguments, *constants)
                 return
-            except TypeError:  # a Triton that wants no constexprs there; nothing was launched
+            except TypeError:  # this Triton accepts no constexprs there; nothing was launched
                 self._compiled[key] = None
         launched = self._kernel[grid](*arguments, *constants, **options)
         if key not in self._compiled:

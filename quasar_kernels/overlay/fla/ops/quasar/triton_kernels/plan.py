@@ -1,4 +1,4 @@
-"""How the Triton kernels cut the sequences of a call, and the arguments that they share."""
+"""The segments of a call for the Triton kernels, and the arguments that they share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, 
 
     Args:
         tokens: tokens of the (longest) sequence.
-        chains: sequences times heads, each a sequential walk of its own.
+        chains: sequences times heads, each a separate sequential walk.
         wave: programs that the device runs at once.
         chunk: tokens of a chunk.
     """

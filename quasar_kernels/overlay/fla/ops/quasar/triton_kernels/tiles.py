@@ -1,4 +1,4 @@
-"""The block sizes of the chunk kernels; which ones a call gets is tuning.py's matter."""
+"""The block sizes of the chunk kernels; tuning.py chooses those of a call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which tiles a call runs with: a known GPU's from tuned.json, else what an autotune chose, once.
+"""The choice of a call's tiles: from tuned.json for a known GPU, otherwise by an autotune.
 
 tuned.json holds the measured tiles of GPUs by name, and safe tiles by compute capability. A GPU
-that it names is never tuned. For any other GPU the order is: what an earlier autotune left in the
+that it names is never tuned. For any other GPU the order is: tiles of an earlier autotune in the
 user's cache folder, a short autotune (autotune.py), the safe tiles.
 """
 

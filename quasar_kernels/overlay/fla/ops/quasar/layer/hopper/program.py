@@ -104,7 +104,7 @@ def _is_hopper(device: int) -> bool:
 
 
 def hopper_program(x: torch.Tensor, dtype: torch.dtype, backend: Backend) -> LoadedProgram | None:
-    """Return the kernels for products in `dtype` on x's device, or None where they are not used.
+    """Return the kernels for products in `dtype` on x's device, or None if they are not used.
 
     That is so on other GPUs, with `backend` (QUASAR_BACKEND's value) triton or torch, and where the
     kernels cannot be built; the first time, one line is logged that names the cause and the remedy.
