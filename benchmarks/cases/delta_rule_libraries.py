@@ -55,11 +55,11 @@ def versions(names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
     Returns:
         the version of each that can be called here, and why the others cannot.
     """
-    found, missing = {}, {}
+    installed, missing = {}, {}
     for name in (name for name in LIBRARIES if name in names):
         try:
             LIBRARIES[name].make()
-            found[name] = metadata.version(LIBRARIES[name].distribution)
+            installed[name] = metadata.version(LIBRARIES[name].distribution)
         except Exception as error:  # FlashQLA's import alone raises three kinds without its GPU
             missing[name] = f"{type(error).__name__}: {error}"
-    return found, missing
+    return installed, missing

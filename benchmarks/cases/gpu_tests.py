@@ -66,13 +66,13 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Run all files, or those that are named, half as many at once as there are cores."""
-    found = sorted(TESTS.rglob("test_*.py"))
-    wanted = [path for path in found if not args.only or path.stem in args.only]
+    paths = sorted(TESTS.rglob("test_*.py"))
+    wanted = [path for path in paths if not args.only or path.stem in args.only]
     together = [path for path in wanted if path.stem not in ALONE]
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
         entries = list(pool.map(run_file, together))
     entries += [run_file(path) for path in wanted if path not in together]
-    left_out = [path.relative_to(TESTS).as_posix() for path in found if path not in wanted]
+    left_out = [path.relative_to(TESTS).as_posix() for path in paths if path not in wanted]
     run = start("gpu_tests", "", args.commit, settings={"left out": ", ".join(left_out)})
     yield run.adding(*entries)
 

@@ -154,8 +154,8 @@ def measure_tree(name: str, fork: Path) -> list[Entry]:
         tree = make_tree(fork, Path(folder, name), TREES[name])
         lengths = TREES[name].checks
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            found = pool.map(lambda n: check_length(tree, n, device), lengths)
-            checks = dict(zip(lengths, found, strict=True))
+            results = pool.map(lambda n: check_length(tree, n, device), lengths)
+            checks = dict(zip(lengths, results, strict=True))
         return time_tree(name, tree, checks, Path(folder, "gpu-lock"), device)
 
 
@@ -169,11 +169,11 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 def by_length(run: Run) -> dict[int, list[Entry]]:
     """Return the timed processes of each length, shortest first."""
-    found: dict[int, list[Entry]] = {}
+    by_length: dict[int, list[Entry]] = {}
     for entry in sorted(run.table("processes"), key=lambda one: int(one.of["tokens"])):
         if not entry.failure:
-            found.setdefault(int(entry.of["tokens"]), []).append(entry)
-    return found
+            by_length.setdefault(int(entry.of["tokens"]), []).append(entry)
+    return by_length
 
 
 def tree_limits(layer: Run, ops: Run) -> Iterator[Criterion]:

@@ -63,16 +63,16 @@ def check_output(layer: Any, tokens: int) -> Entry:
     equal = all(torch.equal(y, other) for other in again)
     del again
     with torch.no_grad():
-        found = figures(y, exact(layer.state_dict(), x, *HEADS))
+        result = figures(y, exact(layer.state_dict(), x, *HEADS))
     return Entry(
         table="outputs",
         of={"tokens": tokens},
         figures={
-            "cosine": found.cosine,
-            "max_difference": found.max_difference,
+            "cosine": result.cosine,
+            "max_difference": result.max_difference,
             "reruns_equal": equal,
         },
-        errors={"y": found.relative_rms, "worst eighth": found.worst_part},
+        errors={"y": result.relative_rms, "worst eighth": result.worst_part},
     )
 
 

@@ -138,11 +138,11 @@ def profile_call(name: str, tokens: int) -> Iterator[Entry]:
             check=False,
         )
         text = log.read_text() if log.exists() else ""
-    found = re.search(r"^least bytes: (\d+)$", done.stdout, re.MULTILINE)
-    if done.returncode or found is None:
+    match = re.search(r"^least bytes: (\d+)$", done.stdout, re.MULTILINE)
+    if done.returncode or match is None:
         sys.exit(f"ncu ended with status {done.returncode}:\n{text[-2000:]}\n{done.stderr[-2000:]}")
     of = {"call": name, "tokens": tokens}
-    yield Entry(table="calls", of=of, figures={"least_bytes": int(found[1])})
+    yield Entry(table="calls", of=of, figures={"least_bytes": int(match[1])})
     for place, kernel in enumerate(parse(text)):
         yield kernel.model_copy(update={"of": {**of, "place": place}})
 

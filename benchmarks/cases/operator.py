@@ -130,8 +130,8 @@ def output_errors(name: str, x: Inputs, expected: Tensor) -> dict[str, float]:
     clocks.poison()
     with selected(name) as run:
         o = run(x)
-    found = figures(o, expected)
-    return {"o": found.relative_rms, "worst eighth": found.worst_part}
+    result = figures(o, expected)
+    return {"o": result.relative_rms, "worst eighth": result.worst_part}
 
 
 def measure_length(tokens: int, names: Sequence[str]) -> Iterator[Entry]:
@@ -226,9 +226,9 @@ def cold_first_call(name: str, caches: Path) -> Entry:
     environ = os.environ | cache_environment(caches)
     if name == "cuda":  # Triton needs a C compiler; what NVRTC compiles must do without
         environ["PATH"] = str(caches)
-    found = processes.call(first_call, name, environ=environ)
+    result = processes.call(first_call, name, environ=environ)
     say(f"first call of {name}")
-    return Entry(table="first call", by=name, figures=found)
+    return Entry(table="first call", by=name, figures=result)
 
 
 def cache_environment(folder: Path) -> dict[str, str]:
@@ -287,10 +287,10 @@ def limits(run: Run) -> Iterator[Criterion]:
     for row in run.rows("accuracy"):
         keys, errors = row.of["keys"], {n: row.by[n].errors for n in OURS if n in row.by}
         where = f"error of {row.of['tokens']} tokens, {keys}"
-        for name, found in errors.items():
+        for name, by_output in errors.items():
             text = f"{where}, {name}"
-            yield Criterion(text, found["o"], ERRORS[keys])
-            yield Criterion(f"{text}, worst eighth", found["worst eighth"], ERRORS[keys] * 1.05)
+            yield Criterion(text, by_output["o"], ERRORS[keys])
+            yield Criterion(f"{text}, worst eighth", by_output["worst eighth"], ERRORS[keys] * 1.05)
         if "cuda" in errors:
             share = errors["cuda"]["o"] / errors["triton"]["o"]
             yield Criterion(f"{where}, cuda over triton", share, 1.0)

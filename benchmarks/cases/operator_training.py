@@ -75,8 +75,8 @@ def measure_gradients(names: Sequence[str]) -> Iterator[Entry]:
     expected = gradients(exact, wide(x), do)
     for name in names:
         with selected(name) as run:
-            found = gradients(run, x, do)
-        errors = {tensor: relative_rms(found[tensor], expected[tensor]) for tensor in expected}
+            result = gradients(run, x, do)
+        errors = {tensor: relative_rms(result[tensor], expected[tensor]) for tensor in expected}
         yield Entry(table="gradients", of={"tokens": GRADIENT_TOKENS}, by=name, errors=errors)
     say("gradients")
 

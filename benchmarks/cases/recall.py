@@ -136,10 +136,10 @@ def taught(
         times.append(_now(device) - since)
         if recall(prepared, task, device, BATCHES) >= ENOUGH:
             break
-    found = recall(prepared, task, device, LAST_BATCHES)
+    accuracy = recall(prepared, task, device, LAST_BATCHES)
     figures = {
         "gpus": world,
-        "recall": found,
+        "recall": accuracy,
         "steps": recipe.every * len(losses),
         "step_ms": 1e3 * median(times) / recipe.every,
         "seconds": time.perf_counter() - started,

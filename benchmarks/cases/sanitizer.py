@@ -45,13 +45,13 @@ _SUMMARY = re.compile(
 class _Outcome(NamedTuple):
     findings: int | None  # None: no summary
     failure: str | None  # why it tells nothing of the calls
-    said: str
+    output: str
 
 
 def findings_in(output: str) -> int | None:
     """Return how many errors or hazards the tool's output sums up; None if it came to no end."""
-    found = _SUMMARY.findall(output)
-    return int(found[-1]) if found else None
+    counts = _SUMMARY.findall(output)
+    return int(counts[-1]) if counts else None
 
 
 def run_tool(tool: str, what: str, limit: int, options: Sequence[str] = ()) -> _Outcome:
@@ -63,15 +63,15 @@ def run_tool(tool: str, what: str, limit: int, options: Sequence[str] = ()) -> _
     command += commands.python(MODULE, *options, "--limit", limit, what)
     # a cache of memory would hide accesses beyond a tensor and give what was written before
     environ = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "2"}
-    said, status = commands.run_for(limit, command, environ)
+    output, status = commands.run_for(limit, command, environ)
     if status is None:
-        return _Outcome(None, f"{what} was cut off after {limit} s", said)
-    findings, failure = findings_in(said), None
+        return _Outcome(None, f"{what} was cut off after {limit} s", output)
+    findings, failure = findings_in(output), None
     if findings is None:
         failure = f"{what} gave no summary"
     elif status not in (0, _FOUND):
         failure = f"{what} ended with status {status}"
-    return _Outcome(findings, failure, said)
+    return _Outcome(findings, failure, output)
 
 
 def call_options(tool: str, used: str) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def watch(tool: str, limit: int, options: Sequence[str] = ()) -> tuple[Entry, st
         texts={"calls": " ".join(calls)},
         failure="; ".join(failures) or None,
     )
-    return entry, "\n".join(run.said for run in runs.values())
+    return entry, "\n".join(run.output for run in runs.values())
 
 
 def verdict(entry: Entry) -> str:

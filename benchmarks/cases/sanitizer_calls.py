@@ -135,29 +135,31 @@ def operator_error(case: OperatorCase) -> float:
     cu = None if bounds is None else bounds.cuda()
     program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(on_gpu[0], case.options))
     call = ScanInputs.of(*on_gpu[:4])._replace(initial_state=on_gpu[4], cu_seqlens=cu)
-    found = cuda_scan.forward(call, case.states, segments=case.segments, program=program)
-    error = relative_rms(found.o.cpu(), expected)
+    result = cuda_scan.forward(call, case.states, segments=case.segments, program=program)
+    error = relative_rms(result.o.cpu(), expected)
     if case.states:
-        error = max(error, relative_rms(found.final_state.cpu(), state))
+        error = max(error, relative_rms(result.final_state.cpu(), state))
     if case.gradients:
         d_o, d_state = torch.randn(shape).to(case.dtype), torch.randn_like(state)
         d_state *= case.states  # without states none is asked for
         torch.autograd.backward([expected, state], [d_o.double(), d_state])
         d_final = d_state.float().cuda() if case.states else None
-        given = found.saved, d_o.cuda(), d_final
-        error = max(error, gradient_error(case, given, [x.grad for x in leaves]))
+        arguments = result.saved, d_o.cuda(), d_final
+        error = max(error, gradient_error(case, arguments, [x.grad for x in leaves]))
     return error
 
 
 def gradient_error(
-    case: OperatorCase, given: Sequence[Any], wanted: Sequence[torch.Tensor | None]
+    case: OperatorCase, arguments: Sequence[Any], wanted: Sequence[torch.Tensor | None]
 ) -> float:
-    """Run the backward pass on `given` and return its gradients' largest relative error."""
+    """Run the backward pass on `arguments` and return its gradients' largest relative error."""
     from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 
-    program = cuda_scan_bwd.PROGRAM.load(cuda_scan_bwd.variant_of(given[0].inputs.q, case.options))
-    found = cuda_scan_bwd.backward(*given, program=program)
-    pairs = [(x.cpu(), y) for x, y in zip(found, wanted, strict=False) if y is not None]
+    program = cuda_scan_bwd.PROGRAM.load(
+        cuda_scan_bwd.variant_of(arguments[0].inputs.q, case.options)
+    )
+    gradients = cuda_scan_bwd.backward(*arguments, program=program)
+    pairs = [(x.cpu(), y) for x, y in zip(gradients, wanted, strict=False) if y is not None]
     errors = [relative_rms(x, y) for x, y in pairs]
     errors[3] /= 3  # beta's terms cancel over the tokens
     return max(errors)
@@ -196,10 +198,10 @@ def always(stage: Callable[..., Any]) -> Callable[..., Any]:
     """Return the stage, but raising RuntimeError where others would take its place silently."""
 
     def compute_or_raise(*call: object) -> object:
-        found = stage(*call)
-        if found is None:
+        result = stage(*call)
+        if result is None:
             raise RuntimeError("the layer's own kernels did not take a call; they need Hopper")
-        return found
+        return result
 
     return compute_or_raise
 
@@ -213,8 +215,8 @@ def clear_outputs() -> None:
     empty_like = torch.empty_like
 
     def cleared(x: torch.Tensor, **options: Any) -> torch.Tensor:
-        found = empty_like(x, **options)
-        return found.zero_() if x.dtype in (torch.bfloat16, torch.float16) else found
+        tensor = empty_like(x, **options)
+        return tensor.zero_() if x.dtype in (torch.bfloat16, torch.float16) else tensor
 
     torch.empty_like = cleared  # type: ignore[assignment]
 

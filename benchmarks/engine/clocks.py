@@ -55,14 +55,14 @@ def rested_ms(call: Call, repeats: int = 5, rest: float = 0.3) -> float:
     After `rest` seconds without work three replays warm up, then ten are timed: the clocks have not
     come down yet to what the power limit leaves of them.
     """
-    found = []
+    times = []
     with replayed([call]) as replay:
         for _ in range(repeats):
             torch.cuda.synchronize()
             time.sleep(rest)
             replay(3)
-            found.append(replay(10))
-    return median(found)
+            times.append(replay(10))
+    return median(times)
 
 
 def eager_ms(

@@ -68,8 +68,8 @@ def gradients(function: Function, x: Inputs, do: Tensor) -> dict[str, Tensor]:
     leaves = {name: t.detach().requires_grad_() for name, t in x.items()}
     with torch.enable_grad():
         o = function(leaves)
-        found = torch.autograd.grad(o, list(leaves.values()), do.to(o.dtype))
-    return dict(zip(leaves, found, strict=True))
+        grads = torch.autograd.grad(o, list(leaves.values()), do.to(o.dtype))
+    return dict(zip(leaves, grads, strict=True))
 
 
 def results(function: Function, way: Way, x: Inputs, do: Tensor) -> dict[str, Tensor]:
@@ -125,10 +125,10 @@ class Comparison(NamedTuple):
             try:
                 with self.select(name) as function:
                     poison()
-                    found, again = (results(function, way, few, d) for _ in range(2))
-                    errors = {t: relative_rms(y, expected[t]) for t, y in found.items()}
-                    same = all(torch.equal(y, again[t]) for t, y in found.items())
-                    del found, again
+                    result, again = (results(function, way, few, d) for _ in range(2))
+                    errors = {t: relative_rms(y, expected[t]) for t, y in result.items()}
+                    same = all(torch.equal(y, again[t]) for t, y in result.items())
+                    del result, again
                     call: Callable[[], object] = partial(function, x)
                     if way != "forward":
                         call = partial(gradients, function, x, do)

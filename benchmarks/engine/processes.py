@@ -88,9 +88,9 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 def _main() -> None:
     name, arguments, results = json.loads(sys.argv[1])
     module, _, function = name.partition(":")
-    found = getattr(import_module(module), function)(*arguments)
+    result = getattr(import_module(module), function)(*arguments)
     with os.fdopen(results, "w", buffering=1, closefd=False) as lines:
-        for one in found if isinstance(found, Iterator) else (found,):
+        for one in result if isinstance(result, Iterator) else (result,):
             value = one.model_dump(mode="json") if isinstance(one, BaseModel) else one
             lines.write(json.dumps(value) + "\n")
 

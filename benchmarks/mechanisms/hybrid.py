@@ -162,11 +162,11 @@ def trainings(device: str) -> Iterator[Entry]:
 
 def kernel_seconds(call: Callable[[], object], times: int) -> float:
     """Return the seconds that the GPU's kernels and copies take in one of several calls."""
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(times):
             call()
         torch.cuda.synchronize()
-    total: float = sum(event.self_device_time_total for event in found.key_averages())
+    total: float = sum(event.self_device_time_total for event in profiler.key_averages())
     return total / 1e6 / times
 
 

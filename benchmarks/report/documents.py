@@ -26,9 +26,9 @@ def filled(path: Path, text: str, sections: Mapping[str, str]) -> str:
     Raises:
         SystemExit: the document lacks a section's marks, or has some that nothing fills.
     """
-    found = MARKS.findall(text)
-    if sorted(found) != sorted(sections):
-        sys.exit(f"{path.name} must have the marks {sorted(sections)} once; found {found}")
+    marks = MARKS.findall(text)
+    if sorted(marks) != sorted(sections):
+        sys.exit(f"{path.name} must have the marks {sorted(sections)} once; found {marks}")
     return MARKS.sub(
         lambda part: f"<!-- figures: {part[1]} -->\n{sections[part[1]]}\n<!-- /figures -->", text
     )
@@ -64,9 +64,9 @@ def update(wanted: Mapping[Path, str], *, check: bool, command: str) -> None:
     Raises:
         SystemExit: with `check`, some are stale; `command` is what writes them.
     """
-    found = stale(wanted)
-    if check and found:
-        names = ", ".join(str(path.relative_to(ROOT)) for path in found)
+    outdated = stale(wanted)
+    if check and outdated:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in outdated)
         sys.exit(f"stale: {names}; run {command}")
-    for path in found:
+    for path in outdated:
         path.write_text(wanted[path])

@@ -34,12 +34,12 @@ Choice = tuple[str, ...]
 
 def by_choice(run: Run) -> dict[Choice, list[Entry]]:
     """Return trainings by their branches, single mechanisms first."""
-    found: dict[Choice, list[Entry]] = {}
+    by_mixers: dict[Choice, list[Entry]] = {}
     for entry in run.table("trainings"):
-        found.setdefault(tuple(str(entry.of["mixers"]).split("+")), []).append(entry)
+        by_mixers.setdefault(tuple(str(entry.of["mixers"]).split("+")), []).append(entry)
     return {
-        mixers: sorted(found[mixers], key=lambda entry: int(entry.of["seed"]))
-        for mixers in sorted(found, key=lambda mixers: (len(mixers), mixers))
+        mixers: sorted(by_mixers[mixers], key=lambda entry: int(entry.of["seed"]))
+        for mixers in sorted(by_mixers, key=lambda mixers: (len(mixers), mixers))
     }
 
 

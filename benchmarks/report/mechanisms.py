@@ -47,11 +47,11 @@ def label(name: str) -> str:
 
 def of(run: Run, way: str, *, packed: bool = False) -> dict[str, dict[int, Entry]]:
     """Return timed calls by implementation and tokens."""
-    found: dict[str, dict[int, Entry]] = {}
+    by_name: dict[str, dict[int, Entry]] = {}
     for entry in run.table("calls"):
         if not entry.failure and (entry.of["way"], entry.of["packed"]) == (way, packed):
-            found.setdefault(entry.by, {})[int(entry.of["tokens"])] = entry
-    return found
+            by_name.setdefault(entry.by, {})[int(entry.of["tokens"])] = entry
+    return by_name
 
 
 def per_second(entry: Entry, ms: str = "ms") -> str:
@@ -62,8 +62,8 @@ def per_second(entry: Entry, ms: str = "ms") -> str:
 
 def speeds(run: Run, way: Way) -> str:
     """Return the table of milliseconds by tokens."""
-    found = of(run, way)
-    lengths = sorted({tokens for calls in found.values() for tokens in calls})
+    by_name = of(run, way)
+    lengths = sorted({tokens for calls in by_name.values() for tokens in calls})
 
     def cells(name: str, calls: Mapping[int, Entry]) -> dict[str, str]:
         ms = {n: calls[n].figures["ms"] if n in calls else None for n in lengths}
@@ -73,7 +73,7 @@ def speeds(run: Run, way: Way) -> str:
             "M tokens/s at its longest": per_second(calls[max(calls)]),
         }
 
-    return records(cells(name, calls) for name, calls in found.items())
+    return records(cells(name, calls) for name, calls in by_name.items())
 
 
 def details(run: Run) -> str:
@@ -83,7 +83,7 @@ def details(run: Run) -> str:
         packed = of(run, way, packed=True)
         for name, calls in of(run, way).items():
             tokens = min(calls, key=lambda n: abs(n - DETAILED_TOKENS))
-            entry, beside = calls[tokens], packed.get(name, {}).get(tokens)
+            entry, packed_entry = calls[tokens], packed.get(name, {}).get(tokens)
             line = {
                 "call": f"{label(name)}, {way}",
                 "tokens": f"{tokens:,}",
@@ -92,7 +92,7 @@ def details(run: Run) -> str:
                 "share of the bound": share(bound_ms(run, entry) / entry.figures["ms"]),
                 "GiB": gib(entry.figures["peak_bytes"]),
                 "in a row, ms": milliseconds(entry.figures.get("in_a_row_ms")),
-                "packed, ms": milliseconds(beside.figures["ms"] if beside else None),
+                "packed, ms": milliseconds(packed_entry.figures["ms"] if packed_entry else None),
                 "error": worst(entry),
             }
             lines.append(line)
@@ -179,9 +179,9 @@ def families(shown: set[str]) -> dict[str, Mapping[str, str]]:
 def plot(run: Run, way: Way) -> str:
     """Return the SVG of the time by tokens of kernels; fla's are dashed."""
     known = implementations()
-    found = {n: calls for n, calls in of(run, way).items() if known[n].by != SEQUENTIAL}
+    by_name = {n: calls for n, calls in of(run, way).items() if known[n].by != SEQUENTIAL}
     panels = []
-    for title, colours in families({known[name].mechanism for name in found}).items():
+    for title, colours in families({known[name].mechanism for name in by_name}).items():
         shown = {REFERENCE: REFERENCE_COLOUR, **colours}
         lines = [
             Line(
@@ -190,7 +190,7 @@ def plot(run: Run, way: Way) -> str:
                 [(tokens, calls[tokens].figures["ms"]) for tokens in sorted(calls)],
                 dashed=one.by == FLA,
             )
-            for name, calls in found.items()
+            for name, calls in by_name.items()
             if (one := known[name]).mechanism in shown
         ]
         panels.append(Panel(title, lines))

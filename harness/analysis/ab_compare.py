@@ -226,16 +226,16 @@ def main(argv: Sequence[str]) -> int:
             checked_out(arguments.a, arguments.repo) as a,
             checked_out(arguments.b, arguments.repo) as b,
         ):
-            found = []
+            results = []
             for length, one in comparison.run(a, b, lengths):
-                found.append((length, one))
+                results.append((length, one))
                 sys.stdout.write(f"{length:>9} tokens: {one}\n")
                 sys.stdout.flush()
     except MeasurementError as error:
         progress.say(error.explain(debug=arguments.debug))
         return 1
     if arguments.svg:
-        arguments.svg.write_text(plot(found))
+        arguments.svg.write_text(plot(results))
     if arguments.markdown:
-        arguments.markdown.write_text(table(found))
+        arguments.markdown.write_text(table(results))
     return 0

@@ -84,12 +84,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("file", type=Path, nargs="+", help="a report in a git repository")
     for file in parser.parse_args(argv).file:
         try:
-            found = list(entries(file))
+            history = list(entries(file))
         except subprocess.CalledProcessError as error:
             sys.stderr.write(f"{file}: {str(error.stderr).strip()}\n")
             return 1
-        if not found:
+        if not history:
             sys.stderr.write(f"{file}: no commit holds it\n")
             return 1
-        sys.stdout.write(f"{file}, tokens/s by length\n{table(found)}\n")
+        sys.stdout.write(f"{file}, tokens/s by length\n{table(history)}\n")
     return 0

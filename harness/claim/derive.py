@@ -143,7 +143,7 @@ def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: fl
     if not 0 <= headroom < 1:
         raise ValueError(f"headroom {headroom} must be at least 0 and below 1")
     _refuse_bad_data(runs)
-    counted = {length: found for length in sorted(runs) if (found := accepted(runs[length]))}
+    counted = {length: samples for length in sorted(runs) if (samples := accepted(runs[length]))}
     if target not in counted:
         reasons = sorted({reason for m in runs.get(target, ()) if (reason := rejection(m))})
         why = "; ".join(reasons) or "it was not measured"
@@ -155,10 +155,10 @@ def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: fl
         raise NoClaim(f"the noise at {target} tokens is not known from {many} such runs; take more")
     benchmarks = {
         str(length): {
-            "tokens_per_sec": min(m.tokens_per_sec for m in found) * (1 - headroom),
-            "vram_mb": max(m.vram_mb for m in found),
+            "tokens_per_sec": min(m.tokens_per_sec for m in samples) * (1 - headroom),
+            "vram_mb": max(m.vram_mb for m in samples),
         }
-        for length, found in counted.items()
+        for length, samples in counted.items()
     }
     benchmarks[str(target)]["tokens_per_sec"] = min(limits.values()) * (1 - headroom)
     return Claim(

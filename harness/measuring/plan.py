@@ -53,11 +53,11 @@ class EachLength:
 
     def missing(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> list[int]:
         """Return the missing lengths; those that failed are left out."""
-        taken = [sample.length for sample in samples]
+        sampled = [sample.length for sample in samples]
         return [
             length
             for length in sorted({*self.lengths} - _failed(failures))
-            for _ in range(self.runs - taken.count(length))
+            for _ in range(self.runs - sampled.count(length))
         ]
 
     def implied(self, failures: Sequence[Failure]) -> list[Failure]:
@@ -106,8 +106,8 @@ class ForClaim:
         """Return the missing lengths, the target last; none once the target has failed."""
         if self.target in _failed(failures):
             return []
-        taken = {sample.length for sample in samples}
-        missing = [n for n in self.lengths if n != self.target and n not in taken]
+        sampled = {sample.length for sample in samples}
+        missing = [n for n in self.lengths if n != self.target and n not in sampled]
         runs = [sample for sample in samples if sample.length == self.target]
         return missing + [self.target] * self._further(runs, self.at_once - len(missing))
 

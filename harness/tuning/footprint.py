@@ -19,17 +19,17 @@ and the share of a multiprocessor's warps that run at once."""
 @contextmanager
 def launched() -> Iterator[list[Any]]:
     """Collect the compiled kernels that are launched meanwhile, each once."""
-    found: list[Any] = []
+    kernels: list[Any] = []
     run: Any = triton.JITFunction.run
 
     def collecting(self: Any, *args: Any, **options: Any) -> Any:
         kernel = run(self, *args, **options)
-        if kernel is not None and all(kernel is not other for other in found):
-            found.append(kernel)
+        if kernel is not None and all(kernel is not other for other in kernels):
+            kernels.append(kernel)
         return kernel
 
     with patch.object(triton.JITFunction, "run", collecting):
-        yield found
+        yield kernels
 
 
 def blocks_at_once(function: int, threads: int, shared: int) -> int:
@@ -49,8 +49,8 @@ def blocks_at_once(function: int, threads: int, shared: int) -> int:
 
 def warps_of_gpu() -> int:
     """Return how many warps a multiprocessor of this GPU holds."""
-    found = torch.cuda.get_device_properties(0)
-    return int(found.max_threads_per_multi_processor // found.warp_size)
+    properties = torch.cuda.get_device_properties(0)
+    return int(properties.max_threads_per_multi_processor // properties.warp_size)
 
 
 def footprint(
@@ -65,14 +65,14 @@ def footprint(
         most: warps that a multiprocessor holds.
         blocks: `blocks_at_once` or its stand-in.
     """
-    taken: Footprint = {}
+    usage: Footprint = {}
     for kernel in kernels:
         warps, shared = kernel.metadata.num_warps, kernel.metadata.shared
-        taken[kernel.name] = {
+        usage[kernel.name] = {
             "registers": kernel.n_regs,
             "spills": kernel.n_spills,
             "shared": shared,
             "warps": warps,
             "occupancy": blocks(kernel.function, 32 * warps, shared) * warps / most,
         }
-    return taken
+    return usage

@@ -168,21 +168,21 @@ def _best_row(subject: SubjectProxy, length: int, device: torch.device, enough: 
         if row.seconds >= ROW_SECONDS or calls == most:
             rows -= 1
             if per_call < best:
-                best, found = per_call, row
+                best, fastest = per_call, row
             if per_call <= enough:
                 break
         else:
             calls = min(max(calls + 1, math.ceil(1.15 * ROW_SECONDS / per_call)), most)
-    return found
+    return fastest
 
 
 def _ask(subject: SubjectProxy, calls: int) -> Row:
     """Have a row of calls made, and take its time."""
     seed = secret_seed()
     started = time.monotonic()
-    _, found = subject.ask("row", seed=seed, calls=calls)
+    _, tensors = subject.ask("row", seed=seed, calls=calls)
     seconds = time.monotonic() - started
-    digests = found.get("digests", torch.zeros(0))
+    digests = tensors.get("digests", torch.zeros(0))
     if digests.shape != (calls, WORKLOAD.hidden_size) or digests.dtype != torch.int8:
         raise WorkerError(f"the digests of a row have the shape {tuple(digests.shape)}", "gate")
     return Row(seed, digests, seconds)

@@ -22,9 +22,9 @@ from harness.worker.subject.tree import load_tree
 from harness.workload import WORKLOAD
 
 
-def _prepared(tree: str, length: int, asked: str) -> tuple[Callable[[], object], torch.device]:
+def _prepared(tree: str, length: int, requested: str) -> tuple[Callable[[], object], torch.device]:
     """Return a call of the tree's layer as a validator makes it, after the warm-ups."""
-    on_gpu = torch.cuda.is_available() and asked != "cpu"
+    on_gpu = torch.cuda.is_available() and requested != "cpu"
     device = torch.device("cuda" if on_gpu else "cpu")
     layer = load_tree(Path(tree)).layer_class(**WORKLOAD.layer_arguments()).to(device)
     x = torch.randn(WORKLOAD.batch_size, length, WORKLOAD.hidden_size, device=device)
@@ -39,18 +39,18 @@ def _prepared(tree: str, length: int, asked: str) -> tuple[Callable[[], object],
     return forward, device
 
 
-def profile_tree(tree: str, length: int, asked: str, trace: str) -> Profile:
+def profile_tree(tree: str, length: int, requested: str, trace: str) -> Profile:
     """Profile the timed calls and write their trace.
 
     Args:
         length: in tokens.
-        asked: `cuda`, `cpu` or `auto`.
+        requested: the device: `cuda`, `cpu` or `auto`.
         trace: file for the trace, in Chrome's format.
 
     Raises:
         OSError: the trace cannot be written.
     """
-    forward, device = _prepared(tree, length, asked)
+    forward, device = _prepared(tree, length, requested)
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -81,9 +81,9 @@ def profile_tree(tree: str, length: int, asked: str, trace: str) -> Profile:
 
 def main() -> None:
     """Make one call for a profiler that watches this process."""
-    name, length, asked = sys.argv[1:]
+    name, length, requested = sys.argv[1:]
     with whole_tree(Path(name)) as tree:
-        forward, device = _prepared(str(tree), int(length), asked)
+        forward, device = _prepared(str(tree), int(length), requested)
     if device.type == "cuda":
         torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
     forward()

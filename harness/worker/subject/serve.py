@@ -123,8 +123,8 @@ class InProcessSubject:
         with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
             y = self._layer(x)[0]
         torch.autograd.backward((y.float() * self._held["toward"]).sum())
-        found = {name: p.grad for name, p in self._layer.named_parameters()} | {"input": x.grad}
-        return {name: grad for name, grad in found.items() if grad is not None}
+        gradients = {name: p.grad for name, p in self._layer.named_parameters()} | {"input": x.grad}
+        return {name: grad for name, grad in gradients.items() if grad is not None}
 
     def time(self, length: int) -> dict[str, Any]:
         """Run the validator's loop; its layer, input and last output stay for what follows."""
