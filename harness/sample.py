@@ -20,7 +20,7 @@ Kind = Literal[
     "disturbed",
     "stopped",
 ]
-"""Why there is no sample; `gate` is a failed correctness check. Reports contain these words."""
+"""Reasons for a missing sample, as in reports; `gate` is a failed correctness check."""
 
 
 class Check(Frozen):

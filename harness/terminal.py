@@ -24,9 +24,9 @@ def printable(text: str, kept: str = "") -> str:
 
 
 class Progress:
-    """Says what has happened, one line an event, and on a terminal what is going on below it.
+    """Prints a line for each event and, on a terminal, the current activity below these lines.
 
-    Use it in `with`; the line about what goes on vanishes at its end. Only a terminal needs rich.
+    Use it in `with`, at whose end the current activity vanishes. Only a terminal needs rich.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -57,7 +57,7 @@ class Progress:
             self._stream.flush()
 
     def doing(self, text: str) -> None:
-        """Show what goes on now; nothing where the stream is no terminal."""
+        """Show the current activity if the stream is a terminal."""
         if self._status is not None:
             from rich.text import Text
 

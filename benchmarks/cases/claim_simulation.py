@@ -1,4 +1,4 @@
-"""How often a validator refutes the claim under simulated noise, and what honesty costs.
+"""The share of claims that a validator refutes under simulated noise, and the cost of honesty.
 
     python -m benchmarks claim_simulation --out benchmarks/honesty.json [--trials 4000]
 

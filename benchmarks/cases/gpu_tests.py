@@ -33,7 +33,7 @@ def run_file(path: Path, limit: float = LIMIT) -> Entry:
     """Run one file's tests and count them; print its output where something failed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        # the options of pyproject.toml ask for plugins that a GPU machine may lack
+        # the options of pyproject.toml require plugins that a GPU machine may lack
         options = ("-q", "-o", "addopts=--import-mode=importlib", f"--junitxml={report}")
         command = commands.python("pytest", *options, path)
         output, status = commands.run_for(limit, command)

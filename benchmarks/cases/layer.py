@@ -36,7 +36,7 @@ from harness.sample import Correctness
 from harness.workload import WORKLOAD
 
 timed = runner.measure
-"""How one process is timed; tests replace it."""
+"""Function that times one process; tests replace it."""
 AT_ONCE = 10
 """Processes that start side by side: an import of the fork takes ten seconds of one core."""
 

@@ -1,4 +1,4 @@
-"""What the layer computes on this GPU, at lengths beyond a test's.
+"""The layer's errors on this GPU, at lengths beyond those of the tests.
 
     python -m benchmarks layer_accuracy --fork PATH --out benchmarks/h200/layer-accuracy.json
 

@@ -1,9 +1,9 @@
-"""Where the time of the layer's forward pass goes on this GPU, kernel by kernel.
+"""The time of each kernel in the layer's forward pass on this GPU.
 
     python -m benchmarks layer_profile --fork PATH --out benchmarks/h200/layer-profile.json
 
 PATH is a checkout of the public fork; --tree takes another of the trees than the overlay. The time
-of a call is taken in the validator's loop without the profiler; the bandwidth of a copy and the
+of a call is measured in the validator's loop without the profiler; the bandwidth of a copy and the
 rate of a product, of which the floors in the document are made, are measured in the same process.
 """
 

@@ -56,7 +56,7 @@ SHAPES = (
 )
 
 LEADS = {512: 2.5, 1024: 2.5, 2048: 1.5}
-"""How many times faster than the baseline's a step must be, by the layer's width."""
+"""Least speed-up of a step over the baseline's, by the layer's width."""
 
 IMPLEMENTATIONS = {"ours": "overlay", "baseline": "baseline"}
 """The tree of each implementation."""

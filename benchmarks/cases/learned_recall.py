@@ -1,4 +1,4 @@
-"""What models of single mechanisms and of hybrids learn to recall, at equal parameters.
+"""The recall that models of single mechanisms and of hybrids learn, at equal parameters.
 
     python -m benchmarks learned_recall --out benchmarks/h200/learned-recall.json
 

@@ -1,4 +1,4 @@
-"""What models of single mechanisms and of hybrids learn of a text, at equal parameters.
+"""The loss on a text that models of single mechanisms and of hybrids reach, at equal parameters.
 
     python -m benchmarks learned_text --out benchmarks/h200/learned-text.json
 

@@ -1,4 +1,4 @@
-"""What each sequence mixer costs: this project's, fla's, softmax attention and others.
+"""The cost of each sequence mixer: this project's, fla's, softmax attention and others.
 
     python -m benchmarks mechanisms --out benchmarks/h200/mechanisms.json
 

@@ -52,7 +52,7 @@ _SIZES = {
     "registers": "launch__registers_per_thread",
 }
 METRICS = (*UTILISATION.values(), *OPERATIONS.values(), *_SIZES.values())
-"""What ncu reports."""
+"""Metrics that ncu reports."""
 
 PROTOCOL = """\
 Nsight Compute, clocks left alone, caches emptied before each kernel, kernels one at a time. \

@@ -56,7 +56,7 @@ ERRORS = {"layer-like": 6e-3, "correlated 10%": 9e-3, "correlated 1%": 9e-3}
 CUDA's must also be at most Triton's, in the same run and at every length.
 """
 SEARCH_COST = 1.05
-"""How much longer a call may take that looks for a place to stop and finds none."""
+"""Accepted slowdown of a call that looks for a place to stop and finds none."""
 MEMORY_TIMES_OUTPUT = 1.2
 FIRST_CALL_SECONDS = 8.0
 
@@ -89,7 +89,7 @@ def exact(x: Inputs) -> Tensor:
 
 @contextmanager
 def selected(name: str) -> Iterator[Function]:
-    """Give the operator of that name, with the kernels chosen as long as the context lasts."""
+    """Yield the operator of that name; its kernels stay selected while the context is open."""
     if name == BASELINE:
         yield _baseline
         return

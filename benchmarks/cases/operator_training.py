@@ -46,7 +46,7 @@ GRADIENT_TOKENS = 4096
 MOST_MS = {Shape(1, 16_384, 8, 64): 0.28, Shape(1, 1_000_000, 8, 64): 9.0}
 """Longest accepted time of CUDA by shape, graph replay."""
 LEADS = {"triton": 0.85, "cuda": 2.5}
-"""How many times faster than the baseline forward and backward must be, at every shape.
+"""Least speed-up of forward and backward over the baseline, at every shape.
 
 Triton serves where CUDA cannot. It is slower than the baseline at one shape: batches, heads of 128.
 """

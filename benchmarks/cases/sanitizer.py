@@ -28,12 +28,12 @@ from benchmarks.engine.results import Entry, Run, start
 FAILS = True
 MODULE = "benchmarks.cases.sanitizer_calls"
 CALLS = ("operator", "layer")
-"""What is watched, by the names of sanitizer_calls.py."""
+"""Parts of sanitizer_calls.py that the tools watch."""
 KERNELS = {"memcheck": ("quasar",), "racecheck": ("quasar",), "initcheck": ("quasar", "at6native")}
-"""Parts of the names of kernels that a tool watches. torch's are others' to check, but initcheck
-must see them write what ours read."""
+"""Parts of the names of kernels that a tool watches. This case does not check torch's kernels, but
+initcheck must see them write the inputs of this project's."""
 SEES_BULK_COPIES = (2025, 4)
-"""The first compute-sanitizer whose initcheck does, by its release notes."""
+"""The first compute-sanitizer whose initcheck sees bulk copies, by its release notes."""
 LIMIT = 110
 """Seconds after which a call is cut off."""
 _FOUND = 9  # our exit status for findings: no other one that a Python process ends with
@@ -43,25 +43,25 @@ _SUMMARY = re.compile(
 
 
 class _Outcome(NamedTuple):
-    findings: int | None  # None: no summary
-    failure: str | None  # why it tells nothing of the calls
+    findings: int | None  # None if the tool gave no summary
+    failure: str | None  # why the calls have no result
     output: str
 
 
 def findings_in(output: str) -> int | None:
-    """Return how many errors or hazards the tool's output sums up; None if it came to no end."""
+    """Return the number of errors or hazards in the output's summary; None without a summary."""
     counts = _SUMMARY.findall(output)
     return int(counts[-1]) if counts else None
 
 
 def run_tool(tool: str, what: str, limit: int, options: Sequence[str] = ()) -> _Outcome:
-    """Run a part of sanitizer_calls.py below a tool, for so many seconds at most."""
+    """Run a part of sanitizer_calls.py under a tool, for at most `limit` seconds."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(_FOUND)]
     for name in KERNELS[tool]:
         command += ["--kernel-name", f"kns={name}"]
     command += ["--print-limit", "20"]
     command += commands.python(MODULE, *options, "--limit", limit, what)
-    # a cache of memory would hide accesses beyond a tensor and give what was written before
+    # a memory cache would hide accesses beyond a tensor and reuse initialised memory
     environ = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "2"}
     output, status = commands.run_for(limit, command, environ)
     if status is None:
@@ -75,13 +75,13 @@ def run_tool(tool: str, what: str, limit: int, options: Sequence[str] = ()) -> _
 
 
 def call_options(tool: str, used: str) -> tuple[str, ...]:
-    """Return the options of sanitizer_calls.py below a tool of a version like 2025.3.1.0."""
+    """Return a tool's options of sanitizer_calls.py; `used` is its version, such as 2025.3.1.0."""
     number = tuple(int(part) for part in used.split(".")[:2] if part.isdigit())
     return ("--clear",) if tool == "initcheck" and number < SEES_BULK_COPIES else ()
 
 
 def watch(tool: str, limit: int, options: Sequence[str] = ()) -> tuple[Entry, str]:
-    """Let a tool watch everything side by side; return the result and the output."""
+    """Run all parts under a tool in parallel; return the result and the output."""
     began = time.monotonic()
     racecheck = tool == "racecheck"
     calls = CALLS[:1] if racecheck else CALLS
@@ -98,9 +98,9 @@ def watch(tool: str, limit: int, options: Sequence[str] = ()) -> tuple[Entry, st
     failures += [run.failure for what, run in runs.items() if run.failure and what != tool]
     findings = {
         "findings": sum(runs[call].findings or 0 for call in calls),
-        "faulty": faulty,  # findings in a faulty kernel, as there must be
+        "faulty": faulty,  # findings in a faulty kernel; must not be 0
         "seconds": time.monotonic() - began,
-        **({} if handshake is None else {"handshake": handshake}),  # in a right kernel
+        **({} if handshake is None else {"handshake": handshake}),  # in a correct kernel
     }
     entry = Entry(
         table="tools",
@@ -113,7 +113,7 @@ def watch(tool: str, limit: int, options: Sequence[str] = ()) -> tuple[Entry, st
 
 
 def verdict(entry: Entry) -> str:
-    """Return what a tool found: never 0 findings where it did not finish."""
+    """Return a tool's findings as text; an unfinished run never counts as 0 findings."""
     count = f"{entry.figures['findings']} findings"
     if entry.failure is None:
         return count
@@ -121,7 +121,7 @@ def verdict(entry: Entry) -> str:
 
 
 def is_clean(entry: Entry) -> bool:
-    """Tell whether a tool finished, is able to find faults, and found none."""
+    """Return whether a tool finished, can find faults, and found none."""
     return not entry.figures["findings"] and entry.failure is None
 
 

@@ -45,7 +45,7 @@ class OperatorCase(NamedTuple):
     heads: int = 2
     width: int = 64
     dtype: torch.dtype = torch.bfloat16
-    states: bool = False  # one enters, and the last is asked for
+    states: bool = False  # the call has initial states and returns the final ones
     segments: int | None = None  # of each sequence: few walk over many tiles
     gradients: bool = False  # the backward pass, too
     options: tuple[str, ...] = ()  # of NVRTC
@@ -141,7 +141,7 @@ def operator_error(case: OperatorCase) -> float:
         error = max(error, relative_rms(result.final_state.cpu(), state))
     if case.gradients:
         d_o, d_state = torch.randn(shape).to(case.dtype), torch.randn_like(state)
-        d_state *= case.states  # without states none is asked for
+        d_state *= case.states  # without states the call returns no final state
         torch.autograd.backward([expected, state], [d_o.double(), d_state])
         d_final = d_state.float().cuda() if case.states else None
         arguments = result.saved, d_o.cuda(), d_final
@@ -232,7 +232,7 @@ def wrong_cases(measure: Callable[..., float], cases: Sequence[NamedTuple]) -> l
     """Run the cases and describe those whose error is beyond LIMIT, or NaN."""
     wrong, began = [], time.monotonic()
     for case in cases:
-        # before it, so that what a tool says stands below its call
+        # printed before the call, so that a tool's output follows the call's name
         print(f"{time.monotonic() - began:5.1f} s: {case}", flush=True)
         error = measure(case)
         if not error <= LIMIT:

@@ -18,7 +18,7 @@ SOME_LENGTHS = (512, 2048, 16_384, 100_000, 1_000_000)
 
 
 class Tree(NamedTuple):
-    """What is laid over the fork, `files` relative to `source`, and how it is measured."""
+    """Files that are copied over the fork, relative to `source`, and their measurement."""
 
     source: Path
     files: tuple[PurePosixPath, ...] = ()

@@ -2,7 +2,7 @@
 
     python validator_loop.py TREE TOKENS
 
-It says `ready` once the layer is imported, begins at a line on stdin, and prints tokens/s.
+It prints `ready` once the layer is imported, begins at a line on stdin, and prints tokens/s.
 """
 
 from __future__ import annotations

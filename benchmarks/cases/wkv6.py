@@ -69,7 +69,7 @@ def exact(x: Inputs) -> torch.Tensor:
 
 @contextmanager
 def selected(name: str) -> Iterator[Function]:
-    """Give the function of that name; this project's serve calls of every length here."""
+    """Yield the function of that name; this project's are used for every length here."""
     if name in OURS:
         call = OPERATOR.named(name).call
         yield lambda x: call(*x.values(), None, None)[0]

@@ -78,7 +78,7 @@ def results(function: Function, way: Way, x: Inputs, do: Tensor) -> dict[str, Te
 
 
 def timing(call: Callable[[], object], rested: bool = False) -> dict[str, float]:
-    """Time a call from rest where that is asked for, as a graph, and eagerly."""
+    """Time a call as a graph and eagerly, and with `rested` also from rest."""
     from_rest = {"rested_ms": rested_ms(call)} if rested else {}
     return {"graph_ms": graph_ms(call), "eager_ms": eager_ms(call), **from_rest}
 
@@ -93,7 +93,7 @@ def peak_of(call: Callable[[], object]) -> int:
 
 
 class Comparison(NamedTuple):
-    """What implementations of one function are compared by."""
+    """The comparison of one function's implementations."""
 
     select: Callable[[str], AbstractContextManager[Function]]  # by name
     exact: Function  # in the inputs' dtype, float64

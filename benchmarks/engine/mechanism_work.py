@@ -1,4 +1,4 @@
-"""What a mechanism's implementation costs: every length is compared with float64, then timed."""
+"""The cost of a mechanism's implementation: each length is compared with float64, then timed."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Work:
         )
 
     def decoded(self, batch: int = DECODED_BATCH) -> Entry:
-        """Compare one token with float64, and time it, its states taken in turn."""
+        """Compare one token with float64, and time it with alternating states."""
         step = self.calls.step
         x, state = self.calls.draw(batch, 1), self.calls.state(batch)
         expected = self.calls.exact(wide(x), state.double(), None)[0]

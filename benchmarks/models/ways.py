@@ -30,7 +30,7 @@ def prepare(model: Model, way: str, device: torch.device, backend: str = "induct
         backend: of `torch.compile`.
     """
     if way == "fp32":
-        torch.backends.cudnn.allow_tf32 = False  # products have none of it unless asked
+        torch.backends.cudnn.allow_tf32 = False  # products do not use it by default
         model.compute_by_definition()
     model.checkpointed = way == "checkpointed"
     run: Any = model

@@ -38,7 +38,7 @@ def page(name: str, sections: Mapping[str, str]) -> dict[Path, str]:
     """Return the text of docs/results/NAME.md by its path: its template with every section.
 
     Raises:
-        KeyError: the template asks for a section that is not among them.
+        KeyError: `sections` lacks a section of the template.
     """
     text = (TEMPLATES / f"{name}.md").read_text(encoding="utf-8")
     return {RESULTS / f"{name}.md": Template(text).substitute(sections)}

@@ -36,7 +36,7 @@ OTHERS = ("layer-profile", "layer-profile-ops", "layer-accuracy", "layer-trainin
 
 
 class Quantity(NamedTuple):
-    """What is compared: the plot's file, its title, and the figure of one length's processes."""
+    """A compared quantity: its plot's file and title, and its figure of one length's processes."""
 
     plot: str
     title: str

@@ -139,7 +139,7 @@ class Comparison:
 
 
 class BlockPrinter:
-    """Prints each block as it is taken, and a warning once when the host is overloaded."""
+    """Prints each block after its measurement, and one warning if the host is overloaded."""
 
     def __init__(self, progress: Progress, blocks: int) -> None:
         self._progress, self._blocks, self._warned = progress, blocks, False

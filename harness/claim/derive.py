@@ -44,11 +44,11 @@ WORST_SHARE = 0.3
 30%, more than any machine showed, does not take a further run under 0.9 of that once in 10,000."""
 
 HOST_SLOWDOWN = 1.6
-"""How much slower a host may become: two processes at 65,536 tokens took 1.52 times as long as each
-other on a busy one."""
+"""Accepted slowdown of a host. On a busy one, a process at 65,536 tokens took 1.52 times as long as
+another."""
 
 VALIDATOR_SHARE = 0.5
-"""Share of a validator's time limit that a process may have taken here."""
+"""Share of a validator's time limit that a process on this machine may take."""
 
 
 class NoClaim(Exception):
@@ -85,7 +85,7 @@ class Claim:
 
     @property
     def slack(self) -> float:
-        """How much slower than the median here a validator's run may be, as a share."""
+        """Share by which a validator's run may be slower than the median here."""
         return 1 - ACCEPTED_SHARE * self.tokens_per_sec / self.median
 
     def __str__(self) -> str:
@@ -116,9 +116,9 @@ def limits_of(runs: Sequence[Sample]) -> dict[str, float]:
 
 
 def is_settled(runs: Sequence[Sample]) -> bool:
-    """Tell whether further runs of a length would hardly raise its claim, or are too many.
+    """Return whether further runs of a length would hardly raise its claim, or are too many.
 
-    They would not where the noise is known so well that it does not limit the claim.
+    They hardly raise the claim if the noise is known so well that it does not limit the claim.
     """
     counted = accepted(runs)
     if not 1 < len(counted) < RUNS_MOST:  # one run shows no noise at all

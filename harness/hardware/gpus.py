@@ -11,10 +11,10 @@ LAYER_BYTES_PER_TOKEN = 7400
 """Peak memory of the layer at a million recorded tokens: 6.82 GiB on an H200."""
 
 KEPT_GIB = 3.0
-"""What a recorded call may keep for its backward pass besides (QUASAR_KEEP_MIB)."""
+"""Additional GiB that a recorded call may keep for its backward pass (QUASAR_KEEP_MIB)."""
 
 SPARE = 0.85
-"""Share of the memory that a call may take; driver, context and allocator have the rest."""
+"""Share of the memory that a call may use; driver, context and allocator use the rest."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What no kernel can exceed on a GPU: the bytes a call must move, the operations it must do."""
+"""The hardware bound of a GPU, from the bytes that a call must move and its operations."""
 
 from __future__ import annotations
 

@@ -27,13 +27,13 @@ from harness.terminal import printable
 from harness.workload import ORACLE_LENGTH
 
 _OWN_CODE = (PROJECT / "harness", PROJECT / "quasar_kernels")
-"""What a worker reads of this project."""
+"""Folders of this project that a worker reads."""
 
 QUICK_SECONDS = 120.0
 """Limit of a process that computes nothing."""
 
 PATIENCE = 20
-"""Hard timeout of a worker that queues for the GPU lock, as a multiple of its own seconds."""
+"""Hard timeout of a worker that queues for the GPU lock, as a multiple of its time limit."""
 
 DEFAULT = Options()
 

@@ -70,7 +70,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Policy:
-    """What a measurement requires, and the consequences of a failure.
+    """The requirements of a measurement, and the consequences of a failure.
 
     Attributes:
         checked: False measures unchecked code.
@@ -89,7 +89,7 @@ class Policy:
 
 
 class _Stop(threading.Event):
-    """Is set by itself, or with another event."""
+    """An event that also counts as set while another event is set."""
 
     def __init__(self, other: threading.Event | None) -> None:
         super().__init__()

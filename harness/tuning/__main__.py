@@ -27,7 +27,7 @@ def lengths(text: str) -> list[int]:
     """Return the lengths in a text such as 512,1024, shortest first.
 
     Raises:
-        argparse.ArgumentTypeError: it is another text.
+        argparse.ArgumentTypeError: the text is not such a list.
     """
     values = sorted(int(part) for part in text.split(",") if part.isdecimal() and int(part))
     if len(values) != len(text.split(",")):
@@ -36,7 +36,7 @@ def lengths(text: str) -> list[int]:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return what the command line asks for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trials", type=int, default=100, help="of the whole study (100)")
     parser.add_argument("--seconds", type=float, default=600.0, help="for this run (600)")
@@ -51,7 +51,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--more", type=int, help="trials of this run, instead of --trials")
     parser.add_argument(
-        "--overlay", type=Path, help="kernels whose tuned.json is read and gets what wins"
+        "--overlay",
+        type=Path,
+        help="kernels whose tuned.json is read, and updated if a candidate wins",
     )
     return parser.parse_args(argv)
 

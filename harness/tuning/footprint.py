@@ -1,4 +1,4 @@
-"""What Triton kernels take of the GPU that they ran on: registers, spills, memory, occupancy."""
+"""Resource usage of Triton kernels on this GPU: registers, spills, memory, occupancy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 import triton
 
 Footprint = dict[str, dict[str, float]]
-"""By kernel: registers and spilled 4-byte words a thread, bytes of shared memory and warps a block,
-and the share of a multiprocessor's warps that run at once."""
+"""By kernel: registers and spilled 4-byte words per thread, bytes of shared memory and warps per
+block, and the occupancy as a share of a multiprocessor's warps."""
 
 
 @contextmanager
 def launched() -> Iterator[list[Any]]:
-    """Collect the compiled kernels that are launched meanwhile, each once."""
+    """Collect the compiled kernels that are launched in the context, each once."""
     kernels: list[Any] = []
     run: Any = triton.JITFunction.run
 
@@ -33,7 +33,7 @@ def launched() -> Iterator[list[Any]]:
 
 
 def blocks_at_once(function: int, threads: int, shared: int) -> int:
-    """Ask the driver how many blocks of a kernel a multiprocessor of this GPU holds.
+    """Return how many blocks of a kernel a multiprocessor of this GPU holds, by the driver.
 
     Raises:
         RuntimeError: the driver does not know the kernel.
@@ -58,12 +58,12 @@ def footprint(
     most: int,
     blocks: Callable[[int, int, int], int] = blocks_at_once,
 ) -> Footprint:
-    """Return what each kernel takes.
+    """Return the resource usage of each kernel.
 
     Args:
-        kernels: of `launched`.
+        kernels: the result of `launched`.
         most: warps that a multiprocessor holds.
-        blocks: `blocks_at_once` or its stand-in.
+        blocks: `blocks_at_once` or a fake.
     """
     usage: Footprint = {}
     for kernel in kernels:

@@ -1,4 +1,4 @@
-"""How far a tensor is from its exact value, and how far it may be."""
+"""A tensor's errors against its exact value, and their limits."""
 
 from __future__ import annotations
 

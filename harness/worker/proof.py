@@ -48,7 +48,7 @@ VERIFIED_OWN = 4
 """Calls that the referee computes for one's own code, whose claim does not rest on the row."""
 
 LINK_MOST = 0.2
-"""Share of a row that is taken off at most: otherwise slowing `time_link` down would be a gain."""
+"""Largest share of a row's time to subtract, so that slowing `time_link` down is no gain."""
 
 RATIO = {"cuda": 1.3, "cpu": 3.0}
 """The loop of one's own code may be so many times faster than a row."""
@@ -177,7 +177,7 @@ def _best_row(subject: SubjectProxy, length: int, device: torch.device, enough: 
 
 
 def _ask(subject: SubjectProxy, calls: int) -> Row:
-    """Have a row of calls made, and take its time."""
+    """Request a row of calls and measure its time."""
     seed = secret_seed()
     started = time.monotonic()
     _, tensors = subject.ask("row", seed=seed, calls=calls)

@@ -16,7 +16,7 @@ def run_control(requested: str) -> Environment:
     """Multiply two matrices on the device and compare with the CPU; return the machine.
 
     Raises:
-        WorkerError: the device is missing or computes something else.
+        WorkerError: the device is missing or computes a wrong product.
     """
     if requested == "cuda" and not torch.cuda.is_available():
         raise WorkerError("no CUDA device is visible to torch", "crash")

@@ -1,4 +1,4 @@
-"""What every worker has to import, tried in a worker: torch, Triton, and the fork's own imports."""
+"""Try in a worker the imports that every worker needs: torch, Triton, and the fork's imports."""
 
 from __future__ import annotations
 

@@ -109,8 +109,8 @@ def _is_used(state: Snapshot) -> bool:
 def _others(nvml: Any, gpu: Any) -> int:
     """Return how many processes but this one compute on a GPU.
 
-    In a container NVML may know this process by another number. It is then taken for the one that
-    is not another, if it uses CUDA already.
+    In a container NVML may list this process under another pid. If this process uses CUDA, one pid
+    of the list is therefore not counted.
     """
     pids = {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
     torch = sys.modules.get("torch")

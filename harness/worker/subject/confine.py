@@ -47,7 +47,7 @@ def landlock_version() -> int:
 
 
 def signals_are_scoped() -> bool:
-    """Tell whether this Linux can keep a process from signalling others."""
+    """Return whether this Linux can keep a process from signalling others."""
     return landlock_version() >= _SCOPES_SINCE
 
 

@@ -141,7 +141,7 @@ class InProcessSubject:
     def prepare(
         self, weights: Mapping[str, Tensor], length: int, seed: int, size: float, chain_seed: int
     ) -> dict[str, Any]:
-        """Give the layer these weights and a new x, and call it until it is warm.
+        """Set the layer's weights and a new x, and call the layer until it is warm.
 
         Args:
             weights: written into the memory of the present ones.
