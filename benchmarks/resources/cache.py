@@ -23,19 +23,19 @@ def folder() -> Path:
 
 def digest(parts: Iterable[str | bytes]) -> str:
     """Return the SHA-256 of a sequence; two different sequences have different ones."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        found.update(len(data).to_bytes(8, "little") + data)
-    return found.hexdigest()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
 
 
 def entry(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the file of an entry, which `make` writes where it is missing.
+    """Return the file of an entry; `make` writes it if it is missing.
 
     Args:
-        name: its digest, with a suffix that tells what it holds.
-        make: writes a file; of several processes that do so at once, one file stays.
+        name: the entry's digest with a suffix for its kind.
+        make: writes a file; if several processes do so at once, one file stays.
 
     Raises:
         OSError: the folder cannot be written.
@@ -52,7 +52,7 @@ def entry(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def delete_old() -> None:
-    """Delete the entries that nothing has asked for in a month."""
+    """Delete the entries that were not used for a month."""
     oldest = time.time() - KEPT_SECONDS
     for path in folder().rglob("*"):
         if path.is_file() and path.stat().st_mtime < oldest:
