@@ -1,4 +1,4 @@
-"""A sample: what one timed process measured at one length, and its correctness check."""
+"""A sample: the result of one timed process at one length, and its correctness check."""
 
 from __future__ import annotations
 

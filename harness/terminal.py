@@ -65,16 +65,16 @@ class Progress:
 
 
 def ends_quietly(main: Callable[P, int]) -> Callable[P, int]:
-    """Let a command end without a traceback on Ctrl-C and SIGTERM.
+    """Return a command that ends without a traceback on Ctrl-C and SIGTERM.
 
-    Its `finally` blocks run, so workers end and temporary folders go. The exit status is that of a
-    process which the signal killed: 130 or 143.
+    Its `finally` blocks run, so workers end and temporary folders are deleted. The exit status is
+    that of a process which the signal killed: 130 or 143.
     """
 
     @wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         if threading.current_thread() is not threading.main_thread():
-            return main(*args, **kwargs)  # only the main thread may change what signals do
+            return main(*args, **kwargs)  # only the main thread may change signal handlers
         earlier = {number: signal.signal(number, _interrupt) for number in _ENDING}
         try:
             return main(*args, **kwargs)
@@ -97,6 +97,6 @@ class _Interrupted(KeyboardInterrupt):
 
 
 def _interrupt(number: int, _frame: object) -> None:
-    for ending in _ENDING:  # what runs in `finally` is not interrupted again
+    for ending in _ENDING:  # `finally` blocks are not interrupted again
         signal.signal(ending, signal.SIG_IGN)
     raise _Interrupted(number)

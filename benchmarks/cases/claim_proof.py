@@ -41,7 +41,7 @@ def forward(self, hidden_states, *args, **kwargs):
     return _forward(self, _kept[place], *args, **kwargs)
 QuasarAttention.forward = forward
 """
-"""Is appended to the layer's file: the input is rounded before the clock starts."""
+"""Code appended to the layer's file: it rounds the input before the clock starts."""
 
 
 def repeat(tree: str, tokens: int, device: str, times: int) -> Entry:

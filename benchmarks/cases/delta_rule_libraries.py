@@ -14,7 +14,7 @@ from torch import Tensor
 class Library(NamedTuple):
     """Another library, and an adapter of its function to fla's arguments."""
 
-    distribution: str  # what pip installs
+    distribution: str  # its name for pip
     make: Callable[[], Callable[..., tuple[Tensor, Any]]]  # imports it
     backward: bool
 

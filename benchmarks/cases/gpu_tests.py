@@ -1,4 +1,4 @@
-"""The tests of tests/gpu on this machine, files side by side, with their outcome as data.
+"""The tests of tests/gpu on this machine, several files at a time, with their outcome as data.
 
     python -m benchmarks gpu_tests --out benchmarks/h200/gpu-tests.json [--only test_chunk ...]
 
@@ -78,5 +78,5 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def misses(run: Run) -> list[str]:
-    """Name every test that failed, with its file."""
+    """Return a line for each failed test, with its file."""
     return [f"{entry.of['file']}: {entry.failure}" for entry in run.entries if entry.failure]

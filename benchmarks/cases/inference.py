@@ -51,7 +51,7 @@ Call = Callable[[torch.Tensor], Any]
 
 
 class Way(NamedTuple):
-    """A way to decode: returns a call for so many new tokens; and how long it took to compile."""
+    """A way to decode: a function that returns a call for N new tokens, and its compile time."""
 
     name: str
     call: Callable[[int], Call]

@@ -48,7 +48,7 @@ one function, but the public layer rounds more often."""
 GRADIENT_ERROR = 2e-2
 """Relative RMS error of every gradient against float64."""
 LONG_RUNS = {("training", 5_000_000), ("slices", 10_000_000)}
-"""Sequences of so many tokens must run, in these ways."""
+"""Ways and lengths in tokens that must run."""
 
 
 def fresh(tokens: int) -> Tensor:

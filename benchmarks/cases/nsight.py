@@ -107,10 +107,10 @@ def run_call(name: str, tokens: int) -> None:
 
 
 def profile_call(name: str, tokens: int) -> Iterator[Entry]:
-    """Run `run_call` below ncu, and yield what it saw: the call, and its kernels in their order.
+    """Run `run_call` under ncu; yield the entries of the call and of its kernels, in order.
 
     Raises:
-        SystemExit: ncu failed; its output follows.
+        SystemExit: ncu failed; the message has its output.
         ValueError: as `parse`.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -220,7 +220,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def bytes_ms(run: Run, size: float) -> float:
-    """Return the time that a copy takes to move so many bytes."""
+    """Return the milliseconds that a copy of `size` bytes takes."""
     return size / run.number("copy_gb_per_s") / 1e6
 
 

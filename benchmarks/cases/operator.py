@@ -224,7 +224,7 @@ def first_call(name: str) -> dict[str, float]:
 def cold_first_call(name: str, caches: Path) -> Entry:
     """Run `first_call` in a fresh process whose caches are below an empty folder."""
     environ = os.environ | cache_environment(caches)
-    if name == "cuda":  # Triton needs a C compiler; what NVRTC compiles must do without
+    if name == "cuda":  # Triton needs a C compiler; NVRTC's kernels must not
         environ["PATH"] = str(caches)
     result = processes.call(first_call, name, environ=environ)
     say(f"first call of {name}")
@@ -238,7 +238,7 @@ def cache_environment(folder: Path) -> dict[str, str]:
 
 
 def choice_options(parser: argparse.ArgumentParser) -> None:
-    """Let a command leave implementations out."""
+    """Add the options that skip implementations."""
     parser.add_argument("--without", choices=NAMES[1:], action="append", default=[])
     parser.add_argument("--quick", action="store_true", help=f"the same as --without {BASELINE}")
 

@@ -6,7 +6,7 @@ memcheck finds accesses outside of memory, racecheck unordered ones of shared me
 reads of what nothing wrote. Each watches the calls of sanitizer_calls.py, and must report the fault
 of a faulty kernel. racecheck does not follow an mbarrier at which one lane arrives for its warp,
 which is how the layer's kernels hand chunks over: it reports a small right kernel that does only
-that. So it watches the operator alone, until that kernel passes. All run side by side; --limit cuts
+that. So it watches the operator alone, until that kernel passes. All run in parallel; --limit cuts
 off those that take longer. The file is written after each tool. Exit status 1 unless every tool
 finished without findings and wrong results.
 """
@@ -36,7 +36,7 @@ SEES_BULK_COPIES = (2025, 4)
 """The first compute-sanitizer whose initcheck sees bulk copies, by its release notes."""
 LIMIT = 110
 """Seconds after which a call is cut off."""
-_FOUND = 9  # our exit status for findings: no other one that a Python process ends with
+_FOUND = 9  # the exit status for findings, which Python itself never uses
 _SUMMARY = re.compile(
     r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)(?! \w+ were not printed)\b", re.MULTILINE
 )
@@ -126,7 +126,7 @@ def is_clean(entry: Entry) -> bool:
 
 
 def misses(run: Run, tools: Sequence[str] = TOOLS) -> list[str]:
-    """Name every tool that found something, failed, or did not run."""
+    """Return a line for each tool that found something, failed, or did not run."""
     seen = {entry.by: entry for entry in run.table("tools")}
     return [
         f"{tool}: {verdict(seen[tool])}" if tool in seen else f"{tool} was not run"
@@ -150,7 +150,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     run = start("sanitizer", "", args.commit, versions=versions, settings=counts)
     if args.tool:
         run = run.adding(tools=" ".join(args.tool))
-    with ThreadPoolExecutor(len(wanted)) as pool:  # a tool takes a fraction of the GPU
+    with ThreadPoolExecutor(len(wanted)) as pool:  # a tool uses a fraction of the GPU
         running = [
             pool.submit(watch, tool, args.limit, call_options(tool, used)) for tool in wanted
         ]

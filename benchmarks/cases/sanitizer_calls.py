@@ -4,7 +4,7 @@
 
 Add a case to OPERATOR or LAYER to have it watched. The others run a kernel of
 sanitizer_controls.cu: a faulty one for each tool, and one that is right. Exit status 1 when a
-result is wrong. --limit ends the process after so many seconds, whatever it does then; --clear is
+result is wrong. --limit ends the process after that many seconds in any case; --clear is
 for a tool that does not see bulk stores.
 """
 
@@ -57,7 +57,7 @@ class LayerCase(NamedTuple):
     tokens: int
     dtype: torch.dtype = torch.bfloat16
     gradients: bool = False  # recorded, as a validator does
-    multiprocessors: int | None = None  # to make do with: few take many tiles each
+    multiprocessors: int | None = None  # the most to use; with few of them each computes many tiles
 
 
 OPERATOR = (
@@ -115,7 +115,7 @@ def run_control(kernel: str, fault: int) -> None:
 
 
 def operator_error(case: OperatorCase) -> float:
-    """Run a case of the operator and return the largest relative error of what it computes."""
+    """Run a case of the operator and return the largest relative error of its results."""
     from fla.ops.quasar.cuda.scan import forward as cuda_scan
     from fla.ops.quasar.scan import ScanInputs
 
@@ -181,7 +181,7 @@ def layer_error(case: LayerCase) -> float:
     if case.multiprocessors:
         program = program._replace(multiprocessors=case.multiprocessors)
     stages.hopper_program = lambda *_: program
-    stages.FEWEST_TOKENS = 1  # so that the layer's own kernels take short sequences, too
+    stages.FEWEST_TOKENS = 1  # so that the layer's kernels also run for short sequences
     layer_forward.HOPPER = stages.Stages(*map(always, stages.HOPPER))
     layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
     x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
@@ -207,10 +207,10 @@ def always(stage: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def clear_outputs() -> None:
-    """Let the operator's outputs be zero before they are written, in this process from now on.
+    """Fill the operator's outputs with zeros before they are written, from now on in this process.
 
-    On Hopper o is written by bulk stores. A tool that does not see these takes what reads o for a
-    reader of nothing; whether all of o is written is seen in what it is compared with.
+    On Hopper o is written by bulk stores. A tool that does not see these reports reads of o as
+    reads of uninitialised memory. The comparison of o shows whether all of it is written.
     """
     empty_like = torch.empty_like
 
@@ -251,7 +251,7 @@ def main() -> int:
     if args.clear:
         clear_outputs()
     signal.alarm(args.limit)  # ends it in the driver, too
-    os.environ["QUASAR_BACKEND"] = "cuda"  # what another implementation serves is an error
+    os.environ["QUASAR_BACKEND"] = "cuda"  # a call of another implementation is an error
     os.environ["QUASAR_GRAPHS"] = "0"  # graphs need the allocator that the tools do without
     mount()
     torch.manual_seed(0)

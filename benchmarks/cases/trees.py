@@ -1,4 +1,4 @@
-"""The trees that are measured: the public fork, and what is laid over it."""
+"""The measured trees: the public fork, alone and with files copied over it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Tree(NamedTuple):
     short_runs: int = 1  # the same of up to SHORT tokens
 
     def due(self, already: int) -> list[int]:
-        """Return the lengths that take more processes than so many."""
+        """Return the lengths that need more than `already` processes."""
         runs = {n: self.short_runs if n <= SHORT else self.runs for n in self.lengths}
         return [n for n in self.lengths if already < runs[n]]
 
@@ -56,7 +56,7 @@ TREES = {
         short_runs=6,
     ),
 }
-"""The fork as it is; the fork's layer over flash-linear-attention's delta rule; and this project's
+"""The unchanged fork; the fork's layer over flash-linear-attention's delta rule; and this project's
 kernels as FORK_SCOPE=ops and FORK_SCOPE=layer publish them."""
 
 

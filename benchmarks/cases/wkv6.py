@@ -29,7 +29,7 @@ NAMES = (*OURS, CHUNK, RECURRENT)
 TOKENS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 HEADS, WIDTH = 8, 64
 CHECKED_TOKENS = 4096
-"""Results are compared over so many first tokens: float64 autograd keeps all tensors."""
+"""First tokens over which results are compared, because float64 autograd keeps all tensors."""
 RECURRENT_TOKENS = 16_384
 """Longest call of the kernels that take one token after the other."""
 LEAD_AT, LEAD = Shape(1, 65_536, 8, 64), 1.5

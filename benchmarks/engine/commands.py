@@ -102,7 +102,7 @@ def run_for(
     try:
         return process.communicate(timeout=seconds)[0], process.returncode
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its children hold the pipe, too
+        os.killpg(process.pid, signal.SIGKILL)  # its children have the pipe open, too
         return process.communicate()[0], None
 
 

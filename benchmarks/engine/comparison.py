@@ -37,7 +37,7 @@ WAYS: tuple[Way, ...] = ("forward", "forward and backward")
 
 
 class Shape(NamedTuple):
-    """Of queries, keys and values."""
+    """The shape of queries, keys and values."""
 
     batch: int
     tokens: int
@@ -73,7 +73,7 @@ def gradients(function: Function, x: Inputs, do: Tensor) -> dict[str, Tensor]:
 
 
 def results(function: Function, way: Way, x: Inputs, do: Tensor) -> dict[str, Tensor]:
-    """Return what a call computes, by tensor: the output, or the gradients."""
+    """Return the results of a call by tensor: the output, or the gradients."""
     return {"o": function(x)} if way == "forward" else gradients(function, x, do)
 
 

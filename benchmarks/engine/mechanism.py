@@ -61,7 +61,7 @@ class Implementation(NamedTuple):
 
     mechanism: str
     by: str  # whose implementation
-    make: Callable[[str], Calls] | None  # for a device; imports what computes it
+    make: Callable[[str], Calls] | None  # for a device; imports the implementation
     power: int = 1  # of the tokens that its time grows with
     longest: int | None = None  # tokens of a call; None: all lengths are measured
     entries: Callable[[str], Iterator[Entry]] | None = None  # instead of calls, for a device

@@ -19,7 +19,8 @@ from quasar_kernels.reference import relative_rms
 
 PACKED_TOKENS = 65_536
 PACKED_LENGTHS = (131, 369, 524, 1021, 1027, 2047, 3017, 4095, 5121, 8193, 9999, 13_609)
-"""Of packed sequences; the last takes what is left. Three lie within the checked tokens."""
+"""Lengths of packed sequences; the last one gets the remaining tokens. Three lie within the checked
+tokens."""
 CHECKED_TOKENS = 1024
 DECODED_BATCH = 64
 LONGEST_MS = 1000.0

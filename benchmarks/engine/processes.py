@@ -40,7 +40,7 @@ def stream(
     seconds: float = 3600,
     environ: Mapping[str, str] | None = None,
 ) -> Iterator[Any]:
-    """Yield what a function yields in a fresh process, or the one value that it returns.
+    """Run a function in a fresh process; yield the values that it yields, or its return value.
 
     The process and its children are killed after `seconds`, or when this generator is closed.
 
@@ -80,7 +80,7 @@ def stream(
 
 
 def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Return what a function returns in a fresh process; options and errors as of `stream`."""
+    """Return the result of a function in a fresh process; options and errors as in `stream`."""
     (result,) = stream(function, *arguments, **options)
     return result
 

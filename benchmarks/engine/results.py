@@ -86,7 +86,7 @@ class Run(Frozen):
         return [entry for entry in self.entries if entry.table == name]
 
     def rows(self, table: str) -> list[Row]:
-        """Return the entries of one table by what was measured, in the order of the first ones."""
+        """Return the entries of one table grouped by `of`, ordered by each group's first."""
         rows: dict[str, Row] = {}
         for entry in self.table(table):
             row = rows.setdefault(json.dumps(entry.of), Row(entry.of, {}))

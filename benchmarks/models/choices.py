@@ -1,4 +1,4 @@
-"""The models that are compared, at equal parameters, and their trainings side by side."""
+"""The models that are compared, at equal parameters, and their trainings in parallel."""
 
 from __future__ import annotations
 

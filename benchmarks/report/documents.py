@@ -1,4 +1,4 @@
-"""Documents of which parts are made from data: what stands between marks, and whether it is true.
+"""Documents with generated parts between marks, and the check that these are up to date.
 
 A part begins with `<!-- figures: NAME -->` and ends with `<!-- /figures -->`.
 """
@@ -24,7 +24,7 @@ def filled(path: Path, text: str, sections: Mapping[str, str]) -> str:
     """Return the text of the document `path` with every part between its marks filled in.
 
     Raises:
-        SystemExit: the document lacks a section's marks, or has some that nothing fills.
+        SystemExit: the document lacks a section's marks, or has marks without a section.
     """
     marks = MARKS.findall(text)
     if sorted(marks) != sorted(sections):
@@ -59,10 +59,10 @@ def stale(wanted: Mapping[Path, str]) -> list[Path]:
 
 
 def update(wanted: Mapping[Path, str], *, check: bool, command: str) -> None:
-    """Write what is stale, or only name it.
+    """Write the stale documents, or only name them.
 
     Raises:
-        SystemExit: with `check`, some are stale; `command` is what writes them.
+        SystemExit: with `check`, some are stale; `command` writes them.
     """
     outdated = stale(wanted)
     if check and outdated:

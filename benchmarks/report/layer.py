@@ -193,7 +193,7 @@ def shares_of_bound(machine: Environment, speeds: Mapping[str, Mapping[int, floa
     """Return how near the layer comes to the hardware bound, and how much of the gap it closes.
 
     Args:
-        speeds: M tokens/s by tree and length; a dash stands where another tree has none.
+        speeds: M tokens/s by tree and length; a dash marks another tree's missing speed.
     """
     exact = bound_of(machine)
     if exact is None:

@@ -26,7 +26,7 @@ COLOURS = {
 ALL = "#111111"
 """The colour of the hybrid with every branch."""
 SHOWN = 5
-"""The plot of the text ends at so many times its lowest loss: all models pass that at once."""
+"""The text's plot ends at this multiple of the lowest loss; all models soon fall below it."""
 
 
 Choice = tuple[str, ...]
@@ -44,7 +44,7 @@ def by_choice(run: Run) -> dict[Choice, list[Entry]]:
 
 
 def label(mixers: Choice) -> str:
-    """Return what a table calls a model."""
+    """Return a model's name in tables."""
     return " + ".join(NAMES[name] for name in mixers)
 
 

@@ -40,7 +40,7 @@ REFERENCE, REFERENCE_COLOUR = "softmax attention", "#777777"
 
 
 def label(name: str) -> str:
-    """Return what a table calls an implementation."""
+    """Return an implementation's name in tables."""
     one = implementations()[name]
     return f"{one.mechanism}, {one.by}"
 
@@ -134,7 +134,7 @@ def training(run: Run) -> str:
 
 
 def absent(run: Run) -> str:
-    """Return the table of what was not measured, and why."""
+    """Return the table of missing measurements and their reasons."""
 
     def cells(entry: Entry) -> dict[str, str]:
         packed = "packed " if entry.of.get("packed") else ""

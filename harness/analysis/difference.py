@@ -19,8 +19,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 ERROR_RATE = 0.01
-"""Of comparisons of equally fast trees, at most this share reports a difference, before the control
-rules out most of these as well."""
+"""Largest share of comparisons of equally fast trees that report a difference, before the control
+rules out most of these."""
 
 LEAST_BLOCKS = 5
 """With fewer blocks no order of speeds is unlikely enough: B first in all of four has 2 / 3**4."""

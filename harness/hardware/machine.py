@@ -1,4 +1,4 @@
-"""The machine as schema-checked models: what it is, and the state of its GPU at one moment."""
+"""The machine as schema-checked models: its description, and its GPU's state at one moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Frozen(BaseModel):
-    """A model that neither changes nor takes what it does not know."""
+    """An immutable model that rejects unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 def die_with_parent() -> None:
     """Ask the kernel (Linux) for SIGKILL when the thread that started this process ends.
 
-    The parent may be gone already: compare `os.getppid()` afterwards.
+    The parent may have ended already: compare `os.getppid()` afterwards.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -119,7 +119,7 @@ class _Pipes:
         del self.log[:-LOG_LIMIT]
 
     def pump(self, timeout: float) -> bool:
-        """Read what is there within `timeout` seconds; return whether anything came."""
+        """Read the available data within `timeout` seconds; return whether there was any."""
         if not self._selector.get_map():
             time.sleep(timeout)
             return False

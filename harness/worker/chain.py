@@ -133,7 +133,7 @@ class Link:
 
     @torch.no_grad()
     def __call__(self, y: Tensor) -> None:
-        """Take the output `[1, T, channels]` of a call; a CUDA graph for each address of it."""
+        """Process a call's output `[1, T, channels]`, with a CUDA graph per address of it."""
         place = y.data_ptr()
         if not y.is_cuda or (place not in self._graphs and len(self._graphs) == _GRAPHS_MOST):
             self._link(y)

@@ -78,7 +78,7 @@ class _Stages:
         return _on(self.checker.device, self.subject.operate(initial=initial, final=final))
 
     def _same(self, name: str, where: str, expected: Mapping[str, Tensor]) -> None:
-        """Compare what the subject holds, in part where it is long, with what it received."""
+        """Compare the subject's tensors, long ones in part, with those that it received."""
         length = max(tensor.shape[1] for tensor in expected.values() if tensor.ndim > 1)
         rows = None
         if length > ORACLE_LENGTH:
@@ -284,7 +284,7 @@ def check_correctness(
     for stage in stages:
         stage()
         if not checker.passed:
-            break  # what is wrong here need not even run there
+            break  # after a failure the later stages need not run
     replaced = subject.tampered()
     checker.bound("functions replaced", ", ".join(replaced) or "none", len(replaced), 0)
     return Correctness(

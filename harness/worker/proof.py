@@ -33,7 +33,7 @@ from harness.worker.referee import SubjectProxy
 from harness.workload import WORKLOAD
 
 ROWS, ROW_SECONDS = 3, 0.1
-"""Rows of at least so many seconds, of which the best counts: interference only slows them down."""
+"""Timed rows, and least seconds of one. The best counts: interference only slows rows down."""
 
 SHORT, ROWS_OF_SHORT = 16_384, 8
 """Calls of fewer tokens wait for the host, whose slow phases last longer than three rows."""
@@ -51,7 +51,7 @@ LINK_MOST = 0.2
 """Largest share of a row's time to subtract, so that slowing `time_link` down is no gain."""
 
 RATIO = {"cuda": 1.3, "cpu": 3.0}
-"""The loop of one's own code may be so many times faster than a row."""
+"""Largest accepted ratio of the speeds of the loop and a row, for one's own code."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Proof:
-    """The best row, and what it was prepared with.
+    """The best row and its inputs.
 
-    `vram_bytes` and `first_call_seconds` are what the subject reports.
+    `vram_bytes` and `first_call_seconds` are the subject's report.
     """
 
     weights: dict[str, Tensor]
@@ -84,7 +84,7 @@ class Proof:
 
 
 def take(subject: SubjectProxy, length: int, device: torch.device, *, enough: float = 0.0) -> Proof:
-    """Have the subject call its layer on `length` tokens, and time it.
+    """Request calls of the subject's layer on `length` tokens, and time them.
 
     Args:
         enough: seconds of a call, of which no better row is wanted.

@@ -15,7 +15,7 @@ class BrokenRules(Frozen):
 
 
 def find_broken_rules(tree: str) -> BrokenRules:
-    """Return what `tree` breaks of the fork's rules, code that nobody can read included."""
+    """Return the fork's rules that `tree` breaks, unreadable compiled code included."""
     root = Path(tree)
     compiled = [f"{path}: The file is compiled code." for path in compiled_files(root)[:3]]
     return BrokenRules(sentences=(*compiled, *map(str, check_tree(root))))

@@ -55,7 +55,7 @@ class Channel:
         """Send a header, which must not have the key `tensors`, and tensors of any device.
 
         Raises:
-            OSError: the other side is gone.
+            OSError: the other side has closed.
         """
         host = {name: t.detach().cpu().contiguous() for name, t in (tensors or {}).items()}
         shapes = [
@@ -74,7 +74,7 @@ class Channel:
             limit: bytes that all tensors together may have.
 
         Raises:
-            WireError: it is malformed or too long, or the other side is gone.
+            WireError: the message is malformed or too long, or the other side has closed.
         """
         size = bytearray(4)
         self._fill(memoryview(size))

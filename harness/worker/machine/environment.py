@@ -36,7 +36,7 @@ def _cpu_model(info: str) -> str | None:
 
 
 def describe(device: torch.device) -> Environment:
-    """Return what a reader needs to repeat a measurement on `device`."""
+    """Return the facts that a reader needs to repeat a measurement on `device`."""
     gpu = torch.cuda.get_device_properties(0) if device.type == "cuda" else None
     state = snapshot() if gpu is not None else None
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
