@@ -140,10 +140,10 @@ def load(text: str) -> Table:
 
 
 def compare(kept: Table, current: Table) -> tuple[list[str], list[str]]:
-    """Compare a committed table with what was compiled now.
+    """Compare a committed table with the current compilation's.
 
     Returns:
-        Differences, each a sentence; and notes on what could not be compared.
+        Differences, each a sentence; and notes on kernels that could not be compared.
     """
     names = {name for table in (kept, current) for name in table.compilers}
     other = sorted(n for n in names if kept.compilers.get(n) != current.compilers.get(n))
