@@ -89,7 +89,7 @@ def ends_quietly(main: Callable[P, int]) -> Callable[P, int]:
 
 
 class _Interrupted(KeyboardInterrupt):
-    """A signal asked the command to end."""
+    """A signal requested the command's end."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

@@ -4,7 +4,7 @@
 
 Speed, accuracy against float64, the gain of stopping early, memory, decoding and the first call
 with empty kernel caches. `triton` and `cuda` are this project's operator with QUASAR_BACKEND of
-that name; `baseline` is fla's delta rule, given the step size. --quick leaves the baseline out.
+that name; `baseline` is fla's delta rule with the step size. --quick leaves the baseline out.
 """
 
 from __future__ import annotations

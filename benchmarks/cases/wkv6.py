@@ -3,7 +3,7 @@
     python -m benchmarks wkv6 --out benchmarks/h200/wkv6.json [--tokens N ...] [--without NAME]
 
 Forward, forward and backward; outputs and gradients against float64. `triton` and `cuda` are
-quasar_kernels.blocks.wkv6; `chunk_rwkv6` and `fused_recurrent_rwkv6` are fla's, given the same
+quasar_kernels.blocks.wkv6; `chunk_rwkv6` and `fused_recurrent_rwkv6` are fla's, with the same
 arguments. Implementations that take one token after the other stop at 16,384 tokens.
 """
 

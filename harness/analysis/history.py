@@ -57,12 +57,12 @@ def entries(file: Path) -> Iterator[Entry]:
                 yield Entry(commit, date, subject, {}, str(error).rpartition(": ")[2])
 
 
-def table(found: Sequence[Entry]) -> str:
+def table(history: Sequence[Entry]) -> str:
     """Return a line a commit: speeds in tokens/s and what became of the one before, in per cent."""
-    lengths = sorted({length for entry in found for length in entry.speeds})
+    lengths = sorted({length for entry in history for length in entry.speeds})
     lines = [f"{'commit':<10} {'date':<10} " + " ".join(f"{n:>21,}" for n in lengths)]
     last: dict[int, float] = {}
-    for entry in found:
+    for entry in history:
         cells = []
         for length in lengths:
             speed = entry.speeds.get(length)

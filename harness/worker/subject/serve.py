@@ -256,8 +256,8 @@ class _Server:
                     traceback.print_exc()
                 self._channel.send({"failure": describe_failure(error)})
                 continue
-            found = {name: a for name, a in answer.items() if isinstance(a, Tensor)}
-            self._channel.send({n: a for n, a in answer.items() if n not in found}, found)
+            contents = {name: a for name, a in answer.items() if isinstance(a, Tensor)}
+            self._channel.send({n: a for n, a in answer.items() if n not in contents}, contents)
 
 
 def serve(channel: Channel) -> NoReturn:
