@@ -1,1 +1,1 @@
-"""What is measured, and how: a folder a subject, its commands, data models and page."""
+"""Measurements: their cases, commands, data models and pages, one folder per subject."""

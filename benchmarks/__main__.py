@@ -17,12 +17,12 @@ CASES = Path(__file__).with_name("cases")
 
 def described() -> dict[str, str]:
     """Return the first line about each case by its name; no case is imported."""
-    found = {}
+    descriptions = {}
     for path in sorted(CASES.glob("*.py")):
         module = ast.parse(path.read_text(encoding="utf-8"))
         if any(isinstance(one, ast.FunctionDef) and one.name == "measure" for one in module.body):
-            found[path.stem] = (ast.get_docstring(module) or "").partition("\n")[0]
-    return found
+            descriptions[path.stem] = (ast.get_docstring(module) or "").partition("\n")[0]
+    return descriptions
 
 
 def main() -> int:

@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         help="empty kernel caches for the first run of each length",
     )
     parser.add_argument(
-        "--ungated", action="store_true", help="time unchecked code, and say so in the report"
+        "--ungated", action="store_true", help="time unchecked code; the report notes this"
     )
     parser.add_argument("--json", type=Path, help="write the report to this file")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")

@@ -1,4 +1,4 @@
-"""Why a tree cannot be imported where a module that it needs is missing, and what mends that."""
+"""The reason and the remedy when a tree cannot be imported because a module is missing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DISTRIBUTION = "quasar-kernels"
 
 
 def explain_import(error: ImportError, tree: Path) -> tuple[str, str] | None:
-    """Return what the tree imports in vain and the remedy; None for the tree's own modules.
+    """Return the failed import and its remedy; None if the module belongs to the tree itself.
 
     Args:
-        error: as raised while something in `tree` was imported.
+        error: the error of an import in `tree`.
     """
     module = (error.name or "").split(".")[0]
     if not module.isidentifier() or module in sys.stdlib_module_names or (tree / module).exists():

@@ -1,4 +1,4 @@
-"""A sample: what one timed process measured at one length, and its correctness check."""
+"""A sample: the result of one timed process at one length, and its correctness check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kind = Literal[
     "disturbed",
     "stopped",
 ]
-"""Why there is no sample; `gate` is a failed correctness check. Reports contain these words."""
+"""Reasons for a missing sample, as in reports; `gate` is a failed correctness check."""
 
 
 class Check(Frozen):

@@ -1,4 +1,4 @@
-"""Which code a tree holds: the digest of what can be imported from it, and its git commit."""
+"""Identify a tree's code: missing and compiled files, the digest of the source, the git commit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ LAYER_FILE = Path("fla/layers/quasar.py")
 
 
 def missing_files(tree: Path) -> list[Path]:
-    """Return the files, relative to `tree`, without which nothing can be measured."""
+    """Return the required files that `tree` lacks, relative to it."""
     return [name for name in (OPERATOR_FILE, LAYER_FILE) if not (tree / name).is_file()]
 
 
 def unreadable_files(tree: Path) -> list[PurePosixPath]:
-    """Return the files below the tree's `fla` folder that run without a source, relative to that.
+    """Return the compiled files that Python could load without a source.
 
-    Byte code in `__pycache__` is none of them: workers compile every source file themselves.
+    Paths are relative to the tree's `fla` folder. Byte code in `__pycache__` is omitted, because
+    workers compile every source file themselves.
     """
     return [path for path in compiled_files(tree / "fla") if path.parent.name != "__pycache__"]
 
@@ -29,7 +30,7 @@ def unreadable_files(tree: Path) -> list[PurePosixPath]:
 def source_digest(tree: Path) -> str:
     """Return the SHA-256 over names and contents of all files below the tree's `fla` folder.
 
-    Byte code is left out: workers neither write nor read it.
+    The digest omits byte code, which workers neither write nor read.
     """
     digest = hashlib.sha256()
     for folder, names, files in os.walk(tree / "fla"):
@@ -49,8 +50,8 @@ def tree_commit(tree: Path) -> str | None:
     None when the tree is not a git checkout or git is missing.
     """
     if not (tree / ".git").exists():
-        return None  # a folder inside another checkout has no commit of its own
-    # A checkout's own configuration can name programs to run; none of them is wanted here.
+        return None  # the commit of a surrounding checkout does not describe this folder
+    # A checkout's configuration can name programs that git runs; these options prevent it.
     git = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(tree)]
     try:
         head = _output([*git, "rev-parse", "--verify", "HEAD"])

@@ -24,9 +24,9 @@ def printable(text: str, kept: str = "") -> str:
 
 
 class Progress:
-    """Says what has happened, one line an event, and on a terminal what is going on below it.
+    """Prints a line for each event and, on a terminal, the current activity below these lines.
 
-    Use it in `with`; the line about what goes on vanishes at its end. Only a terminal needs rich.
+    Use it in `with`, at whose end the current activity vanishes. Only a terminal needs rich.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -57,7 +57,7 @@ class Progress:
             self._stream.flush()
 
     def doing(self, text: str) -> None:
-        """Show what goes on now; nothing where the stream is no terminal."""
+        """Show the current activity if the stream is a terminal."""
         if self._status is not None:
             from rich.text import Text
 
@@ -65,16 +65,16 @@ class Progress:
 
 
 def ends_quietly(main: Callable[P, int]) -> Callable[P, int]:
-    """Let a command end without a traceback on Ctrl-C and SIGTERM.
+    """Return a command that ends without a traceback on Ctrl-C and SIGTERM.
 
-    Its `finally` blocks run, so workers end and temporary folders go. The exit status is that of a
-    process which the signal killed: 130 or 143.
+    Its `finally` blocks run, so workers end and temporary folders are deleted. The exit status is
+    that of a process which the signal killed: 130 or 143.
     """
 
     @wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         if threading.current_thread() is not threading.main_thread():
-            return main(*args, **kwargs)  # only the main thread may change what signals do
+            return main(*args, **kwargs)  # only the main thread may change signal handlers
         earlier = {number: signal.signal(number, _interrupt) for number in _ENDING}
         try:
             return main(*args, **kwargs)
@@ -89,7 +89,7 @@ def ends_quietly(main: Callable[P, int]) -> Callable[P, int]:
 
 
 class _Interrupted(KeyboardInterrupt):
-    """A signal asked the command to end."""
+    """A signal requested the command's end."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -97,6 +97,6 @@ class _Interrupted(KeyboardInterrupt):
 
 
 def _interrupt(number: int, _frame: object) -> None:
-    for ending in _ENDING:  # what runs in `finally` is not interrupted again
+    for ending in _ENDING:  # `finally` blocks are not interrupted again
         signal.signal(ending, signal.SIG_IGN)
     raise _Interrupted(number)

@@ -1,4 +1,4 @@
-"""The frozen description of what a validator times, and the sequence lengths to time it at."""
+"""The frozen description of a validator's timed calls, and the sequence lengths to time."""
 
 from __future__ import annotations
 

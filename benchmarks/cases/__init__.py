@@ -1,1 +1,1 @@
-"""What is measured, one file for each subject: inputs, implementations, shapes and limits."""
+"""The cases, one file per subject: inputs, implementations, shapes and limits."""

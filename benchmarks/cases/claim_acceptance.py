@@ -46,7 +46,7 @@ def validator_runs(
     tree: Path, lengths: Sequence[int], device: str, at_once: int
 ) -> list[tuple[int, float]]:
     """Return the speed of a fresh process at each of `lengths`; one is timed at a time."""
-    found = []
+    results = []
     for first in range(0, len(lengths), at_once):
         some = lengths[first : first + at_once]
         started = [
@@ -66,9 +66,9 @@ def validator_runs(
                     sys.exit(f"the validator's loop ended with status {process.wait()}")
         for tokens, process in zip(some, started, strict=True):
             output, _ = process.communicate("\n")
-            found.append((tokens, float(output.split()[-1])))
-            commands.say(f"validator's loop, {tokens:,} tokens: {found[-1][1] / 1e6:.3f} M/s")
-    return found
+            results.append((tokens, float(output.split()[-1])))
+            commands.say(f"validator's loop, {tokens:,} tokens: {results[-1][1] / 1e6:.3f} M/s")
+    return results
 
 
 def sampler_of(tree: Path, machine: Environment) -> Sampler:
@@ -106,8 +106,8 @@ def judge(tree: Path, target: int, runs: int, compared: Sequence[int], run: Run)
     for tokens in compared:
         sampler.run(ForClaim(tokens, at_once=at_once))
     wanted = [target] * runs + [n for n in compared if n != target for _ in range(COMPARED_RUNS)]
-    found = validator_runs(tree, wanted, machine.device, at_once)
-    speeds = {n: tuple(speed for tokens, speed in found if tokens == n) for n in set(wanted)}
+    results = validator_runs(tree, wanted, machine.device, at_once)
+    speeds = {n: tuple(speed for tokens, speed in results if tokens == n) for n in set(wanted)}
     entries = [
         Entry(
             table="agreement",

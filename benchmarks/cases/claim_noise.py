@@ -1,4 +1,4 @@
-"""Shapes of noise between cold processes: how long one takes beside an undisturbed one."""
+"""Shapes of noise between cold processes: their times relative to an undisturbed one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Seconds = NDArray[np.float64]
 
 HOST_BUSY = 1.517
-"""How much longer the slower of two processes at 65,536 tokens took, on a busy host."""
+"""Time of the slower of two processes at 65,536 tokens on a busy host, relative to the faster."""
 
 
 class Runs(NamedTuple):
@@ -26,9 +26,9 @@ class Shape(NamedTuple):
     """One kind of noise.
 
     Attributes:
-        healthy: an undisturbed GPU has it, so the claim must stay near the median.
-        draw: gives runs `[trials, runs]` in the order in which they are taken.
-        later: gives that many runs as a validator meets them.
+        healthy: an undisturbed GPU has this noise, so the claim must stay near the median.
+        draw: returns runs `[trials, runs]` in the order of their measurement.
+        later: returns as many runs as a validator would measure them.
     """
 
     name: str

@@ -41,7 +41,7 @@ def forward(self, hidden_states, *args, **kwargs):
     return _forward(self, _kept[place], *args, **kwargs)
 QuasarAttention.forward = forward
 """
-"""Is appended to the layer's file: the input is rounded before the clock starts."""
+"""Code appended to the layer's file: it rounds the input before the clock starts."""
 
 
 def repeat(tree: str, tokens: int, device: str, times: int) -> Entry:
@@ -86,20 +86,22 @@ def repeat(tree: str, tokens: int, device: str, times: int) -> Entry:
 
 def agreement(trees: Mapping[str, Path], tokens: int, device: str, runs: int) -> Iterator[Entry]:
     """Time a tree in fresh processes, by one clock and the other in turn; speeds in tokens/s."""
-    found: dict[str, list[float]] = {"loop": [], **{name: [] for name in trees}}
+    results: dict[str, list[float]] = {"loop": [], **{name: [] for name in trees}}
     for _ in range(runs):
-        found["loop"] += [speed for _, speed in validator_runs(trees["proof"], [tokens], device, 1)]
+        results["loop"] += [
+            speed for _, speed in validator_runs(trees["proof"], [tokens], device, 1)
+        ]
         for name, tree in trees.items():
             try:
                 timed = runner.measure(tree, tokens, Options(device), proven=True)
             except MeasurementError as error:
                 say(f"{name}, {tokens:,} tokens: {error}")
                 continue
-            found[name].append(timed.tokens_per_sec)
+            results[name].append(timed.tokens_per_sec)
             say(f"{name}, {tokens:,} tokens: {timed.tokens_per_sec / 1e6:.3f} M/s")
-    for name, speeds in found.items():
+    for name, speeds in results.items():
         if speeds:
-            ratio = {"ratio": median(speeds) / median(found["loop"])}
+            ratio = {"ratio": median(speeds) / median(results["loop"])}
             yield Entry(
                 table="speeds",
                 of={"tokens": tokens},
@@ -139,13 +141,13 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 def misses(run: Run) -> list[str]:
     """Return a line for each refused proof and each length at which the clocks differ."""
-    found = [
+    criteria = [
         f"{one.figures['refused']} of {one.figures['proofs']} proofs are refused at "
         f"{one.of['tokens']} tokens"
         for one in run.table("repeats")
         if one.figures["refused"]
     ]
-    return found + [
+    return criteria + [
         f"{one.figures['ratio']:.4f} of the loop's speed at {one.of['tokens']} tokens, limit 1%"
         for one in run.table("speeds")
         if one.by == "proof" and one.of["tokens"] in EXACT and abs(one.figures["ratio"] - 1) > 0.01

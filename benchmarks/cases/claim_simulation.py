@@ -1,4 +1,4 @@
-"""How often a validator refutes the claim under simulated noise, and what honesty costs.
+"""The share of claims that a validator refutes under simulated noise, and the cost of honesty.
 
     python -m benchmarks claim_simulation --out benchmarks/honesty.json [--trials 4000]
 
@@ -78,19 +78,19 @@ def measurements(runs: Runs, trial: int) -> list[Sample]:
     ]
 
 
-def claim(taken: list[Sample]) -> tuple[float, int]:
-    """Return the claim and the runs that it took, of those that would be taken one by one."""
+def claim(samples: list[Sample]) -> tuple[float, int]:
+    """Return the claim and the number of samples that a measurement one by one would take."""
     count = next(
-        n for n in range(LEAST_RUNS, RUNS_MOST + 1) if n == RUNS_MOST or is_settled(taken[:n])
+        n for n in range(LEAST_RUNS, RUNS_MOST + 1) if n == RUNS_MOST or is_settled(samples[:n])
     )
-    return derive_claim({LENGTH: taken[:count]}, LENGTH).tokens_per_sec, count
+    return derive_claim({LENGTH: samples[:count]}, LENGTH).tokens_per_sec, count
 
 
 def simulate(shape: Shape, trials: int, generator: Generator, draws: int = DRAWS) -> Entry:
     """Return how the claim fares under one shape of noise."""
     runs = shape.draw(generator, trials, RUNS_MOST)
-    found = [claim(measurements(runs, trial)) for trial in range(trials)]
-    claims = np.array([speed for speed, _ in found]) / UNDISTURBED
+    results = [claim(measurements(runs, trial)) for trial in range(trials)]
+    claims = np.array([speed for speed, _ in results]) / UNDISTURBED
     later = np.sort(1 / shape.later(generator, draws))
     below = np.searchsorted(later, ACCEPTED_SHARE * claims) / draws
     ratios = claims / np.median(later)
@@ -98,7 +98,7 @@ def simulate(shape: Shape, trials: int, generator: Generator, draws: int = DRAWS
         "refuted": float(below.mean()),  # chance that one run of a validator misses the claim
         "ratio": float(np.median(ratios)),  # claim / median of later runs, median of the trials
         "ratio_low": float(np.quantile(ratios, 0.05)),
-        "runs": float(np.mean([count for _, count in found])),
+        "runs": float(np.mean([count for _, count in results])),
     }
     of = {"shape": shape.name, "healthy": shape.healthy}
     return Entry(table="shapes", of=of, figures=figures)
@@ -123,13 +123,13 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 def limits(run: Run) -> list[Criterion]:
     """Return every promise with its figure."""
-    found = run.table("shapes")
+    entries = run.table("shapes")
     refuted = [
         Criterion(f"{e.of['shape']}: refuted", e.figures["refuted"], REFUTED_MOST, digits=".1e")
-        for e in found
+        for e in entries
     ]
     return refuted + [
         Criterion(f"{e.of['shape']}: claim / median", e.figures["ratio"], RATIO_LEAST, True)
-        for e in found
+        for e in entries
         if e.of["healthy"]
     ]

@@ -2,10 +2,11 @@
 
     python -m benchmarks delta_rule --out benchmarks/h200/delta-rule.json [--without NAME]
 
-Forward, forward and backward, decoding; outputs and gradients against float64. `cuda` and `triton`
-are quasar_kernels.delta_rule with QUASAR_BACKEND of that name; `fla` is fla's function of the same
-name; FlashQLA (flash-qla 0.1) and FlashInfer (flashinfer-python 0.7) have the gated delta rule for
-heads of 128 alone and are measured where they are installed.
+The case times the forward pass, forward and backward, and decoding, and compares outputs and
+gradients with float64. `cuda` and `triton` are quasar_kernels.delta_rule with QUASAR_BACKEND of
+that name; `fla` is fla's function of the same name. FlashQLA (flash-qla 0.1) and FlashInfer
+(flashinfer-python 0.7) support only the gated delta rule with heads of 128. They are measured if
+they are installed.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ BATCHED, WIDE = Shape(32, 2048, 8, 64), Shape(1, 65_536, 8, 128)
 WIDE_BATCHED = Shape(32, 8192, 32, 128)
 SHAPES = (MIDDLE, LONG, BATCHED, WIDE, WIDE_BATCHED)
 CALLS = [(rule, way, shape) for way in WAYS for shape in SHAPES for rule in RULES]
-"""In the order in which a run measures them."""
+"""All calls, in the order in which a run measures them."""
 BATCHES, WIDTHS, HEADS = (1, 64), (64, 128), 8
 CHECKED_TOKENS = 4096
-"""Gradients, whose float64 autograd keeps all tensors, are compared over so many."""
+"""Tokens over which gradients are compared, because float64 autograd keeps all tensors."""
 
 OURS, FLA = ("triton", "cuda"), "fla"
 LIBRARY_WIDTH = 128
-"""Of the heads that the other libraries take."""
+"""Head size that the other libraries support."""
 
 LEADS: dict[tuple[Rule, Way, Shape], float] = {
     (PLAIN, "forward", LONG): 15,
@@ -61,12 +62,12 @@ LEADS: dict[tuple[Rule, Way, Shape], float] = {
     (GATED, "forward and backward", MIDDLE): 3,
     (GATED, "forward and backward", BATCHED): 1,
 }
-"""How many times faster than fla CUDA must be: graph replay, and from rest where both were."""
+"""Least speed-up of CUDA over fla, by graph replay and, if both were timed so, from rest."""
 BEST_SHARES: dict[tuple[Rule, Way, Shape], float] = {
     (GATED, "forward", WIDE_BATCHED): 1 / 1.5,
     (GATED, "forward and backward", WIDE): 1 / 1.5,
 }
-"""Least speed of CUDA as a share of the fastest other library's, graph replay."""
+"""Least speed of CUDA as a share of the fastest other library's, by graph replay."""
 MOST_MS: dict[tuple[Rule, Way, Shape], float] = {
     (PLAIN, "forward", LONG): 1.3,
     (GATED, "forward", WIDE): 0.45,
@@ -89,10 +90,10 @@ is of such states, also in turn."""
 
 
 def draw(rule: Rule, shape: Shape, device: str = "cuda") -> Inputs:
-    """Draw noise as a Gated DeltaNet layer with default weights makes it.
+    """Draw random inputs with the distribution that a Gated DeltaNet layer's default weights give.
 
-    Its decays are -A dt with A uniform to 16 and dt spread evenly in its logarithm over .001 to .1
-    (arXiv 2412.06464, as Mamba-2 starts).
+    The log decays are -A dt with A uniform up to 16 and dt log-uniform from .001 to .1
+    (arXiv 2412.06464, as in Mamba-2's initialisation).
 
     Returns:
         q, k of unit length and v `[B, T, H, S]` bf16; beta `[B, T, H]` fp32; and for the gated rule
@@ -112,7 +113,7 @@ def draw(rule: Rule, shape: Shape, device: str = "cuda") -> Inputs:
 
 
 def exact(x: Inputs) -> Tensor:
-    """Compute the output in the inputs' dtype by the chunk form, with the functions' scale."""
+    """Compute the expected output by the chunk form, in the inputs' dtype and with their scale."""
     scale = x["q"].shape[-1] ** -0.5
     return delta_chunked(x["q"], x["k"], x["v"], x["beta"], x.get("g"), scale=scale, chunk=128)[0]
 
@@ -121,7 +122,7 @@ NAMES = (*OURS, FLA, *LIBRARIES)
 
 
 def takes(name: str, rule: Rule, way: Way, shape: Shape) -> bool:
-    """Tell whether an implementation has such a call."""
+    """Return whether an implementation supports a call."""
     if name not in LIBRARIES:
         return True
     gated = rule == GATED and shape.width == LIBRARY_WIDTH
@@ -130,19 +131,19 @@ def takes(name: str, rule: Rule, way: Way, shape: Shape) -> bool:
 
 @contextmanager
 def function_of(name: str, rule: Rule, kind: str = "chunk") -> Iterator[Callable[..., Any]]:
-    """Give a function by implementation, its kernels chosen as long as the context lasts.
+    """Yield an implementation's function; its kernels stay selected while the context is open.
 
     Args:
         kind: `chunk` or `fused_recurrent`, which the other libraries lack.
 
     Raises:
-        ImportError: the library is not installed, or another error of its import.
+        ImportError: the library is not installed. Its import may raise other errors too.
     """
     full_name = f"{kind}_{rule.replace(' ', '_')}"
     if name in LIBRARIES:
         yield LIBRARIES[name].make()
     elif name == FLA:
-        # where FlashQLA is installed fla hands it heads of 128
+        # if FlashQLA is installed, fla calls it for heads of 128
         with patch.dict(os.environ, {"FLA_FLASH_QLA": "0"}):
             yield getattr(import_module(f"fla.ops.{rule.replace(' ', '_')}"), full_name)
     else:
@@ -154,24 +155,24 @@ def function_of(name: str, rule: Rule, kind: str = "chunk") -> Iterator[Callable
 
 @contextmanager
 def selected(rule: Rule, name: str) -> Iterator[Function]:
-    """Give the function of whole sequences."""
+    """Yield an implementation's function from inputs to the output of whole sequences."""
     with function_of(name, rule) as function:
         yield lambda x: function(x["q"], x["k"], x["v"], **rest(x))[0]
 
 
 def rest(x: Inputs) -> Inputs:
-    """Return beta and, where there is one, the decay."""
+    """Return beta and, if present, the log decays."""
     return {name: x[name] for name in ("beta", "g") if name in x}
 
 
 def step(name: str, function: Callable[..., Any], x: Inputs, state: Tensor) -> Any:
-    """Take states one token further: ours in place, fla's into new storage."""
+    """Decode one token: our functions update the state in place, fla's writes a new one."""
     keep = {"output_final_state": True} if name == FLA else {"inplace_state": True}
     return function(x["q"], x["k"], x["v"], initial_state=state, **rest(x), **keep)
 
 
 def comparison_of(rule: Rule, tokens: int) -> Comparison:
-    """Return how a rule's calls over so many tokens are compared."""
+    """Return the comparison for a rule's calls over `tokens` tokens."""
     checked: dict[Way, int] = {"forward": tokens, "forward and backward": CHECKED_TOKENS}
     return Comparison(partial(selected, rule), exact, checked)
 
@@ -182,13 +183,13 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Run everything; yield what there is after each call."""
+    """Measure all calls; yield the results so far after each."""
     mount()
     torch.manual_seed(0)
     names = [name for name in NAMES if name not in args.without]
-    found, missing = versions(names)
+    installed, missing = versions(names)
     names = [name for name in names if name not in missing]
-    others = {"fla-core": metadata.version("fla-core"), **found}
+    others = {"fla-core": metadata.version("fla-core"), **installed}
     run = start("delta_rule", PROTOCOL, args.commit, versions=others).adding(
         **{f"{name} is missing": why for name, why in missing.items()}
     )
@@ -213,7 +214,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def decoding(names: Collection[str]) -> Iterator[Any]:
-    """Time one token by Triton, which serves it, and by fla."""
+    """Time one token by Triton, which decoding uses, and by fla."""
     for rule in RULES:
         for width in WIDTHS:
             for batch in BATCHES:
@@ -230,12 +231,12 @@ def decoding(names: Collection[str]) -> Iterator[Any]:
 
 
 def call_name(row: Row) -> str:
-    """Return what a table calls a call."""
+    """Return a call's name in tables."""
     return f"{row.of['rule']}, {row.of['way']}, {comparison.shape_of(row.of)}"
 
 
 def share_of_best(row: Row) -> float | None:
-    """Return CUDA's speed as a share of the fastest other library's, where there is one."""
+    """Return CUDA's speed as a share of the fastest other library's; None without both."""
     ms = {name: row.figure(name, "graph_ms") for name in row.by}
     others = [time for name, time in ms.items() if name not in OURS and time is not None]
     ours = ms.get("cuda")

@@ -1,4 +1,4 @@
-"""Other libraries' gated delta rule for heads of 128, given fla's arguments."""
+"""Other libraries' gated delta rule for heads of 128, with fla's arguments."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 class Library(NamedTuple):
-    """Another library, and how its function is given fla's arguments."""
+    """Another library, and an adapter of its function to fla's arguments."""
 
-    distribution: str  # what pip installs
+    distribution: str  # its name for pip
     make: Callable[[], Callable[..., tuple[Tensor, Any]]]  # imports it
     backward: bool
 
@@ -35,7 +35,7 @@ def _flashinfer() -> Callable[..., tuple[Tensor, Any]]:
     def packed(q: Tensor, k: Tensor, v: Tensor, *, beta: Tensor, g: Tensor) -> tuple[Tensor, None]:
         batch, tokens = v.shape[:2]
         rows = (t.flatten(0, 1) for t in (q, k, v, g.exp(), beta))  # decays, not their logarithms
-        # without max_seqlen all tokens are taken for one sequence's
+        # without max_seqlen the function treats all tokens as one sequence
         ends = bounds(batch, tokens, v.device)
         o: Tensor = function(*rows, cu_seqlens=ends, max_seqlen=tokens)
         return o.view_as(v), None
@@ -55,11 +55,11 @@ def versions(names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
     Returns:
         the version of each that can be called here, and why the others cannot.
     """
-    found, missing = {}, {}
+    installed, missing = {}, {}
     for name in (name for name in LIBRARIES if name in names):
         try:
             LIBRARIES[name].make()
-            found[name] = metadata.version(LIBRARIES[name].distribution)
+            installed[name] = metadata.version(LIBRARIES[name].distribution)
         except Exception as error:  # FlashQLA's import alone raises three kinds without its GPU
             missing[name] = f"{type(error).__name__}: {error}"
-    return found, missing
+    return installed, missing

@@ -1,4 +1,4 @@
-"""The tests of tests/gpu on this machine, files side by side, with their outcome as data.
+"""The tests of tests/gpu on this machine, several files at a time, with their outcome as data.
 
     python -m benchmarks gpu_tests --out benchmarks/h200/gpu-tests.json [--only test_chunk ...]
 
@@ -33,7 +33,7 @@ def run_file(path: Path, limit: float = LIMIT) -> Entry:
     """Run one file's tests and count them; print its output where something failed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        # the options of pyproject.toml ask for plugins that a GPU machine may lack
+        # the options of pyproject.toml require plugins that a GPU machine may lack
         options = ("-q", "-o", "addopts=--import-mode=importlib", f"--junitxml={report}")
         command = commands.python("pytest", *options, path)
         output, status = commands.run_for(limit, command)
@@ -66,17 +66,17 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Run all files, or those that are named, half as many at once as there are cores."""
-    found = sorted(TESTS.rglob("test_*.py"))
-    wanted = [path for path in found if not args.only or path.stem in args.only]
+    paths = sorted(TESTS.rglob("test_*.py"))
+    wanted = [path for path in paths if not args.only or path.stem in args.only]
     together = [path for path in wanted if path.stem not in ALONE]
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
         entries = list(pool.map(run_file, together))
     entries += [run_file(path) for path in wanted if path not in together]
-    left_out = [path.relative_to(TESTS).as_posix() for path in found if path not in wanted]
+    left_out = [path.relative_to(TESTS).as_posix() for path in paths if path not in wanted]
     run = start("gpu_tests", "", args.commit, settings={"left out": ", ".join(left_out)})
     yield run.adding(*entries)
 
 
 def misses(run: Run) -> list[str]:
-    """Name every test that failed, with its file."""
+    """Return a line for each failed test, with its file."""
     return [f"{entry.of['file']}: {entry.failure}" for entry in run.entries if entry.failure]

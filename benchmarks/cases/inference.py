@@ -51,7 +51,7 @@ Call = Callable[[torch.Tensor], Any]
 
 
 class Way(NamedTuple):
-    """A way to decode: returns a call for so many new tokens; and how long it took to compile."""
+    """A way to decode: a function that returns a call for N new tokens, and its compile time."""
 
     name: str
     call: Callable[[int], Call]
@@ -100,15 +100,15 @@ def ways(model: Any, device: str) -> Iterator[Way]:
 
 def seconds_of(call: Call, prompt: torch.Tensor, runs: int) -> float:
     """Return the median seconds of a call after the warm-ups."""
-    taken = []
+    seconds = []
     for number in range(runs + WARM_UPS):
         begun = time.perf_counter()
         call(prompt)
         if prompt.device.type == "cuda":
             torch.cuda.synchronize()
         if number >= WARM_UPS:
-            taken.append(time.perf_counter() - begun)
-    return statistics.median(taken)
+            seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

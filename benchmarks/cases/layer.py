@@ -3,7 +3,7 @@
     python -m benchmarks layer --fork PATH --tree overlay --out benchmarks/h200/overlay.json
 
 PATH is a checkout of the public fork (https://github.com/troy12x/flash-linear-attention). Trees of
-this project are checked first, at several lengths side by side. Then the tree is timed in fresh
+this project are checked first, at several lengths in parallel. Then the tree is timed in fresh
 processes, one at a time. The fork computes something else than the recurrence, and the baseline
 misses a limit of the check with correlated keys: both are timed unchecked.
 """
@@ -36,9 +36,9 @@ from harness.sample import Correctness
 from harness.workload import WORKLOAD
 
 timed = runner.measure
-"""How one process is timed; tests replace it."""
+"""Function that times one process; tests replace it."""
 AT_ONCE = 10
-"""Processes that start side by side: an import of the fork takes ten seconds of one core."""
+"""Processes that start in parallel; an import of the fork takes ten seconds of one core."""
 
 SPEED = {512: 2.5e6, 2048: 8e6, 16_384: 40e6, 100_000: 105e6, 1_000_000: 140e6}
 """Least tokens/s in the validator's loop, by tokens, with the layer published."""
@@ -148,14 +148,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_tree(name: str, fork: Path) -> list[Entry]:
-    """Check a tree side by side at its lengths, then time it."""
+    """Check a tree at its lengths in parallel, then time it."""
     device = probe().device
     with tempfile.TemporaryDirectory() as folder:
         tree = make_tree(fork, Path(folder, name), TREES[name])
         lengths = TREES[name].checks
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            found = pool.map(lambda n: check_length(tree, n, device), lengths)
-            checks = dict(zip(lengths, found, strict=True))
+            results = pool.map(lambda n: check_length(tree, n, device), lengths)
+            checks = dict(zip(lengths, results, strict=True))
         return time_tree(name, tree, checks, Path(folder, "gpu-lock"), device)
 
 
@@ -169,11 +169,11 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 def by_length(run: Run) -> dict[int, list[Entry]]:
     """Return the timed processes of each length, shortest first."""
-    found: dict[int, list[Entry]] = {}
+    by_length: dict[int, list[Entry]] = {}
     for entry in sorted(run.table("processes"), key=lambda one: int(one.of["tokens"])):
         if not entry.failure:
-            found.setdefault(int(entry.of["tokens"]), []).append(entry)
-    return found
+            by_length.setdefault(int(entry.of["tokens"]), []).append(entry)
+    return by_length
 
 
 def tree_limits(layer: Run, ops: Run) -> Iterator[Criterion]:

@@ -1,4 +1,4 @@
-"""What the layer computes on this GPU, at lengths beyond a test's.
+"""The layer's errors on this GPU, at lengths beyond those of the tests.
 
     python -m benchmarks layer_accuracy --fork PATH --out benchmarks/h200/layer-accuracy.json
 
@@ -48,7 +48,7 @@ one function, but the public layer rounds more often."""
 GRADIENT_ERROR = 2e-2
 """Relative RMS error of every gradient against float64."""
 LONG_RUNS = {("training", 5_000_000), ("slices", 10_000_000)}
-"""Sequences of so many tokens must run, in these ways."""
+"""Ways and lengths in tokens that must run."""
 
 
 def fresh(tokens: int) -> Tensor:
@@ -63,16 +63,16 @@ def check_output(layer: Any, tokens: int) -> Entry:
     equal = all(torch.equal(y, other) for other in again)
     del again
     with torch.no_grad():
-        found = figures(y, exact(layer.state_dict(), x, *HEADS))
+        result = figures(y, exact(layer.state_dict(), x, *HEADS))
     return Entry(
         table="outputs",
         of={"tokens": tokens},
         figures={
-            "cosine": found.cosine,
-            "max_difference": found.max_difference,
+            "cosine": result.cosine,
+            "max_difference": result.max_difference,
             "reruns_equal": equal,
         },
-        errors={"y": found.relative_rms, "worst eighth": found.worst_part},
+        errors={"y": result.relative_rms, "worst eighth": result.worst_part},
     )
 
 

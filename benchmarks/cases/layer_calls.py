@@ -40,9 +40,9 @@ def gradient_errors(
     layer: Any, x: Tensor, dy: Tensor, num_heads: int, head_dim: int
 ) -> dict[str, float]:
     """Return the relative RMS error of every gradient of a step against float64 autograd."""
-    found = step(layer, x, dy)
+    gradients = step(layer, x, dy)
     wide = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
     wide_x = x.detach().double().requires_grad_()
     torch.autograd.backward(exact(wide, wide_x, num_heads, head_dim), dy.double())
     layer.zero_grad()
-    return {n: relative_rms(found[n], w.grad) for n, w in (wide | {"x": wide_x}).items()}
+    return {n: relative_rms(gradients[n], w.grad) for n, w in (wide | {"x": wide_x}).items()}

@@ -1,9 +1,9 @@
-"""Where the time of the layer's forward pass goes on this GPU, kernel by kernel.
+"""The time of each kernel in the layer's forward pass on this GPU.
 
     python -m benchmarks layer_profile --fork PATH --out benchmarks/h200/layer-profile.json
 
 PATH is a checkout of the public fork; --tree takes another of the trees than the overlay. The time
-of a call is taken in the validator's loop without the profiler; the bandwidth of a copy and the
+of a call is measured in the validator's loop without the profiler; the bandwidth of a copy and the
 rate of a product, of which the floors in the document are made, are measured in the same process.
 """
 
@@ -41,16 +41,16 @@ def launches_of(calls: Sequence[Sequence[tuple[str, float, float]]]) -> list[Ent
     Raises:
         SystemExit: the calls do not launch the same kernels.
     """
-    found: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    spans: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for call in calls:
         seen: dict[str, int] = defaultdict(int)
         first = min(began for _, began, _ in call)
         for name, began, ms in sorted(call, key=lambda launch: launch[1]):
-            found[name, seen[name]].append((began - first, ms))
+            spans[name, seen[name]].append((began - first, ms))
             seen[name] += 1
-    if any(len(times) != len(calls) for times in found.values()):
+    if any(len(times) != len(calls) for times in spans.values()):
         raise SystemExit("the profiled calls launch different kernels; profile again")
-    order = sorted(found.items(), key=lambda item: median(began for began, _ in item[1]))
+    order = sorted(spans.items(), key=lambda item: median(began for began, _ in item[1]))
     return [
         Entry(
             table="launches",
@@ -72,10 +72,10 @@ def profiled(call: Callable[[], object]) -> list[Entry]:
     size, rest = divmod(len(events), CALLS)
     if rest or not size:
         raise SystemExit(f"{len(events)} launches in {CALLS} calls: they differ; profile again")
-    found = [
+    launches = [
         (e.name[:NAME_LENGTH], e.time_range.start, e.time_range.elapsed_us() / 1e3) for e in events
     ]
-    return launches_of([found[i : i + size] for i in range(0, len(found), size)])
+    return launches_of([launches[i : i + size] for i in range(0, len(launches), size)])
 
 
 def profile_tree(name: str, loaded: Loaded, tokens: int, commit: str | None) -> Run:

@@ -56,12 +56,12 @@ SHAPES = (
 )
 
 LEADS = {512: 2.5, 1024: 2.5, 2048: 1.5}
-"""How many times faster than the baseline's a step must be, by the layer's width."""
+"""Least speed-up of a step over the baseline's, by the layer's width."""
 
 IMPLEMENTATIONS = {"ours": "overlay", "baseline": "baseline"}
 """The tree of each implementation."""
 RUN_MS = 100
-"""Of a run of steps: in one step alone the host's start and the GPU's end would count as well."""
+"""Least time of a run of steps, so that the host's start and the GPU's end do not matter."""
 CHECKED_TOKENS = 2500
 """Tokens of each of two sequences whose gradients are compared with float64."""
 
@@ -91,7 +91,7 @@ def inputs(shape: Shape) -> tuple[Tensor, Tensor]:
 
 
 def cost(layer: Any, shape: Shape) -> dict[str, float]:
-    """Return what a step of this shape costs, and whether two give the same bits."""
+    """Return the cost of a step of this shape, and whether two steps give the same bits."""
     x, dy = inputs(shape)
     first, second = (step(layer, x, dy) for _ in range(2))
     equal = all(torch.equal(first[name], second[name]) for name in first)

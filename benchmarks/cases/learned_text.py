@@ -1,4 +1,4 @@
-"""What models of single mechanisms and of hybrids learn of a text, at equal parameters.
+"""The loss on a text that models of single mechanisms and of hybrids reach, at equal parameters.
 
     python -m benchmarks learned_text --out benchmarks/h200/learned-text.json
 
@@ -87,7 +87,7 @@ def trained(device: str, recipe: TextRecipe, mixers: tuple[str, ...], seed: int)
 
 @torch.no_grad()
 def loss_of(model: LanguageModel, text: Tensor, recipe: TextRecipe) -> float:
-    """Return the mean loss of a text `[N]` uint8, in nats a byte; what is over is left out."""
+    """Return the mean loss of a text `[N]` uint8 over its full sequences, in nats per byte."""
     device = next(model.parameters()).device
     count = len(text) // recipe.tokens
     sequences = text[: count * recipe.tokens].view(count, recipe.tokens)

@@ -1,4 +1,4 @@
-"""What each sequence mixer costs: this project's, fla's, softmax attention and others.
+"""The cost of each sequence mixer: this project's, fla's, softmax attention and others.
 
     python -m benchmarks mechanisms --out benchmarks/h200/mechanisms.json
 
@@ -102,7 +102,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     run = run.adding(limit_seconds=args.limit)
     tokens = sorted(args.tokens)
     for name in (name for name in implementations() if name in args.only):
-        found = processes.stream(
+        results = processes.stream(
             implementation,
             name,
             tokens,
@@ -111,7 +111,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
             seconds=max(0.0, until - time.time()) + GRACE,
         )
         try:
-            for one in found:
+            for one in results:
                 entry = Entry.model_validate(one)
                 say(f"{name} {entry.of}: {entry.failure or entry.figures}")
                 run = run.adding(entry, seconds=time.time() - began)

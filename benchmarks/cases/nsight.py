@@ -52,7 +52,7 @@ _SIZES = {
     "registers": "launch__registers_per_thread",
 }
 METRICS = (*UTILISATION.values(), *OPERATIONS.values(), *_SIZES.values())
-"""What ncu reports."""
+"""Metrics that ncu reports."""
 
 PROTOCOL = """\
 Nsight Compute, clocks left alone, caches emptied before each kernel, kernels one at a time. \
@@ -107,10 +107,10 @@ def run_call(name: str, tokens: int) -> None:
 
 
 def profile_call(name: str, tokens: int) -> Iterator[Entry]:
-    """Run `run_call` below ncu, and yield what it saw: the call, and its kernels in their order.
+    """Run `run_call` under ncu; yield the entries of the call and of its kernels, in order.
 
     Raises:
-        SystemExit: ncu failed; its output follows.
+        SystemExit: ncu failed; the message has its output.
         ValueError: as `parse`.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -138,11 +138,11 @@ def profile_call(name: str, tokens: int) -> Iterator[Entry]:
             check=False,
         )
         text = log.read_text() if log.exists() else ""
-    found = re.search(r"^least bytes: (\d+)$", done.stdout, re.MULTILINE)
-    if done.returncode or found is None:
+    match = re.search(r"^least bytes: (\d+)$", done.stdout, re.MULTILINE)
+    if done.returncode or match is None:
         sys.exit(f"ncu ended with status {done.returncode}:\n{text[-2000:]}\n{done.stderr[-2000:]}")
     of = {"call": name, "tokens": tokens}
-    yield Entry(table="calls", of=of, figures={"least_bytes": int(found[1])})
+    yield Entry(table="calls", of=of, figures={"least_bytes": int(match[1])})
     for place, kernel in enumerate(parse(text)):
         yield kernel.model_copy(update={"of": {**of, "place": place}})
 
@@ -220,7 +220,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def bytes_ms(run: Run, size: float) -> float:
-    """Return the time that a copy takes to move so many bytes."""
+    """Return the milliseconds that a copy of `size` bytes takes."""
     return size / run.number("copy_gb_per_s") / 1e6
 
 

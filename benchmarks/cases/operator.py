@@ -4,7 +4,7 @@
 
 Speed, accuracy against float64, the gain of stopping early, memory, decoding and the first call
 with empty kernel caches. `triton` and `cuda` are this project's operator with QUASAR_BACKEND of
-that name; `baseline` is fla's delta rule, given the step size. --quick leaves the baseline out.
+that name; `baseline` is fla's delta rule with the step size. --quick leaves the baseline out.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ERRORS = {"layer-like": 6e-3, "correlated 10%": 9e-3, "correlated 1%": 9e-3}
 CUDA's must also be at most Triton's, in the same run and at every length.
 """
 SEARCH_COST = 1.05
-"""How much longer a call may take that looks for a place to stop and finds none."""
+"""Accepted slowdown of a call that looks for a place to stop and finds none."""
 MEMORY_TIMES_OUTPUT = 1.2
 FIRST_CALL_SECONDS = 8.0
 
@@ -89,7 +89,7 @@ def exact(x: Inputs) -> Tensor:
 
 @contextmanager
 def selected(name: str) -> Iterator[Function]:
-    """Give the operator of that name, with the kernels chosen as long as the context lasts."""
+    """Yield the operator of that name; its kernels stay selected while the context is open."""
     if name == BASELINE:
         yield _baseline
         return
@@ -130,8 +130,8 @@ def output_errors(name: str, x: Inputs, expected: Tensor) -> dict[str, float]:
     clocks.poison()
     with selected(name) as run:
         o = run(x)
-    found = figures(o, expected)
-    return {"o": found.relative_rms, "worst eighth": found.worst_part}
+    result = figures(o, expected)
+    return {"o": result.relative_rms, "worst eighth": result.worst_part}
 
 
 def measure_length(tokens: int, names: Sequence[str]) -> Iterator[Entry]:
@@ -224,11 +224,11 @@ def first_call(name: str) -> dict[str, float]:
 def cold_first_call(name: str, caches: Path) -> Entry:
     """Run `first_call` in a fresh process whose caches are below an empty folder."""
     environ = os.environ | cache_environment(caches)
-    if name == "cuda":  # Triton needs a C compiler; what NVRTC compiles must do without
+    if name == "cuda":  # Triton needs a C compiler; NVRTC's kernels must not
         environ["PATH"] = str(caches)
-    found = processes.call(first_call, name, environ=environ)
+    result = processes.call(first_call, name, environ=environ)
     say(f"first call of {name}")
-    return Entry(table="first call", by=name, figures=found)
+    return Entry(table="first call", by=name, figures=result)
 
 
 def cache_environment(folder: Path) -> dict[str, str]:
@@ -238,7 +238,7 @@ def cache_environment(folder: Path) -> dict[str, str]:
 
 
 def choice_options(parser: argparse.ArgumentParser) -> None:
-    """Let a command leave implementations out."""
+    """Add the options that skip implementations."""
     parser.add_argument("--without", choices=NAMES[1:], action="append", default=[])
     parser.add_argument("--quick", action="store_true", help=f"the same as --without {BASELINE}")
 
@@ -287,10 +287,10 @@ def limits(run: Run) -> Iterator[Criterion]:
     for row in run.rows("accuracy"):
         keys, errors = row.of["keys"], {n: row.by[n].errors for n in OURS if n in row.by}
         where = f"error of {row.of['tokens']} tokens, {keys}"
-        for name, found in errors.items():
+        for name, by_output in errors.items():
             text = f"{where}, {name}"
-            yield Criterion(text, found["o"], ERRORS[keys])
-            yield Criterion(f"{text}, worst eighth", found["worst eighth"], ERRORS[keys] * 1.05)
+            yield Criterion(text, by_output["o"], ERRORS[keys])
+            yield Criterion(f"{text}, worst eighth", by_output["worst eighth"], ERRORS[keys] * 1.05)
         if "cuda" in errors:
             share = errors["cuda"]["o"] / errors["triton"]["o"]
             yield Criterion(f"{where}, cuda over triton", share, 1.0)

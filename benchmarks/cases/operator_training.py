@@ -46,7 +46,7 @@ GRADIENT_TOKENS = 4096
 MOST_MS = {Shape(1, 16_384, 8, 64): 0.28, Shape(1, 1_000_000, 8, 64): 9.0}
 """Longest accepted time of CUDA by shape, graph replay."""
 LEADS = {"triton": 0.85, "cuda": 2.5}
-"""How many times faster than the baseline forward and backward must be, at every shape.
+"""Least speed-up of forward and backward over the baseline, at every shape.
 
 Triton serves where CUDA cannot. It is slower than the baseline at one shape: batches, heads of 128.
 """
@@ -75,8 +75,8 @@ def measure_gradients(names: Sequence[str]) -> Iterator[Entry]:
     expected = gradients(exact, wide(x), do)
     for name in names:
         with selected(name) as run:
-            found = gradients(run, x, do)
-        errors = {tensor: relative_rms(found[tensor], expected[tensor]) for tensor in expected}
+            result = gradients(run, x, do)
+        errors = {tensor: relative_rms(result[tensor], expected[tensor]) for tensor in expected}
         yield Entry(table="gradients", of={"tokens": GRADIENT_TOKENS}, by=name, errors=errors)
     say("gradients")
 

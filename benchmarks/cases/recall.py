@@ -37,11 +37,11 @@ WAYS = {
     "ddp": "DistributedDataParallel",
     "fsdp": "FSDP2, bf16 parameters",
 }
-"""What each way is called; all but the first run this project's kernels on a GPU."""
+"""Names of the ways; all but the first run this project's kernels on a GPU."""
 ON_SEVERAL_GPUS = ("ddp", "fsdp")
 
 ENOUGH = 0.995
-"""A training ends when so much of a few held-out batches is answered rightly."""
+"""Share of correct answers in a few held-out batches at which a training ends."""
 
 
 class Recipe(NamedTuple):
@@ -56,13 +56,13 @@ class Recipe(NamedTuple):
 
 
 GPUS = 2
-"""GPUs of the trainings on several."""
+"""GPUs used by each training on several GPUs."""
 HELD_OUT = 1 << 31
-"""The first seed of batches that are not trained on; a CPU's generator takes 32 bits of a seed."""
+"""The first seed of held-out batches; a CPU's generator uses 32 bits of a seed."""
 BATCHES, LAST_BATCHES = 4, 16
-"""How many of them an evaluation takes, and how many the last."""
+"""Held-out batches of an evaluation, and of the last evaluation."""
 WARMUP = 50
-"""Steps over which the rate rises."""
+"""Steps over which the learning rate rises."""
 SETTINGS = (
     (Task(vocabulary=384, tokens=512, pairs=32, batch=32), Recipe(most_steps=2000), tuple(WAYS)),
     (
@@ -136,10 +136,10 @@ def taught(
         times.append(_now(device) - since)
         if recall(prepared, task, device, BATCHES) >= ENOUGH:
             break
-    found = recall(prepared, task, device, LAST_BATCHES)
+    accuracy = recall(prepared, task, device, LAST_BATCHES)
     figures = {
         "gpus": world,
-        "recall": found,
+        "recall": accuracy,
         "steps": recipe.every * len(losses),
         "step_ms": 1e3 * median(times) / recipe.every,
         "seconds": time.perf_counter() - started,

@@ -6,7 +6,7 @@ memcheck finds accesses outside of memory, racecheck unordered ones of shared me
 reads of what nothing wrote. Each watches the calls of sanitizer_calls.py, and must report the fault
 of a faulty kernel. racecheck does not follow an mbarrier at which one lane arrives for its warp,
 which is how the layer's kernels hand chunks over: it reports a small right kernel that does only
-that. So it watches the operator alone, until that kernel passes. All run side by side; --limit cuts
+that. So it watches the operator alone, until that kernel passes. All run in parallel; --limit cuts
 off those that take longer. The file is written after each tool. Exit status 1 unless every tool
 finished without findings and wrong results.
 """
@@ -28,60 +28,60 @@ from benchmarks.engine.results import Entry, Run, start
 FAILS = True
 MODULE = "benchmarks.cases.sanitizer_calls"
 CALLS = ("operator", "layer")
-"""What is watched, by the names of sanitizer_calls.py."""
+"""Parts of sanitizer_calls.py that the tools watch."""
 KERNELS = {"memcheck": ("quasar",), "racecheck": ("quasar",), "initcheck": ("quasar", "at6native")}
-"""Parts of the names of kernels that a tool watches. torch's are others' to check, but initcheck
-must see them write what ours read."""
+"""Parts of the names of kernels that a tool watches. This case does not check torch's kernels, but
+initcheck must see them write the inputs of this project's."""
 SEES_BULK_COPIES = (2025, 4)
-"""The first compute-sanitizer whose initcheck does, by its release notes."""
+"""The first compute-sanitizer whose initcheck sees bulk copies, by its release notes."""
 LIMIT = 110
 """Seconds after which a call is cut off."""
-_FOUND = 9  # our exit status for findings: no other one that a Python process ends with
+_FOUND = 9  # the exit status for findings, which Python itself never uses
 _SUMMARY = re.compile(
     r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)(?! \w+ were not printed)\b", re.MULTILINE
 )
 
 
 class _Outcome(NamedTuple):
-    findings: int | None  # None: no summary
-    failure: str | None  # why it tells nothing of the calls
-    said: str
+    findings: int | None  # None if the tool gave no summary
+    failure: str | None  # why the calls have no result
+    output: str
 
 
 def findings_in(output: str) -> int | None:
-    """Return how many errors or hazards the tool's output sums up; None if it came to no end."""
-    found = _SUMMARY.findall(output)
-    return int(found[-1]) if found else None
+    """Return the number of errors or hazards in the output's summary; None without a summary."""
+    counts = _SUMMARY.findall(output)
+    return int(counts[-1]) if counts else None
 
 
 def run_tool(tool: str, what: str, limit: int, options: Sequence[str] = ()) -> _Outcome:
-    """Run a part of sanitizer_calls.py below a tool, for so many seconds at most."""
+    """Run a part of sanitizer_calls.py under a tool, for at most `limit` seconds."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(_FOUND)]
     for name in KERNELS[tool]:
         command += ["--kernel-name", f"kns={name}"]
     command += ["--print-limit", "20"]
     command += commands.python(MODULE, *options, "--limit", limit, what)
-    # a cache of memory would hide accesses beyond a tensor and give what was written before
+    # a memory cache would hide accesses beyond a tensor and reuse initialised memory
     environ = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "2"}
-    said, status = commands.run_for(limit, command, environ)
+    output, status = commands.run_for(limit, command, environ)
     if status is None:
-        return _Outcome(None, f"{what} was cut off after {limit} s", said)
-    findings, failure = findings_in(said), None
+        return _Outcome(None, f"{what} was cut off after {limit} s", output)
+    findings, failure = findings_in(output), None
     if findings is None:
         failure = f"{what} gave no summary"
     elif status not in (0, _FOUND):
         failure = f"{what} ended with status {status}"
-    return _Outcome(findings, failure, said)
+    return _Outcome(findings, failure, output)
 
 
 def call_options(tool: str, used: str) -> tuple[str, ...]:
-    """Return the options of sanitizer_calls.py below a tool of a version like 2025.3.1.0."""
+    """Return a tool's options of sanitizer_calls.py; `used` is its version, such as 2025.3.1.0."""
     number = tuple(int(part) for part in used.split(".")[:2] if part.isdigit())
     return ("--clear",) if tool == "initcheck" and number < SEES_BULK_COPIES else ()
 
 
 def watch(tool: str, limit: int, options: Sequence[str] = ()) -> tuple[Entry, str]:
-    """Let a tool watch everything side by side; return the result and the output."""
+    """Run all parts under a tool in parallel; return the result and the output."""
     began = time.monotonic()
     racecheck = tool == "racecheck"
     calls = CALLS[:1] if racecheck else CALLS
@@ -98,9 +98,9 @@ def watch(tool: str, limit: int, options: Sequence[str] = ()) -> tuple[Entry, st
     failures += [run.failure for what, run in runs.items() if run.failure and what != tool]
     findings = {
         "findings": sum(runs[call].findings or 0 for call in calls),
-        "faulty": faulty,  # findings in a faulty kernel, as there must be
+        "faulty": faulty,  # findings in a faulty kernel; must not be 0
         "seconds": time.monotonic() - began,
-        **({} if handshake is None else {"handshake": handshake}),  # in a right kernel
+        **({} if handshake is None else {"handshake": handshake}),  # in a correct kernel
     }
     entry = Entry(
         table="tools",
@@ -109,11 +109,11 @@ def watch(tool: str, limit: int, options: Sequence[str] = ()) -> tuple[Entry, st
         texts={"calls": " ".join(calls)},
         failure="; ".join(failures) or None,
     )
-    return entry, "\n".join(run.said for run in runs.values())
+    return entry, "\n".join(run.output for run in runs.values())
 
 
 def verdict(entry: Entry) -> str:
-    """Return what a tool found: never 0 findings where it did not finish."""
+    """Return a tool's findings as text; an unfinished run never counts as 0 findings."""
     count = f"{entry.figures['findings']} findings"
     if entry.failure is None:
         return count
@@ -121,12 +121,12 @@ def verdict(entry: Entry) -> str:
 
 
 def is_clean(entry: Entry) -> bool:
-    """Tell whether a tool finished, is able to find faults, and found none."""
+    """Return whether a tool finished, can find faults, and found none."""
     return not entry.figures["findings"] and entry.failure is None
 
 
 def misses(run: Run, tools: Sequence[str] = TOOLS) -> list[str]:
-    """Name every tool that found something, failed, or did not run."""
+    """Return a line for each tool that found something, failed, or did not run."""
     seen = {entry.by: entry for entry in run.table("tools")}
     return [
         f"{tool}: {verdict(seen[tool])}" if tool in seen else f"{tool} was not run"
@@ -150,7 +150,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     run = start("sanitizer", "", args.commit, versions=versions, settings=counts)
     if args.tool:
         run = run.adding(tools=" ".join(args.tool))
-    with ThreadPoolExecutor(len(wanted)) as pool:  # a tool takes a fraction of the GPU
+    with ThreadPoolExecutor(len(wanted)) as pool:  # a tool uses a fraction of the GPU
         running = [
             pool.submit(watch, tool, args.limit, call_options(tool, used)) for tool in wanted
         ]

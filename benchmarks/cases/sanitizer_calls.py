@@ -4,7 +4,7 @@
 
 Add a case to OPERATOR or LAYER to have it watched. The others run a kernel of
 sanitizer_controls.cu: a faulty one for each tool, and one that is right. Exit status 1 when a
-result is wrong. --limit ends the process after so many seconds, whatever it does then; --clear is
+result is wrong. --limit ends the process after that many seconds in any case; --clear is
 for a tool that does not see bulk stores.
 """
 
@@ -45,7 +45,7 @@ class OperatorCase(NamedTuple):
     heads: int = 2
     width: int = 64
     dtype: torch.dtype = torch.bfloat16
-    states: bool = False  # one enters, and the last is asked for
+    states: bool = False  # the call has initial states and returns the final ones
     segments: int | None = None  # of each sequence: few walk over many tiles
     gradients: bool = False  # the backward pass, too
     options: tuple[str, ...] = ()  # of NVRTC
@@ -57,7 +57,7 @@ class LayerCase(NamedTuple):
     tokens: int
     dtype: torch.dtype = torch.bfloat16
     gradients: bool = False  # recorded, as a validator does
-    multiprocessors: int | None = None  # to make do with: few take many tiles each
+    multiprocessors: int | None = None  # the most to use; with few of them each computes many tiles
 
 
 OPERATOR = (
@@ -115,7 +115,7 @@ def run_control(kernel: str, fault: int) -> None:
 
 
 def operator_error(case: OperatorCase) -> float:
-    """Run a case of the operator and return the largest relative error of what it computes."""
+    """Run a case of the operator and return the largest relative error of its results."""
     from fla.ops.quasar.cuda.scan import forward as cuda_scan
     from fla.ops.quasar.scan import ScanInputs
 
@@ -135,29 +135,31 @@ def operator_error(case: OperatorCase) -> float:
     cu = None if bounds is None else bounds.cuda()
     program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(on_gpu[0], case.options))
     call = ScanInputs.of(*on_gpu[:4])._replace(initial_state=on_gpu[4], cu_seqlens=cu)
-    found = cuda_scan.forward(call, case.states, segments=case.segments, program=program)
-    error = relative_rms(found.o.cpu(), expected)
+    result = cuda_scan.forward(call, case.states, segments=case.segments, program=program)
+    error = relative_rms(result.o.cpu(), expected)
     if case.states:
-        error = max(error, relative_rms(found.final_state.cpu(), state))
+        error = max(error, relative_rms(result.final_state.cpu(), state))
     if case.gradients:
         d_o, d_state = torch.randn(shape).to(case.dtype), torch.randn_like(state)
-        d_state *= case.states  # without states none is asked for
+        d_state *= case.states  # without states the call returns no final state
         torch.autograd.backward([expected, state], [d_o.double(), d_state])
         d_final = d_state.float().cuda() if case.states else None
-        given = found.saved, d_o.cuda(), d_final
-        error = max(error, gradient_error(case, given, [x.grad for x in leaves]))
+        arguments = result.saved, d_o.cuda(), d_final
+        error = max(error, gradient_error(case, arguments, [x.grad for x in leaves]))
     return error
 
 
 def gradient_error(
-    case: OperatorCase, given: Sequence[Any], wanted: Sequence[torch.Tensor | None]
+    case: OperatorCase, arguments: Sequence[Any], wanted: Sequence[torch.Tensor | None]
 ) -> float:
-    """Run the backward pass on `given` and return its gradients' largest relative error."""
+    """Run the backward pass on `arguments` and return its gradients' largest relative error."""
     from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 
-    program = cuda_scan_bwd.PROGRAM.load(cuda_scan_bwd.variant_of(given[0].inputs.q, case.options))
-    found = cuda_scan_bwd.backward(*given, program=program)
-    pairs = [(x.cpu(), y) for x, y in zip(found, wanted, strict=False) if y is not None]
+    program = cuda_scan_bwd.PROGRAM.load(
+        cuda_scan_bwd.variant_of(arguments[0].inputs.q, case.options)
+    )
+    gradients = cuda_scan_bwd.backward(*arguments, program=program)
+    pairs = [(x.cpu(), y) for x, y in zip(gradients, wanted, strict=False) if y is not None]
     errors = [relative_rms(x, y) for x, y in pairs]
     errors[3] /= 3  # beta's terms cancel over the tokens
     return max(errors)
@@ -179,7 +181,7 @@ def layer_error(case: LayerCase) -> float:
     if case.multiprocessors:
         program = program._replace(multiprocessors=case.multiprocessors)
     stages.hopper_program = lambda *_: program
-    stages.FEWEST_TOKENS = 1  # so that the layer's own kernels take short sequences, too
+    stages.FEWEST_TOKENS = 1  # so that the layer's kernels also run for short sequences
     layer_forward.HOPPER = stages.Stages(*map(always, stages.HOPPER))
     layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
     x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
@@ -196,25 +198,25 @@ def always(stage: Callable[..., Any]) -> Callable[..., Any]:
     """Return the stage, but raising RuntimeError where others would take its place silently."""
 
     def compute_or_raise(*call: object) -> object:
-        found = stage(*call)
-        if found is None:
+        result = stage(*call)
+        if result is None:
             raise RuntimeError("the layer's own kernels did not take a call; they need Hopper")
-        return found
+        return result
 
     return compute_or_raise
 
 
 def clear_outputs() -> None:
-    """Let the operator's outputs be zero before they are written, in this process from now on.
+    """Fill the operator's outputs with zeros before they are written, from now on in this process.
 
-    On Hopper o is written by bulk stores. A tool that does not see these takes what reads o for a
-    reader of nothing; whether all of o is written is seen in what it is compared with.
+    On Hopper o is written by bulk stores. A tool that does not see these reports reads of o as
+    reads of uninitialised memory. The comparison of o shows whether all of it is written.
     """
     empty_like = torch.empty_like
 
     def cleared(x: torch.Tensor, **options: Any) -> torch.Tensor:
-        found = empty_like(x, **options)
-        return found.zero_() if x.dtype in (torch.bfloat16, torch.float16) else found
+        tensor = empty_like(x, **options)
+        return tensor.zero_() if x.dtype in (torch.bfloat16, torch.float16) else tensor
 
     torch.empty_like = cleared  # type: ignore[assignment]
 
@@ -230,7 +232,7 @@ def wrong_cases(measure: Callable[..., float], cases: Sequence[NamedTuple]) -> l
     """Run the cases and describe those whose error is beyond LIMIT, or NaN."""
     wrong, began = [], time.monotonic()
     for case in cases:
-        # before it, so that what a tool says stands below its call
+        # printed before the call, so that a tool's output follows the call's name
         print(f"{time.monotonic() - began:5.1f} s: {case}", flush=True)
         error = measure(case)
         if not error <= LIMIT:
@@ -249,7 +251,7 @@ def main() -> int:
     if args.clear:
         clear_outputs()
     signal.alarm(args.limit)  # ends it in the driver, too
-    os.environ["QUASAR_BACKEND"] = "cuda"  # what another implementation serves is an error
+    os.environ["QUASAR_BACKEND"] = "cuda"  # a call of another implementation is an error
     os.environ["QUASAR_GRAPHS"] = "0"  # graphs need the allocator that the tools do without
     mount()
     torch.manual_seed(0)

@@ -1,10 +1,10 @@
-// Kernels by which watch.py sees what compute-sanitizer can tell: faults that it must
-// find, and a handshake in which there is none.
+// Kernels that test compute-sanitizer itself, for sanitizer.py: three faults that it must report,
+// and a correct handshake in which it must report none.
 
 extern "C" __constant__ int quasar_planted_launch[3] = {64, 0, sizeof(void*)};
 
-// fault 0: a write out of bounds; 1: neighbours read while they are written; 2: a read of what
-// nothing wrote
+// fault 0: a write out of bounds; 1: a race between threads in shared memory; 2: a read of
+// uninitialised global memory
 extern "C" __global__ void quasar_planted(float* x, int fault) {
   __shared__ float tile[64];
   tile[threadIdx.x] = threadIdx.x;
@@ -39,8 +39,9 @@ __device__ __forceinline__ void wait_barrier(const void* barrier, unsigned parit
 
 extern "C" __constant__ int quasar_handshake_launch[3] = {64, 0, sizeof(void*)};
 
-// One warp copies eight chunks of x [1024], one behind the other to the same place, and the other
-// reads them, as in the layer's kernels: one lane reports for the reading warp, behind __syncwarp.
+// The producer warp copies eight chunks of x [1024] one after another into the same buffer, and the
+// consumer warp reads them. As in the layer's kernels, one lane arrives at the barrier for the
+// whole consumer warp, after __syncwarp.
 extern "C" __global__ void quasar_handshake(float* x, int) {
   __shared__ __align__(16) float4 chunk[32];
   __shared__ unsigned long long filled, taken;

@@ -3,7 +3,7 @@
     python -m benchmarks wkv6 --out benchmarks/h200/wkv6.json [--tokens N ...] [--without NAME]
 
 Forward, forward and backward; outputs and gradients against float64. `triton` and `cuda` are
-quasar_kernels.blocks.wkv6; `chunk_rwkv6` and `fused_recurrent_rwkv6` are fla's, given the same
+quasar_kernels.blocks.wkv6; `chunk_rwkv6` and `fused_recurrent_rwkv6` are fla's, with the same
 arguments. Implementations that take one token after the other stop at 16,384 tokens.
 """
 
@@ -29,7 +29,7 @@ NAMES = (*OURS, CHUNK, RECURRENT)
 TOKENS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 HEADS, WIDTH = 8, 64
 CHECKED_TOKENS = 4096
-"""Results are compared over so many first tokens: float64 autograd keeps all tensors."""
+"""First tokens over which results are compared, because float64 autograd keeps all tensors."""
 RECURRENT_TOKENS = 16_384
 """Longest call of the kernels that take one token after the other."""
 LEAD_AT, LEAD = Shape(1, 65_536, 8, 64), 1.5
@@ -69,7 +69,7 @@ def exact(x: Inputs) -> torch.Tensor:
 
 @contextmanager
 def selected(name: str) -> Iterator[Function]:
-    """Give the function of that name; this project's serve calls of every length here."""
+    """Yield the function of that name; this project's are used for every length here."""
     if name in OURS:
         call = OPERATOR.named(name).call
         yield lambda x: call(*x.values(), None, None)[0]

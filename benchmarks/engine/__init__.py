@@ -1,1 +1,1 @@
-"""What all measurements share: clocks, processes, the comparison with float64, limits, results."""
+"""Shared parts of all measurements: clocks, processes, comparison with float64, limits, results."""

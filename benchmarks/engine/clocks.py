@@ -1,4 +1,4 @@
-"""How long calls take on this GPU, how fast it copies and multiplies, and its memory."""
+"""Times of calls on this GPU, its rates of copies and products, and its memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from harness.tuning.clock import poison as poison
 from harness.tuning.clock import soak as soak
 
 ROTATED_BYTES = 256 << 20
-"""States taken in turn when decoding: far more than an L2 cache holds, where 64 sets suffice."""
+"""Bytes of the states that decoding alternates between, in at most 64 copies; exceeds L2 caches."""
 
 
 def free() -> None:
-    """Give the allocator's memory back and forget its peak; without a GPU there is none."""
+    """Return the allocator's cached memory and reset its peak; do nothing without a GPU."""
     gc.collect()
     if not torch.cuda.is_available():
         return
@@ -30,14 +30,14 @@ def free() -> None:
 
 
 def graph_bytes() -> int:
-    """Bytes that CUDA graphs hold for themselves beside what counts as allocated."""
+    """Return the bytes that CUDA graphs reserve in addition to allocated memory."""
     snapshot = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     pools = [s for s in snapshot if s["segment_pool_id"] != (0, 0)]
     return sum(s["total_size"] - s["allocated_size"] for s in pools)
 
 
 def free_workspaces() -> int:
-    """Give cuBLAS's workspaces back, those of CUDA graphs to their pool; return their bytes."""
+    """Free cuBLAS's workspaces, those of CUDA graphs into their pool; return their bytes."""
     before = torch.cuda.memory_allocated()
     torch._C._cuda_clearCublasWorkspaces()
     return before - torch.cuda.memory_allocated()
@@ -55,14 +55,14 @@ def rested_ms(call: Call, repeats: int = 5, rest: float = 0.3) -> float:
     After `rest` seconds without work three replays warm up, then ten are timed: the clocks have not
     come down yet to what the power limit leaves of them.
     """
-    found = []
+    times = []
     with replayed([call]) as replay:
         for _ in range(repeats):
             torch.cuda.synchronize()
             time.sleep(rest)
             replay(3)
-            found.append(replay(10))
-    return median(found)
+            times.append(replay(10))
+    return median(times)
 
 
 def eager_ms(
@@ -88,12 +88,12 @@ def eager_ms(
 
 
 def states_in_turn(nbytes: int) -> int:
-    """Return how many copies of a state are taken in turn so that no L2 cache serves them."""
+    """Return how many copies of a state decoding needs so that no L2 cache serves them."""
     return max(4, min(64, ROTATED_BYTES // nbytes))
 
 
 def copy_ms(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
-    """Time copies, of one pair after the other, by the driver and by a kernel: the faster."""
+    """Return the milliseconds to copy all pairs by the driver or a kernel, whichever is faster."""
     pairs = list(zip(sources, targets, strict=True))
     by_driver = [partial(target.copy_, source) for source, target in pairs]
     by_kernel = [partial(torch.neg, source, out=target) for source, target in pairs]

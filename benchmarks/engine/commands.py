@@ -1,4 +1,4 @@
-"""The command line of a case, progress, and commands that run for a limited time."""
+"""A case's command line, progress messages, and subprocesses with a time limit."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _START = time.perf_counter()
 def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
     """Measure a case and write its file after each result; return the exit status.
 
-    A case is a module with `measure(args)`, which yields the run as it grows. It may have
-    `options(parser)`, `tables(run)`, which is printed, and `limits(run)` with figures or
-    `misses(run)`, a line for each missed limit. With `FAILS`, such lines make the exit status 1.
+    A case is a module with `measure(args)`, which yields the run after each result. Optional
+    functions are `options(parser)`, which adds arguments, `tables(run)`, which returns text to
+    print, and either `limits(run)`, which yields criteria, or `misses(run)`, which returns a line
+    for each missed limit. If the module sets `FAILS`, a missed limit makes the exit status 1.
     """
     name = case.__name__.rpartition(".")[2]
     description = (case.__doc__ or "").partition("\n")[0]
@@ -63,22 +64,22 @@ def _runs(case: ModuleType, args: argparse.Namespace) -> Iterator[Run]:
 
 
 def fork_option(parser: argparse.ArgumentParser) -> None:
-    """Add the checkout of the public fork, which a case needs."""
+    """Add the required option `--fork`, a checkout of the public fork."""
     parser.add_argument("--fork", type=Path, required=True, help="checkout of the public fork")
 
 
 def without_option(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """Let a command leave implementations out."""
+    """Add the option `--without`, which skips an implementation."""
     parser.add_argument("--without", choices=names, action="append", default=[])
 
 
 def device_option(parser: argparse.ArgumentParser) -> None:
-    """Let a command run as a trial without a GPU."""
+    """Add the option `--device`; `cpu` allows a trial without a GPU."""
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
 
 
 def say(text: object) -> None:
-    """Report progress, with the seconds since the start."""
+    """Print progress to stderr, with the seconds since the start."""
     print(f"{time.perf_counter() - _START:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
@@ -87,7 +88,7 @@ def run_for(
 ) -> tuple[str, int | None]:
     """Run a command in the project's folder; return its output on both streams and its status.
 
-    The status is None where it took longer than `seconds`, and was killed with its children.
+    After `seconds` the command and its children are killed, and the status is None.
     """
     process = subprocess.Popen(
         command,
@@ -101,23 +102,26 @@ def run_for(
     try:
         return process.communicate(timeout=seconds)[0], process.returncode
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its children hold the pipe, too
+        os.killpg(process.pid, signal.SIGKILL)  # its children have the pipe open, too
         return process.communicate()[0], None
 
 
 def tool_version(tool: str, source: str) -> str:
-    """Return the version of a tool of NVIDIA's on PATH.
+    """Return the version of an NVIDIA tool on PATH.
+
+    Args:
+        source: the package that contains the tool, for the error message.
 
     Raises:
-        SystemExit: it is not there; `source` is what brings it.
+        SystemExit: the tool is not on PATH.
     """
     if shutil.which(tool) is None:
         sys.exit(f"{tool} is not on PATH; it comes with {source}")
     text = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"[Vv]ersion (\S+)", text)
-    return found[1] if found else text.strip()
+    match = re.search(r"[Vv]ersion (\S+)", text)
+    return match[1] if match else text.strip()
 
 
 def python(module: str, *arguments: Any) -> list[str]:
-    """Return the command that runs a module of this project by this Python."""
+    """Return the command that runs a module of this project with this interpreter."""
     return [sys.executable, "-m", module, *map(str, arguments)]

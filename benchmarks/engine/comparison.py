@@ -37,7 +37,7 @@ WAYS: tuple[Way, ...] = ("forward", "forward and backward")
 
 
 class Shape(NamedTuple):
-    """Of queries, keys and values."""
+    """The shape of queries, keys and values."""
 
     batch: int
     tokens: int
@@ -68,17 +68,17 @@ def gradients(function: Function, x: Inputs, do: Tensor) -> dict[str, Tensor]:
     leaves = {name: t.detach().requires_grad_() for name, t in x.items()}
     with torch.enable_grad():
         o = function(leaves)
-        found = torch.autograd.grad(o, list(leaves.values()), do.to(o.dtype))
-    return dict(zip(leaves, found, strict=True))
+        grads = torch.autograd.grad(o, list(leaves.values()), do.to(o.dtype))
+    return dict(zip(leaves, grads, strict=True))
 
 
 def results(function: Function, way: Way, x: Inputs, do: Tensor) -> dict[str, Tensor]:
-    """Return what a call computes, by tensor: the output, or the gradients."""
+    """Return the results of a call by tensor: the output, or the gradients."""
     return {"o": function(x)} if way == "forward" else gradients(function, x, do)
 
 
 def timing(call: Callable[[], object], rested: bool = False) -> dict[str, float]:
-    """Time a call from rest where that is asked for, as a graph, and eagerly."""
+    """Time a call as a graph and eagerly, and with `rested` also from rest."""
     from_rest = {"rested_ms": rested_ms(call)} if rested else {}
     return {"graph_ms": graph_ms(call), "eager_ms": eager_ms(call), **from_rest}
 
@@ -93,7 +93,7 @@ def peak_of(call: Callable[[], object]) -> int:
 
 
 class Comparison(NamedTuple):
-    """What implementations of one function are compared by."""
+    """The comparison of one function's implementations."""
 
     select: Callable[[str], AbstractContextManager[Function]]  # by name
     exact: Function  # in the inputs' dtype, float64
@@ -125,10 +125,10 @@ class Comparison(NamedTuple):
             try:
                 with self.select(name) as function:
                     poison()
-                    found, again = (results(function, way, few, d) for _ in range(2))
-                    errors = {t: relative_rms(y, expected[t]) for t, y in found.items()}
-                    same = all(torch.equal(y, again[t]) for t, y in found.items())
-                    del found, again
+                    result, again = (results(function, way, few, d) for _ in range(2))
+                    errors = {t: relative_rms(y, expected[t]) for t, y in result.items()}
+                    same = all(torch.equal(y, again[t]) for t, y in result.items())
+                    del result, again
                     call: Callable[[], object] = partial(function, x)
                     if way != "forward":
                         call = partial(gradients, function, x, do)

@@ -1,4 +1,4 @@
-"""A limit beside what was measured, and how both are shown."""
+"""Measured figures with their limits, and the tables that show both."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ COPY_SHARE = 0.8
 
 
 class Criterion(NamedTuple):
-    """One limit beside what was measured."""
+    """A measured figure and its limit."""
 
     what: str
     value: float
     limit: float
     at_least: bool = False
-    scale: float = 1.0  # of both numbers when they are written
+    scale: float = 1.0  # factor of both numbers when they are printed
     digits: str = ".3g"
 
     @property
     def met(self) -> bool:
-        """Whether the value keeps the limit; a value that is not a number never does."""
+        """Whether the value keeps the limit; NaN never does."""
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
     def cells(self) -> tuple[str, str, str, str]:
-        """Return what, the value, the limit and the verdict as text."""
+        """Return the name, the value, the limit and the verdict as text."""
         relation = "at least" if self.at_least else "at most"
         value, limit = (f"{x * self.scale:{self.digits}}" for x in (self.value, self.limit))
         return self.what, value, f"{relation} {limit}", "met" if self.met else "missed"
 
 
 def missed(criteria: Iterable[Criterion]) -> list[str]:
-    """Describe what misses its limit."""
+    """Return a line for each figure that misses its limit."""
     return [
         f"{c.what}: {c.value * c.scale:.4g}, limit {c.limit * c.scale:g}"
         for c in criteria
@@ -45,7 +45,7 @@ def missed(criteria: Iterable[Criterion]) -> list[str]:
 
 
 def summary(criteria: Sequence[Criterion]) -> str:
-    """Say how many limits are kept, and name every one that is missed."""
+    """Return how many limits are kept, and a line for each one that is missed."""
     out = missed(criteria)
     if not out:
         return f"All {len(criteria)} limits are kept."
@@ -54,6 +54,6 @@ def summary(criteria: Sequence[Criterion]) -> str:
 
 
 def limits_table(criteria: Sequence[Criterion]) -> str:
-    """Return every limit beside its figure, met or missed, below their summary."""
+    """Return the summary and the table of all figures, limits and verdicts."""
     header = ("what", "measured", "limit", "verdict")
     return f"{summary(criteria)}\n\n{table(header, [c.cells() for c in criteria])}"

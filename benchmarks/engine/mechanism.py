@@ -1,4 +1,4 @@
-"""What the comparison of mechanisms needs of one: inputs, float64 results, and how it is called.
+"""A mechanism in the comparison: its inputs, its float64 results, and its implementations' calls.
 
 Tensors of three or more dimensions are `[B, T, ...]`; the others are shared by all tokens.
 """
@@ -17,12 +17,12 @@ from benchmarks.engine.comparison import Inputs, Shape
 from benchmarks.engine.results import Entry
 
 OURS, FLA, SEQUENTIAL = "quasar_kernels", "fla-core", "torch, token by token"
-"""Whose implementation it is."""
+"""Sources of the implementations."""
 HEADS, WIDTH = 8, 64
 SEQUENTIAL_TOKENS = 1024
 """Longest call of implementations that launch several operations for each token."""
 SLOWEST, FASTEST = 1e-3, 1e-1
-"""Step sizes lie between, evenly in their logarithm, as Mamba-2 starts."""
+"""Bounds of step sizes, which are log-uniform between them, as in Mamba-2's initialisation."""
 
 
 class Bounds(NamedTuple):
@@ -40,20 +40,20 @@ Step = Callable[[Inputs, Any], Tensor]
 
 
 class Calls(NamedTuple):
-    """How an implementation is called."""
+    """The functions that draw an implementation's inputs and call it."""
 
     draw: Callable[[int, int], Inputs]  # of sequences and tokens
     exact: Exact
     chunks: Chunks  # o of whole sequences
-    step: Step  # o of one token behind states, which it may overwrite
-    state: Callable[[int], Any]  # draws states of sequences: a tensor, or what behaves as one
+    step: Step  # o of one token after states, which it may overwrite
+    state: Callable[[int], Any]  # draws states of sequences: a tensor or a similar object
     operations: Callable[[list[int]], float] = lambda _: 0.0
-    """Of products that nothing saves in a forward pass over sequences of these lengths."""
-    packs: str = ""  # why it takes no packed sequences, where it does not
-    parameters: tuple[Tensor, ...] = ()  # that have gradients besides the inputs
+    """Unavoidable operations of products in a forward pass over sequences of these lengths."""
+    packs: str = ""  # why it does not support packed sequences; empty if it does
+    parameters: tuple[Tensor, ...] = ()  # tensors with gradients besides the inputs
     like: str = "v"  # the input whose shape and dtype the output has
     changes_state: bool = True  # whether a step reads the state and writes it
-    backward_operations: float = 2  # of the backward pass over the forward pass's
+    backward_operations: float = 2  # ratio of the backward pass to the forward pass
 
 
 class Implementation(NamedTuple):
@@ -61,7 +61,7 @@ class Implementation(NamedTuple):
 
     mechanism: str
     by: str  # whose implementation
-    make: Callable[[str], Calls] | None  # for a device; imports what computes it
+    make: Callable[[str], Calls] | None  # for a device; imports the implementation
     power: int = 1  # of the tokens that its time grows with
     longest: int | None = None  # tokens of a call; None: all lengths are measured
     entries: Callable[[str], Iterator[Entry]] | None = None  # instead of calls, for a device

@@ -1,4 +1,4 @@
-"""What a mechanism's implementation costs: every length is compared with float64, then timed."""
+"""The cost of a mechanism's implementation: each length is compared with float64, then timed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from quasar_kernels.reference import relative_rms
 
 PACKED_TOKENS = 65_536
 PACKED_LENGTHS = (131, 369, 524, 1021, 1027, 2047, 3017, 4095, 5121, 8193, 9999, 13_609)
-"""Of packed sequences; the last takes what is left. Three lie within the checked tokens."""
+"""Lengths of packed sequences; the last one gets the remaining tokens. Three lie within the checked
+tokens."""
 CHECKED_TOKENS = 1024
 DECODED_BATCH = 64
 LONGEST_MS = 1000.0
@@ -72,8 +73,8 @@ class Work:
         wanted = [*leaves.values(), *self.calls.parameters]
         with torch.enable_grad():
             o = self.calls.chunks(leaves, bounds)
-            found = torch.autograd.grad(o, wanted, d.to(o.dtype))
-        return dict(zip(leaves, found, strict=False))
+            grads = torch.autograd.grad(o, wanted, d.to(o.dtype))
+        return dict(zip(leaves, grads, strict=False))
 
     def expected(self, way: Way, tokens: int, packed: bool) -> dict[str, Tensor]:
         """Return a call's results over its first tokens, from inputs of these alone, in float64."""
@@ -90,8 +91,8 @@ class Work:
                 self._expected[key] = {"o": o}
             else:
                 d = self.d[:, :tokens].double()
-                found = torch.autograd.grad(o, list(leaves.values()), d)
-                self._expected[key] = dict(zip(leaves, found, strict=True))
+                grads = torch.autograd.grad(o, list(leaves.values()), d)
+                self._expected[key] = dict(zip(leaves, grads, strict=True))
         return self._expected[key]
 
     def errors(self, way: Way, tokens: int, bounds: Bounds | None = None) -> dict[str, float]:
@@ -106,12 +107,12 @@ class Work:
         first = min(tokens, CHECKED_TOKENS)
         x = part(self.x, tokens)
         if way == "forward":
-            found = {"o": self.outputs(x, bounds)}
+            result = {"o": self.outputs(x, bounds)}
         else:
             d = self.d[:, :tokens].clone()
             d[:, first:] = 0
-            found = self.gradients(x, d, bounds)
-        return compared(part(found, first), self.expected(way, first, bounds is not None), found)
+            result = self.gradients(x, d, bounds)
+        return compared(part(result, first), self.expected(way, first, bounds is not None), result)
 
     def entry(self, way: Way, tokens: int, bounds: Bounds | None = None) -> Entry:
         """Compare a call of whole sequences with float64, and time it.
@@ -153,7 +154,7 @@ class Work:
         )
 
     def decoded(self, batch: int = DECODED_BATCH) -> Entry:
-        """Compare one token with float64, and time it, its states taken in turn."""
+        """Compare one token with float64, and time it with alternating states."""
         step = self.calls.step
         x, state = self.calls.draw(batch, 1), self.calls.state(batch)
         expected = self.calls.exact(wide(x), state.double(), None)[0]
@@ -183,7 +184,7 @@ def call_of(way: str, tokens: int, batch: int = 1, *, packed: bool = False) -> d
 
 
 def compared(
-    found: dict[str, Tensor], expected: dict[str, Tensor], whole: dict[str, Tensor]
+    result: dict[str, Tensor], expected: dict[str, Tensor], whole: dict[str, Tensor]
 ) -> dict[str, float]:
     """Return the relative RMS errors by tensor.
 
@@ -193,7 +194,7 @@ def compared(
     for name, t in whole.items():
         if not bool(t.isfinite().all()):
             raise Wrong(f"{name} is not finite everywhere")
-    errors = {name: relative_rms(found[name], t) for name, t in expected.items()}
+    errors = {name: relative_rms(result[name], t) for name, t in expected.items()}
     worst = max(errors, key=errors.__getitem__)
     if not errors[worst] <= ERROR:
         raise Wrong(f"the relative RMS error of {worst} is {errors[worst]:.2g}, over {ERROR:g}")
@@ -264,9 +265,9 @@ def entries(
                 why = f"it would take about {due / 1e3:.1f} s, and {limit:g} s is the limit"
                 yield Entry(table="calls", of=of, by=work.name, failure=why)
                 continue
-            found = attempt(work.name, of, left, partial(work.entry, way, tokens))
-            last = last if found.failure else found
-            yield found
+            entry = attempt(work.name, of, left, partial(work.entry, way, tokens))
+            last = last if entry.failure else entry
+            yield entry
         if way == "forward":
             of = call_of("decoding", 1, DECODED_BATCH)
             yield attempt(work.name, of, left, work.decoded)

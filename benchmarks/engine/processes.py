@@ -19,7 +19,7 @@ from benchmarks.engine.results import ROOT
 
 
 class Lost(Exception):
-    """A process ended before its function did; the message says how."""
+    """A process ended before its function did; the message gives the reason."""
 
 
 def command(function: Callable[..., Any], *arguments: Any, results: int = 1) -> list[str]:
@@ -40,7 +40,7 @@ def stream(
     seconds: float = 3600,
     environ: Mapping[str, str] | None = None,
 ) -> Iterator[Any]:
-    """Yield what a function yields in a fresh process, or the one value that it returns.
+    """Run a function in a fresh process; yield the values that it yields, or its return value.
 
     The process and its children are killed after `seconds`, or when this generator is closed.
 
@@ -80,7 +80,7 @@ def stream(
 
 
 def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Return what a function returns in a fresh process; options and errors as of `stream`."""
+    """Return the result of a function in a fresh process; options and errors as in `stream`."""
     (result,) = stream(function, *arguments, **options)
     return result
 
@@ -88,9 +88,9 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 def _main() -> None:
     name, arguments, results = json.loads(sys.argv[1])
     module, _, function = name.partition(":")
-    found = getattr(import_module(module), function)(*arguments)
+    result = getattr(import_module(module), function)(*arguments)
     with os.fdopen(results, "w", buffering=1, closefd=False) as lines:
-        for one in found if isinstance(found, Iterator) else (found,):
+        for one in result if isinstance(result, Iterator) else (result,):
             value = one.model_dump(mode="json") if isinstance(one, BaseModel) else one
             lines.write(json.dumps(value) + "\n")
 

@@ -86,12 +86,12 @@ class Run(Frozen):
         return [entry for entry in self.entries if entry.table == name]
 
     def rows(self, table: str) -> list[Row]:
-        """Return the entries of one table by what was measured, in the order of the first ones."""
-        found: dict[str, Row] = {}
+        """Return the entries of one table grouped by `of`, ordered by each group's first."""
+        rows: dict[str, Row] = {}
         for entry in self.table(table):
-            row = found.setdefault(json.dumps(entry.of), Row(entry.of, {}))
+            row = rows.setdefault(json.dumps(entry.of), Row(entry.of, {}))
             row.by[entry.by] = entry  # type: ignore[index] # made above
-        return list(found.values())
+        return list(rows.values())
 
     @property
     def gpu(self) -> str:

@@ -14,7 +14,7 @@ from benchmarks.engine.mechanism import Implementation
 
 def implementations() -> dict[str, Implementation]:
     """Return every implementation by name, in the order in which they are measured."""
-    found: dict[str, Implementation] = {}
+    implementations: dict[str, Implementation] = {}
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
-        found |= import_module(module.name).IMPLEMENTATIONS
-    return found
+        implementations |= import_module(module.name).IMPLEMENTATIONS
+    return implementations

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 BLOCK_WIDTH, BLOCK_HEADS = 512, 8
 PROMPT = 32
-"""Tokens behind which the block decodes."""
+"""Tokens after which the block decodes."""
 
 SIZES = Sizes(width=192, heads=3, layers=4, inner=640)
-"""Of the model of 3.8 million parameters: heads of 64 channels, and of 128 in Mamba-2."""
+"""Sizes of the model with 3.8 million parameters: heads of 64 channels, and of 128 in Mamba-2."""
 RECIPE = Recipe(tokens=511, batch=64)
 """Sequences of 512 tokens: the last is a target alone."""
 TRIAL = Recipe(tokens=31, batch=2)
@@ -118,7 +118,7 @@ def make(device: str) -> Calls:
 
 
 def trainings(device: str) -> Iterator[Entry]:
-    """Take training steps of the model by every setting; bytes of noise are its text."""
+    """Run training steps of the model with each setting, on random bytes as text."""
     from quasar_kernels.blocks.language.training import Training
 
     on_gpu = device == "cuda"
@@ -162,11 +162,11 @@ def trainings(device: str) -> Iterator[Entry]:
 
 def kernel_seconds(call: Callable[[], object], times: int) -> float:
     """Return the seconds that the GPU's kernels and copies take in one of several calls."""
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(times):
             call()
         torch.cuda.synchronize()
-    total: float = sum(event.self_device_time_total for event in found.key_averages())
+    total: float = sum(event.self_device_time_total for event in profiler.key_averages())
     return total / 1e6 / times
 
 

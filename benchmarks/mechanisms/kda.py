@@ -32,7 +32,7 @@ def draw(shape: Shape, device: str) -> Inputs:
 
 def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute it token by token."""
-    # a key reads the state behind its decay, and takes its share of what it read out of it
+    # a key reads the state after its decay, and subtracts its share of that value
     write = x["beta"][..., None] * x["k"]
     read = -x["k"] * x["g"].exp()
     q = x["q"] * x["q"].shape[-1] ** -0.5

@@ -1,4 +1,4 @@
-"""The models that are compared, at equal parameters, and their trainings side by side."""
+"""The models that are compared, at equal parameters, and their trainings in parallel."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def parameters(sizes: Sizes) -> int:
 def side_by_side(
     train: Callable[[tuple[str, ...], int], Found], seeds: int, on_gpu: bool
 ) -> Iterator[Found]:
-    """Yield what `train(mixers, seed)` returns for each choice and seed, as they end.
+    """Yield the results of `train(mixers, seed)` for each choice and seed, in order of completion.
 
     Args:
-        train: can be pickled; it runs in processes of its own, several on one GPU.
+        train: a function that can be pickled; it runs in separate processes, several on one GPU.
     """
     cores = len(os.sched_getaffinity(0))
     context = multiprocessing.get_context("spawn")

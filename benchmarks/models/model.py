@@ -62,7 +62,7 @@ class Model(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def compute_by_definition(self) -> None:
-        """Let the layers be computed by the reference's torch operations, without kernels."""
+        """Compute the layers by the reference's torch operations, without kernels."""
         for block in self.blocks:
             cast(Block, block).by_definition = True
 

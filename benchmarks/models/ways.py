@@ -1,4 +1,4 @@
-"""The ways to train a model: as it is, compiled, checkpointed, and on several GPUs."""
+"""The ways to train a model: unchanged, compiled, checkpointed, and on several GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def prepare(model: Model, way: str, device: torch.device, backend: str = "induct
         backend: of `torch.compile`.
     """
     if way == "fp32":
-        torch.backends.cudnn.allow_tf32 = False  # products have none of it unless asked
+        torch.backends.cudnn.allow_tf32 = False  # products do not use it by default
         model.compute_by_definition()
     model.checkpointed = way == "checkpointed"
     run: Any = model
@@ -50,7 +50,7 @@ def prepare(model: Model, way: str, device: torch.device, backend: str = "induct
 
 
 def shard(model: Model, device: torch.device, policy: MixedPrecisionPolicy) -> None:
-    """Shard each block's parameters over the process group, and what is left of the model's."""
+    """Shard the parameters of each block, then the model's others, over the process group."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for part in (*model.blocks, model):
         fully_shard(part, mesh=mesh, mp_policy=policy)

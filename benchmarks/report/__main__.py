@@ -1,4 +1,4 @@
-"""Make the pages of docs/results, their plots and README.md's table from the data.
+"""Generate the pages of docs/results, their plots and README.md's table from the data.
 
     python -m benchmarks.report [--check]
 

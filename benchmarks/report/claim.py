@@ -36,7 +36,7 @@ def simulation(run: Run) -> str:
 
 
 def acceptance(run: Run) -> str:
-    """Return where the harness was judged, its promises, and the tables of what was found."""
+    """Return the harness's test conditions, its promises, and the tables of the results."""
     ran = run.table("validator")[0].series["tokens_per_sec"]
     claim = f"{run.number('claim') / 1e6:.1f} M tokens/s by {run.settings['claim_runs']} runs"
     where = run.where() | {

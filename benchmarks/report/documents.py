@@ -1,4 +1,4 @@
-"""Documents of which parts are made from data: what stands between marks, and whether it is true.
+"""Documents with generated parts between marks, and the check that these are up to date.
 
 A part begins with `<!-- figures: NAME -->` and ends with `<!-- /figures -->`.
 """
@@ -24,11 +24,11 @@ def filled(path: Path, text: str, sections: Mapping[str, str]) -> str:
     """Return the text of the document `path` with every part between its marks filled in.
 
     Raises:
-        SystemExit: the document lacks a section's marks, or has some that nothing fills.
+        SystemExit: the document lacks a section's marks, or has marks without a section.
     """
-    found = MARKS.findall(text)
-    if sorted(found) != sorted(sections):
-        sys.exit(f"{path.name} must have the marks {sorted(sections)} once; found {found}")
+    marks = MARKS.findall(text)
+    if sorted(marks) != sorted(sections):
+        sys.exit(f"{path.name} must have the marks {sorted(sections)} once; found {marks}")
     return MARKS.sub(
         lambda part: f"<!-- figures: {part[1]} -->\n{sections[part[1]]}\n<!-- /figures -->", text
     )
@@ -38,7 +38,7 @@ def page(name: str, sections: Mapping[str, str]) -> dict[Path, str]:
     """Return the text of docs/results/NAME.md by its path: its template with every section.
 
     Raises:
-        KeyError: the template asks for a section that is not among them.
+        KeyError: `sections` lacks a section of the template.
     """
     text = (TEMPLATES / f"{name}.md").read_text(encoding="utf-8")
     return {RESULTS / f"{name}.md": Template(text).substitute(sections)}
@@ -59,14 +59,14 @@ def stale(wanted: Mapping[Path, str]) -> list[Path]:
 
 
 def update(wanted: Mapping[Path, str], *, check: bool, command: str) -> None:
-    """Write what is stale, or only name it.
+    """Write the stale documents, or only name them.
 
     Raises:
-        SystemExit: with `check`, some are stale; `command` is what writes them.
+        SystemExit: with `check`, some are stale; `command` writes them.
     """
-    found = stale(wanted)
-    if check and found:
-        names = ", ".join(str(path.relative_to(ROOT)) for path in found)
+    outdated = stale(wanted)
+    if check and outdated:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in outdated)
         sys.exit(f"stale: {names}; run {command}")
-    for path in found:
+    for path in outdated:
         path.write_text(wanted[path])

@@ -74,7 +74,7 @@ def tests(run: Run) -> str:
 
 
 def sanitizer_findings(run: Run) -> str:
-    """Return the table of compute-sanitizer's findings, and what a tool left out."""
+    """Return the table of compute-sanitizer's findings, and the calls that a tool left out."""
     where = run.where(f"compute-sanitizer {run.versions['compute-sanitizer']}")
     where["wall time"] = f"{run.number('seconds'):.0f} s, all tools side by side"
     counts = {n: run.settings[f"{n} calls"] for n in sanitizer.CALLS}

@@ -236,7 +236,7 @@ def documents() -> dict[Path, str]:
 
 
 def misses() -> list[str]:
-    """Name every figure outside of its limit, failed tests, and the sanitizer's findings."""
+    """Return lines for figures beyond their limits, failed tests, and the sanitizer's findings."""
     whole, trained, _, watched, tested = (load(DATA / f"{name}.json") for name in RUNS)
     return [
         *missed([*operator.limits(whole), *operator_training.limits(trained)]),

@@ -36,7 +36,7 @@ OTHERS = ("layer-profile", "layer-profile-ops", "layer-accuracy", "layer-trainin
 
 
 class Quantity(NamedTuple):
-    """What is compared: the plot's file, its title, and the figure of one length's processes."""
+    """A compared quantity: its plot's file and title, and its figure of one length's processes."""
 
     plot: str
     title: str
@@ -75,22 +75,22 @@ FIRST_CALL = Quantity(
 
 def figures(runs: Runs, quantity: Quantity) -> dict[str, dict[int, float]]:
     """Return a quantity by tree and length; a tree may lack lengths."""
-    found: dict[str, dict[int, float]] = {name: {} for name in TREES}
+    values: dict[str, dict[int, float]] = {name: {} for name in TREES}
     for name in TREES:
         for length, processes in by_length(runs[name]).items():
             value = quantity.of(processes)
             if value is not None:
-                found[name][length] = value
-    return found
+                values[name][length] = value
+    return values
 
 
 def plot(runs: Runs, quantity: Quantity) -> str:
     """Return the SVG of a quantity against the length."""
-    found = figures(runs, quantity)
+    values = figures(runs, quantity)
     lines = [
-        Line(label, colour, list(found[name].items()))
+        Line(label, colour, list(values[name].items()))
         for name, (label, colour) in TREES.items()
-        if found[name]  # a tree that failed its check has no figures
+        if values[name]  # a tree that failed its check has no figures
     ]
     title = f"{quantity.title}, {runs['overlay'].gpu}"
     return line_plot(title, "tokens", quantity.axis, lines)
@@ -98,8 +98,8 @@ def plot(runs: Runs, quantity: Quantity) -> str:
 
 def cells(runs: Runs, quantity: Quantity, n: int, trees: Iterable[str] = TREES) -> list[str]:
     """Return a quantity at a length, tree by tree; a dash where there is none."""
-    found = figures(runs, quantity)
-    return [f"{found[t][n]:{quantity.digits}}" if n in found[t] else "-" for t in trees]
+    values = figures(runs, quantity)
+    return [f"{values[t][n]:{quantity.digits}}" if n in values[t] else "-" for t in trees]
 
 
 def comparison(runs: Runs, quantity: Quantity) -> str:
@@ -111,12 +111,12 @@ def comparison(runs: Runs, quantity: Quantity) -> str:
 
 def speeds(runs: Runs) -> str:
     """Return the table of speeds, with how often ours is faster, and how far processes differ."""
-    found, ours = figures(runs, SPEED), by_length(runs["overlay"])
+    speeds, ours = figures(runs, SPEED), by_length(runs["overlay"])
     rows = []
-    for n, median_speed in found["overlay"].items():
+    for n, median_speed in speeds["overlay"].items():
         row = [f"{n:,}", *cells(runs, SPEED, n)]
         for other in ("public-fork", "baseline"):
-            row.append(f"{median_speed / found[other][n]:.0f}" if n in found[other] else "-")
+            row.append(f"{median_speed / speeds[other][n]:.0f}" if n in speeds[other] else "-")
         speed = [p.figures["tokens_per_sec"] for p in ours[n]]
         spread = (max(speed) - min(speed)) / median(speed)
         rows.append([*row, f"{spread:.1%}", f"{max(speed) / 1e6:{SPEED.digits}}"])
@@ -193,7 +193,7 @@ def shares_of_bound(machine: Environment, speeds: Mapping[str, Mapping[int, floa
     """Return how near the layer comes to the hardware bound, and how much of the gap it closes.
 
     Args:
-        speeds: M tokens/s by tree and length; a dash stands where another tree has none.
+        speeds: M tokens/s by tree and length; a dash marks another tree's missing speed.
     """
     exact = bound_of(machine)
     if exact is None:

@@ -1,8 +1,8 @@
-"""What each kernel of the layer's call is for, and the least time that it could take.
+"""The steps of a call of the layer, their kernels, and each step's floor: the least time it needs.
 
-Bytes and floating-point operations are counted from the validator's shapes, here and nowhere else:
-each input is read once, each output written once. The parameters and the states between segments,
-a few MB, are left out.
+This file alone counts bytes and floating-point operations. The counts follow from the validator's
+shapes: each input is read once, each output written once. They omit the parameters and the states
+between segments, a few MB.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.workload import WORKLOAD
 D, S = WORKLOAD.hidden_size, WORKLOAD.head_dim
 N = WORKLOAD.num_heads * S
 CHUNK = 16
-"""Tokens whose inverse the CUDA operator takes at once."""
+"""Tokens of a chunk, whose inverse (I + M)^-1 the CUDA operator computes at once."""
 
 NARROW = "gate's narrow half"
 BYTES = {
@@ -33,29 +33,29 @@ BYTES = {
     "normed": 2 * N,
     "y": 2 * D,
 }
-"""Bytes a token of every tensor that a step may read or write."""
+"""Bytes per token of each tensor that a step reads or writes."""
 
 QKVG = "q, k, v and narrow gate"
 FLOPS = {
     QKVG: 2 * D * (3 * N + S),
     "wide gate": 2 * S * N,
-    # per head and token: three products with the state's columns; with the chunk's tokens K K^T,
-    # Q K^T, and two products with the triangular matrices
+    # per head and token: three products with the state; within the chunk K K^T, Q K^T, and two
+    # products with triangular matrices
     "outputs": 2 * N * (3 * S + 4 * CHUNK),
     "output": 2 * N * D,
 }
-"""Floating-point operations a token of every product."""
+"""Floating-point operations per token of each product."""
 
 QKV = ("q", "k", "v")
 PROJECTED = (*QKV, NARROW)
 LAST = ("wide gate", "output")
 TREES = {"overlay": "layer", "overlay-ops": "ops"}
-# cuBLAS's names
+# names of cuBLAS's kernels
 GEMM = r"gemm|nvjet|cutlass|xmma|splitK"
 
 
 class Step(NamedTuple):
-    """A part of the call: the kernels that do it by name, and what they must do at least."""
+    """A part of the call: its kernels' names, and the tensors and products that it needs."""
 
     what: str
     kernels: str  # pattern of their names
@@ -65,22 +65,22 @@ class Step(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes a token that must be moved."""
+        """Bytes per token that must be moved."""
         return sum(BYTES[name] for name in (*self.reads, *self.writes))
 
     @property
     def flops(self) -> int:
-        """Floating-point operations a token of its products."""
+        """Floating-point operations per token of its products."""
         return sum(FLOPS[name] for name in self.products)
 
     def floor_ms(self, profile: Run) -> float:
-        """Return the longer of moving the bytes and doing the arithmetic, at the rates measured."""
+        """Return the longer of the bytes' and the arithmetic's times, at the measured rates."""
         moving = self.bytes / (profile.number("copy_gb_per_s") * 1e6)
         computing = self.flops / (profile.number("product_tflops") * 1e9)
         return max(moving, computing) * profile.number("tokens")
 
 
-# maps and their scan have no floor: one walk over the tokens, from the first on, needs neither
+# Segment maps and their scan have no floor: a sequential pass over the tokens needs neither.
 OPERATOR = (
     Step("operator: maps of the segments", r"segment_map"),
     Step("operator: scan over the maps", r"segment_scan"),
@@ -121,8 +121,8 @@ STEPS = {
 OTHER = Step("other", "")
 
 
-class Found(NamedTuple):
-    """A step, the launches that it took, and their time."""
+class StepTime(NamedTuple):
+    """A step, the number of its launches, and their total time."""
 
     step: Step
     kernels: tuple[str, ...]
@@ -130,37 +130,38 @@ class Found(NamedTuple):
     ms: float
 
 
-def find_steps(launches: Sequence[Entry], steps: Sequence[Step]) -> list[Found]:
-    """Give each launch to a step that its name fits, and to `OTHER` where it fits none.
+def find_steps(launches: Sequence[Entry], steps: Sequence[Step]) -> list[StepTime]:
+    """Assign each launch to a step whose pattern matches its name, or to `OTHER`.
 
-    Where it fits several, as products do, it goes to the first that is not before a step that has
-    had a launch already. Steps without launches are left out.
+    If several steps match, as for products, the launch belongs to the first match that does not
+    precede the last step reached so far. Steps without launches are omitted.
     """
-    reached, taken = 0, []
+    reached, assigned = 0, []
     for launch in launches:
         fitting = [
             i for i, step in enumerate(steps) if re.search(step.kernels, str(launch.of["kernel"]))
         ]
         at = next((i for i in fitting if i >= reached), fitting[0] if fitting else None)
         reached = max(reached, at or 0)
-        taken.append((OTHER if at is None else steps[at], launch))
-    found = []
+        assigned.append((OTHER if at is None else steps[at], launch))
+    times = []
     for step in (*steps, OTHER):
-        mine = [launch for owner, launch in taken if owner is step]
+        mine = [launch for owner, launch in assigned if owner is step]
         if mine:
             names = tuple(dict.fromkeys(short_name(str(launch.of["kernel"])) for launch in mine))
-            found.append(Found(step, names, len(mine), sum(one.figures["ms"] for one in mine)))
-    return found
+            ms = sum(one.figures["ms"] for one in mine)
+            times.append(StepTime(step, names, len(mine), ms))
+    return times
 
 
 def short_name(kernel: str) -> str:
-    """Cut return type, template and call arguments off a kernel's name, and its namespaces."""
+    """Strip return type, namespaces, template and call arguments from a kernel's name."""
     name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
     return re.split(r"[<(]", name, maxsplit=1)[0].strip().split("::")[-1] or kernel
 
 
 def profile_table(profile: Run) -> str:
-    """Return where a call's time goes, step by step, with the least that each step must do."""
+    """Return the table of a call's time by step, with each step's floor."""
     tokens, call_ms = int(profile.number("tokens")), profile.number("call_ms")
     tree, environment = str(profile.settings["tree"]), profile.environment
 

@@ -88,12 +88,12 @@ def _outputs(run: Run) -> str:
 
 def _decoding(run: Run) -> str:
     (decoding,), (exchange,) = run.table("decoding"), run.table("exchange")
-    found, swapped = decoding.errors, exchange.errors
+    errors, swapped = decoding.errors, exchange.errors
     return (
         f"Decoding {decoding.of['decoded']} tokens one by one after a prefill of "
-        f"{decoding.of['prefill']:,}: error {found['decoded']:.1e} against float64, "
-        f"{found['one call']:.1e} for the same tokens within one call; the two are "
-        f"{found['apart']:.1e} apart. Weights load strictly both ways: the public layer with ours "
+        f"{decoding.of['prefill']:,}: error {errors['decoded']:.1e} against float64, "
+        f"{errors['one call']:.1e} for the same tokens within one call; the two are "
+        f"{errors['apart']:.1e} apart. Weights load strictly both ways: the public layer with ours "
         f"has error {swapped['ours in public']:.1e} over {exchange.of['tokens']:,} tokens, our "
         f"layer with the public one's {swapped['public in ours']:.1e}."
     )

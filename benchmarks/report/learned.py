@@ -26,7 +26,7 @@ COLOURS = {
 ALL = "#111111"
 """The colour of the hybrid with every branch."""
 SHOWN = 5
-"""The plot of the text ends at so many times its lowest loss: all models pass that at once."""
+"""The text's plot ends at this multiple of the lowest loss; all models soon fall below it."""
 
 
 Choice = tuple[str, ...]
@@ -34,17 +34,17 @@ Choice = tuple[str, ...]
 
 def by_choice(run: Run) -> dict[Choice, list[Entry]]:
     """Return trainings by their branches, single mechanisms first."""
-    found: dict[Choice, list[Entry]] = {}
+    by_mixers: dict[Choice, list[Entry]] = {}
     for entry in run.table("trainings"):
-        found.setdefault(tuple(str(entry.of["mixers"]).split("+")), []).append(entry)
+        by_mixers.setdefault(tuple(str(entry.of["mixers"]).split("+")), []).append(entry)
     return {
-        mixers: sorted(found[mixers], key=lambda entry: int(entry.of["seed"]))
-        for mixers in sorted(found, key=lambda mixers: (len(mixers), mixers))
+        mixers: sorted(by_mixers[mixers], key=lambda entry: int(entry.of["seed"]))
+        for mixers in sorted(by_mixers, key=lambda mixers: (len(mixers), mixers))
     }
 
 
 def label(mixers: Choice) -> str:
-    """Return what a table calls a model."""
+    """Return a model's name in tables."""
     return " + ".join(NAMES[name] for name in mixers)
 
 

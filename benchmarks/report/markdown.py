@@ -62,10 +62,10 @@ def worst(entry: Entry | None) -> str:
 
 
 def not_timed(failures: Iterable[tuple[str, str]]) -> str:
-    """Return a paragraph that names what was not timed, by reason; nothing where all was.
+    """Return a paragraph of the failed calls by reason; an empty text without failures.
 
     Args:
-        failures: what, and its error.
+        failures: the call's name, and its error.
     """
     by_reason: dict[str, list[str]] = {}
     for what, why in failures:

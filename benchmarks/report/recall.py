@@ -27,10 +27,10 @@ COLOURS = {
 
 def tasks(run: Run) -> list[list[Entry]]:
     """Return the trainings of each task."""
-    found: dict[int, list[Entry]] = {}
+    by_tokens: dict[int, list[Entry]] = {}
     for entry in run.table("trainings"):
-        found.setdefault(int(entry.of["tokens"]), []).append(entry)
-    return list(found.values())
+        by_tokens.setdefault(int(entry.of["tokens"]), []).append(entry)
+    return list(by_tokens.values())
 
 
 def plot(run: Run) -> str:

@@ -1,1 +1,1 @@
-"""What each kernel needs of a GPU, by the compilers: registers, spills, shared memory."""
+"""Resource usage of each kernel by the compilers' output: registers, spills, shared memory."""

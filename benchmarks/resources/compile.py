@@ -4,15 +4,15 @@
 
 Triton kernels are compiled as quasar_kernels/compile_specs.py and specs.py of the blocks describe
 them, each .cu file by nvcc (the wheels of the `dev` extra, else the one on PATH), for the target
-that NVRTC is given at run time. A .cu file may hold kernels for some GPUs only. Registers, stack,
+that NVRTC uses at run time. A .cu file may hold kernels for some GPUs only. Registers, stack,
 spills and shared memory are compared with the committed table by --check; --write writes the table
 and its page in docs.
-Exit status 1 when something does not compile, asks for more shared memory than a GPU has (Triton's
-kernels: than the smallest GPU has), or differs from the table.
+The exit status is 1 if something does not compile, differs from the table, or needs more shared
+memory than a GPU has (for Triton's kernels: than the smallest GPU has).
 
-A result is kept in the user's cache folder by a digest of the kernel's sources, its spec, the
+A result is stored in the user's cache folder by a digest of the kernel's sources, its spec, the
 compilers' versions and this program (cache.py), so that an unchanged kernel is compiled once.
---no-cache compiles all of them and keeps nothing.
+--no-cache compiles all kernels and stores no result.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from quasar_kernels.mount import mount
 SHARED_LIMIT = 99 * 1024
 """Shared memory that a block may have on sm_86, 89 and 120 (CUDA C++ Programming Guide).
 
-No Triton kernel asks for more on any GPU, so that the same tiles run on all of them.
+No Triton kernel needs more on any GPU, so that the same tiles run on all of them.
 """
 
 SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""The same for the others, which .cu files may use: what they ask for may depend on the GPU."""
+"""The same for other GPUs. .cu files may use it, because their needs may depend on the GPU."""
 
 BLOCKS = OVERLAY.parent / "blocks"
-"""The folder of the blocks, some of which hold .cu files of their own."""
+"""The folder of the blocks, some of which have .cu files."""
 
 RESERVED = 1024
 """Bytes of each block from Hopper on that the system keeps; cuobjdump counts them."""
@@ -77,15 +77,15 @@ def find_nvcc() -> Path | None:
     """Return the nvcc of the installed wheels, else the one on PATH, else None."""
     wheels = find_spec("nvidia")
     for folder in (wheels.submodule_search_locations or ()) if wheels else ():
-        found = sorted(Path(folder).glob("cu*/bin/nvcc"))
-        if found:
-            return found[-1]
+        compilers = sorted(Path(folder).glob("cu*/bin/nvcc"))
+        if compilers:
+            return compilers[-1]
     on_path = shutil.which("nvcc")
     return Path(on_path) if on_path else None
 
 
 def spilled_bytes(log: str) -> dict[str, int]:
-    """Return the bytes of spill stores and loads of each function, from what `ptxas -v` says."""
+    """Return the bytes of spill stores and loads of each function in the output of `ptxas -v`."""
     rows = re.findall(
         r"Function properties for (\S+)\s+\d+ bytes stack frame, (\d+) bytes spill stores, "
         r"(\d+) bytes spill loads",
@@ -104,23 +104,23 @@ def compile_triton(spec: CompileSpec, arch: int) -> list[Compiled]:
         registers, stack, *_ = resource_usage(cubin)[name]
     spills = spilled_bytes(log)
     if stack and name not in spills:  # it came from the cache; without a stack nothing is spilled
-        spills = spilled_bytes(_compile_logged(spec, arch, anew=True)[1])
+        spills = spilled_bytes(_compile_logged(spec, arch, fresh=True)[1])
     needs = Resources(registers, stack, spills[name] if stack else 0, binary.metadata.shared)
     return [_fitted(spec.name, arch, needs, SHARED_LIMIT)]
 
 
-def _compile_logged(spec: CompileSpec, arch: int, *, anew: bool = False) -> tuple[Any, str]:
+def _compile_logged(spec: CompileSpec, arch: int, *, fresh: bool = False) -> tuple[Any, str]:
     knobs, log = triton.knobs, io.StringIO()
     with contextlib.redirect_stdout(log), knobs.nvidia.scope(), knobs.compilation.scope():
         knobs.nvidia.dump_ptxas_log = True
-        if anew:
+        if fresh:
             knobs.compilation.always_compile = True
         binary = compile_spec(spec, arch)
     return binary, log.getvalue()
 
 
 def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
-    """Compile one .cu file for one architecture: a result a kernel, or one that says none."""
+    """Compile one .cu file for one architecture; return a result per kernel, or one skipped."""
     if f"sm_{arch}" not in _known_to(nvcc):
         reason = f"not compiled: nvcc does not know sm_{arch}"
         return [Compiled(source.name, arch, skipped=reason)]
@@ -189,7 +189,7 @@ def compile_all(archs: Sequence[int], match: str = "", *, keep: bool = False) ->
         cache.delete_old()
     # forked workers inherit torch, Triton and the jobs; jitted functions cannot be pickled
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
-        rows = [row for found in pool.map(_run, range(len(_jobs))) for row in found]
+        rows = [row for results in pool.map(_run, range(len(_jobs))) for row in results]
     return [*rows, *_empty(rows)] if set(archs) == set(ARCHITECTURES) else rows
 
 
@@ -203,7 +203,7 @@ def _empty(rows: Sequence[Compiled]) -> Iterator[Compiled]:
 
 _jobs: list[_Job] = []
 _tools: list[str] = []
-"""What every result depends on; empty where none is kept."""
+"""Texts on which every result depends; empty if no result is stored."""
 
 
 def _run(index: int) -> list[Compiled]:
@@ -244,7 +244,7 @@ def _triton_parts(spec: CompileSpec) -> list[str]:
 
 
 def _cuda_parts(source: Path) -> list[str]:
-    """The text of a .cu file and of all files of this project that it includes."""
+    """Return the texts of a .cu file and of all files of this project that it includes."""
     texts: dict[Path, str] = {}
     waiting = [source]
     while waiting:
@@ -257,12 +257,12 @@ def _cuda_parts(source: Path) -> list[str]:
 
 
 def _packages() -> list[str]:
-    """Versions of what holds CUDA's headers, and of the host compiler that nvcc calls."""
-    found = [
+    """Return the versions of CUDA's packages, and of the host compiler that nvcc calls."""
+    packages = [
         f"{one.name} {one.version}" for one in distributions() if one.name.startswith("nvidia-")
     ]
     host = shutil.which("g++")
-    return [*sorted(found), output([host, "--version"]) if host else ""]
+    return [*sorted(packages), output([host, "--version"]) if host else ""]
 
 
 def _own_sources() -> list[str]:
@@ -286,23 +286,23 @@ def _lines(rows: Sequence[Compiled]) -> str:
     return "\n".join(lines)
 
 
-def check(found: Table, archs: Sequence[int], match: str) -> bool:
-    """Compare with the committed table and page; say what differs and what to do."""
+def check(table: Table, archs: Sequence[int], match: str) -> bool:
+    """Compare with the committed table and page; print the differences and the remedy."""
     if not kernel_resources.TABLE.is_file():
         print(f"{kernel_resources.TABLE} is missing. Write it: {kernel_resources.WRITE}")
         return False
     kept = kernel_resources.load(kernel_resources.TABLE.read_text())
-    wrong, notes = kernel_resources.compare(kernel_resources.restrict(kept, archs, match), found)
+    wrong, notes = kernel_resources.compare(kernel_resources.restrict(kept, archs, match), table)
     page = kernel_resources.PAGE
     if not page.is_file() or page.read_text() != kernel_resources.page(kept):
-        wrong.append(f"{page.name} is not what the table says")
+        wrong.append(f"{page.name} differs from the table")
     for line in notes:
         print(f"note: {line}")
     if not wrong:
         return True
-    print(f"{kernel_resources.TABLE.name} is not what the kernels need:")
+    print(f"{kernel_resources.TABLE.name} differs from the kernels' needs:")
     print("\n".join(f"  {line}" for line in wrong))
-    print(f"When that is meant, write and commit it anew: {kernel_resources.WRITE}")
+    print(f"If this is intended, update and commit the table: {kernel_resources.WRITE}")
     return False
 
 
@@ -334,11 +334,11 @@ def main() -> int:
     print(f"{len(rows)} compilations, {failed} failed")
     if failed:
         return 1
-    found = kernel_resources.make_table(rows, kernel_resources.compiler_versions(find_nvcc()))
+    table = kernel_resources.make_table(rows, kernel_resources.compiler_versions(find_nvcc()))
     if args.write:
-        kernel_resources.TABLE.write_text(kernel_resources.dump(found))
-        kernel_resources.PAGE.write_text(kernel_resources.page(found))
-    return 0 if not args.check or check(found, archs, args.match) else 1
+        kernel_resources.TABLE.write_text(kernel_resources.dump(table))
+        kernel_resources.PAGE.write_text(kernel_resources.page(table))
+    return 0 if not args.check or check(table, archs, args.match) else 1
 
 
 if __name__ == "__main__":

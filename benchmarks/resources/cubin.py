@@ -1,8 +1,8 @@
-"""What compiled CUDA code says of its kernels: registers, stack, shared memory.
+"""Resource usage of compiled CUDA kernels: registers, stack, shared memory.
 
-The static part is in cuobjdump's table. The dynamic part is what a launch asks for: the overlay's
-kernels keep it in the code, as the second of two ints named like the kernel without its dtype and
-with `_launch`, which the launcher reads.
+cuobjdump's table has the static shared memory. A launch requests the dynamic shared memory: the
+overlay's cubins store its size as the second int of an array `NAME_launch`, where NAME is the
+kernel's name without its dtype. The launcher reads the same array.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elftools.elf.sections import SymbolTableSection
 
 
 class Usage(NamedTuple):
-    """One kernel's: registers and bytes of stack a thread, bytes of shared memory a block."""
+    """One kernel's registers and stack bytes per thread, and bytes of shared memory per block."""
 
     registers: int
     stack: int
@@ -29,10 +29,10 @@ class Usage(NamedTuple):
 
 
 def output(command: list[str]) -> str:
-    """Return what a compiler's tool says.
+    """Run a compiler tool and return its stdout and stderr.
 
     Raises:
-        RuntimeError: it failed; its words follow.
+        RuntimeError: the tool failed; the message contains its output.
     """
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if run.returncode:
@@ -41,13 +41,13 @@ def output(command: list[str]) -> str:
 
 
 def resource_usage(path: Path) -> dict[str, Usage]:
-    """Return what each kernel of a cubin takes, by its name.
+    """Return the resource usage of each kernel in a cubin, by the kernel's name.
 
     Raises:
-        RuntimeError: cuobjdump cannot read the file; its words follow.
+        RuntimeError: cuobjdump cannot read the file; the message contains its output.
     """
-    said = output([triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)])
-    rows = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", said)
+    listing = output([triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)])
+    rows = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", listing)
     with path.open("rb") as file:
         launches = dict(_launches(file))
     return {

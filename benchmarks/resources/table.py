@@ -1,8 +1,8 @@
-"""The table of what each kernel needs: its file, its page in docs, and its comparison.
+"""The table of each kernel's resources: its file, its page in docs, and its comparison.
 
-benchmarks/kernel_resources.json is what compile.py found with the compilers named in it.
-The same compilers give the same figures, so they are compared exactly; with others only the list
-of kernels is.
+benchmarks/kernel_resources.json has the results of compile.py with the compilers that it names.
+The same compilers give the same figures, so these are compared exactly. With other compilers only
+the list of kernels is compared.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ PAGE = ROOT / "docs" / "results" / "kernel-resources.md"
 WRITE = "python -m benchmarks.resources.compile --write"
 
 NO_KERNEL = "no kernel"
-"""What is said of a .cu file where it holds no kernel for an architecture: others serve there."""
+"""The mark of a .cu file without a kernel for an architecture, where other files serve."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel needs on one architecture.
+    """The resources of one kernel on one architecture.
 
     Attributes:
-        registers: of a thread; 255 is the most there is.
-        stack: bytes a thread: not 0 where registers are spilled or an array is indexed at run time.
-        spills: bytes a thread that spill instructions move, stores and loads together.
-        shared: bytes a block; for a .cu file with what a launch asks for, and on Hopper and later
-            with the 1,024 that the system keeps.
+        registers: per thread, at most 255.
+        stack: bytes per thread; more than 0 if registers are spilled or an array is indexed at
+            run time.
+        spills: bytes per thread that spill instructions move, stores and loads together.
+        shared: bytes per block. For a .cu file they include the dynamic shared memory and, on
+            Hopper and later, the 1,024 bytes that the system reserves.
     """
 
     registers: int = 0
@@ -50,7 +51,8 @@ class Resources:
 class Compiled:
     """One kernel on one architecture; `error` is empty when it compiled and fits.
 
-    `skipped` says why there is nothing: NO_KERNEL, or an nvcc that does not know the architecture.
+    `skipped` is the reason for a missing result: NO_KERNEL, or that nvcc does not know the
+    architecture.
     """
 
     kernel: str
@@ -100,11 +102,11 @@ def compiler_versions(nvcc: Path | None) -> dict[str, str]:
         "ptxas from sm_100": getattr(knobs, "ptxas_blackwell", knobs.ptxas).path,
         "nvcc": nvcc,
     }
-    found = {"triton": str(triton.__version__)}
+    versions = {"triton": str(triton.__version__)}
     for name, path in tools.items():
         if path is not None:
-            (found[name],) = re.findall(r"V(\d+\.\d+\.\d+)", output([str(path), "--version"]))
-    return found
+            (versions[name],) = re.findall(r"V(\d+\.\d+\.\d+)", output([str(path), "--version"]))
+    return versions
 
 
 def dump(table: Table) -> str:
@@ -137,24 +139,24 @@ def load(text: str) -> Table:
     return Table(content["compilers"], needs, skipped)
 
 
-def compare(kept: Table, found: Table) -> tuple[list[str], list[str]]:
-    """Compare a committed table with what was compiled now.
+def compare(kept: Table, current: Table) -> tuple[list[str], list[str]]:
+    """Compare a committed table with the current compilation's.
 
     Returns:
-        Differences, each a sentence; and notes on what could not be compared.
+        Differences, each a sentence; and notes on kernels that could not be compared.
     """
-    names = {name for table in (kept, found) for name in table.compilers}
-    other = sorted(n for n in names if kept.compilers.get(n) != found.compilers.get(n))
+    names = {name for table in (kept, current) for name in table.compilers}
+    other = sorted(n for n in names if kept.compilers.get(n) != current.compilers.get(n))
     notes = [
-        f"{name} is {found.compilers.get(name, 'missing')} here and "
+        f"{name} is {current.compilers.get(name, 'missing')} here and "
         f"{kept.compilers.get(name, 'missing')} in the table: its figures are not compared, only "
         "that everything is listed, compiles and fits"
         for name in other
     ]
     wrong = []
-    for key in sorted({*kept.needs, *found.needs}):
-        old, new = kept.needs.get(key), found.needs.get(key)
-        if old == new or _is_skipped(key, kept) or _is_skipped(key, found):
+    for key in sorted({*kept.needs, *current.needs}):
+        old, new = kept.needs.get(key), current.needs.get(key)
+        if old == new or _is_skipped(key, kept) or _is_skipped(key, current):
             continue
         where = f"{key[0]}, sm_{key[1]}"
         if old is None or new is None:

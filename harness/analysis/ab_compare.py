@@ -139,7 +139,7 @@ class Comparison:
 
 
 class BlockPrinter:
-    """Prints each block as it is taken, and a warning once when the host is overloaded."""
+    """Prints each block after its measurement, and one warning if the host is overloaded."""
 
     def __init__(self, progress: Progress, blocks: int) -> None:
         self._progress, self._blocks, self._warned = progress, blocks, False
@@ -226,16 +226,16 @@ def main(argv: Sequence[str]) -> int:
             checked_out(arguments.a, arguments.repo) as a,
             checked_out(arguments.b, arguments.repo) as b,
         ):
-            found = []
+            results = []
             for length, one in comparison.run(a, b, lengths):
-                found.append((length, one))
+                results.append((length, one))
                 sys.stdout.write(f"{length:>9} tokens: {one}\n")
                 sys.stdout.flush()
     except MeasurementError as error:
         progress.say(error.explain(debug=arguments.debug))
         return 1
     if arguments.svg:
-        arguments.svg.write_text(plot(found))
+        arguments.svg.write_text(plot(results))
     if arguments.markdown:
-        arguments.markdown.write_text(table(found))
+        arguments.markdown.write_text(table(results))
     return 0

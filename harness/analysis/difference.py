@@ -19,8 +19,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 ERROR_RATE = 0.01
-"""Of comparisons of equally fast trees, at most this share reports a difference, before the control
-rules out most of these as well."""
+"""Largest share of comparisons of equally fast trees that report a difference, before the control
+rules out most of these."""
 
 LEAST_BLOCKS = 5
 """With fewer blocks no order of speeds is unlikely enough: B first in all of four has 2 / 3**4."""
@@ -45,7 +45,7 @@ def take_block(
 
 @dataclass(frozen=True)
 class Difference:
-    """How fast B is compared with A.
+    """The speed of B relative to A.
 
     Attributes:
         ratio: the median of B's speed over A's.
@@ -110,7 +110,7 @@ def difference(blocks: Sequence[Block]) -> Difference:
 def _ratios_outside(blocks: int) -> int:
     """Return how many of the smallest ratios lie below the interval, and as many above it.
 
-    It is the largest k for which at most k ratios lie on one given side with probability
+    It is the largest k for which at most k ratios lie on one fixed side with probability
     ERROR_RATE / 2.
     """
     ways = [1]  # in which the blocks' counts of 0, 1 or 2 add up to each sum

@@ -57,12 +57,12 @@ def entries(file: Path) -> Iterator[Entry]:
                 yield Entry(commit, date, subject, {}, str(error).rpartition(": ")[2])
 
 
-def table(found: Sequence[Entry]) -> str:
+def table(history: Sequence[Entry]) -> str:
     """Return a line a commit: speeds in tokens/s and what became of the one before, in per cent."""
-    lengths = sorted({length for entry in found for length in entry.speeds})
+    lengths = sorted({length for entry in history for length in entry.speeds})
     lines = [f"{'commit':<10} {'date':<10} " + " ".join(f"{n:>21,}" for n in lengths)]
     last: dict[int, float] = {}
-    for entry in found:
+    for entry in history:
         cells = []
         for length in lengths:
             speed = entry.speeds.get(length)
@@ -84,12 +84,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("file", type=Path, nargs="+", help="a report in a git repository")
     for file in parser.parse_args(argv).file:
         try:
-            found = list(entries(file))
+            history = list(entries(file))
         except subprocess.CalledProcessError as error:
             sys.stderr.write(f"{file}: {str(error.stderr).strip()}\n")
             return 1
-        if not found:
+        if not history:
             sys.stderr.write(f"{file}: no commit holds it\n")
             return 1
-        sys.stdout.write(f"{file}, tokens/s by length\n{table(found)}\n")
+        sys.stdout.write(f"{file}, tokens/s by length\n{table(history)}\n")
     return 0

@@ -34,7 +34,7 @@ def judge_tree(
 
     Args:
         tree: root of a fork's checkout, or an overlay, which is laid over the installed fla.
-        lengths: in tokens; the correctness check of the longest stands for all.
+        lengths: in tokens; the correctness check of the longest covers all.
         timeout: seconds for each process.
     """
     rules = list(_rules(tree))

@@ -20,8 +20,8 @@ HEADER = (
     *("tokens", "runs", "slowest tokens/s", "median", "spread", "of bound", "cold / loop"),
     *("MiB", "first call", "note"),
 )
-"""Of the columns; `of bound` is the median over the hardware bound, `cold / loop` a single call
-with a cold L2 by CUDA events over a call of the loop."""
+"""Columns of the table. `of bound` is the median over the hardware bound; `cold / loop` is the time
+of a single call with a cold L2, by CUDA events, over that of a call in the loop."""
 
 
 def spread(values: Sequence[float]) -> float:
@@ -46,7 +46,7 @@ def agreement(sample: Sample) -> float | None:
 
 
 def rows(samples: Sequence[Sample]) -> list[tuple[str, ...]]:
-    """Return the cells of each length, under HEADER; a dash stands for an unknown figure."""
+    """Return the cells of each length, under HEADER; a dash marks an unknown figure."""
     return [
         _row([one for one in samples if one.length == length])
         for length in sorted({one.length for one in samples})

@@ -1,4 +1,4 @@
-"""What may be claimed of measurements, and why: pure functions, no clock and no I/O."""
+"""The claim that samples permit, and its reasons: pure functions without a clock or I/O."""
 
 from harness.claim.derive import RUNS_MOST as RUNS_MOST
 from harness.claim.derive import Claim as Claim

@@ -44,11 +44,11 @@ WORST_SHARE = 0.3
 30%, more than any machine showed, does not take a further run under 0.9 of that once in 10,000."""
 
 HOST_SLOWDOWN = 1.6
-"""How much slower a host may become: two processes at 65,536 tokens took 1.52 times as long as each
-other on a busy one."""
+"""Accepted slowdown of a host. On a busy one, a process at 65,536 tokens took 1.52 times as long as
+another."""
 
 VALIDATOR_SHARE = 0.5
-"""Share of a validator's time limit that a process may have taken here."""
+"""Share of a validator's time limit that a process on this machine may take."""
 
 
 class NoClaim(Exception):
@@ -85,7 +85,7 @@ class Claim:
 
     @property
     def slack(self) -> float:
-        """How much slower than the median here a validator's run may be, as a share."""
+        """Share by which a validator's run may be slower than the median here."""
         return 1 - ACCEPTED_SHARE * self.tokens_per_sec / self.median
 
     def __str__(self) -> str:
@@ -116,9 +116,9 @@ def limits_of(runs: Sequence[Sample]) -> dict[str, float]:
 
 
 def is_settled(runs: Sequence[Sample]) -> bool:
-    """Tell whether further runs of a length would hardly raise its claim, or are too many.
+    """Return whether further runs of a length would hardly raise its claim, or are too many.
 
-    They would not where the noise is known so well that it does not limit the claim.
+    They hardly raise the claim if the noise is known so well that it does not limit the claim.
     """
     counted = accepted(runs)
     if not 1 < len(counted) < RUNS_MOST:  # one run shows no noise at all
@@ -143,7 +143,7 @@ def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: fl
     if not 0 <= headroom < 1:
         raise ValueError(f"headroom {headroom} must be at least 0 and below 1")
     _refuse_bad_data(runs)
-    counted = {length: found for length in sorted(runs) if (found := accepted(runs[length]))}
+    counted = {length: samples for length in sorted(runs) if (samples := accepted(runs[length]))}
     if target not in counted:
         reasons = sorted({reason for m in runs.get(target, ()) if (reason := rejection(m))})
         why = "; ".join(reasons) or "it was not measured"
@@ -155,10 +155,10 @@ def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: fl
         raise NoClaim(f"the noise at {target} tokens is not known from {many} such runs; take more")
     benchmarks = {
         str(length): {
-            "tokens_per_sec": min(m.tokens_per_sec for m in found) * (1 - headroom),
-            "vram_mb": max(m.vram_mb for m in found),
+            "tokens_per_sec": min(m.tokens_per_sec for m in samples) * (1 - headroom),
+            "vram_mb": max(m.vram_mb for m in samples),
         }
-        for length, found in counted.items()
+        for length, samples in counted.items()
     }
     benchmarks[str(target)]["tokens_per_sec"] = min(limits.values()) * (1 - headroom)
     return Claim(

@@ -1,4 +1,4 @@
-"""Why a sample does not count: unchecked code, a disturbed GPU, or an impossible speed."""
+"""Reasons to reject a sample: unchecked code, a disturbed GPU, or an impossible speed."""
 
 from __future__ import annotations
 

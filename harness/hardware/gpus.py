@@ -1,4 +1,4 @@
-"""GPUs by name: what they have, what no kernel exceeds on them, and which lengths fit."""
+"""GPUs by name: their memory, their hardware bounds, and the lengths that fit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ LAYER_BYTES_PER_TOKEN = 7400
 """Peak memory of the layer at a million recorded tokens: 6.82 GiB on an H200."""
 
 KEPT_GIB = 3.0
-"""What a recorded call may keep for its backward pass besides (QUASAR_KEEP_MIB)."""
+"""Additional GiB that a recorded call may keep for its backward pass (QUASAR_KEEP_MIB)."""
 
 SPARE = 0.85
-"""Share of the memory that a call may take; driver, context and allocator have the rest."""
+"""Share of the memory that a call may use; driver, context and allocator use the rest."""
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,20 @@ def ceiling(gpu: Gpu, workload: Workload = WORKLOAD) -> float:
 
 
 def longest(memory_gib: float) -> int | None:
-    """Return the longest measured length that fits into so much memory; None: none does."""
+    """Return the longest measured length that fits into the memory, or None."""
     room = SPARE * memory_gib * 2**30
     fitting = [n for n in LENGTHS if n * LAYER_BYTES_PER_TOKEN + _kept(n) <= room]
     return max(fitting, default=None)
 
 
 def _kept(length: int) -> float:
-    # A call of 100,000 tokens keeps half a GiB; beyond what `QUASAR_KEEP_MIB` allows, nothing.
+    # A call of 100,000 tokens keeps half a GiB; a call that exceeds `QUASAR_KEEP_MIB`, nothing.
     kept = length / 100_000 * 2**29
     return kept if kept <= KEPT_GIB * 2**30 else 0
 
 
 def settings(memory_gib: float) -> dict[str, str]:
-    """Return the lines of a .env that suit so much memory."""
+    """Return the lines of a .env that suit the memory."""
     target = longest(memory_gib)
     lines = {"TARGET_SEQUENCE_LENGTH": str(target) if target else "auto"}
     if memory_gib < 48:

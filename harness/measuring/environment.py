@@ -1,4 +1,4 @@
-"""How workers run: their options and their environment."""
+"""The options and the environment of workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASS")
 
 @dataclass(frozen=True)
 class Options:
-    """How workers run.
+    """Device, timeout, stop and confinement of workers.
 
     Attributes:
         device: `cuda`, `cpu` (which hides the GPUs) or `auto`, as the validator chooses.

@@ -1,4 +1,4 @@
-"""Why a worker gave no result: kinds, reasons and remedies."""
+"""Errors of workers without a result: kinds, reasons and remedies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.sample import Correctness, Kind
 from quasar_kernels.contract import fork_imports
 
 _KILLED = (-9, 128 + 9)
-"""How a worker ends that got SIGKILL, directly and in a confinement."""
+"""Exit statuses of a worker after SIGKILL, directly and in a confinement."""
 
 
 class MeasurementError(Exception):
@@ -44,7 +44,7 @@ class MeasurementError(Exception):
 
     @property
     def advice(self) -> str:
-        """What happened and, where it is known, what to do about it."""
+        """The reason and, if known, the remedy."""
         return f"{self.reason.rstrip('.')}. {self.remedy}" if self.remedy else self.reason
 
     def explain(self, *, debug: bool = False) -> str:

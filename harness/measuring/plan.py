@@ -53,11 +53,11 @@ class EachLength:
 
     def missing(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> list[int]:
         """Return the missing lengths; those that failed are left out."""
-        taken = [sample.length for sample in samples]
+        sampled = [sample.length for sample in samples]
         return [
             length
             for length in sorted({*self.lengths} - _failed(failures))
-            for _ in range(self.runs - taken.count(length))
+            for _ in range(self.runs - sampled.count(length))
         ]
 
     def implied(self, failures: Sequence[Failure]) -> list[Failure]:
@@ -76,18 +76,18 @@ class EachLength:
 
 @dataclass(frozen=True)
 class ForClaim:
-    """What a claim for one target needs, and no more.
+    """Plan of the fewest samples that a claim for one target needs.
 
-    The target takes samples until its noise is known. The lengths that validators also time take
-    one each, since their speed is not judged. Free places of the first round take the target: a
-    further round would cost its imports again.
+    The target is sampled until its noise is known. The other lengths that validators time are
+    sampled once each, because their speed is not judged. Free places of the first round also
+    sample the target, because a further round repeats the imports.
 
     Attributes:
         others: the lengths that validators time too.
-        runs: samples of the target at least.
-        most: samples of the target after which no more are taken.
+        runs: least samples of the target.
+        most: most samples of the target.
         at_once: processes of a round.
-        confirming: samples of the target that exist already and need one more to confirm them.
+        confirming: existing samples of the target, which one more sample must confirm.
     """
 
     target: int
@@ -106,8 +106,8 @@ class ForClaim:
         """Return the missing lengths, the target last; none once the target has failed."""
         if self.target in _failed(failures):
             return []
-        taken = {sample.length for sample in samples}
-        missing = [n for n in self.lengths if n != self.target and n not in taken]
+        sampled = {sample.length for sample in samples}
+        missing = [n for n in self.lengths if n != self.target and n not in sampled]
         runs = [sample for sample in samples if sample.length == self.target]
         return missing + [self.target] * self._further(runs, self.at_once - len(missing))
 

@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 def die_with_parent() -> None:
     """Ask the kernel (Linux) for SIGKILL when the thread that started this process ends.
 
-    The parent may be gone already: compare `os.getppid()` afterwards.
+    The parent may have ended already: compare `os.getppid()` afterwards.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -60,7 +60,7 @@ def delete(path: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """Give an empty folder that is deleted afterwards, whatever was written into it."""
+    """Yield an empty folder and delete it with its contents afterwards."""
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         yield folder
@@ -70,7 +70,7 @@ def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended. `returncode` is negative for a signal, as in `subprocess`."""
+    """A child's end. `returncode` is negative for a signal, as in `subprocess`."""
 
     returncode: int
     result: bytes
@@ -82,7 +82,7 @@ class Ended:
 
 
 class Confinement(Protocol):
-    """What shuts a child in: changes its command line, and watches what it uses.
+    """The confinement of a child: changes its command line and monitors its resources.
 
     Attributes:
         parent: the pid that the child sees as its parent's.
@@ -119,7 +119,7 @@ class _Pipes:
         del self.log[:-LOG_LIMIT]
 
     def pump(self, timeout: float) -> bool:
-        """Read what is there within `timeout` seconds; return whether anything came."""
+        """Read the available data within `timeout` seconds; return whether there was any."""
         if not self._selector.get_map():
             time.sleep(timeout)
             return False
@@ -148,7 +148,7 @@ def _has_exited(pid: int) -> bool:
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
-    # Nobody may be left; macOS says EPERM when only zombies are.
+    # The group may be empty; macOS returns EPERM if it holds only zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 

@@ -27,13 +27,13 @@ from harness.terminal import printable
 from harness.workload import ORACLE_LENGTH
 
 _OWN_CODE = (PROJECT / "harness", PROJECT / "quasar_kernels")
-"""What a worker reads of this project."""
+"""Folders of this project that a worker reads."""
 
 QUICK_SECONDS = 120.0
 """Limit of a process that computes nothing."""
 
 PATIENCE = 20
-"""Hard timeout of a worker that queues for the GPU lock, as a multiple of its own seconds."""
+"""Hard timeout of a worker that queues for the GPU lock, as a multiple of its time limit."""
 
 DEFAULT = Options()
 
@@ -87,7 +87,7 @@ def call(
         The model as JSON values.
 
     Raises:
-        MeasurementError: it raised, or came to no result.
+        MeasurementError: it raised, or returned no result.
     """
     job: dict[str, JsonValue] = {"task": "call", "function": function, "arguments": list(arguments)}
     if tree is not None:
@@ -166,7 +166,7 @@ def require_passed(correctness: Correctness) -> Correctness:
 
 
 def confirm(sample: Sample, correctness: Correctness) -> Sample:
-    """Return the sample with the correctness check that stands for it.
+    """Return the sample with the correctness check that covers it.
 
     Raises:
         MeasurementError: the check failed, or is of other code or of shorter sequences.
@@ -206,15 +206,15 @@ def _work(
     cold_cache: bool = False,
     patience: float = 1.0,
 ) -> dict[str, JsonValue]:
-    """Have a worker do a job and return the body of its reply.
+    """Run a job in a worker and return the body of its reply.
 
     Args:
         job: fields of a `Job`; the others are added here.
         cold_cache: start with empty kernel caches.
-        patience: the process is killed after so many times the options' seconds.
+        patience: the process is killed after this multiple of the options' seconds.
 
     Raises:
-        MeasurementError: it came to no result that can be trusted.
+        MeasurementError: the worker gave no result that can be trusted.
     """
     nonce = secrets.token_hex(16)
     confinement = options.confinement

@@ -41,9 +41,9 @@ def processes_at_once(machine: Environment) -> int:
 
 
 class Recorder:
-    """Receives the events of a measurement; a subclass records what it needs.
+    """Receives the events of a measurement; a subclass records the events that it needs.
 
-    One event is delivered at a time, some of them in threads.
+    Events are delivered one at a time, some of them in threads.
     """
 
     def planned(self, samples: Sequence[Sample], missing: Sequence[int]) -> None:
@@ -70,7 +70,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Policy:
-    """What a measurement requires, and the consequences of a failure.
+    """The requirements of a measurement, and the consequences of a failure.
 
     Attributes:
         checked: False measures unchecked code.
@@ -89,7 +89,7 @@ class Policy:
 
 
 class _Stop(threading.Event):
-    """Is set by itself, or with another event."""
+    """An event that also counts as set while another event is set."""
 
     def __init__(self, other: threading.Event | None) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Sampler:
             are higher than a validator's may be.
         measure, check: those of the runner, or fakes.
         wait: waits that many seconds.
-        samples, failures: in the order in which they came.
+        samples, failures: in the order of measurement.
     """
 
     tree: Path
@@ -140,9 +140,10 @@ class Sampler:
         return accepted(self.samples) if self.policy.attempts > 1 else self.samples
 
     def run(self, plan: Plan) -> None:
-        """Take the samples that are missing.
+        """Take the missing samples.
 
-        A length that fails loses its samples: one that works only at times must not be claimed.
+        A length that fails loses its samples, because a length that works only at times must not be
+        claimed.
 
         Raises:
             MeasurementError: a failure that ends the measurement, with its `length`. The samples
@@ -266,7 +267,7 @@ class Sampler:
         """Return a check that covers the length: of an earlier sample, or a new one.
 
         Raises:
-            MeasurementError: it failed, or came to no end.
+            MeasurementError: it failed or did not end.
         """
         if not self.policy.checked:
             return None

@@ -1,4 +1,4 @@
-"""The trees that can be measured: a fork as it is, or an overlay over the host library."""
+"""The trees that can be measured: an unchanged fork, or an overlay over fla."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from quasar_kernels.host_library import PACKAGE, lay_over_host
 def whole_tree(path: Path, name: str = "") -> Iterator[Path]:
     """Yield the absolute path of a tree that can be imported.
 
-    It is `path` where that is a fork's root. An overlay is laid over a copy of the installed host
-    library, as it is when it is published.
+    It is `path` where that is a fork's root. An overlay is copied over a copy of the
+    installed fla, as for its publication.
 
     Args:
         name: of the tree in an error, unless it is its path.

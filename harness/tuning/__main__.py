@@ -27,16 +27,16 @@ def lengths(text: str) -> list[int]:
     """Return the lengths in a text such as 512,1024, shortest first.
 
     Raises:
-        argparse.ArgumentTypeError: it is another text.
+        argparse.ArgumentTypeError: the text is not such a list.
     """
-    found = sorted(int(part) for part in text.split(",") if part.isdecimal() and int(part))
-    if len(found) != len(text.split(",")):
+    values = sorted(int(part) for part in text.split(",") if part.isdecimal() and int(part))
+    if len(values) != len(text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of lengths such as 512,1024")
-    return found
+    return values
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return what the command line asks for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trials", type=int, default=100, help="of the whole study (100)")
     parser.add_argument("--seconds", type=float, default=600.0, help="for this run (600)")
@@ -51,7 +51,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--more", type=int, help="trials of this run, instead of --trials")
     parser.add_argument(
-        "--overlay", type=Path, help="kernels whose tuned.json is read and gets what wins"
+        "--overlay",
+        type=Path,
+        help="kernels whose tuned.json is read, and updated if a candidate wins",
     )
     return parser.parse_args(argv)
 
@@ -59,7 +61,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 @ends_quietly
 def main(argv: list[str] | None = None) -> int:
     """Search, compare the best tiles with the start, write the result; return the exit status."""
-    given = parse(argv)
+    arguments = parse(argv)
     try:
         import optuna  # noqa: F401 # `--help` works without it
     except ImportError:
@@ -69,31 +71,31 @@ def main(argv: list[str] | None = None) -> int:
     from harness.tuning.entry import TUNED, tiles_of, with_tiles
     from harness.tuning.study import best_tiles, conclude, done, open_study, search
 
-    candidates = Candidates(given.lengths)
-    data = given.overlay and given.overlay / TUNED
+    candidates = Candidates(arguments.lengths)
+    data = arguments.overlay and arguments.overlay / TUNED
     kept = tiles_of(json.loads(data.read_text()), candidates.gpu) if data else {}
-    start = {**candidates.shipped, **kept, **given.start}
-    storage = given.storage if "://" in given.storage else Path(given.storage)
+    start = {**candidates.shipped, **kept, **arguments.start}
+    storage = arguments.storage if "://" in arguments.storage else Path(arguments.storage)
     study = open_study(storage, candidates.name)
     before = done(study)
-    trials = given.trials if given.more is None else before + given.more
+    trials = arguments.trials if arguments.more is None else before + arguments.more
     search(
         *(study, start, candidates.objective(start)),
         trials=trials,
-        seconds=given.seconds,
+        seconds=arguments.seconds,
         footprint=lambda: candidates.footprint,
     )
     sys.stdout.write(f"{candidates.name}: {before} trials before, {done(study)} now\n")
     blocks = candidates.compare(start, best_tiles(study), BLOCKS)
-    tiles, found, evidence = conclude(study, blocks)
-    sys.stdout.write(f"A is the start, B the best of the search. {found}\n")
-    result = {**candidates.gpu, "tiles": tiles, "lengths": given.lengths, "evidence": evidence}
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
+    tiles, gain, evidence = conclude(study, blocks)
+    sys.stdout.write(f"A is the start, B the best of the search. {gain}\n")
+    result = {**candidates.gpu, "tiles": tiles, "lengths": arguments.lengths, "evidence": evidence}
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     if data and evidence["taken"]:
         entered = with_tiles(json.loads(data.read_text()), result)
         data.write_text(json.dumps(entered, indent=2) + "\n")
     verdict = "taken" if evidence["taken"] else "the start stays"
-    sys.stdout.write(f"{verdict}: {tiles}\nwritten to {given.out}\n")
+    sys.stdout.write(f"{verdict}: {tiles}\nwritten to {arguments.out}\n")
     return 0
 
 

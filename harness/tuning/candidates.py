@@ -37,8 +37,8 @@ def errors_of(scan: Any, tiles: Any) -> dict[str, float]:
         expected = quasar_chunked(*inputs)[0]
         plan = scan.plan_segments(inputs[0], None, tiles, 5)
         poison()
-        found = scan.forward(scan.ScanInputs.of(*inputs), plan=plan).o
-        errors[kind] = relative_rms(found, expected)
+        output = scan.forward(scan.ScanInputs.of(*inputs), plan=plan).o
+        errors[kind] = relative_rms(output, expected)
     return errors
 
 
@@ -60,9 +60,9 @@ class Candidates:
         from fla.ops.quasar.triton_kernels import scan, tuning
 
         self._scan, self._lengths = scan, lengths
-        found = torch.cuda.get_device_properties(0)
-        self.gpu = {"gpu": found.name, "capability": f"{found.major}.{found.minor}"}
-        self.name = f"{found.name}, heads of {WIDTH}, bfloat16, {','.join(map(str, lengths))}"
+        properties = torch.cuda.get_device_properties(0)
+        self.gpu = {"gpu": properties.name, "capability": f"{properties.major}.{properties.minor}"}
+        self.name = f"{properties.name}, heads of {WIDTH}, bfloat16, {','.join(map(str, lengths))}"
         shipped = tuning.tiles_for(WIDTH, torch.bfloat16, torch.device("cuda", 0))
         self._of = type(shipped)
         self.shipped: Tiles = shipped._asdict()

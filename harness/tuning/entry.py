@@ -62,10 +62,10 @@ def with_tiles(data: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, 
     made = {"capability": capability, "measured": measured, "tiles": [row, *old]}
 
     def own(other: dict[str, Any]) -> dict[str, Any]:
-        # who had the same rows as this GPU keeps those of before
+        # a GPU that shared this GPU's rows keeps its previous ones
         return {**other, "tiles": _rows(data, other)} if other["tiles"] == name else other
 
-    gpus = {other: own(found) for other, found in data["gpus"].items()} | {name: made}
+    gpus = {other: own(value) for other, value in data["gpus"].items()} | {name: made}
     return {**data, "gpus": gpus, "safe": [own(one) for one in data["safe"]]}
 
 

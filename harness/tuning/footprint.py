@@ -1,4 +1,4 @@
-"""What Triton kernels take of the GPU that they ran on: registers, spills, memory, occupancy."""
+"""Resource usage of Triton kernels on this GPU: registers, spills, memory, occupancy."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import torch
 import triton
 
 Footprint = dict[str, dict[str, float]]
-"""By kernel: registers and spilled 4-byte words a thread, bytes of shared memory and warps a block,
-and the share of a multiprocessor's warps that run at once."""
+"""By kernel: registers and spilled 4-byte words per thread, bytes of shared memory and warps per
+block, and the occupancy as a share of a multiprocessor's warps."""
 
 
 @contextmanager
 def launched() -> Iterator[list[Any]]:
-    """Collect the compiled kernels that are launched meanwhile, each once."""
-    found: list[Any] = []
+    """Collect the compiled kernels that are launched in the context, each once."""
+    kernels: list[Any] = []
     run: Any = triton.JITFunction.run
 
     def collecting(self: Any, *args: Any, **options: Any) -> Any:
         kernel = run(self, *args, **options)
-        if kernel is not None and all(kernel is not other for other in found):
-            found.append(kernel)
+        if kernel is not None and all(kernel is not other for other in kernels):
+            kernels.append(kernel)
         return kernel
 
     with patch.object(triton.JITFunction, "run", collecting):
-        yield found
+        yield kernels
 
 
 def blocks_at_once(function: int, threads: int, shared: int) -> int:
-    """Ask the driver how many blocks of a kernel a multiprocessor of this GPU holds.
+    """Return how many blocks of a kernel a multiprocessor of this GPU holds, by the driver.
 
     Raises:
         RuntimeError: the driver does not know the kernel.
@@ -49,8 +49,8 @@ def blocks_at_once(function: int, threads: int, shared: int) -> int:
 
 def warps_of_gpu() -> int:
     """Return how many warps a multiprocessor of this GPU holds."""
-    found = torch.cuda.get_device_properties(0)
-    return int(found.max_threads_per_multi_processor // found.warp_size)
+    properties = torch.cuda.get_device_properties(0)
+    return int(properties.max_threads_per_multi_processor // properties.warp_size)
 
 
 def footprint(
@@ -58,21 +58,21 @@ def footprint(
     most: int,
     blocks: Callable[[int, int, int], int] = blocks_at_once,
 ) -> Footprint:
-    """Return what each kernel takes.
+    """Return the resource usage of each kernel.
 
     Args:
-        kernels: of `launched`.
+        kernels: the result of `launched`.
         most: warps that a multiprocessor holds.
-        blocks: `blocks_at_once` or its stand-in.
+        blocks: `blocks_at_once` or a fake.
     """
-    taken: Footprint = {}
+    usage: Footprint = {}
     for kernel in kernels:
         warps, shared = kernel.metadata.num_warps, kernel.metadata.shared
-        taken[kernel.name] = {
+        usage[kernel.name] = {
             "registers": kernel.n_regs,
             "spills": kernel.n_spills,
             "shared": shared,
             "warps": warps,
             "occupancy": blocks(kernel.function, 32 * warps, shared) * warps / most,
         }
-    return taken
+    return usage

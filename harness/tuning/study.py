@@ -1,7 +1,7 @@
-"""A search for the tiles of one GPU that any number of processes may share, and none can lose.
+"""A search for the tiles of one GPU, which several processes can share and resume.
 
-Optuna proposes, SQLite keeps every trial as it ends: a process that is killed loses the trial that
-it was in, and the next one goes on from there.
+Optuna proposes candidates, and SQLite stores each trial when it ends. A killed process loses only
+its current trial, and the next process continues the search.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ CHOICES: Mapping[str, tuple[int, ...]] = {
     "output_warps": (1, 2, 4, 8),
     "output_stages": (1, 2, 3, 4),
 }
-"""What is tried for each field of the forward pass; the others stay as they are."""
+"""Candidate values of the forward pass's fields; the other fields keep the start's values."""
 
 BEAT_SECONDS = 10
-"""A process says that its trial lives; one that was silent for six of these is taken as killed."""
+"""Interval of a process's heartbeats; after six without one, its trial counts as killed."""
 
 
 class Refused(Exception):
-    """A candidate does not run, or computes something else; the message says which."""
+    """A candidate fails to run or computes a wrong result; the message gives the reason."""
 
 
 Report = Callable[[int, float], None]
-"""`report(step, value)`: the value so far; it ends a trial that is worse than most were there."""
+"""`report(step, value)` records the value so far, and ends a trial worse than most at that step."""
 
 Objective = Callable[[Tiles, Report], float]
-"""Time of some tiles over that of the start, less is better; raises `Refused`."""
+"""Returns the tiles' time divided by the start's (less is better), or raises `Refused`."""
 
 
 def open_study(storage: Path | str, name: str, seed: int | None = None) -> optuna.Study:
-    """Open the study of this name, or make it.
+    """Open the study of this name, or create it.
 
     Args:
-        storage: file of an SQLite database, or the URL of another one that several hosts reach.
-        seed: of the sampler; None takes another one each time.
+        storage: file of an SQLite database, or the URL of a database that several hosts can reach.
+        seed: the sampler's seed; None draws a random one.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = storage if isinstance(storage, str) else f"sqlite:///{storage.resolve()}"
@@ -71,7 +71,7 @@ def open_study(storage: Path | str, name: str, seed: int | None = None) -> optun
 
 
 def done(study: optuna.Study) -> int:
-    """Return how many trials have ended, refused and pruned ones too."""
+    """Return the number of trials that have ended, including refused and pruned ones."""
     ended = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
     return len(study.get_trials(deepcopy=False, states=ended))
 
@@ -85,9 +85,9 @@ def search(
     seconds: float | None = None,
     footprint: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
-    """Try candidates until `trials` have ended, earlier processes' counted, or for `seconds`.
+    """Try candidates until `trials` of all processes have ended, or for `seconds`.
 
-    The first candidate is `start`. What `footprint` returns of the last one is kept with its trial.
+    The first candidate is `start`. Each trial is stored with the result of `footprint`.
     """
     study.set_user_attr("start", start)
     searched = {name: start[name] for name in CHOICES}
@@ -128,12 +128,13 @@ def _with(value: int, values: Iterable[int]) -> list[int]:
 
 
 def candidates(study: optuna.Study) -> list[dict[str, Any]]:
-    """Return what each candidate was, took and came to: the fastest first, then the refused.
+    """Return each candidate's tiles, time, refusal and footprint, the fastest first.
 
-    `time` is over the start's; a candidate without one was refused, or given up as slower.
+    `time` is relative to the start's. Candidates without a time, which were refused or pruned as
+    slower, come last.
     """
     ended = [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
-    found = [
+    results = [
         {
             "tiles": dict(t.params),
             "time": t.value if t.state == TrialState.COMPLETE else None,
@@ -142,14 +143,14 @@ def candidates(study: optuna.Study) -> list[dict[str, Any]]:
         }
         for t in ended
     ]
-    return sorted(found, key=lambda one: (one["time"] is None, one["time"] or 0.0))
+    return sorted(results, key=lambda one: (one["time"] is None, one["time"] or 0.0))
 
 
 def best_tiles(study: optuna.Study) -> Tiles:
-    """Return the best tiles so far; the start where no other one ran.
+    """Return the best tiles so far, or the start if no candidate has completed.
 
     Raises:
-        KeyError: nothing was searched yet.
+        KeyError: the search has not started.
     """
     start: Tiles = study.user_attrs["start"]
     try:
@@ -165,10 +166,10 @@ def conclude(
 
     Args:
         blocks: speeds of the start (A) and of the best tiles (B), in any unit. The best tiles are
-            taken only if these show them to be faster.
+            used only if these show them to be faster.
     """
-    found = difference(list(blocks))
-    taken = best_tiles(study) if found.faster else study.user_attrs["start"]
+    gain = difference(list(blocks))
+    tiles = best_tiles(study) if gain.faster else study.user_attrs["start"]
     trials = study.get_trials(deepcopy=False)
     refused = sorted({t.user_attrs["refused"] for t in trials if "refused" in t.user_attrs})
     evidence = {
@@ -176,7 +177,7 @@ def conclude(
         "trials": done(study),
         "completed": sum(t.state == TrialState.COMPLETE for t in trials),
         "refused": refused[:10],
-        "gain": {"ratio": found.ratio, "low": found.low, "high": found.high},
-        "taken": found.faster,
+        "gain": {"ratio": gain.ratio, "low": gain.low, "high": gain.high},
+        "taken": gain.faster,
     }
-    return taken, found, evidence
+    return tiles, gain, evidence

@@ -1,7 +1,7 @@
 """`python -m harness.worker TASK`: read a job from stdin, do it, reply on a private descriptor.
 
-Only what is sent there counts; stdout and stderr belong to the code under test. That runs in a
-process of its own, which this one starts before it reads the job.
+Only data on that descriptor count; stdout and stderr belong to the code under test. That code runs
+in a separate process, which this one starts before it reads the job.
 """
 
 from __future__ import annotations

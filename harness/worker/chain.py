@@ -39,7 +39,7 @@ _GRAPHS_MOST = 8
 
 @dataclass(frozen=True)
 class Chain:
-    """What maps outputs to digests and digests to factors.
+    """The maps from outputs to digests and from digests to factors.
 
     Attributes:
         signs: +-1 for each run of tokens, as many of each, over the unit of rounding; `[runs]`.
@@ -106,7 +106,7 @@ def _offset() -> float:
 
 
 class Link:
-    """What is done between two calls: note the digest, and give the weights the next factors.
+    """The work between two calls: store the digest, and multiply the weights by the next factors.
 
     Args:
         weights: `[outputs, channels]` each; their columns are scaled where they lie.
@@ -133,7 +133,7 @@ class Link:
 
     @torch.no_grad()
     def __call__(self, y: Tensor) -> None:
-        """Take the output `[1, T, channels]` of a call; a CUDA graph for each address of it."""
+        """Process a call's output `[1, T, channels]`, with a CUDA graph per address of it."""
         place = y.data_ptr()
         if not y.is_cuda or (place not in self._graphs and len(self._graphs) == _GRAPHS_MOST):
             self._link(y)

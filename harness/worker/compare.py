@@ -1,4 +1,4 @@
-"""How far a tensor is from its exact value, and how far it may be."""
+"""A tensor's errors against its exact value, and their limits."""
 
 from __future__ import annotations
 
@@ -148,13 +148,13 @@ class Checker:
         self.bound(f"{name}: outputs of another shape", where, int(not same_shape), 0)
         if not same_shape:
             return
-        found, limits = figures(actual, expected), self.limits
-        self.bound(f"{name}: relative RMS error", where, found.relative_rms, limit)
-        self.bound(f"{name}: error of the worst eighth", where, found.worst_part, limit)
+        result, limits = figures(actual, expected), self.limits
+        self.bound(f"{name}: relative RMS error", where, result.relative_rms, limit)
+        self.bound(f"{name}: error of the worst eighth", where, result.worst_part, limit)
         self.bound(
-            f"{name}: largest difference", where, found.max_difference, limits.max_difference
+            f"{name}: largest difference", where, result.max_difference, limits.max_difference
         )
-        self.bound(f"{name}: cosine", where, found.cosine, limits.cosine, at_least=True)
+        self.bound(f"{name}: cosine", where, result.cosine, limits.cosine, at_least=True)
 
     def unchanged(self, name: str, where: str, actual: Tensor, expected: Tensor) -> None:
         """Bound the number of elements that differ by zero."""

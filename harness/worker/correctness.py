@@ -78,7 +78,7 @@ class _Stages:
         return _on(self.checker.device, self.subject.operate(initial=initial, final=final))
 
     def _same(self, name: str, where: str, expected: Mapping[str, Tensor]) -> None:
-        """Compare what the subject holds, in part where it is long, with what it received."""
+        """Compare the subject's tensors, long ones in part, with those that it received."""
         length = max(tensor.shape[1] for tensor in expected.values() if tensor.ndim > 1)
         rows = None
         if length > ORACLE_LENGTH:
@@ -131,17 +131,17 @@ class _Stages:
         inputs = _layer_like(checker, 257)
         size = WORKLOAD.head_dim
         initial = checker.normal(1, WORKLOAD.num_heads, size, size)
-        for given in (None, initial):
-            if given is not None:
-                self.subject.put({"initial": given})
+        for start in (None, initial):
+            if start is not None:
+                self.subject.put({"initial": start})
                 where = "257 tokens, from an initial state"
-            found = self._operate(inputs, initial=given is not None, final=True)
-            o, state = _oracle(inputs, given)
-            checker.bound("final state: missing", where, int("state" not in found), 0)
-            if given is not None:
-                checker.compare("operator", where, found["o"], o, limit)
-            if "state" in found:
-                checker.compare("final state", where, found["state"], state, limit)
+            result = self._operate(inputs, initial=start is not None, final=True)
+            o, state = _oracle(inputs, start)
+            checker.bound("final state: missing", where, int("state" not in result), 0)
+            if start is not None:
+                checker.compare("operator", where, result["o"], o, limit)
+            if "state" in result:
+                checker.compare("final state", where, result["state"], state, limit)
 
     def reuse(self) -> None:
         """New values in the same memory must give new outputs, and leave the old ones alone."""
@@ -189,7 +189,7 @@ class _Stages:
         x = checker.normal(1, GRADIENT_LENGTH, WORKLOAD.hidden_size)
         toward = checker.normal(*x.shape)
         self.subject.put({"x": x, "toward": toward})
-        found = _on(checker.device, self.subject.gradients())
+        gradients = _on(checker.device, self.subject.gradients())
 
         exact = {n: value.double().requires_grad_() for n, value in weights.items()}
         exact_x = x.double().requires_grad_()
@@ -200,7 +200,7 @@ class _Stages:
         actual, expected = [], []
         for name, leaf in {**exact, "input": exact_x}.items():
             assert leaf.grad is not None  # noqa: S101 # the definition depends on all of them
-            grad = found.get(name, torch.zeros(0))
+            grad = gradients.get(name, torch.zeros(0))
             same = grad.shape == leaf.grad.shape
             actual.append((grad.double() if same else torch.zeros_like(leaf.grad)).flatten())
             expected.append(leaf.grad.flatten())
@@ -284,7 +284,7 @@ def check_correctness(
     for stage in stages:
         stage()
         if not checker.passed:
-            break  # what is wrong here need not even run there
+            break  # after a failure the later stages need not run
     replaced = subject.tampered()
     checker.bound("functions replaced", ", ".join(replaced) or "none", len(replaced), 0)
     return Correctness(

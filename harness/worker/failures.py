@@ -23,7 +23,7 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         "out of memory" in text
         or "can't allocate memory" in text
-        or "cublas_status_alloc_failed" in text  # cuBLAS's own words for it
+        or "cublas_status_alloc_failed" in text  # cuBLAS's message
     )
 
 

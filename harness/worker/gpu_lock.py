@@ -17,7 +17,7 @@ class GpuLock:
 
     Args:
         path: the file; None for a process that is alone.
-        seconds: after so many, waits left out, SIGALRM ends the process; None sets no limit.
+        seconds: SIGALRM ends the process after this time, waits excluded; None sets no limit.
     """
 
     def __init__(self, path: str | None, seconds: float | None = None) -> None:

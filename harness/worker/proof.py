@@ -33,7 +33,7 @@ from harness.worker.referee import SubjectProxy
 from harness.workload import WORKLOAD
 
 ROWS, ROW_SECONDS = 3, 0.1
-"""Rows of at least so many seconds, of which the best counts: interference only slows them down."""
+"""Timed rows, and least seconds of one. The best counts: interference only slows rows down."""
 
 SHORT, ROWS_OF_SHORT = 16_384, 8
 """Calls of fewer tokens wait for the host, whose slow phases last longer than three rows."""
@@ -48,10 +48,10 @@ VERIFIED_OWN = 4
 """Calls that the referee computes for one's own code, whose claim does not rest on the row."""
 
 LINK_MOST = 0.2
-"""Share of a row that is taken off at most: otherwise slowing `time_link` down would be a gain."""
+"""Largest share of a row's time to subtract, so that slowing `time_link` down is no gain."""
 
 RATIO = {"cuda": 1.3, "cpu": 3.0}
-"""The loop of one's own code may be so many times faster than a row."""
+"""Largest accepted ratio of the speeds of the loop and a row, for one's own code."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Proof:
-    """The best row, and what it was prepared with.
+    """The best row and its inputs.
 
-    `vram_bytes` and `first_call_seconds` are what the subject reports.
+    `vram_bytes` and `first_call_seconds` are the subject's report.
     """
 
     weights: dict[str, Tensor]
@@ -84,7 +84,7 @@ class Proof:
 
 
 def take(subject: SubjectProxy, length: int, device: torch.device, *, enough: float = 0.0) -> Proof:
-    """Have the subject call its layer on `length` tokens, and time it.
+    """Request calls of the subject's layer on `length` tokens, and time them.
 
     Args:
         enough: seconds of a call, of which no better row is wanted.
@@ -168,21 +168,21 @@ def _best_row(subject: SubjectProxy, length: int, device: torch.device, enough: 
         if row.seconds >= ROW_SECONDS or calls == most:
             rows -= 1
             if per_call < best:
-                best, found = per_call, row
+                best, fastest = per_call, row
             if per_call <= enough:
                 break
         else:
             calls = min(max(calls + 1, math.ceil(1.15 * ROW_SECONDS / per_call)), most)
-    return found
+    return fastest
 
 
 def _ask(subject: SubjectProxy, calls: int) -> Row:
-    """Have a row of calls made, and take its time."""
+    """Request a row of calls and measure its time."""
     seed = secret_seed()
     started = time.monotonic()
-    _, found = subject.ask("row", seed=seed, calls=calls)
+    _, tensors = subject.ask("row", seed=seed, calls=calls)
     seconds = time.monotonic() - started
-    digests = found.get("digests", torch.zeros(0))
+    digests = tensors.get("digests", torch.zeros(0))
     if digests.shape != (calls, WORKLOAD.hidden_size) or digests.dtype != torch.int8:
         raise WorkerError(f"the digests of a row have the shape {tuple(digests.shape)}", "gate")
     return Row(seed, digests, seconds)

@@ -82,7 +82,7 @@ class SubjectProxy:
             self._sent = max(self._sent, tensor.numel() * tensor.element_size())
         try:
             self._channel.send({"op": op, **fields}, tensors)
-            body, found = self._channel.receive(8 * self._sent + _SPARE)
+            body, contents = self._channel.receive(8 * self._sent + _SPARE)
         except WireError as error:
             if error.gone:
                 raise self._ended() from None
@@ -92,7 +92,7 @@ class SubjectProxy:
         failure = body.get("failure")
         if isinstance(failure, dict):
             raise _failure_of(failure)
-        return body, found
+        return body, contents
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         self.ask("put", tensors)

@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Imported(Frozen):
-    """How long the import of a tree took, and the files that were loaded, relative to it."""
+    """The time of a tree's import, and the loaded files, relative to the tree."""
 
     import_seconds: NotNegative
     operator_file: str

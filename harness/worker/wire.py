@@ -32,7 +32,7 @@ _DTYPES = {
 
 
 class WireError(Exception):
-    """What came is no message; or the other side is gone, and `gone` is true."""
+    """The received bytes are no message; if `gone` is true, the other side has closed."""
 
     def __init__(self, reason: str, *, gone: bool = False) -> None:
         super().__init__(reason)
@@ -52,10 +52,10 @@ class Channel:
             end.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
 
     def send(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Send a header, whose key `tensors` is taken, and tensors of any device.
+        """Send a header, which must not have the key `tensors`, and tensors of any device.
 
         Raises:
-            OSError: the other side is gone.
+            OSError: the other side has closed.
         """
         host = {name: t.detach().cpu().contiguous() for name, t in (tensors or {}).items()}
         shapes = [
@@ -74,7 +74,7 @@ class Channel:
             limit: bytes that all tensors together may have.
 
         Raises:
-            WireError: it is malformed or too long, or the other side is gone.
+            WireError: the message is malformed or too long, or the other side has closed.
         """
         size = bytearray(4)
         self._fill(memoryview(size))

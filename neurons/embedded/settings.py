@@ -15,17 +15,17 @@ from neurons.runtime.machine import resolve_device
 from neurons.runtime.settings import Settings
 
 OUTSIDE = ("validator_api_url", "github_username", "fork_remote", "repo_path")
-"""Settings that mean a real subnet. GITHUB_TOKEN is not one: other tools set it as well."""
+"""Settings that select a real subnet. GITHUB_TOKEN does not, because other tools set it too."""
 
 ELSEWHERE = ("GITHUB_TOKEN", "DATABASE_URL")
-"""Variables that do not count here: they lead to what other programs keep."""
+"""Variables that an embedded run ignores, because they belong to other programs."""
 
 VALIDATOR_TAKES = (
     *("validator_api_url", "wallet_validator_name", "wallet_hotkey", "wallet_path", "device"),
     *("polling_interval", "bench_timeout_seconds", "sandbox", "allow_file_forks"),
     *("enable_logit_verification", "inference_servers", "reference_inference_url"),
 )
-"""Settings of the run that its validator has too."""
+"""Settings that the run shares with its validator."""
 
 API_TAKES = (
     "state_dir",
@@ -34,17 +34,17 @@ API_TAKES = (
     "reveal_window_blocks",
     "block_time_seconds",
 )
-"""Settings of the run that its API has too."""
+"""Settings that the run shares with its API."""
 
 MINER_TAKES = (
     *("validator_api_url", "fork_upstream_url", "wallet_path", "subtensor_network", "device"),
     *("target_sequence_length", "claim_runs", "claim_headroom"),
 )
-"""Settings of the run that each further miner has too."""
+"""Settings that the run shares with each further miner."""
 
 BLOCK_SECONDS = 2
 WINDOW_BLOCKS = 7 * 24 * 3600 // BLOCK_SECONDS
-"""A week: a run that was stopped for the weekend can continue with its commitment."""
+"""A week, so that a run stopped over a weekend can still reveal its commitment."""
 MINER, VALIDATOR = "miner", "validator"
 CPU_LENGTH = 2048
 CPU_HEADROOM = 0.5
@@ -56,7 +56,7 @@ def is_embedded(
     """Return whether nothing names a real subnet: no .env, no flag, no variable.
 
     Raises:
-        ConfigError: a .env is named that does not exist.
+        ConfigError: the named .env does not exist.
     """
     if find_env_file(env_file, environ) is not None:
         return False
@@ -66,7 +66,7 @@ def is_embedded(
 def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
     """Return the settings of an embedded run, before its children have a port.
 
-    What the user sets still counts, apart from what would lead out of this machine.
+    The user's settings apply, except those that would reach beyond this machine.
     """
     wanted = load_settings(flags, Path(os.devnull), environ)
     device = resolve_device(wanted.device)
@@ -76,7 +76,7 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
         "reveal_window_blocks": WINDOW_BLOCKS,
         "block_time_seconds": BLOCK_SECONDS,
         "polling_interval": 2.0,
-        "sandbox": "preferred",  # it judges this miner's own fork alone
+        "sandbox": "preferred",  # the validator runs only this miner's own fork
     }
     if device == "cpu":
         defaults |= {
@@ -100,7 +100,13 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
 
 
 def choose_port(file: Path) -> int:
-    """Return the port of the last run, which a live submission names, or a free one."""
+    """Return the last run's port if it is free, or else any free port.
+
+    A live submission names the last run's port.
+
+    Raises:
+        ConfigError: no port is free.
+    """
     try:
         last = int(file.read_text())
     except (OSError, ValueError):
@@ -126,7 +132,7 @@ def common_environment(settings: Settings) -> dict[str, str]:
 
 
 def api_environment(settings: Settings, port: int, validator_hotkey: str) -> dict[str, str]:
-    """Return the environment of the API, where this validator alone writes verdicts."""
+    """Return the environment of the API, which lets only this validator write verdicts."""
     url = settings.database_url
     return {
         **common_environment(settings),
@@ -139,7 +145,7 @@ def api_environment(settings: Settings, port: int, validator_hotkey: str) -> dic
 
 
 def validator_environment(settings: Settings) -> dict[str, str]:
-    """Return the environment of the validator, whose log is read."""
+    """Return the environment of the validator; the run reads its log, which is JSON."""
     return {
         **common_environment(settings),
         **_passed_on(settings, *VALIDATOR_TAKES),
@@ -149,11 +155,11 @@ def validator_environment(settings: Settings) -> dict[str, str]:
 
 
 def miner_settings(settings: Settings, name: str, home: Path) -> dict[str, str]:
-    """Return the settings of one more miner, by the names of their environment variables.
+    """Return the settings of one more miner, by environment variable.
 
     Args:
-        name: of its wallet.
-        home: the folder of its fork and its state.
+        name: the name of the miner's wallet.
+        home: the folder of the miner's fork and state.
     """
     return {
         **_passed_on(settings, *MINER_TAKES),

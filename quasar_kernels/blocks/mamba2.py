@@ -1,4 +1,4 @@
-"""Mamba-2: one projection, a causal convolution of four, SSD with a skip, a gated norm."""
+"""Mamba-2: a projection, a causal convolution over four tokens, SSD with a skip, a gated norm."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from quasar_kernels.shapes import expect, expect_sizes
 
 TAPS = 4
 STATES = range(16, 129)
-"""The supported state sizes."""
+"""Permitted state sizes."""
 ALIGNED = 8
-"""A projection to channels that are no multiple of this takes a GPU several times as long."""
+"""Projections are padded to a multiple of this; a GPU takes several times as long for others."""
 SMALLEST_STEP, LARGEST_STEP = 1e-3, 1e-1
-"""The range of the initial step sizes, which are evenly spaced in their logarithm."""
+"""Bounds of the initial step sizes, which are log-uniform between them."""
 
 
 class Mamba2State(NamedTuple):
-    """The state of a Mamba-2 layer for N sequences between calls."""
+    """The state of N sequences that a Mamba-2 layer keeps between calls."""
 
     before: Tensor  # [N, 3, inner + 2 groups x state], the convolution's last inputs
     ssd: Tensor  # [N, heads, state, inner / heads] fp32
 
 
 class Mamba2(nn.Module):
-    """Mamba-2 (arXiv 2405.21060) with its authors' initialisation.
+    """The Mamba-2 layer (arXiv 2405.21060) with its authors' initialisation.
 
     Args:
         width: channels of the input and the output.
-        heads: each of `expand * width / heads` channels, with one decay per head.
+        heads: number of heads; each has `expand * width / heads` channels and a separate decay.
         state: channels of a head's keys, 16 to 128.
-        expand: the inner width over `width`.
-        groups: sets of B and C, each for heads / groups heads.
+        expand: the inner width divided by `width`.
+        groups: number of groups; the heads / groups heads of a group share B and C.
         eps: epsilon of the norm.
 
     Raises:
-        ValueError: a size below 1, an unsupported state, or heads that do not divide
+        ValueError: a size below 1, a state outside 16 to 128, or heads that do not divide
             `expand * width` or are no multiple of groups.
     """
 
@@ -89,10 +89,10 @@ class Mamba2(nn.Module):
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
 
         Returns:
-            y `[B, T, width]` and the state behind each sequence.
+            y `[B, T, width]` and the state after each sequence.
 
         Raises:
-            ValueError: shapes that do not fit one another.
+            ValueError: the shapes are inconsistent.
         """
         expect("x", x, ("B", "T", self.input.in_features))
         gate, mixed, step, _ = self._projected(x).split([*self.sizes, self._over], dim=-1)
@@ -117,11 +117,15 @@ class Mamba2(nn.Module):
         return y, Mamba2State(earlier.last(), last)
 
     def _projected(self, x: Tensor) -> Tensor:
-        """Return the projection of x, with zeros up to a multiple of ALIGNED channels."""
+        """Return the projection of x, padded with zeros to a multiple of ALIGNED channels."""
         return F.linear(x, F.pad(self.input.weight, (0, 0, 0, self._over)))
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
-        """Return the backend of this layer's SSD; `dtype` is autocast's, None the parameters'."""
+        """Return the implementation of SSD for this layer.
+
+        Args:
+            dtype: autocast's dtype; None selects the parameters' dtype.
+        """
         weight = self.output.weight
         return ssd.OPERATOR.backend(
             weight.device,

@@ -13,13 +13,13 @@ from harness.hardware.machine import Environment
 from harness.worker.machine.telemetry import facts, snapshot
 
 PACKAGES = ("einops", "fla-core", "numpy", "nvidia-ml-py", "transformers")
-"""What a fork imports besides torch and Triton."""
+"""Packages that a fork imports besides torch and Triton."""
 
 VARIABLES = (
     *("CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES"),
     *("OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "QUASAR_NVRTC"),
 )
-"""What reaches a worker and changes how kernels run."""
+"""Variables that a worker inherits and that change how kernels run."""
 
 
 def _version(distribution: str) -> str | None:
@@ -36,7 +36,7 @@ def _cpu_model(info: str) -> str | None:
 
 
 def describe(device: torch.device) -> Environment:
-    """Return what a reader needs to repeat a measurement on `device`."""
+    """Return the facts that a reader needs to repeat a measurement on `device`."""
     gpu = torch.cuda.get_device_properties(0) if device.type == "cuda" else None
     state = snapshot() if gpu is not None else None
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""What every worker has to import, tried in a worker: torch, Triton, and the fork's own imports."""
+"""Try in a worker the imports that every worker needs: torch, Triton, and the fork's imports."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Missing(Frozen):
 
 def find_missing() -> Missing:
     """Import torch and Triton, and look for the other packages that a fork imports."""
-    found = []
+    missing = []
     for name in ("torch", *(["triton"] if platform.system() == "Linux" else [])):
         try:
             importlib.import_module(name)
         except Exception as error:  # a library that cannot be loaded raises OSError, for one
-            found.append(f"{name} ({type(error).__name__}: {error})")
+            missing.append(f"{name} ({type(error).__name__}: {error})")
     packages = {module.partition(".")[0] for module in fork_imports()} | {"fla"}
     for name in sorted(packages - {"torch", "triton"}):
         if importlib.util.find_spec(name) is None:
-            found.append(f"{name} (not found)")
-    return Missing(modules=tuple(found))
+            missing.append(f"{name} (not found)")
+    return Missing(modules=tuple(missing))

@@ -15,7 +15,7 @@ STEADY_C = 1
 
 
 class Soak(Frozen):
-    """How long a GPU was kept busy, and its temperature in Celsius before and after."""
+    """Seconds of a GPU's heat soak, and its temperature in Celsius before and after."""
 
     seconds: float
     before_c: int | None

@@ -55,7 +55,7 @@ def _slowdowns(nvml: Any, mask: int) -> tuple[str, ...]:
 def quiet_snapshot(
     seconds: float = QUIET_SECONDS, look: Callable[[], Snapshot | None] | None = None
 ) -> Snapshot | None:
-    """Read the GPU's state once nobody else uses it, or after `seconds` as it is then.
+    """Read the GPU's state once no other process uses it, or at the latest after `seconds`.
 
     A process that was timed just before may still give its memory back.
     """
@@ -91,7 +91,7 @@ class Watch:
         self._thread.join()
 
     def between(self, start: float, stop: float) -> tuple[Snapshot, ...]:
-        """Return what was seen between two moments of the monotonic clock, at most WATCHED."""
+        """Return the states between two times of the monotonic clock, at most WATCHED."""
         states = [state for at, state in self._seen if start <= at <= stop]
         return tuple(states[:: max(1, -(-len(states) // WATCHED))])
 
@@ -109,8 +109,8 @@ def _is_used(state: Snapshot) -> bool:
 def _others(nvml: Any, gpu: Any) -> int:
     """Return how many processes but this one compute on a GPU.
 
-    In a container NVML may know this process by another number. It is then taken for the one that
-    is not another, if it uses CUDA already.
+    In a container NVML may list this process under another pid. If this process uses CUDA, one pid
+    of the list is therefore not counted.
     """
     pids = {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
     torch = sys.modules.get("torch")
@@ -124,21 +124,21 @@ def snapshot(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> Snaps
     Returns None without a GPU, driver or nvidia-ml-py; single figures that this GPU does not
     report are None. `nvml` is the pynvml module or a fake.
     """
-    return _asked(_state, nvml, environ)
+    return _with_nvml(_state, nvml, environ)
 
 
 def facts(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the fields of an `Environment` that NVML has of this GPU; no load changes them."""
-    return _asked(_constants, nvml, environ) or {}
+    return _with_nvml(_constants, nvml, environ) or {}
 
 
 Read = Callable[[Callable[[], Any]], Any]
 
 
-def _asked(
+def _with_nvml(
     ask: Callable[[Any, Any, Read], Answer], nvml: Any, environ: Mapping[str, str]
 ) -> Answer | None:
-    """Return what `ask` makes of NVML, the GPU, and a reader that gives None for an error."""
+    """Return the result of `ask(nvml, gpu, reader)`; the reader returns None for an error."""
     nvml = nvml or _load()
     if nvml is None:
         return None
@@ -183,7 +183,7 @@ def _text(value: Any) -> Any:
 
 def _state(nvml: Any, gpu: Any, read: Read) -> Snapshot:
     power = read(lambda: nvml.nvmlDeviceGetPowerUsage(gpu))
-    # The second version leaves out what the driver keeps for itself.
+    # The second version leaves out the memory that the driver reserves.
     memory = read(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2))
     violation = read(lambda: nvml.nvmlDeviceGetViolationStatus(gpu, nvml.NVML_PERF_POLICY_THERMAL))
     mask = read(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))

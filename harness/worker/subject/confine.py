@@ -25,7 +25,7 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def give_up_privileges() -> None:
-    """Let this process and its descendants trace nothing but themselves, and signal nothing else.
+    """Restrict this process and its descendants: they can trace and signal only each other.
 
     Root loses the right to trace others. A Landlock domain (Linux 5.19) closes /proc/PID of other
     processes of the same user; its scope for signals needs Linux 6.12.
@@ -47,7 +47,7 @@ def landlock_version() -> int:
 
 
 def signals_are_scoped() -> bool:
-    """Tell whether this Linux can keep a process from signalling others."""
+    """Return whether this Linux can keep a process from signalling others."""
     return landlock_version() >= _SCOPES_SINCE
 
 

@@ -12,16 +12,16 @@ class Subject(Protocol):
     """The code under test: `serve.InProcessSubject` here, `referee.SubjectProxy` elsewhere."""
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take new values, in the same memory where the shape is that of before."""
+        """Store new values, in the same memory if the shape is unchanged."""
 
     def draw(self, name: str, shape: Sequence[int], seed: int) -> None:
-        """Take what `drawn` gives, as `put` takes tensors."""
+        """Store the result of `drawn`, as `put` stores tensors."""
 
     def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> dict[str, Tensor]:
-        """Return what is held, or these rows of the token dimension."""
+        """Return the stored tensors, or these rows of their token dimension."""
 
     def operate(self, *, initial: bool = False, final: bool = False) -> dict[str, Tensor]:
-        """Call the operator; return `o`, and `state` when asked for."""
+        """Call the operator; return `o`, and `state` if `final` is true."""
 
     def build(self) -> dict[str, Tensor]:
         """Make a new layer and return its weights."""

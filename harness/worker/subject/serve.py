@@ -38,7 +38,7 @@ Tensors = dict[str, Tensor]
 
 @contextmanager
 def _poisoned() -> Iterator[None]:
-    """Let torch fill new memory with NaN, so that an element that is never written shows."""
+    """Make torch fill new memory with NaN, so that unwritten elements are visible."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")
     try:
@@ -61,7 +61,7 @@ class InProcessSubject:
         self._layer: Any = None
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take new values: into the same memory where shape and dtype are those of before.
+        """Store new values, in the same memory if shape and dtype are unchanged.
 
         The tensors' version counters stay as they were.
         """
@@ -75,10 +75,10 @@ class InProcessSubject:
             self._held[name] = tensor.requires_grad_(name != "x" and self._device.type == "cuda")
 
     def draw(self, name: str, shape: Sequence[int], seed: int) -> None:
-        """Take what the referee draws from the same seed, as `put` takes tensors."""
+        """Store the values that the referee draws from the same seed, as `put` stores tensors."""
         old = self._held.get(name)
         if old is not None and (old.shape, old.dtype) == (torch.Size(shape), torch.float32):
-            fill(old.data, seed)  # in place: at a million tokens another one is 2 GB
+            fill(old.data, seed)  # in place, because a new tensor takes 2 GB at a million tokens
         else:
             self.put({name: drawn(shape, seed, self._device)})
 
@@ -88,14 +88,14 @@ class InProcessSubject:
         return held if rows is None else {n: t[:, rows.to(t.device)] for n, t in held.items()}
 
     def operate(self, *, initial: bool = False, final: bool = False) -> Tensors:
-        """Call the operator on q, k, v and beta; return `o` and, when `final`, `state` if it came.
+        """Call the operator on q, k, v and beta; return `o` and, with `final`, any `state`.
 
         The result of the call before is held as `earlier`.
         """
         options: dict[str, Any] = {"output_final_state": True} if final else {}
         if initial:
             options["initial_state"] = self._held["initial"]
-        # The result is used on the caller's stream at once: work left on another one is missed.
+        # The caller's stream uses the result at once, without waiting for work on other streams.
         with recording(self._device), _poisoned():
             o, state = self._operator(*(self._held[name] for name in OPERANDS), **options)
         if "o" in self._held:
@@ -123,8 +123,8 @@ class InProcessSubject:
         with torch.autocast("cuda", torch.bfloat16, enabled=self._device.type == "cuda"):
             y = self._layer(x)[0]
         torch.autograd.backward((y.float() * self._held["toward"]).sum())
-        found = {name: p.grad for name, p in self._layer.named_parameters()} | {"input": x.grad}
-        return {name: grad for name, grad in found.items() if grad is not None}
+        gradients = {name: p.grad for name, p in self._layer.named_parameters()} | {"input": x.grad}
+        return {name: grad for name, grad in gradients.items() if grad is not None}
 
     def time(self, length: int) -> dict[str, Any]:
         """Run the validator's loop; its layer, input and last output stay for what follows."""
@@ -141,7 +141,7 @@ class InProcessSubject:
     def prepare(
         self, weights: Mapping[str, Tensor], length: int, seed: int, size: float, chain_seed: int
     ) -> dict[str, Any]:
-        """Give the layer these weights and a new x, and call it until it is warm.
+        """Set the layer's weights and a new x, and call the layer until it is warm.
 
         Args:
             weights: written into the memory of the present ones.
@@ -256,12 +256,12 @@ class _Server:
                     traceback.print_exc()
                 self._channel.send({"failure": describe_failure(error)})
                 continue
-            found = {name: a for name, a in answer.items() if isinstance(a, Tensor)}
-            self._channel.send({n: a for n, a in answer.items() if n not in found}, found)
+            contents = {name: a for name, a in answer.items() if isinstance(a, Tensor)}
+            self._channel.send({n: a for n, a in answer.items() if n not in contents}, contents)
 
 
 def serve(channel: Channel) -> NoReturn:
-    """Answer the referee until it is gone."""
+    """Answer the referee until it closes the socket."""
     try:
         _Server(channel).serve()
     except (WireError, OSError):

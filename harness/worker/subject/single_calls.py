@@ -26,7 +26,7 @@ def cold_calls(layer: Any, x: Tensor, calls: int = CALLS) -> tuple[float, ...]:
     """
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     size = 4 * torch.cuda.get_device_properties(x.device).L2_cache_size
-    found = []
+    seconds = []
     try:
         flushed = torch.empty(size, dtype=torch.int8, device=x.device)
         for _ in range(calls):
@@ -37,7 +37,7 @@ def cold_calls(layer: Any, x: Tensor, calls: int = CALLS) -> tuple[float, ...]:
                 _output = layer(x)
             stop.record()
             stop.synchronize()
-            found.append(start.elapsed_time(stop) / 1e3)
+            seconds.append(start.elapsed_time(stop) / 1e3)
     except torch.OutOfMemoryError:
         return ()
-    return tuple(found)
+    return tuple(seconds)

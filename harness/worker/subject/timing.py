@@ -42,7 +42,7 @@ class InvalidRunError(Exception):
 
 
 class LoopResult(Frozen):
-    """What the subject reports of one run of the loop; the referee does not trust it."""
+    """The subject's report of one run of the loop; the referee does not trust it."""
 
     elapsed_seconds: Positive
     first_call_seconds: NotNegative

@@ -33,9 +33,9 @@ def load_tree(tree: Path) -> Loaded:
     """Import the layer and the operator with `tree` first on the path, as a validator does.
 
     Raises:
-        WorkerError: they were loaded from somewhere else, or this Python lacks what they import.
+        WorkerError: they were loaded from elsewhere, or a module that they import is missing.
     """
-    _compile_anew(tree)
+    _compile_sources(tree)
     sys.path.insert(0, str(tree))
     started = time.monotonic()
     try:
@@ -71,8 +71,8 @@ class _FromSource(SourceFileLoader):
         return code
 
 
-def _compile_anew(tree: Path) -> None:
-    """Let Python find nothing but source files below `tree`: no byte code, no extension module."""
+def _compile_sources(tree: Path) -> None:
+    """Restrict imports below `tree` to source files: no byte code, no extension modules."""
     finder = FileFinder.path_hook((_FromSource, SOURCE_SUFFIXES))
 
     def within(path: str) -> PathEntryFinder:

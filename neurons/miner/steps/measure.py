@@ -1,4 +1,4 @@
-"""PUBLISHED to MEASURED: times the fork's commit in children and keeps the report."""
+"""PUBLISHED to MEASURED: measures the fork's commit in child processes and stores the report."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from neurons.miner.measuring import (
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Measure what the claim needs; samples that exist are not taken again.
+    """Take the samples that the claim needs and the report lacks.
 
-    After a crash the report's samples count if its digest, commit and code match and the machine
-    is the same.
+    After a crash the report's samples count if the digest, the commit, the code and the machine
+    are the same.
     """
     if not context.lays_out(submission):
         return context.move(submission, State.NEW)
@@ -32,7 +32,7 @@ def run(submission: Submission, context: Context) -> Submission:
 
 
 def _open(submission: Submission, context: Context, environment: Environment) -> ClaimMeasurement:
-    """Return the measurement of a submission, with the samples from before a crash."""
+    """Return a submission's measurement, with the samples that were taken before a crash."""
     commit = str(submission.commit_hash)
     measurement = new_measurement(
         *(context.settings, context.fork.worktree, environment),
