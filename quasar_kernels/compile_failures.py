@@ -100,6 +100,7 @@ _HOST_COMPILER = r"(?:gcc|g\+\+|cc1plus|cc|c\+\+|clang\+*)(?:-\d+)?"
 _KNOWN = (
     (r"cuda out of memory|cuda_error_out_of_memory", GPU_FULL),
     (r"out of memory|memory allocation failure|std::bad_alloc|cannot allocate memory", MEMORY),
+    (r"loop in catastrophic error processing", MEMORY),  # NVRTC had none left to report it with
     (r"\bkilled\b|(?:status|code) (?:137|-9)\b", MEMORY),
     (r"driver version is insufficient|driver on your system is too old", DRIVER_OLD),
     (r"unsupported toolchain|unsupported_ptx_version|insufficient_driver", DRIVER_OLD),

@@ -181,6 +181,7 @@ def test_a_guest_joins_the_pages_and_gets_a_verdict(tmp_path: Path) -> None:
     """The pages run without a competition; one more miner, a process by itself, joins them."""
     short = {"TARGET_SEQUENCE_LENGTH": "512", "CLAIM_RUNS": "1", "DEVICE": "cpu"}
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CLAIM_HEADROOM": "0.7", **short}
+    env["OMP_NUM_THREADS"] = "1"  # threads that wait for one another slow down everything else
     env["PYTHONPATH"] = f"{install_small_host(tmp_path / 'host')}:{PROJECT}"
     words = ("-m", "neurons.embedded", "--miners", "0", "--folder", str(tmp_path / "home"))
     with started(*words, env=env, stdout=subprocess.PIPE) as subnet:

@@ -14,6 +14,7 @@ import pytest
 from harness.analysis.ab_compare import BLOCKS
 from harness.measuring.runner import MeasurementError
 from harness.sample import Sample
+from harness.source import source_digest
 from neurons.miner.proposal import Refused
 from neurons.miner.publishing.tuned_kernels import FILE, Evidence, TunedKernels, copy_overlay
 from neurons.miner.tuner import Tuner
@@ -212,6 +213,12 @@ def test_a_real_worker_checks_what_a_real_command_changes(tmp_path):
     (host / "fla/layers/__init__.py").touch()
     settings = make_settings(tmp_path / "state", tune_seconds=HANG)
     kept = TunedKernels(settings.state_dir)
-    tuner = Tuner(settings, kept, host, get_logger("test"), measure=Bench().measure)
+    bench = Bench()
+
+    def measure(tree: Path, length: int, *_: Any, **__: Any) -> Sample:
+        sample = bench.measure(tree, length)
+        return sample.model_copy(update={"source_digest": source_digest(tree)})
+
+    tuner = Tuner(settings, kept, host, get_logger("test"), measure=measure)
     assert tuner.try_one(python(FASTER), 64).faster
     assert "# FASTER" in (kept.root() / CHUNK).read_text()
