@@ -14,7 +14,7 @@ import time
 def main(folder: str, seconds: float) -> None:
     """Judge the queue until the process is ended."""
     sys.path[0] = folder  # in place of this file's own folder
-    from neurons.validator import __main__ as public
+    from neurons import validator as public
 
     judge = object.__new__(public.Validator)
     judge.logit_verification_enabled = False
