@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,7 +38,7 @@ def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
         case.options(parser)
     args = parser.parse_args(arguments)
     run: Run | None = None
-    for run in _runs(case, args):
+    for run in case.measure(args):
         if args.out:
             write(args.out, run)
     if run is None:
@@ -56,11 +56,6 @@ def misses(case: ModuleType, run: Run) -> list[str]:
     if hasattr(case, "misses"):
         return list(case.misses(run))
     return missed(case.limits(run)) if hasattr(case, "limits") else []
-
-
-def _runs(case: ModuleType, args: argparse.Namespace) -> Iterator[Run]:
-    runs: Iterator[Run] = case.measure(args)
-    return runs
 
 
 def fork_option(parser: argparse.ArgumentParser) -> None:

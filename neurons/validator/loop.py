@@ -1,7 +1,7 @@
 """The validator's loop: one submission after another, from the queue to the written verdict.
 
-An evaluation is noted before it begins: a validator that dies in it goes on with the other
-submissions.
+The attempt is recorded before the evaluation begins. If the validator dies during it, the next
+start continues with the other submissions.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Validator:
             self._weights.run_once()
 
     def _next(self, seen: set[int]) -> QueuedSubmission | None:
-        """Return whose turn it is: each evaluation changes the order, and some take long."""
+        """Return the next submission to judge; each evaluation changes the order."""
         waiting = [one for one in self._api.queue() if one.id not in seen]
         due = [one for one in waiting if self._attempts.is_due(one)]
         return min(due, key=self._attempts.turn, default=None)

@@ -64,7 +64,7 @@ class Weights(NamedTuple):
 class Activations:
     """Tensors between the stages, for R tokens of H heads of S channels.
 
-    Who used one for the last time drops it: for a million tokens each takes gigabytes.
+    A stage sets a tensor to None after its last use: for a million tokens each takes gigabytes.
     """
 
     scan: ScanInputs | None  # of the operator

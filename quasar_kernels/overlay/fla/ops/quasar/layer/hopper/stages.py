@@ -1,4 +1,4 @@
-"""The layer's stages on Hopper: one kernel before the operator, one behind it.
+"""The layer's stages on Hopper: one kernel before the operator, one after it.
 
 They take one sequence from its start, of at least `FEWEST_TOKENS` tokens, in fp32 with products in
 bf16 or fp16, nothing recorded, on a GPU of compute capability 9.0. When a launch fails, one line is
