@@ -59,10 +59,10 @@ def test_longer_inputs_and_changing_ones_are_launched():
     layer = make_layer()
     for _ in range(3):
         call(layer, fresh(1, replay.MOST_ELEMENTS // 512 + 1))
-    for length in range(1, 3 * replay.KEPT):
+    for length in range(1, 3 * replay.MAX_GRAPHS):
         call(layer, fresh(1, length))
     assert not graphs(layer)
-    assert len(replay._owners[layer]) == replay.KEPT
+    assert len(replay._owners[layer]) == replay.MAX_GRAPHS
 
 
 def step(layer):

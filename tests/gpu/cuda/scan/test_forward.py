@@ -152,7 +152,7 @@ def test_states_are_those_behind_the_segments(width):
     for n in range(total - 1):
         stop = (n + 1) * length
         state = quasar_chunked(q[:, :stop], k[:, :stop], v[:, :stop], beta)[1]
-        assert relative_rms(result.states[n : n + 1], state) <= OPERATOR[torch.bfloat16]
+        assert relative_rms(result.saved.states[n : n + 1], state) <= OPERATOR[torch.bfloat16]
         # G takes any state through its segment: the difference that an initial state makes
         start = torch.randn_like(state, dtype=torch.float32)
         part = [x[:, stop - length : stop] for x in (q, k, v)]
