@@ -6,6 +6,7 @@ those of `compare.LIMITS`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -27,6 +28,11 @@ LAYER_EXACT = 4096
 """Longest sequence at which the layer is compared in float64; beyond it the oracle is fp32."""
 
 GRADIENT_LENGTH = 130
+
+SLOWEST, FASTEST = 0.005, 2.8
+"""beta of the heads in one comparison: the slowest remembers all of its SLOW_LENGTH tokens or more.
+New layers' heads forget so fast that pieces with a short overlap would be right without a state."""
+SLOW_LENGTH = 2048
 
 SAMPLED = 4096
 """Tokens of an input that are looked at after a call, when it has more than `ORACLE_LENGTH`."""
@@ -97,6 +103,11 @@ class _Stages:
             lengths.add(2 + self.checker.below(max(LENGTHS)))
         for tokens in sorted(lengths):
             self._compare(_layer_like(self.checker, tokens), f"{tokens} tokens")
+        tokens = SLOW_LENGTH + self.checker.below(SLOW_LENGTH)
+        slow = _layer_like(self.checker, tokens)
+        spread = torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), WORKLOAD.num_heads)
+        slow["beta"] = spread.to(slow["beta"])
+        self._compare(slow, f"{tokens} tokens", "operator of slow heads")
         inputs = _layer_like(self.checker, 512)
         correlated = self.checker.limits.correlated
         for name, noise in (("correlated keys", 0.1), ("repeated keys", 0.0)):

@@ -30,6 +30,7 @@ OPERATORS = {
     "another_shape": "operator: outputs of another shape",
     "skips_its_last_chunk": "operator: error of the worst eighth",
     "forgets_between_chunks": "operator: relative RMS error",
+    "forgets_what_new_layers_forget": "operator of slow heads: relative RMS error",
     "overflows": "operator: largest difference",
     "returns_no_state": "final state: missing",
     "wrong_state": "final state: relative RMS error",

@@ -171,22 +171,24 @@ def test_one_false_digest_of_many_is_found() -> None:
         proof._verify(chain, weights, x, row)
 
 
-def test_tokens_depend_on_all_before_them() -> None:
-    """An operator without a state, restarted 1,024 tokens before each piece, has other digests."""
+def test_tokens_depend_on_those_before_them() -> None:
+    """An operator that loses its state in the middle has other digests."""
     weights, length = own_layer.draw_weights(CPU), 4096
     x = drawn((1, length, CHANNELS), 9, CPU)
 
-    def pieces(
+    def halves(
         q: Tensor, k: Tensor, v: Tensor, beta: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        first, _ = quasar_chunked(q[:, :3072], k[:, :3072], v[:, :3072], beta, dtype=dtype)
-        last, state = quasar_chunked(q[:, 2048:], k[:, 2048:], v[:, 2048:], beta, dtype=dtype)
-        return torch.cat((first, last[:, 1024:]), 1), state
+        cut = slice(0, length // 2), slice(length // 2, length)
+        first, last = (
+            quasar_chunked(q[:, at], k[:, at], v[:, at], beta, dtype=dtype) for at in cut
+        )
+        return torch.cat((first[0], last[0]), 1), last[1]
 
     options: dict[str, Any] = {"num_heads": 8, "head_dim": 64, "dtype": torch.float32}
     whole = quasar_layer(weights, x, **options)
     chain = Chain.draw(length, own_layer.output_size(weights, CPU), 10, CPU)
-    apart = chain.sums(whole) - chain.sums(quasar_layer(weights, x, **options, operator=pieces))
+    apart = chain.sums(whole) - chain.sums(quasar_layer(weights, x, **options, operator=halves))
     assert float(apart.square().mean().sqrt()) > 2 * LIMITS[BF16].layer / STEP
 
 
