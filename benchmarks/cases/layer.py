@@ -143,11 +143,11 @@ def time_tree(
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add this case's options."""
-    commands.fork_option(parser)
+    commands.fork_option(parser, required=False)
     parser.add_argument("--tree", choices=TREES, default="overlay")
 
 
-def measure_tree(name: str, fork: Path) -> list[Entry]:
+def measure_tree(name: str, fork: Path | None) -> list[Entry]:
     """Check a tree at its lengths in parallel, then time it."""
     device = probe().device
     with tempfile.TemporaryDirectory() as folder:

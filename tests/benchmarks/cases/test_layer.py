@@ -117,3 +117,13 @@ def test_each_tree_is_the_fork_with_its_own_files_over_it(fork: Path, tmp_path: 
     assert made["overlay"] == original | overlay
     layer_file = {"fla/layers/quasar.py": original["fla/layers/quasar.py"]}
     assert made["overlay-ops"] == original | overlay | layer_file
+    (changed,) = dict(made["overlay-portable"].items() ^ made["overlay"].items())
+    assert changed == "fla/ops/quasar/cuda/nvrtc.py"
+    assert b"HOPPER = (0, 0)" in made["overlay-portable"][changed]
+
+
+def test_the_installed_fla_is_enough_for_a_tree_with_its_own_layer(tmp_path: Path) -> None:
+    own = contents(make_tree(None, tmp_path / "own", TREES["overlay"]))
+    assert contents(OVERLAY).items() <= own.items()
+    with pytest.raises(SystemExit, match="--fork"):
+        make_tree(None, tmp_path / "ops", TREES["overlay-ops"])

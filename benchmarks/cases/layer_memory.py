@@ -1,0 +1,107 @@
+"""The layer's peak memory by length: recorded calls, calls without gradients, training steps.
+
+    python -m benchmarks layer_memory --out benchmarks/h200/layer-memory.json
+
+`--tree overlay-portable` measures it without Hopper's own instructions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.cases.layer_calls import DEVICE, output, step
+from benchmarks.cases.layer_training import Shape, new
+from benchmarks.cases.trees import TREES, make_tree
+from benchmarks.engine import clocks, commands
+from benchmarks.engine.results import Entry, Run, start
+from harness.worker.subject.tree import load_tree
+
+WIDTHS = ((512, 8, 64), (1024, 16, 64), (2048, 16, 128))
+"""Channels, heads and their width."""
+LENGTHS = (512, 2048, 16_384, 65_536, 100_000, 262_144, 500_000, 1_000_000)
+MOST_ELEMENTS = 1 << 29
+"""Largest input, in elements: a million tokens of 512 channels."""
+CALLS = 3
+"""The second call may be captured as a CUDA graph, the third replays it."""
+PROTOCOL = """\
+QuasarAttention on fp32 input `[1, T, hidden]` under bf16 autocast. `recorded`: calls as a \
+validator times them, the previous output alive; `no_grad`: the same without gradients; \
+`training`: forward and backward pass with gradients of input and parameters. Three calls each in \
+an allocator without cached memory; `peak_bytes` are allocated, input and parameters included, \
+`reserved_bytes` what the process holds of the GPU for tensors, CUDA graphs included. The driver's \
+context comes in addition: `context_bytes`."""
+
+
+def calls(layer: Any, shape: Shape, way: str) -> None:
+    """Call the layer a few times in one way."""
+    x = torch.randn(1, shape.tokens, shape.hidden_size, device=DEVICE)
+    dy = None
+    if way == "training":
+        x.requires_grad_()
+        dy = torch.randn_like(x, dtype=torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    with torch.set_grad_enabled(way != "no_grad"):
+        for _ in range(CALLS):
+            # the result stays alive during the next call
+            result: Any = output(layer, x) if dy is None else step(layer, x, dy)
+    torch.cuda.synchronize()
+    del result
+
+
+def peak(layer_class: type, shape: Shape, way: str) -> Entry:
+    """Return the peaks of calls of a layer of its own."""
+    clocks.free()
+    layer = new(layer_class, shape)
+    of = {**shape._asdict(), "way": way}
+    try:
+        calls(layer, shape, way)
+    except torch.cuda.OutOfMemoryError as error:
+        return Entry(table="peaks", of=of, failure=f"out_of_memory: {error}")
+    figures = {
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
+    return Entry(table="peaks", of=of, figures=figures)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add this case's options."""
+    commands.fork_option(parser, required=False)
+    parser.add_argument("--tree", choices=TREES, default="overlay")
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Measure one tree; yield what there is after each width."""
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = load_tree(make_tree(args.fork, Path(folder).resolve(), TREES[args.tree]))
+        run = start("layer_memory", PROTOCOL, args.commit, settings={"tree": args.tree})
+        for width in WIDTHS:
+            shapes = [Shape(*width, 1, n) for n in LENGTHS if n * width[0] <= MOST_ELEMENTS]
+            run = run.adding(
+                *(
+                    peak(loaded.layer_class, shape, way)
+                    for way in ("recorded", "no_grad", "training")
+                    for shape in shapes
+                )
+            )
+            clocks.free()
+            free, total = torch.cuda.mem_get_info()
+            context = total - free - torch.cuda.memory_reserved()
+            run = run.adding(context_bytes=context)
+            yield run
+
+
+def tables(run: Run) -> str:
+    """Return a line for each peak."""
+    return "\n".join(
+        f"{e.of['hidden_size']:5} {e.of['tokens']:9,} {e.of['way']:9} "
+        + " ".join(f"{name} {value:,}" for name, value in e.figures.items())
+        + (e.failure or "")
+        for e in run.entries
+    )
