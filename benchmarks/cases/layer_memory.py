@@ -48,10 +48,11 @@ def calls(layer: Any, shape: Shape, way: str) -> None:
     torch.cuda.reset_peak_memory_stats()
     with torch.set_grad_enabled(way != "no_grad"):
         for _ in range(CALLS):
-            # the result stays alive during the next call
-            result: Any = output(layer, x) if dy is None else step(layer, x, dy)
+            if dy is None:
+                _previous = output(layer, x)
+            else:
+                step(layer, x, dy)
     torch.cuda.synchronize()
-    del result
 
 
 def peak(layer_class: type, shape: Shape, way: str) -> Entry:
