@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from harness.hardware.gpus import GPUS, Gpu, ceiling, known, longest, settings
+from harness.hardware.gpus import GPUS, Gpu, best_target, ceiling, known, settings
 from harness.measuring.runner import MeasurementError, probe
 from neurons.wire.rules import weighted_score
 
@@ -22,7 +22,7 @@ HEADER = (
 
 def line(gpu: Gpu) -> str:
     """Return a line of the table."""
-    target = longest(gpu.memory_gib)
+    target = best_target(gpu.memory_gib, gpu.capability)
     text = f"{target:,}" if target else "none"
     return (
         f"{gpu.name.removeprefix('NVIDIA '):<26} {gpu.memory_gib:>5g} {gpu.bandwidth / 1e12:>6.2f} "
@@ -47,9 +47,15 @@ def main() -> int:
         if gpu is None:
             print("It is not in the table: its bound is not known; it is tuned at its first call.")
         else:
-            best = weighted_score(ceiling(gpu), longest(memory) or 1)
+            best = weighted_score(ceiling(gpu), best_target(memory, gpu.capability) or 1)
             print(f"No kernel exceeds {ceiling(gpu):,.0f} tokens/s here, a score of {best:,.0f}.")
-        print("For .env:", *(f"{name}={value}" for name, value in settings(memory).items()))
+        print(
+            "For .env:",
+            *(
+                f"{name}={value}"
+                for name, value in settings(memory, machine.compute_capability).items()
+            ),
+        )
     print("", HEADER, *(line(gpu) for gpu in GPUS), sep="\n")
     return 0
 
