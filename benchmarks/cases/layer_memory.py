@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -102,21 +103,29 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tree", choices=TREES, default="overlay")
 
 
+def peaks(layer_class: type, width: tuple[int, int, int]) -> Iterator[Entry]:
+    """Yield the peaks of every way and length of a layer of this width."""
+    for way in WAYS:
+        for n in LENGTHS:
+            if n * width[0] <= MOST_ELEMENTS:
+                yield peak(layer_class, Shape(*width, 1, n), way)
+
+
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure one tree; yield what there is after each way and width."""
+    """Measure one tree; yield what there is after each entry."""
+    tree = TREES[args.tree]
+    run = start("layer_memory", PROTOCOL, args.commit, settings={"tree": args.tree})
     with tempfile.TemporaryDirectory() as folder:
-        tree = TREES[args.tree]
         layer_class = load_tree(make_tree(args.fork, Path(folder).resolve(), tree)).layer_class
-        run = start("layer_memory", PROTOCOL, args.commit, settings={"tree": args.tree})
-        for width in WIDTHS:
-            shapes = [Shape(*width, 1, n) for n in LENGTHS if n * width[0] <= MOST_ELEMENTS]
-            for way in WAYS:
-                run = run.adding(*(peak(layer_class, shape, way) for shape in shapes))
-                yield run
         fused = not tree.portable and torch.cuda.get_device_capability() == (9, 0)
-        for way in WAYS:
-            for card in CARDS_GIB:
-                run = run.adding(limit(layer_class, way, card, fused=fused))
+        first, *others = WIDTHS
+        entries = chain(
+            peaks(layer_class, first),
+            (limit(layer_class, way, card, fused=fused) for way in WAYS for card in CARDS_GIB),
+            *(peaks(layer_class, width) for width in others),
+        )
+        for entry in entries:
+            run = run.adding(entry)
             yield run
 
 
