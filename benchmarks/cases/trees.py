@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -32,6 +33,16 @@ class Tree(NamedTuple):
     cold: tuple[int, ...] = SOME_LENGTHS  # whose first process has empty kernel caches
     runs: int = 1  # processes per length
     short_runs: int = 1  # the same up to SHORT tokens
+
+    @property
+    def has_layer(self) -> bool:
+        """Whether the tree replaces the fork's layer, whose memory is known beforehand."""
+        return PurePosixPath("fla/layers/quasar.py") in self.files
+
+    def fitting(self, fits: Callable[[int], bool]) -> Tree:
+        """Return the plan without the lengths that do not fit into a GPU's memory."""
+        lengths, checks = (tuple(filter(fits, one)) for one in (self.lengths, self.checks))
+        return self._replace(lengths=lengths, checks=checks)
 
     def due(self, already: int) -> list[int]:
         """Return the lengths that need more than `already` processes."""
@@ -85,7 +96,7 @@ def make_tree(fork: Path | None, folder: Path, tree: Tree) -> Path:
             of the fork.
     """
     if fork is None:
-        if PurePosixPath("fla/layers/quasar.py") not in tree.files:
+        if not tree.has_layer:
             sys.exit("this tree contains the public fork's layer: name a checkout with --fork")
         lay_over_host(tree.source, folder)
     else:

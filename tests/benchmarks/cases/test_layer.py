@@ -89,6 +89,12 @@ def test_calls_that_wait_for_the_host_take_more_processes(
     assert [length for length, *_ in CALLS] == [length for lengths in rounds for length in lengths]
 
 
+def test_a_small_card_is_timed_and_checked_at_the_lengths_that_fit() -> None:
+    plan = TREES["overlay"].fitting(lambda n: n <= 300_000)
+    assert plan.lengths[-1] == 262_144
+    assert plan.checks[-1] == 100_000
+
+
 @pytest.fixture
 def fork(tmp_path: Path) -> Path:
     """Make a fork with the layer and the operator of the public one's paths."""
