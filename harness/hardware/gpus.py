@@ -12,6 +12,9 @@ from quasar_kernels.memory import Way, is_fused, largest_length, peak_bytes
 OTHERS_GIB = 1.25
 """What the contexts of a worker's two processes take of a GPU's memory."""
 
+REFEREE_BYTES = (4 + 2) * WORKLOAD.hidden_size
+"""Bytes per token of the input and the output that the referee compares in its own process."""
+
 SPARE = 0.92
 """Share of the rest that tensors may use; the allocator's blocks and a display take the others."""
 
@@ -46,6 +49,11 @@ class Gpu:
     def label(self) -> str:
         """The name without its vendor."""
         return self.name.removeprefix("NVIDIA ")
+
+    @property
+    def hopper(self) -> bool:
+        """Whether the card has the instructions of Hopper's kernels."""
+        return self.capability == "9.0"
 
 
 GPUS = (
@@ -103,9 +111,14 @@ def room(memory_gib: float) -> float:
     return max(0.0, SPARE * (memory_gib - OTHERS_GIB)) * 2**30
 
 
+def measuring_bytes(length: int, capability: str | None) -> int:
+    """Return the bytes of a GPU's memory that a check of the layer at this length takes."""
+    return peak_bytes(length, fused=is_fused(capability)) + length * REFEREE_BYTES
+
+
 def fits(length: int, memory_gib: float, capability: str | None) -> bool:
-    """Return whether a validator's calls of the layer at this length fit into the memory."""
-    return peak_bytes(length, fused=is_fused(capability)) <= room(memory_gib)
+    """Return whether the layer's check and its timed calls at this length fit into the memory."""
+    return measuring_bytes(length, capability) <= room(memory_gib)
 
 
 def longest(memory_gib: float, capability: str | None, way: Way = "recorded") -> int:

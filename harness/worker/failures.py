@@ -6,7 +6,6 @@ from typing import TypedDict
 
 from harness.sample import Kind
 
-
 SHORTER = "Measure shorter lengths; `python scripts/gpu_info.py` prints the longest that fits."
 
 

@@ -14,7 +14,7 @@ from structlog.stdlib import BoundLogger
 
 from harness.claim import RUNS_MOST
 from harness.claim.tolerance import lower_bound
-from harness.hardware.gpus import best_target, fits, room
+from harness.hardware.gpus import best_target, fits, measuring_bytes, room
 from harness.hardware.machine import Environment
 from harness.measuring.plan import EachLength, ForClaim, Plan
 from harness.measuring.runner import MeasurementError, Options, call, probe
@@ -29,7 +29,6 @@ from neurons.runtime.errors import Held, Retry
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
 from neurons.wire.rules import LEAGUES
-from quasar_kernels.memory import is_fused, peak_bytes
 
 CRASHES_ALLOWED = 3
 REPORTS_KEPT = 200
@@ -136,7 +135,7 @@ def fitting_targets(
     fitting = tuple(n for n in targets if fits(n, memory_gib, capability))
     if fitting:
         return fitting
-    needed = peak_bytes(min(targets), fused=is_fused(capability)) / 2**30
+    needed = measuring_bytes(min(targets), capability) / 2**30
     best = best_target(memory_gib, capability)
     raise Held(
         f"TARGET_SEQUENCE_LENGTH={settings.target_sequence_length} is too long for {gpu}: "
