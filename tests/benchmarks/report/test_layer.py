@@ -32,7 +32,9 @@ SMALL = "void at::native::(anonymous namespace)::small<int>(int)"
 CUBLAS = "nvjet_sm90_tst_256x128_64x4"
 
 
-@pytest.fixture(scope="module", params=["layer-profile", "layer-profile-ops"])
+@pytest.fixture(
+    scope="module", params=["layer-profile", "layer-profile-ops", "layer-profile-portable"]
+)
 def profile(request: pytest.FixtureRequest) -> Run:
     return load(DATA / f"{request.param}.json")
 

@@ -30,19 +30,21 @@ def test_auto_starts_with_the_highest_league_that_fits(tmp_path: Path, memory_gi
     assert all(fits(n, memory_gib, "8.9") for n in targets)
 
 
-def test_a_target_that_does_not_fit_is_held_with_the_longest_that_does(tmp_path: Path) -> None:
+def test_a_target_that_cannot_fit_is_held_with_the_longest_that_does(tmp_path: Path) -> None:
     settings = make_settings(tmp_path, target_sequence_length=1_000_000)
     with pytest.raises(Held) as caught:
-        targets_here(1_000_000, on_gpu(8), settings)
+        targets_here(1_000_000, on_gpu(5), settings)
     assert "TARGET_SEQUENCE_LENGTH=1000000 is too long for a card" in caught.value.reason
-    best = best_target(8, "8.9")
+    best = best_target(5, "8.9")
     assert f"Set TARGET_SEQUENCE_LENGTH to {best} or less, or to auto" in caught.value.remedy
-    assert targets_here(1_000_000, on_gpu(141), settings) == (1_000_000,)
+    with pytest.raises(Held, match="Use a GPU or a MIG slice with more memory"):
+        targets_here(1_000_000, on_gpu(1), settings)
 
 
-def test_a_card_that_is_too_small_for_every_target_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Held, match="MIG slice with more memory"):
-        targets_here(None, on_gpu(1), make_settings(tmp_path, target_sequence_length="auto"))
+@pytest.mark.parametrize("memory_gib", [11, 141])
+def test_a_target_that_may_fit_is_tried(tmp_path: Path, memory_gib: float) -> None:
+    settings = make_settings(tmp_path, target_sequence_length=1_000_000)
+    assert targets_here(1_000_000, on_gpu(memory_gib), settings) == (1_000_000,)
 
 
 @pytest.mark.parametrize("changes", [{"fork_scope": "ops"}, {"repo_path": Path("/fork")}])
