@@ -1,9 +1,10 @@
-"""Print the hardware bounds of this machine's GPU and other cards, and suitable targets.
+"""Print this machine's GPU and other cards: hardware bounds, estimated speeds, and what fits.
 
     python scripts/gpu_info.py
 
 No kernel can exceed the bound: it counts one read of the input, one write of the output and the
-layer's matrix products, at the card's rates.
+layer's matrix products, at the card's rates. Speeds are estimates from kernels that were measured
+on an H200; docs/results/cards.md explains them and lists measured runs.
 """
 
 from __future__ import annotations
@@ -11,46 +12,73 @@ from __future__ import annotations
 import argparse
 import sys
 
-from harness.hardware.gpus import GPUS, Gpu, ceiling, known, longest, settings
+from benchmarks.report.estimates import Estimates
+from harness.hardware.gpus import GPUS, Gpu, best_target, ceiling, known, longest, settings
+from harness.hardware.machine import Environment
 from harness.measuring.runner import MeasurementError, probe
 from neurons.wire.rules import weighted_score
 
-HEADER = (
-    f"{'GPU':<26} {'GiB':>5} {'TB/s':>6} {'TFLOP/s':>8} {'bound, M tokens/s':>18} {'target':>10}"
+SHOWN = (2048, 100_000, 1_000_000)
+"""Lengths whose estimated speed is printed."""
+COLUMNS = "{:<22} {:>5} {:<8} {:>6} {:>7} {:>8} {:>10} {:>10} {:>13}"
+HEADER = "\n".join(
+    (
+        COLUMNS.format("", "", "", *["M tok/s"] * 4, "largest", "largest call"),
+        COLUMNS.format(
+            "GPU", "GiB", "path", "bound", *(f"{n:,}" for n in SHOWN), "target", "trained"
+        ),
+    )
 )
 
 
-def line(gpu: Gpu) -> str:
+def line(gpu: Gpu, estimates: Estimates) -> str:
     """Return a line of the table."""
-    target = longest(gpu.memory_gib)
-    text = f"{target:,}" if target else "none"
-    return (
-        f"{gpu.name.removeprefix('NVIDIA '):<26} {gpu.memory_gib:>5g} {gpu.bandwidth / 1e12:>6.2f} "
-        f"{gpu.operations / 1e12:>8g} {ceiling(gpu) / 1e6:>18.0f} {text:>10}"
+    target = best_target(gpu.memory_gib, gpu.capability)
+    return COLUMNS.format(
+        gpu.label,
+        f"{gpu.memory_gib:g}",
+        estimates.path(gpu).name,
+        f"{ceiling(gpu) / 1e6:.0f}",
+        *(f"{estimates.speed(n, gpu) / 1e6:.3g}" for n in SHOWN),
+        f"{target:,}" if target else "none",
+        f"{longest(gpu.memory_gib, gpu.capability, 'training'):,}",
     )
+
+
+def here(machine: Environment, estimates: Estimates) -> list[str]:
+    """Return what is known of this machine's GPU, and the settings that suit it."""
+    if machine.gpu is None or machine.gpu_memory_mb is None:
+        return ["No NVIDIA GPU here: lengths up to 2,048 tokens are measured on the CPU."]
+    memory, capability = machine.gpu_memory_mb / 1024, machine.compute_capability
+    lines = [f"{machine.gpu}, {memory:.1f} GiB, capability {capability}"]
+    gpu, target = known(machine.gpu), best_target(memory, capability)
+    if target is None:
+        return [*lines, "Its memory is too small for every target; use a larger GPU or MIG slice."]
+    if gpu is None:
+        lines.append("It is not in the table: neither its speed nor its bound can be estimated.")
+    else:
+        speed = estimates.speed(target, gpu)
+        lines.append(
+            f"Estimate at {target:,} tokens: {speed / 1e6:.3g} M tokens/s, a score of "
+            f"{weighted_score(speed, target):,.0f}. No kernel exceeds {ceiling(gpu) / 1e6:.0f} M."
+        )
+    forward, training = (longest(memory, capability, way) for way in ("recorded", "training"))
+    lines.append(f"Largest call: {forward:,} tokens in a validator's loop, {training:,} trained.")
+    suited = settings(memory, capability)
+    return [*lines, "For .env:", *(f"{name}={value}" for name, value in suited.items())]
 
 
 def main() -> int:
     """Print this machine's GPU and the table of known ones."""
     argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
+    estimates = Estimates.load()
     try:
         machine = probe()
     except MeasurementError as error:
-        print(f"This machine cannot be asked: {error.reason}")
+        print(f"This machine cannot be examined: {error.reason}")
         return 1
-    if machine.gpu is None or machine.gpu_memory_mb is None:
-        print("No NVIDIA GPU here: lengths up to 2,048 tokens are measured on the CPU.")
-    else:
-        memory = machine.gpu_memory_mb / 1024
-        gpu = known(machine.gpu)
-        print(f"{machine.gpu}, {memory:.1f} GiB, capability {machine.compute_capability}")
-        if gpu is None:
-            print("It is not in the table: its bound is not known; it is tuned at its first call.")
-        else:
-            best = weighted_score(ceiling(gpu), longest(memory) or 1)
-            print(f"No kernel exceeds {ceiling(gpu):,.0f} tokens/s here, a score of {best:,.0f}.")
-        print("For .env:", *(f"{name}={value}" for name, value in settings(memory).items()))
-    print("", HEADER, *(line(gpu) for gpu in GPUS), sep="\n")
+    print(*here(machine, estimates), "", "Estimates, not measurements:", HEADER, sep="\n")
+    print(*(line(gpu, estimates) for gpu in GPUS), sep="\n")
     return 0
 
 

@@ -36,11 +36,14 @@ step() {
 step gpu_tests gpu-tests
 # the layer next, because it counts most if the machine's time runs out
 step layer_accuracy layer-accuracy --fork "$fork"
-for tree in public-fork baseline overlay-ops overlay; do
+for tree in public-fork baseline overlay-ops overlay overlay-portable; do
   step layer "$tree" --fork "$fork" --tree "$tree"
 done
 step layer_profile layer-profile-ops --fork "$fork" --tree overlay-ops
 step layer_profile layer-profile --fork "$fork"
+step layer_profile layer-profile-portable --fork "$fork" --tree overlay-portable
+step layer_memory layer-memory --fork "$fork"
+step layer_memory layer-memory-portable --fork "$fork" --tree overlay-portable
 step layer_training layer-training --fork "$fork"
 step claim_acceptance acceptance --fork "$fork"
 step operator operator

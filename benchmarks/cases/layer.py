@@ -2,10 +2,12 @@
 
     python -m benchmarks layer --fork PATH --tree overlay --out benchmarks/h200/overlay.json
 
-PATH is a checkout of the public fork (https://github.com/troy12x/flash-linear-attention). Trees of
-this project are checked first, at several lengths in parallel. Then the tree is timed in fresh
-processes, one at a time. The fork computes something else than the recurrence, and the baseline
-misses a limit of the check with correlated keys: both are timed unchecked.
+PATH is a checkout of the public fork (https://github.com/troy12x/flash-linear-attention); without
+it, this project's layer is timed over the installed fla. Trees of this project are checked first,
+at several lengths in parallel. Then the tree is timed in fresh processes, one at a time; this
+project's layer only at lengths that fit into the GPU's memory. The fork computes something else
+than the recurrence, and the baseline misses a limit of the check with correlated keys: both are
+timed unchecked.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.cases.trees import TREES, make_tree
+from benchmarks.cases.trees import TREES, Tree, make_tree
 from benchmarks.engine import commands
 from benchmarks.engine.commands import say
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
+from harness.hardware.gpus import fits
 from harness.measuring import runner
 from harness.measuring.runner import (
     MeasurementError,
@@ -114,13 +117,18 @@ def time_process(
 
 
 def time_tree(
-    name: str, tree: Path, checks: Mapping[int, Check], gpu_lock: Path, device: str
+    name: str,
+    tree: Path,
+    checks: Mapping[int, Check],
+    gpu_lock: Path,
+    device: str,
+    plan: Tree | None = None,
 ) -> list[Entry]:
-    """Time a tree at its lengths, in rounds whose processes start together.
+    """Time a tree at the lengths of its plan, in rounds whose processes start together.
 
     A length that fails once is left out of the next rounds, and its earlier processes with it.
     """
-    plan = TREES[name]
+    plan = plan or TREES[name]
     entries: list[Entry] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for number in range(max(plan.runs, plan.short_runs)):
@@ -143,20 +151,23 @@ def time_tree(
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add this case's options."""
-    commands.fork_option(parser)
+    commands.fork_option(parser, required=False)
     parser.add_argument("--tree", choices=TREES, default="overlay")
 
 
-def measure_tree(name: str, fork: Path) -> list[Entry]:
+def measure_tree(name: str, fork: Path | None) -> list[Entry]:
     """Check a tree at its lengths in parallel, then time it."""
-    device = probe().device
+    machine, plan = probe(), TREES[name]
+    device = machine.device
+    if plan.has_layer and machine.gpu_memory_mb is not None:
+        memory, capability = machine.gpu_memory_mb / 1024, machine.compute_capability
+        plan = plan.fitting(lambda n: fits(n, memory, capability))
     with tempfile.TemporaryDirectory() as folder:
-        tree = make_tree(fork, Path(folder, name), TREES[name])
-        lengths = TREES[name].checks
+        tree = make_tree(fork, Path(folder, name), plan)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            results = pool.map(lambda n: check_length(tree, n, device), lengths)
-            checks = dict(zip(lengths, results, strict=True))
-        return time_tree(name, tree, checks, Path(folder, "gpu-lock"), device)
+            results = pool.map(lambda n: check_length(tree, n, device), plan.checks)
+            checks = dict(zip(plan.checks, results, strict=True))
+        return time_tree(name, tree, checks, Path(folder, "gpu-lock"), device, plan)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:

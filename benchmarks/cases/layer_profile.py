@@ -109,7 +109,7 @@ def profile_tree(name: str, loaded: Loaded, tokens: int, commit: str | None) -> 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add this case's options."""
-    commands.fork_option(parser)
+    commands.fork_option(parser, required=False)
     parser.add_argument("--tree", choices=TREES, default="overlay")
     parser.add_argument("--tokens", type=int, default=1_000_000)
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from benchmarks.engine.results import ROOT
 from harness.workload import LENGTHS
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, overlay_files
+from quasar_kernels.host_library import lay_over_host
 
 BASELINE = ROOT / "benchmarks" / "peer"
 SHORT = 4096
 """Tokens up to which a call is limited by the host, whose speed differs between processes."""
 SOME_LENGTHS = (512, 2048, 16_384, 100_000, 1_000_000)
+HOPPER = "HOPPER = (9, 0)\n"
+"""The line of cuda/nvrtc.py that names the capability with Hopper's own instructions."""
 
 
 class Tree(NamedTuple):
@@ -23,11 +27,22 @@ class Tree(NamedTuple):
     source: Path
     files: tuple[PurePosixPath, ...] = ()
     ours: bool = False  # held to the rules of the fork's kernels
+    portable: bool = False  # without Hopper's own instructions, as on every other card
     lengths: tuple[int, ...] = SOME_LENGTHS
     checks: tuple[int, ...] = ()  # their lengths; a speed counts with the check at the next one
     cold: tuple[int, ...] = SOME_LENGTHS  # whose first process has empty kernel caches
     runs: int = 1  # processes per length
     short_runs: int = 1  # the same up to SHORT tokens
+
+    @property
+    def has_layer(self) -> bool:
+        """Whether the tree replaces the fork's layer, whose memory is known beforehand."""
+        return PurePosixPath("fla/layers/quasar.py") in self.files
+
+    def fitting(self, fits: Callable[[int], bool]) -> Tree:
+        """Return the plan without the lengths that do not fit into a GPU's memory."""
+        lengths, checks = (tuple(filter(fits, one)) for one in (self.lengths, self.checks))
+        return self._replace(lengths=lengths, checks=checks)
 
     def due(self, already: int) -> list[int]:
         """Return the lengths that need more than `already` processes."""
@@ -55,23 +70,52 @@ TREES = {
         runs=2,
         short_runs=6,
     ),
+    "overlay-portable": Tree(
+        OVERLAY,
+        tuple(overlay_files("layer")),
+        ours=True,
+        portable=True,
+        lengths=(512, 2048, 16_384, 65_536, 100_000, 262_144, 1_000_000),
+        checks=(100_000,),
+        cold=(),
+    ),
 }
-"""The fork as it is; the fork's layer over flash-linear-attention's delta rule; and this project's
-kernels as FORK_SCOPE=ops and FORK_SCOPE=layer publish them."""
+"""The fork as it is; the fork's layer over flash-linear-attention's delta rule; this project's
+kernels as FORK_SCOPE=ops and FORK_SCOPE=layer publish them; and the latter as another card than
+Hopper's runs them."""
 
 
-def make_tree(fork: Path, folder: Path, tree: Tree) -> Path:
+def make_tree(fork: Path | None, folder: Path, tree: Tree) -> Path:
     """Copy the fork's package into `folder`, and the tree's files over it.
 
+    Args:
+        fork: a checkout of the public fork; None for the installed fla, which has no layer.
+
     Raises:
-        SystemExit: one of this project's trees breaks a rule of the fork.
+        SystemExit: the tree needs the fork's layer, or one of this project's trees breaks a rule
+            of the fork.
     """
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(fork / "fla", folder / "fla", ignore=ignore)
+    if fork is None:
+        if not tree.has_layer:
+            sys.exit("this tree contains the public fork's layer: name a checkout with --fork")
+        lay_over_host(tree.source, folder)
+    else:
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(fork / "fla", folder / "fla", ignore=ignore)
     for file in tree.files:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(tree.source / file, folder / file)
     broken = check_tree(folder) if tree.ours else []
     if broken:
         sys.exit("\n".join(f"{v.path}: {v.rule} {v.remedy}" for v in broken))
+    if tree.portable:
+        _without_hopper(folder / QUASAR_DIR / "cuda" / "nvrtc.py")
     return folder
+
+
+def _without_hopper(nvrtc: Path) -> None:
+    """Let no GPU have Hopper's capability: the kernels are then compiled without `wgmma`."""
+    text = nvrtc.read_text(encoding="utf-8")
+    if text.count(HOPPER) != 1:
+        raise ValueError(f"{nvrtc} must contain the line {HOPPER!r} once")
+    nvrtc.write_text(text.replace(HOPPER, "HOPPER = (0, 0)\n"), encoding="utf-8")

@@ -58,9 +58,11 @@ def misses(case: ModuleType, run: Run) -> list[str]:
     return missed(case.limits(run)) if hasattr(case, "limits") else []
 
 
-def fork_option(parser: argparse.ArgumentParser) -> None:
-    """Add the required option `--fork`, a checkout of the public fork."""
-    parser.add_argument("--fork", type=Path, required=True, help="checkout of the public fork")
+def fork_option(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add the option `--fork`, a checkout of the public fork."""
+    without = "" if required else "; without it, the installed fla, for this project's layer only"
+    help = f"checkout of the public fork{without}"
+    parser.add_argument("--fork", type=Path, required=required, help=help)
 
 
 def without_option(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:

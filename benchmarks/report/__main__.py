@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.report import claim, delta_rule, inference, kernels, layer, models, recall
+from benchmarks.report import cards, claim, delta_rule, inference, kernels, layer, models, recall
 from benchmarks.report.documents import update
 
 
@@ -29,6 +29,7 @@ def main() -> None:
         **delta_rule.documents(),
         **models.documents(),
         **inference.documents(),
+        **cards.documents(),
     }
     update(wanted, check=args.check, command="python -m benchmarks.report")
     for page in (layer, kernels, claim, inference):

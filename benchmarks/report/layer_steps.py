@@ -49,7 +49,12 @@ FLOPS = {
 QKV = ("q", "k", "v")
 PROJECTED = (*QKV, NARROW)
 LAST = ("wide gate", "output")
-TREES = {"overlay": "layer", "overlay-ops": "ops"}
+TREES = {
+    "overlay": "`FORK_SCOPE=layer`",
+    "overlay-ops": "`FORK_SCOPE=ops`",
+    "overlay-portable": "`FORK_SCOPE=layer` without Hopper's instructions",
+}
+"""How a profiled tree is named."""
 # names of cuBLAS's kernels
 GEMM = r"gemm|nvjet|cutlass|xmma|splitK"
 
@@ -75,9 +80,12 @@ class Step(NamedTuple):
 
     def floor_ms(self, profile: Run) -> float:
         """Return the longer of the bytes' and the arithmetic's times, at the measured rates."""
-        moving = self.bytes / (profile.number("copy_gb_per_s") * 1e6)
-        computing = self.flops / (profile.number("product_tflops") * 1e9)
-        return max(moving, computing) * profile.number("tokens")
+        copy, product = profile.number("copy_gb_per_s"), profile.number("product_tflops")
+        return max(self.bounds_ms(profile.number("tokens"), copy * 1e9, product * 1e12))
+
+    def bounds_ms(self, tokens: float, bandwidth: float, rate: float) -> tuple[float, float]:
+        """Return the times of the bytes and of the arithmetic at rates per second."""
+        return self.bytes / bandwidth * tokens * 1e3, self.flops / rate * tokens * 1e3
 
 
 # Segment maps and their scan have no floor: a sequential pass over the tokens needs neither.
@@ -90,14 +98,26 @@ OPERATOR = (
 STEPS = {
     "overlay": (
         Step("parameters cast and packed", r"pack_weights|multi_tensor_apply|CatArray"),
-        Step("projections, convolution, SiLU", r"quasar_projection", ("x",), PROJECTED, (QKVG,)),
+        Step(
+            "projections, convolution, SiLU",
+            r"quasar_(resident_)?projection",
+            ("x",),
+            PROJECTED,
+            (QKVG,),
+        ),
         Step("x to bf16", r"bfloat16_copy", ("x",), ("x bf16",)),
         Step("projections of q, k, v and the gate", GEMM, ("x bf16",), PROJECTED, (QKVG,)),
         Step("gate's narrow half set apart", r"direct_copy", (NARROW,), (NARROW,)),
         Step("convolution and SiLU", r"conv", QKV, QKV),
         *OPERATOR,
         Step("gate widened, norm", r"gate_and_norm", ("o", NARROW), ("normed",), ("wide gate",)),
-        Step("gate, norm, output projection", r"gated_output", ("o", NARROW), ("y",), LAST),
+        Step(
+            "gate, norm, output projection",
+            r"gated_output|resident_output",
+            ("o", NARROW),
+            ("y",),
+            LAST,
+        ),
         Step("output projection", GEMM, ("normed",), ("y",), ("output",)),
     ),
     "overlay-ops": (
@@ -117,6 +137,8 @@ STEPS = {
     ),
 }
 """The steps of the layer by tree, in the order of their first launch."""
+
+STEPS["overlay-portable"] = STEPS["overlay"]
 
 OTHER = Step("other", "")
 
@@ -191,7 +213,7 @@ def profile_table(profile: Run) -> str:
     rows.append(line("all kernels", "", len(profile.entries), busy, 0, 0, least))
     where = f"{profile.gpu}, {versions(environment)}" if environment else profile.gpu
     return (
-        f"`FORK_SCOPE={TREES[tree]}` ({profile.created}, commit {profile.commit}, {where}): a call "
+        f"{TREES[tree]} ({profile.created}, commit {profile.commit}, {where}): a call "
         f"of {tokens:,} tokens takes {call_ms:.3f} ms in the validator's loop. By "
         f"kernel, medians of {profile.settings['calls']} profiled calls; what they sum to differs "
         f"from that by {call_ms - busy:+.3f} ms. The floor is the longer of moving a step's "

@@ -1,20 +1,28 @@
-"""GPUs by name: their memory, their hardware bounds, and the lengths that fit."""
+"""GPUs by name: their rates and memory, their hardware bounds, and the lengths that fit."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from harness.hardware.roofline import bytes_per_token, operations_per_token
 from harness.workload import LENGTHS, WORKLOAD, Workload
+from quasar_kernels.memory import Way, is_fused, largest_length, peak_bytes
 
-LAYER_BYTES_PER_TOKEN = 7400
-"""Peak memory of the layer at a million recorded tokens: 6.82 GiB on an H200."""
+OTHERS_GIB = 1.25
+"""What the contexts of a worker's two processes take of a GPU's memory."""
 
-KEPT_GIB = 3.0
-"""Additional GiB that a recorded call may keep for its backward pass (QUASAR_KEEP_MIB)."""
+REFEREE_BYTES = (4 + 2) * WORKLOAD.hidden_size
+"""Bytes per token of the input and the output that the referee compares in its own process."""
 
 SPARE = 0.85
-"""Share of the memory that a call may use; driver, context and allocator use the rest."""
+"""Share of the rest that tensors may use. The margin is for a display and for torch's allocator,
+which holds a quarter more than tensors take while memory is free, and frees cached blocks before it
+fails. It was not tried on small cards."""
+
+LEAGUE, HIGHEST = 100_000, 1_000_000
+"""Leagues begin at multiples of this length, and no league is above the highest. Within a league
+the speed hardly depends on the length, so targets are where leagues begin."""
 
 
 @dataclass(frozen=True)
@@ -26,31 +34,69 @@ class Gpu:
         memory_gib: as sold; GB of HBM counted as GiB of the driver.
         bandwidth: of the memory, in bytes a second.
         operations: dense bf16 products with fp32 sums, in operations a second.
+        cycles: of all multiprocessors at the boost clock, a second.
         capability: CUDA compute capability.
+        source: NVIDIA's document with these figures.
     """
 
     name: str
     memory_gib: float
     bandwidth: float
     operations: float
+    cycles: float
     capability: str
+    source: str
+
+    @property
+    def label(self) -> str:
+        """The name without its vendor."""
+        return self.name.removeprefix("NVIDIA ")
+
+    @property
+    def hopper(self) -> bool:
+        """Whether the card has the instructions of Hopper's kernels."""
+        return self.capability == "9.0"
 
 
 GPUS = (
-    Gpu("NVIDIA A100-SXM4-40GB", 40, 1.555e12, 312e12, "8.0"),
-    Gpu("NVIDIA A100-SXM4-80GB", 80, 2.039e12, 312e12, "8.0"),
-    Gpu("NVIDIA H100 80GB HBM3", 80, 3.35e12, 989e12, "9.0"),
-    Gpu("NVIDIA H200", 141, 4.8e12, 989e12, "9.0"),
-    Gpu("NVIDIA GeForce RTX 3090", 24, 0.936e12, 71e12, "8.6"),
-    Gpu("NVIDIA GeForce RTX 4090", 24, 1.008e12, 165e12, "8.9"),
-    Gpu("NVIDIA L40S", 48, 0.864e12, 362e12, "8.9"),
+    Gpu("NVIDIA A100-SXM4-40GB", 40, 1.555e12, 312e12, 108 * 1.41e9, "8.0", "A100 data sheet"),
+    Gpu("NVIDIA A100-SXM4-80GB", 80, 2.039e12, 312e12, 108 * 1.41e9, "8.0", "A100 data sheet"),
+    Gpu("NVIDIA H100 80GB HBM3", 80, 3.35e12, 989e12, 132 * 1.83e9, "9.0", "H100 data sheet"),
+    Gpu("NVIDIA H200", 141, 4.8e12, 989e12, 132 * 1.83e9, "9.0", "H200 data sheet"),
+    Gpu("NVIDIA GeForce RTX 3090", 24, 0.936e12, 71e12, 82 * 1.695e9, "8.6", "GA102 whitepaper"),
+    Gpu("NVIDIA GeForce RTX 4090", 24, 1.008e12, 165e12, 128 * 2.52e9, "8.9", "Ada whitepaper"),
+    Gpu("NVIDIA L40S", 48, 0.864e12, 362e12, 142 * 2.52e9, "8.9", "L40S data sheet"),
+    Gpu(
+        "NVIDIA GeForce RTX 5090",
+        32,
+        1.792e12,
+        209.5e12,
+        170 * 2.407e9,
+        "12.0",
+        "RTX Blackwell whitepaper",
+    ),
+    Gpu("NVIDIA B200", 180, 8e12, 2250e12, 148 * 1.85e9, "10.0", "HGX B200 data sheet"),
 )
-"""From NVIDIA's data sheets."""
+
+
+_MIG = re.compile(r" MIG (?P<sevenths>\d)g\.(?P<gib>\d+)gb")
 
 
 def known(name: str) -> Gpu | None:
-    """Return the card that the driver calls `name`, if it is known."""
-    return next((gpu for gpu in GPUS if name.startswith(gpu.name)), None)
+    """Return the card that the driver calls `name`, or the MIG slice of a card, if it is known."""
+    card = next((gpu for gpu in GPUS if name.startswith(gpu.name)), None)
+    mig = _MIG.search(name)
+    if card is None or mig is None:
+        return card
+    gib = float(mig["gib"])
+    return replace(
+        card,
+        name=name,
+        memory_gib=gib,
+        bandwidth=card.bandwidth * min(1, gib / card.memory_gib),
+        operations=card.operations * int(mig["sevenths"]) / 7,
+        cycles=card.cycles * int(mig["sevenths"]) / 7,
+    )
 
 
 def ceiling(gpu: Gpu, workload: Workload = WORKLOAD) -> float:
@@ -62,22 +108,39 @@ def ceiling(gpu: Gpu, workload: Workload = WORKLOAD) -> float:
     return min(gpu.bandwidth / moved, gpu.operations / done)
 
 
-def longest(memory_gib: float) -> int | None:
-    """Return the longest measured length that fits into the memory, or None."""
-    room = SPARE * memory_gib * 2**30
-    fitting = [n for n in LENGTHS if n * LAYER_BYTES_PER_TOKEN + _kept(n) <= room]
-    return max(fitting, default=None)
+def room(memory_gib: float) -> float:
+    """Return the bytes that the tensors of a call may take of a GPU's memory."""
+    return max(0.0, SPARE * (memory_gib - OTHERS_GIB)) * 2**30
 
 
-def _kept(length: int) -> float:
-    # A call of 100,000 tokens keeps half a GiB; a call that exceeds `QUASAR_KEEP_MIB`, nothing.
-    kept = length / 100_000 * 2**29
-    return kept if kept <= KEPT_GIB * 2**30 else 0
+def measuring_bytes(length: int, capability: str | None) -> int:
+    """Return the bytes of a GPU's memory that a check of the layer at this length takes."""
+    return peak_bytes(length, fused=is_fused(capability)) + length * REFEREE_BYTES
 
 
-def settings(memory_gib: float) -> dict[str, str]:
+def fits(length: int, memory_gib: float, capability: str | None) -> bool:
+    """Return whether the layer's check and its timed calls at this length fit into the memory."""
+    return measuring_bytes(length, capability) <= room(memory_gib)
+
+
+def longest(memory_gib: float, capability: str | None, way: Way = "recorded") -> int:
+    """Return the largest number of tokens of a call that fits into the memory; 0: none."""
+    return largest_length(room(memory_gib), way, fused=is_fused(capability))
+
+
+def best_target(memory_gib: float, capability: str | None) -> int | None:
+    """Return the target of the highest league that fits into the memory, or None.
+
+    Below the second league longer targets are faster.
+    """
+    leagues = range(LEAGUE, HIGHEST + 1, LEAGUE)
+    candidates = sorted({*leagues, *(n for n in LENGTHS if n < LEAGUE)}, reverse=True)
+    return next((n for n in candidates if fits(n, memory_gib, capability)), None)
+
+
+def settings(memory_gib: float, capability: str | None) -> dict[str, str]:
     """Return the lines of a .env that suit the memory."""
-    target = longest(memory_gib)
+    target = best_target(memory_gib, capability)
     lines = {"TARGET_SEQUENCE_LENGTH": str(target) if target else "auto"}
     if memory_gib < 48:
         lines["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"

@@ -6,6 +6,8 @@ from typing import TypedDict
 
 from harness.sample import Kind
 
+SHORTER = "Measure shorter lengths; `python scripts/gpu_info.py` prints the longest that fits."
+
 
 class WorkerError(Exception):
     """A failure whose kind is known."""
@@ -40,5 +42,7 @@ def describe_failure(error: Exception) -> FailureFields:
     if isinstance(error, WorkerError):
         return {"reason": str(error), "kind": error.kind, "remedy": error.remedy}
     first = (str(error).splitlines() or [""])[0]
-    kind: Kind = "out_of_memory" if _out_of_memory(error) else "crash"
-    return {"reason": f"{type(error).__name__}: {first}", "kind": kind, "remedy": ""}
+    reason = f"{type(error).__name__}: {first}"
+    if _out_of_memory(error):
+        return {"reason": reason, "kind": "out_of_memory", "remedy": SHORTER}
+    return {"reason": reason, "kind": "crash", "remedy": ""}

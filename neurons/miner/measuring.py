@@ -14,6 +14,7 @@ from structlog.stdlib import BoundLogger
 
 from harness.claim import RUNS_MOST
 from harness.claim.tolerance import lower_bound
+from harness.hardware.gpus import best_target, fits
 from harness.hardware.machine import Environment
 from harness.measuring.plan import EachLength, ForClaim, Plan
 from harness.measuring.runner import MeasurementError, Options, call, probe
@@ -28,6 +29,7 @@ from neurons.runtime.errors import Held, Retry
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
 from neurons.wire.rules import LEAGUES
+from quasar_kernels.memory import is_fused, peak_bytes
 
 CRASHES_ALLOWED = 3
 REPORTS_KEPT = 200
@@ -93,6 +95,58 @@ def targets_to_try(target: int | None, device: str) -> tuple[int, ...]:
             "try the program out.",
         )
     return (target,)
+
+
+def targets_here(
+    target: int | None, environment: Environment, settings: Settings
+) -> tuple[int, ...]:
+    """Return the targets of `targets_to_try` that fit into the GPU's memory, if it is known.
+
+    Raises:
+        Held: as `targets_to_try` and `fitting_targets`.
+    """
+    targets = targets_to_try(target, environment.device)
+    if environment.gpu is None or environment.gpu_memory_mb is None:
+        return targets
+    memory_gib = environment.gpu_memory_mb / 1024
+    capability = environment.compute_capability
+    return fitting_targets(targets, settings, environment.gpu, memory_gib, capability)
+
+
+def fitting_targets(
+    targets: tuple[int, ...],
+    settings: Settings,
+    gpu: str,
+    memory_gib: float,
+    capability: str | None,
+) -> tuple[int, ...]:
+    """Return those targets that fit into a GPU's memory, counted before anything is allocated.
+
+    If none fits with room to spare, those are returned whose timed calls may just fit. The count is
+    that of the published layer. With other code (FORK_SCOPE=ops, REPO_PATH) all targets are
+    returned, and what does not fit fails when it is measured.
+
+    Args:
+        gpu, memory_gib, capability: the GPU's name, memory and compute capability.
+
+    Raises:
+        Held: none of them can fit.
+    """
+    if settings.fork_scope == "ops" or settings.repo_path is not None:
+        return targets
+    needed = {n: peak_bytes(n, fused=is_fused(capability)) / 2**30 for n in targets}
+    fitting = tuple(n for n in targets if fits(n, memory_gib, capability))
+    possible = fitting or tuple(n for n in targets if needed[n] <= memory_gib)
+    if possible:
+        return possible
+    best = best_target(memory_gib, capability)
+    raise Held(
+        f"TARGET_SEQUENCE_LENGTH={settings.target_sequence_length} is too long for {gpu}: "
+        f"{min(targets):,} tokens need {needed[min(targets)]:.1f} GiB of its {memory_gib:.1f} GiB.",
+        f"Set TARGET_SEQUENCE_LENGTH to {best} or less, or to auto, or use a GPU with more memory."
+        if best
+        else "Use a GPU or a MIG slice with more memory.",
+    )
 
 
 @dataclass

@@ -18,6 +18,7 @@ STEPS = (
     "layer_accuracy",
     "layer",
     "layer_profile",
+    "layer_memory",
     "layer_training",
     "claim_acceptance",
     "operator",

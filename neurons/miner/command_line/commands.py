@@ -38,7 +38,7 @@ from neurons.miner.measuring import (
     ClaimMeasurement,
     describe_machine,
     new_measurement,
-    targets_to_try,
+    targets_here,
 )
 from neurons.miner.publishing.from_settings import open_fork
 from neurons.runtime import observe
@@ -194,7 +194,7 @@ def bench(given: Given, all_lengths: bool = False) -> int:
         target = settings.target_sequence_length
         environment = describe_machine(settings.device)
         wanted = None if target == "auto" else target
-        targets = targets_to_try(wanted, environment.device)
+        targets = targets_here(wanted, environment, settings)
         commit, log = tree_commit(fork.worktree), observe.get_logger("miner")
         measurement = new_measurement(
             settings, fork.worktree, environment, "bench", commit, log, fresh=True

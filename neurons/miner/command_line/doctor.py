@@ -8,18 +8,20 @@ from collections.abc import Iterator
 
 import httpx
 
+from harness.hardware.gpus import known
 from harness.imports import install_command
 from harness.measuring.runner import MeasurementError, check_import
 from harness.source import missing_files
 from neurons.miner.command_line.machine_checks import Finding, failure, machine, ok, warning
 from neurons.miner.command_line.update import REMEDY, newer_commit
-from neurons.miner.measuring import targets_to_try
+from neurons.miner.measuring import fitting_targets, targets_to_try
 from neurons.miner.publishing.from_settings import open_fork, upstream_address
 from neurons.miner.publishing.github import check_token
 from neurons.runtime import identity
 from neurons.runtime.errors import ConfigError, Held, QuasarError, Retry
 from neurons.runtime.git.command import HardenedGit
 from neurons.runtime.git.remote import parse_remote
+from neurons.runtime.machine import gpus
 from neurons.runtime.observe import redact_text
 from neurons.runtime.settings import Settings
 from neurons.runtime.values import PROJECT
@@ -79,10 +81,21 @@ def target(settings: Settings) -> Finding:
     length = settings.target_sequence_length
     try:
         targets = targets_to_try(None if length == "auto" else length, settings.device)
+        if settings.device == "cuda":
+            targets = _fitting(targets, settings)
     except Held as held:
         return failure("target", held.reason, held.remedy)
     best = "the best up to " if length == "auto" else ""
     return ok("target", f"{best}{targets[0]:,} tokens, measured on {settings.device}")
+
+
+def _fitting(targets: tuple[int, ...], settings: Settings) -> tuple[int, ...]:
+    """Return the targets that fit into the memory of the first GPU that NVML reports."""
+    for gpu in gpus()[:1]:
+        card = known(gpu.name)
+        capability = None if card is None else card.capability
+        return fitting_targets(targets, settings, gpu.name, gpu.memory_mb / 1024, capability)
+    return targets
 
 
 def publishing(settings: Settings) -> Finding:

@@ -10,7 +10,7 @@ from neurons.miner.measuring import (
     ClaimMeasurement,
     describe_machine,
     new_measurement,
-    targets_to_try,
+    targets_here,
 )
 
 
@@ -24,7 +24,7 @@ def run(submission: Submission, context: Context) -> Submission:
         return context.move(submission, State.NEW)
     environment = describe_machine(context.settings.device, context.probe, context.stop)
     target = None if submission.auto_target else submission.target_sequence_length
-    targets = targets_to_try(target, environment.device)
+    targets = targets_here(target, environment, context.settings)
     measurement = _open(submission, context, environment)
     measurement.run_targets(targets)
     report = measurement.recorder.path.relative_to(context.settings.state_dir)

@@ -89,6 +89,12 @@ def test_calls_that_wait_for_the_host_take_more_processes(
     assert [length for length, *_ in CALLS] == [length for lengths in rounds for length in lengths]
 
 
+def test_a_small_card_is_timed_and_checked_at_the_lengths_that_fit() -> None:
+    plan = TREES["overlay"].fitting(lambda n: n <= 300_000)
+    assert plan.lengths[-1] == 262_144
+    assert plan.checks[-1] == 100_000
+
+
 @pytest.fixture
 def fork(tmp_path: Path) -> Path:
     """Make a fork with the layer and the operator of the public one's paths."""
@@ -117,3 +123,13 @@ def test_each_tree_is_the_fork_with_its_own_files_over_it(fork: Path, tmp_path: 
     assert made["overlay"] == original | overlay
     layer_file = {"fla/layers/quasar.py": original["fla/layers/quasar.py"]}
     assert made["overlay-ops"] == original | overlay | layer_file
+    (changed,) = dict(made["overlay-portable"].items() ^ made["overlay"].items())
+    assert changed == "fla/ops/quasar/cuda/nvrtc.py"
+    assert b"HOPPER = (0, 0)" in made["overlay-portable"][changed]
+
+
+def test_the_installed_fla_is_enough_for_a_tree_with_its_own_layer(tmp_path: Path) -> None:
+    own = contents(make_tree(None, tmp_path / "own", TREES["overlay"]))
+    assert contents(OVERLAY).items() <= own.items()
+    with pytest.raises(SystemExit, match="--fork"):
+        make_tree(None, tmp_path / "ops", TREES["overlay-ops"])

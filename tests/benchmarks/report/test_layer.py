@@ -32,7 +32,9 @@ SMALL = "void at::native::(anonymous namespace)::small<int>(int)"
 CUBLAS = "nvjet_sm90_tst_256x128_64x4"
 
 
-@pytest.fixture(scope="module", params=["layer-profile", "layer-profile-ops"])
+@pytest.fixture(
+    scope="module", params=["layer-profile", "layer-profile-ops", "layer-profile-portable"]
+)
 def profile(request: pytest.FixtureRequest) -> Run:
     return load(DATA / f"{request.param}.json")
 
@@ -209,11 +211,11 @@ def test_every_figure_of_ours_stands_behind_a_check(runs: Runs) -> None:
 
 
 def test_the_runs_cover_every_limit_on_one_machine(runs: Runs) -> None:
-    measured = {name: set(by_length(runs[name])) for name in TREES}
+    measured = {name: set(by_length(runs[name])) for name in LABELS}
     assert measured["overlay"] == set(LENGTHS)
     assert set(SPEED) <= measured["overlay"]
     assert set(OPS_SPEED) <= measured["overlay-ops"]
-    for name in TREES:  # a length without a figure has a reason
+    for name in LABELS:  # a length without a figure has a reason
         assert set(IN_README) <= {entry.of["tokens"] for entry in runs[name].entries}
         assert runs[name].environment == runs["overlay"].environment
     assert runs["overlay-ops"].commit == runs["overlay"].commit
@@ -226,7 +228,7 @@ def test_a_plot_has_a_point_for_every_length_of_every_tree(runs: Runs, quantity)
     assert {label for label, _ in LABELS.values()} <= labels
     points = {
         (name, entry.of["tokens"])
-        for name in TREES
+        for name in LABELS
         for entry in runs[name].entries
         if not entry.failure and (quantity is not FIRST_CALL or entry.texts["cache"] == "cold")
     }

@@ -1,10 +1,11 @@
-"""What GPUs can do, against figures counted by hand."""
+"""What GPUs can do and hold, against figures counted by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from harness.hardware.gpus import GPUS, ceiling, known, longest, settings
+from harness.hardware.gpus import GPUS, HIGHEST, LEAGUE, best_target, ceiling, known, settings
+from neurons.wire.rules import LEAGUES
 
 
 def test_the_bound_of_an_h200_by_hand() -> None:
@@ -22,19 +23,33 @@ def test_a_card_without_bandwidth_is_bound_by_its_memory() -> None:
     assert ceiling(gpu) == pytest.approx(min(0.864e12 / (512 * 6), ceiling(gpu)))
 
 
+def test_a_mig_slice_has_its_share_of_the_card() -> None:
+    card, mig = known("NVIDIA A100-SXM4-80GB"), known("NVIDIA A100-SXM4-80GB MIG 3g.40gb")
+    assert card is not None
+    assert mig is not None
+    assert (mig.memory_gib, mig.bandwidth) == (40, card.bandwidth / 2)
+    assert mig.operations == pytest.approx(card.operations * 3 / 7)
+
+
 @pytest.mark.parametrize(
-    ("memory", "target"), [(141, 1_000_000), (24, 1_000_000), (8, 500_000), (0.5, 16_384)]
+    ("memory", "capability", "target"),
+    [
+        (141, "9.0", 1_000_000),
+        (24, "8.9", 1_000_000),
+        (6, "9.0", 400_000),
+        (2, "9.0", 16_384),
+        (1.3, "9.0", None),
+    ],
 )
-def test_what_fits_into_a_memory(memory: float, target: int) -> None:
-    assert longest(memory) == target
-    assert settings(memory)["TARGET_SEQUENCE_LENGTH"] == str(target)
+def test_what_fits_into_a_memory(memory: float, capability: str, target: int | None) -> None:
+    assert best_target(memory, capability) == target
+    assert settings(memory, capability)["TARGET_SEQUENCE_LENGTH"] == str(target or "auto")
 
 
-def test_nothing_fits_into_nothing() -> None:
-    assert longest(0.0) is None
-    assert settings(0.0)["TARGET_SEQUENCE_LENGTH"] == "auto"
+def test_targets_are_where_leagues_begin() -> None:
+    assert [least for least, _, _ in LEAGUES[1:]] == [*range(2 * LEAGUE, HIGHEST + 1, LEAGUE)]
 
 
 def test_every_card_has_a_target() -> None:
-    assert all(longest(gpu.memory_gib) == 1_000_000 for gpu in GPUS)
+    assert all(best_target(gpu.memory_gib, gpu.capability) == HIGHEST for gpu in GPUS)
     assert known("NVIDIA GeForce GT 710") is None

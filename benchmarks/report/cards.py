@@ -1,0 +1,253 @@
+"""docs/results/cards.md: estimates for cards that were not measured, and contributed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from benchmarks.engine.results import DATA, ROOT, Entry, Run, load
+from benchmarks.report.documents import page
+from benchmarks.report.estimates import SPEEDS, Estimates, Implementation, speeds
+from benchmarks.report.layer_steps import profile_table
+from benchmarks.report.markdown import gib, records, share
+from harness.hardware.gpus import (
+    GPUS,
+    OTHERS_GIB,
+    SPARE,
+    Gpu,
+    best_target,
+    known,
+    longest,
+    measuring_bytes,
+)
+from quasar_kernels.memory import LayerSize, Way, is_fused, peak_bytes
+
+CARDS = ROOT / "benchmarks" / "cards"
+"""Contributed runs of the case `layer`."""
+OTHER = ROOT / "benchmarks" / "h100" / "overlay-portable.json"
+"""Speeds of the portable path on another GPU than that of its kernels."""
+SHOWN = (512, 2048, 16_384, 100_000, 262_144, 1_000_000)
+LONG = 100_000
+"""Length from which on the kernels decide the time of a call, and tensors its memory."""
+PEAKS = (
+    ("Hopper", DATA / "layer-memory.json", "9.0"),
+    ("portable", ROOT / "benchmarks" / "h100" / "layer-memory-portable.json", "8.0"),
+)
+"""Paths, their measured peaks, and a capability that takes them."""
+SMALL = {
+    "MIG slice 1g.5gb": 4.75,
+    "8 GB": 8.0,
+    "MIG slice 1g.10gb": 9.75,
+    "12 GB": 12.0,
+    "16 GB": 16.0,
+    "20 GB": 20.0,
+    "24 GB": 24.0,
+}
+"""GiB that the driver reports of small cards."""
+
+
+def speed_table(estimates: Estimates) -> str:
+    """Return the table of estimated speeds by card and length."""
+    return records(
+        {
+            "card": gpu.label,
+            "path": estimates.path(gpu).name,
+            **{f"{n:,}": f"{estimates.speed(n, gpu) / 1e6:.3g}" for n in SHOWN},
+        }
+        for gpu in GPUS
+    )
+
+
+def rates(gpu: Gpu) -> dict[str, str]:
+    """Return a card's row of published rates."""
+    return {
+        "card": gpu.label,
+        "memory, GiB": f"{gpu.memory_gib:g}",
+        "TB/s": f"{gpu.bandwidth / 1e12:.3g}",
+        "bf16 TFLOP/s, dense": f"{gpu.operations / 1e12:g}",
+        "multiprocessors x GHz": f"{gpu.cycles / 1e9:.0f}",
+        "source": gpu.source,
+    }
+
+
+def shares(paths: Sequence[Implementation]) -> str:
+    """Return the shares of its published rates that the measured GPU reaches."""
+    return "; ".join(
+        f"{share(path.copy_share)} of the bandwidth and {share(path.product_share)} of the "
+        f"products ({path.name} path's run)"
+        for path in paths
+    )
+
+
+class Compared(NamedTuple):
+    """A measured speed that the method can be compared with."""
+
+    path: Implementation
+    gpu: Gpu
+    tokens: int
+    measured: float  # tokens/s
+
+
+def compared(estimates: Estimates) -> list[Compared]:
+    """Return the measured speeds of both paths, on the GPU of the kernels and on another one."""
+    hopper, portable = estimates
+    profile, other = portable.kernels, load(OTHER)
+    other_gpu = known(other.gpu) or portable.gpu
+    whole, call_ms = int(profile.number("tokens")), profile.number("call_ms")
+    return [
+        *(Compared(hopper, hopper.gpu, n, speed) for n, speed in speeds(load(SPEEDS)).items()),
+        Compared(portable, portable.gpu, whole, whole / call_ms * 1e3),
+        *(Compared(portable, other_gpu, n, speed) for n, speed in speeds(other).items()),
+    ]
+
+
+def measured_elsewhere(run: Run) -> str:
+    """Return how the speeds on another GPU than that of the kernels were measured."""
+    where = "; ".join(run.where().values())
+    return f"Those of the portable path by length are of another GPU ({where}): {run.protocol}"
+
+
+def check(one: Compared) -> dict[str, str]:
+    """Return the row of an estimate against the measured speed."""
+    estimate = one.path.speed(one.tokens, one.gpu)
+    return {
+        "path": one.path.name,
+        "GPU": one.gpu.label,
+        "tokens": f"{one.tokens:,}",
+        "estimated": f"{estimate / 1e6:.3g}",
+        "measured": f"{one.measured / 1e6:.3g}",
+        "difference": f"{estimate / one.measured - 1:+.0%}",
+    }
+
+
+def lengths(memory_gib: float, capability: str) -> dict[str, str]:
+    """Return the largest calls of a card."""
+    target = best_target(memory_gib, capability)
+    needed = measuring_bytes(target, capability) if target else None
+    return {
+        "best target": f"{target:,}" if target else "none",
+        "takes, GiB": gib(needed),
+        "forward": f"{longest(memory_gib, capability):,}",
+        "training": f"{longest(memory_gib, capability, 'training'):,}",
+    }
+
+
+def counted_bytes(peak: Entry, capability: str) -> int:
+    """Return the counted bytes of the call of a measured peak."""
+    D, H, S, tokens = (
+        int(peak.of[name]) for name in ("hidden_size", "num_heads", "head_dim", "tokens")
+    )
+    size = LayerSize(D, H, S)
+    way: Way = next(one for one in get_args(Way) if one == peak.of["way"])
+    return peak_bytes(tokens, way, size, fused=is_fused(capability, size))
+
+
+def long_peaks(run: Run) -> list[Entry]:
+    """Return the measured peaks of calls whose memory is that of their tensors."""
+    peaks = run.table("peaks")
+    return [one for one in peaks if not one.failure and int(one.of["tokens"]) >= LONG]
+
+
+def peak_row(peak: Entry, path: str, capability: str) -> dict[str, str]:
+    """Return the row of a measured peak beside its count."""
+    of, measured = peak.of, peak.figures["peak_bytes"]
+    counted = counted_bytes(peak, capability)
+    return {
+        "path": path,
+        "layer": f"{of['hidden_size']:,} wide, {of['num_heads']} x {of['head_dim']}",
+        "call": str(of["way"]),
+        "tokens": f"{of['tokens']:,}",
+        "counted, GiB": gib(counted),
+        "measured, GiB": gib(measured),
+        "difference": f"{counted / measured - 1:+.1%}",
+    }
+
+
+def tcgen05(estimates: Estimates, gpu: Gpu) -> str:
+    """Return the table of a card's estimates with Hopper's fused kernels at its own rates."""
+    fused = estimates.hopper
+    return records(
+        {
+            "tokens": f"{n:,}",
+            "portable path, M tokens/s": f"{estimates.speed(n, gpu) / 1e6:.3g}",
+            "fused with tcgen05": f"{fused.speed(n, gpu) / 1e6:.3g}",
+            "times": f"{fused.speed(n, gpu) / estimates.speed(n, gpu):.1f}",
+        }
+        for n in SHOWN[2:]
+    )
+
+
+def contributed() -> list[Run]:
+    """Return the contributed runs.
+
+    Raises:
+        SystemExit: a file is no checked run of this project's layer on a GPU.
+    """
+    runs = []
+    for path in sorted(CARDS.glob("*.json")):
+        run = load(path)
+        checked = [entry for entry in run.entries if "checked_tokens" in entry.figures]
+        complete = run.environment and run.environment.gpu and run.environment.driver and run.commit
+        if (
+            run.case != "layer"
+            or run.settings.get("tree") != "overlay"
+            or not (checked and complete)
+        ):
+            raise SystemExit(
+                f"{path} must be written by `python -m benchmarks layer` on a machine with a GPU, "
+                "from a checkout or with --commit"
+            )
+        runs.append(run)
+    return runs
+
+
+def measured_run(run: Run, estimates: Estimates) -> dict[str, str]:
+    """Return the row of a measured run."""
+    found, card = speeds(run), known(run.gpu)
+    last = max(found)
+    of_estimate = found[last] / estimates.speed(last, card) if card else None
+    return {
+        **run.where(),
+        **{f"{n:,}": f"{found[n] / 1e6:.3g}" if n in found else "-" for n in SHOWN},
+        "of estimate": share(of_estimate),
+    }
+
+
+def documents() -> dict[Path, str]:
+    """Return the text of docs/results/cards.md by its path."""
+    estimates = Estimates.load()
+    b200 = next(gpu for gpu in GPUS if gpu.capability == "10.0")
+    runs = [load(SPEEDS), *contributed()]
+    sections = {
+        "speeds": speed_table(estimates),
+        "shares": shares(estimates),
+        "rates": records(map(rates, GPUS)),
+        "portable_gpu": estimates.portable.gpu.label,
+        "other": measured_elsewhere(load(OTHER)),
+        "check": records(map(check, compared(estimates))),
+        "kernels": profile_table(estimates.portable.kernels),
+        "others": f"{OTHERS_GIB:g}",
+        "spare": f"{SPARE:.0%}",
+        "memory": records(
+            {
+                "card": gpu.label,
+                "GiB": f"{gpu.memory_gib:g}",
+                **lengths(gpu.memory_gib, gpu.capability),
+            }
+            for gpu in GPUS
+        ),
+        "small": records(
+            {"memory": name, "path": path, **lengths(size, capability)}
+            for name, size in SMALL.items()
+            for path, _, capability in PEAKS
+        ),
+        "peaks": records(
+            peak_row(peak, path, capability)
+            for path, file, capability in PEAKS
+            for peak in long_peaks(load(file))
+        ),
+        "tcgen05": tcgen05(estimates, b200),
+        "runs": records(measured_run(run, estimates) for run in runs),
+    }
+    return page("cards", sections)

@@ -1,0 +1,130 @@
+"""Expected speeds of the layer on other cards, from kernels that were measured on one GPU.
+
+A call takes as long as one of 512 tokens, which is launches and the host, and the time of every
+kernel per token. Each kernel is moved to a card by published rates:
+
+- A kernel near its bound, the longer of moving its bytes and of its operations, keeps its share of
+  the bound. Where it multiplies by `mma.sync`, it needs no fewer cycles: the published rate may be
+  that of other instructions.
+- A kernel far from its bound waits within the multiprocessors. It takes the same cycles, and at
+  least its bound.
+- A kernel without a bound (maps and their scan) takes longer by the larger of the ratios of
+  bandwidths and of cycles.
+
+A card is assumed to reach the shares of its published rates that a copy and a large product reach
+on the measured GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks.cases.layer import by_length
+from benchmarks.engine.results import DATA, Run, load
+from benchmarks.report.layer_steps import GEMM, STEPS, Step, StepTime, find_steps
+from harness.hardware.gpus import Gpu, known
+
+SPEEDS = DATA / "overlay.json"
+"""Speeds by length, of which the shortest gives the time of launches and host for both paths."""
+HOPPER = DATA / "layer-profile.json"
+PORTABLE = DATA / "layer-profile-portable.json"
+"""The kernels of the two paths."""
+LATENCY_TOKENS = 512
+"""Length of a call whose time is its launches."""
+NEAR = 0.75
+"""Share of its bound from which on a kernel is limited by it."""
+
+
+class Implementation(NamedTuple):
+    """A path of the layer as it was measured on one GPU."""
+
+    name: str
+    gpu: Gpu
+    kernels: Run  # of `layer_profile`
+    latency_ms: float  # of a call of 512 tokens
+    mma_sync: bool  # whether its own kernels multiply by `mma.sync`, the library's do not
+
+    def call_ms(self, tokens: int, gpu: Gpu) -> float:
+        """Return the estimated time of a call in the validator's loop."""
+        times = find_steps(self.kernels.entries, STEPS[str(self.kernels.settings["tree"])])
+        busy = sum(self._on(gpu, time) for time in times)
+        return self.latency_ms + busy * tokens / self.kernels.number("tokens")
+
+    def speed(self, tokens: int, gpu: Gpu) -> float:
+        """Return the estimated tokens/s."""
+        return tokens / self.call_ms(tokens, gpu) * 1e3
+
+    def _on(self, gpu: Gpu, time: StepTime) -> float:
+        """Return the estimated milliseconds of a step's kernels on a card."""
+        step, bounds = time.step, self._bounds(time.step, self.gpu)
+        same_cycles = time.ms * self.gpu.cycles / gpu.cycles
+        here, there = max(bounds), max(self._bounds(step, gpu))
+        if not here:
+            return max(same_cycles, time.ms * self.gpu.bandwidth / gpu.bandwidth)
+        if here < NEAR * time.ms:
+            return max(same_cycles, there)
+        near = time.ms * there / here
+        multiplies = step.kernels != GEMM and here == bounds[1]
+        return max(same_cycles, near) if self.mma_sync and multiplies else near
+
+    @property
+    def copy_share(self) -> float:
+        """The share of its published bandwidth that a copy reached."""
+        return self.kernels.number("copy_gb_per_s") * 1e9 / self.gpu.bandwidth
+
+    @property
+    def product_share(self) -> float:
+        """The share of its published rate that a large bf16 product reached."""
+        return self.kernels.number("product_tflops") * 1e12 / self.gpu.operations
+
+    def _bounds(self, step: Step, gpu: Gpu) -> tuple[float, float]:
+        """Return the milliseconds of a step's bytes and of its operations on a card."""
+        bandwidth, rate = self.copy_share * gpu.bandwidth, self.product_share * gpu.operations
+        return step.bounds_ms(self.kernels.number("tokens"), bandwidth, rate)
+
+
+class Estimates(NamedTuple):
+    """The speeds to expect on cards that were not measured."""
+
+    hopper: Implementation
+    portable: Implementation
+
+    @classmethod
+    def load(cls) -> Estimates:
+        """Read the measurements.
+
+        Raises:
+            OSError, pydantic.ValidationError: a file is missing, or is no run.
+            ValueError: a GPU is not in the table of cards.
+        """
+        latency_ms = LATENCY_TOKENS / speeds(load(SPEEDS))[LATENCY_TOKENS] * 1e3
+
+        def read(name: str, path: Path, *, mma_sync: bool) -> Implementation:
+            profile = load(path)
+            gpu = known(profile.gpu)
+            if gpu is None:
+                raise ValueError(f"{path} was measured on {profile.gpu}, which is not known")
+            return Implementation(name, gpu, profile, latency_ms, mma_sync)
+
+        return cls(
+            read("Hopper", HOPPER, mma_sync=False), read("portable", PORTABLE, mma_sync=True)
+        )
+
+    def path(self, gpu: Gpu) -> Implementation:
+        """Return the implementation that a card runs at the validator's size."""
+        return self.hopper if gpu.hopper else self.portable
+
+    def speed(self, tokens: int, gpu: Gpu) -> float:
+        """Return the tokens/s to expect in the validator's loop."""
+        return self.path(gpu).speed(tokens, gpu)
+
+
+def speeds(run: Run) -> Mapping[int, float]:
+    """Return the median tokens/s of a run of `layer` by length."""
+    return {
+        tokens: median(one.figures["tokens_per_sec"] for one in processes)
+        for tokens, processes in by_length(run).items()
+    }
