@@ -150,8 +150,8 @@ class SubjectProxy:
 
 def _failure_of(failure: dict[str, Any]) -> WorkerError:
     reason, remedy = (str(failure.get(name, ""))[:2000] for name in ("reason", "remedy"))
-    kinds: dict[object, Kind] = {kind: kind for kind in _KINDS}
-    return WorkerError(reason, kinds.get(failure.get("kind"), "protocol"), remedy)
+    kinds: dict[str, Kind] = {kind: kind for kind in _KINDS}
+    return WorkerError(reason, kinds.get(str(failure.get("kind")), "protocol"), remedy)
 
 
 def device_of(name: str) -> torch.device:
