@@ -270,7 +270,7 @@ class Nvml:
         return index
 
     def nvmlDeviceGetHandleByUUID(self, name: str) -> str | int:
-        return {"GPU-1": 1, "MIG-2": "part of 2"}[name]
+        return 1 if name == "GPU-1" else "part of 2"
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> int:
         return int(handle[-1])
