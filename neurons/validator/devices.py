@@ -15,24 +15,18 @@ DEV = Path("/dev")
 _SHARED = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps")
 
 
-def shown_devices(environ: Mapping[str, str]) -> list[Path]:
+def find_gpu(environ: Mapping[str, str]) -> tuple[list[Path], str]:
     """Return the device files of the first GPU that CUDA shows, and those that all GPUs share.
 
-    Where NVML does not name the GPU's file, these are the files of every GPU.
+    The second value is CUDA_VISIBLE_DEVICES for a process that sees only these files: the GPU is
+    then the first one. Where NVML does not name the GPU's file, the files are those of every GPU.
     """
-    number = _minor_number(environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip())
-    own = DEV / f"nvidia{number}"
-    gpus = [own] if own.exists() else sorted(DEV.glob("nvidia[0-9]*"))
-    return [*gpus, *(DEV / name for name in _SHARED if (DEV / name).exists())]
-
-
-def visible_name(environ: Mapping[str, str]) -> str:
-    """Return CUDA_VISIBLE_DEVICES for a process that sees these files: there the GPU is the first.
-
-    UUIDs stay.
-    """
-    first = environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    return "0" if first.isdecimal() else first
+    name = environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    shared = [DEV / file for file in _SHARED if (DEV / file).exists()]
+    own = DEV / f"nvidia{_minor_number(name)}"
+    if not own.exists():
+        return [*sorted(DEV.glob("nvidia[0-9]*")), *shared], name
+    return [own, *shared], "0" if name.isdecimal() else name
 
 
 def _minor_number(name: str) -> int | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neurons.runtime.errors import ConfigError, Problem
-from neurons.validator.devices import shown_devices, visible_name
+from neurons.validator.devices import find_gpu
 from neurons.validator.leaks import find_leaks
 from neurons.validator.packages import Packages, find_packages, hidden_entries
 from neurons.validator.seccomp import INSTALL, assemble, this_architecture
@@ -82,8 +82,6 @@ class Sandbox:
         for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME"):
             words += ["--setenv", name, str(folder / "cache" / name.lower())]
         words += ["--setenv", "USER", "sandbox", "--setenv", "LOGNAME", "sandbox"]
-        if self.gpu:
-            words += ["--setenv", "CUDA_VISIBLE_DEVICES", visible_name(env)]
         if self.packages.user_base:  # else the user site would be sought below the new HOME
             words += ["--setenv", "PYTHONUSERBASE", self.packages.user_base]
         return [*words, "--", *self._limits(), *_filtered(argv, pinned=not self.gpu)]
@@ -136,8 +134,10 @@ class Sandbox:
         for path in ("/tmp", "/dev/shm"):  # noqa: S108 # they are the sandbox's own
             yield from ("--perms", "1777", "--size", str(TEMPORARY_BYTES), "--tmpfs", path)
         if self.gpu:
-            for device in shown_devices(env):
+            devices, name = find_gpu(env)
+            for device in devices:
                 yield from ("--dev-bind", str(device), str(device))
+            yield from ("--setenv", "CUDA_VISIBLE_DEVICES", name)
         libraries = filter(os.path.isabs, env.get("LD_LIBRARY_PATH", "").split(":"))
         shown += [*libraries, *self.packages.shown, *map(str, readable)]
         masked: list[str] = []  # packages may lie below a masked folder, in a `.venv` for one

@@ -311,7 +311,7 @@ def test_a_fork_sees_every_gpu_that_the_driver_does_not_name(
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(devices, "DEV", tmp_path)
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())
-    assert devices.shown_devices({"CUDA_VISIBLE_DEVICES": "7"}) == [tmp_path / "nvidia0"]
+    assert devices.find_gpu({"CUDA_VISIBLE_DEVICES": "7"}) == ([tmp_path / "nvidia0"], "7")
 
 
 @pytest.mark.parametrize(
