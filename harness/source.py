@@ -37,8 +37,8 @@ def source_digest(tree: Path) -> str:
         names[:] = sorted(name for name in names if name != "__pycache__")
         for name in sorted(files):
             path = Path(folder, name)
-            content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
-            relative = path.relative_to(tree).as_posix().encode()
+            content = os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes()
+            relative = os.fsencode(path.relative_to(tree))  # names need not be UTF-8
             digest.update(b"%d %b %d " % (len(relative), relative, len(content)))
             digest.update(content)
     return digest.hexdigest()

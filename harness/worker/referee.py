@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.measuring.errors import without_result
 from harness.measuring.job import Exit
 from harness.measuring.process import die_with_parent, hide
 from harness.sample import Kind
@@ -139,19 +140,13 @@ class SubjectProxy:
             self.end()
             return WorkerError("the code under test closed the referee's channel", "protocol")
         self._pid = 0
-        code = os.waitstatus_to_exitcode(status)
-        if code == -signal.SIGKILL:
-            why = "the worker was killed from outside, most often by the kernel for lack of memory"
-            return WorkerError(why, "out_of_memory")
-        if code == 0:
-            return WorkerError("the worker ended without a result", "protocol")
-        return WorkerError(f"the worker died with status {code}", "crash")
+        return WorkerError(*without_result(os.waitstatus_to_exitcode(status)))
 
 
 def _failure_of(failure: dict[str, Any]) -> WorkerError:
     reason, remedy = (str(failure.get(name, ""))[:2000] for name in ("reason", "remedy"))
-    kinds: dict[object, Kind] = {kind: kind for kind in _KINDS}
-    return WorkerError(reason, kinds.get(failure.get("kind"), "protocol"), remedy)
+    kinds: dict[str, Kind] = {kind: kind for kind in _KINDS}
+    return WorkerError(reason, kinds.get(str(failure.get("kind")), "protocol"), remedy)
 
 
 def device_of(name: str) -> torch.device:

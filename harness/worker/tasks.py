@@ -63,8 +63,8 @@ def _check(job: Job, subject: SubjectProxy | None) -> BaseModel:
     from harness.worker.correctness import check_correctness
     from harness.worker.referee import device_of
 
+    device = device_of(job.device)  # before the code could make the GPU disappear
     proxy, _ = _load(job, subject)
-    device = device_of(job.device)
     if device.type == "cpu":
         torch.set_num_threads(1)  # small tensors: on a busy machine more threads only spin
     proxy.ask("use", device=str(device), single=True)

@@ -31,6 +31,14 @@ _DTYPES = {
 }
 
 
+_UNREADABLE = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    OverflowError,  # Infinity for a number
+    RecursionError,  # lists within lists
+)
+_LONGEST = 1 << 40
+
+
 class WireError(Exception):
     """The received bytes are no message; if `gone` is true, the other side has closed."""
 
@@ -89,7 +97,7 @@ class Channel:
                 (str(name), _DTYPES[dtype], tuple(int(n) for n in shape))
                 for name, dtype, shape in header.pop("tensors")
             ]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except _UNREADABLE as error:
             raise WireError("a header that cannot be read") from error
         tensors: dict[str, Tensor] = {}
         for name, dtype, shape in described:
@@ -97,7 +105,7 @@ class Channel:
             for n in shape:
                 elements *= n
             limit -= elements * dtype.itemsize
-            if min(shape, default=0) < 0 or limit < 0:
+            if limit < 0 or not all(0 <= n < _LONGEST for n in shape):
                 raise WireError(f"a tensor {name[:40]!r} of shape {shape}")
             tensors[name] = torch.empty(shape, dtype=dtype)
             if elements:

@@ -56,17 +56,23 @@ class Validator:
     def run_once(self) -> None:
         """Judge the submissions in the queue; those that failed before come last.
 
+        After each one, rounds that are over end and weights are set: a full queue may never end.
+
         Raises:
-            ApiFault: the queue cannot be read.
+            ApiFault: the API does not answer.
             ConfigError: the API does not take this validator's verdicts.
         """
         seen: set[int] = set()
-        while not self._stop.is_set() and (submission := self._next(seen)) is not None:
-            seen.add(submission.id)
-            if not self._attempt(submission):
+        while not self._stop.is_set():
+            submission = self._next(seen)
+            if submission is not None:
+                seen.add(submission.id)
+                if not self._attempt(submission):
+                    return
+            if self._weights is not None:
+                self._weights.run_once()
+            if submission is None:
                 return
-        if self._weights is not None:
-            self._weights.run_once()
 
     def _next(self, seen: set[int]) -> QueuedSubmission | None:
         """Return the next submission to judge; each evaluation changes the order."""

@@ -3,7 +3,7 @@
 bubblewrap gives each process that runs a fork's code separate namespaces: no network, no other
 process, a read-only system without this user's files, a small empty folder in memory, another user.
 A seccomp filter closes parts of the kernel that no measurement needs. Some cores stay reserved for
-the validator. The GPU's devices are visible. When its first process ends, the kernel ends all
+the validator. The devices of one GPU are visible. When its first process ends, the kernel ends all
 others with it.
 """
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neurons.runtime.errors import ConfigError, Problem
+from neurons.validator.devices import find_gpu
 from neurons.validator.leaks import find_leaks
 from neurons.validator.packages import Packages, find_packages, hidden_entries
 from neurons.validator.seccomp import INSTALL, assemble, this_architecture
@@ -41,7 +42,6 @@ LOOK_SECONDS = 0.2
 
 _SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives", "/etc/localtime")
 _LINKED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_DEVICES = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps")
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Sandbox:
 
     Attributes:
         memory_bytes: what all processes of one child may hold together, shared memory included.
-        gpu: whether the GPU's devices are shown.
+        gpu: whether the devices of one GPU are shown.
         cores: those on which a child runs; it is ended when a thread of it goes elsewhere. Empty
             for all of the machine's.
         packages: where workers import packages from, which is shown read-only.
@@ -84,7 +84,7 @@ class Sandbox:
         words += ["--setenv", "USER", "sandbox", "--setenv", "LOGNAME", "sandbox"]
         if self.packages.user_base:  # else the user site would be sought below the new HOME
             words += ["--setenv", "PYTHONUSERBASE", self.packages.user_base]
-        return [*words, "--", *self._limits(), *_filtered(argv)]
+        return [*words, "--", *self._limits(), *_filtered(argv, pinned=not self.gpu)]
 
     def exceeded(self, pid: int) -> str:
         """Return which limit the child `pid` and its descendants exceed; "" for none."""
@@ -134,9 +134,10 @@ class Sandbox:
         for path in ("/tmp", "/dev/shm"):  # noqa: S108 # they are the sandbox's own
             yield from ("--perms", "1777", "--size", str(TEMPORARY_BYTES), "--tmpfs", path)
         if self.gpu:
-            for pattern in _DEVICES:
-                for device in Path("/dev").glob(pattern):
-                    yield from ("--dev-bind", str(device), str(device))
+            devices, name = find_gpu(env)
+            for device in devices:
+                yield from ("--dev-bind", str(device), str(device))
+            yield from ("--setenv", "CUDA_VISIBLE_DEVICES", name)
         libraries = filter(os.path.isabs, env.get("LD_LIBRARY_PATH", "").split(":"))
         shown += [*libraries, *self.packages.shown, *map(str, readable)]
         masked: list[str] = []  # packages may lie below a masked folder, in a `.venv` for one
@@ -150,11 +151,12 @@ class Sandbox:
             yield from ("--remount-ro", hidden)
 
 
-def _filtered(argv: Sequence[str]) -> list[str]:
+def _filtered(argv: Sequence[str], *, pinned: bool) -> list[str]:
     architecture = this_architecture()
     if architecture is None:
         return list(argv)
-    install = [sys.executable, "-I", "-S", "-c", INSTALL, assemble(architecture).hex()]
+    program = assemble(architecture, pinned=pinned).hex()
+    install = [sys.executable, "-I", "-S", "-c", INSTALL, program]
     return [*install, *argv]
 
 

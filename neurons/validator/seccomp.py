@@ -1,8 +1,10 @@
 """A seccomp filter for a fork's processes: kernel interfaces that no measurement needs.
 
 Namespaces would give a fork a tmpfs that no limit counts; keyrings outlive an evaluation; io_uring,
-bpf and perf have been the way out of many sandboxes. What the CUDA driver uses (ioctl, mmap, poll,
-eventfd, memfd_create, sched_setaffinity) stays allowed, and so does everything else.
+bpf and perf have been the way out of many sandboxes. A network namespace does not separate vsock,
+which reaches the hypervisor. By prlimit(2) a fork could keep its referee from opening the GPU. What
+the CUDA driver uses stays allowed (ioctl, mmap, poll, eventfd, memfd_create, with a GPU also
+sched_setaffinity), and so does everything else.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import errno
 import platform
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -22,6 +24,8 @@ _X32 = 0x40000000
 """System calls from here on are those of x86-64 with short pointers, under other numbers."""
 _NEW_NAMESPACES = 0x7E020000
 """The flags of clone(2) that make a namespace."""
+_FAMILIES = (1, 2, 10, 16)
+"""Sockets that a namespace separates: Unix, IPv4, IPv6 and netlink."""
 
 _MOUNTS = {
     "open_tree": 428,
@@ -44,6 +48,9 @@ class Architecture:
     audit: int
     clone: int
     denied: dict[str, int]
+    socket: int
+    prlimit64: int
+    sched_setaffinity: int
     clone3: int = 435
 
 
@@ -67,6 +74,9 @@ ARCHITECTURES = {
             "chroot": 161,
             "syslog": 103,
         },
+        socket=41,
+        prlimit64=302,
+        sched_setaffinity=203,
     ),
     "aarch64": Architecture(
         0xC00000B7,
@@ -87,6 +97,9 @@ ARCHITECTURES = {
             "chroot": 51,
             "syslog": 116,
         },
+        socket=198,
+        prlimit64=261,
+        sched_setaffinity=122,
     ),
 }
 
@@ -110,27 +123,50 @@ def this_architecture() -> Architecture | None:
     return ARCHITECTURES.get(platform.machine())
 
 
-def assemble(architecture: Architecture) -> bytes:
-    """Return the filter as an array of `struct sock_filter`."""
-    return b"".join(struct.pack("<HBBI", *one) for one in _instructions(architecture))
+def assemble(architecture: Architecture, *, pinned: bool) -> bytes:
+    """Return the filter as an array of `struct sock_filter`.
+
+    Args:
+        pinned: whether threads stay on their cores. A look at them every now and then misses one
+            that takes others for a moment.
+    """
+    denied = {*architecture.denied.values()}
+    if pinned:
+        denied.add(architecture.sched_setaffinity)
+    return b"".join(struct.pack("<HBBI", *one) for one in _instructions(architecture, denied))
 
 
-def _instructions(architecture: Architecture) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the code, the instructions skipped if true and if false, and the operand."""
-    denied, missing = _FAIL | errno.EPERM, _FAIL | errno.ENOSYS
+Instruction = tuple[int, int, int, int]
+"""The code, the instructions skipped if true and if false, and the operand."""
+
+
+def _instructions(architecture: Architecture, denied: set[int]) -> Iterator[Instruction]:
+    forbidden, missing = _FAIL | errno.EPERM, _FAIL | errno.ENOSYS
     yield _LOAD, 0, 0, _ARCHITECTURE
     yield _EQUAL, 1, 0, architecture.audit
     yield _RETURN, 0, 0, _KILL  # 32-bit calls have other numbers
     yield _LOAD, 0, 0, _NUMBER
     yield _AT_LEAST, 0, 1, _X32
     yield _RETURN, 0, 0, missing
-    for number in sorted(architecture.denied.values()):
+    for number in sorted(denied):
         yield _EQUAL, 0, 1, number
-        yield _RETURN, 0, 0, denied
+        yield _RETURN, 0, 0, forbidden
     yield _EQUAL, 0, 1, architecture.clone3
     yield _RETURN, 0, 0, missing  # its flags lie in memory; libraries then call clone
+    yield from _only(architecture.socket, _FAMILIES, _FAIL | errno.EAFNOSUPPORT)
+    yield from _only(architecture.prlimit64, (0,), forbidden)  # 0: the calling process
     yield _EQUAL, 0, 3, architecture.clone
     yield _LOAD, 0, 0, _FIRST_ARGUMENT
     yield _ANY_BIT, 0, 1, _NEW_NAMESPACES
-    yield _RETURN, 0, 0, denied
+    yield _RETURN, 0, 0, forbidden
     yield _RETURN, 0, 0, _ALLOW
+
+
+def _only(number: int, arguments: Sequence[int], refusal: int) -> Iterator[Instruction]:
+    """Allow a call with these first arguments alone."""
+    yield _EQUAL, 0, 2 * len(arguments) + 2, number
+    yield _LOAD, 0, 0, _FIRST_ARGUMENT
+    for argument in arguments:
+        yield _EQUAL, 0, 1, argument
+        yield _RETURN, 0, 0, _ALLOW
+    yield _RETURN, 0, 0, refusal

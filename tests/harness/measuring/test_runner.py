@@ -244,6 +244,18 @@ def test_the_code_finds_no_secret_of_its_referee(make_tree: Any) -> None:
     assert fails(tree).reason == "RuntimeError: found []"
 
 
+def test_the_referee_imports_nothing_from_the_folder_that_the_code_can_write(
+    make_tree: Any,
+) -> None:
+    """Its process has the same path, and imports some modules only when it needs them."""
+    tree = make_tree(
+        "import importlib.util\n"
+        "open('late.py', 'w').close()\n"
+        "raise RuntimeError(importlib.util.find_spec('late'))\n"
+    )
+    assert fails(tree).reason == "RuntimeError: None"
+
+
 @pytest.mark.skipif(not signals_are_scoped(), reason="needs Landlock of Linux 6.12")
 def test_the_code_cannot_end_its_referee(make_tree: Any) -> None:
     error = fails(make_tree("import os; os.kill(os.getppid(), 9)"))
@@ -360,7 +372,7 @@ def test_the_digest_sees_every_byte_and_name_but_no_byte_code(make_tree: Any) ->
     layer = tree / "fla/layers/quasar.py"
     layer.write_text(layer.read_text() + "\n")
     second = source_digest(tree)
-    layer.rename(layer.with_name("quasar2.py"))
+    layer.rename(layer.with_name(os.fsdecode(b"quasar\xff.py")))
     assert len({first, second, source_digest(tree)}) == 3
 
 

@@ -37,15 +37,21 @@ os.wait()
 """
 
 
-def look(*, hidden: bool, version: int) -> str:
-    """Return what a subject's attempt to write to its runner's result pipe comes to."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK, str(int(hidden)), str(version)],
+def run(code: str, *arguments: int, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
         env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        cwd=cwd,
     )
+
+
+def look(*, hidden: bool, version: int) -> str:
+    """Return what a subject's attempt to write to its runner's result pipe comes to."""
+    done = run(LOOK, int(hidden), version)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -69,15 +75,38 @@ def test_a_confined_process_may_rename_a_file_to_another_folder(
         "confine.give_up_privileges()\n"
         "os.makedirs('a'); os.makedirs('b'); open('a/f', 'w').close(); os.replace('a/f', 'b/f')\n"
     )
-    env = os.environ | {"PYTHONPATH": str(PROJECT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(version)],
-        capture_output=True,
-        text=True,
-        env=env,
-        cwd=tmp_path,
-    )
+    done = run(code, version, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_root_can_no_longer_slow_the_clock() -> None:
+    code = (
+        "import time\n"
+        "from harness.worker.subject import confine\n"
+        "confine.give_up_privileges()\n"
+        "time.clock_settime(time.CLOCK_REALTIME, time.time())\n"
+    )
+    done = run(code)
+    assert "PermissionError" in done.stderr
+
+
+@pytest.mark.skipif(landlock_version() < 2, reason="needs Landlock")
+def test_a_domain_of_landlocks_first_version_would_break_tritons_cache(tmp_path: Path) -> None:
+    """It forbids renames to other folders, whatever right it is made of."""
+    code = (
+        "import ctypes, os\n"
+        "from harness.worker.subject import confine\n"
+        "os.makedirs('a/b'); open('a/b/f', 'w').close()\n"
+        "libc, right = confine._libc(), ctypes.c_uint64(1 << 11)\n"  # MAKE_BLOCK, for root alone
+        "libc.prctl(confine._PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)\n"
+        "made = libc.syscall(confine._LANDLOCK_CREATE_RULESET, ctypes.byref(right),"
+        " ctypes.c_size_t(8), 0)\n"
+        "assert libc.syscall(confine._LANDLOCK_RESTRICT_SELF, made, 0) == 0\n"
+        "os.replace('a/b/f', 'a/f')\n"
+    )
+    done = run(code, cwd=tmp_path)
+    assert "Invalid cross-device link" in done.stderr
 
 
 def test_without_landlock_a_hidden_runner_is_closed_all_the_same() -> None:
@@ -93,6 +122,5 @@ def test_who_starts_a_worker_is_hidden() -> None:
         "run_supervised(['true'], message=lambda fd: b'', env={}, cwd=Path('/'), timeout=9)\n"
         "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))\n"  # PR_GET_DUMPABLE
     )
-    env = os.environ | {"PYTHONPATH": str(PROJECT)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    done = run(code)
     assert done.stdout.strip() == "0", done.stderr

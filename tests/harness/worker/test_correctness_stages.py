@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,11 +70,6 @@ def run(subject: Watched, seed: int | None = 19) -> Correctness:
     return check_correctness(subject, MEASURED, CPU, source_digest="s", seed=seed)
 
 
-def value_of(result: Correctness, name: str) -> float | None:
-    (check,) = [c for c in result.checks if c.name == name]
-    return check.value
-
-
 @pytest.fixture(scope="module")
 def green() -> Watched:
     """A subject that passed; what it noted is read by several tests."""
@@ -97,26 +92,6 @@ def test_two_lengths_of_each_gate_are_secret(green: Watched) -> None:
     assert run(other, seed=20).passed
     assert len(lengths_of(other) - fixed) == 2
     assert not secret & lengths_of(other)
-
-
-def test_secret_lengths_are_from_2_to_513(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[str] = []
-    checker, drawn_numbers = Checker.draw(CPU, 1), iter([0, 511])
-    monkeypatch.setattr(checker, "below", lambda stop: next(drawn_numbers, 0))
-    monkeypatch.setattr(
-        module._Stages,
-        "_compare",
-        lambda gate, inputs, where, *_: compared.append(where),
-    )
-    module._Stages(checker, Watched()).lengths(MEASURED)
-    lengths = (1, 2, 64, 65, 257, 512, 513)
-    assert compared == [f"{length} tokens" for length in lengths] + ["512 tokens"] * 2
-
-
-@pytest.mark.parametrize(("length", "keys"), [(1, 0), (2, 1), (3, 1)])
-def test_one_key_of_zeros_is_planted_where_another_is_beside_it(length: int, keys: int) -> None:
-    inputs = module._layer_like(Checker.draw(CPU, 1), length)
-    assert int((inputs["k"] == 0).all(-1).all(-1).sum()) == keys
 
 
 def test_inputs_are_those_that_the_layer_makes(green: Watched) -> None:
@@ -192,41 +167,11 @@ def test_the_future_alone_changes_for_the_test_of_causality(green: Watched) -> N
         assert torch.equal(before["beta"], after["beta"])
 
 
-@pytest.mark.parametrize(("last", "cut"), [(False, 1), (True, 299)])
-def test_the_future_begins_at_the_second_token_at_least_and_at_the_last_at_most(
-    monkeypatch: pytest.MonkeyPatch, last: bool, cut: int
-) -> None:
-    subject, checker = Watched(), Checker.draw(CPU, 1)
-    monkeypatch.setattr(checker, "below", lambda stop: stop - 1 if last else 0)
-    module._Stages(checker, subject).causality(300)
-    before, after = subject.operated
-    same = (before["v"] == after["v"]).all(-1).all(-1)[0]
-    assert int(same.sum()) == cut
-
-
 def test_the_layer_sees_drawn_inputs_at_two_lengths_twice_each(green: Watched) -> None:
     shapes = [tuple(x.shape) for x, _ in green.forwards]
     assert shapes == [(1, length, WIDTH) for length in (257, 257, MEASURED, MEASURED)]
     for (first, _), (second, _) in zip(green.forwards[::2], green.forwards[1::2], strict=True):
         assert not torch.equal(first, second)
-
-
-@pytest.mark.parametrize(("measured", "causal"), [(64, 1000), (3000, 3000), (9000, 5000)])
-def test_each_stage_is_run_at_its_length(
-    monkeypatch: pytest.MonkeyPatch, measured: int, causal: int
-) -> None:
-    ran: list[tuple[str, int | None]] = []
-    for name in ("reuse", "lengths", "burst", "state", "causality", "layer", "gradients"):
-
-        def note(stage: object, length: int | None = None, name: str = name) -> None:
-            ran.append((name, length))
-
-        monkeypatch.setattr(module._Stages, name, note)
-    check_correctness(Watched(), measured, CPU)
-    once = {("reuse", None), ("burst", None), ("state", None), ("gradients", None)}
-    several = {("lengths", measured), ("layer", 257), ("layer", measured)}
-    assert set(ran) == once | several | {("causality", 300), ("causality", causal)}
-    assert len(ran) == 9
 
 
 def test_long_tensors_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,78 +203,6 @@ def test_inputs_that_a_subject_changes_are_found_whole_or_in_part(
     assert {check.name for check in failed} == {"operator: inputs changed"}
 
 
-def test_outputs_of_another_dtype_fail() -> None:
-    def doubled(*operands: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        o, state = exact(*operands, **options)
-        return (o.double() if o.shape[1] == 65 else o), state
-
-    (check,) = run(Watched(doubled)).failed
-    assert (check.name, check.where) == ("operator: outputs of another dtype", "65 tokens")
-    assert (check.value, check.limit) == (1, 0)
-
-
-def test_how_far_two_calls_on_one_input_are_apart_is_told() -> None:
-    calls = 0
-
-    def wavers(*operands: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        nonlocal calls
-        calls += 1
-        o, state = exact(*operands, **options)
-        return (o * (0.75 if calls == 3 else 1.0)), state
-
-    result = run(Watched(wavers))
-    (check,) = result.failed
-    assert check.name == "operator: two calls on one input differ"
-    assert check.value == pytest.approx(0.25, rel=1e-6)
-    assert (check.limit, calls) == (1e-4, 3)
-
-
-def test_outputs_of_an_earlier_call_stay_as_they_were() -> None:
-    subject = Watched()
-
-    def spoil(held: dict[str, Tensor]) -> None:
-        if "earlier" in held:
-            held["earlier"].data[:, 200] += 1
-
-    subject.spoil = spoil
-    (check,) = run(subject).failed
-    assert check.name == "operator: earlier outputs changed"
-
-
-@pytest.mark.parametrize("from_initial", [False, True])
-def test_a_state_that_is_missing_or_wrong_is_named(from_initial: bool) -> None:
-    def lacks(
-        q: Tensor, k: Tensor, v: Tensor, beta: Tensor, initial_state: Any = None, **options: Any
-    ) -> Any:
-        o, state = exact(q, k, v, beta, initial_state)
-        lacking = options.get("output_final_state") and (initial_state is not None) == from_initial
-        return o, None if lacking else state
-
-    (check,) = run(Watched(lacks)).failed
-    assert check.name == "final state: missing"
-    assert check.value == 1
-    assert check.where.endswith("from an initial state") is from_initial
-
-    def ignores(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *_: Any, **__: Any) -> Any:
-        return exact(q, k, v, beta)
-
-    failed = {check.name.split(":")[0] for check in run(Watched(ignores)).failed}
-    assert failed == {"operator", "final state"}
-
-
-def test_weights_that_a_call_changes_are_named() -> None:
-    class Learns(honest.QuasarAttention):
-        def forward(self, x: Tensor, **options: Any) -> Any:
-            found = super().forward(x, **options)
-            self.beta_log.data[3] += 1
-            return found
-
-    subject = Watched()
-    subject._layer_class = Learns
-    failed = {check.name: check.where for check in run(subject).failed}
-    assert failed["layer: weights changed"] == "beta_log"
-
-
 @pytest.mark.parametrize(("rows", "copies"), [(WIDTH, 2), (WIDTH - 1, 1)])
 def test_a_gradient_of_another_shape_is_none(rows: int, copies: int) -> None:
     subject = Watched()
@@ -346,21 +219,6 @@ def test_a_gradient_of_another_shape_is_none(rows: int, copies: int) -> None:
     assert (worst.where, worst.value, worst.passed) == ("o_proj.weight", 0, False)
 
 
-def test_gradients_are_those_of_one_sequence() -> None:
-    shapes: list[dict[str, tuple[int, ...]]] = []
-    subject = Watched()
-    put = subject.put
-
-    def note(tensors: Mapping[str, Tensor]) -> None:
-        shapes.append({name: tuple(tensor.shape) for name, tensor in tensors.items()})
-        put(tensors)
-
-    subject.put = note  # type: ignore[method-assign]
-    module._Stages(Checker.draw(CPU, 1), subject).gradients()
-    length = module.GRADIENT_LENGTH
-    assert shapes == [dict.fromkeys(("x", "toward"), (1, length, WIDTH))]
-
-
 def test_one_function_that_was_replaced_fails_and_is_named() -> None:
     subject = Watched()
     subject.tampered = lambda: ["torch.mm"]  # type: ignore[method-assign]
@@ -375,12 +233,6 @@ def test_the_time_and_the_longest_sequence_are_on_record(monkeypatch: pytest.Mon
     result = check_correctness(wrong, 700, CPU, source_digest="abc", seed=255)
     assert (result.seconds, result.longest) == (103.5, 700)
     assert (result.seed, result.source_digest) == ("000000000000ff", "abc")
-
-
-def test_a_secret_seed_has_fourteen_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.worker.compare.os.urandom", lambda size: b"\xab" * size)
-    assert f"{Checker.draw(CPU).generator.initial_seed():x}" == "ab" * 7
-    assert Checker.draw(CPU, 0).generator.initial_seed() == 0
 
 
 def test_a_gpu_computes_in_bf16_and_a_cpu_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from harness.hardware.machine import Snapshot
 from harness.measuring.job import Exit, Job
 from harness.sample import Sample
 from harness.worker import referee, tasks
+from harness.worker.failures import WorkerError
 from harness.worker.machine import environment
 from tests.harness import samples
 
@@ -52,6 +53,21 @@ def test_row_22_only_a_lack_of_memory_counts_as_one(error: Exception, kind: str)
     reply, ended = tasks.perform(job, cast(Any, Answers(load=error)))
     assert reply.failure == kind
     assert ended == (Exit.OUT_OF_MEMORY if kind == "out_of_memory" else Exit.CRASH)
+
+
+@pytest.mark.parametrize("task", ["check", "prove"])
+def test_untrusted_code_is_loaded_when_the_device_is_known(
+    task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could make the GPU disappear, and have its CPU functions checked instead."""
+
+    def gone(_asked: str) -> torch.device:
+        raise WorkerError("no device", "crash")
+
+    monkeypatch.setattr(referee, "device_of", gone)
+    job = Job(task=task, tree="/t", result_fd=9, nonce="n", parent=1)
+    reply, _ = tasks.perform(job, cast(Any, Answers(load=ValueError("loaded"))))
+    assert reply.reason == "no device"
 
 
 def test_a_gpus_state_is_in_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:

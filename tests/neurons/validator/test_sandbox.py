@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from neurons.runtime.errors import ConfigError
+from neurons.validator import devices
 from neurons.validator import sandbox as module
 from neurons.validator.sandbox import Sandbox, open_sandbox
 from neurons.validator.seccomp import ARCHITECTURES, this_architecture
@@ -182,7 +184,7 @@ print(json.dumps(done))
 """
 
 USUAL = """
-import ctypes, mmap, os, select, subprocess, sys, threading
+import ctypes, mmap, os, resource, select, socket, subprocess, sys, threading
 ran = []
 thread = threading.Thread(target=ran.append, args=(1,)); thread.start(); thread.join()
 pid = os.fork()
@@ -195,7 +197,9 @@ os.close(os.memfd_create("m"))
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.eventfd(0, 0) >= 0
 select.epoll().close()
-os.sched_setaffinity(0, os.sched_getaffinity(0))
+socket.socketpair()
+socket.socket(socket.AF_INET6).close()
+assert resource.getrlimit(resource.RLIMIT_NOFILE)
 print("fine")
 """
 """What torch, Triton and the CUDA driver do."""
@@ -227,8 +231,12 @@ def test_namespaces_keyrings_rings_and_tracing_of_the_kernel_are_closed(tmp_path
         perf=[known.denied["perf_event_open"], 0, 0, -1, -1, 0],
         clone=[known.clone, 0x10000000 | 17, 0, 0, 0, 0],
         clone3=[known.clone3, 0, 0],
+        hypervisor=[known.socket, socket.AF_VSOCK, socket.SOCK_STREAM, 0],
+        limits_of_others=[known.prlimit64, 1, resource.RLIMIT_NOFILE, 0, 0],
+        cores=[known.sched_setaffinity, 0, 0, 0],
     )
     assert found.pop("clone3") == [-1, errno.ENOSYS]
+    assert found.pop("hypervisor") == [-1, errno.EAFNOSUPPORT]
     assert found == {name: [-1, errno.EPERM] for name in found}
 
 
@@ -242,11 +250,68 @@ def test_what_measuring_needs_stays_open(tmp_path: Path) -> None:
 def test_the_look_finds_that_the_filter_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the filter a key that one evaluation leaves is there in the next one."""
     sandbox = Sandbox(*needed_bubblewrap(), gpu=False)
-    monkeypatch.setattr(module, "_filtered", list)
+    monkeypatch.setattr(module, "_filtered", lambda argv, **_: list(argv))
     found = "; ".join(sandbox.leaks())
     if "keyrings" not in found:
         pytest.skip("NOT PROVEN ON THIS MACHINE: its kernel closes keyrings to everybody")
     assert "it may use kernel keyrings" in found
+
+
+class Nvml:
+    """The driver of a machine with four GPUs, whose files have another order than they."""
+
+    NVMLError = OSError
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> str | int:
+        return 1 if name == "GPU-1" else "part of 2"
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> int:
+        return int(handle[-1])
+
+    def nvmlDeviceGetMinorNumber(self, handle: int) -> int:
+        if handle > 3:
+            raise self.NVMLError
+        return 3 - handle
+
+
+@pytest.mark.parametrize(
+    ("visible", "shown", "inside"),
+    [
+        (None, "nvidia3", "0"),
+        ("2,3", "nvidia1", "0"),
+        ("GPU-1", "nvidia2", "GPU-1"),
+        ("MIG-2", "nvidia1", "MIG-2"),
+    ],
+)
+def test_a_fork_sees_one_of_several_gpus(
+    visible: str | None, shown: str, inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would distribute its calls over all of them."""
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(devices, "DEV", tmp_path)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    words = Sandbox("", 2**40, gpu=True, cores=EVERY).command([], environ, tmp_path, [])
+    bound = [Path(words[n + 1]).name for n, word in enumerate(words) if word == "--dev-bind"]
+    assert bound == [shown, "nvidiactl", "nvidia-uvm"]
+    assert words[words.index("CUDA_VISIBLE_DEVICES") + 1] == inside
+
+
+def test_a_fork_sees_every_gpu_that_the_driver_does_not_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(devices, "DEV", tmp_path)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    assert devices.find_gpu({"CUDA_VISIBLE_DEVICES": "7"}) == ([tmp_path / "nvidia0"], "7")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +324,8 @@ def test_the_numbers_are_those_of_the_kernels_headers(name: str, header: str) ->
         pytest.skip(f"{file} is not installed")
     defined = dict(re.findall(r"#define __NR3?2?_?(\w+) (\d+)", file.read_text()))
     architecture = ARCHITECTURES[name]
-    ours = {**architecture.denied, "clone": architecture.clone, "clone3": architecture.clone3}
+    others = ("clone", "clone3", "socket", "prlimit64", "sched_setaffinity")
+    ours = architecture.denied | {call: getattr(architecture, call) for call in others}
     theirs = {call: int(defined[call]) for call in ours if call in defined}
     assert theirs == {call: ours[call] for call in theirs}
     assert len(theirs) > 15

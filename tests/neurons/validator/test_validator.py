@@ -122,6 +122,25 @@ def test_a_fault_of_ours_comes_back_later_and_judges_nobody(
     assert scores(api) == {broken: 1.0, fine: 1.0, younger: 1.0}
 
 
+def test_weights_are_set_although_the_queue_never_ends(api: LiveApi, bench: Benches) -> None:
+    """Cheap submissions, sent faster than they are judged, would stop the validator's weights."""
+    targets = iter(range(512, 2048))
+    answers = Judge()
+    validator = bench(answers).start()
+
+    class Weights:
+        def run_once(self) -> None:
+            api.clock.now += 60
+            api.submit(ALICE, 10.0, target=next(targets))
+            if len(answers.judged) == 3:
+                validator._stop.set()
+
+    api.submit(ALICE, 10.0, target=next(targets))
+    validator._weights = Weights()  # type: ignore[assignment]
+    validator.run_once()
+    assert len(answers.judged) == 3
+
+
 def test_slow_forks_of_a_few_hotkeys_do_not_starve_another(api: LiveApi, bench: Benches) -> None:
     """Three hotkeys with three slow forks each, all older than the honest one's."""
     answers = Judge()
