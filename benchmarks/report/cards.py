@@ -52,10 +52,11 @@ def speed_table(estimates: Estimates) -> str:
     return records(
         {
             "card": gpu.label,
-            "path": estimates.path(gpu).name,
-            **{f"{n:,}": f"{estimates.speed(n, gpu) / 1e6:.3g}" for n in SHOWN},
+            "path": path.name,
+            **{f"{n:,}": f"{path.speed(n, gpu) / 1e6:.3g}" for n in SHOWN},
         }
         for gpu in GPUS
+        for path in ((estimates.hopper,) if gpu.hopper else (estimates.portable, estimates.fused))
     )
 
 
@@ -91,14 +92,19 @@ class Compared(NamedTuple):
 
 def compared(estimates: Estimates) -> list[Compared]:
     """Return the measured speeds of both paths, on the GPU of the kernels and on another one."""
-    hopper, portable = estimates
-    profile, other = portable.kernels, load(OTHER)
+    hopper, portable, fused = estimates
+    other = load(OTHER)
     other_gpu = known(other.gpu) or portable.gpu
-    whole, call_ms = int(profile.number("tokens")), profile.number("call_ms")
+
+    def whole(path: Implementation) -> Compared:
+        tokens, call_ms = path.kernels.number("tokens"), path.kernels.number("call_ms")
+        return Compared(path, path.gpu, int(tokens), tokens / call_ms * 1e3)
+
     return [
         *(Compared(hopper, hopper.gpu, n, speed) for n, speed in speeds(load(SPEEDS)).items()),
-        Compared(portable, portable.gpu, whole, whole / call_ms * 1e3),
+        whole(portable),
         *(Compared(portable, other_gpu, n, speed) for n, speed in speeds(other).items()),
+        whole(fused),
     ]
 
 
@@ -224,9 +230,10 @@ def documents() -> dict[Path, str]:
         "shares": shares(estimates),
         "rates": records(map(rates, GPUS)),
         "portable_gpu": estimates.portable.gpu.label,
+        "fused_gpu": estimates.fused.gpu.label,
         "other": measured_elsewhere(load(OTHER)),
         "check": records(map(check, compared(estimates))),
-        "kernels": profile_table(estimates.portable.kernels),
+        "kernels": "\n\n".join(profile_table(path.kernels) for path in estimates[1:]),
         "others": f"{OTHERS_GIB:g}",
         "spare": f"{SPARE:.0%}",
         "memory": records(

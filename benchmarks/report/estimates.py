@@ -23,7 +23,7 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.cases.layer import by_length
-from benchmarks.engine.results import DATA, Run, load
+from benchmarks.engine.results import DATA, ROOT, Run, load
 from benchmarks.report.layer_steps import GEMM, STEPS, Step, StepTime, find_steps
 from harness.hardware.gpus import Gpu, known
 
@@ -31,7 +31,8 @@ SPEEDS = DATA / "overlay.json"
 """Speeds by length, of which the shortest gives the time of launches and host for both paths."""
 HOPPER = DATA / "layer-profile.json"
 PORTABLE = DATA / "layer-profile-portable.json"
-"""The kernels of the two paths."""
+FUSED = ROOT / "benchmarks" / "h100" / "layer-profile-fused.json"
+"""The kernels of the paths; the portable one has library products, or fused kernels."""
 LATENCY_TOKENS = 512
 """Length of a call whose time is its launches."""
 NEAR = 0.75
@@ -91,6 +92,7 @@ class Estimates(NamedTuple):
 
     hopper: Implementation
     portable: Implementation
+    fused: Implementation
 
     @classmethod
     def load(cls) -> Estimates:
@@ -110,11 +112,13 @@ class Estimates(NamedTuple):
             return Implementation(name, gpu, profile, latency_ms, mma_sync)
 
         return cls(
-            read("Hopper", HOPPER, mma_sync=False), read("portable", PORTABLE, mma_sync=True)
+            read("Hopper", HOPPER, mma_sync=False),
+            read("portable", PORTABLE, mma_sync=True),
+            read("portable, fused", FUSED, mma_sync=True),
         )
 
     def path(self, gpu: Gpu) -> Implementation:
-        """Return the implementation that a card runs at the validator's size."""
+        """Return the implementation that a card runs by default at the validator's size."""
         return self.hopper if gpu.hopper else self.portable
 
     def speed(self, tokens: int, gpu: Gpu) -> float:
