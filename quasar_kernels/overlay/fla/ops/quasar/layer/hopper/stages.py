@@ -49,7 +49,8 @@ _SHAPES = (  # of `Weights`
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _takes(x: torch.Tensor, weights: Weights) -> bool:
+def takes(x: torch.Tensor, weights: Weights) -> bool:
+    """Return whether the fused kernels are written for x and the weights."""
     if torch.is_grad_enabled() or not x.is_cuda or x.dtype != torch.float32:
         return False
     if x.shape[0] != 1 or x.shape[1] < FEWEST_TOKENS:
@@ -70,7 +71,7 @@ def _is_plain(weight: torch.Tensor, device: torch.device) -> bool:
 
 def find_program(call: Call, x: torch.Tensor, weights: Weights) -> LoadedProgram | None:
     """Return the kernels for a call, or None if they do not support it."""
-    if call.cu_seqlens is not None or not _takes(x, weights):
+    if call.cu_seqlens is not None or not takes(x, weights):
         return None
     return hopper_program(x, call.dtype, call.backend)
 

@@ -1,0 +1,101 @@
+"""The portable fused stages: their grids, and their kernels run on a CPU against float64."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fla.ops.quasar.layer.hopper.program import swizzle_weights
+from fla.ops.quasar.layer.hopper.projection import taps_buffer, taps_layout
+from fla.ops.quasar.layer.portable import program as portable
+
+from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.tolerances import GATED_OUTPUT, PROJECTION
+
+EPS = 1e-5
+dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+emulates = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+    pytest.mark.usefixtures("emulated"),
+]
+calls = pytest.mark.parametrize(
+    ("tokens", "multiprocessors", "late"),
+    [(1, 108, False), (130, 108, True), (300, 1, False), (300, 1, True), (517, 2, True)],
+)
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 28, 82, 132])
+@pytest.mark.parametrize("tokens", [1, 3, 4, 128, 129, 253, 512, 16_384, 100_000, 1_000_000])
+def test_the_grids_hold_every_token_and_every_product_at_once(tokens, multiprocessors):
+    blocks, rows, steps = portable.projection_grid(tokens, multiprocessors)
+    assert 1 <= rows <= 25
+    assert blocks * rows <= multiprocessors
+    assert blocks * (128 * steps - 3) + 3 >= tokens
+    assert (blocks - 1) * (128 * steps - 3) + 3 < max(tokens, 4)  # no block is idle
+    blocks, rows, steps = portable.output_grid(tokens, 8, multiprocessors)
+    assert 1 <= rows <= 8
+    assert blocks * rows <= multiprocessors
+    assert 128 * blocks * steps >= tokens
+    if tokens == 1_000_000:
+        assert rows == portable.projection_grid(tokens, multiprocessors)[1] == 1  # x is read once
+
+
+def load(programs, dtype, multiprocessors, late):
+    program = programs.load(portable.PROGRAM, dtype, late=late)
+    return program._replace(multiprocessors=multiprocessors)
+
+
+class TestProjection:
+    pytestmark = emulates
+
+    @calls
+    @dtypes
+    def test_it_matches_float64(self, programs, tokens, multiprocessors, late, dtype):
+        program = load(programs, dtype, multiprocessors, late)
+        x = torch.randn(tokens, 512)
+        wide = [torch.randn(512, 512) / 512**0.5 for _ in range(3)]
+        narrow = torch.randn(64, 512) / 512**0.5
+        taps = [torch.rand(512, 1, 4) - 0.5 for _ in range(3)]
+        joined = taps_buffer(x)
+        weight_tiles = swizzle_weights(
+            program,
+            portable.projection_layouts(*wide, narrow),
+            dtype,
+            taps_layout(tuple(taps), joined),
+        )
+        found = portable.project(program, x, weight_tiles[0], joined, dtype)
+        x = x.to(dtype).double()
+        products = F.pad((x @ torch.cat(wide).to(dtype).double().T).T.unsqueeze(0), (3, 0))
+        mixed = F.conv1d(products, torch.cat(taps).double(), groups=1536)[0].T
+        for result, wanted in zip(
+            found, (F.silu(mixed), x @ narrow.to(dtype).double().T), strict=True
+        ):
+            assert relative_rms(result, wanted) <= PROJECTION[dtype]
+            # every row, those at the joints of tiles and runs among them
+            wrong = (result.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+            assert wrong.max() <= 3 * PROJECTION[dtype]
+
+
+class TestGatedOutput:
+    pytestmark = emulates
+
+    @calls
+    @dtypes
+    def test_it_matches_float64(self, programs, tokens, multiprocessors, late, dtype):
+        program = load(programs, dtype, multiprocessors, late)
+        o = (torch.randn(tokens, 8, 64) * (0.05 + torch.rand(tokens, 8, 1))).to(dtype)
+        narrow = torch.randn(tokens, 72).to(dtype)[:, :64]  # rows may be apart
+        gate, bias = (torch.rand(512, 64) - 0.5) / 2, (torch.rand(512) - 0.5) * 2
+        norm = 1 + 0.3 * torch.randn(64)
+        out = (torch.rand(384, 512) - 0.5) * 2 / 512**0.5
+        weight_tiles = swizzle_weights(program, portable.output_layouts(gate, norm, out), dtype)
+        y = portable.gated_output(program, o, narrow, weight_tiles[0], bias, weight_tiles[1], EPS)
+        o, narrow, gate, bias, norm, out = (v.double() for v in (o, narrow, gate, bias, norm, out))
+        scale = (o.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        gates = torch.sigmoid(F.linear(narrow, gate, bias)).view_as(o)
+        assert y.shape == (tokens, 384)
+        wanted = F.linear((o * scale * norm * gates).flatten(1), out)
+        assert relative_rms(y, wanted) <= GATED_OUTPUT[dtype]
