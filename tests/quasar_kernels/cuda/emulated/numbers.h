@@ -18,6 +18,16 @@ template <bool BF16>
 void pack_pair(u32& out, float high, float low) {
   out = rounded(BF16, low) | (u32)rounded(BF16, high) << 16;
 }
+// the same; what is too large becomes the largest number, NaN stays
+template <bool BF16>
+void pack_finite_pair(u32& out, float high, float low) {
+  const float most = BF16 ? 0x1.fep127f : 65504.f;
+  float x[2] = {low, high};
+  for (float& one : x)
+    if (one > most) one = most;
+    else if (one < -most) one = -most;
+  pack_pair<BF16>(out, x[1], x[0]);
+}
 template <bool BF16>
 void unpack_pair(float& low, float& high, u32 x) {
   low = widened(BF16, (u16)x), high = widened(BF16, x >> 16);

@@ -7,6 +7,8 @@ import re
 FUNCTIONS = {
     "cvt.rn.bf16x2.f32": "pack_pair<true>",
     "cvt.rn.f16x2.f32": "pack_pair<false>",
+    "cvt.rn.satfinite.bf16x2.f32": "pack_finite_pair<true>",
+    "cvt.rn.satfinite.f16x2.f32": "pack_finite_pair<false>",
     "{.reg .b16 l, h; mov.b32 {l, h}": "unpack_pair<false>",
     "min.NaN.f16x2": "choose_pair<true>",
     "max.NaN.f16x2": "choose_pair<false>",

@@ -22,30 +22,39 @@ emulates = [
     pytest.mark.usefixtures("emulated"),
 ]
 calls = pytest.mark.parametrize(
-    ("tokens", "multiprocessors", "late"),
-    [(1, 108, False), (130, 108, True), (300, 1, False), (300, 1, True), (517, 2, True)],
+    ("tokens", "blocks", "late", "groups"),
+    [
+        (1, 108, False, 1),
+        (130, 108, True, 2),
+        (300, 1, False, 1),
+        (300, 1, True, 2),
+        (517, 2, True, 1),
+    ],
 )
 
 
-@pytest.mark.parametrize("multiprocessors", [1, 28, 82, 132])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("most", [1, 28, 82, 264])
 @pytest.mark.parametrize("tokens", [1, 3, 4, 128, 129, 253, 512, 16_384, 100_000, 1_000_000])
-def test_the_grids_hold_every_token_and_every_product_at_once(tokens, multiprocessors):
-    blocks, rows, steps = portable.projection_grid(tokens, multiprocessors)
+def test_the_grids_hold_every_token_and_every_product_at_once(tokens, most, groups):
+    blocks, rows, steps = portable.projection_grid(tokens, most, groups)
     assert 1 <= rows <= 25
-    assert blocks * rows <= multiprocessors
+    assert blocks * rows <= most
     assert blocks * (128 * steps - 3) + 3 >= tokens
     assert (blocks - 1) * (128 * steps - 3) + 3 < max(tokens, 4)  # no block is idle
-    blocks, rows, steps = portable.output_grid(tokens, 8, multiprocessors)
+    blocks, rows, steps = portable.output_grid(tokens, 8, most, groups)
     assert 1 <= rows <= 8
-    assert blocks * rows <= multiprocessors
+    assert blocks * rows <= most
     assert 128 * blocks * steps >= tokens
     if tokens == 1_000_000:
-        assert rows == portable.projection_grid(tokens, multiprocessors)[1] == 1  # x is read once
+        assert rows == portable.projection_grid(tokens, most, groups)[1] == 1  # x is read once
 
 
-def load(programs, dtype, multiprocessors, late):
-    program = programs.load(portable.PROGRAM, dtype, late=late)
-    return program._replace(multiprocessors=multiprocessors)
+def load(programs, dtype, blocks, late, groups):
+    """The kernels with so many groups of warps in a block, of which so many run at once."""
+    program = programs.load(portable.PROGRAM, dtype, (f"-DQUASAR_GROUPS={groups}",), late)
+    kernels = {name: kernel._replace(blocks=1) for name, kernel in program.kernels.items()}
+    return program._replace(multiprocessors=blocks, kernels=kernels)
 
 
 class TestProjection:
@@ -53,8 +62,8 @@ class TestProjection:
 
     @calls
     @dtypes
-    def test_it_matches_float64(self, programs, tokens, multiprocessors, late, dtype):
-        program = load(programs, dtype, multiprocessors, late)
+    def test_it_matches_float64(self, programs, tokens, blocks, late, groups, dtype):
+        program = load(programs, dtype, blocks, late, groups)
         x = torch.randn(tokens, 512)
         wide = [torch.randn(512, 512) / 512**0.5 for _ in range(3)]
         narrow = torch.randn(64, 512) / 512**0.5
@@ -84,8 +93,8 @@ class TestGatedOutput:
 
     @calls
     @dtypes
-    def test_it_matches_float64(self, programs, tokens, multiprocessors, late, dtype):
-        program = load(programs, dtype, multiprocessors, late)
+    def test_it_matches_float64(self, programs, tokens, blocks, late, groups, dtype):
+        program = load(programs, dtype, blocks, late, groups)
         o = (torch.randn(tokens, 8, 64) * (0.05 + torch.rand(tokens, 8, 1))).to(dtype)
         narrow = torch.randn(tokens, 72).to(dtype)[:, :64]  # rows may be apart
         gate, bias = (torch.rand(512, 64) - 0.5) / 2, (torch.rand(512) - 0.5) * 2

@@ -38,9 +38,9 @@ TOKENS = 128
 CHANNELS = 64
 """Output channels of a product of one group of warps."""
 
-_GROUPS = 2  # of warps in a block, which share its products
+_GROUP = 128  # threads
 _PRODUCTS = 3 * WIDTH // CHANNELS + 1  # of q, k and v, and of the narrow gate
-_LOAD, _NORM = 2, 7  # loading a tile, and its gate and norms, take as long as so many products
+_LOAD, _NORM = 2, 2  # loading a tile, and its gate and norms, take as long as so many products
 _BEFORE = TAPS - 1  # rows that the convolution needs before a run's first
 
 
@@ -134,37 +134,39 @@ def _steps(tokens: int, runs: int) -> int:
 
 
 @functools.lru_cache(1024)
-def projection_grid(tokens: int, multiprocessors: int) -> tuple[int, int, int]:
+def projection_grid(tokens: int, most: int, groups: int) -> tuple[int, int, int]:
     """Return the blocks of a row of the grid, its rows, and the tiles of a block.
 
+    At most `most` blocks run at once; the warps of a block are `groups` that share its products.
     Each of `rows` loads all tokens for its share of the products. That costs less than idle
     multiprocessors or a last round of few tiles.
     """
 
     def cost(rows: int) -> int:
-        products = -(-_PRODUCTS // (rows * _GROUPS))
-        return _steps(tokens, multiprocessors // rows) * (products + _LOAD)
+        products = -(-_PRODUCTS // (rows * groups))
+        return _steps(tokens, most // rows) * (products + _LOAD)
 
-    rows = min(range(1, min(_PRODUCTS, multiprocessors) + 1), key=cost)
-    steps = _steps(tokens, multiprocessors // rows)
+    rows = min(range(1, min(_PRODUCTS, most) + 1), key=cost)
+    steps = _steps(tokens, most // rows)
     return -(-max(tokens - _BEFORE, 1) // (TOKENS * steps - _BEFORE)), rows, steps
 
 
 @functools.lru_cache(1024)
-def output_grid(tokens: int, products: int, multiprocessors: int) -> tuple[int, int, int]:
+def output_grid(tokens: int, products: int, most: int, groups: int) -> tuple[int, int, int]:
     """Return the blocks of a row of the grid, its rows, and the tiles of a block.
 
-    Each of `rows` normalizes all tokens for its share of the products of 64 outputs.
+    `most` and `groups` are as in `projection_grid`. Each of `rows` normalizes all tokens for its
+    share of the products of 64 outputs.
     """
     tiles = -(-tokens // TOKENS)
 
     def steps(rows: int) -> int:
-        return -(-tiles // (multiprocessors // rows))
+        return -(-tiles // (most // rows))
 
     def cost(rows: int) -> int:
-        return steps(rows) * (-(-products // (rows * _GROUPS)) + _NORM // _GROUPS)
+        return steps(rows) * (-(-products // (rows * groups)) + _NORM)
 
-    rows = min(range(1, min(products, multiprocessors) + 1), key=cost)
+    rows = min(range(1, min(products, most) + 1), key=cost)
     return -(-tiles // steps(rows)), rows, steps(rows)
 
 
@@ -200,7 +202,7 @@ def project(
     qkv = x.new_empty(T, 3 * WIDTH, dtype=dtype)
     narrow = x.new_empty(T, HEAD_DIM, dtype=dtype)
     if T:
-        blocks, rows, steps = projection_grid(T, program.multiprocessors)
+        blocks, rows, steps = projection_grid(T, *_slots(program, "resident_projection"))
         carried = x.new_empty(blocks * _BEFORE * 3 * WIDTH, dtype=dtype) if steps > 1 else None
         tensors = addresses(x, taps, weight_tiles, qkv, narrow, carried)
         _launch(
@@ -245,13 +247,21 @@ def gated_output(
     R, outputs = o.shape[0], out_weights.numel() // HIDDEN
     y = o.new_empty(R, outputs)
     if R:
-        blocks, rows, steps = output_grid(R, outputs // CHANNELS, program.multiprocessors)
+        blocks, rows, steps = output_grid(
+            R, outputs // CHANNELS, *_slots(program, "resident_output")
+        )
         tensors = addresses(o, narrow, gate_weights, out_weights, gate_bias, y)
         arguments = _serialize_output(
             *tensors, R, narrow.stride(0), outputs // CHANNELS, steps, eps
         )
         _launch(program, "resident_output", (blocks, rows), o, arguments)
     return y
+
+
+def _slots(program: LoadedProgram, name: str) -> tuple[int, int]:
+    """Return how many blocks of a kernel run at once, and a block's groups of warps."""
+    kernel = program.kernels[name]
+    return program.multiprocessors * kernel.blocks, kernel.threads // _GROUP
 
 
 def _launch(

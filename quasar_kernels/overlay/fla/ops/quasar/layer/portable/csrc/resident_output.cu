@@ -45,9 +45,8 @@ struct OutputOrder {
       : gate_weights(arg.gate_weights), out_weights(arg.out_weights), group(group) {
     const int begin = arg.channels * (int)blockIdx.y / (int)gridDim.y;
     const int end = arg.channels * ((int)blockIdx.y + 1) / (int)gridDim.y;
-    const int middle = (begin + end) / 2;
-    first = group == 0 ? begin : middle;
-    count = (group == 0 ? middle : end) - first;
+    first = begin + (end - begin) * group / GROUPS;
+    count = begin + (end - begin) * (group + 1) / GROUPS - first;
   }
 
   __device__ __forceinline__ const char* piece(int i) const {
@@ -100,7 +99,7 @@ __device__ __forceinline__ void load_half(u32 (*a)[2][4], const char* from, i64 
 
 // Head h of o becomes 2 o / rms(o) * sigmoid(gate + b), as operands of the last product.
 template <Scalar T>
-__device__ __forceinline__ void gate_head(u32 (&a)[4][2][4], const Results& gate, float eps) {
+__device__ __forceinline__ void gate_head(u32 (*a)[2][4], const Results& gate, float eps) {
 #pragma unroll
   for (int r = 0; r < LANE_TOKENS; ++r) {
     const int m = r / 2, upper = r % 2;
@@ -127,13 +126,17 @@ __device__ __forceinline__ void gate_head(u32 (&a)[4][2][4], const Results& gate
   }
 }
 
-// One head of the tile's gated norm.
-template <Scalar T>
-__device__ __forceinline__ void compute_head(u32 (&a)[4][2][4], const OutputArguments& arg,
-                                             const OutputTile& tile, int head,
-                                             WeightStream<OutputOrder>& weights) {
+__device__ __forceinline__ void load_head(u32 (*a)[2][4], const OutputArguments& arg,
+                                          const OutputTile& tile, int head) {
   load_half(a, arg.o + head * (2 * S), 2 * WIDTH, tile, 0);
   load_half(a + 2, arg.o + head * (2 * S), 2 * WIDTH, tile, 1);
+}
+
+// One head of the tile's gated norm, from o.
+template <Scalar T>
+__device__ __forceinline__ void compute_head(u32 (*a)[2][4], const OutputArguments& arg,
+                                             const OutputTile& tile, int head, int number,
+                                             WeightStream<OutputOrder>& weights) {
   Results gate;
   const float* bias = arg.bias + head * S + 8 * (lane_index() & 3);
 #pragma unroll
@@ -144,7 +147,7 @@ __device__ __forceinline__ void compute_head(u32 (&a)[4][2][4], const OutputArgu
 #pragma unroll
       for (int e = 0; e < 4; ++e) gate[m][n][e] = 0.5f * (e % 2 ? b.y : b.x);
   }
-  const u32 b = weights.next();
+  const u32 b = weights.next(number);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     u32 narrow[2][2][4];
@@ -152,31 +155,34 @@ __device__ __forceinline__ void compute_head(u32 (&a)[4][2][4], const OutputArgu
     multiply<T>(gate, narrow[0], b, 2 * h);
     multiply<T>(gate, narrow[1], b, 2 * h + 1);
   }
-  // True, but unknown to the compiler: without a branch ptxas delays parts of this into the next heads'
-  // products, and spills registers.
+  // True, but unknown to the compiler: without a branch ptxas delays parts of this into the next
+  // heads' products, and spills registers.
   if (arg.T > 0) gate_head<T>(a, gate, arg.eps);
 }
 
-// The tile's gated norm, in registers and in shared memory.
+// The tile's gated norm, in registers and in shared memory. The loads of o for several heads are on
+// the way together.
 template <Scalar T>
 __device__ __forceinline__ void gate_and_norm(Held& held, const OutputArguments& arg,
                                               ResidentShared& shared, const OutputTile& tile,
                                               int group, WeightStream<OutputOrder>& weights) {
-  __syncthreads();  // nobody reads the tile before any more
-#pragma unroll 1
-  for (int i = 0; i < SHARED_HEADS; ++i) {
-    u32 a[4][2][4];
-    compute_head<T>(a, arg, tile, head_of(group, i), weights);
 #pragma unroll
-    for (int t = 0; t < 4; ++t)
+  for (int i = 0; i < SHARED_HEADS; ++i) load_head(held + 4 * i, arg, tile, head_of(group, i));
+  operands_sync();  // nobody reads the tile before any more
+#pragma unroll
+  for (int i = 0; i < SHARED_HEADS; ++i) {
+    compute_head<T>(held + 4 * i, arg, tile, head_of(group, i), i, weights);
+#pragma unroll
+    for (int t = 4 * i; t < 4 * i + 4; ++t)
 #pragma unroll
       for (int m = 0; m < 2; ++m)
-        store_operand(shared.inputs[4 * (group * SHARED_HEADS + i) + t][warp_index()][m], a[t][m]);
+        store_operand(shared.inputs[4 * group * SHARED_HEADS + t][warp_index()][m], held[t][m]);
   }
 #pragma unroll
-  for (int h = 0; h < HELD_HEADS; ++h)
-    compute_head<T>(*(u32(*)[4][2][4])held[4 * h], arg, tile, h, weights);
-  __syncthreads();
+  for (int h = 0; h < HELD_HEADS; ++h) load_head(held + 4 * h, arg, tile, h);
+#pragma unroll
+  for (int h = 0; h < HELD_HEADS; ++h) compute_head<T>(held + 4 * h, arg, tile, h, h, weights);
+  operands_sync();
 }
 
 template <Scalar T>
@@ -193,15 +199,6 @@ __device__ __forceinline__ void store(const Results& d, const OutputArguments& a
       for (int h = 0; h < 2; ++h) *(uint4*)(to + r * pitch + 64 * h) = packed_channels<T>(d, r, h);
 }
 
-// One row's channels are 8 lines; a thread of the group asks for half of a row, and for narrow.
-__device__ __forceinline__ void prefetch_rows(const OutputArguments& arg, int step, int group) {
-  const i64 row = ((i64)step * gridDim.x + blockIdx.x) * TOKENS + threadIdx.x % GROUP_THREADS;
-  if (step >= arg.steps || row >= arg.T) return;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) prefetch_to_l2(arg.o + row * (2 * WIDTH) + 128 * (4 * group + i));
-  if (group == 0) prefetch_to_l2(arg.narrow + row * (2 * arg.narrow_stride));
-}
-
 template <Scalar T>
 __device__ __forceinline__ void resident_output(const OutputArguments& arg) {
   extern __shared__ __align__(1024) uint4 raw[];
@@ -214,7 +211,6 @@ __device__ __forceinline__ void resident_output(const OutputArguments& arg) {
     if (tile.end <= 0) break;
     Held held;
     gate_and_norm<T>(held, arg, shared, tile, group, weights);
-    prefetch_rows(arg, step + 1, group);
     for (int i = 0; i < order.count; ++i) {
       Results d;
       product<OPERAND>(d, held, shared, weights);
@@ -225,7 +221,7 @@ __device__ __forceinline__ void resident_output(const OutputArguments& arg) {
 }
 
 QUASAR_LAUNCH(resident_output, THREADS, sizeof(ResidentShared), OutputArguments)
-QUASAR_KERNEL(resident_output, __launch_bounds__(THREADS, 1),
+QUASAR_KERNEL(resident_output, __launch_bounds__(THREADS, BLOCKS),
               (const __grid_constant__ OutputArguments arg), (arg))
 
 }  // namespace quasar::layer

@@ -24,13 +24,13 @@ struct ProjectionArguments {
   const float *x, *taps;     // [T, 512]; [4, 1536], halved
   const char* weight_tiles;  // 8 of 128 rows for each 128 channels, and 8 of 64 rows for `narrow`
   void *qkv, *narrow;        // [T, 1536], [T, 64]
-  uint4* carried;            // [blocks, PRODUCTS, BEFORE, 8]: last rows of the tile before
+  uint4* carried;            // [blocks, PRODUCTS, BEFORE, 8]: last rows of the step before
   i64 T;
   int steps;  // tiles of 128 tokens of a block
 };
 
 struct ProjectionShared : ResidentShared {
-  uint4 last_rows[GROUPS][WARPS][BEFORE][8];  // 64 channels in fp16
+  uint4 rows_before[GROUPS][WARPS][BEFORE * 8];  // of each warp's first token, 64 channels in fp16
 };
 
 // A group's products of 64 channels: its half of those of its row of the grid.
@@ -42,9 +42,8 @@ struct ProductOrder {
       : weight_tiles(arg.weight_tiles) {
     const int begin = CYCLE * (int)blockIdx.y / (int)gridDim.y;
     const int end = CYCLE * ((int)blockIdx.y + 1) / (int)gridDim.y;
-    const int middle = (begin + end) / 2;
-    first = group == 0 ? begin : middle;
-    count = (group == 0 ? middle : end) - first;
+    first = begin + (end - begin) * group / GROUPS;
+    count = begin + (end - begin) * (group + 1) / GROUPS - first;
   }
 
   __device__ __forceinline__ const char* piece(int i) const {
@@ -76,11 +75,11 @@ __device__ __forceinline__ float4 load_once(const float* from) {
   return v;
 }
 
-// COUNT operands of this warp's tokens from `operand` on; f(i, m, a) takes them.
-template <Scalar T, int COUNT, class F>
+// COUNT operands of this warp's tokens from `operand` on; f(i, m, a) takes them. The loads of FLIGHT
+// operands are on the way together.
+template <Scalar T, int COUNT, int FLIGHT, class F>
 __device__ __forceinline__ void load_tokens(const ProjectionArguments& arg, const Tile& tile,
                                             int operand, const F& f) {
-  constexpr int FLIGHT = 4;  // operands whose loads are on the way together
   const int lane = lane_index();
   const i64 token = tile.first + first_token();
   const i64 last = arg.T - 1;
@@ -112,26 +111,16 @@ __device__ __forceinline__ void load_tokens(const ProjectionArguments& arg, cons
 template <Scalar T>
 __device__ __forceinline__ void load_tile(Held& held, const ProjectionArguments& arg,
                                           ProjectionShared& shared, const Tile& tile, int group) {
-  load_tokens<T, HELD>(arg, tile, 0, [&](int i, int m, const u32(&a)[4]) {
+  constexpr int SHARE = (OPERANDS - HELD) / GROUPS;
+  operands_sync();  // nobody reads the tile before any more
+  load_tokens<T, SHARE, 8>(arg, tile, HELD + SHARE * group, [&](int i, int m, const u32(&a)[4]) {
+    store_operand(shared.inputs[SHARE * group + i][warp_index()][m], a);
+  });
+  load_tokens<T, HELD, 4>(arg, tile, 0, [&](int i, int m, const u32(&a)[4]) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) held[i][m][e] = a[e];
   });
-  constexpr int SHARE = (OPERANDS - HELD) / GROUPS;
-  __syncthreads();  // nobody reads the tile before any more
-  load_tokens<T, SHARE>(arg, tile, HELD + SHARE * group, [&](int i, int m, const u32(&a)[4]) {
-    store_operand(shared.inputs[SHARE * group + i][warp_index()][m], a);
-  });
-  __syncthreads();
-}
-
-// One row's 512 inputs are 16 lines; a thread of the group asks for half of a row.
-__device__ __forceinline__ void prefetch_tile(const ProjectionArguments& arg, const Tile& tile,
-                                              int group) {
-  const int row = threadIdx.x % GROUP_THREADS;
-  if (row < tile.end)
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      prefetch_to_l2(arg.x + (tile.first + row) * INPUTS + 32 * (8 * group + i));
+  operands_sync();
 }
 
 // ---- the convolution ----
@@ -155,28 +144,37 @@ __device__ __forceinline__ u32 silu_of_half(u32 h) {
   unpack<Scalar::fp16>(h, y[0], y[1]);
 #pragma unroll
   for (int e = 0; e < 2; ++e) y[e] = y[e] * tanh_fast(y[e]) + y[e];
-  return pack_saturated<T>(y[0], y[1]);
+  return pack_finite<T>(y[0], y[1]);
 }
 
 typedef u32 Rows[LANE_TOKENS][8];  // a lane's results: by token, pairs of channels
 
-// The last rows before this warp's: lanes 0 .. 3 have them, as channels 32 h + 8 lane on.
-__device__ __forceinline__ void load_rows_before(uint4 (&to)[BEFORE][2],
-                                                 const uint4 (*from)[8]) {
-#pragma unroll
-  for (int i = 0; i < BEFORE; ++i)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) to[i][h] = from[i][2 * (lane_index() & 3) + h];
-}
-
-__device__ __forceinline__ void store_last_rows(uint4 (*to)[8], const Rows& rows) {
+// The last tokens of a warp, which its lanes 28 .. 31 hold, to where the next warp reads them.
+__device__ __forceinline__ void store_last_rows(uint4* to, const Rows& rows) {
 #pragma unroll
   for (int i = 0; i < BEFORE; ++i)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const u32* r = rows[LANE_TOKENS - BEFORE + i] + 4 * h;
-      to[i][2 * (lane_index() & 3) + h] = make_uint4(r[0], r[1], r[2], r[3]);
+      to[8 * i + 2 * (lane_index() & 3) + h] = make_uint4(r[0], r[1], r[2], r[3]);
     }
+}
+
+// The rows before the block's tile: copied from where its last warp left them in the step before.
+__device__ __forceinline__ uint4* carried_rows(const ProjectionArguments& arg, int product) {
+  return arg.carried + ((i64)blockIdx.x * PRODUCTS + product) * (BEFORE * 8);
+}
+
+__device__ __forceinline__ void copy_carried_rows(const ProjectionArguments& arg,
+                                                  ProjectionShared& shared, int step, int product,
+                                                  int group) {
+  const int lane = lane_index();
+  if (warp_index() > 0 || lane >= BEFORE * 8) return;
+  uint4& to = shared.rows_before[group][0][lane];
+  if (step > 0)
+    copy16(shared_address(&to), carried_rows(arg, product) + lane);  // arrives with weight pieces
+  else
+    to = make_uint4(0, 0, 0, 0);  // nothing precedes the first token
 }
 
 __device__ __forceinline__ u32 part(const uint4& v, int i) {
@@ -195,16 +193,21 @@ __device__ __forceinline__ void convolve(const Results& d, const ProjectionArgum
 #pragma unroll
     for (int n = 0; n < 8; ++n)
       rows[r][n] =
-          pack_saturated<Scalar::fp16>(d[r / 2][n][r % 2 * 2], d[r / 2][n][r % 2 * 2 + 1]);
+          pack_finite<Scalar::fp16>(d[r / 2][n][r % 2 * 2], d[r / 2][n][r % 2 * 2 + 1]);
 
-  uint4 before[BEFORE][2] = {};  // nothing precedes the first token
-  uint4(*carried)[8] =
-      (uint4(*)[8])(arg.carried + ((i64)blockIdx.x * PRODUCTS + product) * (BEFORE * 8));
-  if (lane >= 32 - 4) store_last_rows(shared.last_rows[group][warp], rows);
-  if (warp == 0 && lane < 4 && step > 0) load_rows_before(before, carried);
+  if (lane >= 32 - 4) {
+    if (warp < WARPS - 1)
+      store_last_rows(shared.rows_before[group][warp + 1], rows);
+    else if (step + 1 < arg.steps)
+      store_last_rows(carried_rows(arg, product), rows);
+  }
   group_sync(group);
-  if (warp > 0 && lane < 4) load_rows_before(before, shared.last_rows[group][warp - 1]);
-  if (warp == WARPS - 1 && lane >= 32 - 4 && step + 1 < arg.steps) store_last_rows(carried, rows);
+  uint4 before[BEFORE][2];  // of lanes 0 .. 3
+#pragma unroll
+  for (int i = 0; i < BEFORE; ++i)
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      before[i][h] = shared.rows_before[group][warp][8 * i + 2 * (lane & 3) + h];
 
   const int first = first_token();
   const float* taps = arg.taps + product * PIECE_CHANNELS + 8 * (lane & 3);
@@ -212,11 +215,19 @@ __device__ __forceinline__ void convolve(const Results& d, const ProjectionArgum
                        product * PIECE_CHANNELS + 8 * (lane & 3);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    u32 y[LANE_TOKENS][4];
+    u32 y[LANE_TOKENS][4], weight[TAPS][4];
+#pragma unroll
+    for (int j = 0; j < TAPS; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const float4 w = *(const float4*)(taps + j * CHANNELS + 32 * h + 2 * i);
+        weight[j][i] = pack_finite<Scalar::fp16>(w.x, w.y);
+        weight[j][i + 1] = pack_finite<Scalar::fp16>(w.z, w.w);
+      }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int n = 4 * h + i;
-      u32 x[BEFORE + LANE_TOKENS], weight[TAPS];
+      u32 x[BEFORE + LANE_TOKENS];
 #pragma unroll
       for (int b = 0; b < BEFORE; ++b) {
         const u32 above = __shfl_up_sync(ALL, rows[LANE_TOKENS - BEFORE + b][n], 4);
@@ -225,15 +236,10 @@ __device__ __forceinline__ void convolve(const Results& d, const ProjectionArgum
 #pragma unroll
       for (int r = 0; r < LANE_TOKENS; ++r) x[BEFORE + r] = rows[r][n];
 #pragma unroll
-      for (int j = 0; j < TAPS; ++j) {
-        const float2 w = *(const float2*)(taps + j * CHANNELS + 32 * h + 2 * i);
-        weight[j] = pack_saturated<Scalar::fp16>(w.x, w.y);
-      }
-#pragma unroll
       for (int r = 0; r < LANE_TOKENS; ++r) {
-        u32 sum = scale_pair(x[r], weight[0]);
+        u32 sum = scale_pair(x[r], weight[0][i]);
 #pragma unroll
-        for (int j = 1; j < TAPS; ++j) sum = add_scaled_pair(x[r + j], weight[j], sum);
+        for (int j = 1; j < TAPS; ++j) sum = add_scaled_pair(x[r + j], weight[j][i], sum);
         y[r][i] = silu_of_half<T>(sum);
       }
     }
@@ -272,9 +278,8 @@ __device__ __forceinline__ void resident_projection(const ProjectionArguments& a
     load_tile<T>(held, arg, shared, tile, group);
     for (int i = 0; i < order.count; ++i) {
       Results d;
+      copy_carried_rows(arg, shared, step, order.first + i, group);
       product<T>(d, held, shared, weights);
-      if (i == order.count / 2 && step + 1 < arg.steps)
-        prefetch_tile(arg, Tile(arg, step + 1), group);
       if (order.first + i < PRODUCTS)
         convolve<T>(d, arg, shared, tile, step, order.first + i, group);
       else
@@ -285,7 +290,7 @@ __device__ __forceinline__ void resident_projection(const ProjectionArguments& a
 }
 
 QUASAR_LAUNCH(resident_projection, THREADS, sizeof(ProjectionShared), ProjectionArguments)
-QUASAR_KERNEL(resident_projection, __launch_bounds__(THREADS, 1),
+QUASAR_KERNEL(resident_projection, __launch_bounds__(THREADS, BLOCKS),
               (const __grid_constant__ ProjectionArguments arg), (arg))
 
 }  // namespace quasar::layer

@@ -23,14 +23,24 @@
 
 namespace quasar::layer {
 
-constexpr int GROUPS = 2, WARPS = 4, GROUP_THREADS = 32 * WARPS, THREADS = GROUPS * GROUP_THREADS;
+#ifndef QUASAR_GROUPS
+#if __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
+#define QUASAR_GROUPS 1
+#else
+#define QUASAR_GROUPS 2
+#endif
+#endif
+
+constexpr int GROUPS = QUASAR_GROUPS, BLOCKS = GROUPS == 1 ? 2 : 1;  // of a multiprocessor
+constexpr int WARPS = 4, GROUP_THREADS = 32 * WARPS, THREADS = GROUPS * GROUP_THREADS;
 constexpr int TOKENS = 128, WARP_TOKENS = 32, LANE_TOKENS = 4;  // of a block, a warp, a lane
 constexpr int INPUTS = 512, OPERANDS = INPUTS / 16;
 constexpr int HELD = OPERANDS / 2;           // operands in registers
 constexpr int PIECE_CHANNELS = 64;           // of a weight piece; its inputs are as many
 constexpr int PIECES = INPUTS / 64;          // for 64 output channels
 constexpr u32 PIECE_BYTES = 64 * ROW_BYTES;  // half of a weight tile of 128 channels
-constexpr int STAGES = 2;
+constexpr int STAGES = GROUPS == 1 ? 4 : 2;
+constexpr int BATCH = 1;  // pieces between barriers
 
 typedef u32 Held[HELD][2][4];    // a warp's operands [32, 16] in registers
 typedef float Results[2][8][4];  // 32 tokens x 64 channels
@@ -63,14 +73,22 @@ __device__ __forceinline__ void load_operand(u32 (&x)[4], const uint4 (&from)[32
   x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
 }
 
+// The threads that share operands in shared memory: a group alone needs no barrier of the block, since
+// each of its warps has its own tokens.
+__device__ __forceinline__ void operands_sync() {
+  if (GROUPS > 1)
+    __syncthreads();
+  else
+    __syncwarp();
+}
+
 // A group's weight pieces, round after round: `Order` gives the address of each piece of a round.
 template <class Order>
 struct WeightStream {
   const Order& order;
   const int group, pieces;
   const u32 own;  // this thread's 16 bytes of stage 0
-  int next_piece = 0;
-  u32 stage = 0;
+  int next_piece = 0, stage = 0;  // to load, and to read
 
   __device__ __forceinline__ WeightStream(ResidentShared& shared, const Order& order, int group,
                                           int pieces)
@@ -78,25 +96,33 @@ struct WeightStream {
         group(group),
         pieces(pieces),
         own(shared_address(shared.weights[group]) + 16 * (threadIdx.x % GROUP_THREADS)) {
-    load();
-  }
-
-  __device__ __forceinline__ void load() {
-    const char* from = order.piece(next_piece) + 16 * (threadIdx.x % GROUP_THREADS);
 #pragma unroll
-    for (u32 at = 0; at < PIECE_BYTES; at += 16 * GROUP_THREADS)
-      copy16(own + stage * PIECE_BYTES + at, from + at);
-    commit_loads();
-    if (++next_piece == pieces) next_piece = 0;
+    for (int i = 0; i < STAGES - BATCH; i += BATCH) load(i);
   }
 
-  // Wait for the next piece and start loading the one after it; returns its address.
-  __device__ __forceinline__ u32 next() {
-    wait_loads<0>();
-    group_sync(group);  // all copies have arrived, and nobody reads the other stage any more
+  // Starts loading the next BATCH pieces into stages from `stage` on.
+  __device__ __forceinline__ void load(int stage) {
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      const char* from = order.piece(next_piece) + 16 * (threadIdx.x % GROUP_THREADS);
+#pragma unroll
+      for (u32 at = 0; at < PIECE_BYTES; at += 16 * GROUP_THREADS)
+        copy16(own + (stage + i) * PIECE_BYTES + at, from + at);
+      if (++next_piece == pieces) next_piece = 0;
+    }
+    commit_loads();
+  }
+
+  // Returns the address of the next piece, whose number is given; waits for it if it is the first of
+  // its batch, and starts loading another batch.
+  __device__ __forceinline__ u32 next(int number) {
+    if (number % BATCH == 0) {
+      wait_loads<STAGES / BATCH - 2>();
+      group_sync(group);  // copies have arrived, and nobody reads the batch before any more
+      load(stage == 0 ? STAGES - BATCH : stage - BATCH);
+    }
     const u32 arrived = own + stage * PIECE_BYTES - 16 * (threadIdx.x % GROUP_THREADS);
-    stage ^= 1;
-    load();
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
     return arrived;
   }
 };
@@ -125,7 +151,7 @@ __device__ __forceinline__ void product(Results& d, const Held& held, const Resi
   clear(d[1]);
 #pragma unroll
   for (int piece = 0; piece < PIECES; ++piece) {
-    const u32 b = weights.next();
+    const u32 b = weights.next(piece);
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
       const int k = 4 * piece + t;
@@ -147,20 +173,16 @@ template <Scalar T>
 __device__ __forceinline__ uint4 packed_channels(const Results& d, int own, int half) {
   const float(&r)[8][4] = d[own / 2];
   const int e = own % 2 * 2, n = 4 * half;
-  return make_uint4(pack_saturated<T>(r[n][e], r[n][e + 1]),
-                    pack_saturated<T>(r[n + 1][e], r[n + 1][e + 1]),
-                    pack_saturated<T>(r[n + 2][e], r[n + 2][e + 1]),
-                    pack_saturated<T>(r[n + 3][e], r[n + 3][e + 1]));
+  return make_uint4(pack_finite<T>(r[n][e], r[n][e + 1]),
+                    pack_finite<T>(r[n + 1][e], r[n + 1][e + 1]),
+                    pack_finite<T>(r[n + 2][e], r[n + 2][e + 1]),
+                    pack_finite<T>(r[n + 3][e], r[n + 3][e + 1]));
 }
 
 __device__ __forceinline__ float tanh_fast(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-
-__device__ __forceinline__ void prefetch_to_l2(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" : : "l"(from) : "memory");
 }
 
 }  // namespace quasar::layer
