@@ -12,9 +12,7 @@ import torch
 
 from fla.ops.quasar.cuda.program import LoadedProgram
 from fla.ops.quasar.layer.call import Activations, Call, Stages, Weights
-from fla.ops.quasar.layer.hopper.program import Vector, swizzle_weights
-from fla.ops.quasar.layer.hopper.projection import HEAD_DIM, WIDTH, taps_buffer, taps_layout
-from fla.ops.quasar.layer.hopper.stages import takes
+from fla.ops.quasar.layer.hopper.stages import project_with, takes
 from fla.ops.quasar.layer.portable.program import (
     PROGRAM,
     gated_output,
@@ -23,7 +21,6 @@ from fla.ops.quasar.layer.portable.program import (
     project,
     projection_layouts,
 )
-from fla.ops.quasar.scan import ScanInputs, StepSizes
 
 
 def find_program(call: Call, x: torch.Tensor, weights: Weights) -> LoadedProgram | None:
@@ -50,18 +47,7 @@ def _launch_projection(
         *projection_layouts(weights.q, weights.k, weights.v, weights.narrow),
         *output_layouts(weights.wide, weights.norm, weights.out),
     )
-    taps, bias = taps_buffer(x), x.new_empty(WIDTH)
-    beta = x.new_empty(WIDTH // HEAD_DIM)
-    vectors = (
-        *taps_layout((weights.q_taps, weights.k_taps, weights.v_taps), taps),
-        Vector(weights.wide_bias, bias),
-        Vector(weights.beta_log, beta, softplus=True),
-    )
-    weight_tiles = swizzle_weights(program, layouts, dtype, vectors)
-    qkv, narrow = project(program, x[0], weight_tiles[0], taps, dtype)
-    q, k, v = qkv.view(1, x.shape[1], 3, -1, HEAD_DIM).unbind(2)
-    scan = ScanInputs(q, k, v, StepSizes(beta, False))
-    return Activations(scan, narrow, (weight_tiles[4], bias, weight_tiles[5]))
+    return project_with(program, layouts, project, x, weights, dtype)
 
 
 def _output(call: Call, tensors: Activations) -> torch.Tensor | None:
