@@ -1,5 +1,3 @@
-# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
-# SPDX-License-Identifier: MIT
 """The layer's fused products on GPUs without Hopper's instructions: their program and launches.
 
 csrc/resident_projection.cu and csrc/resident_output.cu are the kernels; resident_tokens.cuh has
@@ -269,3 +267,7 @@ def _launch(
 ) -> None:
     stream = torch_private.raw_stream(x.device.index)
     program.kernels[name].launch(grid, (ctypes.c_char_p * 1)(arguments), stream)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

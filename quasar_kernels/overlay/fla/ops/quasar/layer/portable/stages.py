@@ -1,5 +1,3 @@
-# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
-# SPDX-License-Identifier: MIT
 """The layer's stages by mma.sync: one kernel before the operator, one after it.
 
 They take the calls of Hopper's stages, on every GPU from compute capability 8.0. When a launch
@@ -62,3 +60,7 @@ def _launch_output(tensors: Activations, eps: float, *, program: LoadedProgram) 
 
 
 PORTABLE = Stages(_project, _output)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

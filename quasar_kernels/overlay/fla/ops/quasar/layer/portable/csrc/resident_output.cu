@@ -23,11 +23,11 @@ constexpr Scalar OPERAND = Scalar::fp16;  // of the last product
 // mirrored by program.py
 struct OutputArguments {
   const char *o, *narrow, *gate_weights, *out_weights;
-  const float* bias;  // [WIDTH]
-  char* y;            // [T, 64 * pieces]
+  const float* bias;     // [WIDTH]
+  char* y;               // [T, 64 * pieces]
   i64 T, narrow_stride;  // elements
-  int channels;  // of y, by 64
-  int steps;     // tiles of 128 tokens of a block
+  int channels;          // of y, by 64
+  int steps;             // tiles of 128 tokens of a block
   float eps;
 };
 
@@ -190,8 +190,8 @@ __device__ __forceinline__ void store(const Results& d, const OutputArguments& a
                                       const OutputTile& tile, int product) {
   const i64 pitch = (i64)arg.channels * (2 * PIECE_CHANNELS);
   const int row = first_token();
-  char* to = arg.y + (tile.first + row) * pitch + product * (2 * PIECE_CHANNELS) +
-             16 * (lane_index() & 3);
+  char* to =
+      arg.y + (tile.first + row) * pitch + product * (2 * PIECE_CHANNELS) + 16 * (lane_index() & 3);
 #pragma unroll
   for (int r = 0; r < LANE_TOKENS; ++r)
     if (row + r < tile.end)
@@ -225,3 +225,6 @@ QUASAR_KERNEL(resident_output, __launch_bounds__(THREADS, BLOCKS),
               (const __grid_constant__ OutputArguments arg), (arg))
 
 }  // namespace quasar::layer
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

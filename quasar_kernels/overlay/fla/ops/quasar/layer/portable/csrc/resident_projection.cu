@@ -192,8 +192,7 @@ __device__ __forceinline__ void convolve(const Results& d, const ProjectionArgum
   for (int r = 0; r < LANE_TOKENS; ++r)
 #pragma unroll
     for (int n = 0; n < 8; ++n)
-      rows[r][n] =
-          pack_finite<Scalar::fp16>(d[r / 2][n][r % 2 * 2], d[r / 2][n][r % 2 * 2 + 1]);
+      rows[r][n] = pack_finite<Scalar::fp16>(d[r / 2][n][r % 2 * 2], d[r / 2][n][r % 2 * 2 + 1]);
 
   if (lane >= 32 - 4) {
     if (warp < WARPS - 1)
@@ -260,8 +259,7 @@ __device__ __forceinline__ void store_narrow(const Results& d, const ProjectionA
   for (int r = 0; r < LANE_TOKENS; ++r)
     if (first + r >= tile.begin && first + r < tile.end)
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        *(uint4*)(to + r * S + 32 * h) = packed_channels<T>(d, r, h);
+      for (int h = 0; h < 2; ++h) *(uint4*)(to + r * S + 32 * h) = packed_channels<T>(d, r, h);
 }
 
 template <Scalar T>
@@ -294,3 +292,6 @@ QUASAR_KERNEL(resident_projection, __launch_bounds__(THREADS, BLOCKS),
               (const __grid_constant__ ProjectionArguments arg), (arg))
 
 }  // namespace quasar::layer
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT

@@ -87,7 +87,7 @@ template <class Order>
 struct WeightStream {
   const Order& order;
   const int group, pieces;
-  const u32 own;  // this thread's 16 bytes of stage 0
+  const u32 own;                  // this thread's 16 bytes of stage 0
   int next_piece = 0, stage = 0;  // to load, and to read
 
   __device__ __forceinline__ WeightStream(ResidentShared& shared, const Order& order, int group,
@@ -171,12 +171,11 @@ __device__ __forceinline__ void product(Results& d, const Held& held, const Resi
 // brings together
 template <Scalar T>
 __device__ __forceinline__ uint4 packed_channels(const Results& d, int own, int half) {
-  const float(&r)[8][4] = d[own / 2];
+  const float (&r)[8][4] = d[own / 2];
   const int e = own % 2 * 2, n = 4 * half;
-  return make_uint4(pack_finite<T>(r[n][e], r[n][e + 1]),
-                    pack_finite<T>(r[n + 1][e], r[n + 1][e + 1]),
-                    pack_finite<T>(r[n + 2][e], r[n + 2][e + 1]),
-                    pack_finite<T>(r[n + 3][e], r[n + 3][e + 1]));
+  return make_uint4(
+      pack_finite<T>(r[n][e], r[n][e + 1]), pack_finite<T>(r[n + 1][e], r[n + 1][e + 1]),
+      pack_finite<T>(r[n + 2][e], r[n + 2][e + 1]), pack_finite<T>(r[n + 3][e], r[n + 3][e + 1]));
 }
 
 __device__ __forceinline__ float tanh_fast(float x) {
@@ -186,3 +185,6 @@ __device__ __forceinline__ float tanh_fast(float x) {
 }
 
 }  // namespace quasar::layer
+
+// SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+// SPDX-License-Identifier: MIT
