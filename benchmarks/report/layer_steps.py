@@ -90,14 +90,26 @@ OPERATOR = (
 STEPS = {
     "overlay": (
         Step("parameters cast and packed", r"pack_weights|multi_tensor_apply|CatArray"),
-        Step("projections, convolution, SiLU", r"quasar_projection", ("x",), PROJECTED, (QKVG,)),
+        Step(
+            "projections, convolution, SiLU",
+            r"quasar_(resident_)?projection",
+            ("x",),
+            PROJECTED,
+            (QKVG,),
+        ),
         Step("x to bf16", r"bfloat16_copy", ("x",), ("x bf16",)),
         Step("projections of q, k, v and the gate", GEMM, ("x bf16",), PROJECTED, (QKVG,)),
         Step("gate's narrow half set apart", r"direct_copy", (NARROW,), (NARROW,)),
         Step("convolution and SiLU", r"conv", QKV, QKV),
         *OPERATOR,
         Step("gate widened, norm", r"gate_and_norm", ("o", NARROW), ("normed",), ("wide gate",)),
-        Step("gate, norm, output projection", r"gated_output", ("o", NARROW), ("y",), LAST),
+        Step(
+            "gate, norm, output projection",
+            r"gated_output|resident_output",
+            ("o", NARROW),
+            ("y",),
+            LAST,
+        ),
         Step("output projection", GEMM, ("normed",), ("y",), ("output",)),
     ),
     "overlay-ops": (
