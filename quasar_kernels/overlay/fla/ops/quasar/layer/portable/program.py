@@ -86,12 +86,14 @@ def _is_capable(device: int) -> bool:
 def portable_program(x: torch.Tensor, dtype: torch.dtype, backend: Backend) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None if they are not used.
 
-    That is so on older GPUs, with `backend` (QUASAR_BACKEND's value) triton or torch, and where the
-    kernels cannot be built; the first time, one line is logged that names the cause and the remedy.
+    They are used where `backend`, QUASAR_BACKEND's value, is cuda: with auto the library serves,
+    until they have been measured to be faster on a GPU without Hopper's instructions. They are not
+    used on GPUs before 8.0 or where they cannot be built; then one line is logged that names the
+    cause and the remedy.
     """
-    if not x.is_cuda or dtype not in DTYPES or not _is_capable(x.device.index):
+    if backend != "cuda" or not x.is_cuda or dtype not in DTYPES:
         return None
-    if backend not in ("auto", "cuda"):
+    if not _is_capable(x.device.index):
         return None
     program = PROGRAM.find(Variant(x.device.index, dtype))
     return program if isinstance(program, LoadedProgram) else None
@@ -175,23 +177,9 @@ def project(
     taps: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return silu(causal convolution(x W^T)) for q, k and v, and x W^T for the narrow gate.
+    """Return what `hopper.projection.project` returns, for the same arguments.
 
-    It records nothing for autograd, and runs on the current stream of x's device, which is the
-    current one.
-
-    Args:
-        program: the kernels for x's device and `dtype`.
-        x: `[T, 512]` fp32 contiguous, 16-byte aligned; T tokens of one sequence, from its start.
-        weight_tiles: of q, by `swizzle_weights(projection_layouts(...), dtype)`; the others
-            follow in memory.
-        taps: `[4, 1536]` fp32, by `taps_layout`.
-        dtype: bf16 or fp16; x is rounded to it. Products, taps and the convolution's sums are fp16
-            in both, and saturate at 65504.
-
-    Returns:
-        `[T, 1536]`, q, k and v side by side, and `[T, 64]`, both in `dtype`. SiLU is computed
-        in fp32.
+    The weight tiles are of this module's `projection_layouts`.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.
@@ -222,25 +210,12 @@ def gated_output(
     out_weights: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """Return (rmsnorm(o per head) * weight * sigmoid(narrow gate_weight^T + gate_bias)) W^T.
+    """Return what `hopper.gated_output.gated_output` returns, for the same arguments.
 
-    It records nothing for autograd, and runs on the current stream of o's device, which is the
-    current one.
-
-    Args:
-        program: the kernels for o's device and dtype.
-        o: `[R, 8, 64]` contiguous, bf16 or fp16.
-        narrow: `[R, 64]` in o's dtype, last stride 1, rows 16-byte aligned.
-        gate_weights, out_weights: weight tiles by `swizzle_weights` of `output_layouts`.
-        gate_bias: `[8 * 64]` fp32 contiguous.
-        eps: added to the mean square.
-
-    Returns:
-        `[R, outputs]` contiguous, in o's dtype. The norm and the gate are computed in fp32 and
-        rounded once, to fp16, as the product's operand.
+    The weight tiles are of this module's `output_layouts`.
 
     Raises:
-        CudaUnavailableError: the driver rejected the launch.
+        CudaUnavailableError: the driver refused the launch.
     """
     R, outputs = o.shape[0], out_weights.numel() // HIDDEN
     y = o.new_empty(R, outputs)

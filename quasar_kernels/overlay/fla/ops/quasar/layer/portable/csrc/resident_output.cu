@@ -4,9 +4,9 @@
 // Grid: (blocks, rows). A block takes every gridDim.x-th tile of 128 tokens. Rows of the grid divide
 // the output channels among them, so that few tokens still fill the GPU; each computes all norms.
 //
-// Heads 0 .. 3 of the gated norm are the operands in registers, so both groups compute them; of the
-// others, which shared memory holds, each group computes two. That is 12 heads instead of 8, 5% of
-// all products. Nothing but y is written. The last product's operands are fp16 for any dtype of o,
+// Heads 0 .. 3 of the gated norm are the operands in registers, so every group computes them; the
+// others, which shared memory holds, are shared out. With two groups that is 12 heads instead of 8, 5%
+// of all products. Nothing but y is written. The last product's operands are fp16 for any dtype of o,
 // narrow and y, as in the kernel for Hopper.
 //
 // The weight tiles include the factors of sigmoid(x) = (1 + tanh(x / 2)) / 2 and the norm's weight.

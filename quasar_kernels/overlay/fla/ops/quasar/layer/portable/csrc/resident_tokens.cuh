@@ -10,9 +10,10 @@
 // tokens would read every weight from shared memory twice as often: on GPUs with 1,024 products a
 // clock and more, both take longer than the products.
 //
-// Each group has a pipeline of its own: STAGES pieces of 64 output channels x 64 inputs, halves of
-// the weight tiles that pack_weights.cu writes. While one group waits or computes its results, the
-// other multiplies.
+// Each group has its own pipeline: STAGES pieces of 64 output channels x 64 inputs, halves of the
+// weight tiles that pack_weights.cu writes. While one group waits or computes its results, the other
+// multiplies. Where a multiprocessor holds two blocks (228 KB of shared memory), a block is one
+// group: then nothing is held twice, and no group waits for another.
 //
 // Tokens of a warp: row g (+ 8 h) of the operand m holds token 4 g + 2 m + h, so a lane owns four
 // neighbours. Inputs: in the order of pack_weights.cu's groups of 16 or 32.
@@ -40,7 +41,7 @@ constexpr int PIECE_CHANNELS = 64;           // of a weight piece; its inputs ar
 constexpr int PIECES = INPUTS / 64;          // for 64 output channels
 constexpr u32 PIECE_BYTES = 64 * ROW_BYTES;  // half of a weight tile of 128 channels
 constexpr int STAGES = GROUPS == 1 ? 4 : 2;
-constexpr int BATCH = 1;  // pieces between barriers
+constexpr int BATCH = GROUPS == 1 ? 2 : 1;  // pieces that a group waits for at once
 
 typedef u32 Held[HELD][2][4];    // a warp's operands [32, 16] in registers
 typedef float Results[2][8][4];  // 32 tokens x 64 channels
