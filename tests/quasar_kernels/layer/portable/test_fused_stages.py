@@ -7,11 +7,14 @@ import shutil
 import pytest
 import torch
 import torch.nn.functional as F
+from fla.layers.quasar import QuasarAttention
+from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.hopper.program import swizzle_weights
 from fla.ops.quasar.layer.hopper.projection import taps_buffer, taps_layout
 from fla.ops.quasar.layer.portable import program as portable
+from fla.ops.quasar.layer.portable import stages
 
-from quasar_kernels.reference import relative_rms
+from quasar_kernels.reference import quasar_layer, quasar_recurrence, relative_rms
 from tests.quasar_kernels.tolerances import GATED_OUTPUT, PROJECTION
 
 EPS = 1e-5
@@ -108,3 +111,24 @@ class TestGatedOutput:
         assert y.shape == (tokens, 384)
         wanted = F.linear((o * scale * norm * gates).flatten(1), out)
         assert relative_rms(y, wanted) <= GATED_OUTPUT[dtype]
+
+
+class TestLayer:
+    pytestmark = emulates
+
+    def test_the_stages_around_the_operator_give_the_layer(self, programs, monkeypatch):
+        program = load(programs, torch.bfloat16, 2, late=True, groups=1)
+        monkeypatch.setattr(stages, "takes", lambda *_: True)
+        monkeypatch.setattr(stages, "portable_program", lambda *_: program)
+        layer, x = (
+            QuasarAttention(hidden_size=512, head_dim=64, num_heads=8),
+            torch.randn(1, 140, 512),
+        )
+        call = Call(8, 64, layer.norm_eps, torch.bfloat16, None, "cuda")
+        with torch.no_grad():
+            tensors = stages.PORTABLE.project(call, x, layer._weights(), False, True)
+            q, k, v, steps, *_ = tensors.scan
+            tensors.o = quasar_recurrence(q, k, v, steps.values)[0][0].bfloat16()
+            y = stages.PORTABLE.output(call, tensors)
+            expected = quasar_layer(layer.state_dict(), x, num_heads=8, head_dim=64)
+        assert relative_rms(y, expected[0]) <= 1.2e-2
