@@ -58,7 +58,6 @@ class LayerCase(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
     gradients: bool = False  # recorded, as a validator does
     multiprocessors: int | None = None  # the most to use; with few of them each computes many tiles
-    portable: bool = False  # the kernels without Hopper's instructions
 
 
 OPERATOR = (
@@ -90,8 +89,6 @@ LAYER = (
     LayerCase(777, gradients=True),
     LayerCase(1029, multiprocessors=2),
     LayerCase(777, torch.float16, multiprocessors=2),
-    LayerCase(333, portable=True),
-    LayerCase(777, torch.float16, multiprocessors=1, portable=True),
 )
 
 CONTROLS = Path(__file__).with_name("sanitizer_controls.cu")
@@ -177,19 +174,15 @@ def layer_error(case: LayerCase) -> float:
     from fla.layers import quasar
     from fla.ops.quasar.cuda.program import Variant
     from fla.ops.quasar.layer import forward as layer_forward
-    from fla.ops.quasar.layer.hopper import program as hopper_kernels
-    from fla.ops.quasar.layer.hopper import stages as hopper
-    from fla.ops.quasar.layer.portable import program as portable_kernels
-    from fla.ops.quasar.layer.portable import stages as portable
+    from fla.ops.quasar.layer.hopper import stages
+    from fla.ops.quasar.layer.hopper.program import PROGRAM
 
-    kernels = portable_kernels if case.portable else hopper_kernels
-    program = kernels.PROGRAM.load(Variant(torch.cuda.current_device(), case.dtype))
+    program = PROGRAM.load(Variant(torch.cuda.current_device(), case.dtype))
     if case.multiprocessors:
         program = program._replace(multiprocessors=case.multiprocessors)
-    hopper.hopper_program = portable.portable_program = lambda *_: program
-    hopper.FEWEST_TOKENS = 1  # so that the layer's kernels also run for short sequences
-    stages = portable.PORTABLE if case.portable else hopper.HOPPER
-    layer_forward.HOPPER = hopper.Stages(*map(always, stages))
+    stages.hopper_program = lambda *_: program
+    stages.FEWEST_TOKENS = 1  # so that the layer's kernels also run for short sequences
+    layer_forward.HOPPER = stages.Stages(*map(always, stages.HOPPER))
     layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
     x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
     H, S = WORKLOAD.num_heads, WORKLOAD.head_dim
@@ -207,7 +200,7 @@ def always(stage: Callable[..., Any]) -> Callable[..., Any]:
     def compute_or_raise(*call: object) -> object:
         result = stage(*call)
         if result is None:
-            raise RuntimeError("the layer's own kernels did not take a call")
+            raise RuntimeError("the layer's own kernels did not take a call; they need Hopper")
         return result
 
     return compute_or_raise
