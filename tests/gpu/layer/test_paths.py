@@ -43,7 +43,7 @@ def seen(monkeypatch):
 
         monkeypatch.setattr(owner, name, run)
 
-    for stages, told in (("HOPPER", "fused"), ("LIBRARY", "kernels")):
+    for stages, told in (("HOPPER", "fused"), ("PORTABLE", "fused"), ("LIBRARY", "kernels")):
         watched = SimpleNamespace(**getattr(layer_forward, stages)._asdict())
         spy(watched, "project", lambda found, told=told: told if found else None)
         monkeypatch.setattr(layer_forward, stages, watched)
@@ -73,6 +73,7 @@ def path(seen, layer, shape, dtype, **kwargs):
 
 
 HOPPER = "fused" if CAPABILITY == (9, 0) else "kernels"
+CUDA = "fused" if CAPABILITY and CAPABILITY >= (8, 0) else "kernels"
 BOUNDS = torch.tensor([0, 100, 300])
 MASK = torch.ones(2, 300)
 MASK[0, :100] = 0
@@ -123,6 +124,7 @@ def test_packed_and_padded_calls_are_launched(seen, shape, kwargs):
         ("QUASAR_KEEP_MIB", "0", Path(HOPPER, True, False, True)),
         ("QUASAR_BACKEND", "torch", Path("steps", True, None, False)),
         ("QUASAR_BACKEND", "triton", Path("kernels", True, False, True)),
+        ("QUASAR_BACKEND", "cuda", Path(CUDA, True, False, True)),
     ],
 )
 def test_settings_change_the_way(seen, monkeypatch, name, value, expected):

@@ -16,6 +16,7 @@ from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.layer.hopper import program as hopper_products
+from fla.ops.quasar.layer.portable import program as portable_products
 
 from benchmarks.resources import cache as kept
 from quasar_kernels.blocks.wkv6_cuda import launch as wkv6
@@ -212,6 +213,10 @@ GRADIENTS = (
 )
 WKV6 = wkv6.PROGRAM, ("wkv6_forward", "wkv6_backward")
 LAYER = hopper_products.PROGRAM, ("pack_weights", "projection", "gated_output")
+PORTABLE_LAYER = (
+    portable_products.PROGRAM,
+    ("pack_weights", "resident_projection", "resident_output"),
+)
 
 
 @needs_nvrtc
@@ -227,6 +232,7 @@ LAYER = hopper_products.PROGRAM, ("pack_weights", "projection", "gated_output")
         (GRADIENTS, (8, 0), "bf16", ("-DQUASAR_READ_STEP",)),
         (GRADIENTS, HOPPER, "bf16", ("-DQUASAR_DECAY",)),
         (LAYER, HOPPER, "bf16", ()),
+        (PORTABLE_LAYER, (8, 9), "bf16", ()),
         (WKV6, (8, 0), "bf16", wkv6.variant_for(0, torch.float32, 64).options),
         (WKV6, HOPPER, "fp16", wkv6.variant_for(0, torch.float16, 128).options),
     ],

@@ -15,6 +15,7 @@ from fla.ops.quasar.cuda.program import Variant, serializer
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.layer.hopper import program as hopper_products
+from fla.ops.quasar.layer.portable import program as portable_products
 
 from quasar_kernels.blocks.wkv6_cuda import launch as wkv6
 from quasar_kernels.contract import OVERLAY
@@ -38,6 +39,16 @@ HOPPER = (9, 0)
             hopper_products.ProjectionArguments,
         ),
         ("layer/hopper/csrc/gated_rows.cuh", "OutputArguments", hopper_products.OutputArguments),
+        (
+            "layer/portable/csrc/resident_projection.cu",
+            "ProjectionArguments",
+            portable_products.ProjectionArguments,
+        ),
+        (
+            "layer/portable/csrc/resident_output.cu",
+            "OutputArguments",
+            portable_products.OutputArguments,
+        ),
         (wkv6.CSRC / "walk.cuh", "Arguments", wkv6.Arguments),
     ],
 )

@@ -6,7 +6,7 @@
 #include <float.h>
 #include <string.h>
 
-extern "C" float expf(float), exp2f(float), sqrtf(float), fabsf(float), fminf(float, float),
+extern "C" float expf(float), exp2f(float), sqrtf(float), tanhf(float), fabsf(float), fminf(float, float),
     fmaxf(float, float);
 
 #define __CUDA_ARCH__ 800
@@ -43,6 +43,7 @@ inline float __uint_as_float(u32 x) { return bits_as<float>(x); }
 inline u32 max(u32 x, u32 y) { return x > y ? x : y; }
 inline u32 min(u32 x, u32 y) { return x < y ? x : y; }
 inline int min(int x, int y) { return x < y ? x : y; }
+extern "C" float log1pf(float);
 inline float __expf(float x) { return expf(x); }
 
 inline u32 __byte_perm(u32 low, u32 high, u32 which) {

@@ -40,6 +40,13 @@ inline void load_two(float& x, float& y, u32 from) {
   x = at[0], y = at[1];
 }
 
+template <class X>
+void load_device(X& x, X& y, X& z, X& w, const void* from) {
+  const X* at = (const X*)from;
+  x = at[0], y = at[1], z = at[2], w = at[3];
+}
+inline void prefetch(const void*) {}
+
 // ldmatrix: four 8 x 8 matrices, whose rows' addresses 32 lanes give
 template <bool TRANSPOSED>
 void load_matrices(u32& x, u32& y, u32& z, u32& w, u32 address) {

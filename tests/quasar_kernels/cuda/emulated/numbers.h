@@ -18,6 +18,16 @@ template <bool BF16>
 void pack_pair(u32& out, float high, float low) {
   out = rounded(BF16, low) | (u32)rounded(BF16, high) << 16;
 }
+// the same; what is too large becomes the largest number, NaN stays
+template <bool BF16>
+void pack_finite_pair(u32& out, float high, float low) {
+  const float most = BF16 ? 0x1.fep127f : 65504.f;
+  float x[2] = {low, high};
+  for (float& one : x)
+    if (one > most) one = most;
+    else if (one < -most) one = -most;
+  pack_pair<BF16>(out, x[1], x[0]);
+}
 template <bool BF16>
 void unpack_pair(float& low, float& high, u32 x) {
   low = widened(BF16, (u16)x), high = widened(BF16, x >> 16);
@@ -28,6 +38,13 @@ void multiply_pair(u32& a, u32 b, u32 = 0) {
   float x, y, z, w;
   unpack_pair<BF16>(x, y, a), unpack_pair<BF16>(z, w, b);
   pack_pair<BF16>(a, y * w, x * z);
+}
+// c <- c + a b, rounded once
+template <bool BF16>
+void add_product_pair(u32& c, u32 a, u32 b) {
+  float x, y, z, w, u, v;
+  unpack_pair<BF16>(x, y, a), unpack_pair<BF16>(z, w, b), unpack_pair<BF16>(u, v, c);
+  pack_pair<BF16>(c, (float)((double)y * w + v), (float)((double)x * z + u));
 }
 // the lesser of both, or the greater; NaN stays
 template <bool LESSER>
@@ -44,6 +61,8 @@ inline float flushed(float x) { return fabsf(x) < FLT_MIN ? 0 * x : x; }
 inline void find_exp2(float& out, float x) { out = flushed(exp2f(x)); }
 inline void find_inverse(float& out, float x) { out = flushed(1 / flushed(x)); }
 inline void find_root(float& out, float x) { out = sqrtf(flushed(x)); }
+inline void find_inverse_root(float& out, float x) { out = flushed(1 / sqrtf(flushed(x))); }
+inline void find_tanh(float& out, float x) { out = tanhf(x); }
 
 // ---- products: PTX ISA, "Matrix Fragments"; g = lane / 4, c = lane % 4 ----
 

@@ -80,7 +80,7 @@ struct Meeting {
   }
 };
 
-static Meeting warps[MOST_THREADS / 32], block;
+static Meeting warps[MOST_THREADS / 32], block, barriers[16];
 
 template <class Thing, class Act>
 void with_warp(Thing& thing, const Act& act) {
@@ -99,6 +99,12 @@ static void __syncthreads() { __syncthreads_and(0); }
 static void __syncwarp() {
   int nothing;
   with_warp(nothing, [](int**) {});
+}
+
+// bar.sync: `size` threads of whole warps, which count one by one
+static void join_barrier(int barrier, int size) {
+  int nothing;
+  barriers[barrier].join(size, barriers[barrier].arrived, nothing, [](int**) {});
 }
 
 template <class X>
@@ -138,6 +144,7 @@ static void run_block(bool backward) {
   for (Fiber& fiber : fibers) fiber.begun = fiber.over = false;
   block.arrived = 0;
   for (Meeting& warp : warps) warp.arrived = 0;
+  for (Meeting& barrier : barriers) barrier.arrived = 0;
   for (int left = threads; left > 0 && !problem;) {
     const long before = events;
     left = 0;

@@ -77,7 +77,7 @@ def test_kernels_whose_launch_fails_are_used_no_more(monkeypatch, caplog):
     def refuse(*_):
         raise CudaUnavailableError("cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED", "start again")
 
-    monkeypatch.setattr(stages, "_takes", lambda *_: True)
+    monkeypatch.setattr(stages, "takes", lambda *_: True)
     monkeypatch.setattr(stages, "hopper_program", lambda *_: found)
     monkeypatch.setattr(PROGRAM, "_entries", {})
     kernels = {"pack_weights": SimpleNamespace(threads=256, launch=refuse)}

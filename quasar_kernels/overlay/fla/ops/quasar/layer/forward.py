@@ -3,7 +3,7 @@
 q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
 y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
-One pipeline of three steps; the first and the last have two implementations, `Stages`.
+One pipeline of three steps; the first and the last have three implementations, `Stages`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import torch
 from fla.ops.quasar.backend import scan_forward
 from fla.ops.quasar.chunk import MAX_HEAD_DIM
 from fla.ops.quasar.layer.call import Activations, Call, LayerResults, Stages, Weights
-from fla.ops.quasar.layer.hopper.stages import HOPPER, find_program
+from fla.ops.quasar.layer.hopper import stages as hopper
+from fla.ops.quasar.layer.hopper.stages import HOPPER
 from fla.ops.quasar.layer.kernels import CONV_TAPS
 from fla.ops.quasar.layer.library import LIBRARY
+from fla.ops.quasar.layer.portable import stages as portable
+from fla.ops.quasar.layer.portable.stages import PORTABLE
 from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
 
 APART = 1 << 13
@@ -39,7 +42,8 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
 
 def copied_as(call: Call, x: torch.Tensor, weights: Weights) -> torch.dtype:
     """Return the dtype in which a copy of x gives the bits that x does, with fewest bytes."""
-    return x.dtype if find_program(call, x, weights) else call.dtype
+    fused = hopper.find_program(call, x, weights) or portable.find_program(call, x, weights)
+    return x.dtype if fused else call.dtype
 
 
 def run_layer(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> torch.Tensor:
@@ -82,9 +86,11 @@ def layer_forward(
         output: whether to compute y. Without it there are no `products` either: a backward pass
             computes them once more, since the operator's results take their memory.
     """
-    results = _run(HOPPER, call, x, weights, keep, output)
-    # the library's stages take every call
-    return _run(LIBRARY, call, x, weights, keep, output) if results is None else results
+    for stages in (HOPPER, PORTABLE):
+        results = _run(stages, call, x, weights, keep, output)
+        if results is not None:
+            return results
+    return _run(LIBRARY, call, x, weights, keep, output)  # they take every call
 
 
 def _run(

@@ -83,6 +83,18 @@ __device__ __forceinline__ u32 pack_saturated(float low, float high) {
   return out;
 }
 
+// Values out of range become the largest finite number, NaN stays NaN.
+template <Scalar T>
+__device__ __forceinline__ u32 pack_finite(float low, float high) {
+  u32 out;
+  if (T == Scalar::bf16) {
+    asm("cvt.rn.satfinite.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  }
+  return out;
+}
+
 template <Scalar T>
 __device__ __forceinline__ void unpack(u32 x, float& low, float& high) {
   if (T == Scalar::bf16) {

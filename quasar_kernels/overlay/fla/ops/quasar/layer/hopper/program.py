@@ -86,9 +86,11 @@ class OutputArguments(ctypes.Structure):
 
 
 _CSRC = Path(__file__).with_name("csrc")
+PACK_WEIGHTS = _CSRC / "pack_weights.cu"
+"""The kernel of `swizzle_weights`, a source of every program with such weights."""
 PROGRAM = CudaProgram(
     "hopper_products",
-    [_CSRC / f"{part}.cu" for part in ("pack_weights", "projection", "gated_output")],
+    [PACK_WEIGHTS, _CSRC / "projection.cu", _CSRC / "gated_output.cu"],
     {
         "pack_weights_{}": SwizzleArguments,
         "projection_{}": ProjectionArguments,

@@ -7,6 +7,8 @@ logged, and they take no call from then on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from fla.ops.quasar.cuda.program import LoadedProgram
@@ -15,6 +17,7 @@ from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_layout
 from fla.ops.quasar.layer.hopper.program import (
     PROGRAM,
     Vector,
+    WeightLayout,
     hopper_program,
     swizzle_weights,
 )
@@ -49,7 +52,8 @@ _SHAPES = (  # of `Weights`
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _takes(x: torch.Tensor, weights: Weights) -> bool:
+def takes(x: torch.Tensor, weights: Weights) -> bool:
+    """Return whether the fused kernels are written for x and the weights."""
     if torch.is_grad_enabled() or not x.is_cuda or x.dtype != torch.float32:
         return False
     if x.shape[0] != 1 or x.shape[1] < FEWEST_TOKENS:
@@ -70,7 +74,7 @@ def _is_plain(weight: torch.Tensor, device: torch.device) -> bool:
 
 def find_program(call: Call, x: torch.Tensor, weights: Weights) -> LoadedProgram | None:
     """Return the kernels for a call, or None if they do not support it."""
-    if call.cu_seqlens is not None or not _takes(x, weights):
+    if call.cu_seqlens is not None or not takes(x, weights):
         return None
     return hopper_program(x, call.dtype, call.backend)
 
@@ -92,6 +96,21 @@ def _launch_projection(
         *projection_layouts(weights.q, weights.k, weights.v, weights.narrow),
         *output_layouts(weights.wide, weights.norm, weights.out),
     )
+    return project_with(program, layouts, project, x, weights, dtype)
+
+
+def project_with(
+    program: LoadedProgram,
+    layouts: tuple[WeightLayout, ...],
+    kernel: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    x: torch.Tensor,
+    weights: Weights,
+    dtype: torch.dtype,
+) -> Activations:
+    """Return everything before the operator, by `kernel`, which has the arguments of `project`.
+
+    `layouts` are those of q, k, v, the gate's narrow and wide half and the output, in order.
+    """
     taps, bias = taps_buffer(x), x.new_empty(WIDTH)
     beta = x.new_empty(WIDTH // HEAD_DIM)
     vectors = (
@@ -100,7 +119,7 @@ def _launch_projection(
         Vector(weights.beta_log, beta, softplus=True),
     )
     weight_tiles = swizzle_weights(program, layouts, dtype, vectors)
-    qkv, narrow = project(program, x[0], weight_tiles[0], taps, dtype)
+    qkv, narrow = kernel(program, x[0], weight_tiles[0], taps, dtype)
     q, k, v = qkv.view(1, x.shape[1], 3, -1, HEAD_DIM).unbind(2)
     scan = ScanInputs(q, k, v, StepSizes(beta, False))
     return Activations(scan, narrow, (weight_tiles[4], bias, weight_tiles[5]))

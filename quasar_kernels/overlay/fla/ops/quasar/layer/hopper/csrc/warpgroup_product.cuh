@@ -51,18 +51,6 @@ __device__ __forceinline__ float tanh_fast(float x) {
   return y;
 }
 
-// Converts to 16 bits; values out of range become the largest finite number, NaN stays NaN.
-template <Scalar T>
-__device__ __forceinline__ u32 pack_finite(float low, float high) {
-  u32 out;
-  if (T == Scalar::bf16) {
-    asm("cvt.rn.satfinite.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  }
-  return out;
-}
-
 // Write an accumulator [64, 8 * TILES], by pack_finite, to shared memory, in rows of `pitch` bytes.
 // The pitch is an odd number of 16-byte pieces, so that rows lie in different banks.
 template <Scalar T, int TILES>

@@ -1,0 +1,5 @@
+"""The layer in fused kernels for every GPU from compute capability 8.0, by mma.sync."""
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -1,0 +1,248 @@
+"""The layer's fused products on GPUs without Hopper's instructions: their program and launches.
+
+csrc/resident_projection.cu and csrc/resident_output.cu are the kernels; resident_tokens.cuh has
+what they share. They need 99 KB of shared memory a block and compute capability 8.0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+import torch
+
+from fla.ops.quasar import torch_private
+from fla.ops.quasar.cuda.program import (
+    CAPABILITY,
+    DTYPES,
+    FLOAT,
+    INT,
+    INT64,
+    POINTER,
+    CudaProgram,
+    LoadedProgram,
+    Variant,
+    addresses,
+    fields,
+    serializer,
+)
+from fla.ops.quasar.layer.hopper.program import PACK_WEIGHTS, SwizzleArguments, WeightLayout
+from fla.ops.quasar.layer.hopper.projection import HEAD_DIM, HIDDEN, TAPS, WIDTH
+from fla.ops.quasar.switches import Backend
+
+TOKENS = 128
+"""Tokens that a block holds at a time."""
+CHANNELS = 64
+"""Output channels of a product of one group of warps."""
+
+_GROUP = 128  # threads
+_PRODUCTS = 3 * WIDTH // CHANNELS + 1  # of q, k and v, and of the narrow gate
+_LOAD, _NORM = 2, 2  # loading a tile, and its gate and norms, take as long as so many products
+_BEFORE = TAPS - 1  # rows that the convolution needs before a run's first
+
+
+class ProjectionArguments(ctypes.Structure):
+    """`quasar::layer::ProjectionArguments` of resident_projection.cu."""
+
+    _fields_ = [
+        *fields(POINTER, "x taps weight_tiles qkv narrow carried"),
+        *fields(INT64, "T"),
+        *fields(INT, "steps"),
+    ]
+
+
+class OutputArguments(ctypes.Structure):
+    """`quasar::layer::OutputArguments` of resident_output.cu."""
+
+    _fields_ = [
+        *fields(POINTER, "o narrow gate_weights out_weights bias y"),
+        *fields(INT64, "T narrow_stride"),
+        *fields(INT, "channels steps"),
+        *fields(FLOAT, "eps"),
+    ]
+
+
+_CSRC = Path(__file__).with_name("csrc")
+PROGRAM = CudaProgram(
+    "portable_products",
+    [PACK_WEIGHTS, _CSRC / "resident_projection.cu", _CSRC / "resident_output.cu"],
+    {
+        "pack_weights_{}": SwizzleArguments,
+        "resident_projection_{}": ProjectionArguments,
+        "resident_output_{}": OutputArguments,
+    },
+    "the layer's fused products are not used: %s",
+)
+_serialize_projection = serializer(ProjectionArguments)
+_serialize_output = serializer(OutputArguments)
+
+
+@functools.cache
+def _is_capable(device: int) -> bool:
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= CAPABILITY
+
+
+def portable_program(x: torch.Tensor, dtype: torch.dtype, backend: Backend) -> LoadedProgram | None:
+    """Return the kernels for products in `dtype` on x's device, or None if they are not used.
+
+    They are used where `backend`, QUASAR_BACKEND's value, is cuda: with auto the library serves,
+    until they have been measured to be faster on a GPU without Hopper's instructions. They are not
+    used on GPUs before 8.0 or where they cannot be built; then one line is logged that names the
+    cause and the remedy.
+    """
+    if backend != "cuda" or not x.is_cuda or dtype not in DTYPES:
+        return None
+    if not _is_capable(x.device.index):
+        return None
+    program = PROGRAM.find(Variant(x.device.index, dtype))
+    return program if isinstance(program, LoadedProgram) else None
+
+
+def projection_layouts(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, narrow: torch.Tensor
+) -> tuple[WeightLayout, ...]:
+    """Return the layouts of `project`'s weights, in order.
+
+    Args:
+        q, k, v: `[512, 512]`.
+        narrow: `[64, 512]`.
+    """
+    return tuple(WeightLayout(w, row_group=32, input_group=16) for w in (q, k, v, narrow))
+
+
+def output_layouts(
+    gate_weight: torch.Tensor, norm_weight: torch.Tensor, out_weight: torch.Tensor
+) -> tuple[WeightLayout, WeightLayout]:
+    """Return the layouts of `gated_output`'s weights: the gate's, then the output's.
+
+    Args:
+        gate_weight: `[512, 64]`.
+        norm_weight: `[64]`.
+        out_weight: `[outputs, 512]`, outputs a multiple of 128.
+    """
+    # sigmoid(x) = (1 + tanh(x / 2)) / 2
+    return (
+        WeightLayout(gate_weight, row_group=32, input_group=32, factor=0.5),
+        WeightLayout(out_weight, 32, 32, factor=0.5, scale=norm_weight, fp16=True),
+    )
+
+
+def _steps(tokens: int, runs: int) -> int:
+    # runs overlap by the rows that the convolution needs before its first
+    return max(1, -(-(-(-(tokens - _BEFORE) // runs) + _BEFORE) // TOKENS))
+
+
+@functools.lru_cache(1024)
+def projection_grid(tokens: int, most: int, groups: int) -> tuple[int, int, int]:
+    """Return the blocks of a row of the grid, its rows, and the tiles of a block.
+
+    At most `most` blocks run at once; the warps of a block are `groups` that share its products.
+    Each of `rows` loads all tokens for its share of the products. That costs less than idle
+    multiprocessors or a last round of few tiles.
+    """
+
+    def cost(rows: int) -> int:
+        products = -(-_PRODUCTS // (rows * groups))
+        return _steps(tokens, most // rows) * (products + _LOAD)
+
+    rows = min(range(1, min(_PRODUCTS, most) + 1), key=cost)
+    steps = _steps(tokens, most // rows)
+    return -(-max(tokens - _BEFORE, 1) // (TOKENS * steps - _BEFORE)), rows, steps
+
+
+@functools.lru_cache(1024)
+def output_grid(tokens: int, products: int, most: int, groups: int) -> tuple[int, int, int]:
+    """Return the blocks of a row of the grid, its rows, and the tiles of a block.
+
+    `most` and `groups` are as in `projection_grid`. Each of `rows` normalizes all tokens for its
+    share of the products of 64 outputs.
+    """
+    tiles = -(-tokens // TOKENS)
+
+    def steps(rows: int) -> int:
+        return -(-tiles // (most // rows))
+
+    def cost(rows: int) -> int:
+        return steps(rows) * (-(-products // (rows * groups)) + _NORM)
+
+    rows = min(range(1, min(products, most) + 1), key=cost)
+    return -(-tiles // steps(rows)), rows, steps(rows)
+
+
+def project(
+    program: LoadedProgram,
+    x: torch.Tensor,
+    weight_tiles: torch.Tensor,
+    taps: torch.Tensor,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `hopper.projection.project` returns, for the same arguments.
+
+    The weight tiles are of this module's `projection_layouts`.
+
+    Raises:
+        CudaUnavailableError: the driver refused the launch.
+    """
+    T = x.shape[0]
+    qkv = x.new_empty(T, 3 * WIDTH, dtype=dtype)
+    narrow = x.new_empty(T, HEAD_DIM, dtype=dtype)
+    if T:
+        blocks, rows, steps = projection_grid(T, *_slots(program, "resident_projection"))
+        carried = x.new_empty(blocks * _BEFORE * 3 * WIDTH, dtype=dtype) if steps > 1 else None
+        tensors = addresses(x, taps, weight_tiles, qkv, narrow, carried)
+        _launch(
+            program,
+            "resident_projection",
+            (blocks, rows),
+            x,
+            _serialize_projection(*tensors, T, steps),
+        )
+    return qkv, narrow
+
+
+def gated_output(
+    program: LoadedProgram,
+    o: torch.Tensor,
+    narrow: torch.Tensor,
+    gate_weights: torch.Tensor,
+    gate_bias: torch.Tensor,
+    out_weights: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """Return what `hopper.gated_output.gated_output` returns, for the same arguments.
+
+    The weight tiles are of this module's `output_layouts`.
+
+    Raises:
+        CudaUnavailableError: the driver refused the launch.
+    """
+    R, outputs = o.shape[0], out_weights.numel() // HIDDEN
+    y = o.new_empty(R, outputs)
+    if R:
+        blocks, rows, steps = output_grid(
+            R, outputs // CHANNELS, *_slots(program, "resident_output")
+        )
+        tensors = addresses(o, narrow, gate_weights, out_weights, gate_bias, y)
+        arguments = _serialize_output(
+            *tensors, R, narrow.stride(0), outputs // CHANNELS, steps, eps
+        )
+        _launch(program, "resident_output", (blocks, rows), o, arguments)
+    return y
+
+
+def _slots(program: LoadedProgram, name: str) -> tuple[int, int]:
+    """Return how many blocks of a kernel run at once, and a block's groups of warps."""
+    kernel = program.kernels[name]
+    return program.multiprocessors * kernel.blocks, kernel.threads // _GROUP
+
+
+def _launch(
+    program: LoadedProgram, name: str, grid: tuple[int, int], x: torch.Tensor, arguments: bytes
+) -> None:
+    stream = torch_private.raw_stream(x.device.index)
+    program.kernels[name].launch(grid, (ctypes.c_char_p * 1)(arguments), stream)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

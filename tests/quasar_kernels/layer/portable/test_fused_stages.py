@@ -1,0 +1,134 @@
+"""The portable fused stages: their grids, and their kernels run on a CPU against float64."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fla.layers.quasar import QuasarAttention
+from fla.ops.quasar.layer.call import Call
+from fla.ops.quasar.layer.hopper.program import swizzle_weights
+from fla.ops.quasar.layer.hopper.projection import taps_buffer, taps_layout
+from fla.ops.quasar.layer.portable import program as portable
+from fla.ops.quasar.layer.portable import stages
+
+from quasar_kernels.reference import quasar_layer, quasar_recurrence, relative_rms
+from tests.quasar_kernels.tolerances import GATED_OUTPUT, PROJECTION
+
+EPS = 1e-5
+dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+emulates = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+    pytest.mark.usefixtures("emulated"),
+]
+calls = pytest.mark.parametrize(
+    ("tokens", "blocks", "late", "groups"),
+    [
+        (1, 108, False, 1),
+        (130, 108, True, 2),
+        (300, 1, False, 1),
+        (300, 1, True, 2),
+        (517, 2, True, 1),
+    ],
+)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("most", [1, 28, 82, 264])
+@pytest.mark.parametrize("tokens", [1, 3, 4, 128, 129, 253, 512, 16_384, 100_000, 1_000_000])
+def test_the_grids_hold_every_token_and_every_product_at_once(tokens, most, groups):
+    blocks, rows, steps = portable.projection_grid(tokens, most, groups)
+    assert 1 <= rows <= 25
+    assert blocks * rows <= most
+    assert blocks * (128 * steps - 3) + 3 >= tokens
+    assert (blocks - 1) * (128 * steps - 3) + 3 < max(tokens, 4)  # no block is idle
+    blocks, rows, steps = portable.output_grid(tokens, 8, most, groups)
+    assert 1 <= rows <= 8
+    assert blocks * rows <= most
+    assert 128 * blocks * steps >= tokens
+    if tokens == 1_000_000:
+        assert rows == portable.projection_grid(tokens, most, groups)[1] == 1  # x is read once
+
+
+def load(programs, dtype, blocks, late, groups):
+    """The kernels with so many groups of warps in a block, of which so many run at once."""
+    program = programs.load(portable.PROGRAM, dtype, (f"-DQUASAR_GROUPS={groups}",), late)
+    kernels = {name: kernel._replace(blocks=1) for name, kernel in program.kernels.items()}
+    return program._replace(multiprocessors=blocks, kernels=kernels)
+
+
+class TestProjection:
+    pytestmark = emulates
+
+    @calls
+    @dtypes
+    def test_it_matches_float64(self, programs, tokens, blocks, late, groups, dtype):
+        program = load(programs, dtype, blocks, late, groups)
+        x = torch.randn(tokens, 512)
+        wide = [torch.randn(512, 512) / 512**0.5 for _ in range(3)]
+        narrow = torch.randn(64, 512) / 512**0.5
+        taps = [torch.rand(512, 1, 4) - 0.5 for _ in range(3)]
+        joined = taps_buffer(x)
+        weight_tiles = swizzle_weights(
+            program,
+            portable.projection_layouts(*wide, narrow),
+            dtype,
+            taps_layout(tuple(taps), joined),
+        )
+        found = portable.project(program, x, weight_tiles[0], joined, dtype)
+        x = x.to(dtype).double()
+        products = F.pad((x @ torch.cat(wide).to(dtype).double().T).T.unsqueeze(0), (3, 0))
+        mixed = F.conv1d(products, torch.cat(taps).double(), groups=1536)[0].T
+        for result, wanted in zip(
+            found, (F.silu(mixed), x @ narrow.to(dtype).double().T), strict=True
+        ):
+            assert relative_rms(result, wanted) <= PROJECTION[dtype]
+            # every row, those at the joints of tiles and runs among them
+            wrong = (result.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+            assert wrong.max() <= 3 * PROJECTION[dtype]
+
+
+class TestGatedOutput:
+    pytestmark = emulates
+
+    @calls
+    @dtypes
+    def test_it_matches_float64(self, programs, tokens, blocks, late, groups, dtype):
+        program = load(programs, dtype, blocks, late, groups)
+        o = (torch.randn(tokens, 8, 64) * (0.05 + torch.rand(tokens, 8, 1))).to(dtype)
+        narrow = torch.randn(tokens, 72).to(dtype)[:, :64]  # rows may be apart
+        gate, bias = (torch.rand(512, 64) - 0.5) / 2, (torch.rand(512) - 0.5) * 2
+        norm = 1 + 0.3 * torch.randn(64)
+        out = (torch.rand(384, 512) - 0.5) * 2 / 512**0.5
+        weight_tiles = swizzle_weights(program, portable.output_layouts(gate, norm, out), dtype)
+        y = portable.gated_output(program, o, narrow, weight_tiles[0], bias, weight_tiles[1], EPS)
+        o, narrow, gate, bias, norm, out = (v.double() for v in (o, narrow, gate, bias, norm, out))
+        scale = (o.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        gates = torch.sigmoid(F.linear(narrow, gate, bias)).view_as(o)
+        assert y.shape == (tokens, 384)
+        wanted = F.linear((o * scale * norm * gates).flatten(1), out)
+        assert relative_rms(y, wanted) <= GATED_OUTPUT[dtype]
+
+
+class TestLayer:
+    pytestmark = emulates
+
+    def test_the_stages_around_the_operator_give_the_layer(self, programs, monkeypatch):
+        program = load(programs, torch.bfloat16, 2, late=True, groups=1)
+        monkeypatch.setattr(stages, "takes", lambda *_: True)
+        monkeypatch.setattr(stages, "portable_program", lambda *_: program)
+        layer, x = (
+            QuasarAttention(hidden_size=512, head_dim=64, num_heads=8),
+            torch.randn(1, 140, 512),
+        )
+        call = Call(8, 64, layer.norm_eps, torch.bfloat16, None, "cuda")
+        with torch.no_grad():
+            tensors = stages.PORTABLE.project(call, x, layer._weights(), False, True)
+            q, k, v, steps, *_ = tensors.scan
+            tensors.o = quasar_recurrence(q, k, v, steps.values)[0][0].bfloat16()
+            y = stages.PORTABLE.output(call, tensors)
+            expected = quasar_layer(layer.state_dict(), x, num_heads=8, head_dim=64)
+        assert relative_rms(y, expected[0]) <= 1.2e-2
