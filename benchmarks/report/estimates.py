@@ -26,13 +26,14 @@ from benchmarks.cases.layer import by_length
 from benchmarks.engine.results import DATA, ROOT, Run, load
 from benchmarks.report.layer_steps import GEMM, STEPS, Step, StepTime, find_steps
 from harness.hardware.gpus import Gpu, known
+from quasar_kernels.memory import is_fused
 
 SPEEDS = DATA / "overlay.json"
 """Speeds by length, of which the shortest gives the time of launches and host for both paths."""
 HOPPER = DATA / "layer-profile.json"
 PORTABLE = DATA / "layer-profile-portable.json"
 FUSED = ROOT / "benchmarks" / "h100" / "layer-profile-fused.json"
-"""The kernels of the paths; the portable one has library products, or fused kernels."""
+"""The kernels of the paths without Hopper's instructions: with library products, and fused."""
 LATENCY_TOKENS = 512
 """Length of a call whose time is its launches."""
 NEAR = 0.75
@@ -91,7 +92,7 @@ class Estimates(NamedTuple):
     """The speeds to expect on cards that were not measured."""
 
     hopper: Implementation
-    portable: Implementation
+    library: Implementation
     fused: Implementation
 
     @classmethod
@@ -113,13 +114,15 @@ class Estimates(NamedTuple):
 
         return cls(
             read("Hopper", HOPPER, mma_sync=False),
-            read("portable", PORTABLE, mma_sync=True),
-            read("portable, fused", FUSED, mma_sync=True),
+            read("library products", PORTABLE, mma_sync=True),
+            read("portable", FUSED, mma_sync=True),
         )
 
     def path(self, gpu: Gpu) -> Implementation:
         """Return the implementation that a card runs by default at the validator's size."""
-        return self.hopper if gpu.hopper else self.portable
+        if gpu.hopper:
+            return self.hopper
+        return self.fused if is_fused(gpu.capability) else self.library
 
     def speed(self, tokens: int, gpu: Gpu) -> float:
         """Return the tokens/s to expect in the validator's loop."""
