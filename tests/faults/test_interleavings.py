@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from neurons.miner import daemon
@@ -254,6 +254,18 @@ def _without_signs_of_life() -> Iterator[None]:
     mode=MODES,
     judges_early=st.booleans(),
     shows_scores=st.booleans(),
+)
+@example(  # an emptied database, and crashes before the submission's round is journalled again
+    faults={},
+    crashes={23, 25, 26, 29},
+    wipes={3, 49},
+    strangers={11, 13, 14, 56, 59},
+    refusals=set(),
+    silent_reveal=False,
+    fetches_ahead=True,
+    mode="direct",
+    judges_early=True,
+    shows_scores=False,
 )
 def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
     faults: dict[int, Fault],

@@ -61,10 +61,10 @@ def _send(submission: Submission, context: Context, wire_version: int) -> Submis
             raise  # looked up once more after the pause, and only then sent again
         return context.move(submission, State.REVEALED, submission_id=number)
     submission = context.move(submission, State.REVEALED, submission_id=reply.submission_id)
-    return _in_its_round(submission, context)
+    return in_its_round(submission, context)
 
 
-def _in_its_round(submission: Submission, context: Context) -> Submission:
+def in_its_round(submission: Submission, context: Context) -> Submission:
     """Journal the submission's round again if the server has emptied its database meanwhile.
 
     If it did so just before the submission came, the queue shows it; if just after, it is lost.

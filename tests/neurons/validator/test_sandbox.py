@@ -275,6 +275,9 @@ class Nvml:
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> int:
         return int(handle[-1])
 
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}"
+
     def nvmlDeviceGetMinorNumber(self, handle: int) -> int:
         if handle > 3:
             raise self.NVMLError
@@ -284,8 +287,8 @@ class Nvml:
 @pytest.mark.parametrize(
     ("visible", "shown", "inside"),
     [
-        (None, "nvidia3", "0"),
-        ("2,3", "nvidia1", "0"),
+        (None, "nvidia3", "GPU-0"),
+        ("2,3", "nvidia1", "GPU-2"),
         ("GPU-1", "nvidia2", "GPU-1"),
         ("MIG-2", "nvidia1", "MIG-2"),
     ],
