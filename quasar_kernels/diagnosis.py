@@ -87,20 +87,18 @@ def compile_for(major: int, minor: int) -> Builds:
     mount()
     from fla.ops.quasar.cuda.nvrtc import HOPPER
     from fla.ops.quasar.cuda.scan import backward, forward
-    from fla.ops.quasar.layer.hopper import program as hopper
-    from fla.ops.quasar.layer.portable import program as portable
+    from fla.ops.quasar.layer.hopper import program
 
     capability = (major, minor)
-    layer = hopper if capability == HOPPER else portable
     wide = forward.options_for(128)
     programs: dict[str, Callable[[str], bytes]] = {
         "operator": partial(forward.PROGRAM.compile, capability),
         "operator 128": partial(forward.PROGRAM.compile, capability, options=wide),
         "gradients": partial(backward.PROGRAM.compile, capability),
-        "layer": partial(layer.PROGRAM.compile, capability),
     }
     if capability == HOPPER:
         programs["gradients 128"] = partial(backward.PROGRAM.compile, capability, options=wide)
+        programs["layer"] = partial(program.PROGRAM.compile, capability)
     builds = (_build(name, dtype, run) for name, run in programs.items() for dtype in _DTYPES)
     return Builds(builds=tuple(builds))
 
@@ -155,7 +153,6 @@ def find_paths(device: str) -> PathsTaken:
 def _paths(device: str) -> Iterator[PathTaken]:
     import torch
     from fla.ops.quasar.cuda.nvrtc import HOPPER
-    from fla.ops.quasar.layer.portable.program import DEFAULT_MAJORS
 
     for dtype in _DTYPES:
         if device != "cuda":
@@ -166,7 +163,7 @@ def _paths(device: str) -> Iterator[PathTaken]:
             here = (torch.device("cuda", index), gpu.name, (gpu.major, gpu.minor), dtype)
             yield _path(*here)
             yield _path(*here, width=128)
-            if here[2] == HOPPER or here[2][0] in DEFAULT_MAJORS:
+            if here[2] == HOPPER:
                 yield _layer_path(*here)
 
 
@@ -211,11 +208,9 @@ def _error_fields(error: Exception) -> dict[str, str]:
 def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str) -> PathTaken:
     import torch
     from fla.layers.quasar import QuasarAttention
-    from fla.ops.quasar.cuda.nvrtc import HOPPER
     from fla.ops.quasar.cuda.program import Variant
-    from fla.ops.quasar.layer.hopper import program as hopper
     from fla.ops.quasar.layer.hopper import stages
-    from fla.ops.quasar.layer.portable import program as portable
+    from fla.ops.quasar.layer.hopper.program import PROGRAM
 
     from quasar_kernels.reference import quasar_layer, relative_rms
 
@@ -228,8 +223,7 @@ def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str)
         kind = getattr(torch, _DTYPES[dtype])
         with torch.no_grad(), torch.cuda.device(device), torch.autocast("cuda", kind):
             expected = quasar_layer(layer.state_dict(), x, num_heads=_H, head_dim=_S)
-            program = (hopper if capability == HOPPER else portable).PROGRAM
-            program.load(Variant(device.index, kind))  # raises with the cause if it fails
+            PROGRAM.load(Variant(device.index, kind))  # raises with the cause if it fails
             y, _, _ = layer.to(device)(x.to(device))
         result |= {"backend": "cuda", "reason": "the layer's own kernels take this call"}
         result["rms"] = relative_rms(y.cpu(), expected)

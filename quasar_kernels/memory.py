@@ -30,15 +30,9 @@ class LayerSize(NamedTuple):
 VALIDATORS = LayerSize()
 
 
-FUSED_MAJORS = (8, 12)
-"""Major compute capabilities, besides 9.0, of the fused kernels; `DEFAULT_MAJORS` of
-`fla.ops.quasar.layer.portable.program` has the same."""
-
-
 def is_fused(capability: str | None, size: LayerSize = VALIDATORS) -> bool:
     """Return whether the layer's fused kernels serve a GPU of this compute capability ("9.0")."""
-    fused = ("9.0", *(f"{major}.{minor}" for major in FUSED_MAJORS for minor in range(10)))
-    return capability in fused and size == VALIDATORS
+    return capability == "9.0" and size == VALIDATORS
 
 
 def kept_bytes(size: LayerSize = VALIDATORS) -> int:

@@ -26,13 +26,13 @@ from quasar_kernels.memory import LayerSize, Way, is_fused, peak_bytes
 CARDS = ROOT / "benchmarks" / "cards"
 """Contributed runs of the case `layer`."""
 OTHER = ROOT / "benchmarks" / "h100" / "overlay-portable.json"
-"""Speeds with library products on another GPU than that of their kernels."""
+"""Speeds of the portable path on another GPU than that of its kernels."""
 SHOWN = (512, 2048, 16_384, 100_000, 262_144, 1_000_000)
 LONG = 100_000
 """Length from which on the kernels decide the time of a call, and tensors its memory."""
 PEAKS = (
     ("Hopper", DATA / "layer-memory.json", "9.0"),
-    ("library products", ROOT / "benchmarks" / "h100" / "layer-memory-portable.json", "10.0"),
+    ("portable", ROOT / "benchmarks" / "h100" / "layer-memory-portable.json", "8.0"),
 )
 """Paths, their measured peaks, and a capability that takes them."""
 SMALL = {
@@ -56,7 +56,7 @@ def speed_table(estimates: Estimates) -> str:
             **{f"{n:,}": f"{path.speed(n, gpu) / 1e6:.3g}" for n in SHOWN},
         }
         for gpu in GPUS
-        for path in ((estimates.hopper,) if gpu.hopper else (estimates.fused, estimates.library))
+        for path in ((estimates.hopper,) if gpu.hopper else (estimates.portable, estimates.fused))
     )
 
 
@@ -92,9 +92,9 @@ class Compared(NamedTuple):
 
 def compared(estimates: Estimates) -> list[Compared]:
     """Return the measured speeds of both paths, on the GPU of the kernels and on another one."""
-    hopper, library, fused = estimates
+    hopper, portable, fused = estimates
     other = load(OTHER)
-    other_gpu = known(other.gpu) or library.gpu
+    other_gpu = known(other.gpu) or portable.gpu
 
     def whole(path: Implementation) -> Compared:
         tokens, call_ms = path.kernels.number("tokens"), path.kernels.number("call_ms")
@@ -102,8 +102,8 @@ def compared(estimates: Estimates) -> list[Compared]:
 
     return [
         *(Compared(hopper, hopper.gpu, n, speed) for n, speed in speeds(load(SPEEDS)).items()),
-        whole(library),
-        *(Compared(library, other_gpu, n, speed) for n, speed in speeds(other).items()),
+        whole(portable),
+        *(Compared(portable, other_gpu, n, speed) for n, speed in speeds(other).items()),
         whole(fused),
     ]
 
@@ -111,7 +111,7 @@ def compared(estimates: Estimates) -> list[Compared]:
 def measured_elsewhere(run: Run) -> str:
     """Return how the speeds on another GPU than that of the kernels were measured."""
     where = "; ".join(run.where().values())
-    return f"Those with library products by length are of another GPU ({where}): {run.protocol}"
+    return f"Those of the portable path by length are of another GPU ({where}): {run.protocol}"
 
 
 def check(one: Compared) -> dict[str, str]:
@@ -176,7 +176,7 @@ def tcgen05(estimates: Estimates, gpu: Gpu) -> str:
     return records(
         {
             "tokens": f"{n:,}",
-            "library products, M tokens/s": f"{estimates.speed(n, gpu) / 1e6:.3g}",
+            "portable path, M tokens/s": f"{estimates.speed(n, gpu) / 1e6:.3g}",
             "fused with tcgen05": f"{fused.speed(n, gpu) / 1e6:.3g}",
             "times": f"{fused.speed(n, gpu) / estimates.speed(n, gpu):.1f}",
         }
@@ -229,7 +229,7 @@ def documents() -> dict[Path, str]:
         "speeds": speed_table(estimates),
         "shares": shares(estimates),
         "rates": records(map(rates, GPUS)),
-        "library_gpu": estimates.library.gpu.label,
+        "portable_gpu": estimates.portable.gpu.label,
         "fused_gpu": estimates.fused.gpu.label,
         "other": measured_elsewhere(load(OTHER)),
         "check": records(map(check, compared(estimates))),
@@ -245,7 +245,9 @@ def documents() -> dict[Path, str]:
             for gpu in GPUS
         ),
         "small": records(
-            {"memory": name, **lengths(size, capability="8.0")} for name, size in SMALL.items()
+            {"memory": name, "path": path, **lengths(size, capability)}
+            for name, size in SMALL.items()
+            for path, _, capability in PEAKS
         ),
         "peaks": records(
             peak_row(peak, path, capability)

@@ -26,14 +26,13 @@ from benchmarks.cases.layer import by_length
 from benchmarks.engine.results import DATA, ROOT, Run, load
 from benchmarks.report.layer_steps import GEMM, STEPS, Step, StepTime, find_steps
 from harness.hardware.gpus import Gpu, known
-from quasar_kernels.memory import is_fused
 
 SPEEDS = DATA / "overlay.json"
 """Speeds by length, of which the shortest gives the time of launches and host for both paths."""
 HOPPER = DATA / "layer-profile.json"
 PORTABLE = DATA / "layer-profile-portable.json"
 FUSED = ROOT / "benchmarks" / "h100" / "layer-profile-fused.json"
-"""The kernels of the paths without Hopper's instructions: with library products, and fused."""
+"""The kernels of the paths; the portable one has library products, or fused kernels."""
 LATENCY_TOKENS = 512
 """Length of a call whose time is its launches."""
 NEAR = 0.75
@@ -92,7 +91,7 @@ class Estimates(NamedTuple):
     """The speeds to expect on cards that were not measured."""
 
     hopper: Implementation
-    library: Implementation
+    portable: Implementation
     fused: Implementation
 
     @classmethod
@@ -114,15 +113,13 @@ class Estimates(NamedTuple):
 
         return cls(
             read("Hopper", HOPPER, mma_sync=False),
-            read("library products", PORTABLE, mma_sync=True),
-            read("portable", FUSED, mma_sync=True),
+            read("portable", PORTABLE, mma_sync=True),
+            read("portable, fused", FUSED, mma_sync=True),
         )
 
     def path(self, gpu: Gpu) -> Implementation:
         """Return the implementation that a card runs by default at the validator's size."""
-        if gpu.hopper:
-            return self.hopper
-        return self.fused if is_fused(gpu.capability) else self.library
+        return self.hopper if gpu.hopper else self.portable
 
     def speed(self, tokens: int, gpu: Gpu) -> float:
         """Return the tokens/s to expect in the validator's loop."""

@@ -10,7 +10,6 @@ import torch
 from fla.layers.quasar import QuasarAttention, QuasarCache
 from fla.ops.quasar.layer import forward as layer_forward
 from fla.ops.quasar.layer import node as layer_node
-from fla.ops.quasar.layer.portable.program import DEFAULT_MAJORS
 
 from tests.gpu.calls import CAPABILITY
 from tests.gpu.layer.layers import backward_graphs, graphs, make_layer
@@ -73,7 +72,7 @@ def path(seen, layer, shape, dtype, **kwargs):
     return Path(ways[0], forward, kept[0] if kept else None, backward)
 
 
-AUTO = "fused" if CAPABILITY and CAPABILITY[0] in (9, *DEFAULT_MAJORS) else "kernels"
+HOPPER = "fused" if CAPABILITY == (9, 0) else "kernels"
 CUDA = "fused" if CAPABILITY and CAPABILITY >= (8, 0) else "kernels"
 BOUNDS = torch.tensor([0, 100, 300])
 MASK = torch.ones(2, 300)
@@ -84,13 +83,13 @@ MASK[0, :100] = 0
     ("arguments", "shape", "dtype", "expected"),
     [
         ({}, (1, 511), BF16, Path("kernels", True, False, True)),
-        ({}, (1, 512), BF16, Path(AUTO, True, False, True)),
+        ({}, (1, 512), BF16, Path(HOPPER, True, False, True)),
         ({}, (4, 4096), torch.float16, Path("kernels", True, False, True)),
-        ({}, (1, 20_000), BF16, Path(AUTO, False, True, True)),
-        ({}, (1, 40_000), BF16, Path(AUTO, False, True, True)),
+        ({}, (1, 20_000), BF16, Path(HOPPER, False, True, True)),
+        ({}, (1, 40_000), BF16, Path(HOPPER, False, True, True)),
         ({}, (10, 4000), BF16, Path("kernels", False, True, True)),
-        ({}, (1, 70_000), BF16, Path(AUTO, False, True, False)),
-        ({}, (1, 400_000), BF16, Path(AUTO, False, False, False)),
+        ({}, (1, 70_000), BF16, Path(HOPPER, False, True, False)),
+        ({}, (1, 400_000), BF16, Path(HOPPER, False, False, False)),
         ({}, (1, 512), torch.float32, Path("kernels", False, True, False)),
         ({"head_dim": 256, "num_heads": 2}, (1, 512), BF16, Path("steps", True, None, False)),
         ({"conv_size": 3}, (1, 512), BF16, Path("steps", True, None, False)),
@@ -121,8 +120,8 @@ def test_packed_and_padded_calls_are_launched(seen, shape, kwargs):
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("QUASAR_GRAPHS", "0", Path(AUTO, False, False, False)),
-        ("QUASAR_KEEP_MIB", "0", Path(AUTO, True, False, True)),
+        ("QUASAR_GRAPHS", "0", Path(HOPPER, False, False, False)),
+        ("QUASAR_KEEP_MIB", "0", Path(HOPPER, True, False, True)),
         ("QUASAR_BACKEND", "torch", Path("steps", True, None, False)),
         ("QUASAR_BACKEND", "triton", Path("kernels", True, False, True)),
         ("QUASAR_BACKEND", "cuda", Path(CUDA, True, False, True)),

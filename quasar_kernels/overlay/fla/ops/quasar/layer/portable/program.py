@@ -78,29 +78,22 @@ _serialize_projection = serializer(ProjectionArguments)
 _serialize_output = serializer(OutputArguments)
 
 
-DEFAULT_MAJORS = (8, 12)
-"""Major compute capabilities on which the kernels serve by default: the library's products there
-are `mma.sync`, too, and move more bytes. On others the library has faster instructions."""
-
-
 @functools.cache
-def _serves(device: int, backend: Backend) -> bool:
-    if torch.version.cuda is None:
-        return False
-    capability = torch.cuda.get_device_capability(device)
-    if backend == "auto":
-        return capability[0] in DEFAULT_MAJORS
-    return backend == "cuda" and capability >= CAPABILITY
+def _is_capable(device: int) -> bool:
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= CAPABILITY
 
 
 def portable_program(x: torch.Tensor, dtype: torch.dtype, backend: Backend) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None if they are not used.
 
-    With `backend`, QUASAR_BACKEND's value, auto they are used on GPUs of DEFAULT_MAJORS, with cuda
-    on all from 8.0. They are not used where they cannot be built; then one line is logged that
-    names the cause and the remedy.
+    They are used where `backend`, QUASAR_BACKEND's value, is cuda: with auto the library serves,
+    until they have been measured to be faster on a GPU without Hopper's instructions. They are not
+    used on GPUs before 8.0 or where they cannot be built; then one line is logged that names the
+    cause and the remedy.
     """
-    if not x.is_cuda or dtype not in DTYPES or not _serves(x.device.index, backend):
+    if backend != "cuda" or not x.is_cuda or dtype not in DTYPES:
+        return None
+    if not _is_capable(x.device.index):
         return None
     program = PROGRAM.find(Variant(x.device.index, dtype))
     return program if isinstance(program, LoadedProgram) else None

@@ -1,7 +1,7 @@
 """The layer's stages by mma.sync: one kernel before the operator, one after it.
 
-They take the calls of Hopper's stages on GPUs of compute capability 8 and 12, and with
-QUASAR_BACKEND=cuda on every GPU from 8.0 on which Hopper's are not available.
+They take the calls of Hopper's stages with QUASAR_BACKEND=cuda, on every GPU from compute
+capability 8.0 on which Hopper's are not available.
 """
 
 from __future__ import annotations
