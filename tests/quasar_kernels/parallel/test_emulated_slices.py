@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 from fla.ops.quasar.cuda.scan import backward, forward
+from fla.ops.quasar.cuda.scan import slice as slice_module
 from fla.ops.quasar.cuda.scan.slice import CudaSlice
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
 from fla.ops.quasar.parallel.context import Place, locate
@@ -129,3 +130,26 @@ def test_slices_are_float64_s(programs, kind, bounds, lengths, group):
         assert torch.equal(own, same), name
         limit = BETA_GRADIENT if name == "beta" and kind == OWN else GRADIENT[torch.bfloat16]
         assert relative_rms(own, exact_gradient) <= limit, name
+
+
+def test_a_second_exchange_corrects_states_that_pass_1_neglected(programs, monkeypatch):
+    lengths = [2048, 1024, 1024]
+    x = draw(OWN, sum(lengths))
+    # keys take every direction in turn and forget four fifths of it, so that pass 1 stops 512
+    # tokens in front of a segment's end, behind the burst
+    k = 1.265 * torch.eye(64).repeat(sum(lengths) // 64, 1).unsqueeze(1).repeat(1, 2, 1)
+    x = x._replace(k=k.bfloat16().unsqueeze(0), beta=torch.ones(2), initial_state=None)
+    x.v[:, 2048 - 560 : 2048 - 550, 1] *= 30_000
+    where = places([0, sum(lengths)], lengths)
+    monkeypatch.setattr(slice_module, "LONG", 512)
+    monkeypatch.setattr(forward, "_cut", lambda *_: (2, 1024))
+    o, _ = exact(x, SCALE)
+    program = x.load(programs, forward.PROGRAM)
+    once, _ = run_forward(x, lengths, where, program)
+    twice, maps = run_forward(x, lengths, where, program, rounds=2)
+    assert maps.marked.tolist()[0] == [0, 1]
+    for found in (once, twice):  # without stops, and with them
+        for own, exact_o in zip(found, o.split(lengths, 1), strict=True):
+            window = exact_o[:, :128]
+            assert relative_rms(own.o[:, :128], window) <= 2 * OPERATOR[torch.bfloat16]
+            assert relative_rms(own.o, exact_o) <= 2 * OPERATOR[torch.bfloat16]

@@ -113,7 +113,8 @@ class CudaSlice:
         initial = steps.new_zeros(cut.sequences, H, S, S)
         if inputs.initial_state is not None:
             initial.copy_(inputs.initial_state)
-        self._start = initial[-1].clone()  # of the last sequence, before one enters
+        # from where the last sequence's maps are scanned: the identity, and its state
+        self._starts = torch.stack([_identity(H, S, v.device), initial[-1]])
         self._initial, self.inputs = initial, inputs._replace(initial_state=initial)
         self.o = torch.empty_like(v, memory_format=torch.contiguous_format)
         self.final = torch.empty_like(initial)
@@ -196,16 +197,15 @@ class CudaSlice:
 
     def _behind_maps(self, marked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the product of the last sequence's maps, and the state behind them from zero."""
-        H, S = self._start.shape[:2]
-        count, device = self._cut.of_last, self._start.device
-        identity = _identity(H, S, device)
+        _, H, S, _ = self._starts.shape
+        count, device = self._cut.of_last, self._starts.device
         if count == 1 or self._maps is None or self._states is None:
-            return identity, self._start
+            return self._starts[0], self._starts[1]
         maps = self._maps[-count:].repeat(2, 1, 1, 1)
         states = torch.zeros_like(maps)
         states[count:] = self._states[-count:]
         tensors = {  # must live until the launch
-            "initial_state": torch.stack([identity, self._start]),
+            "initial_state": self._starts,
             "maps": maps,
             "states": states,
             "first": bounds_of_scans(0, count, 2 * count, device=device),
