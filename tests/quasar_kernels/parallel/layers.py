@@ -22,6 +22,8 @@ mount()
 from fla.layers.quasar import QuasarAttention  # noqa: E402
 from fla.ops.quasar.parallel.context import build_cp_context  # noqa: E402
 
+from quasar_kernels.blocks import HybridBlock  # noqa: E402
+
 WIDTH, HEADS = 32, 2
 
 
@@ -103,3 +105,27 @@ def run_prefill(rank: int, x: Tensor, lengths: Sequence[int], token: Tensor) -> 
             return None
         y: Tensor = layer(token, past_key_values=cache, use_cache=True)[0]
         return y
+
+
+def make_block(above: int | None = None) -> HybridBlock:
+    """Return the same block of all mixers on every rank."""
+    torch.manual_seed(6)
+    return HybridBlock(WIDTH, HEADS, state=16, checkpoint_above=above)
+
+
+def run_blocks(rank: int, cases: Sequence[Case], above: int | None) -> list[dict[str, Tensor]]:
+    """Return what a block gives, as `run_layers`."""
+    results = []
+    for case in cases:
+        begin, end = [*pairwise([0, *accumulate(case.lengths)])][rank]
+        context = build_cp_context(
+            torch.tensor(case.bounds), dist.group.WORLD, 4, lengths=case.lengths
+        )
+        block, x = make_block(above), case.x[:, begin:end].clone().requires_grad_()
+        y, _ = block(x, cp_context=context)
+        (y * case.dy[:, begin:end]).sum().backward()
+        grads = {name: p.grad for name, p in block.named_parameters()}
+        for grad in grads.values():
+            dist.all_reduce(grad)
+        results.append({"y": y.detach(), "x": x.grad, **grads})
+    return results

@@ -9,7 +9,9 @@ from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.parallel.layers import (
     WIDTH,
     Case,
+    make_block,
     make_layer,
+    run_blocks,
     run_layers,
     run_prefill,
 )
@@ -76,3 +78,18 @@ def test_what_a_slice_does_not_take():
         layer(x, attention_mask=torch.ones(1, 5), cp_context=context)
     with pytest.raises(ValueError, match="got 2 sequences"):
         layer(x, use_cache=True, cp_context=context)
+
+
+@pytest.mark.parametrize("above", [None, 10])
+def test_blocks_of_all_mixers(above):
+    cases = [case(LENGTHS[3], [0, 100]), case(LENGTHS[3], [0, 36, 40, 100])]
+    ranks = run_ranks(3, run_blocks, cases, above)
+    for n, given in enumerate(cases):
+        block, x = make_block(), given.x.clone().requires_grad_()
+        y, _ = block(x, cu_seqlens=torch.tensor(given.bounds))
+        (y * given.dy).sum().backward()
+        wanted = {"y": y, "x": x.grad, **{name: p.grad for name, p in block.named_parameters()}}
+        for name, exact in wanted.items():
+            own = [rank[n][name] for rank in ranks]
+            found = torch.cat(own, 1) if name in "yx" else own[0]
+            assert relative_rms(found, exact) <= LIMIT, (given.bounds, name)
