@@ -58,6 +58,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--long", type=int, default=8 << 20, help="tokens a GPU of part long")
 
 
+def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    return first, last
+
+
 def together_ms(call: Callable[[], object], times: int) -> float:
     """Return the median time of one call on the slowest rank; every rank calls equally often."""
     for _ in range(3):
@@ -66,7 +71,7 @@ def together_ms(call: Callable[[], object], times: int) -> float:
     for _ in range(REPEATS):
         torch.cuda.synchronize()
         dist.barrier()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = _events()
         begin.record()
         for _ in range(times):
             call()
@@ -138,6 +143,11 @@ def strained(kind: str, tokens: int) -> Any:
     return q, k, v, beta
 
 
+def by_windows(x: torch.Tensor) -> torch.Tensor:
+    """Return the norms `[windows, H]` of x `[1, T, H, S]`, of 512 tokens each."""
+    return x.reshape(-1, 512, *x.shape[2:]).norm(dim=(1, 3))
+
+
 def measure_equality() -> Iterator[Entry]:
     """Compare the joined results of all ranks with one GPU's and with float64."""
     from fla.ops.quasar import chunk_quasar
@@ -169,10 +179,8 @@ def measure_equality() -> Iterator[Entry]:
             "o, float64": relative_rms(found[0][0], exact),
             "o of one GPU, float64": relative_rms(one[:, at], exact),
         }
-        windows = (found[0][0].double() - exact).unflatten(1, (-1, 512)).norm(dim=(2, 4))
-        errors["worst window, float64"] = float(
-            (windows / exact.unflatten(1, (-1, 512)).norm(dim=(2, 4))).max()
-        )
+        windows = by_windows(found[0][0].double() - exact)
+        errors["worst window, float64"] = float((windows / by_windows(exact)).max())
         for name, a, b in zip(("dq", "dk", "dv", "dbeta"), found[0][1:], one_grads, strict=True):
             errors[name] = relative_rms(a, b[:, at] if b.ndim > 1 else b)
         worst = torch.tensor([*errors.values(), float(not same)], device="cuda").double()
@@ -294,7 +302,7 @@ def measure_long(tokens: int) -> Iterator[Entry]:
     free()
     torch.cuda.synchronize()
     dist.barrier()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = _events()
     begin.record()
     call()
     end.record()
@@ -317,7 +325,8 @@ def measure_fla() -> Iterator[Entry]:
 
     world, tokens = dist.get_world_size(), 262_144
     bounds = torch.tensor([0, tokens * world], device="cuda")
-    context = build_cp_context(bounds, dist.group.WORLD, cu_seqlens_cpu=bounds.cpu())
+    group: Any = dist.group.WORLD
+    context = build_cp_context(bounds, group, cu_seqlens_cpu=bounds.cpu())
     q, k, v, _ = made.layer_like(tokens)
     k = F.normalize(k.float(), dim=-1).bfloat16()
     beta, g = torch.rand(2, 1, tokens, made.HEADS, device="cuda").unbind()

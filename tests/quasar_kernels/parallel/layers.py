@@ -90,7 +90,8 @@ def _run(rank: int, case: Case) -> dict[str, Tensor]:
             dist.all_reduce(grad)
         short = name.removeprefix("module.").removeprefix("_orig_mod.").removeprefix("layer.")
         grads[short] = grad
-    return {"y": y.detach(), "x": x.grad / loss_scale, **grads}
+    dx: Any = x.grad
+    return {"y": y.detach(), "x": dx / loss_scale, **grads}
 
 
 def run_prefill(rank: int, x: Tensor, lengths: Sequence[int], token: Tensor) -> Tensor | None:

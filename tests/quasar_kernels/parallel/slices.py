@@ -55,7 +55,8 @@ def run_cases(rank: int, cases: Sequence[Case], fla: bool = False) -> list[dict[
 
 def _run_slice(rank: int, case: Case, fla: bool) -> dict[str, Tensor]:
     begin, end = [*pairwise([0, *accumulate(case.lengths)])][rank]
-    bounds, group = torch.tensor(case.bounds), dist.group.WORLD
+    bounds = torch.tensor(case.bounds)
+    group: Any = dist.group.WORLD
     if fla:
         context = build_fla_context(bounds, group)
     else:
