@@ -18,6 +18,7 @@ from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan.forward import step_options, variant_of
 from fla.ops.quasar.cuda.scan.slice import CudaSlice
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
+from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.parallel.by_torch import TorchGradient, TorchSlice
 from fla.ops.quasar.parallel.context import Place, place_of
 from fla.ops.quasar.parallel.exchange import (
@@ -63,6 +64,7 @@ class ParallelChunks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @on_its_device
     def backward(ctx: Any, do: torch.Tensor, d_final: torch.Tensor | None) -> Any:
         """Return the gradients of `forward`'s arguments."""
         *tensors, G = ctx.saved_tensors
@@ -165,8 +167,7 @@ def slice_gradient(
         return TorchGradient(saved, place.bounds, do, d_final)
     do = do.to(saved.inputs.q.dtype).contiguous()
     d_final = None if d_final is None else d_final.float().contiguous()
-    with torch.cuda.device(do.device):
-        return CudaSliceGradient(saved, do, d_final, program)
+    return CudaSliceGradient(saved, do, d_final, program)
 
 
 def _gradient_program(saved: Saved) -> LoadedProgram | None:
