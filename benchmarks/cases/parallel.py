@@ -145,7 +145,8 @@ def strained(kind: str, tokens: int) -> Any:
 
 def by_windows(x: torch.Tensor) -> torch.Tensor:
     """Return the norms `[windows, H]` of x `[1, T, H, S]`, of 512 tokens each."""
-    return x.reshape(-1, 512, *x.shape[2:]).norm(dim=(1, 3))
+    norms: torch.Tensor = x.reshape(-1, 512, *x.shape[2:]).norm(dim=(1, 3))
+    return norms
 
 
 def measure_equality() -> Iterator[Entry]:
