@@ -1,5 +1,8 @@
 // Keeps the processes running under pm2:
 //   pm2 start scripts/ecosystem.config.js --only quasar-miner && pm2 save
+// Several miners, one for each file .env.0, .env.1 and so on, each on the GPU of that number:
+//   pm2 start scripts/ecosystem.config.js --only quasar-miner-0,quasar-miner-1 && pm2 save
+const fs = require("fs");
 const path = require("path");
 
 const root = path.resolve(__dirname, "..");
@@ -19,9 +22,19 @@ const app = (name, script) => ({
   time: false, // the lines carry their own time
 });
 
+// The numbers of the settings files of several miners.
+const numbers = fs.readdirSync(root).flatMap((name) => name.match(/^\.env\.(\d+)$/)?.[1] ?? []);
+
+const miner = (number) => ({
+  ...app(`quasar-miner-${number}`, "START_MINER.sh"),
+  args: ["--env-file", `.env.${number}`, "--state-dir", `state-${number}`],
+  env: { CUDA_VISIBLE_DEVICES: number },
+});
+
 module.exports = {
   apps: [
     app("quasar-miner", "START_MINER.sh"),
+    ...numbers.sort().map(miner),
     app("quasar-server", "START_SERVER.sh"),
     app("quasar-validator", "START_VALIDATOR.sh"),
     app("quasar-inference", "START_MINER_INFERENCE.sh"),

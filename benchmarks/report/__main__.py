@@ -12,7 +12,17 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.report import cards, claim, delta_rule, inference, kernels, layer, models, recall
+from benchmarks.report import (
+    cards,
+    claim,
+    delta_rule,
+    inference,
+    kernels,
+    layer,
+    models,
+    parallel,
+    recall,
+)
 from benchmarks.report.documents import update
 
 
@@ -30,9 +40,10 @@ def main() -> None:
         **models.documents(),
         **inference.documents(),
         **cards.documents(),
+        **parallel.documents(),
     }
     update(wanted, check=args.check, command="python -m benchmarks.report")
-    for page in (layer, kernels, claim, inference):
+    for page in (layer, kernels, claim, inference, parallel):
         for line in page.misses():
             print(line, file=sys.stderr)
 

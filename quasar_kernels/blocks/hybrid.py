@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from fla.ops.quasar.parallel.context import place_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -87,6 +88,7 @@ class HybridBlock(nn.Module):
         state: BlockState | None = None,
         cu_seqlens: Tensor | None = None,
         keep: bool = False,
+        cp_context: Any = None,
     ) -> tuple[Tensor, BlockState | None]:
         """Apply the block.
 
@@ -96,6 +98,10 @@ class HybridBlock(nn.Module):
                 to go on from it twice); None starts from zero states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             keep: whether to return the state, for decoding.
+            cp_context: of `build_cp_context`: x is this rank's slice of packed sequences, whose
+                bounds replace cu_seqlens, without an earlier state, and every rank calls. `keep`
+                then takes one sequence, whose state the last rank has. Parameters' gradients are
+                those of the slice: sum them over the ranks.
 
         Returns:
             y `[B, T, width]`, and the state behind each sequence or None.
@@ -109,28 +115,37 @@ class HybridBlock(nn.Module):
             raise ValueError(
                 f"state must be what this block returned, of {[*self.mixers]}; got {got}"
             )
-        again = self.checkpoint_above is not None and x.shape[1] > self.checkpoint_above
+        longest = x.shape[1]  # of any rank, as all must compute the block equally often
+        if cp_context is not None:
+            longest = place_of(cp_context, longest).longest
+        again = self.checkpoint_above is not None and longest > self.checkpoint_above
         if again and not keep and state is None and torch.is_grad_enabled():
             y: Tensor = checkpoint(
-                self._whole, x, cu_seqlens, use_reentrant=False, preserve_rng_state=False
-            )
+                self._whole, x, cu_seqlens, cp_context, use_reentrant=False,
+                preserve_rng_state=False,
+            )  # fmt: skip
             return y, None
-        return self._run(x, state, cu_seqlens, keep)
+        return self._run(x, state, cu_seqlens, keep, cp_context)
 
-    def _whole(self, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        return self._run(x, None, cu_seqlens, False)[0]
+    def _whole(self, x: Tensor, cu_seqlens: Tensor | None, cp_context: Any) -> Tensor:
+        return self._run(x, None, cu_seqlens, False, cp_context)[0]
 
     def _run(
-        self, x: Tensor, state: BlockState | None, cu_seqlens: Tensor | None, keep: bool
+        self,
+        x: Tensor,
+        state: BlockState | None,
+        cu_seqlens: Tensor | None,
+        keep: bool,
+        cp_context: Any,
     ) -> tuple[Tensor, BlockState | None]:
         normed, states = _narrowed(self.norm(x)), dict[str, Any]()
 
         def mixed(name: str) -> Tensor:
             mixer, last = self.mixers[name], None if state is None else state[name]
             if isinstance(mixer, QuasarMixer):
-                y, states[name] = mixer(normed, last, cu_seqlens, keep)
+                y, states[name] = mixer(normed, last, cu_seqlens, keep, cp_context)
             else:
-                y, states[name] = mixer(normed, last, cu_seqlens)
+                y, states[name] = mixer(normed, last, cu_seqlens, cp_context)
             return y
 
         outputs = _side_by_side([partial(mixed, name) for name in self.mixers], normed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from quasar_kernels.blocks import ssd
 from quasar_kernels.blocks.backends import Backend
 from quasar_kernels.blocks.earlier import Earlier
+from quasar_kernels.blocks.parallel import MixerSlice
 from quasar_kernels.shapes import expect, expect_sizes
 
 TAPS = 4
@@ -79,7 +80,11 @@ class Mamba2(nn.Module):
         self.output = nn.Linear(inner, width, bias=False)
 
     def forward(
-        self, x: Tensor, state: Mamba2State | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: Mamba2State | None = None,
+        cu_seqlens: Tensor | None = None,
+        cp_context: Any = None,
     ) -> tuple[Tensor, Mamba2State]:
         """Mix the tokens of each sequence.
 
@@ -87,6 +92,8 @@ class Mamba2(nn.Module):
             x: `[B, T, width]`.
             state: the result of an earlier call; None starts from zero states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
+            cp_context: x is a rank's slice of packed sequences, whose bounds replace cu_seqlens,
+                without an earlier state.
 
         Returns:
             y `[B, T, width]` and the state after each sequence.
@@ -96,22 +103,34 @@ class Mamba2(nn.Module):
         """
         expect("x", x, ("B", "T", self.input.in_features))
         gate, mixed, step, _ = self._projected(x).split([*self.sizes, self._over], dim=-1)
-        earlier = Earlier(mixed, None if state is None else state.before, TAPS - 1, cu_seqlens)
+        before = None if state is None else state.before
+        slice_ = None
+        if cp_context is not None:
+            slice_ = MixerSlice(cp_context, x.shape[1])
+            before, cu_seqlens = slice_.before(mixed, TAPS - 1), slice_.cu_seqlens
+        earlier = Earlier(mixed, before, TAPS - 1, cu_seqlens)
         taps = self.convolution.weight.squeeze(1)
         mixed = earlier.convolved(taps, self.convolution.bias)
         narrow = self.groups * self.state
         values, B, C = mixed.split([self.sizes[0], narrow, narrow], dim=-1)
         wide = torch.promote_types(self.rate_log.dtype, torch.float32)
+        steps = F.softplus(step.to(wide) + self.step_bias.to(wide))
+        rates = -torch.exp(self.rate_log.to(wide))
+        reads = C.unflatten(-1, (self.groups, self.state))
         o, last = ssd.ssd(
             values.unflatten(-1, (self.heads, -1)),
-            F.softplus(step.to(wide) + self.step_bias.to(wide)),
-            -torch.exp(self.rate_log.to(wide)),
+            steps,
+            rates,
             B.unflatten(-1, (self.groups, self.state)),
-            C.unflatten(-1, (self.groups, self.state)),
+            reads,
             self.skip,
             None if state is None else state.ssd,
             cu_seqlens,
         )
+        if slice_ is not None:
+            reads = reads.repeat_interleave(self.heads // self.groups, 2)
+            decays = (steps * rates).unsqueeze(-1)
+            o, last = slice_.entered(o, last, reads, decays, reads_decayed=True)
         gated = o.flatten(-2) * F.silu(gate)
         y = self.output(F.rms_norm(gated.to(wide), self.norm.shape, self.norm.to(wide), self.eps))
         return y, Mamba2State(earlier.last(), last)

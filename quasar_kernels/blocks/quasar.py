@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from fla.layers.quasar import QuasarAttention, QuasarCache
 from fla.ops.quasar.backend import choose_backend
@@ -35,6 +37,7 @@ class QuasarMixer(nn.Module):
         state: QuasarCache | None = None,
         cu_seqlens: Tensor | None = None,
         keep: bool = False,
+        cp_context: Any = None,
     ) -> tuple[Tensor, QuasarCache | None]:
         """Mix the tokens of each sequence.
 
@@ -44,6 +47,8 @@ class QuasarMixer(nn.Module):
                 states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             keep: whether to return the state.
+            cp_context: x is a rank's slice of packed sequences, whose bounds replace cu_seqlens,
+                without an earlier state; `keep` then takes one sequence.
 
         Returns:
             y `[B, T, width]`, and the state behind each sequence or None.
@@ -57,7 +62,13 @@ class QuasarMixer(nn.Module):
             N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
             kept = state[0]["recurrent_state"]
             expect("the state's `recurrent_state`", kept, (N, *kept.shape[1:]), x.device)
-        y, _, state = self.layer(x, past_key_values=state, use_cache=keep, cu_seqlens=cu_seqlens)
+        y, _, state = self.layer(
+            x,
+            past_key_values=state,
+            use_cache=keep,
+            cu_seqlens=cu_seqlens,
+            cp_context=cp_context,
+        )
         return y, state if keep else None
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from quasar_kernels.blocks import wkv6
 from quasar_kernels.blocks.backends import Backend
 from quasar_kernels.blocks.earlier import Earlier
+from quasar_kernels.blocks.parallel import MixerSlice
 from quasar_kernels.shapes import expect, expect_sizes
 
 STREAMS = 5
@@ -82,7 +83,11 @@ class RWKV6TimeMixing(nn.Module):
         self.output = nn.Linear(width, width, bias=False)
 
     def forward(
-        self, x: Tensor, state: TimeMixingState | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: TimeMixingState | None = None,
+        cu_seqlens: Tensor | None = None,
+        cp_context: Any = None,
     ) -> tuple[Tensor, TimeMixingState]:
         """Mix the tokens of each sequence.
 
@@ -90,6 +95,8 @@ class RWKV6TimeMixing(nn.Module):
             x: `[B, T, width]`.
             state: the result of an earlier call; None starts from zero states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
+            cp_context: x is a rank's slice of packed sequences, whose bounds replace cu_seqlens,
+                without an earlier state.
 
         Returns:
             y `[B, T, width]` and the state behind each sequence.
@@ -99,13 +106,20 @@ class RWKV6TimeMixing(nn.Module):
         """
         expect("x", x, ("B", "T", self.width))
         heads = (self.heads, self.width // self.heads)
-        earlier = Earlier(x, None if state is None else state.before, 1, cu_seqlens)
+        before = None if state is None else state.before
+        slice_ = None
+        if cp_context is not None:
+            slice_ = MixerSlice(cp_context, x.shape[1])
+            before, cu_seqlens = slice_.before(x, 1), slice_.cu_seqlens
+        earlier = Earlier(x, before, 1, cu_seqlens)
         for_decay, for_key, for_value, for_receptance, for_gate = self._mixed(x, earlier.by(1))
         r = self.receptance(for_receptance).unflatten(-1, heads)
         k, v = self.key(for_key).unflatten(-1, heads), self.value(for_value).unflatten(-1, heads)
         w = self._log_decay(for_decay).unflatten(-1, heads)
         last = None if state is None else state.wkv
         o, wkv = wkv6.wkv6(r, k, v, w, self.bonus, last, cu_seqlens)
+        if slice_ is not None:
+            o, wkv = slice_.entered(o, wkv, r, w, reads_decayed=False)
         y = self.output(self._normed(o).to(v.dtype) * F.silu(self.gate(for_gate)))
         return y, TimeMixingState(earlier.last(), wkv)
 

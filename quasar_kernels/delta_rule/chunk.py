@@ -26,6 +26,8 @@ def chunk_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
+    *,
+    cp_context: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Apply the delta rule (arXiv 2406.06484) to whole sequences.
@@ -45,6 +47,11 @@ def chunk_delta_rule(
         cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), empty
             ones included.
         cu_seqlens_cpu: a copy of them on the host, which saves a synchronisation.
+        cp_context: of fla's `build_cp_context`, in the contiguous layout, or of
+            `fla.ops.quasar.parallel.context`'s, which allows slices of any lengths: the tensors are
+            this rank's slice of packed sequences (B = 1), whose bounds replace cu_seqlens. Every
+            rank must call. States, which fla does not support here, are those of the slice's
+            sequences; the initial one of a sequence that enters from another rank is ignored.
         kwargs: `chunk_size`, which changes nothing here.
 
     Returns:
@@ -57,8 +64,11 @@ def chunk_delta_rule(
             to T or differ from their copy where both are on the host, a scale that is no number, an
             unknown option, or QUASAR_BACKEND has no known value.
         CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not take the call.
+        RuntimeError: the exchange with other ranks failed, as one ended or did not come in time.
     """
     inputs.without(kwargs)
+    if cp_context is not None:
+        cu_seqlens, cu_seqlens_cpu = cp_context.cu_seqlens, cp_context.cu_seqlens_cpu
     inputs.check(q, k, v, scale, initial_state, cu_seqlens, beta=beta)
     return _chunks(
         q,
@@ -71,6 +81,7 @@ def chunk_delta_rule(
         output_final_state,
         use_qk_l2norm_in_kernel,
         inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1]),
+        cp_context,
     )
 
 
@@ -109,7 +120,7 @@ def chunk_gated_delta_rule(
         allow_neg_eigval: they are twice that.
         state_v_first: states are `[N, HV, V, K]`.
         chunk_indices: the host's kernels use them; here they change nothing.
-        cp_context: must be None: sequences are not spread over GPUs.
+        cp_context: as there.
         kwargs: `use_gate_in_kernel`, `A_log` and `dt_bias` `[HV]`, the older name of
             `state_v_first`, and `chunk_size`.
 
@@ -117,14 +128,14 @@ def chunk_gated_delta_rule(
         As `chunk_delta_rule`; gradients reach g, A_log and dt_bias as well.
 
     Raises:
-        ValueError: as `chunk_delta_rule`; or there is a cp_context, or no A_log where one is
-            needed, or `allow_neg_eigval` without the sigmoid.
-        CudaUnavailableError: as `chunk_delta_rule`.
+        ValueError: as `chunk_delta_rule`; or there is no A_log where one is needed, or
+            `allow_neg_eigval` without the sigmoid.
+        CudaUnavailableError, RuntimeError: as `chunk_delta_rule`.
     """
     turn = inputs.value_first(state_v_first, kwargs)
     inputs.without(kwargs, "use_gate_in_kernel", "A_log", "dt_bias")
     if cp_context is not None:
-        raise ValueError("cp_context is given: call flash-linear-attention's own function for it")
+        cu_seqlens, cu_seqlens_cpu = cp_context.cu_seqlens, cp_context.cu_seqlens_cpu
     inputs.check(q, k, v, scale, initial_state, cu_seqlens, turn, g=g, beta=beta)
     if kwargs.get("use_gate_in_kernel"):
         g = inputs.log_decays(g, kwargs.get("A_log"), kwargs.get("dt_bias"))
@@ -140,6 +151,7 @@ def chunk_gated_delta_rule(
         output_final_state,
         use_qk_l2norm_in_kernel,
         inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1]),
+        cp_context,
     )
     return o, inputs.turned(final, turn)
 
@@ -155,6 +167,7 @@ def _chunks(
     output_final_state: bool,
     l2norm: bool,
     cu_seqlens: Tensor | None,
+    cp_context: Any,
 ) -> tuple[Tensor, Tensor | None]:
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if l2norm:
@@ -171,6 +184,7 @@ def _chunks(
         cu_seqlens,
         scale,
         None if g is None else heads.scalars(g),
+        cp_context,
     )
     results = heads.joined(o), None if final is None else heads.joined_state(final)
     return results if q.numel() else inputs.linked(results, q, k, v, beta, g, initial_state)

@@ -42,16 +42,19 @@ _originals: dict[str, Callable[..., Any]] = {
 def reason_against(name: str, *args: Any, **kwargs: Any) -> str | None:
     """Return why fla computes a call of one of the four functions, or None if these kernels do.
 
-    fla computes calls with a cp_context, with decays or step sizes per channel, and on a GPU with
-    head widths that these kernels do not support.
+    fla computes calls with a cp_context of another layout than contiguous slices, with decays or
+    step sizes per channel, and on a GPU with head widths that these kernels do not support.
     """
     arguments = dict(zip(_parameters(name), args, strict=False)) | kwargs
     q, v, beta = (arguments.get(x) for x in ("q", "v", "beta"))
     if not (isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor)):
         return None  # ours refuse them by name
-    for option in ("cp_context", "gk", "gv"):
+    for option in ("gk", "gv"):
         if arguments.get(option) is not None:
             return f"{option} is given"
+    context = arguments.get("cp_context")
+    if context is not None and context.layout != "contiguous":
+        return f"cp_context has the layout {context.layout}"
     if isinstance(beta, torch.Tensor) and beta.ndim != 3:
         return "beta has more than one value a token and head"
     recurrent = name.startswith("fused")

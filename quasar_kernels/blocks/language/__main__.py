@@ -66,6 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--rate", type=float, default=recipe.rate, help=f"({recipe.rate})")
     train.add_argument("--seed", type=int, default=recipe.seed, help=f"({recipe.seed})")
+    for name, text in (
+        ("sequence", "processes that share each sequence, started by torchrun (1)"),
+        ("data", "groups of them, each with other sequences of the batch (1)"),
+    ):
+        train.add_argument(f"--{name}-ranks", type=positive, default=1, help=text)
     sample = commands.add_parser("sample", help="draw a text from a trained model")
     sample.add_argument("--model", type=Path, default=Path("model"), help="train's --out (model)")
     sample.add_argument("--prompt", default="\n", help="what the text goes on from")

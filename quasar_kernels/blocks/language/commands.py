@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from rich.console import Console
 from quasar_kernels.blocks.language.checkpoint import CheckpointError, load, model_of
 from quasar_kernels.blocks.language.model import sampled
 from quasar_kernels.blocks.language.progress import Reporter
+from quasar_kernels.blocks.language.ranks import Ranks
 from quasar_kernels.blocks.language.settings import CHECKPOINT, CURVE, Recipe, Sizes
 from quasar_kernels.blocks.language.stopping import stop_on_signal
 from quasar_kernels.blocks.language.training import TextError, Training, read_text
@@ -56,10 +58,17 @@ def _train(arguments: argparse.Namespace, device: torch.device, words: Sequence[
     recipe = Recipe(
         tokens=arguments.tokens, batch=arguments.batch, rate=arguments.rate, seed=arguments.seed
     )
+    ranks = None
+    if arguments.sequence_ranks * arguments.data_ranks > 1:
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(device)
+        ranks = Ranks(arguments.sequence_ranks, arguments.data_ranks, device)
     text, digest = read_text(arguments.text, recipe.tokens)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    training = Training(text, digest, arguments.out / CHECKPOINT, sizes, recipe, device)
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    training = Training(text, digest, arguments.out / CHECKPOINT, sizes, recipe, device, ranks)
+    first = ranks is None or ranks.first
+    console = Console(highlight=False, soft_wrap=True, markup=False, quiet=not first)
     count = sum(p.numel() for p in training.model.parameters())
     console.print(f"{count:,} parameters on {device.type}, {len(text):,} bytes of text")
     half = torch.bfloat16 if device.type == "cuda" else None
@@ -71,7 +80,8 @@ def _train(arguments: argparse.Namespace, device: torch.device, words: Sequence[
     reporter = Reporter(console, done, arguments.steps)
     with stop_on_signal() as stop, reporter:
         finished = training.run(arguments.steps, arguments.save_seconds, reporter, stop)
-    (arguments.out / CURVE).write_text(loss_curve(training.losses))
+    if first:
+        (arguments.out / CURVE).write_text(loss_curve(training.losses))
     if not finished:
         again = shlex.join(["python", "-m", "quasar_kernels.blocks.language", *words])
         console.print(

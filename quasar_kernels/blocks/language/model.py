@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -40,30 +40,38 @@ class LanguageModel(nn.Module):
         self.norm = nn.RMSNorm(sizes.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
 
-    def forward(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
-        """Return logits `[B, T, vocabulary]` after tokens `[B, T]`, or only at places `[B, P]`."""
+    def forward(
+        self, tokens: Tensor, places: Tensor | None = None, cp_context: Any = None
+    ) -> Tensor:
+        """Return logits `[B, T, vocabulary]` after tokens `[B, T]`, or only at places `[B, P]`.
+
+        With a `cp_context`, the tokens are this rank's slice of packed sequences (B = 1).
+        """
         x = self.embedding(tokens)
         for block in self.blocks:
-            x, _ = block(x)
+            x, _ = block(x, cp_context=cp_context)
         if places is not None:
             x = x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
         return F.linear(self.norm(x), self.embedding.weight)
 
     def continued(
-        self, tokens: Tensor, states: list[BlockState] | None = None
+        self, tokens: Tensor, states: list[BlockState] | None = None, cp_context: Any = None
     ) -> tuple[Tensor, list[BlockState]]:
         """Go on from the states of an earlier call, which this one may overwrite.
 
         Args:
             tokens: `[B, T]`, one or more.
             states: the result of an earlier call; None starts from zero states.
+            cp_context: the tokens are this rank's slice of one sequence, from its start; the last
+                rank's states go on.
 
         Returns:
             logits `[B, T, vocabulary]` and the states behind the tokens.
         """
         x, new_states = self.embedding(tokens), []
         for n, block in enumerate(self.blocks):
-            x, state = block(x, None if states is None else states[n], keep=True)
+            last = None if states is None else states[n]
+            x, state = block(x, last, keep=True, cp_context=cp_context)
             new_states.append(state)
         return F.linear(self.norm(x), self.embedding.weight), new_states
 

@@ -19,6 +19,7 @@ from quasar_kernels.blocks.language.checkpoint import (
     save,
 )
 from quasar_kernels.blocks.language.model import LanguageModel, next_token_loss
+from quasar_kernels.blocks.language.ranks import Ranks
 from quasar_kernels.blocks.language.recorded import RecordedStep
 from quasar_kernels.blocks.language.settings import Recipe, Sizes
 
@@ -58,6 +59,7 @@ class Training:
     Args:
         text: `[bytes]` uint8, as `read_text` returns it with its digest.
         path: of the checkpoint.
+        ranks: the processes that train together; None for this one alone.
 
     Raises:
         CheckpointError: the checkpoint cannot be read, or is of another text, model or recipe.
@@ -71,7 +73,9 @@ class Training:
         sizes: Sizes,
         recipe: Recipe,
         device: torch.device,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks
         self.sizes, self.recipe, self.losses = sizes, recipe, list[float]()
         self._text, self._digest, self._path, self._device = text, digest, path, device
         checkpoint = load(path, device) if path.exists() else None
@@ -92,7 +96,8 @@ class Training:
         )
         if checkpoint is not None:
             self._optimizer.load_state_dict(checkpoint.optimizer)
-        self._step = RecordedStep(self._taken, device)
+        # several processes wait for one another, which no graph can
+        self._step = RecordedStep(self._taken, device) if ranks is None else self._taken
 
     def _check_same_training(self, checkpoint: Checkpoint) -> None:
         mine = (("model", self.sizes), ("recipe", self.recipe), ("text", self._digest))
@@ -120,14 +125,24 @@ class Training:
     def _taken(self, tokens: Tensor) -> Tensor:
         self._optimizer.zero_grad()
         with torch.autocast("cuda", torch.bfloat16, self._device.type == "cuda"):
-            loss = next_token_loss(self.model(tokens), tokens)
+            if self._ranks is None:
+                loss = next_token_loss(self.model(tokens), tokens)
+            else:
+                loss = self._ranks.loss(self.model, tokens)
         loss.backward()
+        if self._ranks is not None:
+            loss = self._ranks.sum(loss, self.model.parameters())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         self._optimizer.step()
         return loss.detach()
 
+    def _any(self, stopped: bool) -> bool:
+        return stopped if self._ranks is None else self._ranks.any(stopped)
+
     def save(self) -> None:
-        """Write the checkpoint."""
+        """Write the checkpoint; of several processes, the first one does."""
+        if self._ranks is not None and not self._ranks.first:
+            return
         weights, optimizer = self.model.state_dict(), self._optimizer.state_dict()
         save(
             self._path,
@@ -158,7 +173,7 @@ class Training:
             FloatingPointError: the loss is not finite; the last checkpoint stays.
         """
         saved_at, unsaved = clock(), False
-        while len(self.losses) < steps and not stopped():
+        while len(self.losses) < steps and not self._any(stopped()):
             loss = self.step()
             if not np.isfinite(loss):
                 raise FloatingPointError(

@@ -193,14 +193,15 @@ def test_systemd_hears_that_it_is_ready(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_each_unit_starts_a_script_and_leaves_78_alone(unit: Path) -> None:
     text = unit.read_text()
-    script = re.search(r"^ExecStart=@ROOT@/(\S+)$", text, re.M)
+    script = re.search(r"^ExecStart=@ROOT@/(\S+)", text, re.M)
     assert script is not None
     assert os.access(PROJECT / script[1], os.X_OK)
     assert {"RestartPreventExitStatus=78", "NoNewPrivileges=yes", "Type=notify"} <= set(
         text.splitlines()
     )
-    names = [app["name"] for app in ecosystem()] if shutil.which("node") else [unit.stem]
-    assert unit.stem in names
+    name = unit.stem.removesuffix("@")  # of a template: one for each miner
+    names = [app["name"] for app in ecosystem()] if shutil.which("node") else [name]
+    assert name in names
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -228,10 +229,10 @@ def filled_in(unit: Path) -> str:
     return run("bash", "-c", f"{command} {unit}", check=True).stdout
 
 
-def ecosystem() -> Any:
-    """Return the apps of the pm2 configuration."""
+def ecosystem(root: Path = PROJECT) -> Any:
+    """Return the apps of the pm2 configuration of a checkout."""
     script = "console.log(JSON.stringify(require(process.argv[1]).apps))"
-    config = PROJECT / "scripts/ecosystem.config.js"
+    config = root / "scripts/ecosystem.config.js"
     return json.loads(run("node", "-e", script, config, check=True).stdout)
 
 
@@ -242,3 +243,22 @@ def test_pm2_does_not_restart_what_needs_a_person() -> None:
         assert app["kill_timeout"] > 1000 * (GRACE_SECONDS + 5)
         assert os.access(app["script"], os.X_OK)
         assert (app["interpreter"], Path(app["cwd"])) == ("none", PROJECT)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js, which pm2 runs on")
+def test_pm2_runs_a_miner_for_each_settings_file(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(PROJECT / "scripts/ecosystem.config.js", tmp_path / "scripts")
+    for name in (".env", ".env.0", ".env.3", ".env.example"):
+        (tmp_path / name).touch()
+    miners = {app["name"]: app for app in ecosystem(tmp_path) if "quasar-miner-" in app["name"]}
+    assert [*miners] == ["quasar-miner-0", "quasar-miner-3"]
+    unit = (PROJECT / "scripts/systemd/quasar-miner@.service").read_text()
+    for number in ("0", "3"):
+        app = miners[f"quasar-miner-{number}"]
+        assert app["env"] == {"CUDA_VISIBLE_DEVICES": number}
+        flags = " ".join(app["args"])
+        assert flags == f"--env-file .env.{number} --state-dir state-{number}"
+        started_by = unit.replace("%i", number)
+        assert f"START_MINER.sh {flags}\n" in started_by
+        assert f"CUDA_VISIBLE_DEVICES={number}\n" in started_by

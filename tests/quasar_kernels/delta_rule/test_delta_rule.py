@@ -187,8 +187,6 @@ def test_what_does_not_fit_is_refused(call):
 
 def test_what_the_kernels_do_not_do_is_refused():
     x = inputs(10)
-    with pytest.raises(ValueError, match="cp_context is given"):
-        chunk(x, True, cp_context=object())
     with pytest.raises(ValueError, match="decays a channel"):
         recurrent(x, True, gk=x.k)
     with pytest.raises(ValueError, match="chunk_size is 20"):

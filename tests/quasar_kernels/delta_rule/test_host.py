@@ -57,8 +57,13 @@ def test_what_these_kernels_do_not_take_stays_the_host_s():
     x = inputs(4)
     gated = "chunk_gated_delta_rule"
     assert host.reason_against(gated, x.q, x.k, x.v, x.g, x.beta) is None
-    taken = host.reason_against(gated, x.q, x.k, x.v, x.g, x.beta, cp_context=1)
-    assert taken == "cp_context is given"
+    for layout, reason in (
+        ("contiguous", None),
+        ("zigzag", "cp_context has the layout zigzag"),
+    ):
+        context = types.SimpleNamespace(layout=layout)
+        taken = host.reason_against(gated, x.q, x.k, x.v, x.g, x.beta, cp_context=context)
+        assert taken == reason
     recurrent = "fused_recurrent_gated_delta_rule"
     assert host.reason_against(recurrent, x.q, x.k, x.v, x.g, x.k) == "gk is given"
     wide = x.beta.unsqueeze(-1).expand_as(x.v)

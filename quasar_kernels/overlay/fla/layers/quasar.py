@@ -153,6 +153,7 @@ class QuasarAttention(nn.Module):
         use_cache: bool | None = False,
         output_attentions: bool | None = False,
         cu_seqlens: torch.Tensor | None = None,
+        cp_context: Any | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None, Any | None]:
         """Mix the tokens of each sequence.
@@ -166,16 +167,27 @@ class QuasarAttention(nn.Module):
                 no cache is given.
             output_attentions: accepted for the common signature; there are no attention maps.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
+            cp_context: of `build_cp_context`: hidden_states is this rank's slice of packed
+                sequences, whose bounds replace cu_seqlens, and every rank calls. With `use_cache`
+                the slice has one sequence; decoding continues with the cache of its last rank.
+                Parameters' gradients are those of the slice: sum them over the ranks.
 
         Returns:
             (y `[B, T, hidden_size]`, None, the cache). Under autocast y has autocast's dtype.
 
         Raises:
-            ValueError: a mask that is not two-dimensional, or both a mask and `cu_seqlens`.
+            ValueError: a mask that is not two-dimensional, or both a mask and `cu_seqlens`; or
+                with a cp_context a mask, a cache, or several sequences and `use_cache`.
+            RuntimeError: the exchange with other ranks failed.
             TypeError: FSDP2 or tensor parallelism shards a projection by itself.
         """
         B, T, _ = hidden_states.shape
         x, kept = hidden_states, None
+        if cp_context is not None:
+            if attention_mask is not None:
+                raise ValueError("with a cp_context, leave padding out: pack the sequences")
+            y, cache = self._mix_parallel(x, cp_context, past_key_values, bool(use_cache))
+            return y, None, cache
         if attention_mask is not None:
             if attention_mask.ndim != 2 or cu_seqlens is not None:
                 raise ValueError(
@@ -208,6 +220,45 @@ class QuasarAttention(nn.Module):
         if torch.is_grad_enabled():
             return recomputed(functools.partial(self._mix_in_steps, call), x, *weights)
         return self._mix_in_steps(call, x, *weights)
+
+    def _mix_parallel(
+        self, x: torch.Tensor, context: Any, cache: Any, keep: bool
+    ) -> tuple[torch.Tensor, Any]:
+        """Run on this rank's slice of packed sequences, x `[1, T, hidden_size]`."""
+        from fla.ops.quasar.layer.parallel import HaloFunction, Neighbours, ParallelLayer
+
+        if cache is not None or (keep and len(context.cu_seqlens_cpu) > 2):
+            raise ValueError(
+                "with a cp_context there is no earlier cache, and use_cache takes one sequence: "
+                f"got {len(context.cu_seqlens_cpu) - 1} sequences in this slice"
+            )
+        dtype, weights = _compute_dtype(x), self._weights()
+        taps = self.conv_size if self.use_short_conv else 1
+        neighbours = Neighbours(context, x.shape[1], taps)
+        bounds = context.cu_seqlens_cpu if len(context.cu_seqlens_cpu) > 2 else None
+        backend = requested_backend() if x.is_cuda else "torch"
+        call = Call(self.num_heads, self.head_dim, self.norm_eps, dtype, bounds, backend)
+        if takes(call, x, weights):
+            y, halo = ParallelLayer.apply(call, neighbours, x, *weights), neighbours.halo
+        else:
+            halo = HaloFunction.apply(neighbours, x)
+            across = neighbours, context
+            y, _, _ = self._forward_with_states(x, weights, dtype, bounds, halo=halo, across=across)
+        if not keep:
+            return y, None
+        cache = QuasarCache()
+        rows = torch.cat([halo, x[0, -taps:]])[-taps:]
+        parts = self._conv_inputs(rows, weights, dtype) if self.use_short_conv else None
+        cache.update(neighbours.final, parts, self.layer_idx or 0, x.shape[1])
+        return y, cache
+
+    def _conv_inputs(
+        self, rows: torch.Tensor, weights: Weights, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the convolution's states, of q, k and v, behind a sequence that ends with rows."""
+        rows = F.pad(rows.detach().to(dtype), (0, 0, self.conv_size - rows.shape[0], 0))
+        states = (F.linear(rows, w.detach().to(dtype)).mT for w in weights[:3])
+        return tuple(state.unsqueeze(0).contiguous() for state in states)
 
     def _mix_in_steps(self, call: Call, x: torch.Tensor, *weights: Any) -> Any:
         """Run a call for which there are no kernels of the whole layer."""
@@ -364,11 +415,18 @@ class QuasarAttention(nn.Module):
         keep: bool = False,
         walk: bool = False,
         overwrite: bool = False,
+        halo: torch.Tensor | None = None,
+        across: Any = None,
     ) -> tuple[torch.Tensor, Any, Any]:
         """Compute y, and the states after x when `keep`; all matrix products in `dtype`.
 
         `walk` goes token by token, and with `overwrite` leaves the new state in `state`'s storage.
+        With `across`, a slice's `Neighbours` and context, `halo` `[rows, hidden]` lies in front.
         """
+        extra = 0 if halo is None else halo.shape[0]
+        if halo is not None:
+            x = torch.cat([halo.unsqueeze(0), x], 1)
+            cu_seqlens = cu_seqlens if cu_seqlens is None else F.pad(cu_seqlens[1:] + extra, (1, 0))
         B, T, _ = x.shape
         with torch.autocast(x.device.type, enabled=False):
             # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so
@@ -384,11 +442,17 @@ class QuasarAttention(nn.Module):
                 qkv = qkv.view(B, T, 3 * self.key_dim)
                 qkv, conv_state = _convolve(qkv, taps, bias, cu_seqlens, conv_state, dtype)
             del mixed
-            q, k, v = qkv.view(B, T, 3, self.num_heads, self.head_dim).unbind(2)
+            if extra:
+                T, qkv, narrow = T - extra, qkv.view(B, T, -1)[:, extra:], narrow[extra:]
+            q, k, v = qkv.reshape(B, T, 3, self.num_heads, self.head_dim).unbind(2)
             beta_log = weights.beta_log
             beta = F.softplus(beta_log if dtype == torch.float64 else beta_log.float())
             inputs = (q, k, v, beta, state, keep, cu_seqlens)
-            if walk or self.mode != "chunk":
+            if across is not None:
+                o, across[0].final = chunk_quasar(
+                    q, k, v, beta, output_final_state=True, cp_context=across[1]
+                )
+            elif walk or self.mode != "chunk":
                 o, state = fused_recurrent_quasar(*inputs, inplace_state=overwrite)
             else:
                 o, state = chunk_quasar(*inputs)

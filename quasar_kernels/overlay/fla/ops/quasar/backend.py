@@ -84,14 +84,19 @@ def scan_forward(
         CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not support the call or a
             launch fails.
     """
+    inputs = kernel_inputs(inputs)
+    scan = cuda_forward(inputs, output_final_state, backend)
+    return triton_scan.forward(inputs, output_final_state) if scan is None else scan
+
+
+def kernel_inputs(inputs: ScanInputs) -> ScanInputs:
+    """Return the inputs in the dtypes and strides that the kernels take."""
     q, k, v, (steps, per_token), initial, cu_seqlens, scale, g = inputs
     q, k, v = (_rows_contiguous(x.to(q.dtype)) for x in (q, k, v))
     steps = StepSizes(steps.float().contiguous(), per_token)
     initial = None if initial is None else initial.float().contiguous()
     g = None if g is None else g.float().clamp(min=LEAST_LOG_DECAY).contiguous()
-    inputs = ScanInputs(q, k, v, steps, initial, cu_seqlens, scale, g)
-    scan = cuda_forward(inputs, output_final_state, backend)
-    return triton_scan.forward(inputs, output_final_state) if scan is None else scan
+    return ScanInputs(q, k, v, steps, initial, cu_seqlens, scale, g)
 
 
 def scan_backward(
@@ -136,6 +141,15 @@ def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def cuda_program(inputs: ScanInputs, backend: switches.Backend) -> LoadedProgram | None:
+    """Return the program of a call's forward pass, or None if the CUDA kernels are not used.
+
+    Raises:
+        CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not support the call.
+    """
+    return _choose(backend, inputs.q, inputs.k, inputs.v, cuda_scan.step_options(inputs)).program
+
+
 def cuda_forward(
     inputs: ScanInputs, output_final_state: bool, backend: switches.Backend
 ) -> Scan | None:
@@ -144,7 +158,7 @@ def cuda_forward(
     Raises:
         CudaUnavailableError: as `scan_forward`.
     """
-    program = _choose(backend, inputs.q, inputs.k, inputs.v, cuda_scan.step_options(inputs)).program
+    program = cuda_program(inputs, backend)
     if program is None:
         return None
     return cuda_scan.PROGRAM.attempt(

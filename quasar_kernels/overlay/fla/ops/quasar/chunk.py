@@ -74,6 +74,7 @@ def chunk_quasar(
     *,
     scale: float = 1.0,
     use_qk_l2norm_in_kernel: bool = False,
+    cp_context: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Apply QuasarAttention (arXiv 2512.12602) to whole sequences.
@@ -92,6 +93,9 @@ def chunk_quasar(
             ones included.
         scale: factor of the output; the definition has 1.
         use_qk_l2norm_in_kernel: normalise q and k to unit length first; the definition does not.
+        cp_context: of `parallel.context.build_cp_context` or of fla's function of that name: the
+            tensors are this rank's slice of packed sequences, whose bounds replace cu_seqlens. The
+            states are those of the slice's sequences (`parallel.chunks.run_parallel`).
 
     Returns:
         o `[B, T, H, S]` in q's dtype, and the final state `[N, H, S, S]` fp32 (fp64 for fp64
@@ -101,11 +105,15 @@ def chunk_quasar(
         ValueError: shapes that do not fit one another, tensors on several devices, or
             QUASAR_BACKEND has no known value.
         CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not take the call.
+        RuntimeError: the exchange with other ranks failed.
     """
+    if cp_context is not None:
+        cu_seqlens = cp_context.cu_seqlens_cpu
     _check_shapes(q, k, v, beta, initial_state, cu_seqlens)
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
-    return run_chunks(q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale)
+    states = initial_state, output_final_state
+    return run_chunks(q, k, v, beta, *states, cu_seqlens, scale, cp_context=cp_context)
 
 
 def run_chunks(
@@ -118,6 +126,7 @@ def run_chunks(
     cu_seqlens: torch.Tensor | None = None,
     scale: float = 1.0,
     g: torch.Tensor | None = None,
+    cp_context: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute `chunk_quasar`, or a call with given step sizes or decays, by the chosen backend.
 
@@ -131,6 +140,11 @@ def run_chunks(
         g: log decays `[B, T, H]`, not positive, by which the state shrinks before each token, or
             None.
     """
+    if cp_context is not None:
+        from fla.ops.quasar.parallel.chunks import run_parallel  # torch.distributed, if used
+
+        inputs = (q, k, v, beta, initial_state, None, scale, g)
+        return run_parallel(cp_context, output_final_state, *inputs)
     on_kernels = q.is_cuda and q.shape[-1] <= MAX_HEAD_DIM and q.dtype != torch.float64
     if not on_kernels or (backend := requested_backend()) == "torch":
         q, k, *_ = ScanInputs.of(q, k, v, beta).with_equal_heads()

@@ -76,7 +76,13 @@ def run_layer(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> t
 
 
 def layer_forward(
-    call: Call, x: torch.Tensor, weights: Weights, *, keep: bool = False, output: bool = True
+    call: Call,
+    x: torch.Tensor,
+    weights: Weights,
+    *,
+    keep: bool = False,
+    output: bool = True,
+    across: Any = None,
 ) -> LayerResults:
     """Compute the layer; it records nothing for autograd.
 
@@ -85,20 +91,27 @@ def layer_forward(
         keep: whether to return the intermediate results.
         output: whether to compute y. Without it there are no `products` either: a backward pass
             computes them once more, since the operator's results take their memory.
+        across: the layer's `parallel.Neighbours`, if x is a slice that a rank of several holds.
     """
     for stages in (HOPPER, PORTABLE):
-        results = _run(stages, call, x, weights, keep, output)
+        results = _run(stages, call, x, weights, keep, output, across)
         if results is not None:
             return results
-    return _run(LIBRARY, call, x, weights, keep, output)  # they take every call
+    return _run(LIBRARY, call, x, weights, keep, output, across)  # they take every call
 
 
 def _run(
-    stages: Stages, call: Call, x: torch.Tensor, weights: Weights, keep: bool, output: bool
+    stages: Stages,
+    call: Call,
+    x: torch.Tensor,
+    weights: Weights,
+    keep: bool,
+    output: bool,
+    across: Any,
 ) -> Any:
     """Return `layer_forward`'s results by these stages, or None if they do not take the call."""
     with torch.autocast(x.device.type, enabled=False):
-        partial = _through_operator(stages, call, x, weights, keep, output)
+        partial = _through_operator(stages, call, x, weights, keep, output, across)
         if partial is None:
             return None
         results, tensors = partial
@@ -109,13 +122,23 @@ def _run(
 
 
 def _through_operator(
-    stages: Stages, call: Call, x: torch.Tensor, weights: Weights, keep: bool, output: bool
+    stages: Stages,
+    call: Call,
+    x: torch.Tensor,
+    weights: Weights,
+    keep: bool,
+    output: bool,
+    across: Any = None,
 ) -> tuple[LayerResults, Activations] | None:
     """Compute everything before the output stage; return the kept results and its inputs."""
     tensors = stages.project(call, x, weights, keep, output)
     if tensors is None or tensors.scan is None:
         return None
-    operator = scan_forward(tensors.scan, backend=call.backend)
+    if across is None:
+        operator = scan_forward(tensors.scan, backend=call.backend)
+    else:
+        across.correct(call, x, weights, tensors.scan)
+        operator = across.forward(tensors.scan, call.backend)
     tensors.scan, tensors.o = None, operator.o.flatten(0, 1)
     results = LayerResults(None)
     if keep:

@@ -104,7 +104,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
         if kept:
             operator = Scan(kept[3], None, Saved.of(kept[4:], segments))
             found = LayerResults(None, *kept[:3], operator)
-        return _gradients(call, x, weights, found, dy, needed)
+        return layer_gradients(call, x, weights, found, dy, needed)
 
     def of_x(d_products: torch.Tensor, projections: torch.Tensor) -> torch.Tensor:
         return product_in(d_products, projections, x.dtype).view(x.shape)
@@ -134,26 +134,30 @@ def record_layer(call: Call, owner: object, x: torch.Tensor, weights: Weights) -
     return apply(call, owner, x, *weights)
 
 
-def _gradients(
+def layer_gradients(
     call: Call,
     x: torch.Tensor,
     weights: Weights,
     found: LayerResults | None,
     dy: torch.Tensor,
     needed: Sequence[bool],
+    *,
+    across: Any = None,
+    first: list[Any] | None = None,
 ) -> tuple[Tensors, Tensors]:
     """Return the weights' gradients, None for those not `needed`, and the factors of x's.
 
     The latter are the gradient of the products and the weights of the products. `found` has the
     forward pass's intermediate results, None to recompute them. Tensors are freed after their last
-    use: for a million tokens each takes gigabytes.
+    use: for a million tokens each takes gigabytes. `across` is `layer_forward`'s; then `first` gets
+    the results of its `first_gradients`.
     """
     B, T, D = x.shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
     channels = 3 * H * S  # of q, k and v
     projections, *gate_weights, out_weight = packed(weights.of_products(), dtype)
     if found is None:
-        found = layer_forward(call, x, weights, keep=True, output=False)
+        found = layer_forward(call, x, weights, keep=True, output=False, across=across)
     _, rows, products, narrow, operator = found
     del found
     rows = x.reshape(R, D).to(dtype) if rows is None else rows
@@ -169,8 +173,11 @@ def _gradients(
     d_narrow = torch.mm(d_gate, gate_weights[0])
     saved = operator.saved
     del d_gate, narrow, operator
-    *d_qkv, d_beta, _, _ = scan_backward(saved, do.view(B, T, H, S), backend=call.backend)
+    backward = scan_backward if across is None else across.backward
+    *d_qkv, d_beta, _, _ = backward(saved, do.view(B, T, H, S), backend=call.backend)
     del do, saved
+    if across is not None and first is not None:
+        first += across.first_gradients(call, x, weights, d_qkv)
     d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
     d_products[:, channels:] = d_narrow
     if products is None:

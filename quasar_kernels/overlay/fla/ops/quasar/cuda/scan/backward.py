@@ -40,7 +40,7 @@ from fla.ops.quasar.segments import Segments
 
 _SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in gradient_scan.cu
 _SMALL = 16 << 20  # bytes below which torch's allocator shares a block among tensors
-_NO_MAPS = bytes(8 * TENSOR_MAP)
+NO_MAPS = bytes(8 * TENSOR_MAP)
 
 
 class Arguments(ctypes.Structure):
@@ -72,7 +72,7 @@ PROGRAM = CudaProgram(
     dict.fromkeys(_KERNELS, Arguments),
     "the CUDA kernels of the gradients are not used, Triton serves: %s",
 )
-_serialize = serializer(Arguments)
+serialize = serializer(Arguments)
 
 
 def is_for(q: torch.Tensor) -> bool:
@@ -111,7 +111,7 @@ def tile_table(table: torch.Tensor, tile: int) -> torch.Tensor:
     return torch.stack([sequence, begin + n * tile, (tokens - n * tile).clamp(max=tile), kept], 1)
 
 
-def _cut_tiles(cut: Segments, tokens: int, tile: int) -> tuple[int, int, torch.Tensor | None]:
+def cut_tiles(cut: Segments, tokens: int, tile: int) -> tuple[int, int, torch.Tensor | None]:
     """Return the rows, the tiles of each row and the segment table of input_gradient.cu.
 
     The rows are the segments, unless a few packed sequences are so much longer than the others that
@@ -124,7 +124,7 @@ def _cut_tiles(cut: Segments, tokens: int, tile: int) -> tuple[int, int, torch.T
     return table.shape[0], 1, table
 
 
-def _like_parts(d_o: torch.Tensor, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def like_parts(d_o: torch.Tensor, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return a tensor like `d_o` for each of `parts`; small ones share one allocation if those do.
 
     Three small tensors freed together would leave three holes in the blocks of torch's allocator, a
@@ -166,9 +166,9 @@ def backward(
         steps = divisible(steps, q.dtype)
     if d_o.data_ptr() % 16:  # a view of another tensor may have any alignment
         d_o = d_o.clone()
-    dq, dk, dv = _like_parts(d_o, (q, k, v))
+    dq, dk, dv = like_parts(d_o, (q, k, v))
     checkpoints = torch.empty_like(d_o)
-    rows, parts, tiles = _cut_tiles(cut, T, S)
+    rows, parts, tiles = cut_tiles(cut, T, S)
     d_beta = steps.new_empty(steps.shape if per_token else (rows * parts, H))
     d_decay = None if g is None else torch.empty_like(d_beta)
     d_states = None if G is None else torch.empty_like(G)
@@ -180,11 +180,11 @@ def backward(
     qs, ks, vs, os = (x.stride()[:3] for x in (q, k, v, d_o))
     sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H, parts
     scalars = scale, *addresses(g), group
-    maps = _NO_MAPS
+    maps = NO_MAPS
     if program.on_hopper:
         maps = gradient_maps(v.shape, group, pointers[:8], (qs, ks, vs, os))
     parameters, by_tiles = (
-        (ctypes.c_char_p * 2)(_serialize(*pointers, *tables, *sizes, *scalars), maps)
+        (ctypes.c_char_p * 2)(serialize(*pointers, *tables, *sizes, *scalars), maps)
         for tables in (addresses(cut.table, cut.first), addresses(tiles, None))
     )
     stream = torch_private.raw_stream(q.device.index)

@@ -47,7 +47,7 @@ CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
 _SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in segment_scan.cu
 _ALIGNMENT = 16  # bytes of the kernels' loads
-_NO_MAPS = bytes(5 * TENSOR_MAP)
+NO_MAPS = bytes(5 * TENSOR_MAP)
 
 
 class Arguments(ctypes.Structure):
@@ -71,7 +71,7 @@ PROGRAM = CudaProgram(
     {"segment_map_{}": Arguments, "segment_scan": Arguments, "segment_output_{}": Arguments},
     "the CUDA kernels are not used, Triton serves: %s",
 )
-_serialize = serializer(Arguments)
+serialize = serializer(Arguments)
 
 
 @functools.cache
@@ -254,12 +254,12 @@ def forward(
     qs, ks, vs, os = (x.stride()[:3] for x in (q, k, v, o))
     sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H
     scalars = scale, *addresses(g), group
-    maps = _NO_MAPS
+    maps = NO_MAPS
     if program.on_hopper:
         maps = scan_maps(v.shape, group, pointers[:4], (qs, ks, vs, os))
     stream = torch_private.raw_stream(q.device.index)
     for repeat in (0, 1) if stops is not None else (0,):
-        parameters = (ctypes.c_char_p * 2)(_serialize(*pointers, *sizes, repeat, *scalars), maps)
+        parameters = (ctypes.c_char_p * 2)(serialize(*pointers, *sizes, repeat, *scalars), maps)
         if G is not None:
             program.kernels["segment_map"].launch(grid, parameters, stream)
             scan_grid = cut.sequences * H, S // _SCAN_COLUMNS

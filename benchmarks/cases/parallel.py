@@ -1,0 +1,411 @@
+"""One sequence over several GPUs: the operator and the layer, against one GPU.
+
+    torchrun --nproc_per_node 2 -m benchmarks parallel --out benchmarks/h100x2/parallel.json
+
+Each process drives one GPU and holds a slice of the sequence. A run with one process measures one
+GPU alone, with the code of several ranks and an exchange with itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from functools import partial
+from importlib import metadata
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from benchmarks.engine.clocks import free, soak
+from benchmarks.engine.commands import say
+from benchmarks.engine.limits import Criterion
+from benchmarks.engine.results import Entry, Run, start
+from harness.tuning import inputs as made
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import quasar_chunked, relative_rms
+
+mount()
+
+MILLION = 1_000_000
+CHECKED = 131_072
+"""Tokens of the comparison with float64."""
+REPEATS = 7
+PARTS = ("operator", "equality", "terms", "layer", "long", "fla")
+
+ALIKE = {"forward_ms": 1.10, "training_ms": 1.12}
+"""Longest accepted time of two GPUs with a million tokens each, over one GPU's for its million."""
+FASTER = 1.75
+"""Least accepted speed-up of a million tokens in all on two GPUs."""
+ERROR = 6e-3
+"""Largest accepted error of outputs and of q's, k's and v's gradients."""
+
+PROTOCOL = """\
+B = 1, H = 8, S = 64, bf16, inputs as a layer with default weights makes them. Every rank times \
+the same number of calls in a row by events on its GPU, after a barrier; the slowest rank counts; \
+median of 7. One GPU: the same call without a context, on every GPU at once. Training is the \
+forward and the backward pass, gradients of all inputs. Errors compare the outputs of all ranks \
+with one GPU's, and with float64."""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that select parts and the tokens of the longest call."""
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("--long", type=int, default=8 << 20, help="tokens a GPU of part long")
+
+
+def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    return first, last
+
+
+def together_ms(call: Callable[[], object], times: int) -> float:
+    """Return the median time of one call on the slowest rank; every rank calls equally often."""
+    for _ in range(3):
+        call()
+    found = []
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        dist.barrier()
+        begin, end = _events()
+        begin.record()
+        for _ in range(times):
+            call()
+        end.record()
+        end.synchronize()
+        slowest = torch.tensor([begin.elapsed_time(end) / times], device="cuda")
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        found.append(float(slowest))
+    return median(found)
+
+
+def context_of(tokens: int, taps: int | None = None) -> Any:
+    """Return the context of one sequence with about so many tokens on each rank, in whole tiles."""
+    from fla.ops.quasar.parallel.context import build_cp_context
+
+    world = dist.get_world_size()
+    lengths = [-(-tokens // 64) * 64] * (world - 1)
+    lengths.append(tokens * world - sum(lengths))
+    bounds = torch.tensor([0, tokens * world], device="cuda")
+    return build_cp_context(bounds, dist.group.WORLD, taps, bounds.cpu(), lengths=lengths)
+
+
+def own_tokens(tokens: int, context: Any) -> int:
+    """Return the tokens of this rank."""
+    return tokens if context is None else int(context.lengths[dist.get_rank()])
+
+
+def calls(tokens: int, context: Any) -> Mapping[str, Callable[[], object]]:
+    """Return a forward pass, and one with its backward pass, of so many tokens on this rank."""
+    from fla.ops.quasar import chunk_quasar
+
+    x = made.layer_like(own_tokens(tokens, context))
+    leaves = [y.clone().requires_grad_() for y in x]
+    do = torch.randn_like(x[0])
+
+    def forward() -> None:
+        with torch.no_grad():
+            chunk_quasar(*x, cp_context=context)
+
+    def training() -> None:
+        o, _ = chunk_quasar(*leaves, cp_context=context)
+        torch.autograd.grad(o, leaves, do)
+
+    return {"forward": forward, "training": training}
+
+
+def measure_operator() -> Iterator[Entry]:
+    """Time the operator on one GPU and on all."""
+    world = dist.get_world_size()
+    for tokens, gpus in ((MILLION, 1), (MILLION, world), (MILLION // world, world)):
+        found = calls(tokens, context_of(tokens) if gpus > 1 or world == 1 else None)
+        figures = {f"{name}_ms": together_ms(call, 8) for name, call in found.items()}
+        of = {"tokens_per_gpu": tokens, "gpus": gpus}
+        say(f"operator {of} {figures}")
+        yield Entry(table="operator", of=of, by="cuda", figures=figures)
+        del found
+        free()
+
+
+def strained(kind: str, tokens: int) -> Any:
+    """Return inputs of a kind: like a layer's, with bursts, or with heads that forget slowly."""
+    if kind == "layer-like":
+        return made.layer_like(tokens)
+    q, k, v, beta = made.forgetting(tokens, 2 if kind == "slow heads" else 0)
+    if kind == "bursts":
+        for n in range(20):
+            at = n * tokens // 20 + tokens // 23
+            v[:, at : at + 10] *= 1000 + 1500 * n
+    return q, k, v, beta
+
+
+def by_windows(x: torch.Tensor) -> torch.Tensor:
+    """Return the norms `[windows, H]` of x `[1, T, H, S]`, of 512 tokens each."""
+    norms: torch.Tensor = x.reshape(-1, 512, *x.shape[2:]).norm(dim=(1, 3))
+    return norms
+
+
+def measure_equality() -> Iterator[Entry]:
+    """Compare the joined results of all ranks with one GPU's and with float64."""
+    from fla.ops.quasar import chunk_quasar
+
+    world, rank = dist.get_world_size(), dist.get_rank()
+    for tokens, kind in (
+        (CHECKED, "layer-like"), (CHECKED, "slow heads"), (8 * CHECKED, "bursts"),
+        (8 * CHECKED, "slow heads"),
+    ):  # fmt: skip
+        torch.manual_seed(1)
+        x = strained(kind, tokens)
+        share = tokens // world
+        at = slice(rank * share, (rank + 1) * share)
+        do = torch.randn_like(x[0])
+        whole = [y.clone().requires_grad_() for y in x]
+        own = [(y[:, at] if y.ndim > 1 else y).clone().requires_grad_() for y in x]
+        one, _ = chunk_quasar(*whole)
+        one_grads = torch.autograd.grad(one, whole, do)
+        found = []
+        for _ in range(2):
+            o, _ = chunk_quasar(*own, cp_context=context_of(share))
+            found.append((o, *torch.autograd.grad(o, own, do[:, at])))
+        dist.all_reduce(found[0][4])
+        dist.all_reduce(found[1][4])
+        same = all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        exact = quasar_chunked(*x, chunk=128)[0][:, at]
+        errors = {
+            "o, one GPU": relative_rms(found[0][0], one[:, at]),
+            "o, float64": relative_rms(found[0][0], exact),
+            "o of one GPU, float64": relative_rms(one[:, at], exact),
+        }
+        windows = by_windows(found[0][0].double() - exact)
+        errors["worst window, float64"] = float((windows / by_windows(exact)).max())
+        for name, a, b in zip(("dq", "dk", "dv", "dbeta"), found[0][1:], one_grads, strict=True):
+            errors[name] = relative_rms(a, b[:, at] if b.ndim > 1 else b)
+        worst = torch.tensor([*errors.values(), float(not same)], device="cuda").double()
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        *values, differs = worst.tolist()
+        yield Entry(
+            table="equality", of={"tokens": tokens, "inputs": kind}, by="cuda",
+            errors=dict(zip(errors, values, strict=True)), figures={"same_again": not differs},
+        )  # fmt: skip
+        say(f"equality {kind} {dict(zip(errors, values, strict=True))} again {not differs}")
+        del x, whole, own, one, one_grads, found, exact, windows
+        free()
+
+
+def measure_terms() -> Iterator[Entry]:
+    """Time what a forward pass of a slice consists of, each alone."""
+    from fla.ops.quasar.parallel import chunks, exchange
+    from fla.ops.quasar.parallel.context import place_of
+    from fla.ops.quasar.scan import ScanInputs
+
+    place = place_of(context_of(MILLION), MILLION)
+    x = ScanInputs.of(*made.layer_like(MILLION))
+    scan = chunks.slice_scan(place, x, True, "auto")
+    own = scan.announce()
+    maps = exchange.gather_maps(own, place.group)
+    eight = exchange.SliceMap(*(y[:1].repeat(8, *[1] * (y.ndim - 1)) for y in maps))
+
+    def whole() -> None:
+        chunks.slice_forward(place, x, False, "auto")
+
+    def first_round() -> None:
+        fresh = chunks.slice_scan(place, x, True, "auto")
+        fresh.announce()
+
+    def output() -> None:
+        scan.run(None, None)
+
+    def one_round(stops: bool) -> None:
+        fresh = chunks.slice_scan(place, x, stops, "auto")
+        others = exchange.gather_maps(fresh.announce(), place.group)
+        fresh.run(exchange.entering_state(others, place.rank, place.before), None)
+
+    figures = {
+        "forward_ms": together_ms(whole, 8),
+        "announce_ms": together_ms(first_round, 8),
+        "exchange_ms": together_ms(lambda: exchange.gather_maps(own, place.group), 50),
+        "fold_of_8_ms": together_ms(lambda: exchange.entering_state(eight, 7, 7), 50),
+        "second_output_ms": together_ms(output, 50),
+        "exchanged_bytes": sum(y.numel() * 4 for y in own),
+    }
+    for name, stops in (("no_stops", False), ("unchecked", True)):
+        figures[f"{name}_forward_ms"] = together_ms(partial(one_round, stops), 8)
+    say(f"terms {figures}")
+    yield Entry(table="terms", of={"tokens_per_gpu": MILLION}, by="cuda", figures=figures)
+
+
+def layer_calls(tokens: int, context: Any) -> Mapping[str, Callable[[], Any]]:
+    """Return the layer's forward pass, and one with its backward pass, as `calls`."""
+    from fla.layers.quasar import QuasarAttention
+
+    torch.manual_seed(2)
+    layer = QuasarAttention(512, head_dim=64, num_heads=8).cuda()
+    x = torch.randn(1, own_tokens(tokens, context), 512, device="cuda", requires_grad=True)
+
+    def forward() -> Any:
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            return layer(x, cp_context=context)[0]
+
+    def training() -> Any:
+        with torch.autocast("cuda", torch.bfloat16):
+            y = layer(x, cp_context=context)[0]
+        y.backward(y.detach())
+        x.grad = None
+        return layer
+
+    return {"forward": forward, "training": training}
+
+
+def measure_layer() -> Iterator[Entry]:
+    """Time the layer on one GPU and on all, and compare its results."""
+    from fla.layers.quasar import QuasarAttention
+
+    world, rank = dist.get_world_size(), dist.get_rank()
+    for tokens, gpus in ((MILLION, 1), (MILLION, world), (MILLION // world, world)):
+        found = layer_calls(tokens, context_of(tokens, 4) if gpus > 1 or world == 1 else None)
+        figures = {f"{name}_ms": together_ms(call, 3) for name, call in found.items()}
+        of = {"tokens_per_gpu": tokens, "gpus": gpus}
+        say(f"layer {of} {figures}")
+        yield Entry(table="layer", of=of, by="cuda", figures=figures)
+        del found
+        free()
+    torch.manual_seed(3)
+    layer = QuasarAttention(512, head_dim=64, num_heads=8).cuda()
+    x, dy = torch.randn(2, 1, CHECKED, 512, device="cuda").unbind()
+    share = CHECKED // world
+    at = slice(rank * share, (rank + 1) * share)
+    results = []
+    for inputs, context in ((x, None), (x[:, at].contiguous(), context_of(share, 4))):
+        leaf = inputs.clone().requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16):
+            y = layer(leaf, cp_context=context)[0]
+        incoming = (dy if context is None else dy[:, at]).to(y.dtype)
+        grads = torch.autograd.grad(y, [leaf, *layer.parameters()], incoming)
+        results.append((y.detach(), *grads))
+    (y, dx, *whole), (own_y, own_dx, *own) = results
+    errors = {"y": relative_rms(own_y, y[:, at]), "dx": relative_rms(own_dx, dx[:, at])}
+    for (name, _), a, b in zip(layer.named_parameters(), own, whole, strict=True):
+        dist.all_reduce(a)
+        errors[name] = relative_rms(a, b)
+    say(f"layer errors {errors}")
+    of = {"tokens": CHECKED}
+    yield Entry(table="layer equality", of=of, by="cuda", errors=errors)
+
+
+def measure_long(tokens: int) -> Iterator[Entry]:
+    """Time one training step of the layer with very many tokens on each GPU, and its memory."""
+    call = layer_calls(tokens, context_of(tokens, 4))["training"]
+    call()
+    free()
+    torch.cuda.synchronize()
+    dist.barrier()
+    begin, end = _events()
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    figures = {
+        "training_ms": begin.elapsed_time(end),
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+    }
+    of = {"tokens_per_gpu": tokens, "gpus": dist.get_world_size()}
+    say(f"long {of} {figures}")
+    yield Entry(table="long", of=of, by="cuda", figures=figures)
+
+
+def measure_fla() -> Iterator[Entry]:
+    """Time fla's gated delta rule with and without its context parallelism, and ours."""
+    from fla.ops.cp import build_cp_context
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule as theirs
+
+    from quasar_kernels.delta_rule import chunk_gated_delta_rule as ours
+
+    world, tokens = dist.get_world_size(), 262_144
+    bounds = torch.tensor([0, tokens * world], device="cuda")
+    group: Any = dist.group.WORLD
+    context = build_cp_context(bounds, group, cu_seqlens_cpu=bounds.cpu())
+    q, k, v, _ = made.layer_like(tokens)
+    k = F.normalize(k.float(), dim=-1).bfloat16()
+    beta, g = torch.rand(2, 1, tokens, made.HEADS, device="cuda").unbind()
+    leaves = [y.requires_grad_() for y in (q, k, v, -0.05 * g, beta)]
+    do = torch.randn_like(v)
+
+    def training(function: Callable[..., Any], context: Any) -> None:
+        o, _ = function(*leaves, cp_context=context)
+        torch.autograd.grad(o, leaves, do)
+
+    def forward(function: Callable[..., Any], context: Any) -> None:
+        with torch.no_grad():
+            function(*leaves, cp_context=context)
+
+    for by, function in (("fla", theirs), ("cuda", ours)):
+        for gpus, cp in ((1, None), (world, context)):
+            figures = {
+                "forward_ms": together_ms(partial(forward, function, cp), 8),
+                "training_ms": together_ms(partial(training, function, cp), 8),
+            }
+            of = {"tokens_per_gpu": tokens, "gpus": gpus}
+            say(f"gated {by} {of} {figures}")
+            yield Entry(table="gated", of=of, by=by, figures=figures)
+
+
+MEASURES: dict[str, Callable[[], Iterator[Entry]]] = {
+    "equality": measure_equality,
+    "operator": measure_operator,
+    "layer": measure_layer,
+    "terms": measure_terms,
+    "fla": measure_fla,
+}
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    """Run the parts; only the first rank writes the file."""
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl", timeout=timedelta(seconds=60))
+    if dist.get_rank():
+        args.out = None
+    torch.manual_seed(0)
+    run = start(
+        "parallel", PROTOCOL, args.commit, versions={"fla-core": metadata.version("fla-core")}
+    )
+    run = run.adding(gpus=dist.get_world_size())
+    soak(0.5)
+    for name, part in MEASURES.items():
+        if name in args.only:
+            for entry in part():
+                run = run.adding(entry)
+                yield run
+    if "long" in args.only:
+        for entry in measure_long(args.long):
+            run = run.adding(entry)
+            yield run
+    dist.destroy_process_group()
+
+
+def figures_of(run: Run, table: str) -> tuple[Entry, Entry, Entry]:
+    """Return the entries of one GPU, of a million tokens on each, and of a million in all."""
+    entries = run.table(table)
+    one = next(entry for entry in entries if entry.of["gpus"] == 1)
+    each, shared = (entry for entry in entries if entry.of["gpus"] != 1)
+    return one, each, shared
+
+
+def limits(run: Run) -> Iterator[Criterion]:
+    """Yield every limit with its figure."""
+    for table in ("operator", "layer"):
+        one, each, shared = (entry.figures for entry in figures_of(run, table))
+        for name, most in ALIKE.items():
+            what = f"{table}, {name.removesuffix('_ms')}"
+            yield Criterion(
+                f"{what}, a million tokens a GPU, over one", each[name] / one[name], most
+            )
+            text = f"{what}, a million tokens in all, times as fast as one"
+            yield Criterion(text, one[name] / shared[name], FASTER, True)
+    for entry in run.table("equality"):
+        for name in ("o, float64", "dq", "dk", "dv"):
+            text = f"{name}, {entry.of['inputs']}, {entry.of['tokens']:,} tokens"
+            yield Criterion(text, entry.errors[name], ERROR)

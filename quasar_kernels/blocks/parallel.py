@@ -1,0 +1,95 @@
+"""A mixer's slice of packed sequences: the tokens before it, and states that decay by channel.
+
+A decayed state is linear in the one that enters: behind a slice it is D S + R, with D the decay
+over the slice. Each rank runs from zero, gathers everyone's D and R, and adds what the entering
+state, decayed, contributes to its outputs. QuasarAttention's maps are matrices: the overlay has its
+exchange.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fla.ops.quasar.layer.parallel import HaloFunction, Neighbours
+from fla.ops.quasar.parallel.exchange import start_gather
+from torch import Tensor
+
+
+class MixerSlice:
+    """One rank's slice, of a context that `build_cp_context` returns.
+
+    Args:
+        context: of this package or fla's.
+        tokens: of the slice.
+    """
+
+    def __init__(self, context: Any, tokens: int) -> None:
+        self._context, self._tokens = context, tokens
+        self._place = Neighbours(context, tokens, 1).place
+        self.cu_seqlens: Tensor = context.cu_seqlens_cpu
+        """Bounds of the slice's sequences, on the host."""
+
+    def before(self, x: Tensor, reach: int) -> Tensor:
+        """Return `[sequences, reach, C]`: the tokens before each sequence, as `Earlier` takes them.
+
+        All ranks must call it, and its backward pass.
+        """
+        halo = HaloFunction.apply(Neighbours(self._context, self._tokens, reach + 1), x)
+        first = torch.cat([x.new_zeros(reach - halo.shape[0], x.shape[-1]), halo])
+        others = x.new_zeros(len(self.cu_seqlens) - 2, reach, x.shape[-1])
+        return torch.cat([first.unsqueeze(0), others])
+
+    def entered(
+        self, o: Tensor, final: Tensor, reads: Tensor, log_decays: Tensor, *, reads_decayed: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return o and the final states with the part of the state that enters the slice.
+
+        All ranks must call it, and its backward pass.
+
+        Args:
+            o: `[1, T, H, V]`, from a state of zero.
+            final: `[sequences, H, K, V]`, the same.
+            reads: `[1, T, H, K]`, what o reads the state with.
+            log_decays: `[1, T, H, K]`, or with 1 in K's place.
+            reads_decayed: whether a token reads the state behind its own decay.
+        """
+        own, wide = self._place.bounds, log_decays[0].to(final.dtype)
+        since = wide[: own[1]].cumsum(0)
+        total = wide[own[-2] :].sum(0).exp().expand(*final.shape[1:3]).unsqueeze(-1)
+        maps = GatherFunction.apply(torch.cat([total, final[-1]], -1), self._place.group)
+        state = self._folded(maps)
+        shown = since if reads_decayed else since - wide[: own[1]]
+        added = torch.einsum("thk,hkv->thv", reads[0, : own[1]] * shown.exp(), state)
+        first = (o[0, : own[1]] + added).to(o.dtype)
+        behind = final[0] + wide[: own[1]].sum(0).exp().unsqueeze(-1) * state
+        return (
+            torch.cat([first, o[0, own[1] :]]).unsqueeze(0),
+            torch.cat([behind.unsqueeze(0), final[1:]]),
+        )
+
+    def _folded(self, maps: Tensor) -> Tensor:
+        """Return the state `[H, K, V]` that enters; zeros, of all ranks' maps, if none does."""
+        rank, before = self._place.rank, self._place.before
+        if before == 0:
+            return 0 * maps[rank, ..., 1:]
+        state = maps[rank - before, ..., 1:].double()
+        for decay_and_state in maps[rank - before + 1 : rank]:
+            state = decay_and_state[..., :1] * state + decay_and_state[..., 1:]
+        return state.to(maps.dtype)
+
+
+class GatherFunction(torch.autograd.Function):
+    """An all-gather for autograd: a rank's gradient is the sum of what all ranks have for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        """Return every rank's x, `[ranks, *x.shape]`."""
+        ctx.group = group
+        return start_gather(x, group)()
+
+    @staticmethod
+    def backward(ctx: Any, d_all: Tensor) -> Any:
+        """Return x's gradient."""
+        rank = torch.distributed.get_rank(ctx.group)
+        return start_gather(d_all, ctx.group)()[:, rank].sum(0), None

@@ -1,0 +1,124 @@
+"""The segmented scan of one rank's slice in CUDA C++: the backward pass, cut at its exchange.
+
+The kernels are those of backward.py; only tables and launches differ. The first sequence's first
+segment is treated as any other, so that the scan reaches the gradient in front of the slice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from fla.ops.quasar import torch_private
+from fla.ops.quasar.cuda.program import LoadedProgram, addresses
+from fla.ops.quasar.cuda.scan import backward
+from fla.ops.quasar.cuda.scan.forward import PANEL
+from fla.ops.quasar.cuda.scan.slice import SCAN_COLUMNS, bounds_of_scans
+from fla.ops.quasar.gate import divisible
+from fla.ops.quasar.scan import Gradients, Saved
+
+
+class CudaSliceGradient:
+    """The backward pass of a slice, as `TorchGradient`; `program` is the backward pass's."""
+
+    def __init__(
+        self,
+        saved: Saved,
+        d_o: torch.Tensor,
+        d_final: torch.Tensor | None,
+        program: LoadedProgram,
+    ) -> None:
+        q, k, v, (steps, per_token), initial, *_, g = saved.inputs
+        self._saved, self._program, self._cut = saved, program, saved.segments
+        self._d_o = d_o = d_o.clone() if d_o.data_ptr() % 16 else d_o
+        self._steps = divisible(steps, q.dtype) if per_token else steps
+        self._d_final = torch.zeros_like(initial) if d_final is None else d_final.clone()
+        self._d_qkv = backward.like_parts(d_o, (q, k, v))
+        self._checkpoints = torch.empty_like(d_o)
+        tiles = backward.cut_tiles(self._cut.segments, v.shape[1], v.shape[3])
+        self._rows, self._parts, self._tiles = tiles
+        shape = steps.shape if per_token else (self._rows * self._parts, v.shape[2])
+        self._d_beta = steps.new_empty(shape)
+        self._d_decay = None if g is None else torch.empty_like(self._d_beta)
+        self._d_initial = torch.empty_like(initial)
+        self._d_states = initial.new_empty(self._cut.segments.total, *initial.shape[1:])
+
+    def announce(self) -> torch.Tensor:
+        """Return the gradient `[H, S, S]` in front of the slice, without what enters behind it."""
+        count, G = self._cut.of_first, self._saved.G
+        self._launch_map(self._cut.without_first, self._d_states)
+        if count == 1 or G is None:
+            return self._d_states[0]
+        gradients = self._d_states[:count].clone()
+        first = bounds_of_scans(0, count, device=gradients.device)
+        self._launch_scan(1, self._parameters(d_states=gradients, first=first))
+        behind = gradients[1].double()
+        return torch.baddbmm(gradients[0].double(), G[0].double().mT, behind).float()
+
+    def overlap(self) -> None:
+        """Run the walk that needs nothing of later ranks."""
+        self._launch_walk("state_checkpoint", self._parameters())
+
+    def run(self, leaving: torch.Tensor | None) -> Gradients:
+        """Return the gradients; `leaving` `[H, S, S]` is that of the state behind the slice."""
+        cut, H = self._cut.segments, self._d_states.shape[1]
+        if leaving is not None:
+            self._d_final[-1] += leaving
+            self._launch_map(cut.table[-1:], self._d_states[-1:])
+        parameters = self._parameters()
+        if self._saved.G is not None:
+            self._launch_scan(cut.sequences, parameters)
+        self._launch_walk("state_gradient", parameters)
+        blocks = self._rows * self._parts * H
+        self._launch("input_gradient", (blocks, 1), self._parameters(table=self._tiles))
+        q, (dq, dk, dv) = self._saved.inputs.q, self._d_qkv
+        if q.shape[2] != H:
+            dq, dk = (x.unflatten(2, (q.shape[2], -1)).sum(3) for x in (dq, dk))
+        per_token = self._saved.inputs.steps.per_token
+        d_beta = self._d_beta if per_token else self._d_beta.sum(0)
+        return Gradients(dq, dk, dv, d_beta, self._d_initial, self._d_decay)
+
+    def _launch_map(self, table: torch.Tensor, d_states: torch.Tensor) -> None:
+        """Compute what the table's segments add to the gradient, into `d_states`."""
+        H, S = d_states.shape[1:3]
+        parameters = self._parameters(table=table, d_states=d_states)
+        self._launch("state_gradient_map", (table.shape[0] * H * (S // PANEL), 1), parameters)
+
+    def _launch_scan(self, sequences: int, parameters: Any) -> None:
+        H, S = self._d_states.shape[1:3]
+        self._launch("gradient_scan", (sequences * H, S // SCAN_COLUMNS), parameters)
+
+    def _launch_walk(self, kernel: str, parameters: Any) -> None:
+        segments, H, S, _ = self._d_states.shape
+        self._launch(kernel, (segments * H * (S // PANEL), 1), parameters)
+
+    def _launch(self, kernel: str, grid: tuple[int, int], parameters: Any) -> None:
+        stream = torch_private.raw_stream(self._d_o.device.index)
+        self._program.kernels[kernel].launch(grid, parameters, stream)
+
+    def _parameters(self, **changes: torch.Tensor | None) -> Any:
+        """Return a launch's parameters; `changes` replace tensors, by their field's name."""
+        q, k, v, _, initial, _, scale, g = self._saved.inputs
+        d_o, (dq, dk, dv), cut = self._d_o, self._d_qkv, self._cut.segments
+        T, H = v.shape[1:3]
+        tensors = {
+            "q": q, "k": k, "v": v, "d_o": d_o, "dq": dq, "dk": dk, "dv": dv,
+            "checkpoints": self._checkpoints, "beta": self._steps, "initial_state": initial,
+            "d_final": self._d_final, "maps": self._saved.G, "states": self._saved.states,
+            "d_states": self._d_states, "d_initial": self._d_initial, "d_beta": self._d_beta,
+            "d_decay": self._d_decay, "table": cut.table, "first": cut.first,
+        }  # fmt: skip
+        pointers = addresses(*(tensors | changes).values())
+        strides = tuple(x.stride()[:3] for x in (q, k, v, d_o))
+        group, maps = H // q.shape[2], backward.NO_MAPS
+        if self._program.on_hopper:
+            maps = backward.gradient_maps(v.shape, group, pointers[:8], strides)
+        sizes = T, 0, *(step for stride in strides for step in stride), 0, H, self._parts
+        packed = backward.serialize(*pointers, *sizes, scale, *addresses(g), group)
+        return (ctypes.c_char_p * 2)(packed, maps)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -1,0 +1,155 @@
+"""A rank's slice in torch: CPU tensors, and calls that the CUDA kernels do not take.
+
+The map of a slice is its effect on a state of more columns: with the values [v | 0] and the state
+[S | I] in front, the state behind is [R | G].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fla.ops.quasar.chunk_torch import chunk_quasar_torch
+from fla.ops.quasar.parallel.exchange import SliceMap
+from fla.ops.quasar.scan import Gradients, Saved, ScanInputs
+
+
+class TorchSlice:
+    """The forward pass of a slice; `o`, `final` and `inputs` are there after `run`.
+
+    Args:
+        inputs: of one row, whose initial state may be None; q and k may have fewer heads than v.
+        bounds: of the sequences in the slice.
+    """
+
+    o: torch.Tensor  # [1, T, H, V]
+    final: torch.Tensor  # [sequences, H, K, V]
+
+    def __init__(self, inputs: ScanInputs, bounds: Sequence[int]) -> None:
+        self.inputs, self._bounds = inputs, bounds
+        self._done = False
+
+    def announce(self) -> SliceMap:
+        """Return the map of the slice's last sequence."""
+        x = self.inputs.with_equal_heads()
+        last = slice(*self._bounds[-2:])
+        k, v = x.k[:, last], x.v[:, last]
+        H, K, V = k.shape[2], k.shape[3], v.shape[3]
+        dtype = torch.float64 if k.dtype == torch.float64 else torch.float32
+        state = torch.zeros(1, H, K, V + K, dtype=dtype, device=k.device)
+        if x.initial_state is not None:
+            state[..., :V] = x.initial_state[-1]
+        state[..., V:] = torch.eye(K, device=k.device)
+        steps, per_token = x.steps
+        _, behind = chunk_quasar_torch(
+            k,
+            k,
+            F.pad(v, (0, K)),
+            steps[:, last] if per_token else steps,
+            state,
+            True,
+            g=None if x.g is None else x.g[:, last],
+        )
+        R, G = behind[0].split([V, K], -1)
+        return SliceMap(G, R, G.new_zeros(H))
+
+    def run(self, entering: torch.Tensor | None, marked: torch.Tensor | None) -> None:
+        """Compute the outputs; a second round, which only kernels need, changes nothing."""
+        if self._done:
+            return
+        self._done = True
+        self.inputs = self.inputs._replace(
+            initial_state=with_first(self.inputs, len(self._bounds) - 1, entering)
+        )
+        self.o, self.final = _run(self.inputs, self._bounds)
+
+    def saved(self) -> Saved:
+        """Return what `TorchGradient` needs."""
+        return Saved(self.inputs, None, None, None)
+
+
+class TorchGradient:
+    """The backward pass of a slice: `saved` is of `TorchSlice`, the gradients are as its results.
+
+    It computes the slice again and differentiates it twice: without and with the gradient that
+    enters from later ranks.
+    """
+
+    def __init__(
+        self,
+        saved: Saved,
+        bounds: Sequence[int],
+        do: torch.Tensor,
+        d_final: torch.Tensor | None,
+    ) -> None:
+        q, k, v, (steps, _), initial, _, scale, g = saved.inputs
+        leaves = [q, k, v, steps, initial, g]
+        self._leaves = [None if x is None else x.detach().requires_grad_() for x in leaves]
+        *tensors, g = self._leaves
+        inputs = ScanInputs.of(*tensors, scale=scale, g=g)
+        with torch.enable_grad():
+            self._results = _run(inputs, bounds)
+        final = self._results[1]
+        self._incoming = [do, torch.zeros_like(final) if d_final is None else d_final.to(final)]
+
+    def announce(self) -> torch.Tensor:
+        """Return the gradient `[H, K, V]` of the state in front of the slice, before `run`."""
+        initial: Any = self._leaves[4]
+        (gradient,) = torch.autograd.grad(
+            self._results, [initial], self._incoming, retain_graph=True
+        )
+        return gradient[0]
+
+    def overlap(self) -> None:
+        """Do what needs nothing of other ranks: here, nothing."""
+
+    def run(self, leaving: torch.Tensor | None) -> Gradients:
+        """Return the gradients; `leaving` `[H, K, V]` is that of the state behind the slice."""
+        do, d_final = self._incoming
+        if leaving is not None:
+            d_final = d_final.clone()
+            d_final[-1] += leaving
+        present = [x for x in self._leaves if x is not None]
+        found = iter(
+            torch.autograd.grad(
+                self._results, present, [do, d_final], allow_unused=True, materialize_grads=True
+            )
+        )
+        return Gradients(*(None if x is None else next(found) for x in self._leaves))
+
+
+def with_first(inputs: ScanInputs, sequences: int, entering: torch.Tensor | None) -> Any:
+    """Return the initial states `[sequences, H, K, V]`, the first one replaced by `entering`."""
+    q, v = inputs.q, inputs.v
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    initial = torch.zeros(
+        sequences, v.shape[2], q.shape[-1], v.shape[-1], dtype=dtype, device=q.device
+    )
+    if inputs.initial_state is not None:
+        initial.copy_(inputs.initial_state)
+    if entering is not None:
+        initial[0] = entering
+    return initial
+
+
+def _run(inputs: ScanInputs, bounds: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    x = inputs.with_equal_heads()
+    o, final = chunk_quasar_torch(
+        x.q,
+        x.k,
+        x.v,
+        x.steps.values,
+        x.initial_state,
+        True,
+        torch.tensor(bounds),
+        scale=x.scale,
+        g=x.g,
+    )
+    return o, final
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -1,0 +1,186 @@
+"""`chunk_quasar` over the ranks of a process group: both passes, each with one exchange.
+
+Forward, each rank computes the map of its slice's last sequence, gathers everyone's, folds those
+before it to the state that enters its slice, and runs from there. Backward, the same happens with
+the gradient of the state, in the other direction.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from fla.ops.quasar.backend import cuda_program, kernel_inputs
+from fla.ops.quasar.cuda.program import LoadedProgram
+from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.scan.forward import step_options, variant_of
+from fla.ops.quasar.cuda.scan.slice import CudaSlice
+from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
+from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.parallel.by_torch import TorchGradient, TorchSlice
+from fla.ops.quasar.parallel.context import Place, place_of
+from fla.ops.quasar.parallel.exchange import (
+    entering_state,
+    gather_maps,
+    leaving_gradient,
+    marked_before,
+    start_gather,
+)
+from fla.ops.quasar.scan import Gradients, Saved, ScanInputs
+from fla.ops.quasar.switches import Backend, requested_backend
+
+STOPPING_WORK = 3072 * 512
+"""Tokens times 64-channel panels of the longest slice from which pass 1 may stop within segments.
+
+Such a call has a second exchange, so all ranks must decide the same, whatever their GPUs' sizes.
+"""
+
+
+class SliceResults(NamedTuple):
+    """Results of a slice's forward pass."""
+
+    o: torch.Tensor  # [1, T, H, V], q's dtype
+    final_state: torch.Tensor | None  # [sequences of the slice, H, K, V], if requested
+    saved: Saved
+    G: torch.Tensor  # [ranks, H, K, K]: of the later ranks that the last sequence passes through
+
+
+class ParallelChunks(torch.autograd.Function):
+    """Saves the slice's inputs, its maps and states, and the maps of the ranks after it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, place: Place, backend: Backend, output_final_state: bool, *inputs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the forward pass on `inputs`, those of `ChunkQuasarFunction.forward`."""
+        x = ScanInputs.of(*inputs)
+        with torch.autocast(x.q.device.type, enabled=False):
+            o, final, saved, G = slice_forward(place, x, output_final_state, backend)
+        ctx.save_for_backward(*saved.tensors(), G)
+        ctx.call = place, saved.segments, x.scale, backend
+        return o, final
+
+    @staticmethod
+    def backward(ctx: Any, do: torch.Tensor, d_final: torch.Tensor | None) -> Any:
+        """Return the gradients of `forward`'s arguments."""
+        return _backward(ctx, do, d_final)
+
+
+@once_differentiable
+@on_its_device
+def _backward(ctx: Any, do: torch.Tensor, d_final: torch.Tensor | None) -> Any:
+    *tensors, G = ctx.saved_tensors
+    place, segments, scale, backend = ctx.call
+    saved = Saved.of(tensors, segments, scale)
+    with torch.autocast(do.device.type, enabled=False):
+        *grads, d_initial, d_g = slice_backward(place, saved, G, do, d_final, backend)
+    if not ctx.needs_input_grad[7]:
+        d_initial = None
+    elif place.before:  # that state came from another rank
+        d_initial[0] = 0
+    return None, None, None, *grads, d_initial, None, None, d_g
+
+
+def run_parallel(context: Any, output_final_state: bool, *inputs: Any) -> Any:
+    """Compute `run_chunks` for this rank's slice of one row; every rank of the group must call it.
+
+    Args:
+        context: of `build_cp_context`, this package's or fla's.
+        inputs: those of `ChunkQuasarFunction.forward`. The initial state of a sequence that enters
+            from an earlier rank is ignored, and gets a gradient of zeros.
+
+    Returns:
+        o, and the state behind each of the slice's sequences: for a sequence that leaves to a later
+        rank, the state at the slice's end.
+
+    Raises:
+        ValueError: more than one row, or the context is of other tokens.
+        RuntimeError: the exchange failed, as a rank had ended or did not come in time.
+    """
+    q = inputs[0]
+    if q.shape[0] != 1:
+        raise ValueError(
+            f"with a cp_context, sequences are packed in one row; got {q.shape[0]} rows: flatten "
+            "them and give their bounds to build_cp_context"
+        )
+    place = place_of(context, q.shape[1])
+    backend = requested_backend() if q.is_cuda else "torch"
+    return ParallelChunks.apply(place, backend, output_final_state, *inputs)
+
+
+def slice_forward(
+    place: Place, inputs: ScanInputs, output_final_state: bool, backend: Backend
+) -> SliceResults:
+    """Run the forward pass of this rank's slice; it records nothing for autograd."""
+    rounds = rounds_of(place, inputs.v)
+    scan = slice_scan(place, inputs, rounds > 1, backend)
+    for n in range(rounds):
+        maps = gather_maps(scan.announce(), place.group)
+        marked = marked_before(maps, place.rank, place.before) if n else None
+        scan.run(entering_state(maps, place.rank, place.before), marked)
+    G = maps.G[place.rank + 1 : place.rank + place.after].clone()
+    return SliceResults(scan.o, scan.final if output_final_state else None, scan.saved(), G)
+
+
+def slice_backward(
+    place: Place,
+    saved: Saved,
+    G: torch.Tensor,
+    do: torch.Tensor,
+    d_final: torch.Tensor | None,
+    backend: Backend,
+) -> Gradients:
+    """Return the gradients of this rank's inputs; `saved` and `G` are of `slice_forward`."""
+    gradient = slice_gradient(place, saved, do, d_final, backend)
+    finish = start_gather(gradient.announce(), place.group)
+    gradient.overlap()
+    return gradient.run(leaving_gradient(G, finish(), place.rank, place.after))
+
+
+def rounds_of(place: Place, v: torch.Tensor) -> int:
+    """Return the number of exchanges of a forward pass with v `[1, T, H, V]`."""
+    _, _, H, V = v.shape
+    return 1 + (v.is_cuda and place.longest * H * (V // 64) >= STOPPING_WORK)
+
+
+def slice_scan(
+    place: Place, inputs: ScanInputs, may_stop: bool, backend: Backend
+) -> CudaSlice | TorchSlice:
+    """Return the forward pass of a slice by the fastest implementation that takes the call."""
+    if place.before and inputs.initial_state is not None:
+        initial = inputs.initial_state.clone()
+        initial[0] = 0
+        inputs = inputs._replace(initial_state=initial)
+    inputs = inputs._replace(cu_seqlens=None)
+    if inputs.q.is_cuda and backend != "torch" and inputs.q.dtype != torch.float64:
+        prepared = kernel_inputs(inputs)
+        program = cuda_program(prepared, "auto" if backend == "triton" else backend)
+        if program is not None:
+            return CudaSlice(prepared, place.bounds, may_stop, program)
+    return TorchSlice(inputs, place.bounds)
+
+
+def slice_gradient(
+    place: Place, saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None, backend: Backend
+) -> CudaSliceGradient | TorchGradient:
+    """Return the backward pass of a slice, by the kernels if its forward pass used them."""
+    program = _gradient_program(saved) if saved.segments is not None else None
+    if program is None:
+        return TorchGradient(saved, place.bounds, do, d_final)
+    do = do.to(saved.inputs.q.dtype).contiguous()
+    d_final = None if d_final is None else d_final.float().contiguous()
+    return CudaSliceGradient(saved, do, d_final, program)
+
+
+def _gradient_program(saved: Saved) -> LoadedProgram | None:
+    inputs = saved.inputs
+    if not cuda_scan_bwd.is_for(inputs.q):
+        return None
+    program = cuda_scan_bwd.PROGRAM.find(variant_of(inputs.v, step_options(inputs)))
+    return program if isinstance(program, LoadedProgram) else None
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -1,0 +1,115 @@
+"""The exchange between ranks: one all-gather a pass, and the fold of the maps that it returns.
+
+A slice maps the state that enters its last sequence to the state behind it, S_out = G S_in + R.
+Backward, dS_in = G^T dS_out + E for its first sequence. All matrices travel in fp32 (fp64 for fp64
+inputs) and are multiplied in fp64, so that a chain of ranks adds no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+
+# torch 2.13 renamed it
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class SliceMap(NamedTuple):
+    """The affine map of a slice's last sequence, or of every rank's with a leading [ranks]."""
+
+    G: torch.Tensor  # [H, K, K]; without effect where the sequence begins in the slice
+    R: torch.Tensor  # [H, K, V]
+    marked: torch.Tensor  # [H]: 1 where pass 1 stopped too early, so that a second round corrects R
+
+
+def start_gather(x: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], torch.Tensor]:
+    """Start an all-gather; the returned function waits for it and returns `[ranks, *x.shape]`.
+
+    Waiting blocks the current stream on a GPU, not the host.
+
+    Raises:
+        RuntimeError: a rank ended, or did not arrive within the group's timeout.
+    """
+    own = x.flatten()
+    everyone = own.new_empty(dist.get_world_size(group) * own.numel())
+    try:
+        work = _all_gather(everyone, own, group=group, async_op=True)
+    except RuntimeError as error:
+        raise _explained(error) from error
+
+    def finish() -> torch.Tensor:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise _explained(error) from error
+        return everyone.view(-1, *x.shape)
+
+    return finish
+
+
+def _explained(error: RuntimeError) -> RuntimeError:
+    return RuntimeError(
+        "the exchange of states between ranks failed: a rank has ended, or did not come within the "
+        "process group's timeout. Look for the first error in the ranks' logs and start all ranks "
+        f"again. ({str(error).splitlines()[0]})"
+    )
+
+
+def gather_maps(own: SliceMap, group: dist.ProcessGroup) -> SliceMap:
+    """Return the maps of all ranks, by one all-gather."""
+    G, R, marked = own
+    payload = torch.cat([G.flatten(1), R.flatten(1), marked.to(R.dtype).unsqueeze(1)], dim=1)
+    everyone = start_gather(payload, group)()
+    G_all, R_all, marked_all = everyone.split([G[0].numel(), R[0].numel(), 1], dim=2)
+    return SliceMap(
+        G_all.unflatten(2, G.shape[1:]), R_all.unflatten(2, R.shape[1:]), marked_all.squeeze(2)
+    )
+
+
+def entering_state(maps: SliceMap, rank: int, before: int) -> torch.Tensor | None:
+    """Return the state `[H, K, V]` that enters a rank's first sequence from `before` ranks."""
+    if before == 0:
+        return None
+    first = rank - before
+    state = maps.R[first]
+    if before > 1:
+        G, R = maps.G[first + 1 : rank].double(), maps.R[first:rank].double()
+        wide = R[0]
+        for n in range(before - 1):
+            wide = torch.baddbmm(R[n + 1], G[n], wide)
+        state = wide.to(state.dtype)
+    return state
+
+
+def marked_before(maps: SliceMap, rank: int, before: int) -> torch.Tensor:
+    """Return `[H]`: whether any rank before marked a head of the entering sequence."""
+    return maps.marked[rank - before : rank].any(0)
+
+
+def leaving_gradient(
+    G: torch.Tensor, E: torch.Tensor, rank: int, after: int
+) -> torch.Tensor | None:
+    """Return the gradient `[H, K, V]` of the state that leaves a rank's last sequence.
+
+    Args:
+        G: `[after - 1, H, K, K]`, of the ranks that the sequence passes through after this one.
+        E: `[ranks, H, K, V]`.
+    """
+    if after == 0:
+        return None
+    gradient = E[rank + after]
+    if after > 1:
+        turned, own = G.double().mT, E[rank + 1 : rank + after + 1].double()
+        wide = own[-1]
+        for n in range(after - 2, -1, -1):
+            wide = torch.baddbmm(own[n], turned[n], wide)
+        gradient = wide.to(gradient.dtype)
+    return gradient
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -1,0 +1,47 @@
+"""A training by several processes: the losses of one, and a start again with another number."""
+
+from __future__ import annotations
+
+import pydoc_data.topics
+
+import pytest
+import torch
+
+from tests.processes import run_python
+
+pytestmark = pytest.mark.slow
+
+SIZES = [
+    *("--width", "32", "--heads", "2", "--layers", "1", "--state", "16"),
+    *("--tokens", "50", "--batch", "3", "--device", "cpu"),
+]
+
+
+def train(out, steps, ranks=0, *options):
+    """Train up to `steps` in all; `ranks` processes by torchrun, or one without it."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    command = [*(torchrun if ranks else ()), "-m", "quasar_kernels.blocks.language", "train"]
+    text = pydoc_data.topics.__file__
+    done = run_python(*command, "--text", text, "--out", out, "--steps", steps, *SIZES, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def losses(out):
+    return torch.tensor(torch.load(out / "model.pt")["losses"])
+
+
+def test_losses_do_not_depend_on_the_ranks_nor_on_a_resumption_by_others(tmp_path):
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    train(alone, 4)
+    train(together, 2, 4, "--sequence-ranks", 2, "--data-ranks", 2)
+    text = train(together, 4, 3, "--sequence-ranks", 3)
+    assert text.count("going on from step 2") == 1  # the first process alone prints
+    torch.testing.assert_close(losses(together), losses(alone), rtol=1e-5, atol=0)
+
+
+def test_ranks_without_torchrun_name_the_command(tmp_path):
+    command = ["-m", "quasar_kernels.blocks.language", "train", "--text", __file__]
+    done = run_python(*command, "--out", tmp_path, *SIZES, "--sequence-ranks", 2)
+    assert done.returncode == 1
+    assert "torchrun --nproc_per_node 2" in done.stderr

@@ -1,0 +1,132 @@
+"""The layer and a block as a rank of several runs them; imported by the ranks' processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from quasar_kernels.mount import mount
+
+mount()
+
+from fla.layers.quasar import QuasarAttention  # noqa: E402
+from fla.ops.quasar.parallel.context import build_cp_context  # noqa: E402
+
+from quasar_kernels.blocks import HybridBlock  # noqa: E402
+
+WIDTH, HEADS = 32, 2
+
+
+class Case(NamedTuple):
+    """A call of the layer on one row, cut into slices."""
+
+    x: Tensor  # [1, T, WIDTH]
+    dy: Tensor
+    bounds: Sequence[int]
+    lengths: Sequence[int]
+    wrapped: str = ""  # ddp, fsdp, checkpoint, compile
+    conv: bool = True
+
+
+def make_layer(conv: bool = True) -> QuasarAttention:
+    """Return the same layer on every rank."""
+    torch.manual_seed(5)
+    return QuasarAttention(WIDTH, WIDTH // HEADS, HEADS, use_short_conv=conv)
+
+
+class Mixed(nn.Module):
+    """The layer alone, as a model that takes a context."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, context: Any) -> Tensor:
+        """Return the layer's output, twice as large, so that there is more than the layer."""
+        y: Tensor = 2 * self.layer(x, cp_context=context)[0]
+        return y
+
+
+def run_layers(rank: int, cases: Sequence[Case]) -> list[dict[str, Tensor]]:
+    """Return y, dx and the summed gradients of the parameters by name, of each case."""
+    return [_run(rank, case) for case in cases]
+
+
+def _run(rank: int, case: Case) -> dict[str, Tensor]:
+    begin, end = [*pairwise([0, *accumulate(case.lengths)])][rank]
+    bounds, world = torch.tensor(case.bounds), dist.get_world_size()
+    context = build_cp_context(bounds, dist.group.WORLD, 4, lengths=case.lengths)
+    model: Any = Mixed(make_layer(case.conv))
+    x = case.x[:, begin:end].clone().requires_grad_()
+    loss_scale = 1
+    if case.wrapped == "ddp":
+        model, loss_scale = DistributedDataParallel(model), world  # it takes the mean
+    elif case.wrapped == "fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+        loss_scale = world
+    elif case.wrapped == "compile":
+        model = torch.compile(model, backend="eager")
+    if case.wrapped == "checkpoint":
+        y = checkpoint(model, x, context, use_reentrant=False)
+    else:
+        y = model(x, context)
+    (loss_scale * y * case.dy[:, begin:end]).sum().backward()
+    grads = {}
+    for name, parameter in model.named_parameters():
+        grad = parameter.grad
+        if isinstance(grad, DTensor):
+            grad = grad.full_tensor()
+        elif case.wrapped != "ddp":
+            dist.all_reduce(grad)
+        short = name.removeprefix("module.").removeprefix("_orig_mod.").removeprefix("layer.")
+        grads[short] = grad
+    dx: Any = x.grad
+    return {"y": y.detach(), "x": dx / loss_scale, **grads}
+
+
+def run_prefill(rank: int, x: Tensor, lengths: Sequence[int], token: Tensor) -> Tensor | None:
+    """Return the output for a token behind a row, decoded by the last rank from its cache."""
+    begin, end = [*pairwise([0, *accumulate(lengths)])][rank]
+    bounds = torch.tensor([0, x.shape[1]])
+    context = build_cp_context(bounds, dist.group.WORLD, 4, lengths=lengths)
+    layer = make_layer()
+    with torch.no_grad():
+        _, _, cache = layer(x[:, begin:end], cp_context=context, use_cache=True)
+        if rank < len(lengths) - 1:
+            return None
+        y: Tensor = layer(token, past_key_values=cache, use_cache=True)[0]
+        return y
+
+
+def make_block(above: int | None = None) -> HybridBlock:
+    """Return the same block of all mixers on every rank."""
+    torch.manual_seed(6)
+    return HybridBlock(WIDTH, HEADS, state=16, checkpoint_above=above)
+
+
+def run_blocks(rank: int, cases: Sequence[Case], above: int | None) -> list[dict[str, Tensor]]:
+    """Return what a block gives, as `run_layers`."""
+    results = []
+    for case in cases:
+        begin, end = [*pairwise([0, *accumulate(case.lengths)])][rank]
+        context = build_cp_context(
+            torch.tensor(case.bounds), dist.group.WORLD, 4, lengths=case.lengths
+        )
+        block, x = make_block(above), case.x[:, begin:end].clone().requires_grad_()
+        y, _ = block(x, cp_context=context)
+        (y * case.dy[:, begin:end]).sum().backward()
+        grads = {name: p.grad for name, p in block.named_parameters()}
+        for grad in grads.values():
+            dist.all_reduce(grad)
+        results.append({"y": y.detach(), "x": x.grad, **grads})
+    return results

@@ -1,0 +1,155 @@
+"""Slices of one row in CUDA C++, run on a CPU from the kernels' sources, rank after rank."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from fla.ops.quasar.cuda.scan import backward, forward
+from fla.ops.quasar.cuda.scan import slice as slice_module
+from fla.ops.quasar.cuda.scan.slice import CudaSlice
+from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
+from fla.ops.quasar.parallel.context import Place, locate
+from fla.ops.quasar.parallel.exchange import (
+    SliceMap,
+    entering_state,
+    leaving_gradient,
+    marked_before,
+)
+
+from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.cuda.scan.calls import OWN, READ, draw, exact
+from tests.quasar_kernels.inputs import packed
+from tests.quasar_kernels.tolerances import BETA_GRADIENT, GRADIENT, OPERATOR
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+    pytest.mark.usefixtures("emulated"),
+]
+
+SCALE = 0.5
+
+
+def places(bounds, lengths):
+    """The place of every rank."""
+    located = [locate(bounds, lengths, rank) for rank in range(len(lengths))]
+    return [
+        Place(None, rank, tuple(local), before, after, max(lengths))
+        for rank, (local, before, after, _) in enumerate(located)
+    ]
+
+
+def parts(x, lengths):
+    """The inputs of every rank, each with the states of its sequences left out."""
+    found = []
+    for begin, end in pairwise([0, *accumulate(lengths)]):
+        own = {
+            name: y[:, begin:end] if y.ndim > 1 else y
+            for name, y in x.leaves().items()
+            if name != "initial_state"
+        }
+        found.append(x._replace(**own, initial_state=None, bounds=None).inputs(SCALE))
+    return found
+
+
+def run_forward(x, lengths, where, program, rounds=1):
+    """The finished slices of all ranks, and their maps."""
+    found = [
+        CudaSlice(own, place.bounds, rounds > 1, program)
+        for own, place in zip(parts(x, lengths), where, strict=True)
+    ]
+    for n in range(rounds):
+        announced = [own.announce() for own in found]
+        maps = SliceMap(*(torch.stack(y) for y in zip(*announced, strict=True)))
+        for own, place in zip(found, where, strict=True):
+            marked = marked_before(maps, place.rank, place.before) if n else None
+            own.run(entering_state(maps, place.rank, place.before), marked)
+    return found, maps
+
+
+def run_backward(found, maps, lengths, where, d_o, program):
+    """The gradients of all ranks."""
+    edges = [*pairwise([0, *accumulate(lengths)])]
+    passes = [
+        CudaSliceGradient(own.saved(), d_o[:, begin:end].contiguous(), None, program)
+        for own, (begin, end) in zip(found, edges, strict=True)
+    ]
+    E = torch.stack([own.announce() for own in passes])
+    results = []
+    for own, (_, rank, _, _, after, _) in zip(passes, where, strict=True):
+        own.overlap()
+        results.append(own.run(leaving_gradient(maps.G[rank + 1 : rank + after], E, rank, after)))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("kind", "bounds", "lengths"),
+    [
+        (OWN, [0, 1280], [640, 640]),
+        (OWN, [0, 1100], [300, 500, 300]),
+        (OWN, [0, 130, 1000, 1050, 1400], [400, 70, 430, 500]),
+        (READ, [0, 1100], [600, 500]),
+        (0.02, [0, 700, 1100], [600, 500]),
+    ],
+)
+@pytest.mark.parametrize("group", [1, 2])
+def test_slices_are_float64_s(programs, kind, bounds, lengths, group):
+    if kind == OWN and group > 1:
+        pytest.skip("heads share keys where step sizes are read")
+    torch.manual_seed(0)
+    x = draw(kind, sum(lengths), group=group)
+    x = x._replace(bounds=packed([b - a for a, b in pairwise(bounds)]), initial_state=None)
+    where = places(bounds, lengths)
+    leaves = {name: y.double().requires_grad_() for name, y in x.leaves().items()}
+    o, final = exact(x._replace(**leaves), SCALE)
+    d_o = torch.randn_like(x.v)
+    wanted = torch.autograd.grad(o, [*leaves.values()], d_o.double())
+    results = []
+    for late in (False, True):
+        found, maps = run_forward(x, lengths, where, x.load(programs, forward.PROGRAM, late))
+        grads = run_backward(
+            found, maps, lengths, where, d_o, x.load(programs, backward.PROGRAM, late)
+        )
+        results.append((found, grads))
+    (found, grads), (again, others) = results
+    found_o = torch.cat([own.o for own in found], 1)
+    assert torch.equal(found_o, torch.cat([own.o for own in again], 1))
+    limit = OPERATOR[torch.bfloat16]
+    assert relative_rms(found_o, o) <= limit
+    assert relative_rms(found[-1].final[-1], final[-1]) <= limit
+    for name, exact_gradient in zip(leaves, wanted, strict=True):
+        own, same = (
+            sum(getattr(g, name) for g in each)
+            if name == "beta" and kind == OWN
+            else torch.cat([getattr(g, name) for g in each], 1)
+            for each in (grads, others)
+        )
+        assert torch.equal(own, same), name
+        limit = BETA_GRADIENT if name == "beta" and kind == OWN else GRADIENT[torch.bfloat16]
+        assert relative_rms(own, exact_gradient) <= limit, name
+
+
+def test_a_second_exchange_corrects_states_that_pass_1_neglected(programs, monkeypatch):
+    lengths = [2048, 1024, 1024]
+    x = draw(OWN, sum(lengths))
+    # keys take every direction in turn and forget four fifths of it, so that pass 1 stops 512
+    # tokens in front of a segment's end, behind the burst
+    k = 1.265 * torch.eye(64).repeat(sum(lengths) // 64, 1).unsqueeze(1).repeat(1, 2, 1)
+    x = x._replace(k=k.bfloat16().unsqueeze(0), beta=torch.ones(2), initial_state=None)
+    x.v[:, 2048 - 560 : 2048 - 550, 1] *= 30_000
+    where = places([0, sum(lengths)], lengths)
+    monkeypatch.setattr(slice_module, "LONG", 512)
+    monkeypatch.setattr(forward, "_cut", lambda *_: (2, 1024))
+    o, _ = exact(x, SCALE)
+    program = x.load(programs, forward.PROGRAM)
+    once, _ = run_forward(x, lengths, where, program)
+    twice, maps = run_forward(x, lengths, where, program, rounds=2)
+    assert maps.marked.tolist()[0] == [0, 1]
+    for found in (once, twice):  # without stops, and with them
+        for own, exact_o in zip(found, o.split(lengths, 1), strict=True):
+            window = exact_o[:, :128]
+            assert relative_rms(own.o[:, :128], window) <= 2 * OPERATOR[torch.bfloat16]
+            assert relative_rms(own.o, exact_o) <= 2 * OPERATOR[torch.bfloat16]
