@@ -234,7 +234,8 @@ def compare_layer(
         if not _fits(checker.device, 20 * 4 * length * WORKLOAD.hidden_size):
             compared = LAYER_EXACT  # still exact: the output there does not depend on the rest
             # in parts: a mask of all would take as much memory as y
-            bad = sum(int((~part.isfinite()).sum()) for part in y.split(LAYER_EXACT, dim=1))
+            parts = torch.split(y, LAYER_EXACT, dim=1)
+            bad = sum(int((~part.isfinite()).sum()) for part in parts)
             checker.bound("layer: values not finite", where, bad, 0)
     with torch.no_grad():
         expected = quasar_layer(
