@@ -32,7 +32,7 @@ GRADIENT_LENGTH = 130
 SLOWEST, FASTEST = 0.005, 2.8
 """beta of the heads in one comparison: the slowest remembers all of its SLOW_LENGTH tokens or more.
 New layers' heads forget so fast that pieces with a short overlap would be right without a state."""
-SLOW_LENGTH = 2048
+SLOW_LENGTH = 1024
 
 SAMPLED = 4096
 """Tokens of an input that are looked at after a call, when it has more than `ORACLE_LENGTH`."""

@@ -10,9 +10,8 @@ from neurons.miner import cycle
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.premature import suspect_early_judgement
-from neurons.miner.rounds import RoundNow, ask_round
+from neurons.miner.rounds import RoundNow, ask_round, in_its_round
 from neurons.miner.signing import reveal_request
-from neurons.miner.steps.submit import in_its_round
 from neurons.wire.outcomes import AlreadyRevealed, NotRegistered, SubmissionNotFound, Uncertain
 from neurons.wire.protocol import Performer, Weight
 from neurons.wire.rules import weighted_score

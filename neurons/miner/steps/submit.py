@@ -5,10 +5,9 @@ from __future__ import annotations
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.register import when_registered
-from neurons.miner.rounds import RoundNow, compare_round
+from neurons.miner.rounds import RoundNow, compare_round, in_its_round
 from neurons.miner.signing import submit_request
 from neurons.miner.standing import LIMITS
-from neurons.runtime.errors import Held, Retry
 from neurons.wire.outcomes import Banned, Busy, Uncertain, Unreachable, Untrusted
 from neurons.wire.protocol import Performer, QueuedSubmission, Round, unix_time
 
@@ -62,21 +61,6 @@ def _send(submission: Submission, context: Context, wire_version: int) -> Submis
         return context.move(submission, State.REVEALED, submission_id=number)
     submission = context.move(submission, State.REVEALED, submission_id=reply.submission_id)
     return in_its_round(submission, context)
-
-
-def in_its_round(submission: Submission, context: Context) -> Submission:
-    """Journal the submission's round again if the server has emptied its database meanwhile.
-
-    If it did so just before the submission came, the queue shows it; if just after, it is lost.
-    """
-    try:
-        now = context.client.current_round()
-        relation = compare_round(submission, now)
-        if relation is not RoundNow.OTHER_DATABASE or not context.look(submission).queued:
-            return submission
-    except (Retry, Held):
-        return submission
-    return context.note(submission, round_id=now.id, round_start=now.start_time)
 
 
 def _surely_absent(submission: Submission, now: Round) -> bool:

@@ -59,7 +59,7 @@ def forgets_between_chunks(q, k, v, beta, **options):
 
 
 def forgets_what_new_layers_forget(q, k, v, beta, **options):
-    overlap, o = 1024, []
+    overlap, o = 512, []
     for start in range(0, q.shape[1], overlap):
         before = max(0, start - overlap)
         piece = (x[:, before : start + overlap] for x in (q, k, v))

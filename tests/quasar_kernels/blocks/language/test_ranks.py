@@ -31,12 +31,11 @@ def losses(out):
     return torch.tensor(torch.load(out / "model.pt")["losses"])
 
 
-def test_losses_do_not_depend_on_the_ranks_nor_on_a_resumption_by_others(tmp_path):
+def test_losses_do_not_depend_on_the_ranks_nor_on_a_resumption_by_one(tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
     train(alone, 4)
     train(together, 2, 4, "--sequence-ranks", 2, "--data-ranks", 2)
-    text = train(together, 4, 3, "--sequence-ranks", 3)
-    assert text.count("going on from step 2") == 1  # the first process alone prints
+    assert "going on from step 2" in train(together, 4)
     torch.testing.assert_close(losses(together), losses(alone), rtol=1e-5, atol=0)
 
 
