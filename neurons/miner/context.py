@@ -17,9 +17,10 @@ from neurons.miner import cycle
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
 from neurons.miner.publishing.fork import Fork
+from neurons.miner.rounds import RoundNow, compare_round
 from neurons.miner.standing import Standing, look
 from neurons.miner.tuner import Tuner
-from neurons.runtime.errors import Retry
+from neurons.runtime.errors import Held, Retry
 from neurons.runtime.git.faults import HostRefused
 from neurons.runtime.heartbeat import LONGEST_SECONDS
 from neurons.runtime.observe import forget_secret
@@ -145,6 +146,20 @@ class Context:
                 "`./START_MINER.sh restore` brings its journal back",
             )
         return standing
+
+    def in_its_round(self, submission: Submission) -> Submission:
+        """Journal the submission's round again if the server has emptied its database meanwhile.
+
+        If it did so just before the submission came, the queue shows it; if just after, it is lost.
+        """
+        try:
+            now = self.client.current_round()
+            relation = compare_round(submission, now)
+            if relation is not RoundNow.OTHER_DATABASE or not self.look(submission).queued:
+                return submission
+        except (Retry, Held):
+            return submission
+        return self.note(submission, round_id=now.id, round_start=now.start_time)
 
     def move(self, submission: Submission, state: State, **changes: Any) -> Submission:
         """Journal the transition of `submission` to `state` and return the result."""

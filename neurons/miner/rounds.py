@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from neurons.miner.context import Context
 from neurons.miner.cycle import VERDICTS, Submission
-from neurons.runtime.errors import Held, Retry
 from neurons.wire.client import ApiClient
 from neurons.wire.protocol import Round
 
@@ -32,21 +30,6 @@ def compare_round(submission: Submission, now: Round) -> RoundNow:
 def ask_round(submission: Submission, client: ApiClient) -> RoundNow:
     """Ask the server for its round and compare it with the submission's round."""
     return compare_round(submission, client.current_round())
-
-
-def in_its_round(submission: Submission, context: Context) -> Submission:
-    """Journal the submission's round again if the server has emptied its database meanwhile.
-
-    If it did so just before the submission came, the queue shows it; if just after, it is lost.
-    """
-    try:
-        now = context.client.current_round()
-        relation = compare_round(submission, now)
-        if relation is not RoundNow.OTHER_DATABASE or not context.look(submission).queued:
-            return submission
-    except (Retry, Held):
-        return submission
-    return context.note(submission, round_id=now.id, round_start=now.start_time)
 
 
 def is_due(last: Submission | None, now: Round, content_digest: str, mode: str) -> bool:

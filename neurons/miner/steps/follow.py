@@ -10,7 +10,7 @@ from neurons.miner import cycle
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.premature import suspect_early_judgement
-from neurons.miner.rounds import RoundNow, ask_round, in_its_round
+from neurons.miner.rounds import RoundNow, ask_round
 from neurons.miner.signing import reveal_request
 from neurons.wire.outcomes import AlreadyRevealed, NotRegistered, SubmissionNotFound, Uncertain
 from neurons.wire.protocol import Performer, Weight
@@ -52,7 +52,7 @@ def run(submission: Submission, context: Context) -> Submission:
         standing = context.look(submission)
         if standing.queued and submission.queued_at is None:
             if submission.salt is None:  # a crash may have come before this
-                submission = in_its_round(submission, context)
+                submission = context.in_its_round(submission)
             submission = context.note(submission, queued_at=context.now())
         if standing.performer is not None or standing.queued is False:
             return _conclude(submission, context, standing.performer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.register import when_registered
-from neurons.miner.rounds import RoundNow, compare_round, in_its_round
+from neurons.miner.rounds import RoundNow, compare_round
 from neurons.miner.signing import submit_request
 from neurons.miner.standing import LIMITS
 from neurons.wire.outcomes import Banned, Busy, Uncertain, Unreachable, Untrusted
@@ -60,7 +60,7 @@ def _send(submission: Submission, context: Context, wire_version: int) -> Submis
             raise  # looked up once more after the pause, and only then sent again
         return context.move(submission, State.REVEALED, submission_id=number)
     submission = context.move(submission, State.REVEALED, submission_id=reply.submission_id)
-    return in_its_round(submission, context)
+    return context.in_its_round(submission)
 
 
 def _surely_absent(submission: Submission, now: Round) -> bool:
