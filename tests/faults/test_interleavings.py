@@ -239,7 +239,7 @@ def _without_signs_of_life() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @settings(
-    max_examples=10_000 if os.environ.get("QUASAR_NIGHTLY") else 300,
+    max_examples=10_000 if os.environ.get("QUASAR_NIGHTLY") else 200,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
