@@ -209,7 +209,7 @@ def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str)
     import torch
     from fla.layers.quasar import QuasarAttention
     from fla.ops.quasar.cuda.program import Variant
-    from fla.ops.quasar.layer.hopper import stages
+    from fla.ops.quasar.layer import fused
     from fla.ops.quasar.layer.hopper.program import PROGRAM
 
     from quasar_kernels.reference import quasar_layer, relative_rms
@@ -217,7 +217,7 @@ def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str)
     torch.manual_seed(0)
     layer = QuasarAttention(hidden_size=_D, num_heads=_H, head_dim=_S)
     x = torch.randn(1, _TOKENS, _D)
-    stages.FEWEST_TOKENS = 1  # so that the layer's own kernels take the few that are compared
+    fused.FEWEST_TOKENS = 1  # so that the layer's own kernels take the few that are compared
     result: dict[str, Any] = {}
     try:
         kind = getattr(torch, _DTYPES[dtype])

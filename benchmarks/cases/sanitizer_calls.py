@@ -174,15 +174,17 @@ def layer_error(case: LayerCase) -> float:
     from fla.layers import quasar
     from fla.ops.quasar.cuda.program import Variant
     from fla.ops.quasar.layer import forward as layer_forward
-    from fla.ops.quasar.layer.hopper import stages
+    from fla.ops.quasar.layer import fused
+    from fla.ops.quasar.layer.call import Stages
     from fla.ops.quasar.layer.hopper.program import PROGRAM
+    from fla.ops.quasar.layer.hopper.stages import KERNELS
 
     program = PROGRAM.load(Variant(torch.cuda.current_device(), case.dtype))
     if case.multiprocessors:
         program = program._replace(multiprocessors=case.multiprocessors)
-    stages.hopper_program = lambda *_: program
-    stages.FEWEST_TOKENS = 1  # so that the layer's kernels also run for short sequences
-    layer_forward.HOPPER = stages.Stages(*map(always, stages.HOPPER))
+    fused.FEWEST_TOKENS = 1  # so that the layer's kernels also run for short sequences
+    found = KERNELS._replace(find=lambda *_: program)
+    layer_forward.HOPPER = Stages(*map(always, found.stages()))
     layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
     x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
     H, S = WORKLOAD.num_heads, WORKLOAD.head_dim

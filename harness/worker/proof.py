@@ -1,7 +1,7 @@
 """The speed of untrusted code by the referee's own clock; docs/honesty.md has the reasons.
 
 The layer is called in a row on inputs that each depend on the output of the call before. The
-referee takes the time of the row, and computes some of its calls itself.
+referee takes the time of the row, and computes its calls itself: all of them for a fork.
 """
 
 from __future__ import annotations

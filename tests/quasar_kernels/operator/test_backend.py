@@ -105,7 +105,7 @@ def test_other_cards_than_hopper_s_get_cuda_without_its_instructions(
     assert (choice.backend, targets) == ("cuda", [target])
     assert not choice.program.on_hopper
     monkeypatch.setattr(hopper_program, "_is_hopper", hopper_program._is_hopper.__wrapped__)
-    assert hopper_program.hopper_program(gpu_call[0], torch.bfloat16, "auto") is None
+    assert hopper_program.hopper_program(gpu_call[0], torch.bfloat16) is None
 
 
 @pytest.mark.usefixtures("no_nvrtc")

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import Variant
+from fla.ops.quasar.layer import forward as layer_forward
+from fla.ops.quasar.layer.fused import FEWEST_TOKENS
 from fla.ops.quasar.layer.hopper.program import PROGRAM, swizzle_weights
 from fla.ops.quasar.layer.hopper.projection import (
     project,
@@ -16,7 +18,7 @@ from fla.ops.quasar.layer.hopper.projection import (
     taps_buffer,
     taps_layout,
 )
-from fla.ops.quasar.layer.hopper.stages import FEWEST_TOKENS
+from fla.ops.quasar.layer.hopper.stages import KERNELS
 
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_HOPPER
@@ -116,7 +118,7 @@ def test_the_layer_takes_it_for_many_tokens_and_agrees_with_the_other_way(layer,
         taken.append(x.shape[0])
         return project(program, x, *rest)
 
-    monkeypatch.setattr("fla.ops.quasar.layer.hopper.stages.project", recorded)
+    monkeypatch.setattr(layer_forward, "HOPPER", KERNELS._replace(project=recorded).stages())
     x = torch.randn(1, 40_077, 512, device="cuda")
     fused = forward(layer, x)
     forward(layer, x[:, : FEWEST_TOKENS - 1])

@@ -10,6 +10,7 @@ from fla.layers.quasar import QuasarAttention
 from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import LoadedProgram, Variant
+from fla.ops.quasar.layer import fused
 from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.hopper import gated_output, projection, stages
 from fla.ops.quasar.layer.hopper.program import PROGRAM, hopper_program
@@ -55,16 +56,16 @@ def test_the_grid_computes_every_output_of_every_token(tiles, multiprocessors):
         assert rows == 1  # every token is normed once
 
 
-def project(layer, x):
+def project(layer, x, kernels=stages.KERNELS):
     """The layer's first stage for x on Hopper."""
     call = Call(8, 64, 1e-5, torch.bfloat16, None, "auto")
-    return stages.HOPPER.project(call, x, layer._weights(), False, True)
+    return kernels.stages().project(call, x, layer._weights(), False, True)
 
 
 def test_no_other_device_takes_it():
     layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
     x = torch.randn(1, 8, 512)
-    assert hopper_program(x, torch.bfloat16, "auto") is None
+    assert hopper_program(x, torch.bfloat16) is None
     with torch.no_grad():
         assert project(layer, x) is None
 
@@ -77,13 +78,12 @@ def test_kernels_whose_launch_fails_are_used_no_more(monkeypatch, caplog):
     def refuse(*_):
         raise CudaUnavailableError("cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED", "start again")
 
-    monkeypatch.setattr(stages, "takes", lambda *_: True)
-    monkeypatch.setattr(stages, "hopper_program", lambda *_: found)
+    monkeypatch.setattr(fused, "takes", lambda *_: True)
     monkeypatch.setattr(PROGRAM, "_entries", {})
     kernels = {"pack_weights": SimpleNamespace(threads=256, launch=refuse)}
     found = LoadedProgram(variant, kernels, 132, True)
     monkeypatch.setattr(torch_private, "raw_stream", lambda _: 0)
-    assert project(layer, x) is None
+    assert project(layer, x, stages.KERNELS._replace(find=lambda *_: found)) is None
     (record,) = caplog.records
     assert record.getMessage() == (
         "the layer's fused products are not used: cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED; "

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fla.layers.quasar import QuasarAttention
+from fla.ops.quasar.layer import fused
 from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.hopper.program import swizzle_weights
 from fla.ops.quasar.layer.hopper.projection import taps_buffer, taps_layout
@@ -118,17 +119,17 @@ class TestLayer:
 
     def test_the_stages_around_the_operator_give_the_layer(self, programs, monkeypatch):
         program = load(programs, torch.bfloat16, 2, late=True, groups=1)
-        monkeypatch.setattr(stages, "takes", lambda *_: True)
-        monkeypatch.setattr(stages, "portable_program", lambda *_: program)
+        monkeypatch.setattr(fused, "takes", lambda *_: True)
+        found = stages.KERNELS._replace(find=lambda *_: program).stages()
         layer, x = (
             QuasarAttention(hidden_size=512, head_dim=64, num_heads=8),
             torch.randn(1, 140, 512),
         )
         call = Call(8, 64, layer.norm_eps, torch.bfloat16, None, "cuda")
         with torch.no_grad():
-            tensors = stages.PORTABLE.project(call, x, layer._weights(), False, True)
+            tensors = found.project(call, x, layer._weights(), False, True)
             q, k, v, steps, *_ = tensors.scan
             tensors.o = quasar_recurrence(q, k, v, steps.values)[0][0].bfloat16()
-            y = stages.PORTABLE.output(call, tensors)
+            y = found.output(call, tensors)
             expected = quasar_layer(layer.state_dict(), x, num_heads=8, head_dim=64)
         assert relative_rms(y, expected[0]) <= 1.2e-2

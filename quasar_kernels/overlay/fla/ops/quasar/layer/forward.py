@@ -42,8 +42,10 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
 
 def copied_as(call: Call, x: torch.Tensor, weights: Weights) -> torch.dtype:
     """Return the dtype in which a copy of x gives the bits that x does, with fewest bytes."""
-    fused = hopper.find_program(call, x, weights) or portable.find_program(call, x, weights)
-    return x.dtype if fused else call.dtype
+    fused = (
+        kernels.find_program(call, x, weights) for kernels in (hopper.KERNELS, portable.KERNELS)
+    )
+    return x.dtype if any(fused) else call.dtype
 
 
 def run_layer(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> torch.Tensor:

@@ -30,7 +30,6 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
-from fla.ops.quasar.switches import Backend
 
 MATRICES, VECTORS = 6, 5
 """Most matrices and vectors of one launch of pack_weights.cu."""
@@ -105,15 +104,13 @@ def _is_hopper(device: int) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device) == HOPPER
 
 
-def hopper_program(x: torch.Tensor, dtype: torch.dtype, backend: Backend) -> LoadedProgram | None:
+def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None if they are not used.
 
-    That is so on other GPUs, with `backend` (QUASAR_BACKEND's value) triton or torch, and where the
-    kernels cannot be built; the first time, one line is logged that names the cause and the remedy.
+    That is so on other GPUs, and where the kernels cannot be built; the first time, one line is
+    logged that names the cause and the remedy.
     """
     if not x.is_cuda or dtype not in DTYPES or not _is_hopper(x.device.index):
-        return None
-    if backend not in ("auto", "cuda"):
         return None
     program = PROGRAM.find(Variant(x.device.index, dtype))
     return program if isinstance(program, LoadedProgram) else None

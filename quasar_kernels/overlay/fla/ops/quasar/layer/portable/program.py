@@ -29,7 +29,6 @@ from fla.ops.quasar.cuda.program import (
 )
 from fla.ops.quasar.layer.hopper.program import PACK_WEIGHTS, SwizzleArguments, WeightLayout
 from fla.ops.quasar.layer.hopper.projection import HEAD_DIM, HIDDEN, TAPS, WIDTH
-from fla.ops.quasar.switches import Backend
 
 TOKENS = 128
 """Tokens that a block holds at a time."""
@@ -83,17 +82,13 @@ def _is_capable(device: int) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= CAPABILITY
 
 
-def portable_program(x: torch.Tensor, dtype: torch.dtype, backend: Backend) -> LoadedProgram | None:
+def portable_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None if they are not used.
 
-    They are used where `backend`, QUASAR_BACKEND's value, is cuda: with auto the library serves,
-    until they have been measured to be faster on a GPU without Hopper's instructions. They are not
-    used on GPUs before 8.0 or where they cannot be built; then one line is logged that names the
-    cause and the remedy.
+    They are not used on GPUs before 8.0 or where they cannot be built; then one line is logged that
+    names the cause and the remedy.
     """
-    if backend != "cuda" or not x.is_cuda or dtype not in DTYPES:
-        return None
-    if not _is_capable(x.device.index):
+    if not x.is_cuda or dtype not in DTYPES or not _is_capable(x.device.index):
         return None
     program = PROGRAM.find(Variant(x.device.index, dtype))
     return program if isinstance(program, LoadedProgram) else None
