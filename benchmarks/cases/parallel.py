@@ -120,13 +120,20 @@ def calls(tokens: int, context: Any) -> Mapping[str, Callable[[], object]]:
 
 def measure_operator() -> Iterator[Entry]:
     """Time the operator on one GPU and on all."""
+    yield from times("operator", lambda n, alone: calls(n, None if alone else context_of(n)), 8)
+
+
+def times(
+    table: str, made_for: Callable[[int, bool], Mapping[str, Callable[[], Any]]], repeats: int
+) -> Iterator[Entry]:
+    """Time calls on one GPU and on all; `made_for(tokens of a GPU, alone)` makes them."""
     world = dist.get_world_size()
     for tokens, gpus in ((MILLION, 1), (MILLION, world), (MILLION // world, world)):
-        found = calls(tokens, context_of(tokens) if gpus > 1 or world == 1 else None)
-        figures = {f"{name}_ms": together_ms(call, 8) for name, call in found.items()}
+        found = made_for(tokens, gpus == 1 < world)
+        figures = {f"{name}_ms": together_ms(call, repeats) for name, call in found.items()}
         of = {"tokens_per_gpu": tokens, "gpus": gpus}
-        say(f"operator {of} {figures}")
-        yield Entry(table="operator", of=of, by="cuda", figures=figures)
+        say(f"{table} {of} {figures}")
+        yield Entry(table=table, of=of, by="cuda", figures=figures)
         del found
         free()
 
@@ -265,14 +272,9 @@ def measure_layer() -> Iterator[Entry]:
     from fla.layers.quasar import QuasarAttention
 
     world, rank = dist.get_world_size(), dist.get_rank()
-    for tokens, gpus in ((MILLION, 1), (MILLION, world), (MILLION // world, world)):
-        found = layer_calls(tokens, context_of(tokens, 4) if gpus > 1 or world == 1 else None)
-        figures = {f"{name}_ms": together_ms(call, 3) for name, call in found.items()}
-        of = {"tokens_per_gpu": tokens, "gpus": gpus}
-        say(f"layer {of} {figures}")
-        yield Entry(table="layer", of=of, by="cuda", figures=figures)
-        del found
-        free()
+    yield from times(
+        "layer", lambda n, alone: layer_calls(n, None if alone else context_of(n, 4)), 3
+    )
     torch.manual_seed(3)
     layer = QuasarAttention(512, head_dim=64, num_heads=8).cuda()
     x, dy = torch.randn(2, 1, CHECKED, 512, device="cuda").unbind()
