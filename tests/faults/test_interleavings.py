@@ -267,6 +267,24 @@ def _without_signs_of_life() -> Iterator[None]:
     judges_early=True,
     shows_scores=False,
 )
+@example(  # no reveal is answered: a validator measures what the first one revealed
+    faults={
+        **dict.fromkeys((1, 2), LOST),
+        5: Fault(503, "busy", {"Retry-After": "1"}),
+        15: Fault(404, NGINX),
+        18: Fault(405, b"<html>"),
+        20: Fault(429, "slow down"),
+    },
+    crashes=set(),
+    wipes=set(),
+    strangers=set(),
+    refusals=set(),
+    silent_reveal=True,
+    fetches_ahead=False,
+    mode="auto",
+    judges_early=False,
+    shows_scores=False,
+)
 def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
     faults: dict[int, Fault],
     crashes: set[int],

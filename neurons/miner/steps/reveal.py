@@ -150,7 +150,7 @@ def _check(submission: Submission, context: Context) -> None:
 
 def _send(submission: Submission, context: Context) -> Submission:
     request = reveal_request(submission, context.identity)
-    target = submission.target_sequence_length
+    target, just_revealed = submission.target_sequence_length, True
     try:
         when_registered(context, target, lambda: context.client.reveal(request))
     except AlreadyRevealed:
@@ -163,7 +163,9 @@ def _send(submission: Submission, context: Context) -> Submission:
         if not _is_revealed(submission, context):
             raise  # the same reveal is sent again later
         context.log.info("the reply to the reveal was lost; the public list shows it")
-    return _seen_in_queue(context.move(submission, State.REVEALED, queued_at=None), context)
+        just_revealed = False  # but maybe a while ago, and measured since
+    submission = context.move(submission, State.REVEALED, queued_at=None)
+    return _seen_in_queue(submission, context, just_revealed)
 
 
 def _is_revealed(submission: Submission, context: Context) -> bool:
@@ -181,11 +183,11 @@ def _is_revealed(submission: Submission, context: Context) -> bool:
     return listed and row is None and ask_round(submission, context.client) is RoundNow.SAME
 
 
-def _seen_in_queue(submission: Submission, context: Context) -> Submission:
+def _seen_in_queue(submission: Submission, context: Context, just_revealed: bool) -> Submission:
     """Journal whether the submission is in the queue, as it must be right after its reveal.
 
     No validator clones and measures within seconds, so a submission that is missing was judged
-    before. The queue is read twice, since a list may be a moment behind.
+    before if it was just revealed. The queue is read twice, since a list may be a moment behind.
     """
     if submission.judged_early_at is not None:
         return submission
@@ -197,7 +199,7 @@ def _seen_in_queue(submission: Submission, context: Context) -> Submission:
             if standing.performer is not None:
                 return submission
             if standing.queued is False:
-                return _not_in_queue(submission, context)
+                return _not_in_queue(submission, context) if just_revealed else submission
             context.wait(1.0)
     except (Retry, Held):
         pass  # the reveal counts even if the queue cannot be read now
