@@ -40,6 +40,26 @@ def test_output_under_autocast(layer, T):
     assert found.cosine >= 0.9999
 
 
+PACKED = [0, 0, 1, 3, 20_000, 20_002, 40_000, 40_000]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "bounds"), [((4, 10_000), None), ((1, 40_000), None), ((1, 40_000), PACKED)]
+)
+def test_output_of_several_sequences_and_of_16_bits(layer, shape, bounds, dtype):
+    x = torch.randn(*shape, 512, device="cuda").to(dtype)
+    bounds = bounds if bounds is None else torch.tensor(bounds, device="cuda")
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        y = layer(x, cu_seqlens=bounds)[0]
+    lengths = [shape[1]] * shape[0] if bounds is None else bounds.diff().tolist()
+    parts = (part.split(lengths) for part in (x.flatten(0, 1), y.flatten(0, 1)))
+    for inputs, outputs in zip(*parts, strict=True):
+        if len(inputs):
+            found = figures(outputs, exact(layer, inputs[None].float())[0])
+            assert found.relative_rms <= (1e-2 if len(inputs) > 100 else 2e-2)
+
+
 SIZES = {
     "wider": {"hidden_size": 1024, "num_heads": 16, "head_dim": 64},
     "heads of 128": {"hidden_size": 2048, "num_heads": 16, "head_dim": 128},

@@ -87,7 +87,8 @@ MASK[0, :100] = 0
         ({}, (4, 4096), torch.float16, Path("kernels", True, False, True)),
         ({}, (1, 20_000), BF16, Path(HOPPER, False, True, True)),
         ({}, (1, 40_000), BF16, Path(HOPPER, False, True, True)),
-        ({}, (10, 4000), BF16, Path("kernels", False, True, True)),
+        ({}, (10, 4000), BF16, Path(HOPPER, False, True, True)),
+        ({}, (80, 500), BF16, Path("kernels", False, True, True)),
         ({}, (1, 70_000), BF16, Path(HOPPER, False, True, False)),
         ({}, (1, 400_000), BF16, Path(HOPPER, False, False, False)),
         ({}, (1, 512), torch.float32, Path("kernels", False, True, False)),
@@ -115,6 +116,12 @@ def test_packed_and_padded_calls_are_launched(seen, shape, kwargs):
     kwargs = {name: x.cuda() for name, x in kwargs.items()}
     found = path(seen, make_layer(), shape, BF16, **kwargs)
     assert found == Path("kernels", False, True, False)
+
+
+def test_long_packed_calls_are_fused(seen):
+    bounds = torch.tensor([0, 100, 30_000, 40_000], device="cuda")
+    found = path(seen, make_layer(), (1, 40_000), BF16, cu_seqlens=bounds)
+    assert found == Path(HOPPER, False, True, False)
 
 
 @pytest.mark.parametrize(

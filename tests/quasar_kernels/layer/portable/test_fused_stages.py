@@ -117,19 +117,41 @@ class TestGatedOutput:
 class TestLayer:
     pytestmark = emulates
 
-    def test_the_stages_around_the_operator_give_the_layer(self, programs, monkeypatch):
+    @pytest.mark.parametrize(
+        ("rows", "tokens", "bounds", "dtype"),
+        [
+            (1, 140, None, torch.float32),
+            (3, 45, None, torch.float32),
+            (1, 137, [0, 0, 70, 71, 73, 73, 137, 137], torch.bfloat16),
+        ],
+    )
+    def test_the_stages_around_the_operator_give_the_layer(
+        self, programs, monkeypatch, rows, tokens, bounds, dtype
+    ):
         program = load(programs, torch.bfloat16, 2, late=True, groups=1)
         monkeypatch.setattr(fused, "takes", lambda *_: True)
         found = stages.KERNELS._replace(find=lambda *_: program).stages()
-        layer, x = (
-            QuasarAttention(hidden_size=512, head_dim=64, num_heads=8),
-            torch.randn(1, 140, 512),
-        )
-        call = Call(8, 64, layer.norm_eps, torch.bfloat16, None, "cuda")
+        layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
+        x, ends = torch.randn(rows, tokens, 512).to(dtype), bounds and torch.tensor(bounds)
+        call = Call(8, 64, layer.norm_eps, torch.bfloat16, ends, "cuda")
+        lengths = [tokens] * rows if bounds is None else ends.diff().tolist()
+
+        def sequences(t):
+            return [part.unsqueeze(0) for part in t.flatten(0, 1).split(lengths) if len(part)]
+
         with torch.no_grad():
             tensors = found.project(call, x, layer._weights(), False, True)
             q, k, v, steps, *_ = tensors.scan
-            tensors.o = quasar_recurrence(q, k, v, steps.values)[0][0].bfloat16()
+            each = zip(sequences(q), sequences(k), sequences(v), strict=True)
+            o = [quasar_recurrence(*one, steps.values)[0][0] for one in each]
+            tensors.o = torch.cat(o).bfloat16()
             y = found.output(call, tensors)
-            expected = quasar_layer(layer.state_dict(), x, num_heads=8, head_dim=64)
-        assert relative_rms(y, expected[0]) <= 1.2e-2
+            expected = [
+                quasar_layer(layer.state_dict(), one.float(), num_heads=8, head_dim=64)[0]
+                for one in sequences(x)
+            ]
+        wanted = torch.cat(expected)
+        assert relative_rms(y, wanted) <= 1.2e-2
+        # no token of a sequence's start has those of another sequence in it
+        wrong = (y.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+        assert wrong.max() <= 5e-2

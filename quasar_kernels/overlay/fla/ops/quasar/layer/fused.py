@@ -1,8 +1,9 @@
 """The layer's stages in fused kernels: one before the operator, one after it.
 
-They take one sequence from its start, of at least `FEWEST_TOKENS` tokens, in fp32 with products in
-bf16 or fp16, nothing recorded. When a launch fails, one line is logged, and the kernels take no
-call from then on.
+They take sequences from their start, with products in bf16 or fp16, nothing recorded. The kernels
+themselves read one sequence in fp32: a 16-bit input is converted, and several sequences are passed
+as one (first_tokens.py). When a launch fails, one line is logged, and the kernels take no call from
+then on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from fla.ops.quasar.cuda.program import CudaProgram, LoadedProgram
 from fla.ops.quasar.layer.call import Activations, Call, Stages, Weights
+from fla.ops.quasar.layer.first_tokens import replace_first_tokens
 from fla.ops.quasar.layer.hopper.program import Vector, WeightLayout, swizzle_weights
 from fla.ops.quasar.layer.hopper.projection import (
     HEAD_DIM,
@@ -28,6 +30,9 @@ from fla.ops.quasar.switches import Backend
 
 FEWEST_TOKENS = 1 << 9
 """Fewest tokens for which these kernels are faster (measured on an H200)."""
+
+FEWEST_OF_SEVERAL = 1 << 15
+"""The same of all tokens of several sequences, whose first tokens take a dozen small launches."""
 
 _SHAPES = (  # of `Weights`
     *[(WIDTH, HIDDEN)] * 3,
@@ -64,9 +69,9 @@ class FusedKernels(NamedTuple):
 
     def find_program(self, call: Call, x: torch.Tensor, weights: Weights) -> LoadedProgram | None:
         """Return the program for a call, or None if the kernels do not support it."""
-        if call.backend not in self.backends or call.cu_seqlens is not None:
+        if call.backend not in self.backends or not takes(call, x, weights):
             return None
-        return self.find(x, call.dtype) if takes(x, weights) else None
+        return self.find(x, call.dtype)
 
     def _run_projection(
         self, call: Call, x: torch.Tensor, weights: Weights, keep: bool, output: bool
@@ -76,26 +81,31 @@ class FusedKernels(NamedTuple):
         if program is None:
             return None
         attempt = self.program.attempt
-        return attempt(call.backend, program, self._launch_projection, x, weights, call.dtype)
+        return attempt(call.backend, program, self._launch_projection, call, x, weights)
 
     def _launch_projection(
-        self, x: torch.Tensor, weights: Weights, dtype: torch.dtype, *, program: LoadedProgram
+        self, call: Call, x: torch.Tensor, weights: Weights, *, program: LoadedProgram
     ) -> Activations:
         layouts = (
             *self.projection_layouts(weights.q, weights.k, weights.v, weights.narrow),
             *self.output_layouts(weights.wide, weights.norm, weights.out),
         )
-        taps, bias = taps_buffer(x), x.new_empty(WIDTH)
-        beta = x.new_empty(WIDTH // HEAD_DIM)
+        B, T, _ = x.shape
+        rows = x.view(B * T, HIDDEN).float()
+        taps, bias = taps_buffer(rows), rows.new_empty(WIDTH)
+        beta = rows.new_empty(WIDTH // HEAD_DIM)
         vectors = (
             *taps_layout((weights.q_taps, weights.k_taps, weights.v_taps), taps),
             Vector(weights.wide_bias, bias),
             Vector(weights.beta_log, beta, softplus=True),
         )
-        weight_tiles = swizzle_weights(program, layouts, dtype, vectors)
-        qkv, narrow = self.project(program, x[0], weight_tiles[0], taps, dtype)
-        q, k, v = qkv.view(1, x.shape[1], 3, -1, HEAD_DIM).unbind(2)
-        scan = ScanInputs(q, k, v, StepSizes(beta, False))
+        weight_tiles = swizzle_weights(program, layouts, call.dtype, vectors)
+        qkv, narrow = self.project(program, rows, weight_tiles[0], taps, call.dtype)
+        bounds = _bounds(call, x)
+        if bounds is not None:
+            replace_first_tokens(call, rows, weights, bounds, qkv)
+        q, k, v = qkv.view(B, T, 3, -1, HEAD_DIM).unbind(2)
+        scan = ScanInputs(q, k, v, StepSizes(beta, False), cu_seqlens=call.cu_seqlens)
         return Activations(scan, narrow, (weight_tiles[4], bias, weight_tiles[5]))
 
     def _run_output(self, call: Call, tensors: Activations) -> torch.Tensor | None:
@@ -110,13 +120,15 @@ class FusedKernels(NamedTuple):
         return self.gated_output(program, tensors.o, tensors.narrow, *tensors.output_weights, eps)
 
 
-def takes(x: torch.Tensor, weights: Weights) -> bool:
-    """Return whether the kernels are written for x and the weights."""
-    if torch.is_grad_enabled() or not x.is_cuda or x.dtype != torch.float32:
-        return False
-    if x.shape[0] != 1 or x.shape[1] < FEWEST_TOKENS:
+def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
+    """Return whether the kernels are written for a call, and faster than others."""
+    if torch.is_grad_enabled() or not x.is_cuda or x.dtype not in _DTYPES:
         return False
     if not x.is_contiguous() or x.data_ptr() % 16:
+        return False
+    sequences = _sequences(call, x)
+    fewest = FEWEST_TOKENS if sequences == 1 else FEWEST_OF_SEVERAL
+    if x.shape[0] * x.shape[1] < max(fewest, FEWEST_TOKENS * sequences):
         return False
     return all(
         w is None
@@ -124,6 +136,20 @@ def takes(x: torch.Tensor, weights: Weights) -> bool:
         else w is not None and w.shape == shape and _is_plain(w, x.device)
         for w, shape in zip(weights, _SHAPES, strict=True)
     )
+
+
+def _bounds(call: Call, x: torch.Tensor) -> torch.Tensor | None:
+    """Return the bounds `[N + 1]` of a call's sequences in x `[B, T, hidden]`; None for one."""
+    B, T, _ = x.shape
+    if _sequences(call, x) == 1:
+        return None
+    if call.cu_seqlens is None:
+        return torch.arange(0, (B + 1) * T, T, device=x.device)
+    return call.cu_seqlens.to(x.device, torch.int64)
+
+
+def _sequences(call: Call, x: torch.Tensor) -> int:
+    return x.shape[0] if call.cu_seqlens is None else len(call.cu_seqlens) - 1
 
 
 def _is_plain(weight: torch.Tensor, device: torch.device) -> bool:

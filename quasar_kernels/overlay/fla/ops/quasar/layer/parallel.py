@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.first_tokens import project_rows
 from fla.ops.quasar.layer.forward import layer_forward
 from fla.ops.quasar.layer.node import layer_gradients
 from fla.ops.quasar.layer.products import product_in
@@ -122,19 +123,8 @@ class Neighbours:
         return d_halo, d_first, d_weights
 
     def _project(self, call: Call, rows: torch.Tensor, weights: Weights) -> list[torch.Tensor]:
-        """Return q, k and v `[first, H S]` of rows that begin with the halo, in fp32 products."""
-        taps, shift = weights.joined_taps()
-        matrix = torch.cat([weights.q, weights.k, weights.v])
-        products = F.linear(rows.to(call.dtype).float(), matrix.to(call.dtype).float())
-        padded = F.pad(products.mT, (self._most, 0))
-        mixed = F.conv1d(
-            padded,
-            taps.float().unsqueeze(1),
-            None if shift is None else shift.float(),
-            groups=taps.shape[0],
-        )
-        first = F.silu(mixed.mT[-self._first :]).to(call.dtype)
-        return list(first.chunk(3, dim=1))
+        """Return q, k and v `[first, H S]` of rows that begin with the halo."""
+        return list(project_rows(call, rows[None], weights)[0, -self._first :].chunk(3, dim=1))
 
 
 class HaloFunction(torch.autograd.Function):
