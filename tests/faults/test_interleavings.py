@@ -285,6 +285,18 @@ def _without_signs_of_life() -> Iterator[None]:
     judges_early=False,
     shows_scores=False,
 )
+@example(  # no reveal is answered, and nothing else is wrong: the submission is seen in the queue
+    faults={},
+    crashes=set(),
+    wipes=set(),
+    strangers=set(),
+    refusals=set(),
+    silent_reveal=True,
+    fetches_ahead=True,
+    mode="commit_reveal",
+    judges_early=False,
+    shows_scores=False,
+)
 def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
     faults: dict[int, Fault],
     crashes: set[int],

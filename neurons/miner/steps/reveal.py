@@ -19,6 +19,8 @@ LONGEST_WAIT_SECONDS = 60.0
 LOG_EVERY_BLOCKS = 25
 FRESH_LOOKS = 4
 """Most attempts to read the queue after a reveal, a second apart."""
+FRESH_SECONDS = 5.0
+"""Age of a reveal within which no validator has cloned and measured the submission."""
 LOST_REPLIES = 2
 """Failures in a row after which a commitment that is no longer pending counts as revealed."""
 STUBBORN_SECONDS = 60.0
@@ -163,7 +165,9 @@ def _send(submission: Submission, context: Context) -> Submission:
         if not _is_revealed(submission, context):
             raise  # the same reveal is sent again later
         context.log.info("the reply to the reveal was lost; the public list shows it")
-        just_revealed = False  # but maybe a while ago, and measured since
+        # otherwise an earlier request may have revealed it, and a validator measured it since
+        age = context.now() - submission.updated_at
+        just_revealed = submission.attempts == 0 and age < FRESH_SECONDS
     submission = context.move(submission, State.REVEALED, queued_at=None)
     return _seen_in_queue(submission, context, just_revealed)
 
@@ -199,19 +203,19 @@ def _seen_in_queue(submission: Submission, context: Context, just_revealed: bool
             if standing.performer is not None:
                 return submission
             if standing.queued is False:
-                return _not_in_queue(submission, context) if just_revealed else submission
+                return _not_in_queue(submission, context, just_revealed)
             context.wait(1.0)
     except (Retry, Held):
         pass  # the reveal counts even if the queue cannot be read now
     return submission
 
 
-def _not_in_queue(submission: Submission, context: Context) -> Submission:
+def _not_in_queue(submission: Submission, context: Context, just_revealed: bool) -> Submission:
     context.wait(context.poll_seconds)
     standing = context.look(submission)
     if standing.queued:
         return context.note(submission, queued_at=context.now())
-    gone = standing.queued is False and standing.performer is None
+    gone = just_revealed and standing.queued is False and standing.performer is None
     if gone and ask_round(submission, context.client) is RoundNow.SAME:
         return note_early_judgement(submission, context)
     return submission
