@@ -86,17 +86,19 @@ def test_what_a_fork_says_is_printed_as_text(
         (["--repo-path", ".", "--full", "--target", "0"], "'0' is not a whole number from 1 up"),
         (["/nonexistent", "--claim", "1"], "There is no folder /nonexistent."),
         (["README.md", "--claim", "1"], "There is no folder README.md."),
+        (["."], "--claim"),
     ],
 )
-def test_what_is_no_checkout_is_said_and_not_judged(arguments: list[str], said: str) -> None:
-    done = run_python("scripts/local_validator.py", *arguments)
-    assert done.returncode != 0
-    assert said in done.stderr
-    assert "REJECTED" not in done.stdout
-    assert "Traceback" not in done.stderr
-
-
-def test_a_fork_without_a_claim_is_asked_for_one(fork: Path) -> None:
-    done = run_python("scripts/local_validator.py", fork)
-    assert done.returncode == 2
-    assert "--claim" in done.stderr
+def test_a_mistake_is_explained_and_nothing_is_judged(
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["local_validator.py", *arguments])
+    with pytest.raises(SystemExit) as end:
+        local_validator.main()
+    out, err = capsys.readouterr()
+    assert end.value.code != 0
+    assert said in f"{err}{end.value.code}"
+    assert "REJECTED" not in out
