@@ -8,8 +8,9 @@ import local_validator
 import pytest
 
 from quasar_kernels.contract import OVERLAY
-from tests.processes import run_python
+from tests.processes import HANG, run_python
 from tests.repositories import make_checkout, run_git
+from tests.small_host import install_small_host
 
 
 @pytest.fixture
@@ -49,15 +50,17 @@ def test_an_overlay_is_judged_over_the_installed_library(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.syspath_prepend(install_small_host(tmp_path / "host"))
     # what Python leaves where somebody imported the overlay is no part of a publication
     byte_code = OVERLAY / "fla/layers/__pycache__/quasar.cpython-30.pyc"
     byte_code.parent.mkdir(exist_ok=True)
     byte_code.touch()
     request.addfinalizer(byte_code.unlink)
     command = ["local_validator.py", "--repo-path", str(OVERLAY), "--seq-len", "16"]
-    monkeypatch.setattr("sys.argv", [*command, "--device", "cpu"])
+    monkeypatch.setattr("sys.argv", [*command, "--device", "cpu", "--timeout", str(HANG)])
     assert local_validator.main() == 0
     said = capsys.readouterr().out
     assert "FAIL" not in said
