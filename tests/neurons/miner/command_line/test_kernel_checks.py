@@ -15,7 +15,6 @@ from neurons.miner.command_line import kernel_checks
 from neurons.miner.command_line.kernel_checks import compile_kernels, find_paths
 from neurons.miner.command_line.machine_checks import Finding
 from quasar_kernels import compile_failures as known
-from quasar_kernels import diagnosis
 from quasar_kernels.diagnosis import Build, Builds, PathsTaken, PathTaken, compile_for
 from quasar_kernels.mount import mount
 from tests.neurons.miner.miner_command import run
@@ -58,16 +57,14 @@ def nvrtc() -> str:
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_capability_is_compiled_whatever_was_compiled_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(diagnosis, "_DTYPES", {"bf16": diagnosis._DTYPES["bf16"]})
-    builds = compile_for(8, 0)
+def test_a_capability_is_compiled_anew_in_a_process_of_its_own() -> None:
+    builds = compile_kernels((8, 0))
     assert all(one.seconds > 0.05 for one in builds.builds)  # reading a cache takes a millisecond
     check = kernel_checks.compiles((8, 0), lambda _: builds, needed=True)
     assert check.level == "ok", check
     for program in ("operator", "operator 128", "gradients"):
-        assert f"{program} bf16: machine code" in check.detail
+        for dtype in ("bf16", "fp16"):
+            assert f"{program} {dtype}: machine code" in check.detail
 
 
 def test_some_programs_are_hoppers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +89,8 @@ def test_some_programs_are_hoppers_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_gpu_older_than_the_kernels_is_explained_by_another_process() -> None:
-    check = kernel_checks.compiles((7, 5), compile_kernels, needed=True)
+def test_a_gpu_older_than_the_kernels_is_explained() -> None:
+    check = kernel_checks.compiles((7, 5), lambda of: compile_for(*of), needed=True)
     assert (check.name, check.level) == ("sm_75", "failure")
     assert "compute capability 7.5; the CUDA kernels need 8.0" in check.detail
     assert "QUASAR_BACKEND=triton" in check.remedy
