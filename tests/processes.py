@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,39 @@ def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 run_python = partial(run, sys.executable)
+
+
+HELPS = """\
+import contextlib, io, json, runpy, sys, warnings
+
+warnings.simplefilter("ignore", RuntimeWarning)  # runpy's, of a module that another one imported
+helps = []
+for words in json.load(sys.stdin):
+    run = runpy.run_module if words[0] == "-m" else runpy.run_path
+    sys.argv = [*words[words[0] == "-m" :], "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        try:
+            run(sys.argv[0], run_name="__main__")
+        except SystemExit as end:
+            assert not end.code, (words, end.code)
+    helps.append(shown.getvalue())
+json.dump(helps, sys.stdout)
+"""
+
+
+def helps_of(lines: Iterable[Sequence[str]], **options: Any) -> list[str]:
+    """Return the output of each command with `--help`.
+
+    One process runs them all, as each would import the same modules again.
+
+    Args:
+        lines: the commands without the interpreter: `-m` and a module, or a file, and arguments.
+        options: as of `run`.
+    """
+    done = run_python("-c", HELPS, input=json.dumps([*lines]), **options)
+    assert (done.returncode, done.stderr) == (0, "")
+    helps: list[str] = json.loads(done.stdout)
+    return helps
 
 
 @contextmanager

@@ -11,8 +11,6 @@ import ast
 import json
 import re
 import shlex
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +19,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tests import PROJECT
-from tests.processes import run_python
+from tests.processes import helps_of, run, run_python
 
 NEEDS_GPU = "<!-- example: needs a GPU -->"
 SHELLS = ("", "sh", "bash", "console")
@@ -45,9 +43,7 @@ class Block(NamedTuple):
 
 
 def documents() -> list[str]:
-    found = subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=PROJECT, capture_output=True, text=True, check=True
-    )
+    found = run("git", "ls-files", "*.md", check=True)
     # a template's links are those of the page in docs/results that is made from it
     return [name for name in found.stdout.split() if "/templates/" not in name]
 
@@ -74,44 +70,33 @@ def python_blocks(document: str) -> list[Block]:
 def test_examples_run_as_they_stand(document):
     runnable = [(b.document, b.line, b.source) for b in python_blocks(document) if not b.needs_gpu]
     environment = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "."}
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER],
-        input=json.dumps(runnable),
-        cwd=PROJECT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    done = run_python("-c", RUNNER, input=json.dumps(runnable), env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 GPU_BLOCKS = [block for document in documents() for block in blocks(document) if block.needs_gpu]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", GPU_BLOCKS, ids=lambda b: f"{b.document}:{b.line}")
-def test_examples_for_a_gpu_compile_and_their_imports_are_there(block):
-    tree = ast.parse(block.source, block.document)
-    ours = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("quasar_kernels")
-    ]
-    assert ours
-    source = "\n".join(map(ast.unparse, ours))
-    done = run_python("-c", source)
+def test_examples_for_a_gpu_compile_and_their_imports_are_there():
+    ours = []
+    for block in GPU_BLOCKS:
+        imports = [
+            node
+            for node in ast.parse(block.source, block.document).body
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("quasar_kernels")
+        ]
+        assert imports, block
+        ours += imports
+    done = run_python("-c", "\n".join(map(ast.unparse, ours)))
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("document", documents())
-def test_python_is_marked_as_such(document):
-    for block in blocks(document):
+def test_python_is_marked_as_such():
+    for block in (block for document in documents() for block in blocks(document)):
         if block.language != "python":
             imports = re.search(r"^ *(import|from) \w", block.source, re.MULTILINE)
-            assert not imports, f"{document}:{block.line} is not marked as python"
+            assert not imports, f"{block.document}:{block.line} is not marked as python"
 
 
 def commands(document: str) -> list[list[str]]:
@@ -130,23 +115,21 @@ def commands(document: str) -> list[list[str]]:
 COMMANDS = sorted({tuple(words) for document in documents() for words in commands(document)})
 
 
-@cache
-def help_of(words: tuple[str, ...]) -> str:
-    done = run_python(*words, "--help")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def without_options(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the program of a command, with its subcommand if there is one."""
+    named = 2 if words[0] == "-m" else 1
+    subcommand = words[named : named + 1]
+    return words[:named] + tuple(word for word in subcommand if re.fullmatch(r"[a-z]+", word))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_commands_know_their_options(words):
-    named, rest = (2, words[2:]) if words[0] == "-m" else (1, words[1:])
-    subcommand = tuple(words[:named])
-    if rest and re.fullmatch(r"[a-z]+", rest[0]):
-        subcommand = (*subcommand, rest[0])
-    said = help_of(subcommand)
-    for option in (word for word in rest if word.startswith("--")):
-        assert re.search(rf"{option}\b", said), f"{' '.join(subcommand)} has no {option}:\n{said}"
+def test_commands_know_their_options():
+    programs = sorted({*map(without_options, COMMANDS)})
+    helps = dict(zip(programs, helps_of(programs), strict=True))
+    for words in COMMANDS:
+        text = helps[without_options(words)]
+        for option in (word for word in words if word.startswith("--")):
+            assert re.search(rf"{option}\b", text), f"{' '.join(words)}: no {option} in\n{text}"
 
 
 def test_local_links_lead_somewhere():

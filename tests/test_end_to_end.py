@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,8 +72,12 @@ class Miner:
         path = self.folder / JOURNAL
         if not path.is_file():
             return None
-        with Journal(path) as journal:
+        with Journal(path, copy=True) as journal:  # the miner may only be making it
             return next(iter(journal.latest()), None)
+
+    def latest_state(self) -> State | None:
+        latest = self.latest()
+        return latest.state if latest else None
 
     def descendants(self) -> list[str]:
         """Return the command lines of living processes that any run of this miner started."""
@@ -104,25 +109,76 @@ def miner(tmp_path_factory: pytest.TempPathFactory) -> Miner:
     return Miner(root / "state", root / "tmp", install_small_host(root / "host"))
 
 
+@dataclass(frozen=True)
+class Life:
+    """A first submission, whose miner was killed between commit and reveal.
+
+    Attributes:
+        killed: the submission then.
+        statuses: `status --json` during the run, and after its end.
+        refused: a second start during the run.
+        pid: of the process that was killed.
+        finished: the start after it.
+    """
+
+    killed: Submission
+    statuses: tuple[dict[str, Any], dict[str, Any]]
+    refused: subprocess.CompletedProcess[str]
+    pid: int
+    finished: subprocess.CompletedProcess[str]
+
+
 @pytest.fixture(scope="module")
-def first(miner: Miner) -> subprocess.CompletedProcess[str]:
-    return miner.run("once")
+def life(miner: Miner) -> Life:
+    # with blocks of an hour the reveal cannot come before the kill
+    process = miner.start("once", BLOCKS_UNTIL_REVEAL="2", BLOCK_TIME_SECONDS="3600")
+    wait_for(miner.latest, child=process)
+    during = json.loads(miner.run("status", "--json").stdout)
+    refused = miner.run("once")
+    wait_for(lambda: miner.latest_state() is State.COMMITTED, child=process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: not miner.descendants())
+    killed = miner.latest()
+    assert killed is not None
+    after = json.loads(miner.run("status", "--json").stdout)
+    # after it they are short again, so that the block of the reveal is long past
+    finished = miner.run("once", REVEAL_WINDOW_BLOCKS=str(10**9))
+    return Life(killed, (during, after), refused, process.pid, finished)
 
 
-def test_the_first_run_ends_validated_at_rank_1(
-    miner: Miner, first: subprocess.CompletedProcess[str]
+def test_row_01_killed_between_commit_and_reveal_the_same_submission_is_finished(
+    miner: Miner, life: Life
 ) -> None:
-    assert first.returncode == 0, first.stderr
-    assert "VALIDATED, rank 1" in first.stdout
-    assert "cp .env.example .env" in first.stdout
+    assert life.killed.state is State.COMMITTED
+    assert life.finished.returncode == 0, life.finished.stderr
+    after = miner.latest()
+    assert after is not None
+    assert (after.id, after.submission_id) == (1, life.killed.submission_id)
+    assert (after.salt, after.commit_hash) == (life.killed.salt, life.killed.commit_hash)
+    assert after.state is State.VALIDATED
+    assert after.rank == 1
+    assert "VALIDATED, rank 1" in life.finished.stdout
+    assert "cp .env.example .env" in life.finished.stdout
+
+
+def test_a_running_miner_is_shown_and_refuses_a_second_one(life: Life) -> None:
+    during, after = life.statuses
+    assert (during["running"], after["running"]) == (True, False)
+    assert during["submission"]["id"] == after["submission"]["id"] == 1
+    assert "salt" not in after["submission"]
+    assert life.refused.returncode == 78
+    assert f"pid {life.pid}" in life.refused.stderr
+    assert "Traceback" not in life.refused.stderr
+
+
+def test_a_validator_can_clone_what_is_claimed_with_half_of_its_speed(
+    miner: Miner, life: Life
+) -> None:
     submission = miner.latest()
     assert submission is not None
-    assert submission.state is State.VALIDATED
-    assert submission.rank == 1
-    # what was submitted is in the repository that a validator clones
     kind = run_git(miner.folder / "fork.git", "cat-file", "-t", str(submission.commit_hash))
     assert kind == "commit"
-    # and the claim keeps half of the slowest accepted run as headroom, at the target it names
     report = load_report(miner.folder / str(submission.report))
     runs = accepted(m for m in report.measurements if m.length == 2048)
     slowest = min(m.tokens_per_sec for m in runs)
@@ -131,88 +187,40 @@ def test_the_first_run_ends_validated_at_rank_1(
     assert report.commit == submission.commit_hash
 
 
-def test_no_process_is_left(miner: Miner, first: subprocess.CompletedProcess[str]) -> None:
+def test_no_process_and_no_clone_is_left(miner: Miner, life: Life) -> None:
     assert miner.descendants() == []
+    assert list((miner.folder / "validator/validator/clones").iterdir()) == []
 
 
-def test_row_30_secrets_reach_no_file_and_no_output(
-    miner: Miner, first: subprocess.CompletedProcess[str]
-) -> None:
-    salt = str(miner.latest().salt)  # type: ignore[union-attr]
+def test_row_30_secrets_reach_no_file_and_no_output(miner: Miner, life: Life) -> None:
+    """Neither in the life that was cut off nor in the one that finished."""
+    salt = str(life.killed.salt)
     assert len(salt) == 64
-    assert salt not in first.stdout + first.stderr
-    assert CANARY not in first.stdout + first.stderr
+    assert salt not in life.finished.stdout + life.finished.stderr
+    assert CANARY not in life.finished.stdout + life.finished.stderr
     assert miner.secret_holders(salt) == []
 
 
-def test_the_state_is_private(miner: Miner, first: subprocess.CompletedProcess[str]) -> None:
+def test_the_state_is_private(miner: Miner, life: Life) -> None:
     assert miner.folder.stat().st_mode & 0o077 == 0
     assert (miner.folder / JOURNAL).stat().st_mode & 0o077 == 0
 
 
-def test_row_01_killed_between_commit_and_reveal_the_same_submission_is_finished(
-    miner: Miner, first: subprocess.CompletedProcess[str]
-) -> None:
-    before = miner.latest()
-    assert before is not None
-    # blocks enough that the reveal cannot come before the kill
-    process = miner.start("once", CLAIM_RUNS="1", BLOCKS_UNTIL_REVEAL="5")
-
-    def begun() -> Submission | None:
-        latest = miner.latest()
-        return latest if latest is not None and latest.id > before.id else None
-
-    wait_for(begun, child=process)
-    status = json.loads(miner.run("status", "--json").stdout)
-    assert status["running"] is True
-    assert status["submission"]["id"] == before.id + 1
-    assert "salt" not in status["submission"]
-    assert status["verdict"]["id"] == before.id
-    second = miner.run("once")
-    assert second.returncode == 78
-    assert f"pid {process.pid}" in second.stderr
-    assert "Traceback" not in second.stderr
-
-    wait_for(lambda: (latest := begun()) and latest.state is State.COMMITTED, child=process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    wait_for(lambda: not miner.descendants())
-    killed = miner.latest()
-    assert killed is not None
-    assert killed.state is State.COMMITTED
-    assert json.loads(miner.run("status", "--json").stdout)["running"] is False
-
-    resumed = miner.run("once")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "VALIDATED" in resumed.stdout
-    after = miner.latest()
-    assert after is not None
-    assert (after.id, after.submission_id) == (killed.id, killed.submission_id)
-    assert (after.salt, after.commit_hash) == (killed.salt, killed.commit_hash)
-    assert after.state is State.VALIDATED
-    assert after.submission_id != before.submission_id
-    # a life that was cut off told nobody its secrets, nor did the one that went on with them
-    assert miner.secret_holders(str(after.salt)) == []
-    assert str(after.salt) not in resumed.stdout + resumed.stderr
-    assert miner.descendants() == []
-
-
 def test_row_15_a_stop_ends_a_measuring_miner_soon_with_all_its_children(
-    miner: Miner, first: subprocess.CompletedProcess[str]
+    miner: Miner, life: Life
 ) -> None:
     process = miner.start("run", TARGET_SEQUENCE_LENGTH="1024")  # another target is due at once
 
     def measuring() -> bool:
-        latest = miner.latest()
-        published = latest is not None and latest.state is State.PUBLISHED
         # the validator of this run starts workers too, before the miner has published
-        return published and any("harness.worker" in one for one in children_of(process.pid))
+        return miner.latest_state() is State.PUBLISHED and any(
+            "harness.worker" in one for one in children_of(process.pid)
+        )
 
     wait_for(measuring, child=process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=HANG)
     assert process.returncode == 0, err
     wait_for(lambda: not miner.descendants())
-    latest = miner.latest()
-    assert latest is not None
-    assert latest.state is State.PUBLISHED  # where it will go on
+    assert miner.latest_state() is State.PUBLISHED  # where it will go on
+    assert json.loads(miner.run("status", "--json").stdout)["verdict"]["id"] == life.killed.id

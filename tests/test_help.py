@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import PROJECT
-from tests.processes import run_python
+from tests.processes import helps_of, run_python
 
 COMMANDS = ("compare", "history", "profile", "gates")
 INTERNAL = {
@@ -23,7 +23,7 @@ INTERNAL = {
 TORCH_IS_IMPORTED = ("benchmarks",)
 """Where options are made of what needs torch; these commands are for developers with a GPU."""
 
-OPTIONAL = {"optuna", "prometheus_client", "psycopg", "pytest"}
+OPTIONAL = frozenset({"optuna", "prometheus_client", "psycopg", "pytest"})
 HEAVY = {"bittensor", "fla", "torch", "transformers"}
 SERVICES = {
     *("alembic", "click", "dotenv", "fastapi", "git", "httpx", "jinja2", "sqlalchemy", "stamina"),
@@ -68,9 +68,10 @@ def cases() -> list[str]:
 
 SCRIPTS = [f"scripts/{path.name}" for path in sorted((PROJECT / "scripts").glob("*.py"))]
 LINES = [
-    *([script] for script in SCRIPTS),
-    *(["-m", "harness", command] for command in COMMANDS),
-    *(["-m", module] for module in modules()),
+    *((script,) for script in SCRIPTS),
+    *(("-m", "harness", command) for command in COMMANDS),
+    *(("-m", module) for module in modules()),
+    *(("-m", "benchmarks", case) for case in cases()),
 ]
 
 
@@ -79,44 +80,38 @@ def test_the_commands_of_the_harness_are_these() -> None:
     assert done.stderr.rstrip().endswith("must be one of schema, " + ", ".join(COMMANDS))
 
 
-ALL_CASES = """
-import sys
-
-from benchmarks.__main__ import main
-
-for case in sys.argv[1:]:
-    sys.argv = ["benchmarks", case, "--help"]
-    try:
-        main()
-    except SystemExit as end:
-        if end.code:
-            raise
-"""
-
-
-def run_with_base_dependencies(line: list[str], folder: Path, *, torch: bool) -> str:
-    """Run Python where packages that the line does without are hidden; return what it prints."""
-    hidden = OPTIONAL if torch else OPTIONAL | HEAVY
-    if any(argument.startswith(LIBRARY) for argument in line):
+def hidden_for(line: tuple[str, ...]) -> frozenset[str]:
+    """Return the packages without which a command shows its help."""
+    hidden = OPTIONAL
+    if not imports_torch(line):
+        hidden = hidden | HEAVY
+    if any(word.startswith(LIBRARY) for word in line):
         hidden = hidden | SERVICES
-    (folder / "sitecustomize.py").write_text(HIDING.format(names=hidden))
+    return hidden
+
+
+def imports_torch(line: tuple[str, ...]) -> bool:
+    return any(word.startswith(TORCH_IS_IMPORTED) for word in line)
+
+
+GROUPS = [
+    *([line] for line in LINES if not imports_torch(line)),
+    [line for line in LINES if imports_torch(line)],
+]
+"""Commands that share a process."""
+
+
+@pytest.mark.parametrize("lines", GROUPS, ids=lambda lines: " ".join(lines[0]))
+def test_help_needs_the_base_dependencies_alone(
+    lines: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    hidden = set(hidden_for(lines[0]))
+    (tmp_path / "sitecustomize.py").write_text(HIDING.format(names=hidden))
     before = {path.name for path in PROJECT.iterdir()}
-    paths = os.pathsep.join([str(folder), str(PROJECT)])
-    done = run_python(*line, env={**os.environ, "PYTHONPATH": paths})
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    paths = os.pathsep.join([str(tmp_path), str(PROJECT)])
+    helps = helps_of(lines, env={**os.environ, "PYTHONPATH": paths})
+    for line, text in zip(lines, helps, strict=True):
+        assert text.lower().startswith("usage: "), (line, text)
+        if line[:2] == ("-m", "benchmarks") and len(line) > 2:
+            assert text.startswith(f"usage: python -m benchmarks {line[2]} "), text
     assert {path.name for path in PROJECT.iterdir()} == before
-    return done.stdout
-
-
-@pytest.mark.parametrize("line", LINES, ids=" ".join)
-def test_help_needs_the_base_dependencies_alone(line: list[str], tmp_path: Path) -> None:
-    torch = line[-1].startswith(TORCH_IS_IMPORTED)
-    output = run_with_base_dependencies([*line, "--help"], tmp_path, torch=torch)
-    assert output.lower().startswith("usage: "), output
-
-
-def test_help_of_every_case_of_the_benchmarks(tmp_path: Path) -> None:
-    """In one process, as each would import torch again."""
-    output = run_with_base_dependencies(["-c", ALL_CASES, *cases()], tmp_path, torch=True)
-    assert [case for case in cases() if f"usage: python -m benchmarks {case} " not in output] == []

@@ -13,6 +13,7 @@ import pytest
 
 from tests.live.faults import FAULTS, IN_A_ROW, OVERSIZE_BYTES, Fault, FaultPlan
 from tests.live.proxy import Proxy, Record
+from tests.processes import HANG
 from tests.servers import Handler, Server, serving
 
 BROKEN = ("dropped before", "reply dropped", "truncated", "carried out late")
@@ -58,7 +59,7 @@ def upstream() -> Iterator[tuple[str, type[_Upstream]]]:
 
 
 def _post(proxy: Proxy, route: str = "/submit_kernel") -> httpx.Response:
-    with httpx.Client(base_url=proxy.url, trust_env=False, timeout=10) as client:
+    with httpx.Client(base_url=proxy.url, trust_env=False, timeout=HANG) as client:
         return client.post(route, json={"a": 1}, headers={"Hotkey": "h", "Signature": "s"})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -126,14 +125,8 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def isolated(python: Path, code: str, *words: str) -> str:
     """Run code in the environment, away from the checkout; return its output."""
     folder = python.parent.parent
-    done = subprocess.run(
-        [str(python), "-I", "-c", code, *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1"},
-    )
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    done = run(python, "-I", "-c", code, *words, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

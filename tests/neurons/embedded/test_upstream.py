@@ -50,9 +50,11 @@ def test_it_fails_where_the_public_fork_would(upstream: Path, tmp_path: Path) ->
     run_git(tmp_path, "clone", "-q", f"file://{upstream}", "clone")
     shutil.copytree(OVERLAY / "fla", tmp_path / "clone/fla", dirs_exist_ok=True)
     code = (
-        "import os, sys; from pathlib import Path\n"
+        "import importlib, os, sys; from pathlib import Path\n"
         "from harness.worker.subject.tree import load_tree\n"
-        "import torch, triton\n"  # once for all of them: each is imported in a copy of the process
+        "from quasar_kernels.contract import fork_imports\n"
+        # once for all of them: each tree is loaded in a copy of the process
+        "for module in fork_imports(): importlib.import_module(module)\n"
         "for missing in ['', *sys.argv[2:]]:\n"
         "    if os.fork() == 0:\n"
         "        if missing: sys.modules[missing] = None\n"  # as if it were not installed

@@ -112,9 +112,3 @@ def test_a_stop_before_the_wait_counts() -> None:
     stop.set()
     with pytest.raises(Stopped):
         Waiter(stop)(60)
-
-
-def test_a_lock_is_free_again_after_its_release(tmp_path: Path) -> None:
-    with StateLock(tmp_path), pytest.raises(ConfigError, match=str(os.getpid())):
-        StateLock(tmp_path)
-    StateLock(tmp_path).release()

@@ -210,7 +210,7 @@ def call_inside(sandbox: Sandbox, folder: Path, **calls: list[int]) -> dict[str,
     folder.mkdir(exist_ok=True)
     argv = [sys.executable, "-I", "-S", "-c", CALL, json.dumps(calls)]
     done = subprocess.run(
-        sandbox.command(argv, {}, folder, []), capture_output=True, text=True, timeout=60
+        sandbox.command(argv, {}, folder, []), capture_output=True, text=True, timeout=HANG
     )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
@@ -243,7 +243,7 @@ def test_namespaces_keyrings_rings_and_tracing_of_the_kernel_are_closed(tmp_path
 def test_what_measuring_needs_stays_open(tmp_path: Path) -> None:
     sandbox = Sandbox(*needed_bubblewrap(), gpu=False)
     argv = sandbox.command([sys.executable, "-I", "-S", "-c", USUAL], {}, tmp_path, [])
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG)
     assert (done.stdout, done.stderr) == ("fine\n", "")
 
 

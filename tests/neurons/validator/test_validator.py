@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from harness.measuring.runner import MeasurementError
-from neurons.embedded.upstream import make_upstream
 from neurons.runtime.errors import Postponed
 from neurons.runtime.identity import create_throwaway
 from neurons.runtime.process import Stopped
@@ -28,12 +27,11 @@ from neurons.validator.attempts import DEATHS_ALLOWED, FIRST_PAUSE, Attempts
 from neurons.validator.loop import Validator
 from neurons.validator.verdict import Verdict, judge, reject
 from neurons.wire.protocol import QueuedSubmission
-from quasar_kernels.contract import OVERLAY, QUASAR_DIR, REQUIRED_IMPORTS, overlay_files
+from quasar_kernels.contract import QUASAR_DIR, REQUIRED_IMPORTS
 from tests.neurons.live_api import ALICE, BLOCKS, VALIDATOR, Hotkey, LiveApi, revelation, serve
 from tests.neurons.miner.parts import make_settings
+from tests.neurons.validator.samples import make_fork
 from tests.processes import HANG, is_alive, run_python, wait_for
-from tests.repositories import commit, run_git
-from tests.small_host import make_small
 
 
 class Judge:
@@ -314,13 +312,11 @@ class Home:
         )
 
     def submit(self, api: LiveApi, files: dict[str, str]) -> int:
-        """Submit a fork of fla-core with the overlay and `files`."""
-        path = self.folder / "fork"
-        upstream = make_upstream(self.folder / "upstream.git", make_small)
-        run_git(self.folder, "clone", "--quiet", upstream, str(path))
-        overlay = {str(name): (OVERLAY / name).read_text() for name in overlay_files()}
-        made = commit(path, {**overlay, **files})
-        return api.submit(ALICE, 1.0, target=512, fork=path.as_uri(), commit=made)
+        """Submit a small fork with `files`."""
+        fork = make_fork(self.folder / "fork")
+        packages = ("fla/__init__.py", "fla/layers/__init__.py", "fla/ops/__init__.py")
+        made = fork.commit({**dict.fromkeys(packages, ""), **files})
+        return api.submit(ALICE, 1.0, target=512, fork=fork.url, commit=made)
 
 
 @pytest.fixture
@@ -328,15 +324,16 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-@pytest.mark.slow
-def test_the_process_clones_checks_times_and_marks(home: Home, tmp_path: Path) -> None:
+def test_the_process_clones_checks_and_marks(home: Home, tmp_path: Path) -> None:
+    """Timing and a verdict above 0 are those of tests/test_end_to_end.py."""
     with serve(tmp_path, validator_hotkeys=frozenset({home.identity.hotkey})) as api:
         api.register(ALICE)
-        row = home.submit(api, {})
+        row = home.submit(api, {f"{QUASAR_DIR}/chunk.py": "without the imports of the rule book"})
         process = home.start(api.url, "--once", SANDBOX="preferred")
         log, _ = process.communicate(timeout=HANG)
         assert process.returncode == 0, log
-        assert scores(api)[row] > 1.0, log
+        assert scores(api) == {row: 0.0}, log
+    assert "breaks the rules" in log
     assert list((tmp_path / "state" / "validator" / "clones").iterdir()) == []
 
 

@@ -17,11 +17,10 @@ from click.shell_completion import BashComplete
 from neurons.miner.__main__ import cli
 from neurons.miner.command_line import help
 from tests import PROJECT
-from tests.processes import run
+from tests.processes import HANG, run
 
 SCRIPT = PROJECT / "START_MINER.sh"
 RC_FILES = {"bash": ".bashrc", "zsh": ".zshrc", "fish": ".config/fish/config.fish"}
-SECONDS = 120.0
 
 pytestmark = pytest.mark.skipif(
     not os.access(PROJECT / ".venv/bin/python", os.X_OK), reason="START_MINER.sh needs .venv"
@@ -42,12 +41,12 @@ def typed(shell: str, home: Path, *, until: str, keys: str) -> str:
     if child == 0:
         os.chdir(home)
         os.execvpe(shell, [shell, "-i"], env)  # noqa: S606
-    shown, sent, deadline = "", False, time.monotonic() + SECONDS
+    shown, sent, deadline = "", False, time.monotonic() + HANG
     try:
         while until not in shown.partition(keys)[2] and time.monotonic() < deadline:
             if select.select([terminal], [], [], 1.0)[0]:
                 shown += os.read(terminal, 65536).decode(errors="replace")
-            elif not sent:  # the shell has read its files and waits
+            elif shown and not sent:  # the shell has read its files: its prompt is there
                 os.write(terminal, f"{keys}\t".encode())
                 sent = True
     except OSError as error:  # the shell has ended
