@@ -23,9 +23,9 @@ def profile(run: Run) -> str:
     rates = ", ".join(f"{k} {run.number(f'{k}_tflops'):.0f}" for k in nsight.OPERATIONS)
     copies = f"copies {run.number('copy_gb_per_s') / 1000:.2f} TB/s"
     where = run.where(f"Nsight Compute {run.versions['Nsight Compute']}")
-    ceilings = {"ceilings": f"{copies}; products {rates} TFLOP/s", "protocol": run.protocol}
+    measured = {"rates": f"{copies}; products {rates} TFLOP/s", "protocol": run.protocol}
     parts = [call_profile(run, call) for call in run.table("calls")]
-    return "\n\n".join([facts({**where, **ceilings}), *parts])
+    return "\n\n".join([facts({**where, **measured}), *parts])
 
 
 def call_profile(run: Run, call: Entry) -> str:
