@@ -231,8 +231,9 @@ def limits(runs: Runs) -> list[Criterion]:
     ]
 
 
-def documents(runs: Runs) -> dict[Path, str]:
-    """Return the documents that the runs make by path."""
+def documents() -> dict[Path, str]:
+    """Return the page, README.md and the plots by path."""
+    runs = load_runs()
     ours = runs["overlay"]
     machine = ours.environment
     if machine is None:
@@ -263,8 +264,3 @@ def documents(runs: Runs) -> dict[Path, str]:
         readme: filled(readme, readme.read_text(), {"speed": short_table(runs)}),
         **{RESULTS / q.plot: plot(runs, q) for q in (SPEED, MEMORY, FIRST_CALL)},
     }
-
-
-def misses() -> list[str]:
-    """Return a line for each missed limit of the committed runs."""
-    return missed(limits(load_runs()))

@@ -169,11 +169,11 @@ def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: fl
         runs=len(counted[target]),
         median=median(m.tokens_per_sec for m in counted[target]),
         limits=limits,
-        rejected=_told(runs),
+        rejected=_rejections(runs),
     )
 
 
-def _told(runs: Mapping[int, Sequence[Sample]]) -> tuple[str, ...]:
+def _rejections(runs: Mapping[int, Sequence[Sample]]) -> tuple[str, ...]:
     """Return a sentence for each run that does not count."""
     return tuple(
         f"run {number} at {length} tokens ({run.tokens_per_sec:,.0f} tokens/s): {reason}"

@@ -140,7 +140,7 @@ def test_the_file_is_written_after_every_tool_and_what_is_cut_off_is_not_clean(
     runs = list(sanitizer.measure(args))
     assert [len(run.entries) for run in runs] == [1, 2, 3]
     assert [entry.by for entry in runs[0].entries] == ["racecheck"]  # without the stuck layer
-    assert [entry.by for entry in runs[-1].entries] == list(TOOLS)
+    assert {entry.by for entry in runs[-1].entries} == set(TOOLS)
     assert runs[-1].versions == {"compute-sanitizer": "2025.3.1.0"}
     assert misses(runs[-1]) == [
         f"{tool}: layer was cut off after 5 s" for tool in ("memcheck", "initcheck")
