@@ -81,7 +81,7 @@ def together_ms(call: Callable[[], object], times: int) -> float:
         call()
     slowest = torch.tensor([events_ms(call, times) for _ in range(REPEATS)], device="cuda")
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return median(slowest.tolist())
+    return float(median(slowest.tolist()))
 
 
 def context_of(tokens: int, taps: int | None = None) -> Any:
