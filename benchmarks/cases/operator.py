@@ -4,7 +4,7 @@
 
 Speed, accuracy against float64, the gain of stopping early, memory, decoding and the first call
 with empty kernel caches. `triton` and `cuda` are this project's operator with QUASAR_BACKEND of
-that name; `baseline` is fla's delta rule with the step size. --without leaves one out.
+that name; `baseline` is fla's delta rule with the step size. --quick leaves the baseline out.
 """
 
 from __future__ import annotations
@@ -226,6 +226,13 @@ def cache_environment(folder: Path) -> dict[str, str]:
 def options(parser: argparse.ArgumentParser) -> None:
     """Add this case's options."""
     commands.without_option(parser, NAMES[1:])
+    parser.add_argument(
+        "--quick",
+        dest="without",
+        action="append_const",
+        const=BASELINE,
+        help=f"the same as --without {BASELINE}",
+    )
 
 
 def chosen(args: argparse.Namespace) -> list[str]:

@@ -3,7 +3,7 @@
     python -m benchmarks operator_training --out benchmarks/h200/operator_training.json
 
 Speed, and the gradients' accuracy against float64. Implementations are those of the case
-`operator`; --without leaves one out.
+`operator`; --without leaves one out, --quick the baseline.
 """
 
 from __future__ import annotations
