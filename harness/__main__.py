@@ -137,9 +137,8 @@ def _measure(
 
 
 def _gates(words: Sequence[str]) -> int:
-    from quasar_kernels.blocks.checks.command import (
-        main,
-    )  # it imports torch, as no other command does
+    # imported here, because it imports torch, as no other command does
+    from quasar_kernels.blocks.checks.command import main
 
     return main(words)
 

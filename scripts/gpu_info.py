@@ -13,7 +13,7 @@ import argparse
 import sys
 
 from benchmarks.report.estimates import Estimates
-from harness.hardware.gpus import GPUS, Gpu, best_target, ceiling, known, longest, settings
+from harness.hardware.gpus import GPUS, Gpu, best_target, known, longest, published_bound, settings
 from harness.hardware.machine import Environment
 from harness.measuring.runner import MeasurementError, probe
 from neurons.wire.rules import weighted_score
@@ -38,7 +38,7 @@ def line(gpu: Gpu, estimates: Estimates) -> str:
         gpu.label,
         f"{gpu.memory_gib:g}",
         estimates.path(gpu).name,
-        f"{ceiling(gpu) / 1e6:.0f}",
+        f"{published_bound(gpu) / 1e6:.0f}",
         *(f"{estimates.speed(n, gpu) / 1e6:.3g}" for n in SHOWN),
         f"{target:,}" if target else "none",
         f"{longest(gpu.memory_gib, gpu.capability, 'training'):,}",
@@ -60,7 +60,8 @@ def here(machine: Environment, estimates: Estimates) -> list[str]:
         speed = estimates.speed(target, gpu)
         lines.append(
             f"Estimate at {target:,} tokens: {speed / 1e6:.3g} M tokens/s, a score of "
-            f"{weighted_score(speed, target):,.0f}. No kernel exceeds {ceiling(gpu) / 1e6:.0f} M."
+            f"{weighted_score(speed, target):,.0f}. No kernel exceeds "
+            f"{published_bound(gpu) / 1e6:.0f} M."
         )
     forward, training = (longest(memory, capability, way) for way in ("recorded", "training"))
     lines.append(f"Largest call: {forward:,} tokens in a validator's loop, {training:,} trained.")

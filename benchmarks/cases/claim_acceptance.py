@@ -179,8 +179,3 @@ def limits(run: Run) -> list[Criterion]:
         Criterion("confirming what was measured, s", run.number("confirm_seconds"), 60),
         *apart,
     ]
-
-
-def tables(run: Run) -> str:
-    """Return a line for each limit."""
-    return "\n".join("; ".join(criterion.cells()) for criterion in limits(run))

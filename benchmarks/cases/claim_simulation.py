@@ -17,7 +17,6 @@ import numpy as np
 from numpy.random import Generator, default_rng
 
 from benchmarks.cases.claim_noise import SHAPES, Runs, Shape
-from benchmarks.engine.commands import say
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.claim import RUNS_MOST, derive_claim, is_settled
@@ -114,11 +113,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     generator = default_rng(20_260_101)
     settings = {"trials": args.trials}
     run = start("claim_simulation", "", args.commit, device=None, settings=settings)
-    for shape in SHAPES:
-        entry = simulate(shape, args.trials, generator)
-        say(entry)
-        run = run.adding(entry)
-        yield run
+    return run.growing(simulate(shape, args.trials, generator) for shape in SHAPES)
 
 
 def limits(run: Run) -> list[Criterion]:

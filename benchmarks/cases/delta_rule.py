@@ -227,7 +227,6 @@ def decoding(names: Collection[str]) -> Iterator[Any]:
                         chosen = function_of(name, rule, "fused_recurrent")
                         steps[name] = partial(step, name, kernels.enter_context(chosen))
                     yield from comparison.decoding(of, x, state, steps)
-    commands.say("decoding")
 
 
 def call_name(row: Row) -> str:

@@ -19,7 +19,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from benchmarks.engine import commands
-from benchmarks.engine.commands import say
 from benchmarks.engine.results import ROOT, Entry, Run, start
 
 FAILS = True
@@ -43,7 +42,6 @@ def run_file(path: Path, limit: float = LIMIT) -> Entry:
             cut_off = f"was cut off after {limit:g} s"
             ended = cut_off if status is None else f"ended with status {status}"
             figures, failure = {"passed": 0, "failed": 1, "skipped": 0}, ended
-    say(f"{path.name}: " + ", ".join(f"{number} {what}" for what, number in figures.items()))
     if failure:
         print(output, file=sys.stderr, flush=True)
     name = path.relative_to(TESTS).as_posix()

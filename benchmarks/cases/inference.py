@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from benchmarks.engine.commands import device_option, say
+from benchmarks.engine.commands import device_option
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from neurons.inference_server.model import DTYPES, Decoder
@@ -138,7 +138,6 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     for way in ways(model, args.device):
         whole, first = (seconds_of(way.call(new), prompt, RUNS) for new in (args.new, 1))
         figures = {"tokens_per_sec": args.new / whole, "first_token_ms": first * 1e3}
-        say(f"{way.name}: {args.new / whole:.1f} tokens/s, first {first * 1e3:.1f} ms")
         if way.compile_seconds is not None:
             figures["compile_seconds"] = way.compile_seconds
         run = run.adding(Entry(table="ways", by=way.name, figures=figures))
@@ -151,10 +150,3 @@ def limits(run: Run) -> Iterator[Criterion]:
     if SERVER in speeds and STATIC in speeds:
         what = "tokens/s over generate's with a static cache"
         yield Criterion(what, speeds[SERVER] / speeds[STATIC], 1.0, at_least=True)
-
-
-def tables(run: Run) -> str:
-    """Return the tables of the document."""
-    from benchmarks.report.inference import decoding
-
-    return decoding(run)

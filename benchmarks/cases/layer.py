@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from benchmarks.cases import trees
 from benchmarks.cases.trees import TREES, Tree, make_tree
-from benchmarks.engine import commands
 from benchmarks.engine.commands import say
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
@@ -149,10 +149,7 @@ def time_tree(
     return sorted(kept, key=lambda one: (one.of["tokens"], one.of["process"]))
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
-    commands.fork_option(parser, required=False)
-    parser.add_argument("--tree", choices=TREES, default="overlay")
+options = trees.options
 
 
 def measure_tree(name: str, fork: Path | None) -> list[Entry]:

@@ -23,7 +23,6 @@ from benchmarks.cases.layer_calls import DEVICE, exact, gradient_errors, output
 from benchmarks.cases.trees import TREES, make_tree
 from benchmarks.engine import commands, processes
 from benchmarks.engine.clocks import free
-from benchmarks.engine.commands import say
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.worker.compare import figures
@@ -231,9 +230,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         loaded = load_tree(make_tree(args.fork, folder / "overlay", TREES["overlay"]))
         for check in checks(loaded.layer_class, args.fork, folder):
             free()
-            entry = check()
-            say(entry)
-            run = run.adding(entry)
+            run = run.adding(check())
             yield run
 
 

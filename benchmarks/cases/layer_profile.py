@@ -10,20 +10,18 @@ rate of a product, of which the floors in the document are made, are measured in
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from statistics import median
 
 import torch
 
+from benchmarks.cases import trees
 from benchmarks.cases.layer_calls import DEVICE
-from benchmarks.cases.trees import TREES, make_tree
-from benchmarks.engine import clocks, commands
+from benchmarks.engine import clocks
 from benchmarks.engine.results import Entry, Run, start
 from harness.worker.subject.timing import recording, time_layer
-from harness.worker.subject.tree import Loaded, load_tree
+from harness.worker.subject.tree import Loaded
 from harness.workload import WORKLOAD
 
 CALLS = 10
@@ -109,21 +107,11 @@ def profile_tree(name: str, loaded: Loaded, tokens: int, commit: str | None) -> 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add this case's options."""
-    commands.fork_option(parser, required=False)
-    parser.add_argument("--tree", choices=TREES, default="overlay")
+    trees.options(parser)
     parser.add_argument("--tokens", type=int, default=1_000_000)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Profile one tree."""
-    with tempfile.TemporaryDirectory() as folder:
-        loaded = load_tree(make_tree(args.fork, Path(folder).resolve(), TREES[args.tree]))
-        yield profile_tree(args.tree, loaded, args.tokens, args.commit)
-
-
-def tables(run: Run) -> str:
-    """Return a line for each launch, and their sum."""
-    lines = [f"{entry.figures['ms']:9.4f} ms  {entry.of['kernel']}" for entry in run.entries]
-    busy = sum(entry.figures["ms"] for entry in run.entries)
-    call = run.number("call_ms")
-    return "\n".join([*lines, f"{busy:9.4f} ms in kernels, {call:.4f} ms a call"])
+    with trees.loaded(args.fork, trees.TREES[args.tree]) as tree:
+        yield profile_tree(args.tree, tree, args.tokens, args.commit)

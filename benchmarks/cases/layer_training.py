@@ -23,7 +23,6 @@ from benchmarks.cases.layer_accuracy import GRADIENT_ERROR
 from benchmarks.cases.layer_calls import DEVICE, gradient_errors, output, step
 from benchmarks.cases.trees import TREES, make_tree
 from benchmarks.engine import clocks, commands, processes
-from benchmarks.engine.commands import say
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Row, Run, start
 from harness.worker.subject.tree import load_tree
@@ -148,9 +147,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         for name, kind in IMPLEMENTATIONS.items():
             tree = make_tree(args.fork, Path(folder).resolve() / name, TREES[kind])
             for one in processes.stream(implementation, name, tree):
-                entry = Entry.model_validate(one)
-                say(entry)
-                run = run.adding(entry)
+                run = run.adding(Entry.model_validate(one))
                 yield run
 
 

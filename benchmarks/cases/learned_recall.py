@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.recall import Recipe, taught
-from benchmarks.engine.commands import device_option, say
+from benchmarks.engine.commands import device_option
 from benchmarks.engine.results import Entry, Run, start
 from benchmarks.models.choices import equal_sizes, parameters, side_by_side
 from benchmarks.models.task import Task
@@ -75,7 +75,4 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     settings = {**task._asdict(), **recipe._asdict(), "seeds": args.seeds}
     run = start("learned_recall", PROTOCOL, args.commit, device=args.device, settings=settings)
     train = partial(trained, args.device, task, recipe)
-    for entry in side_by_side(train, args.seeds, not on_cpu):
-        say(f"{entry.of}: recall {entry.figures['recall']:.2%}, {entry.figures['steps']:,} steps")
-        run = run.adding(entry)
-        yield run
+    return run.growing(side_by_side(train, args.seeds, not on_cpu))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.engine.commands import device_option, say
+from benchmarks.engine.commands import device_option
 from benchmarks.engine.results import Entry, Run, start
 from benchmarks.models.choices import equal_sizes, parameters, side_by_side
 from quasar_kernels.blocks.language.model import LanguageModel, Sizes, next_token_loss
@@ -125,7 +125,4 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     settings = {"text": described(), **recipe._asdict(), "seeds": args.seeds}
     run = start("learned_text", PROTOCOL, args.commit, device=args.device, settings=settings)
     train = partial(trained, args.device, recipe)
-    for entry in side_by_side(train, args.seeds, args.device == "cuda"):
-        say(f"{entry.of}: {entry.figures['held_out']:.4f} nats a byte, held out")
-        run = run.adding(entry)
-        yield run
+    return run.growing(side_by_side(train, args.seeds, args.device == "cuda"))

@@ -17,7 +17,6 @@ from importlib import metadata
 import torch
 
 from benchmarks.engine import clocks, commands, processes
-from benchmarks.engine.commands import say
 from benchmarks.engine.mechanism_work import Work, entries
 from benchmarks.engine.results import Entry, Run, start
 from benchmarks.mechanisms import implementations
@@ -112,9 +111,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         )
         try:
             for one in results:
-                entry = Entry.model_validate(one)
-                say(f"{name} {entry.of}: {entry.failure or entry.figures}")
-                run = run.adding(entry, seconds=time.time() - began)
+                run = run.adding(Entry.model_validate(one), seconds=time.time() - began)
                 yield run
         except processes.Lost as error:
             run = run.adding(Entry(table="calls", by=name, failure=str(error)))
@@ -125,10 +122,3 @@ def bound_ms(run: Run, entry: Entry) -> float:
     """Return the least time of a call: its bytes at a copy's speed, its products at a product's."""
     by_memory = entry.figures["moved_bytes"] / run.number("copy_gb_per_s") / 1e6
     return max(by_memory, entry.figures["operations"] / run.number("product_tflops") / 1e9)
-
-
-def tables(run: Run) -> str:
-    """Return the tables of the document."""
-    from benchmarks.report import mechanisms
-
-    return mechanisms.tables(run)

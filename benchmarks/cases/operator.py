@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module, metadata
@@ -24,9 +24,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.engine import clocks, comparison, processes
+from benchmarks.engine import clocks, commands, comparison, processes
 from benchmarks.engine.clocks import free, graph_ms, rested_ms
-from benchmarks.engine.commands import say
 from benchmarks.engine.comparison import Function, Inputs, Step, timing
 from benchmarks.engine.limits import COPY_SHARE, Criterion
 from benchmarks.engine.results import Entry, Run, start
@@ -150,19 +149,9 @@ def measure_length(tokens: int, names: Sequence[str]) -> Iterator[Entry]:
     of = {"tokens": tokens, "output_bytes": x["q"].numel() * x["q"].element_size()}
     for name in names:
         with selected(name) as run:
-            peak = peak_bytes(run, x)
+            peak = clocks.peak_bytes(partial(run, x))
             times = timing(partial(run, x), rested=name == "cuda")
         yield Entry(table="forward", of=of, by=name, figures={**times, "peak_bytes": peak})
-    say(f"forward of {tokens} tokens")
-
-
-def peak_bytes(run: Function, x: Inputs) -> int:
-    """Return the most memory that a call holds besides its inputs."""
-    free()
-    before = torch.cuda.memory_allocated()
-    run(x)
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def measure_forgetting() -> Iterator[Entry]:
@@ -188,7 +177,6 @@ def measure_forgetting() -> Iterator[Entry]:
             )
             del x, call
             free()
-    say("forgetting")
 
 
 def measure_decoding(names: Sequence[str]) -> Iterator[Entry]:
@@ -203,7 +191,6 @@ def measure_decoding(names: Sequence[str]) -> Iterator[Entry]:
             for name, step in steps.items()
         }
         yield from comparison.decoding({"batch": batch}, x, state, steps, errors)
-    say("decoding")
 
 
 def first_call(name: str) -> dict[str, float]:
@@ -227,7 +214,6 @@ def cold_first_call(name: str, caches: Path) -> Entry:
     if name == "cuda":  # Triton needs a C compiler; NVRTC's kernels must not
         environ["PATH"] = str(caches)
     result = processes.call(first_call, name, environ=environ)
-    say(f"first call of {name}")
     return Entry(table="first call", by=name, figures=result)
 
 
@@ -237,19 +223,21 @@ def cache_environment(folder: Path) -> dict[str, str]:
     return {name: str(folder / name.lower()) for name in names}
 
 
-def choice_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that skip implementations."""
-    parser.add_argument("--without", choices=NAMES[1:], action="append", default=[])
-    parser.add_argument("--quick", action="store_true", help=f"the same as --without {BASELINE}")
-
-
-options: Callable[[argparse.ArgumentParser], None] = choice_options
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add this case's options."""
+    commands.without_option(parser, NAMES[1:])
+    parser.add_argument(
+        "--quick",
+        dest="without",
+        action="append_const",
+        const=BASELINE,
+        help=f"the same as --without {BASELINE}",
+    )
 
 
 def chosen(args: argparse.Namespace) -> list[str]:
     """Return the names of the implementations that are measured."""
-    left_out = {*args.without, *((BASELINE,) if args.quick else ())}
-    return [name for name in NAMES if name not in left_out]
+    return [name for name in NAMES if name not in args.without]
 
 
 def baseline_version(names: Sequence[str]) -> dict[str, str]:

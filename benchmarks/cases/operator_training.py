@@ -15,17 +15,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks.cases import operator
 from benchmarks.cases.operator import (
     BASELINE,
     OURS,
     baseline_version,
-    choice_options,
     chosen,
     named,
     selected,
 )
 from benchmarks.engine import clocks
-from benchmarks.engine.commands import say
 from benchmarks.engine.comparison import Inputs, Shape, gradients, shape_of, timing, wide
 from benchmarks.engine.limits import GRADIENT_ERROR, Criterion
 from benchmarks.engine.results import Entry, Run, start
@@ -60,7 +59,7 @@ before it is timed. Graph: median of 11 runs of CUDA-graph replays without a gap
 host's clock between synchronizes around calls in a row. Gradients are compared with float64 \
 autograd."""
 
-options = choice_options
+options = operator.options
 
 
 def exact(x: Inputs) -> Tensor:
@@ -78,7 +77,6 @@ def measure_gradients(names: Sequence[str]) -> Iterator[Entry]:
             result = gradients(run, x, do)
         errors = {tensor: relative_rms(result[tensor], expected[tensor]) for tensor in expected}
         yield Entry(table="gradients", of={"tokens": GRADIENT_TOKENS}, by=name, errors=errors)
-    say("gradients")
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
@@ -99,7 +97,6 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
                 run = run.adding(Entry(table="calls", of=shape._asdict(), by=name, figures=times))
             del x
             clocks.free()
-            say(f"forward and backward of {shape}")
             yield run
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from importlib import metadata
 from statistics import median
 from typing import Any
@@ -20,9 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
 from benchmarks.engine.clocks import free, soak
-from benchmarks.engine.commands import say
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.tuning import inputs as made
@@ -34,6 +33,11 @@ mount()
 MILLION = 1_000_000
 CHECKED = 131_072
 """Tokens of the comparison with float64."""
+STRAINED = (
+    *((CHECKED, kind) for kind in ("layer-like", "slow heads")),
+    *((8 * CHECKED, kind) for kind in ("bursts", "slow heads")),
+)
+"""Tokens in all and inputs of the comparisons."""
 REPEATS = 7
 PARTS = ("operator", "equality", "terms", "layer", "long", "fla")
 
@@ -58,29 +62,26 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--long", type=int, default=8 << 20, help="tokens a GPU of part long")
 
 
-def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    return first, last
+def events_ms(call: Callable[[], object], times: int = 1) -> float:
+    """Return the time of one of several calls by events on this GPU, after a barrier."""
+    torch.cuda.synchronize()
+    dist.barrier()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(times):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / times
 
 
 def together_ms(call: Callable[[], object], times: int) -> float:
     """Return the median time of one call on the slowest rank; every rank calls equally often."""
     for _ in range(3):
         call()
-    found = []
-    for _ in range(REPEATS):
-        torch.cuda.synchronize()
-        dist.barrier()
-        begin, end = _events()
-        begin.record()
-        for _ in range(times):
-            call()
-        end.record()
-        end.synchronize()
-        slowest = torch.tensor([begin.elapsed_time(end) / times], device="cuda")
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        found.append(float(slowest))
-    return median(found)
+    slowest = torch.tensor([events_ms(call, times) for _ in range(REPEATS)], device="cuda")
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(median(slowest.tolist()))
 
 
 def context_of(tokens: int, taps: int | None = None) -> Any:
@@ -99,23 +100,29 @@ def own_tokens(tokens: int, context: Any) -> int:
     return tokens if context is None else int(context.lengths[dist.get_rank()])
 
 
-def calls(tokens: int, context: Any) -> Mapping[str, Callable[[], object]]:
-    """Return a forward pass, and one with its backward pass, of so many tokens on this rank."""
-    from fla.ops.quasar import chunk_quasar
-
-    x = made.layer_like(own_tokens(tokens, context))
-    leaves = [y.clone().requires_grad_() for y in x]
-    do = torch.randn_like(x[0])
+def both_ways(
+    function: Callable[..., Any], leaves: Sequence[Tensor], context: Any
+) -> Mapping[str, Callable[[], object]]:
+    """Return calls of an operator: a forward pass, and one with its backward pass."""
+    do = torch.randn_like(leaves[2])
 
     def forward() -> None:
         with torch.no_grad():
-            chunk_quasar(*x, cp_context=context)
+            function(*leaves, cp_context=context)
 
     def training() -> None:
-        o, _ = chunk_quasar(*leaves, cp_context=context)
+        o, _ = function(*leaves, cp_context=context)
         torch.autograd.grad(o, leaves, do)
 
     return {"forward": forward, "training": training}
+
+
+def calls(tokens: int, context: Any) -> Mapping[str, Callable[[], object]]:
+    """Return the operator's calls over so many tokens on this rank."""
+    from fla.ops.quasar import chunk_quasar
+
+    leaves = [y.requires_grad_() for y in made.layer_like(own_tokens(tokens, context))]
+    return both_ways(chunk_quasar, leaves, context)
 
 
 def measure_operator() -> Iterator[Entry]:
@@ -129,12 +136,11 @@ def times(
     """Time calls on one GPU and on all; `made_for(tokens of a GPU, alone)` makes them."""
     world = dist.get_world_size()
     for tokens, gpus in ((MILLION, 1), (MILLION, world), (MILLION // world, world)):
-        found = made_for(tokens, gpus == 1 < world)
-        figures = {f"{name}_ms": together_ms(call, repeats) for name, call in found.items()}
+        timed = made_for(tokens, gpus == 1 < world)
+        figures = {f"{name}_ms": together_ms(call, repeats) for name, call in timed.items()}
         of = {"tokens_per_gpu": tokens, "gpus": gpus}
-        say(f"{table} {of} {figures}")
         yield Entry(table=table, of=of, by="cuda", figures=figures)
-        del found
+        del timed
         free()
 
 
@@ -158,90 +164,67 @@ def by_windows(x: torch.Tensor) -> torch.Tensor:
 
 def measure_equality() -> Iterator[Entry]:
     """Compare the joined results of all ranks with one GPU's and with float64."""
-    from fla.ops.quasar import chunk_quasar
-
-    world, rank = dist.get_world_size(), dist.get_rank()
-    for tokens, kind in (
-        (CHECKED, "layer-like"), (CHECKED, "slow heads"), (8 * CHECKED, "bursts"),
-        (8 * CHECKED, "slow heads"),
-    ):  # fmt: skip
+    for tokens, kind in STRAINED:
         torch.manual_seed(1)
-        x = strained(kind, tokens)
-        share = tokens // world
-        at = slice(rank * share, (rank + 1) * share)
-        do = torch.randn_like(x[0])
-        whole = [y.clone().requires_grad_() for y in x]
-        own = [(y[:, at] if y.ndim > 1 else y).clone().requires_grad_() for y in x]
-        one, _ = chunk_quasar(*whole)
-        one_grads = torch.autograd.grad(one, whole, do)
-        found = []
-        for _ in range(2):
-            o, _ = chunk_quasar(*own, cp_context=context_of(share))
-            found.append((o, *torch.autograd.grad(o, own, do[:, at])))
-        dist.all_reduce(found[0][4])
-        dist.all_reduce(found[1][4])
-        same = all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-        exact = quasar_chunked(*x, chunk=128)[0][:, at]
-        errors = {
-            "o, one GPU": relative_rms(found[0][0], one[:, at]),
-            "o, float64": relative_rms(found[0][0], exact),
-            "o of one GPU, float64": relative_rms(one[:, at], exact),
-        }
-        windows = by_windows(found[0][0].double() - exact)
-        errors["worst window, float64"] = float((windows / by_windows(exact)).max())
-        for name, a, b in zip(("dq", "dk", "dv", "dbeta"), found[0][1:], one_grads, strict=True):
-            errors[name] = relative_rms(a, b[:, at] if b.ndim > 1 else b)
+        errors, same = differences(strained(kind, tokens), tokens // dist.get_world_size())
         worst = torch.tensor([*errors.values(), float(not same)], device="cuda").double()
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         *values, differs = worst.tolist()
         yield Entry(
-            table="equality", of={"tokens": tokens, "inputs": kind}, by="cuda",
-            errors=dict(zip(errors, values, strict=True)), figures={"same_again": not differs},
-        )  # fmt: skip
-        say(f"equality {kind} {dict(zip(errors, values, strict=True))} again {not differs}")
-        del x, whole, own, one, one_grads, found, exact, windows
+            table="equality",
+            of={"tokens": tokens, "inputs": kind},
+            by="cuda",
+            errors=dict(zip(errors, values, strict=True)),
+            figures={"same_again": not differs},
+        )
         free()
 
 
+def differences(x: Sequence[Tensor], share: int) -> tuple[dict[str, float], bool]:
+    """Return the errors of this rank's `share` tokens of inputs, and whether two calls agree."""
+    from fla.ops.quasar import chunk_quasar
+
+    at = slice(dist.get_rank() * share, (dist.get_rank() + 1) * share)
+    do = torch.randn_like(x[0])
+    whole = [y.clone().requires_grad_() for y in x]
+    own = [(y[:, at] if y.ndim > 1 else y).clone().requires_grad_() for y in x]
+    one, _ = chunk_quasar(*whole)
+    one_grads = torch.autograd.grad(one, whole, do)
+    results = []
+    for _ in range(2):
+        o, _ = chunk_quasar(*own, cp_context=context_of(share))
+        results.append((o, *torch.autograd.grad(o, own, do[:, at])))
+        dist.all_reduce(results[-1][4])
+    (o, *grads), again = results
+    exact = quasar_chunked(*x, chunk=128)[0][:, at]
+    windows = by_windows(o.double() - exact) / by_windows(exact)
+    errors = {
+        "o, one GPU": relative_rms(o, one[:, at]),
+        "o, float64": relative_rms(o, exact),
+        "o of one GPU, float64": relative_rms(one[:, at], exact),
+        "worst window, float64": float(windows.max()),
+    }
+    for name, a, b in zip(("dq", "dk", "dv", "dbeta"), grads, one_grads, strict=True):
+        errors[name] = relative_rms(a, b[:, at] if b.ndim > 1 else b)
+    return errors, all(torch.equal(a, b) for a, b in zip((o, *grads), again, strict=True))
+
+
 def measure_terms() -> Iterator[Entry]:
-    """Time what a forward pass of a slice consists of, each alone."""
+    """Time the fold of the maps of eight ranks, and count the bytes that ranks exchange."""
     from fla.ops.quasar.parallel import chunks, exchange
     from fla.ops.quasar.parallel.context import place_of
     from fla.ops.quasar.scan import ScanInputs
 
     place = place_of(context_of(MILLION), MILLION)
     x = ScanInputs.of(*made.layer_like(MILLION))
-    scan = chunks.slice_scan(place, x, True, "auto")
-    own = scan.announce()
+    own = chunks.slice_scan(place, x, True, "auto").announce()
     maps = exchange.gather_maps(own, place.group)
     eight = exchange.SliceMap(*(y[:1].repeat(8, *[1] * (y.ndim - 1)) for y in maps))
 
-    def whole() -> None:
-        chunks.slice_forward(place, x, False, "auto")
-
-    def first_round() -> None:
-        fresh = chunks.slice_scan(place, x, True, "auto")
-        fresh.announce()
-
-    def output() -> None:
-        scan.run(None, None)
-
-    def one_round(stops: bool) -> None:
-        fresh = chunks.slice_scan(place, x, stops, "auto")
-        others = exchange.gather_maps(fresh.announce(), place.group)
-        fresh.run(exchange.entering_state(others, place.rank, place.before), None)
-
     figures = {
-        "forward_ms": together_ms(whole, 8),
-        "announce_ms": together_ms(first_round, 8),
-        "exchange_ms": together_ms(lambda: exchange.gather_maps(own, place.group), 50),
         "fold_of_8_ms": together_ms(lambda: exchange.entering_state(eight, 7, 7), 50),
-        "second_output_ms": together_ms(output, 50),
         "exchanged_bytes": sum(y.numel() * 4 for y in own),
     }
-    for name, stops in (("no_stops", False), ("unchecked", True)):
-        figures[f"{name}_forward_ms"] = together_ms(partial(one_round, stops), 8)
-    say(f"terms {figures}")
     yield Entry(table="terms", of={"tokens_per_gpu": MILLION}, by="cuda", figures=figures)
 
 
@@ -293,7 +276,6 @@ def measure_layer() -> Iterator[Entry]:
     for (name, _), a, b in zip(layer.named_parameters(), own, whole, strict=True):
         dist.all_reduce(a)
         errors[name] = relative_rms(a, b)
-    say(f"layer errors {errors}")
     of = {"tokens": CHECKED}
     yield Entry(table="layer equality", of=of, by="cuda", errors=errors)
 
@@ -303,19 +285,11 @@ def measure_long(tokens: int) -> Iterator[Entry]:
     call = layer_calls(tokens, context_of(tokens, 4))["training"]
     call()
     free()
-    torch.cuda.synchronize()
-    dist.barrier()
-    begin, end = _events()
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
     figures = {
-        "training_ms": begin.elapsed_time(end),
+        "training_ms": events_ms(call),
         "peak_bytes": torch.cuda.max_memory_allocated(),
     }
     of = {"tokens_per_gpu": tokens, "gpus": dist.get_world_size()}
-    say(f"long {of} {figures}")
     yield Entry(table="long", of=of, by="cuda", figures=figures)
 
 
@@ -334,24 +308,11 @@ def measure_fla() -> Iterator[Entry]:
     k = F.normalize(k.float(), dim=-1).bfloat16()
     beta, g = torch.rand(2, 1, tokens, made.HEADS, device="cuda").unbind()
     leaves = [y.requires_grad_() for y in (q, k, v, -0.05 * g, beta)]
-    do = torch.randn_like(v)
-
-    def training(function: Callable[..., Any], context: Any) -> None:
-        o, _ = function(*leaves, cp_context=context)
-        torch.autograd.grad(o, leaves, do)
-
-    def forward(function: Callable[..., Any], context: Any) -> None:
-        with torch.no_grad():
-            function(*leaves, cp_context=context)
-
     for by, function in (("fla", theirs), ("cuda", ours)):
         for gpus, cp in ((1, None), (world, context)):
-            figures = {
-                "forward_ms": together_ms(partial(forward, function, cp), 8),
-                "training_ms": together_ms(partial(training, function, cp), 8),
-            }
+            timed = both_ways(function, leaves, cp)
+            figures = {f"{name}_ms": together_ms(call, 8) for name, call in timed.items()}
             of = {"tokens_per_gpu": tokens, "gpus": gpus}
-            say(f"gated {by} {of} {figures}")
             yield Entry(table="gated", of=of, by=by, figures=figures)
 
 
@@ -382,9 +343,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
                 run = run.adding(entry)
                 yield run
     if "long" in args.only:
-        for entry in measure_long(args.long):
-            run = run.adding(entry)
-            yield run
+        yield from run.growing(measure_long(args.long))
     dist.destroy_process_group()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterable, Iterator
+from itertools import chain, starmap
 from statistics import median
 from typing import NamedTuple
 
@@ -17,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.engine.commands import say
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from benchmarks.models.model import Model, recall_loss, recalled
@@ -188,11 +188,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         name: getattr(model, name) for name in ("width", "heads", "layers", "rate", "every")
     }
     run = start("recall", PROTOCOL, args.commit, settings=settings)
-    for task, recipe, ways in SETTINGS:
-        for entry in trainings(task, recipe, ways):
-            say(entry.model_copy(update={"series": {}}))
-            run = run.adding(entry)
-            yield run
+    yield from run.growing(chain.from_iterable(starmap(trainings, SETTINGS)))
 
 
 def limits(run: Run) -> Iterator[Criterion]:

@@ -156,11 +156,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         ]
         for done in as_completed(running):
             entry, output = done.result()
-            seconds = entry.figures["seconds"]
-            print(f"{entry.by}: {verdict(entry)} ({seconds:.0f} s)", flush=True)
             if not is_clean(entry):
                 print(output, flush=True)
-            ordered = sorted([*run.entries, entry], key=lambda one: TOOLS.index(one.by))
-            run = run.model_copy(update={"entries": tuple(ordered)})
-            run = run.adding(seconds=time.monotonic() - began)
+            run = run.adding(entry, seconds=time.monotonic() - began)
             yield run

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from benchmarks.engine.commands import fork_option
 from benchmarks.engine.results import ROOT
+from harness.worker.subject.tree import Loaded, load_tree
 from harness.workload import LENGTHS
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, overlay_files
 from quasar_kernels.host_library import lay_over_host
@@ -111,6 +116,22 @@ def make_tree(fork: Path | None, folder: Path, tree: Tree) -> Path:
     if tree.portable:
         _without_hopper(folder / QUASAR_DIR / "cuda" / "nvrtc.py")
     return folder
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that select a tree."""
+    fork_option(parser, required=False)
+    parser.add_argument("--tree", choices=TREES, default="overlay")
+
+
+@contextmanager
+def loaded(fork: Path | None, tree: Tree) -> Iterator[Loaded]:
+    """Make a tree in a temporary folder and load it into this process.
+
+    Args, raises: as `make_tree`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        yield load_tree(make_tree(fork, Path(folder).resolve(), tree))
 
 
 def _without_hopper(nvrtc: Path) -> None:

@@ -124,10 +124,3 @@ def limits(run: Run) -> Iterator[Criterion]:
             limit = OUTPUT_ERROR if way == "forward" else GRADIENT_ERROR
             for tensor, error in ours.errors.items():
                 yield Criterion(f"{text}, error of {tensor}", error, limit)
-
-
-def tables(run: Run) -> str:
-    """Return the table of the document."""
-    from benchmarks.report.wkv6 import speeds
-
-    return speeds(run)

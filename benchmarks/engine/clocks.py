@@ -29,6 +29,17 @@ def free() -> None:
     torch.cuda.reset_peak_memory_stats()
 
 
+def peak_bytes(call: Call) -> int:
+    """Return the most bytes that a call allocates besides what is held before; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    free()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def graph_bytes() -> int:
     """Return the bytes that CUDA graphs reserve in addition to allocated memory."""
     snapshot = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]

@@ -22,12 +22,12 @@ _START = time.perf_counter()
 
 
 def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
-    """Measure a case and write its file after each result; return the exit status.
+    """Measure a case, print its entries and write its file after each; return the exit status.
 
     A case is a module with `measure(args)`, which yields the run after each result. Optional
-    functions are `options(parser)`, which adds arguments, `tables(run)`, which returns text to
-    print, and either `limits(run)`, which yields criteria, or `misses(run)`, which returns a line
-    for each missed limit. If the module sets `FAILS`, a missed limit makes the exit status 1.
+    functions are `options(parser)`, which adds arguments, and either `limits(run)`, which yields
+    criteria, or `misses(run)`, which returns a line for each missed limit. If the module sets
+    `FAILS`, a missed limit makes the exit status 1.
     """
     name = case.__name__.rpartition(".")[2]
     description = (case.__doc__ or "").partition("\n")[0]
@@ -37,14 +37,15 @@ def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
     if hasattr(case, "options"):
         case.options(parser)
     args = parser.parse_args(arguments)
-    run: Run | None = None
+    run, printed = None, 0
     for run in case.measure(args):
         if args.out:
             write(args.out, run)
+        for entry in run.entries[printed:]:
+            say(entry)
+        printed = len(run.entries)
     if run is None:
         return 1
-    if hasattr(case, "tables"):
-        print(case.tables(run))
     lines = misses(case, run)
     for line in lines:
         print(f"misses its limit: {line}")

@@ -23,7 +23,6 @@ from benchmarks.engine.clocks import (
     rested_ms,
     states_in_turn,
 )
-from benchmarks.engine.commands import say
 from benchmarks.engine.results import Entry, Scalar
 from quasar_kernels.reference import relative_rms
 
@@ -63,13 +62,19 @@ def part(x: Inputs, tokens: int, sequences: int | None = None) -> Inputs:
     return {name: t[:sequences, :tokens] if t.ndim > 2 else t for name, t in x.items()}
 
 
-def gradients(function: Function, x: Inputs, do: Tensor) -> dict[str, Tensor]:
-    """Run forward and backward; return the gradients of all inputs."""
+def gradients(
+    function: Function, x: Inputs, do: Tensor, parameters: Sequence[Tensor] = ()
+) -> dict[str, Tensor]:
+    """Run forward and backward; return the gradients of all inputs, by name.
+
+    Args:
+        parameters: tensors whose gradients are computed too.
+    """
     leaves = {name: t.detach().requires_grad_() for name, t in x.items()}
     with torch.enable_grad():
         o = function(leaves)
-        grads = torch.autograd.grad(o, list(leaves.values()), do.to(o.dtype))
-    return dict(zip(leaves, grads, strict=True))
+        grads = torch.autograd.grad(o, [*leaves.values(), *parameters], do.to(o.dtype))
+    return dict(zip(leaves, grads, strict=False))
 
 
 def results(function: Function, way: Way, x: Inputs, do: Tensor) -> dict[str, Tensor]:
@@ -136,19 +141,10 @@ class Comparison(NamedTuple):
                     times = self.time(call, name in rested)
                     del call
                 figures = {**times, **memory, "repeats": same}
-                one = entry(by=name, figures=figures, errors=errors)
+                yield entry(by=name, figures=figures, errors=errors)
             except Exception as error:  # a library refuses a call, or there is too little memory
-                one = entry(by=name, failure=f"{type(error).__name__}: {error}")
-            say(described(one))
-            yield one
+                yield entry(by=name, failure=f"{type(error).__name__}: {error}")
             free()
-
-
-def described(entry: Entry) -> str:
-    """Return a line about an entry."""
-    call = ", ".join(f"{name} {value}" for name, value in entry.of.items())
-    ms = entry.figures.get("graph_ms")
-    return f"{call}, {entry.by}: {entry.failure if ms is None else f'{ms:.4g} ms'}"
 
 
 def decoding(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine import clocks
-from benchmarks.engine.comparison import WAYS, Inputs, Way, part, wide
+from benchmarks.engine.comparison import WAYS, Inputs, Way, gradients, part, wide
 from benchmarks.engine.mechanism import Bounds, Calls
 from benchmarks.engine.results import Entry
 from quasar_kernels.reference import relative_rms
@@ -69,12 +69,8 @@ class Work:
 
     def gradients(self, x: Inputs, d: Tensor, bounds: Bounds | None = None) -> dict[str, Tensor]:
         """Run forward and backward; return the gradients of the inputs, by name."""
-        leaves = {name: t.detach().requires_grad_() for name, t in x.items()}
-        wanted = [*leaves.values(), *self.calls.parameters]
-        with torch.enable_grad():
-            o = self.calls.chunks(leaves, bounds)
-            grads = torch.autograd.grad(o, wanted, d.to(o.dtype))
-        return dict(zip(leaves, grads, strict=False))
+        calls = self.calls
+        return gradients(lambda leaves: calls.chunks(leaves, bounds), x, d, calls.parameters)
 
     def expected(self, way: Way, tokens: int, packed: bool) -> dict[str, Tensor]:
         """Return a call's results over its first tokens, from inputs of these alone, in float64."""
@@ -139,7 +135,7 @@ class Work:
         figures = {
             "ms": ms,
             **in_a_row,
-            "peak_bytes": peak(call, self.on_gpu) + size(x),
+            "peak_bytes": clocks.peak_bytes(call) + size(x),
             "moved_bytes": moved,
             "operations": operations,
         }
@@ -165,7 +161,7 @@ class Work:
         sets = clocks.states_in_turn(state.nbytes) if self.on_gpu else 1
         turns = [partial(step, x, state.clone()) for _ in range(sets)]
         with torch.no_grad():
-            most = peak(turns[0], self.on_gpu) + size(x) + state.nbytes
+            most = clocks.peak_bytes(turns[0]) + size(x) + state.nbytes
             ms, clock = timed(turns, self.on_gpu)
         moved = state.nbytes * (2 if self.calls.changes_state else 1) + size(x) + o.nbytes
         return Entry(
@@ -199,17 +195,6 @@ def compared(
     if not errors[worst] <= ERROR:
         raise Wrong(f"the relative RMS error of {worst} is {errors[worst]:.2g}, over {ERROR:g}")
     return errors
-
-
-def peak(call: Callable[[], object], on_gpu: bool) -> int:
-    """Return the most bytes that a call allocates besides its inputs; 0 on a CPU."""
-    if not on_gpu:
-        return 0
-    clocks.free()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def timed(

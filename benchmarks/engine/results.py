@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -37,6 +37,12 @@ class Entry(Frozen):
     def worst(self) -> tuple[str, float]:
         """Return the largest error and its tensor."""
         return max(self.errors.items(), key=lambda item: item[1])
+
+    def __str__(self) -> str:
+        call = [f"{name} {value}" for name, value in self.of.items()]
+        results = [f"{name} {value:.5g}" for name, value in {**self.figures, **self.errors}.items()]
+        where = ", ".join([self.table, *call, *filter(None, [self.by])])
+        return f"{where}: {self.failure or ', '.join(results)}"
 
 
 class Row(NamedTuple):
@@ -80,6 +86,13 @@ class Run(Frozen):
                 "settings": {**self.settings, **settings},
             }
         )
+
+    def growing(self, entries: Iterable[Entry]) -> Iterator[Run]:
+        """Yield the run after each of more entries."""
+        run = self
+        for entry in entries:
+            run = run.adding(entry)
+            yield run
 
     def table(self, name: str) -> list[Entry]:
         """Return the entries of one table."""

@@ -3,14 +3,12 @@
     python -m benchmarks.report [--check]
 
 --check changes nothing, and exits with 1 when the documents differ from the files in benchmarks.
-Missed limits, failed tests and findings of the sanitizer stop nothing: the documents list them, and
-this prints them.
+Missed limits, failed tests and findings of the sanitizer stop nothing: the documents list them.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 
 from benchmarks.report import (
     cards,
@@ -25,27 +23,16 @@ from benchmarks.report import (
 )
 from benchmarks.report.documents import update
 
+PAGES = (layer, kernels, recall, claim, delta_rule, models, inference, cards, parallel)
+
 
 def main() -> None:
     """Write the documents, or check them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing")
     args = parser.parse_args()
-    wanted = {
-        **layer.documents(layer.load_runs()),
-        **kernels.documents(),
-        **recall.documents(),
-        **claim.documents(),
-        **delta_rule.documents(),
-        **models.documents(),
-        **inference.documents(),
-        **cards.documents(),
-        **parallel.documents(),
-    }
-    update(wanted, check=args.check, command="python -m benchmarks.report")
-    for page in (layer, kernels, claim, inference, parallel):
-        for line in page.misses():
-            print(line, file=sys.stderr)
+    wanted = {path: text for page in PAGES for path, text in page.documents().items()}
+    update(wanted, check=args.check)
 
 
 if __name__ == "__main__":

@@ -7,32 +7,30 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.cases import claim_acceptance, claim_simulation
-from benchmarks.engine.limits import missed, summary
+from benchmarks.engine.limits import summary
 from benchmarks.engine.results import DATA, ROOT, Run, load
-from benchmarks.report.documents import page, shown
-from benchmarks.report.markdown import facts, milliseconds, table
+from benchmarks.report.documents import page
+from benchmarks.report.markdown import facts, milliseconds, records
 
 SIMULATION, ACCEPTANCE = ROOT / "benchmarks" / "honesty.json", DATA / "acceptance.json"
 
 
 def simulation(run: Run) -> str:
     """Return the table of every shape of noise, below whether the promises are kept."""
-    header = ("noise between processes", "refuted", "claim / median", "in 5% below", "runs")
-    rows = []
-    for entry in run.table("shapes"):
-        name, of = entry.of["shape"], entry.figures
-        rows.append(
-            (
-                f"{name} (healthy)" if entry.of["healthy"] else str(name),
-                f"{of['refuted']:.1e}" if of["refuted"] else "0",
-                f"{of['ratio']:.3f}",
-                f"{of['ratio_low']:.3f}",
-                f"{of['runs']:.1f}",
-            )
-        )
+    rows = records(
+        {
+            "noise between processes": f"{one.of['shape']}{' (healthy)' * bool(one.of['healthy'])}",
+            "refuted": f"{of['refuted']:.1e}" if of["refuted"] else "0",
+            "claim / median": f"{of['ratio']:.3f}",
+            "in 5% below": f"{of['ratio_low']:.3f}",
+            "runs": f"{of['runs']:.1f}",
+        }
+        for one in run.table("shapes")
+        for of in [one.figures]
+    )
     trials = f"{run.settings['trials']:,} claims of each shape"
     where = f"{trials}, {run.created}, commit {run.commit}."
-    return f"{summary(claim_simulation.limits(run))}\n\n{table(header, rows)}\n\n{where}"
+    return f"{summary(claim_simulation.limits(run))}\n\n{rows}\n\n{where}"
 
 
 def acceptance(run: Run) -> str:
@@ -46,30 +44,23 @@ def acceptance(run: Run) -> str:
         "measured from nothing, confirmed": f"{run.number('cycle_seconds'):.0f} s, "
         f"{run.number('confirm_seconds'):.0f} s",
     }
-    header = ("tokens", "harness, M/s", "validator's loop, M/s", "host's share", "cold call, ms")
-    rows = [
-        (
-            f"{one.of['tokens']:,}",
-            f"{one.figures['harness'] / 1e6:.2f}",
-            f"{one.figures['validator'] / 1e6:.2f}",
-            f"{one.figures['host_share']:.2f}",
-            milliseconds(one.figures.get("cold_call_ms")),
-        )
+    rows = records(
+        {
+            "tokens": f"{one.of['tokens']:,}",
+            "harness, M/s": f"{one.figures['harness'] / 1e6:.2f}",
+            "validator's loop, M/s": f"{one.figures['validator'] / 1e6:.2f}",
+            "host's share": f"{one.figures['host_share']:.2f}",
+            "cold call, ms": milliseconds(one.figures.get("cold_call_ms")),
+        }
         for one in run.table("agreement")
-    ]
-    limits = summary(claim_acceptance.limits(run))
-    return f"{limits}\n\n{facts(where)}\n\n{table(header, rows)}"
+    )
+    return f"{summary(claim_acceptance.limits(run))}\n\n{facts(where)}\n\n{rows}"
 
 
 def documents() -> Mapping[Path, str]:
     """Return the text of docs/results/claim.md, by its path."""
     sections = {
         "simulation": simulation(load(SIMULATION)),
-        "acceptance": shown(ACCEPTANCE, acceptance),
+        "acceptance": acceptance(load(ACCEPTANCE)),
     }
     return page("claim", sections)
-
-
-def misses() -> list[str]:
-    """Return a line for each promise that the committed simulation breaks."""
-    return missed(claim_simulation.limits(load(SIMULATION)))

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.cases.delta_rule import (
-    CALLS,
     FLA,
     GATED,
     LIBRARY_WIDTH,
@@ -18,8 +17,8 @@ from benchmarks.cases.delta_rule import (
 from benchmarks.cases.delta_rule_libraries import LIBRARIES
 from benchmarks.engine.comparison import shape_of
 from benchmarks.engine.limits import summary
-from benchmarks.engine.results import DATA, Row, Run
-from benchmarks.report.documents import page, shown
+from benchmarks.engine.results import DATA, Row, Run, load
+from benchmarks.report.documents import page
 from benchmarks.report.markdown import (
     facts,
     microseconds,
@@ -64,15 +63,7 @@ def speeds(run: Run) -> str:
         (f"{LABELS[name]}, {call_name(row)}", why) for row in rows for name, why in row.failures()
     )
     table = f"{records(map(cells, rows))}{not_timed(missing)}"
-    return f"{facts(where)}\n\n{table}{_not_reached(rows)}"
-
-
-def _not_reached(rows: list[Row]) -> str:
-    """Return a paragraph that names the calls that a stopped run did not reach."""
-    measured = {call_name(row) for row in rows}
-    every = [f"{rule}, {way}, {shape}" for rule, way, shape in CALLS]
-    left = [call for call in every if call not in measured]
-    return f"\n\nThe run was stopped before: {'; '.join(left)}." if left else ""
+    return f"{facts(where)}\n\n{table}"
 
 
 def libraries(run: Run) -> str:
@@ -143,5 +134,5 @@ def documents() -> Mapping[Path, str]:
     """Return the text of docs/results/delta-rule.md, by its path."""
     return page(
         "delta-rule",
-        {"measured": shown(RUN, measured), "libraries": shown(LIBRARIES_RUN, libraries)},
+        {"measured": measured(load(RUN)), "libraries": libraries(load(LIBRARIES_RUN))},
     )

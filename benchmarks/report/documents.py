@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
-from benchmarks.engine.results import ROOT, Run, load
+from benchmarks.engine.results import ROOT
 
 RESULTS = ROOT / "docs" / "results"
 TEMPLATES = ROOT / "benchmarks" / "report" / "templates"
@@ -44,29 +44,15 @@ def page(name: str, sections: Mapping[str, str]) -> dict[Path, str]:
     return {RESULTS / f"{name}.md": Template(text).substitute(sections)}
 
 
-def shown(path: Path, describe: Callable[[Run], str]) -> str:
-    """Return what `describe` makes of a run, or the sentence that there is none yet.
-
-    Raises:
-        pydantic.ValidationError: the file is no run.
-    """
-    return describe(load(path)) if path.exists() else "No run of it is committed yet."
-
-
-def stale(wanted: Mapping[Path, str]) -> list[Path]:
-    """Return those files that do not hold the text that is wanted."""
-    return [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-
-
-def update(wanted: Mapping[Path, str], *, check: bool, command: str) -> None:
+def update(wanted: Mapping[Path, str], *, check: bool) -> None:
     """Write the stale documents, or only name them.
 
     Raises:
-        SystemExit: with `check`, some are stale; `command` writes them.
+        SystemExit: with `check`, some are stale.
     """
-    outdated = stale(wanted)
+    outdated = [p for p, text in wanted.items() if not p.exists() or p.read_text() != text]
     if check and outdated:
         names = ", ".join(str(path.relative_to(ROOT)) for path in outdated)
-        sys.exit(f"stale: {names}; run {command}")
+        sys.exit(f"stale: {names}; run python -m benchmarks.report")
     for path in outdated:
         path.write_text(wanted[path])

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.cases import inference
-from benchmarks.engine.limits import missed, summary
+from benchmarks.engine.limits import summary
 from benchmarks.engine.results import DATA, Run, load
-from benchmarks.report.documents import page, shown
+from benchmarks.report.documents import page
 from benchmarks.report.markdown import facts, records
 
 RUN = DATA / "inference.json"
@@ -41,9 +41,4 @@ def decoding(run: Run) -> str:
 
 def documents() -> Mapping[Path, str]:
     """Return the text of docs/results/inference.md, by its path."""
-    return page("inference", {"inference": shown(RUN, decoding)})
-
-
-def misses() -> list[str]:
-    """Return a line for the promise if the committed run breaks it."""
-    return missed(inference.limits(load(RUN))) if RUN.exists() else []
+    return page("inference", {"inference": decoding(load(RUN))})

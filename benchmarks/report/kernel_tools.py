@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from benchmarks.cases import gpu_tests, nsight, sanitizer
+from benchmarks.cases.sanitizer_calls import TOOLS
 from benchmarks.engine.results import Entry, Run
 from benchmarks.report.markdown import facts, table
 
@@ -23,9 +24,9 @@ def profile(run: Run) -> str:
     rates = ", ".join(f"{k} {run.number(f'{k}_tflops'):.0f}" for k in nsight.OPERATIONS)
     copies = f"copies {run.number('copy_gb_per_s') / 1000:.2f} TB/s"
     where = run.where(f"Nsight Compute {run.versions['Nsight Compute']}")
-    ceilings = {"ceilings": f"{copies}; products {rates} TFLOP/s", "protocol": run.protocol}
+    measured = {"rates": f"{copies}; products {rates} TFLOP/s", "protocol": run.protocol}
     parts = [call_profile(run, call) for call in run.table("calls")]
-    return "\n\n".join([facts({**where, **ceilings}), *parts])
+    return "\n\n".join([facts({**where, **measured}), *parts])
 
 
 def call_profile(run: Run, call: Entry) -> str:
@@ -79,7 +80,7 @@ def sanitizer_findings(run: Run) -> str:
     where["wall time"] = f"{run.number('seconds'):.0f} s, all tools side by side"
     counts = {n: run.settings[f"{n} calls"] for n in sanitizer.CALLS}
     rows, left_out = [], []
-    for one in run.table("tools"):
+    for one in sorted(run.table("tools"), key=lambda one: TOOLS.index(one.by)):
         watched = one.texts["calls"].split()
         calls = " and ".join(f"{counts[name]} of the {name}" for name in watched)
         planted, seconds = str(one.figures["faulty"]), f"{one.figures['seconds']:.0f}"

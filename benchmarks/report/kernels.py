@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.cases import gpu_tests, operator, operator_training, sanitizer
+from benchmarks.cases import operator, operator_training
 from benchmarks.cases.operator import BASELINE, OURS
 from benchmarks.engine.comparison import shape_of
-from benchmarks.engine.limits import COPY_SHARE, GRADIENT_ERROR, missed, summary
+from benchmarks.engine.limits import COPY_SHARE, GRADIENT_ERROR, summary
 from benchmarks.engine.results import DATA, Row, Run, load
 from benchmarks.report.documents import RESULTS, page
 from benchmarks.report.kernel_tools import profile, sanitizer_findings, tests
@@ -86,13 +86,8 @@ def forward(run: Run) -> str:
 def forgetting(run: Run) -> str:
     """Return the table of what stopping early gains."""
     header = (
-        "tokens",
-        "slow heads",
-        "from rest, ms",
-        "in full",
-        "without a pause, ms",
-        "in full",
-        "error",
+        *("tokens", "slow heads", "from rest, ms", "in full"),
+        *("without a pause, ms", "in full", "error"),
     )
     kinds = ("rested_ms", "full_rested_ms", "graph_ms", "full_graph_ms")
     rows = [
@@ -233,13 +228,3 @@ def documents() -> dict[Path, str]:
         "sanitizer": sanitizer_findings(watched),
     }
     return {**page("kernels", sections), PLOT: plot(whole)}
-
-
-def misses() -> list[str]:
-    """Return lines for figures beyond their limits, failed tests, and the sanitizer's findings."""
-    whole, trained, _, watched, tested = (load(DATA / f"{name}.json") for name in RUNS)
-    return [
-        *missed([*operator.limits(whole), *operator_training.limits(trained)]),
-        *(f"failed: {one}" for one in gpu_tests.misses(tested)),
-        *sanitizer.misses(watched),
-    ]

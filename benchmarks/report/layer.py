@@ -16,10 +16,9 @@ from benchmarks.report.documents import RESULTS, WIDTH, filled, page
 from benchmarks.report.layer_steps import profile_table
 from benchmarks.report.layer_tables import accuracy, training
 from benchmarks.report.markdown import facts, table, times
-from harness.hardware.gpus import ceiling as card_ceiling
-from harness.hardware.gpus import known
+from harness.hardware.gpus import known, published_bound
 from harness.hardware.machine import Environment
-from harness.hardware.roofline import ceiling, speed_of_light
+from harness.hardware.roofline import hardware_bound, speed_of_light
 from quasar_kernels.line_plot import Line, line_plot
 
 IN_README = (512, 2048, 16384, 100_000, 1_000_000)
@@ -186,7 +185,7 @@ def failed(run: Run) -> list[str]:
 def bound_of(machine: Environment) -> float | None:
     """Return the tokens/s that nothing exceeds on a GPU; None for an unknown GPU."""
     card = known(machine.gpu or "")
-    return ceiling(machine) or (card_ceiling(card) if card else None)
+    return hardware_bound(machine) or (published_bound(card) if card else None)
 
 
 def shares_of_bound(machine: Environment, speeds: Mapping[str, Mapping[int, float]]) -> str:
@@ -232,8 +231,9 @@ def limits(runs: Runs) -> list[Criterion]:
     ]
 
 
-def documents(runs: Runs) -> dict[Path, str]:
-    """Return the documents that the runs make by path."""
+def documents() -> dict[Path, str]:
+    """Return the page, README.md and the plots by path."""
+    runs = load_runs()
     ours = runs["overlay"]
     machine = ours.environment
     if machine is None:
@@ -264,8 +264,3 @@ def documents(runs: Runs) -> dict[Path, str]:
         readme: filled(readme, readme.read_text(), {"speed": short_table(runs)}),
         **{RESULTS / q.plot: plot(runs, q) for q in (SPEED, MEMORY, FIRST_CALL)},
     }
-
-
-def misses() -> list[str]:
-    """Return a line for each missed limit of the committed runs."""
-    return missed(limits(load_runs()))

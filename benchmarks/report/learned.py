@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 
 from benchmarks.cases.learned_text import EVERY
-from benchmarks.engine.results import DATA, Entry, Run, load
-from benchmarks.report.documents import RESULTS, shown
+from benchmarks.engine.results import Entry, Run
+from benchmarks.report.documents import RESULTS
 from benchmarks.report.markdown import facts, records
 from quasar_kernels.line_plot import FROM_ZERO, Line, Panel, Scale, line_plot, panel_plot
 
-RECALL, TEXT = DATA / "learned-recall.json", DATA / "learned-text.json"
-PLOTS = {RECALL: RESULTS / "learned-recall.svg", TEXT: RESULTS / "learned-text.svg"}
+RECALL_PLOT, TEXT_PLOT = RESULTS / "learned-recall.svg", RESULTS / "learned-text.svg"
 NAMES = {"rwkv6": "RWKV-6", "mamba2": "Mamba-2", "quasar": "Quasar"}
 COLOURS = {
     ("quasar",): "#0b6e4f",
@@ -72,9 +70,7 @@ def recall(run: Run) -> str:
         "task": task.format(**run.settings),
         "model": "{layers} blocks of {width} channels".format(**run.settings),
     }
-    return (
-        f"![recall's loss]({PLOTS[RECALL].name})\n\n{records(rows)}\n\n{facts(how | _where(run))}"
-    )
+    return f"![recall's loss]({RECALL_PLOT.name})\n\n{records(rows)}\n\n{facts(how | _where(run))}"
 
 
 def text(run: Run) -> str:
@@ -93,7 +89,7 @@ def text(run: Run) -> str:
         "model": "{layers} blocks of {width} channels, {heads} heads".format(**run.settings),
         "training": training.format(**run.settings),
     }
-    return f"![loss on a text]({PLOTS[TEXT].name})\n\n{records(rows)}\n\n{facts(how | _where(run))}"
+    return f"![loss on a text]({TEXT_PLOT.name})\n\n{records(rows)}\n\n{facts(how | _where(run))}"
 
 
 def _where(run: Run) -> dict[str, str]:
@@ -132,14 +128,3 @@ def _on(run: Run) -> str:
 
 def _by_steps(losses: Sequence[float]) -> list[tuple[float, float]]:
     return [(EVERY * (n + 1), loss) for n, loss in enumerate(losses)]
-
-
-def plots() -> dict[Path, str]:
-    """Return the plots of the committed runs, by path."""
-    drawn = {RECALL: recall_plot, TEXT: text_plot}
-    return {PLOTS[file]: draw(load(file)) for file, draw in drawn.items() if file.exists()}
-
-
-def sections() -> dict[str, str]:
-    """Return what docs/results/models.md shows of both runs, by the names of its places."""
-    return {"recall": shown(RECALL, recall), "text": shown(TEXT, text)}

@@ -6,17 +6,24 @@ from pathlib import Path
 
 from benchmarks.engine.results import DATA, load
 from benchmarks.report import learned, mechanisms, wkv6
-from benchmarks.report.documents import page, shown
-
-MECHANISMS = DATA / "mechanisms.json"
+from benchmarks.report.documents import page
 
 
 def documents() -> dict[Path, str]:
-    """Return the page and its plots by path; no plots before the first run."""
+    """Return the page and its plots by path."""
+    wkv, costs, recall, text = (
+        load(DATA / f"{name}.json")
+        for name in ("wkv6", "mechanisms", "learned-recall", "learned-text")
+    )
     sections = {
-        "wkv6": shown(DATA / "wkv6.json", wkv6.speeds),
-        "mechanisms": shown(MECHANISMS, mechanisms.section),
-        **learned.sections(),
+        "wkv6": wkv6.speeds(wkv),
+        "mechanisms": mechanisms.section(costs),
+        "recall": learned.recall(recall),
+        "text": learned.text(text),
     }
-    plots = mechanisms.plots(load(MECHANISMS)) if MECHANISMS.exists() else {}
-    return {**page("models", sections), **learned.plots(), **plots}
+    return {
+        **page("models", sections),
+        **mechanisms.plots(costs),
+        learned.RECALL_PLOT: learned.recall_plot(recall),
+        learned.TEXT_PLOT: learned.text_plot(text),
+    }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.cases import parallel
 from benchmarks.cases.parallel import figures_of
-from benchmarks.engine.limits import missed, summary
+from benchmarks.engine.limits import summary
 from benchmarks.engine.results import ROOT, Run, load
 from benchmarks.report.documents import RESULTS, page
 from benchmarks.report.markdown import facts, gib, milliseconds, not_timed, records, times
@@ -144,8 +144,3 @@ def documents() -> Mapping[Path, str]:
         "where": facts(where),
     }
     return page("parallel", sections) | {PLOT: plot(run)}
-
-
-def misses() -> list[str]:
-    """Return a line for each limit that the committed run misses."""
-    return missed(parallel.limits(load(RUN)))

@@ -93,8 +93,6 @@ def recall(run: Run) -> str:
 
 
 def documents() -> Mapping[Path, str]:
-    """Return docs/results/layer.md and its plot by path; nothing before the first run."""
-    if not RUN.exists():
-        return {}
+    """Return docs/results/layer.md and its plot by path."""
     run = load(RUN)
     return {**page("layer", {"recall": recall(run)}), PLOT: plot(run)}

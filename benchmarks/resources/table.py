@@ -51,24 +51,23 @@ class Resources:
 class Compiled:
     """One kernel on one architecture; `error` is empty when it compiled and fits.
 
-    `skipped` is the reason for a missing result: NO_KERNEL, or that nvcc does not know the
-    architecture.
+    With `skipped` it is a .cu file that has no kernel for the architecture.
     """
 
     kernel: str
     arch: int
     needs: Resources = Resources()
     error: str = ""
-    skipped: str = ""
+    skipped: bool = False
 
 
 @dataclass(frozen=True)
 class Table:
-    """Resources by kernel and architecture, and the versions of the compilers by name."""
+    """Resources by kernel and architecture, files without one, and the compilers' versions."""
 
     compilers: Mapping[str, str]
     needs: Mapping[tuple[str, int], Resources]
-    skipped: Mapping[tuple[str, int], str]
+    skipped: frozenset[tuple[str, int]]
 
 
 def dump_rows(rows: Sequence[Compiled]) -> str:
@@ -90,7 +89,7 @@ def make_table(rows: Sequence[Compiled], compilers: Mapping[str, str]) -> Table:
     return Table(
         compilers,
         {(r.kernel, r.arch): r.needs for r in rows if not r.error and not r.skipped},
-        {(r.kernel, r.arch): r.skipped for r in rows if r.skipped},
+        frozenset((r.kernel, r.arch) for r in rows if r.skipped),
     )
 
 
@@ -114,8 +113,8 @@ def dump(table: Table) -> str:
     kernels: dict[str, dict[str, Any]] = {}
     for (name, arch), needs in table.needs.items():
         kernels.setdefault(name, {})[str(arch)] = astuple(needs)
-    for (name, arch), reason in table.skipped.items():
-        kernels.setdefault(name, {})[str(arch)] = reason
+    for name, arch in sorted(table.skipped):
+        kernels.setdefault(name, {})[str(arch)] = NO_KERNEL
     lines = [f"  {json.dumps(name)}: {json.dumps(kernels[name])}" for name in sorted(kernels)]
     columns = [field.name for field in fields(Resources)]
     return (
@@ -127,16 +126,16 @@ def dump(table: Table) -> str:
 def load(text: str) -> Table:
     """Read what `dump` wrote."""
     content = json.loads(text)
-    needs, skipped = {}, {}
+    needs, skipped = {}, set()
     for name, archs in content["kernels"].items():
         for arch, row in archs.items():
-            if isinstance(row, str):
-                skipped[name, int(arch)] = row
+            if row == NO_KERNEL:
+                skipped.add((name, int(arch)))
             else:
                 needs[name, int(arch)] = Resources(
                     **dict(zip(content["columns"], row, strict=True))
                 )
-    return Table(content["compilers"], needs, skipped)
+    return Table(content["compilers"], needs, frozenset(skipped))
 
 
 def compare(kept: Table, current: Table) -> tuple[list[str], list[str]]:
@@ -156,7 +155,7 @@ def compare(kept: Table, current: Table) -> tuple[list[str], list[str]]:
     wrong = []
     for key in sorted({*kept.needs, *current.needs}):
         old, new = kept.needs.get(key), current.needs.get(key)
-        if old == new or _is_skipped(key, kept) or _is_skipped(key, current):
+        if old == new:
             continue
         where = f"{key[0]}, sm_{key[1]}"
         if old is None or new is None:
@@ -169,25 +168,17 @@ def compare(kept: Table, current: Table) -> tuple[list[str], list[str]]:
 def restrict(table: Table, archs: Sequence[int], match: str) -> Table:
     """Return the part of the table that a run for these architectures and names can speak of."""
 
-    def part(rows: Mapping[tuple[str, int], Any]) -> dict[tuple[str, int], Any]:
-        return {key: row for key, row in rows.items() if key[1] in archs and match in key[0]}
+    def matches(key: tuple[str, int]) -> bool:
+        return key[1] in archs and match in key[0]
 
-    return Table(table.compilers, part(table.needs), part(table.skipped))
+    needs = {key: row for key, row in table.needs.items() if matches(key)}
+    return Table(table.compilers, needs, frozenset(filter(matches, table.skipped)))
 
 
 def _made_by(kernel: str, arch: int) -> tuple[str, ...]:
     if ".cu" in kernel:
         return ("nvcc",)
     return ("triton", "ptxas from sm_100" if arch >= 100 else "ptxas")
-
-
-def _is_skipped(key: tuple[str, int], table: Table) -> bool:
-    # a file that could not be compiled stands for all kernels in it; one without kernels does not
-    return _reason(key, table) not in ("", NO_KERNEL)
-
-
-def _reason(key: tuple[str, int], table: Table) -> str:
-    return table.skipped.get((key[0].partition(":")[0], key[1]), "")
 
 
 def _changes(old: Resources, new: Resources) -> str:
@@ -241,6 +232,6 @@ def page(table: Table) -> str:
 
 def _cell(table: Table, key: tuple[str, int]) -> str:
     if key not in table.needs:
-        return _reason(key, table) or "-"
+        return NO_KERNEL if (key[0].partition(":")[0], key[1]) in table.skipped else "-"
     needs = table.needs[key]
     return f"{needs.registers} / {needs.spills} / {needs.shared / 1024:.3g}"

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TextIO
 
 from harness.claim.rejection import rejection
-from harness.hardware.roofline import ceiling
+from harness.hardware.roofline import hardware_bound
 from harness.sample import Failure, Sample
 from harness.terminal import printable
 
@@ -55,7 +55,7 @@ def rows(samples: Sequence[Sample]) -> list[tuple[str, ...]]:
 
 def _row(runs: Sequence[Sample]) -> tuple[str, ...]:
     speeds = [run.tokens_per_sec for run in runs]
-    bound = ceiling(runs[0].environment)
+    bound = hardware_bound(runs[0].environment)
     ratios = [ratio for run in runs if (ratio := agreement(run)) is not None]
     notes = sorted({reason for run in runs if (reason := rejection(run))})
     return (

@@ -22,7 +22,7 @@ from statistics import median
 
 from harness.claim.rejection import accepted, rejection
 from harness.claim.tolerance import lower_bound
-from harness.hardware.roofline import ceiling
+from harness.hardware.roofline import hardware_bound
 from harness.sample import Sample
 from harness.workload import WORKLOAD
 
@@ -109,7 +109,7 @@ def limits_of(runs: Sequence[Sample]) -> dict[str, float]:
         tokens = WORKLOAD.batch_size * WORKLOAD.timed_calls * runs[0].length
         seconds = max(tokens / min(speeds), HOST_SLOWDOWN * max(hosts))
         limits["host"] = tokens / seconds / ACCEPTED_SHARE
-    bound = ceiling(runs[0].environment)
+    bound = hardware_bound(runs[0].environment)
     if bound is not None:
         limits["hardware"] = bound
     return limits
@@ -169,11 +169,11 @@ def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: fl
         runs=len(counted[target]),
         median=median(m.tokens_per_sec for m in counted[target]),
         limits=limits,
-        rejected=_told(runs),
+        rejected=_rejections(runs),
     )
 
 
-def _told(runs: Mapping[int, Sequence[Sample]]) -> tuple[str, ...]:
+def _rejections(runs: Mapping[int, Sequence[Sample]]) -> tuple[str, ...]:
     """Return a sentence for each run that does not count."""
     return tuple(
         f"run {number} at {length} tokens ({run.tokens_per_sec:,.0f} tokens/s): {reason}"

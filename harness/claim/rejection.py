@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from harness.hardware.machine import Telemetry
-from harness.hardware.roofline import ceiling
+from harness.hardware.roofline import hardware_bound
 from harness.sample import Sample
 
 OTHER_MEMORY_MB = 1024.0
@@ -33,11 +33,11 @@ def _reasons(sample: Sample) -> Iterator[str]:
         yield "its correctness check failed"
     elif correctness.source_digest != sample.source_digest:
         yield "its correctness check was of other code"
-    bound = ceiling(sample.environment)
+    bound = hardware_bound(sample.environment)
     if bound is not None and sample.tokens_per_sec > bound:
         yield (
-            f"{sample.tokens_per_sec:,.0f} tokens/s cannot be: this GPU's memory and "
-            f"arithmetic end at {bound:,.0f}"
+            f"{sample.tokens_per_sec:,.0f} tokens/s cannot be: the hardware bound of this GPU is "
+            f"{bound:,.0f}"
         )
     if sample.telemetry is not None:
         yield from _disturbances(sample.telemetry, sample.elapsed_seconds)

@@ -99,7 +99,7 @@ def known(name: str) -> Gpu | None:
     )
 
 
-def ceiling(gpu: Gpu, workload: Workload = WORKLOAD) -> float:
+def published_bound(gpu: Gpu, workload: Workload = WORKLOAD) -> float:
     """Return the tokens/s that nothing exceeds: inputs read and outputs written once, and products.
 
     For a card of the table; `roofline` uses the clocks of the present one.

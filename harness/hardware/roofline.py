@@ -37,7 +37,7 @@ def operations_per_token(workload: Workload = WORKLOAD) -> int:
     return 2 * (products + 3 * workload.num_heads * size * size)
 
 
-def ceiling(machine: Environment | None, workload: Workload = WORKLOAD) -> float | None:
+def hardware_bound(machine: Environment | None, workload: Workload = WORKLOAD) -> float | None:
     """Return the hardware bound of this GPU at its highest clocks, in tokens/s.
 
     None for a CPU, or if the machine's figures are unknown.

@@ -1,6 +1,6 @@
 """The chain of a proof: the digest of an output, and the next call's factors from a digest.
 
-The subject computes it during a row of calls, the referee afterwards. docs/honesty.md derives why
+The subject computes it during the calls, the referee afterwards. docs/honesty.md derives why
 digests are coarse, why norms are summed, and which share of an output can be skipped.
 """
 
@@ -26,7 +26,7 @@ SCALED = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "g_proj.0.weight")
 """The weights that read the input, whose columns get each call's factors."""
 
 CALLS_MOST = 8192
-"""Calls of a row: of 512 tokens, they take 100 ms at 12 microseconds each."""
+"""Calls of a chain: of 512 tokens, they take 100 ms at 12 microseconds each."""
 
 LARGEST = 48
 """Size of a digest's largest number, four times what occurs: without a limit, a false digest could
@@ -38,7 +38,7 @@ _GRAPHS_MOST = 8
 
 
 @dataclass(frozen=True)
-class Chain:
+class ChainMaps:
     """The maps from outputs to digests and from digests to factors.
 
     Attributes:
@@ -51,8 +51,8 @@ class Chain:
     mixing: Tensor
 
     @classmethod
-    def draw(cls, length: int, size: float, seed: int, device: torch.device) -> Chain:
-        """Draw a chain for outputs of `length` tokens whose root mean square is `size`."""
+    def draw(cls, length: int, size: float, seed: int, device: torch.device) -> ChainMaps:
+        """Draw the maps for outputs of `length` tokens whose root mean square is `size`."""
         runs, channels = -(-length // RUN), WORKLOAD.hidden_size
         order = drawn((runs,), seed, device).argsort()
         signs = 1.0 - 2.0 * (order % 2)
@@ -93,9 +93,9 @@ class Chain:
 
 
 def fill_keys(keys: Tensor, seed: int) -> Tensor:
-    """Write the keys of a row's calls into `[calls, channels]`, multiples of 1/256, and return it.
+    """Write a chain's keys into `[calls, channels]`, multiples of 1/256, and return it.
 
-    Without keys, one false digest would lead into a row that was computed before.
+    Without keys, one false digest would lead into a chain that was computed before.
     """
     generator = torch.Generator(keys.device).manual_seed(seed)
     return keys.random_(_LEVELS, generator=generator).div_(_LEVELS)
@@ -110,11 +110,11 @@ class Link:
 
     Args:
         weights: `[outputs, channels]` each; their columns are scaled where they lie.
-        calls: of the longest row.
+        calls: of the longest chain.
     """
 
-    def __init__(self, chain: Chain, weights: Sequence[Tensor], calls: int) -> None:
-        self._chain, self._weights = chain, list(weights)
+    def __init__(self, maps: ChainMaps, weights: Sequence[Tensor], calls: int) -> None:
+        self._maps, self._weights = maps, list(weights)
         stacked = torch.cat(self._weights)
         self._slope, self._offset = _WIDTH * stacked, _offset() * stacked
         self.digests = stacked.new_zeros(calls, stacked.shape[1])
@@ -126,7 +126,7 @@ class Link:
 
     @torch.no_grad()
     def start(self, seed: int, calls: int) -> None:
-        """Begin a row of calls, whose keys have this seed."""
+        """Begin a chain, whose calls' keys have this seed."""
         fill_keys(self._keys[:calls], seed)
         self._at.zero_()
         self._rescale(self._keys.new_zeros(self._keys.shape[1]))
@@ -158,14 +158,14 @@ class Link:
         return graph
 
     def _link(self, y: Tensor) -> None:
-        digest = self._chain.sums(y).round_()
+        digest = self._maps.sums(y).round_()
         self.digests.index_copy_(0, self._at, digest)
         self._at.add_(1)
         self._rescale(digest[0])
 
     def _rescale(self, digest: Tensor) -> None:
         key = self._keys.index_select(0, self._at)[0]
-        fractions = self._chain.fractions(key, digest)
+        fractions = self._maps.fractions(key, digest)
         scaled = torch.addcmul(self._offset, self._slope, fractions)
         sizes = [len(weight) for weight in self._weights]
         torch._foreach_copy_(self._weights, torch.split(scaled, sizes))

@@ -1,7 +1,7 @@
 """The speed of untrusted code by the referee's own clock; docs/honesty.md has the reasons.
 
-The layer is called in a row on inputs that each depend on the output of the call before. The
-referee takes the time of the row, and computes its calls itself: all of them for a fork.
+The layer is called in chains: each input depends on the output of the call before. The referee
+times a chain, and computes its calls itself: all of them for a fork.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.worker.chain import (
     RUN,
     SCALED,
     STEP,
-    Chain,
+    ChainMaps,
     Link,
     fill_keys,
 )
@@ -32,31 +32,31 @@ from harness.worker.own_layer import SEGMENT, draw_weights, output_size, outputs
 from harness.worker.referee import SubjectProxy
 from harness.workload import WORKLOAD
 
-ROWS, ROW_SECONDS = 3, 0.1
-"""Timed rows, and least seconds of one. The best counts: interference only slows rows down."""
+CHAINS, CHAIN_SECONDS = 3, 0.1
+"""Timed chains, and least seconds of one. The best counts: interference only slows one down."""
 
-SHORT, ROWS_OF_SHORT = 16_384, 8
-"""Calls of fewer tokens wait for the host, whose slow phases last longer than three rows."""
+SHORT, CHAINS_OF_SHORT = 16_384, 8
+"""Calls of fewer tokens wait for the host, whose slow phases last longer than three chains."""
 
 CALLS_LEAST = 4
 
 VERIFIED_TOKENS = {"cuda": 1 << 25, "cpu": 1 << 17}
-"""Most tokens of a row. The referee computes all of its calls: after one false digest that it does
-not compute, the rest of a row could run at the same time as the calls before it."""
+"""Most tokens of a chain. The referee computes all its calls: after a false digest that it does not
+compute, the rest of a chain could run at the same time as the calls before it."""
 
 VERIFIED_OWN = 4
-"""Calls that the referee computes for one's own code, whose claim does not rest on the row."""
+"""Calls that the referee computes for one's own code, whose claim does not rest on the chain."""
 
 LINK_MOST = 0.2
-"""Largest share of a row's time to subtract, so that slowing `time_link` down is no gain."""
+"""Largest share of a chain's time to subtract, so that slowing `time_link` down is no gain."""
 
 RATIO = {"cuda": 1.3, "cpu": 3.0}
-"""Largest accepted ratio of the speeds of the loop and a row, for one's own code."""
+"""Largest accepted ratio of the speeds of the loop and a chain, for one's own code."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """Calls in a row: the seed of their keys, their digests `[calls, channels]`, their seconds."""
+class Chain:
+    """A timed chain: the seed of its keys, its digests `[calls, channels]`, its seconds."""
 
     seed: int
     digests: Tensor
@@ -65,21 +65,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Proof:
-    """The best row and its inputs.
+    """The best chain and its inputs.
 
     `vram_bytes` and `first_call_seconds` are the subject's report.
     """
 
     weights: dict[str, Tensor]
     x: tuple[int, int]  # length and seed
-    chain: tuple[float, int]  # size of the outputs and seed
-    row: Row
+    maps: tuple[float, int]  # size of the outputs and seed
+    chain: Chain
     vram_bytes: int
     first_call_seconds: float
 
     def seconds_per_call(self, link_seconds: float = 0.0) -> float:
         """Return the seconds of a call, without those of the harness's own work after it."""
-        whole = self.row.seconds / len(self.row.digests)
+        whole = self.chain.seconds / len(self.chain.digests)
         return max(whole - link_seconds, (1 - LINK_MOST) * whole)
 
 
@@ -87,28 +87,28 @@ def take(subject: SubjectProxy, length: int, device: torch.device, *, enough: fl
     """Request calls of the subject's layer on `length` tokens, and time them.
 
     Args:
-        enough: seconds of a call, of which no better row is wanted.
+        enough: seconds of a call, of which no better chain is wanted.
 
     Raises:
         WorkerError: its answers are none.
     """
-    weights, seed, chain_seed = draw_weights(device), secret_seed(), secret_seed()
+    weights, seed, maps_seed = draw_weights(device), secret_seed(), secret_seed()
     size = output_size(weights, device)
     prepared, _ = subject.ask(
-        "prepare", weights, length=length, seed=seed, size=size, chain_seed=chain_seed
+        "prepare", weights, length=length, seed=seed, size=size, maps_seed=maps_seed
     )
     return Proof(
         weights=weights,
         x=(length, seed),
-        chain=(size, chain_seed),
-        row=_best_row(subject, length, device, enough),
+        maps=(size, maps_seed),
+        chain=_best_chain(subject, length, device, enough),
         vram_bytes=int(prepared["vram_bytes"]),
         first_call_seconds=float(prepared["first_call_seconds"]),
     )
 
 
 def time_link(length: int, device: torch.device) -> float:
-    """Return the seconds that the harness's own work takes between two calls of a row.
+    """Return the seconds that the harness's own work takes between two calls of a chain.
 
     To be called before the subject has loaded any code, which could slow this down.
     """
@@ -126,7 +126,7 @@ def _time_link(length: int, device: torch.device) -> float:
         torch.bfloat16 if on_gpu else torch.float32
     )
     scaled = [weights[name] for name in SCALED]
-    link = Link(Chain.draw(length, 1.0, 0, device), scaled, CALLS_MOST)
+    link = Link(ChainMaps.draw(length, 1.0, 0, device), scaled, CALLS_MOST)
     # A product writes the output on a GPU, as a layer's last one does: the clock then falls as far
     # under the power limit, and the link reads what the product has left in the cache.
     write = _product(y) if on_gpu else y.neg_
@@ -135,7 +135,7 @@ def _time_link(length: int, device: torch.device) -> float:
         link.start(0, calls)
         without = _time(calls, device, write)
         seconds = _time(calls, device, write, lambda: link(y))
-        if attempt:  # the first row captures
+        if attempt:  # the first chain captures
             alone, both = min(alone, without), min(both, seconds)
         calls = max(CALLS_LEAST, min(math.ceil(0.02 / seconds), CALLS_MOST))
     return max(0.0, both - alone)
@@ -163,43 +163,45 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _best_row(subject: SubjectProxy, length: int, device: torch.device, enough: float = 0.0) -> Row:
-    """Time rows of ROW_SECONDS, if that many calls can be verified, and return the fastest.
+def _best_chain(
+    subject: SubjectProxy, length: int, device: torch.device, enough: float = 0.0
+) -> Chain:
+    """Time chains of CHAIN_SECONDS, if that many calls can be verified, and return the fastest.
 
     Each follows an untimed one, which wakes the GPU up.
     """
     calls, best = CALLS_LEAST, math.inf
     most = max(CALLS_LEAST, min(CALLS_MOST, VERIFIED_TOKENS[device.type] // length))
-    rows = ROWS_OF_SHORT if length < SHORT else ROWS
-    while rows:
-        _ask(subject, WORKLOAD.warmup_calls)
-        row = _ask(subject, calls)
-        per_call = row.seconds / calls
-        if row.seconds >= ROW_SECONDS or calls == most:
-            rows -= 1
+    chains = CHAINS_OF_SHORT if length < SHORT else CHAINS
+    while chains:
+        _run_chain(subject, WORKLOAD.warmup_calls)
+        chain = _run_chain(subject, calls)
+        per_call = chain.seconds / calls
+        if chain.seconds >= CHAIN_SECONDS or calls == most:
+            chains -= 1
             if per_call < best:
-                best, fastest = per_call, row
+                best, fastest = per_call, chain
             if per_call <= enough:
                 break
         else:
-            calls = min(max(calls + 1, math.ceil(1.15 * ROW_SECONDS / per_call)), most)
+            calls = min(max(calls + 1, math.ceil(1.15 * CHAIN_SECONDS / per_call)), most)
     return fastest
 
 
-def _ask(subject: SubjectProxy, calls: int) -> Row:
-    """Request a row of calls and measure its time."""
+def _run_chain(subject: SubjectProxy, calls: int) -> Chain:
+    """Request a chain of calls and measure its time."""
     seed = secret_seed()
     started = time.monotonic()
-    _, tensors = subject.ask("row", seed=seed, calls=calls)
+    _, tensors = subject.ask("chain", seed=seed, calls=calls)
     seconds = time.monotonic() - started
     digests = tensors.get("digests", torch.zeros(0))
     if digests.shape != (calls, WORKLOAD.hidden_size) or digests.dtype != torch.int8:
-        raise WorkerError(f"the digests of a row have the shape {tuple(digests.shape)}", "gate")
-    return Row(seed, digests, seconds)
+        raise WorkerError(f"the digests of a chain have the shape {tuple(digests.shape)}", "gate")
+    return Chain(seed, digests, seconds)
 
 
 def cross_check(subject: SubjectProxy, length: int, device: torch.device, per_call: float) -> None:
-    """Compare the seconds of a call in the loop of one's own code with those in a row of calls.
+    """Compare the seconds of a call in the loop of one's own code with those in a chain.
 
     Ends the subject.
 
@@ -219,34 +221,34 @@ def cross_check(subject: SubjectProxy, length: int, device: torch.device, per_ca
 
 
 def verify(proof: Proof, device: torch.device, most: int = CALLS_MOST) -> None:
-    """Compute the calls of the row, or `most` of them, and compare their digests.
+    """Compute the calls of the chain, or `most` of them, and compare their digests.
 
     To be called when the subject has ended: its memory is needed.
 
     Args:
-        most: if the row has more calls, the last one and others at random.
+        most: if the chain has more calls, the last one and others at random.
 
     Raises:
         WorkerError: `gate`, when a digest is not that of the layer.
     """
-    (length, seed), (size, chain_seed) = proof.x, proof.chain
+    (length, seed), (size, maps_seed) = proof.x, proof.maps
     x = drawn((1, length, WORKLOAD.hidden_size), seed, device)
-    _verify(Chain.draw(length, size, chain_seed, device), proof.weights, x, proof.row, most)
+    _verify(ChainMaps.draw(length, size, maps_seed, device), proof.weights, x, proof.chain, most)
 
 
 def _verify(
-    chain: Chain, weights: Mapping[str, Tensor], x: Tensor, row: Row, most: int = CALLS_MOST
+    maps: ChainMaps, weights: Mapping[str, Tensor], x: Tensor, chain: Chain, most: int = CALLS_MOST
 ) -> None:
     checker = Checker.draw(x.device)
-    digests, calls = row.digests.to(x.device, torch.float32), len(row.digests)
+    digests, calls = chain.digests.to(x.device, torch.float32), len(chain.digests)
     checker.bound("digests: size", f"{calls} calls", float(digests.abs().max()), LARGEST)
     count = min(calls, most)
     chosen = [*random.SystemRandom().sample(range(calls - 1), count - 1), calls - 1]
-    keys = fill_keys(torch.empty_like(digests), row.seed)[chosen]
+    keys = fill_keys(torch.empty_like(digests), chain.seed)[chosen]
     before = torch.cat((torch.zeros_like(digests[:1]), digests[:-1]))[chosen]
     at_once = SEGMENT // RUN
     parts = zip(torch.split(keys, at_once), torch.split(before, at_once), strict=True)
-    sums = torch.cat([_sums(chain, weights, x, chain.factors(*part)) for part in parts])
+    sums = torch.cat([_sums(maps, weights, x, maps.factors(*part)) for part in parts])
     apart = digests[chosen] - sums
     error, where = checker.limits.layer / STEP, f"{count} of {calls} calls"
     square = float(apart.square().mean())
@@ -259,10 +261,10 @@ def _verify(
         raise WorkerError(f"the timed calls did not compute the layer: {wrong[0]}", "gate")
 
 
-def _sums(chain: Chain, weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Tensor:
+def _sums(maps: ChainMaps, weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Tensor:
     """Return the numbers `[calls, channels]` that the digests of calls round, by these factors."""
     sums, first = torch.zeros_like(factors), 0
     for y in outputs(weights, x, factors):
-        sums += chain.sums(y, first)
+        sums += maps.sums(y, first)
         first += -(-y.shape[1] // RUN)
     return sums

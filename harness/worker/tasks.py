@@ -121,7 +121,7 @@ def _prove(job: Job, subject: SubjectProxy | None) -> BaseModel:
     proof = take(proxy, job.length, device)
     proxy.end()
     verify(proof, device)
-    calls, per_call = len(proof.row.digests), proof.seconds_per_call(link_seconds)
+    calls, per_call = len(proof.chain.digests), proof.seconds_per_call(link_seconds)
     return _sample(
         *(job, imported, device, started_at),
         tokens_per_sec=WORKLOAD.batch_size * job.length / per_call,

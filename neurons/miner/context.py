@@ -135,7 +135,7 @@ class Context:
             Retry: the server cannot be reached.
         """
         standing = look(submission, self.client)
-        foreign = self.journal.note_strangers(
+        foreign = self.journal.note_foreign(
             submission.hotkey, submission.api_url, standing.others, self.now()
         )
         if foreign:

@@ -214,9 +214,9 @@ def backoff_seconds(attempts: int, jitter: float, after: float | None = None) ->
         jitter: a number in [0, 1] that spreads miners out; the pause is scaled by 0.5 to 1.
         after: seconds that the server requested; a lower bound, itself capped.
     """
-    ceiling = min(RETRY_MAX_SECONDS, RETRY_FIRST_SECONDS * 2.0 ** min(attempts - 1, 30))
+    longest = min(RETRY_MAX_SECONDS, RETRY_FIRST_SECONDS * 2.0 ** min(attempts - 1, 30))
     requested = min(after or 0.0, RETRY_AFTER_MAX_SECONDS)
-    return max(ceiling * (0.5 + 0.5 * jitter), requested + jitter)
+    return max(longest * (0.5 + 0.5 * jitter), requested + jitter)
 
 
 def fail(

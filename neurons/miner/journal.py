@@ -112,7 +112,7 @@ class Journal:
         with transaction(self._database):
             self._database.execute("INSERT OR REPLACE INTO apis VALUES (?, ?)", (api_url, now))
 
-    def note_strangers(
+    def note_foreign(
         self, hotkey: str, api_url: str, submission_ids: Iterable[int], now: float
     ) -> list[int]:
         """Record the hotkey's foreign submissions (not sent by this journal); return new ones.
@@ -138,7 +138,7 @@ class Journal:
                 if self._database.execute(insert, (api_url, hotkey, number, now)).rowcount
             ]
 
-    def strangers(self, hotkey: str, api_url: str, since: float) -> list[int]:
+    def foreign(self, hotkey: str, api_url: str, since: float) -> list[int]:
         """Return the numbers of foreign submissions recorded since a time, in ascending order."""
         rows = self._database.execute(
             "SELECT submission_id FROM strangers WHERE hotkey = ? AND api_url = ? AND seen_at >= ? "

@@ -72,7 +72,7 @@ PROVEN = {
     "ForgesByBatches": DIGESTS,
     "ForgesByHalves": DIGESTS,
     "ForgesByALoop": DIGESTS,
-    "ForgesAPreparedRow": DIGESTS,
+    "ForgesAPreparedChain": DIGESTS,
     "ForgesSolvedDigests": "digests: size",
     "ForgesEveryOtherCall": DIGESTS,
     "ForgesOneCallInFour": DIGESTS,
@@ -88,7 +88,7 @@ PROVEN = {
 SLOW = ("Slow", "ForgesTheClock", "ForgesItsFirstCalls", "StartsTrivial")
 """Layers whose honest calls take at least 30 ms: nothing in their process makes them faster."""
 MANY_CALLS = {"ForgesByHalves"}
-"""Cheats that compute some hundred calls in each row."""
+"""Cheats that compute some hundred calls in each chain."""
 CHEATS = [
     *(("check", "operators", name, 64) for name in OPERATORS),
     *(("check", "layers", name, 64) for name in LAYERS),

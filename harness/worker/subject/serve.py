@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from harness.worker.chain import CALLS_MOST, SCALED, Chain, Link
+from harness.worker.chain import CALLS_MOST, SCALED, ChainMaps, Link
 from harness.worker.failures import WorkerError, describe_failure
 from harness.worker.inputs import drawn, fill
 from harness.worker.machine.telemetry import quiet_snapshot
@@ -139,14 +139,14 @@ class InProcessSubject:
         return result.model_dump(mode="json")
 
     def prepare(
-        self, weights: Mapping[str, Tensor], length: int, seed: int, size: float, chain_seed: int
+        self, weights: Mapping[str, Tensor], length: int, seed: int, size: float, maps_seed: int
     ) -> dict[str, Any]:
         """Set the layer's weights and a new x, and call the layer until it is warm.
 
         Args:
             weights: written into the memory of the present ones.
             seed: of x `[1, length, hidden_size]`.
-            size, chain_seed: of the chain.
+            size, maps_seed: of the chain's maps.
 
         Raises:
             WorkerError: the layer has no such weight.
@@ -169,8 +169,8 @@ class InProcessSubject:
                 first_call = time.monotonic() - started
         synchronize(self._device)
         vram = torch.cuda.max_memory_allocated() if self._device.type == "cuda" else 0
-        chain = Chain.draw(length, size, chain_seed, self._device)
-        self._link = Link(chain, [held[name].data for name in SCALED], CALLS_MOST)
+        maps = ChainMaps.draw(length, size, maps_seed, self._device)
+        self._link = Link(maps, [held[name].data for name in SCALED], CALLS_MOST)
         return {"vram_bytes": vram, "first_call_seconds": first_call}
 
     def call(self) -> None:
@@ -178,8 +178,8 @@ class InProcessSubject:
         with recording(self._device):
             self._held["y"] = self._layer(self._held["x"])[0].detach()
 
-    def row(self, seed: int, calls: int) -> Tensors:
-        """Call the layer in a row, on inputs that depend on the output of the call before.
+    def chain(self, seed: int, calls: int) -> Tensors:
+        """Call the layer in a chain: each input depends on the output of the call before.
 
         Args:
             seed: of the calls' keys.
@@ -239,9 +239,9 @@ class _Server:
             "gradients": local.gradients,
             "time": lambda: local.time(body["length"]),
             "prepare": lambda: local.prepare(
-                tensors, body["length"], body["seed"], body["size"], body["chain_seed"]
+                tensors, body["length"], body["seed"], body["size"], body["maps_seed"]
             ),
-            "row": lambda: local.row(body["seed"], body["calls"]),
+            "chain": lambda: local.chain(body["seed"], body["calls"]),
             "tampered": lambda: {"names": local.tampered()},
         }
         return calls[op]()  # type: ignore[no-any-return]

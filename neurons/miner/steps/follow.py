@@ -92,10 +92,8 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
         reason = f"The server has lost it: its round {submission.round_id} is another one now."
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
     place = _place(submission, context, relation)
-    strangers = context.journal.strangers(
-        submission.hotkey, submission.api_url, submission.created_at
-    )
-    conclusion = conclude(submission, row, place, strangers)
+    foreign = context.journal.foreign(submission.hotkey, submission.api_url, submission.created_at)
+    conclusion = conclude(submission, row, place, foreign)
     if submission.mode == "commit_reveal" and may_be_early(conclusion):
         suspect_early_judgement(submission, context)
     return context.move(submission, weighted_score=_claimed_score(submission), **vars(conclusion))
@@ -174,15 +172,15 @@ def conclude(
     submission: Submission,
     row: Performer | None,
     place: tuple[int, Weight] | None,
-    strangers: Sequence[int] = (),
+    foreign: Sequence[int] = (),
 ) -> Conclusion:
     """Return the verdict that a row of the statistics and a place among the weights show.
 
     Args:
-        strangers: the API's rows of this hotkey that this state folder did not send. Weights name
+        foreign: the API's rows of this hotkey that this state folder did not send. Weights name
             the hotkey alone, so a place may be theirs.
     """
-    rank, weight = (place[0], place[1].weight) if place and not strangers else (None, None)
+    rank, weight = (place[0], place[1].weight) if place and not foreign else (None, None)
     if row is not None and row.rank:
         rank = row.rank
     if submission.judged_early_at is not None:  # a score of 0 would not be about the claim
@@ -211,11 +209,11 @@ def conclude(
             reason="It left the validators' queue after it was revealed, and is ranked. The API "
             "shows no score and ranks claims by what they say: whether it was measured is unknown.",
         )
-    if place and strangers:
+    if place and foreign:
         return Conclusion(
             State.UNRANKED,
             reason=f"The API ranks this hotkey {place[0]}, and holds submissions of it that this "
-            f"state folder did not send ({', '.join(map(str, strangers))}): the rank may be "
+            f"state folder did not send ({', '.join(map(str, foreign))}): the rank may be "
             "theirs.",
         )
     return Conclusion(

@@ -41,9 +41,8 @@ def run(submission: Submission, context: Context) -> Submission:
             if submission.closed:
                 return submission
             _check(submission, context)
-            submission = _watch_queue(
-                submission, context
-            )  # the check at GitHub may have taken long
+            # the check at GitHub may have taken long
+            submission = _watch_queue(submission, context)
             if submission.closed:
                 return submission
             submission = context.move(submission, State.REVEALING)

@@ -10,16 +10,16 @@ PAUSE = 0.03
 """Seconds that an honest call of the slow layers takes at least, on any machine."""
 
 
-def answering(row):
-    """Return a layer whose process answers for a row of calls by `row(local, seed, calls)`."""
+def answering(chain):
+    """Return a layer whose process answers for a chain of calls by `chain(local, seed, calls)`."""
 
     class Answering(honest.QuasarAttention):
         def __init_subclass__(cls):
             from harness.worker.subject import serve
 
-            global true_row
-            true_row, prepare = serve.InProcessSubject.row, serve.InProcessSubject.prepare
-            serve.InProcessSubject.row = row
+            global true_chain
+            true_chain, prepare = serve.InProcessSubject.chain, serve.InProcessSubject.prepare
+            serve.InProcessSubject.chain = chain
 
             def prepared(self, weights, *rest):
                 from harness.worker.chain import SCALED
@@ -33,7 +33,7 @@ def answering(row):
 
 
 def digest_of(local, y):
-    return local._link._chain.sums(y).round()
+    return local._link._maps.sums(y).round()
 
 
 def outputs(local, keys, digests):
@@ -42,7 +42,7 @@ def outputs(local, keys, digests):
     with torch.no_grad():
         for weight, true in zip(link._weights, local.true, strict=True):
             weight.copy_(true)
-        factors = link._chain.factors(keys, digests)
+        factors = link._maps.factors(keys, digests)
         return local._layer(local._held["x"] * factors[:, None])[0]
 
 
@@ -63,24 +63,24 @@ def _batched(local, seed, calls):
 
 
 def _prepared(local, seed, calls):
-    """Reports one false digest, that before a row which it has computed long ago."""
-    if not hasattr(local, "rows"):
-        local.rows = true_row(local, 7, 64)["digests"]
-    found = local.rows[torch.arange(calls) % 64].clone()
+    """Reports one false digest, that before a chain which it has computed long ago."""
+    if not hasattr(local, "digests"):
+        local.digests = true_chain(local, 7, 64)["digests"]
+    found = local.digests[torch.arange(calls) % 64].clone()
     return {"digests": found}
 
 
 def _looping(local, seed, calls):
     """Computes a few calls, and reports their digests again and again."""
     some = min(calls, 3)
-    found = true_row(local, seed, some)["digests"]
+    found = true_chain(local, seed, some)["digests"]
     return {"digests": found[torch.arange(calls) % some]}
 
 
 def _parted(local, seed, calls):
-    """Computes both halves of a row at the same time, the second one behind a false digest.
+    """Computes both halves of a chain at the same time, the second one behind a false digest.
 
-    It answers short rows fast enough to get a row of a hundred calls, most of them not looked at.
+    It answers short chains fast enough to get one of a hundred calls, most of them not looked at.
     """
     if calls < 90:
         time.sleep(calls * 1e-3)
@@ -99,7 +99,7 @@ def _parted(local, seed, calls):
 
 
 def _skipping(every):
-    def row(local, seed, calls):
+    def chain(local, seed, calls):
         link = local._link
         link.start(seed, calls)
         for call in range(calls):
@@ -108,7 +108,7 @@ def _skipping(every):
             link(local._held["y"] if call % every else local._held["y"].flip(1))
         return {"digests": link.digests[:calls].to(torch.int8)}
 
-    return row
+    return chain
 
 
 def _windows(local, seed, calls):
@@ -136,7 +136,7 @@ def _solved(local, seed, calls):
 
     The mixing matrix has an inverse modulo 256 as a rule.
     """
-    digests = true_row(local, seed, calls)["digests"]
+    digests = true_chain(local, seed, calls)["digests"]
     digests[::2] = (digests[::2].long() * 85 + 127).to(torch.int8)  # what a solution looks like
     return {"digests": digests}
 
@@ -145,7 +145,7 @@ ForgesItsDigests = answering(_guessed)
 ForgesByBatches = answering(_batched)
 ForgesByHalves = answering(_parted)
 ForgesByALoop = answering(_looping)
-ForgesAPreparedRow = answering(_prepared)
+ForgesAPreparedChain = answering(_prepared)
 ForgesSolvedDigests = answering(_solved)
 ForgesEveryOtherCall = answering(_skipping(2))
 ForgesOneCallInFour = answering(_skipping(4))
@@ -234,20 +234,20 @@ class ForgesTheClock(Slow):
 
 
 class ForgesItsFirstCalls(Slow):
-    """Is slow at first, so that rows get few calls, and answers those at once from its memory."""
+    """Is slow at first, so that chains get few calls, and answers those at once from its memory."""
 
     def __init_subclass__(cls):
         from harness.worker.subject import serve
 
-        true, rows = serve.InProcessSubject.row, []
+        true, chains = serve.InProcessSubject.chain, []
 
-        def row(self, seed, calls):
-            rows.append(calls)
-            if len(rows) < 3:
+        def chain(self, seed, calls):
+            chains.append(calls)
+            if len(chains) < 3:
                 time.sleep(1)
             return true(self, seed, calls)
 
-        serve.InProcessSubject.row = row
+        serve.InProcessSubject.chain = chain
 
 
 class StartsTrivial(Slow):

@@ -13,7 +13,7 @@ from benchmarks.cases import claim_acceptance
 from benchmarks.cases.claim_noise import SHAPES, Shape
 from benchmarks.cases.claim_simulation import RATIO_LEAST, REFUTED_MOST, limits, simulate
 from benchmarks.engine.limits import missed
-from benchmarks.engine.results import Entry, Run, load, write
+from benchmarks.engine.results import Entry, Run, load
 from benchmarks.report import claim as page
 from benchmarks.report.documents import RESULTS
 from tests.benchmarks.runs import run_of
@@ -123,14 +123,8 @@ def test_what_must_hold_on_a_gpu(changes: dict[str, Any], what: str | None) -> N
     assert all(str(what) in line for line in found)
 
 
-def test_the_page_shows_a_run_on_a_gpu_once_there_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page, "ACCEPTANCE", tmp_path / "acceptance.json")
-    assert "No run of it is committed yet." in page.documents()[DOCUMENT]
-    write(page.ACCEPTANCE, judged(claim=99e6, speeds=(100e6, 101e6, 99e6)))
-    text = page.documents()[DOCUMENT]
-    assert "No run of it" not in text
+def test_the_page_shows_a_run_on_a_gpu() -> None:
+    text = page.acceptance(judged(claim=99e6, speeds=(100e6, 101e6, 99e6)))
     assert "| claim at 1,000 tokens | 99.0 M tokens/s by 5 runs |" in text
     assert "| validator's loop | 3 runs, 99.0 to 101.0, median 100.0 |" in text
 

@@ -7,7 +7,6 @@ import torch
 
 from benchmarks.cases.delta_rule import (
     BATCHED,
-    CALLS,
     CHECKED_TOKENS,
     GATED,
     LONG,
@@ -23,7 +22,7 @@ from benchmarks.cases.delta_rule import (
 )
 from benchmarks.engine.comparison import Shape, part, results, wide
 from benchmarks.engine.limits import missed
-from benchmarks.engine.results import Entry, Run, write
+from benchmarks.engine.results import Entry, Run
 from benchmarks.report import delta_rule as page
 from benchmarks.report.documents import RESULTS
 from quasar_kernels import delta_rule
@@ -149,12 +148,6 @@ def test_the_tables_show_the_run(run):
     assert "2.0e-03 (k)" in text
     assert "90%" in text
     assert "## Limits\n\nAll " in text
-    assert "stopped before: delta rule, forward, 1 x 16,384 x 8 x 64; gated" in text
-    whole = [
-        Entry(table="calls", of={"rule": r, "way": w, **s._asdict()}, by="cuda", failure="none")
-        for r, w, s in CALLS
-    ]
-    assert "stopped" not in page.speeds(run.model_copy(update={"entries": tuple(whole)}))
 
 
 def test_a_call_that_fla_refuses_is_named_with_its_reason(run):
@@ -179,13 +172,3 @@ def test_other_libraries_have_a_table_and_what_is_missing_its_reason(run):
     assert "FlashQLA" not in page.errors(run)
     (found,) = missed(limits(with_library(run, 0.9)))
     assert "library: 0.6429, limit 0.666667" in found
-
-
-def test_the_page_shows_a_run_once_there_is_one(run, tmp_path, monkeypatch):
-    for name in ("RUN", "LIBRARIES_RUN"):
-        monkeypatch.setattr(page, name, tmp_path / name)
-    assert page.documents()[DOCUMENT].count("No run of it is committed yet.") == 2
-    write(page.RUN, run)
-    assert "1 x 1,000,000 x 8 x 64" in page.documents()[DOCUMENT]
-    write(page.LIBRARIES_RUN, run)
-    assert "| libraries | fla-core 1.0 |" in page.documents()[DOCUMENT]

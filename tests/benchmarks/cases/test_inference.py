@@ -14,9 +14,7 @@ from benchmarks.report.inference import decoding
 from tests.benchmarks.runs import changed
 
 
-def test_a_trial_measures_every_way_and_a_slow_server_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trial_measures_every_way_and_a_slow_server_is_named(tmp_path: Path) -> None:
     out = tmp_path / "inference.json"
     arguments = ["--device", "cpu", "--size", "tiny", "--new", "4", "--out", str(out)]
     assert run_case(inference, arguments) == 0
@@ -24,8 +22,7 @@ def test_a_trial_measures_every_way_and_a_slow_server_is_named(
     assert [entry.by for entry in run.entries] == ["generate", "server", "generate, static cache"]
     speeds = [entry.figures["tokens_per_sec"] for entry in run.entries]
     assert min(speeds) > 0
-    assert f"{speeds[1]:.1f}" in capsys.readouterr().out
-
+    assert f"{speeds[1]:.1f}" in decoding(run)
     slower = changed(run, "ways/1/figures/tokens_per_sec", speeds[2] / 2)
     (promise,) = limits(slower)
     assert promise.value == pytest.approx(0.5)

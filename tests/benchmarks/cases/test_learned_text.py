@@ -52,11 +52,9 @@ def test_the_command_writes_each_training_and_the_page_shows_them(tmp_path, monk
         assert last < first < 1.1 * math.log(256)
         assert 2 < entry.figures["held_out"] < math.log(256)
 
-    monkeypatch.setattr(page, "TEXT", file)
-    monkeypatch.setattr(page, "PLOTS", {page.RECALL: tmp_path / "r.svg", file: tmp_path / "t.svg"})
-    shown = page.sections()["text"]
+    shown = page.text(run)
     assert "| Mamba-2 |" in shown
     assert f"{run.entries[0].figures['held_out']:.4f}" in shown
-    drawn = ElementTree.fromstring(page.plots()[tmp_path / "t.svg"])  # noqa: S314 made above
+    drawn = ElementTree.fromstring(page.text_plot(run))  # noqa: S314 made above
     labels = {e.text for e in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert {"Mamba-2", "RWKV-6 + Quasar"} <= labels

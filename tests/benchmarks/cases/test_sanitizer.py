@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 from argparse import Namespace
@@ -64,15 +63,11 @@ def sanitize(folder: Path, *options: str, **says: str) -> subprocess.CompletedPr
     return run_python("-m", "benchmarks", "sanitizer", *options, env=env)
 
 
-def timeless(text: str) -> list[str]:
-    """Return the lines of a report without the seconds that a tool took."""
-    return [re.sub(r" \(\d+ s\)$", "", line) for line in text.splitlines()]
-
-
 def test_clean_kernels_end_with_0_and_every_tool_is_named(tmp_path: Path) -> None:
     done = sanitize(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(timeless(done.stdout)) == [f"{tool}: 0 findings" for tool in sorted(TOOLS)]
+    assert all(f"tools, {tool}: findings 0" in done.stderr for tool in TOOLS)
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -99,7 +94,8 @@ def test_findings_a_blind_tool_wrong_calls_and_stuck_ones_end_with_1(
 
 def test_racecheck_judges_the_layer_once_it_understands_its_handshake(tmp_path: Path) -> None:
     blind = sanitize(tmp_path, "--tool", "racecheck", LAYER="4")
-    assert (blind.returncode, timeless(blind.stdout)) == (0, ["racecheck: 0 findings"])
+    assert (blind.returncode, blind.stdout) == (0, "")
+    assert "tools, racecheck: findings 0" in blind.stderr
     seeing = sanitize(tmp_path, "--tool", "racecheck", HANDSHAKE="0", LAYER="4")
     assert seeing.returncode == 1
     assert "racecheck: 4 findings" in seeing.stdout
@@ -140,7 +136,7 @@ def test_the_file_is_written_after_every_tool_and_what_is_cut_off_is_not_clean(
     runs = list(sanitizer.measure(args))
     assert [len(run.entries) for run in runs] == [1, 2, 3]
     assert [entry.by for entry in runs[0].entries] == ["racecheck"]  # without the stuck layer
-    assert [entry.by for entry in runs[-1].entries] == list(TOOLS)
+    assert {entry.by for entry in runs[-1].entries} == set(TOOLS)
     assert runs[-1].versions == {"compute-sanitizer": "2025.3.1.0"}
     assert misses(runs[-1]) == [
         f"{tool}: layer was cut off after 5 s" for tool in ("memcheck", "initcheck")

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.cases.mechanisms import bound_ms
 from benchmarks.engine.mechanism_work import call_of
-from benchmarks.engine.results import DATA, Entry, Run, load, write
+from benchmarks.engine.results import DATA, Entry, Run, load
 from benchmarks.mechanisms import implementations
-from benchmarks.report import learned, mechanisms, models
+from benchmarks.report import mechanisms
 from benchmarks.report.documents import RESULTS
 from tests.benchmarks.runs import run_of
 
@@ -96,23 +96,6 @@ def test_a_mechanism_without_a_family_has_a_panel():
         **mechanisms.FAMILIES,
         "Other mechanisms": {"new one": mechanisms.COLOUR},
     }
-
-
-def test_the_page_shows_a_run_once_there_is_one(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "MECHANISMS", tmp_path / "run.json")
-    for name in ("RECALL", "TEXT"):  # the same document shows these runs
-        monkeypatch.setattr(learned, name, tmp_path / name)
-    before = models.documents()
-    assert list(before) == [DOCUMENT]
-    assert before[DOCUMENT].count("No run of it is committed yet.") >= 1
-    write(models.MECHANISMS, run)
-    shown = models.documents()
-    assert set(shown) == {DOCUMENT, *mechanisms.PLOTS.values()}
-    assert "| Quasar, quasar_kernels | 0.020 |" in shown[DOCUMENT]
-    # a run that reached nothing has tables that name that, and no plots
-    write(models.MECHANISMS, run.model_copy(update={"entries": ()}))
-    assert set(models.documents()) == {DOCUMENT}
-    assert "Nothing was measured." in models.documents()[DOCUMENT]
 
 
 def test_every_implementation_of_the_committed_run_is_known():

@@ -8,7 +8,7 @@ import pytest
 
 from harness.claim.rejection import accepted, rejection
 from harness.hardware.machine import Telemetry
-from harness.hardware.roofline import ceiling
+from harness.hardware.roofline import hardware_bound
 from harness.sample import Sample
 from tests.harness.hardware.test_roofline import H200
 from tests.harness.samples import DIGEST, make_correctness, make_sample, telemetry
@@ -86,7 +86,7 @@ def test_an_undisturbed_run_counts(run: Sample) -> None:
 
 
 def test_a_run_above_what_the_hardware_can_does_not_count() -> None:
-    bound = ceiling(H200)
+    bound = hardware_bound(H200)
     assert bound is not None
     run = make_sample(1_000_000, bound * 1.01, environment=H200)
     assert "cannot be" in (rejection(run) or "")

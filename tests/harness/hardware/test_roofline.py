@@ -8,7 +8,7 @@ import pytest
 
 from harness.hardware.roofline import (
     bytes_per_token,
-    ceiling,
+    hardware_bound,
     operations_per_token,
     speed_of_light,
 )
@@ -38,9 +38,9 @@ def test_a_token_costs_what_the_layer_must_do() -> None:
 def test_the_bound_of_an_h200_follows_from_its_published_rates() -> None:
     # 989 TFLOP/s dense bf16 at the 1830 MHz of the data sheet
     arithmetic = 989.4e12 * 1980 / 1830 / operations_per_token()
-    assert ceiling(H200) == pytest.approx(arithmetic, rel=2e-3)
+    assert hardware_bound(H200) == pytest.approx(arithmetic, rel=2e-3)
     # 4.8 TB/s by the data sheet, 4.9 by its clocks
-    memory = ceiling(without(multiprocessors=None))
+    memory = hardware_bound(without(multiprocessors=None))
     assert memory == pytest.approx(4.8e12 / bytes_per_token(), rel=0.03)
 
 
@@ -57,21 +57,21 @@ def test_arithmetic_is_that_of_four_tensor_cores(capabilities: str, fused: int) 
             sm_clock_max_mhz=1.0,
             memory_bus_bits=None,
         )
-        rate = ceiling(small)
+        rate = hardware_bound(small)
         assert rate is not None
         assert rate * operations_per_token() == pytest.approx(4 * fused * 2 * 1e6, rel=1e-9)
 
 
 def test_memory_moves_two_transfers_a_clock() -> None:
     slow = without(multiprocessors=None, memory_bus_bits=8, memory_clock_max_mhz=1.0)
-    assert ceiling(slow) == pytest.approx(2e6 / 3072, rel=1e-9)
+    assert hardware_bound(slow) == pytest.approx(2e6 / 3072, rel=1e-9)
 
 
 @pytest.mark.parametrize(
     "machine", [None, environment(), environment(device="cuda"), without(device="cpu")]
 )
 def test_an_unknown_machine_has_no_bound(machine: Any) -> None:
-    assert ceiling(machine) is None
+    assert hardware_bound(machine) is None
 
 
 def test_the_speed_of_light_score_is_the_share_of_the_gap_in_time() -> None:

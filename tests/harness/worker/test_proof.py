@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.worker import own_layer, proof
-from harness.worker.chain import LARGEST, RUN, SCALED, STEP, Chain, Link, fill_keys
+from harness.worker.chain import LARGEST, RUN, SCALED, STEP, ChainMaps, Link, fill_keys
 from harness.worker.compare import LIMITS, Checker
 from harness.worker.failures import WorkerError
 from harness.worker.inputs import drawn
@@ -43,42 +43,42 @@ def test_segments_of_a_sequence_are_those_of_the_whole(monkeypatch: pytest.Monke
     assert [part.shape[1] for part in parts] == [64, 64, 64, 8]
     wanted = layer(weights, x * factors[:, None])
     assert float((torch.cat(parts, 1) - wanted).abs().max()) < 1e-5
-    chain = Chain.draw(200, 1.0, 2, CPU)
-    sums = torch.stack([chain.sums(part, 2 * number) for number, part in enumerate(parts)])
-    assert torch.allclose(sums.sum(0), chain.sums(wanted.float()), atol=1e-3)
+    maps = ChainMaps.draw(200, 1.0, 2, CPU)
+    sums = torch.stack([maps.sums(part, 2 * number) for number, part in enumerate(parts)])
+    assert torch.allclose(sums.sum(0), maps.sums(wanted.float()), atol=1e-3)
 
 
 def test_a_link_scales_the_weights_by_the_factors_that_the_referee_computes() -> None:
     weights = own_layer.draw_weights(CPU)
     true = [weights[name].clone() for name in SCALED]
-    chain = Chain.draw(512, 0.3, 3, CPU)
-    link = Link(chain, [weights[name] for name in SCALED], 8)
+    maps = ChainMaps.draw(512, 0.3, 3, CPU)
+    link = Link(maps, [weights[name] for name in SCALED], 8)
     link.start(4, 3)
     keys, before = fill_keys(torch.empty(3, CHANNELS), 4), torch.zeros(1, CHANNELS)
     for call in range(3):
-        factors = chain.factors(keys[call : call + 1], before)
+        factors = maps.factors(keys[call : call + 1], before)
         for name, weight in zip(SCALED, true, strict=True):
             assert torch.allclose(weights[name], weight * factors, atol=1e-6)
         y = 0.3 * drawn((1, 512, CHANNELS), 10 + call, CPU)
         link(y)
-        before = chain.sums(y).round()
+        before = maps.sums(y).round()
         assert torch.equal(link.digests[call], before[0])
 
 
 def test_factors_depend_on_every_number_of_a_digest_and_on_the_key() -> None:
-    chain, key = Chain.draw(512, 0.3, 5, CPU), torch.zeros(1, CHANNELS)
+    maps, key = ChainMaps.draw(512, 0.3, 5, CPU), torch.zeros(1, CHANNELS)
     digest = torch.randint(-8, 9, (1, CHANNELS)).float()
-    factors = chain.factors(key, digest)
+    factors = maps.factors(key, digest)
     assert abs(float(factors.mean())) < 0.2
     assert abs(float(factors.var()) - 1) < 0.2
     for place in range(0, CHANNELS, 37):
         other = digest.clone()
         other[0, place] += 1
-        alike = torch.corrcoef(torch.cat((factors, chain.factors(key, other))))[0, 1]
+        alike = torch.corrcoef(torch.cat((factors, maps.factors(key, other))))[0, 1]
         assert abs(float(alike)) < 0.25, (place, float(alike))
     # exact in fp32, whatever the order of the sum
-    exact = (digest.double() @ chain.mixing.T.double()).remainder(1)
-    assert torch.equal(chain.fractions(key[0], digest[0]).double(), exact[0])
+    exact = (digest.double() @ maps.mixing.T.double()).remainder(1)
+    assert torch.equal(maps.fractions(key[0], digest[0]).double(), exact[0])
 
 
 @pytest.fixture(autouse=True)
@@ -90,21 +90,21 @@ def known_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def verified(change: Change, dtype: torch.dtype, length: int = 2048, calls: int = 4) -> str:
-    """Return what verification finds against a row whose outputs were changed."""
+    """Return what verification finds against a chain whose outputs were changed."""
     weights, x = own_layer.draw_weights(CPU), drawn((1, length, CHANNELS), 6, CPU)
     size = own_layer.output_size(weights, CPU)
-    chain = Chain.draw(length, size, 7, CPU)
+    maps = ChainMaps.draw(length, size, 7, CPU)
     keys, digests = fill_keys(torch.empty(calls, CHANNELS), 8), [torch.zeros(CHANNELS)]
     for call in range(calls):
-        factors = chain.factors(keys[call : call + 1], digests[-1][None])
+        factors = maps.factors(keys[call : call + 1], digests[-1][None])
         y = torch.cat(list(own_layer.outputs(weights, x, factors)), 1)
-        digests.append(chain.sums(change(y)).round()[0])
+        digests.append(maps.sums(change(y)).round()[0])
     found = torch.stack(digests[1:]).to(torch.int8)
     checker = Checker(CPU, dtype, torch.Generator())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checker, "draw", lambda _device: checker)
         try:
-            proof._verify(chain, weights, x, proof.Row(8, found, 1.0))
+            proof._verify(maps, weights, x, proof.Chain(8, found, 1.0))
         except WorkerError as error:
             return str(error)
     return ""
@@ -166,18 +166,18 @@ def test_outputs_beyond_it_are_not(change: Change, dtype: torch.dtype) -> None:
 
 
 def test_one_false_digest_of_many_is_found() -> None:
-    """Calls behind it need not wait for those before: a row in two parts takes half as long."""
+    """Calls behind it need not wait for those before: a chain in two parts takes half as long."""
     weights, x = own_layer.draw_weights(CPU), drawn((1, RUN, CHANNELS), 6, CPU)
-    chain = Chain.draw(RUN, own_layer.output_size(weights, CPU), 7, CPU)
+    maps = ChainMaps.draw(RUN, own_layer.output_size(weights, CPU), 7, CPU)
     keys, digests = fill_keys(torch.empty(120, CHANNELS), 8), [torch.zeros(CHANNELS)]
     for call in range(120):
         y = next(
-            own_layer.outputs(weights, x, chain.factors(keys[call : call + 1], digests[-1][None]))
+            own_layer.outputs(weights, x, maps.factors(keys[call : call + 1], digests[-1][None]))
         )
-        digests.append(0 * digests[0] if call == 60 else chain.sums(y).round()[0])
-    row = proof.Row(8, torch.stack(digests[1:]).to(torch.int8), 1.0)
+        digests.append(0 * digests[0] if call == 60 else maps.sums(y).round()[0])
+    chain = proof.Chain(8, torch.stack(digests[1:]).to(torch.int8), 1.0)
     with pytest.raises(WorkerError, match="digests: largest difference"):
-        proof._verify(chain, weights, x, row)
+        proof._verify(maps, weights, x, chain)
 
 
 def test_tokens_depend_on_those_before_them() -> None:
@@ -196,31 +196,31 @@ def test_tokens_depend_on_those_before_them() -> None:
 
     options: dict[str, Any] = {"num_heads": 8, "head_dim": 64, "dtype": torch.float32}
     whole = quasar_layer(weights, x, **options)
-    chain = Chain.draw(length, own_layer.output_size(weights, CPU), 10, CPU)
-    apart = chain.sums(whole) - chain.sums(quasar_layer(weights, x, **options, operator=halves))
+    maps = ChainMaps.draw(length, own_layer.output_size(weights, CPU), 10, CPU)
+    apart = maps.sums(whole) - maps.sums(quasar_layer(weights, x, **options, operator=halves))
     assert float(apart.square().mean().sqrt()) > 2 * LIMITS[BF16].layer / STEP
 
 
 def test_digests_beyond_their_size_are_refused() -> None:
     digests = torch.full((4, CHANNELS), LARGEST + 1, dtype=torch.int8)
-    chain = Chain.draw(512, 0.3, 7, CPU)
+    maps = ChainMaps.draw(512, 0.3, 7, CPU)
     weights, x = own_layer.draw_weights(CPU), drawn((1, 512, CHANNELS), 6, CPU)
     with pytest.raises(WorkerError, match="digests: size"):
-        proof._verify(chain, weights, x, proof.Row(8, digests, 1.0))
+        proof._verify(maps, weights, x, proof.Chain(8, digests, 1.0))
 
 
 def test_a_digest_has_more_values_than_rounding_leaves_open() -> None:
     """Its numbers spread over several units, so that nobody guesses 512 of them."""
     weights, length = own_layer.draw_weights(CPU), 1024
     x = drawn((1, length, CHANNELS), 9, CPU)
-    chain = Chain.draw(length, own_layer.output_size(weights, CPU), 10, CPU)
+    maps = ChainMaps.draw(length, own_layer.output_size(weights, CPU), 10, CPU)
     y = torch.cat(list(own_layer.outputs(weights, x, torch.ones(1, CHANNELS))), 1)
-    spread = float(chain.sums(y).std())
+    spread = float(maps.sums(y).std())
     assert 0.6 / STEP < spread < 0.9 / STEP
     assert math.log2(spread * math.sqrt(2 * math.pi * math.e)) > 3.3  # bits of each
 
 
-class Rows:
+class Answers:
     """A subject that answers without a call."""
 
     def __init__(self) -> None:
@@ -232,8 +232,8 @@ class Rows:
 
 
 @pytest.mark.parametrize(("device", "length", "most"), [("cpu", 512, 256), ("cuda", 512, 8192)])
-def test_rows_have_no_more_calls_than_are_verified(device: str, length: int, most: int) -> None:
-    """Answers at once do not get a row of which only a part would be looked at."""
-    subject = Rows()
-    proof._best_row(subject, length, torch.device(device))  # type: ignore[arg-type]
+def test_chains_have_no_more_calls_than_are_verified(device: str, length: int, most: int) -> None:
+    """Answers at once do not get a chain of which only a part would be looked at."""
+    subject = Answers()
+    proof._best_chain(subject, length, torch.device(device))  # type: ignore[arg-type]
     assert max(subject.calls) == most

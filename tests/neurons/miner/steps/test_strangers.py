@@ -52,7 +52,7 @@ def test_a_lost_state_folder_is_noticed(miner: Miner, fake_api: FakeValidatorApi
     assert warnings(logs) == [[1]]
 
 
-def test_own_submissions_are_no_strangers(miner: Miner, fake_api: FakeValidatorApi) -> None:
+def test_own_submissions_are_not_foreign(miner: Miner, fake_api: FakeValidatorApi) -> None:
     """Earlier ones, those of other targets, and one whose reply was lost."""
     with capture_logs() as logs:
         run_cycle(miner())
