@@ -21,7 +21,7 @@ def run(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
     return run_python("-W", "ignore", "-c", code, env=env)
 
 
-def test_mounting_serves_the_overlay_and_keeps_fla_core():
+def test_mounting_serves_the_overlay_and_keeps_fla_core(tmp_path):
     code = """
 from quasar_kernels.mount import mount
 mount(); mount()
@@ -29,7 +29,7 @@ import fla.layers.quasar, fla.ops.quasar, fla.ops.quasar.chunk, fla.ops.delta_ru
 for module in (fla.layers.quasar, fla.ops.quasar, fla.ops.quasar.chunk, fla.ops.delta_rule):
     print(module.__file__)
 """
-    done = run(code)
+    done = run(code, Path(install_small_host(tmp_path)))
     assert done.returncode == 0, done.stderr
     layer, package, chunk, other = map(Path, done.stdout.split())
     assert layer == OVERLAY / "fla/layers/quasar.py"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.__main__ import main
 from benchmarks.cases import sanitizer, sanitizer_calls
 from benchmarks.cases.sanitizer import findings_in, misses
 from benchmarks.cases.sanitizer_calls import (
@@ -25,7 +26,6 @@ from benchmarks.cases.sanitizer_calls import (
 from benchmarks.engine.commands import run_case
 from benchmarks.engine.results import Entry, Run, load
 from benchmarks.report.kernel_tools import sanitizer_findings
-from tests import PROJECT
 from tests.benchmarks.runs import run_of
 from tests.processes import HANG, run_python
 
@@ -55,19 +55,31 @@ def surroundings(folder: Path, **says: str) -> dict[str, str]:
     tool.write_text(FAKE)
     tool.chmod(0o755)
     said = {"PLANTED": "1", "FOUND": "0", "STATUS": "0", "HANDSHAKE": "7", "LAYER": "0"} | says
-    return said | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(PROJECT)}
+    return said | {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
-def sanitize(folder: Path, *options: str, **says: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | surroundings(folder, **says)
-    return run_python("-m", "benchmarks", "sanitizer", *options, env=env)
+Sanitize = Callable[..., tuple[int, str, str]]
 
 
-def test_clean_kernels_end_with_0_and_every_tool_is_named(tmp_path: Path) -> None:
-    done = sanitize(tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert all(f"tools, {tool}: findings 0" in done.stderr for tool in TOOLS)
-    assert done.stdout == ""
+@pytest.fixture
+def sanitize(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Sanitize:
+    """Return a function that runs the case with a fake tool: exit status, output, progress."""
+
+    def run(*options: str, **says: str) -> tuple[int, str, str]:
+        for name, value in surroundings(tmp_path, **says).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("sys.argv", ["benchmarks", "sanitizer", *options])
+        return main(), *capsys.readouterr()
+
+    return run
+
+
+def test_clean_kernels_end_with_0_and_every_tool_is_named(sanitize: Sanitize) -> None:
+    status, out, progress = sanitize()
+    assert (status, out) == (0, ""), out + progress
+    assert all(f"tools, {tool}: findings 0" in progress for tool in TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -82,35 +94,35 @@ def test_clean_kernels_end_with_0_and_every_tool_is_named(tmp_path: Path) -> Non
     ],
 )
 def test_findings_a_blind_tool_wrong_calls_and_stuck_ones_end_with_1(
-    tmp_path: Path, says: dict[str, str], said: str
+    sanitize: Sanitize, says: dict[str, str], said: str
 ) -> None:
     limit = "5" if "stuck" in says.values() else f"{HANG:.0f}"
-    done = sanitize(tmp_path, "--tool", "memcheck", "--limit", limit, **says)
-    assert done.returncode == 1
-    assert said in done.stdout
-    assert "memcheck: 0 findings" not in done.stdout
-    assert "watches the layer" in done.stdout
+    status, out, _ = sanitize("--tool", "memcheck", "--limit", limit, **says)
+    assert status == 1
+    assert said in out
+    assert "memcheck: 0 findings" not in out
+    assert "watches the layer" in out
 
 
-def test_racecheck_judges_the_layer_once_it_understands_its_handshake(tmp_path: Path) -> None:
-    blind = sanitize(tmp_path, "--tool", "racecheck", LAYER="4")
-    assert (blind.returncode, blind.stdout) == (0, "")
-    assert "tools, racecheck: findings 0" in blind.stderr
-    seeing = sanitize(tmp_path, "--tool", "racecheck", HANDSHAKE="0", LAYER="4")
-    assert seeing.returncode == 1
-    assert "racecheck: 4 findings" in seeing.stdout
-    assert "watches the layer" in seeing.stdout
-    unknown = sanitize(tmp_path, "--tool", "racecheck", HANDSHAKE="none")
-    assert unknown.returncode == 1
-    assert "handshake gave no summary" in unknown.stdout
+def test_racecheck_judges_the_layer_once_it_understands_its_handshake(sanitize: Sanitize) -> None:
+    status, out, progress = sanitize("--tool", "racecheck", LAYER="4")
+    assert (status, out) == (0, ""), out + progress
+    assert "tools, racecheck: findings 0" in progress
+    status, out, _ = sanitize("--tool", "racecheck", HANDSHAKE="0", LAYER="4")
+    assert status == 1
+    assert "racecheck: 4 findings" in out
+    assert "watches the layer" in out
+    status, out, _ = sanitize("--tool", "racecheck", HANDSHAKE="none")
+    assert status == 1
+    assert "handshake gave no summary" in out
     for tool in ("memcheck", "initcheck"):
-        assert sanitize(tmp_path, "--tool", tool, LAYER="4").returncode == 1
+        assert sanitize("--tool", tool, LAYER="4")[0] == 1
 
 
-def test_outputs_are_cleared_for_a_tool_that_does_not_see_bulk_stores(tmp_path: Path) -> None:
+def test_outputs_are_cleared_for_a_tool_that_does_not_see_bulk_stores(sanitize: Sanitize) -> None:
     # a finding, so that what the tool says is shown
-    assert "outputs cleared" in sanitize(tmp_path, "--tool", "initcheck", FOUND="1").stdout
-    assert "outputs cleared" not in sanitize(tmp_path, "--tool", "memcheck", FOUND="1").stdout
+    assert "outputs cleared" in sanitize("--tool", "initcheck", FOUND="1")[1]
+    assert "outputs cleared" not in sanitize("--tool", "memcheck", FOUND="1")[1]
     for version, options in {"2025.3.1.0": ("--clear",), "2025.4.0": (), "2026.1": ()}.items():
         assert sanitizer.call_options("initcheck", version) == options
 

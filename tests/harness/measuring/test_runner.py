@@ -32,10 +32,10 @@ from harness.sample import Sample
 from harness.source import source_digest, tree_commit
 from harness.worker.subject.confine import signals_are_scoped
 from tests.harness.samples import WhenThere, make_correctness, make_sample
-from tests.processes import is_alive, run_python, wait_for
+from tests.processes import HANG, is_alive, run_python, wait_for
 from tests.repositories import commit, run_git
 
-CPU = Options("cpu", 120.0)
+CPU = Options("cpu", HANG)
 
 
 @pytest.fixture(autouse=True)

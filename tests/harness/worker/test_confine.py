@@ -11,6 +11,7 @@ import pytest
 
 from harness.worker.subject.confine import landlock_version
 from tests import PROJECT
+from tests.processes import HANG
 
 LOOK = """
 import os, sys
@@ -43,7 +44,7 @@ def run(code: str, *arguments: int, cwd: Path | None = None) -> subprocess.Compl
         [sys.executable, "-c", code, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
         env=os.environ | {"PYTHONPATH": str(PROJECT)},
         cwd=cwd,
     )

@@ -15,7 +15,9 @@ from tests.processes import wait_for
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # imported once, by the process from which ranks are forked
-_CONTEXT.set_forkserver_preload(["tests.quasar_kernels.parallel.slices"])
+_CONTEXT.set_forkserver_preload(
+    [f"tests.quasar_kernels.parallel.{n}" for n in ("slices", "layers")]
+)
 
 
 def run_ranks(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -58,11 +58,11 @@ def test_gradients_of_the_convolution(R, N, kind, parts, dtype):
         assert relative_rms(found[1], leaves[2].grad) <= 1e-6
 
 
-@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize(("rows", "R"), [(16, 44), (64, 100)])
 @pytest.mark.parametrize("kind", ["one", "equal", "packed"])
-def test_gradients_of_the_convolution_in_programs_of_any_length(monkeypatch, rows, kind):
-    monkeypatch.setattr(layer_grads, "_PROGRAMS", 3 * 100 // rows)
-    test_gradients_of_the_convolution(100, 24, kind, 3, torch.float32)
+def test_gradients_of_the_convolution_in_programs_of_any_length(monkeypatch, rows, R, kind):
+    monkeypatch.setattr(layer_grads, "_PROGRAMS", 3 * R // rows)
+    test_gradients_of_the_convolution(R, 24, kind, 3, torch.float32)
 
 
 @pytest.mark.parametrize(("R", "heads", "width"), [(1, 2, 16), (40, 3, 24), (70, 1, 64)])
@@ -100,10 +100,14 @@ def layer(monkeypatch):
     return QuasarAttention(hidden_size=D, head_dim=S, num_heads=H, conv_bias=True)
 
 
-@pytest.mark.parametrize(("B", "bounds"), [(1, [0, 40]), (2, [0, 20]), (1, [0, 1, 1, 19, 24])])
 @pytest.mark.parametrize(
-    ("dtype", "limit", "ways"),
-    [(torch.float32, 1e-4, ["100"]), (torch.float16, 6e-3, ["0", "100"])],
+    ("B", "bounds", "dtype", "limit", "ways"),
+    [
+        (1, [0, 40], torch.float16, 6e-3, ["0", "100"]),
+        (2, [0, 20], torch.float16, 6e-3, ["0", "100"]),
+        (1, [0, 1, 1, 19, 24], torch.float16, 6e-3, ["0", "100"]),
+        (1, [0, 1, 1, 19, 24], torch.float32, 1e-4, ["100"]),
+    ],
 )
 def test_the_layer_s_gradients_match_float64_kept_or_not(
     monkeypatch, layer, B, bounds, dtype, limit, ways
@@ -141,7 +145,7 @@ def test_no_tokens_give_zeros(layer, B):
 
 def test_an_activation_checkpoint_records_the_same_twice(monkeypatch, layer):
     monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
-    x, dy = torch.randn(2, 1, 50, D)
+    x, dy = torch.randn(2, 1, 20, D)
     plain = step(layer, x, dy)
 
     layer.zero_grad()

@@ -7,17 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import run_python
+from tests import PROJECT
+from tests.processes import HANG, run_python
+from tests.small_host import install_small_host
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["kernels", "training", "delta_rule", "wkv6", "ssd"],
-)
-def test_kernels_under_the_interpreter(name):
-    tests = Path(__file__).with_name(f"interpreted_{name}.py")
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = run_python("-m", "pytest", "-p", "no:cacheprovider", tests, env=env)
+def test_kernels_under_the_interpreter(tmp_path):
+    """One process runs all files, as importing torch and the host takes longer than some of them.
+
+    It needs no plugin of pytest, and none of the host's other operators.
+    """
+    files = sorted(Path(__file__).parent.glob("interpreted_*.py"))
+    env = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONPATH": os.pathsep.join([install_small_host(tmp_path), str(PROJECT)]),
+    }
+    done = run_python("-m", "pytest", "-p", "no:cacheprovider", *files, env=env, timeout=2 * HANG)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

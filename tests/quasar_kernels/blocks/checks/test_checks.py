@@ -14,7 +14,6 @@ from quasar_kernels.blocks import MIXERS, Backend, HybridBlock
 from quasar_kernels.blocks.checks import command, stages
 from quasar_kernels.blocks.checks.command import build, look
 from quasar_kernels.blocks.checks.findings import Finding, ModelChecks, Verdict, worst
-from quasar_kernels.blocks.checks.training import draw
 from quasar_kernels.blocks.language.model import Sizes
 from tests import PROJECT
 
@@ -165,18 +164,6 @@ def test_the_worst_verdict_counts():
     made = [Finding(gate="G0", what="x", verdict=v, told="") for v in ("PASS", "WARN")]
     assert worst(made) is Verdict.WARN
     assert worst([]) is Verdict.PASS
-
-
-def test_the_task_asks_for_the_token_before_the_last():
-    tokens = draw(16, 5, CPU)
-    follows: dict[int, list[int]] = {}
-    for row in draw(16, 6, CPU).tolist() + tokens.tolist():
-        for a, b in zip(row, row[2:], strict=False):
-            follows.setdefault(a, []).append(b)
-    likeliest = {a: max(set(b), key=b.count) for a, b in follows.items()}
-    right = [b == likeliest[a] for a, all_ in follows.items() for b in all_]
-    assert 0.85 < sum(right) / len(right) < 0.97
-    assert len(set(likeliest.values())) == 16
 
 
 def test_a_failing_model_s_status_is_one(capsys):

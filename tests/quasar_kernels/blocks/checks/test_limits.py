@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quasar_kernels.blocks.checks import stages
 from quasar_kernels.blocks.checks.branches import Block, Branch
-from quasar_kernels.blocks.checks.findings import Finding, ModelChecks, Verdict
+from quasar_kernels.blocks.checks.findings import Finding, Verdict
 from quasar_kernels.blocks.checks.training import Course
 
 CPU = torch.device("cpu")
@@ -45,11 +45,6 @@ def test_a_leak_is_a_share_of_what_the_logits_are(effect: float, verdict: Verdic
     found = causal(Known(effect))
     assert found.verdict is verdict
     assert found.figures["leak"] == pytest.approx(effect, rel=0.01, abs=1e-9)
-
-
-def test_a_leak_of_just_the_limit_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "LEAK", {False: 0.0})
-    assert causal(Known(0.0)).verdict is PASS
 
 
 @pytest.mark.parametrize(("place", "later"), [(0, 1), (15, 16), (30, 31), (0, 31), (15, 31)])
@@ -114,13 +109,6 @@ def test_the_entropy_at_the_start_is_within_a_twentieth_of_all(even: int, verdic
     assert found.told.endswith("of log(32), limit 95%")
 
 
-def test_an_entropy_of_just_the_limit_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    share = stages.beginning(Known(0.0), VOCABULARY, CPU).figures["share"]
-    assert share < 0.95
-    monkeypatch.setattr(stages, "ENTROPY", abs(share - 1))
-    assert stages.beginning(Known(0.0), VOCABULARY, CPU).verdict is PASS
-
-
 def learned(monkeypatch: pytest.MonkeyPatch, course: Course) -> list[Finding]:
     monkeypatch.setattr(stages, "train", lambda *_: course)
     return list(stages.learning(nn.Linear(1, 1), VOCABULARY, 1, CPU))
@@ -139,12 +127,6 @@ def test_a_quarter_of_the_loss_has_to_go(
     assert loss.figures["last"] == pytest.approx(last, nan_ok=True)
     assert "8.00 to" in loss.told
     assert "12 steps" in loss.told
-
-
-def test_a_fall_of_just_what_is_bearable_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "BEARABLE_FALL", 0.125)
-    loss, *_ = learned(monkeypatch, Course([8.0, *[7.0] * 10], [1.0]))
-    assert (loss.verdict, loss.figures["fall"]) == (WARN, 0.125)
 
 
 @pytest.mark.parametrize(
@@ -211,12 +193,3 @@ def test_the_loss_rises_without_a_branch(
     assert second.verdict is PASS
     monkeypatch.setattr(stages, "looked_at", lambda *_: (0.125, found))
     assert list(stages.ablations(nn.Linear(1, 1), VOCABULARY, CPU))[1].figures["rise"] == 0.125
-
-
-def test_what_was_found_stays_as_it_is() -> None:
-    found = causal(Known(0.0))
-    whole = ModelChecks(model="m", device="cpu", torch="", steps=1, verdict=PASS, findings=(found,))
-    with pytest.raises(ValueError, match="frozen"):
-        whole.verdict = FAIL  # type: ignore[misc]
-    with pytest.raises(ValueError, match="frozen"):
-        found.verdict = FAIL  # type: ignore[misc]

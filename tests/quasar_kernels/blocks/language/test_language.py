@@ -20,7 +20,9 @@ from quasar_kernels.blocks.language.progress import Reporter, duration
 from quasar_kernels.blocks.language.settings import Recipe
 from quasar_kernels.blocks.language.stopping import stop_on_signal
 from quasar_kernels.blocks.language.training import Training, draw, read_text
+from tests import PROJECT
 from tests.processes import HANG, run_python, started, wait_for
+from tests.small_host import install_small_host
 
 SMALL = [
     "--width",
@@ -78,14 +80,18 @@ def command(text, out, steps, *options):
     return [*words, "--out", str(out), "--steps", str(steps), *SMALL, *options]
 
 
-ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """The environment of a training that uses one thread and imports the small host."""
+    path = os.pathsep.join([install_small_host(tmp_path_factory.mktemp("host")), str(PROJECT)])
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_bit_for_bit(text, tmp_path):
+def test_a_killed_training_goes_on_bit_for_bit(text, tmp_path, quick):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     words = command(text, killed, 100000, "--save-seconds", "1")
-    with started(*words, env=ONE_THREAD) as child:
+    with started(*words, env=quick) as child:
         wait_for((killed / "model.pt").exists, child)
         child.kill()
         child.wait()
@@ -100,12 +106,12 @@ def test_a_killed_training_goes_on_bit_for_bit(text, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_training_after_its_step_and_its_command_goes_on(
-    text, tmp_path, number, capsys
+    text, tmp_path, number, capsys, quick
 ):
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     words = command(text, stopped, 100000)  # its first checkpoint is due after a minute
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with started(*words, env=ONE_THREAD, **output) as child:
+    with started(*words, env=quick, **output) as child:
         printed = [child.stdout.readline() for _ in range(5)]
         assert printed[-1].startswith("step 1 of 100,000: loss "), printed  # in a pipe, at once
         child.send_signal(number)

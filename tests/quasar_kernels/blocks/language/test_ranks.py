@@ -8,6 +8,7 @@ import pydoc_data.topics
 import pytest
 import torch
 
+from quasar_kernels.blocks.language.__main__ import main
 from tests.processes import run_python
 
 pytestmark = pytest.mark.slow
@@ -41,8 +42,7 @@ def test_losses_do_not_depend_on_the_ranks_nor_on_a_resumption_by_one(tmp_path):
     torch.testing.assert_close(losses(together), losses(alone), rtol=1e-5, atol=0)
 
 
-def test_ranks_without_torchrun_name_the_command(tmp_path):
-    command = ["-m", "quasar_kernels.blocks.language", "train", "--text", __file__]
-    done = run_python(*command, "--out", tmp_path, *SIZES, "--sequence-ranks", 2)
-    assert done.returncode == 1
-    assert "torchrun --nproc_per_node 2" in done.stderr
+def test_ranks_without_torchrun_name_the_command(tmp_path, capsys):
+    words = ["train", "--text", __file__, "--out", str(tmp_path), *SIZES, "--sequence-ranks", "2"]
+    assert main(words) == 1
+    assert "torchrun --nproc_per_node 2" in capsys.readouterr().err
