@@ -168,6 +168,7 @@ class Evaluator:
                 since = time.monotonic()
                 with self.lock.alone() if alone else self.lock.shared():
                     deadline += time.monotonic() - since
+                    self._check_stop()
                     return work(tree, length, self._within(deadline, alone=alone))
 
             return self._twice(run, length, alone=work is timed and length == target)

@@ -213,7 +213,7 @@ def test_two_miners_join_the_pages_and_get_their_verdicts(tmp_path: Path) -> Non
                 )
             )
         try:
-            for number, miner in enumerate(miners):
+            for number, miner in zip("01", miners, strict=True):
                 output, _ = miner.communicate(timeout=HANG)
                 assert "VALIDATED, rank" in output, output
                 assert (tmp_path / f"state-{number}/journal.sqlite").exists()

@@ -15,6 +15,7 @@ import structlog
 from harness.measuring.runner import MeasurementError, Options
 from harness.sample import Correctness, Sample
 from neurons.runtime.errors import ConfigError
+from neurons.runtime.process import Stopped
 from neurons.validator import evaluate as module
 from neurons.validator.api import ApiFault, ValidatorApi
 from neurons.validator.attempts import Attempts
@@ -23,6 +24,7 @@ from neurons.validator.devices import Gpu
 from neurons.validator.evaluate import Evaluator, FaultyMachine
 from neurons.validator.packages import Packages
 from neurons.validator.sandbox import Sandbox
+from neurons.validator.shared_lock import SharedLock
 from neurons.validator.shares import evaluators_for
 from neurons.validator.verdict import Verdict
 from neurons.wire.protocol import QueuedSubmission
@@ -192,6 +194,32 @@ def test_an_api_that_is_away_ends_no_evaluation(
     assert scores(api) == {row: 1.0}
 
 
+def test_no_target_is_timed_while_logits_are_compared(api: LiveApi, bench: Benches) -> None:
+    """The validator's inference server takes cores, and perhaps the same GPU."""
+    api.submit(ALICE, 10.0)
+    judge: Any = Judge("0")
+    judge.lock = SharedLock()
+    timed = []
+
+    def time_a_target() -> None:
+        with judge.lock.alone():
+            timed.append(True)
+
+    timing = threading.Thread(target=time_a_target)
+
+    class Logits:
+        def verify(self, *_: object, **__: object) -> None:
+            timing.start()
+            wait_for(lambda: judge.lock._waiting)
+            assert not timed
+
+    validator = bench(judge).start()
+    validator._logits = Logits()  # type: ignore[assignment]
+    validator.run_once()
+    timing.join()
+    assert timed
+
+
 # ---- one evaluation next to others ------------------------------------------------------------
 
 
@@ -313,6 +341,21 @@ def test_waiting_for_others_takes_nothing_of_the_budget(
 
     monkeypatch.setattr(first.lock, "alone", slow)
     assert first.evaluate(queued).passed
+
+
+def test_a_stop_lets_nobody_start_who_waits_to_be_alone(
+    host: Host, queued: QueuedSubmission
+) -> None:
+    """Each start would take its seconds, one after the other, of the few until the end."""
+    first, stop = host.evaluators[0], host.evaluators[0].stop
+    with ThreadPoolExecutor() as pool:
+        with first.lock.shared():
+            judged = pool.submit(first.evaluate, queued)
+            wait_for(lambda: first.lock._waiting)
+            stop.set()
+        with pytest.raises(Stopped):
+            judged.result(HANG)
+    assert host.alone() == []
 
 
 # ---- their GPUs, cores and memory -------------------------------------------------------------
