@@ -3,10 +3,11 @@
     scripts/install.sh tuning
     python -m harness.tuning [--trials N] [--seconds N] [--lengths 16384,1000000]
 
-Trials are kept in tuning.sqlite: the next run continues an interrupted one, and several GPUs of one
-kind may search at once. Every candidate is compared with the float64 definition before it is timed.
-The result has what an entry of tuned.json needs, with its evidence; --overlay enters it there, as a
-miner with AGENT_ITERATIONS does in idle time. `scripts/step2_kernel_tuning.py` is the same command.
+Trials are kept in tuning.sqlite: the next run continues an interrupted one. With --gpus N, N GPUs
+of one model try candidates at the same time, and the first alone compares the best one. Every
+candidate is compared with the float64 definition before it is timed. The result has what an entry
+of tuned.json needs, with its evidence; --overlay enters it there, as a miner with AGENT_ITERATIONS
+does in idle time. `scripts/step2_kernel_tuning.py` is the same command.
 """
 
 from __future__ import annotations
@@ -55,7 +56,22 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         type=Path,
         help="kernels whose tuned.json is read, and updated if a candidate wins",
     )
+    parser.add_argument(
+        "--gpus", type=int, default=1, help="GPUs of the first one's model that search (1)"
+    )
+    parser.add_argument("--only-search", action="store_true", help="compare and write nothing")
     return parser.parse_args(argv)
+
+
+def _only_search(arguments: argparse.Namespace, trials: int, start: dict[str, int]) -> list[str]:
+    """Return the command of a further GPU's search, until the study has so many trials."""
+    command = [sys.executable, "-m", "harness.tuning", "--only-search", "--trials", str(trials)]
+    command += ["--seconds", str(arguments.seconds), "--storage", str(arguments.storage)]
+    return [
+        *command,
+        *("--lengths", ",".join(map(str, arguments.lengths))),
+        *("--start", json.dumps(start)),
+    ]
 
 
 @ends_quietly
@@ -69,6 +85,7 @@ def main(argv: list[str] | None = None) -> int:
         return EX_CONFIG
     from harness.tuning.candidates import Candidates
     from harness.tuning.entry import TUNED, tiles_of, with_tiles
+    from harness.tuning.searchers import further_gpus, searchers
     from harness.tuning.study import best_tiles, conclude, done, open_study, search
 
     candidates = Candidates(arguments.lengths)
@@ -79,12 +96,16 @@ def main(argv: list[str] | None = None) -> int:
     study = open_study(storage, candidates.name)
     before = done(study)
     trials = arguments.trials if arguments.more is None else before + arguments.more
-    search(
-        *(study, start, candidates.objective(start)),
-        trials=trials,
-        seconds=arguments.seconds,
-        footprint=lambda: candidates.footprint,
-    )
+    further = further_gpus(candidates.gpus, arguments.gpus - 1)
+    with searchers(_only_search(arguments, trials, start), further):
+        search(
+            *(study, start, candidates.objective(start)),
+            trials=trials,
+            seconds=arguments.seconds,
+            footprint=lambda: candidates.footprint,
+        )
+    if arguments.only_search:
+        return 0
     sys.stdout.write(f"{candidates.name}: {before} trials before, {done(study)} now\n")
     blocks = candidates.compare(start, best_tiles(study), BLOCKS)
     tiles, gain, evidence = conclude(study, blocks)

@@ -60,7 +60,8 @@ class Candidates:
         from fla.ops.quasar.triton_kernels import scan, tuning
 
         self._scan, self._lengths = scan, lengths
-        properties = torch.cuda.get_device_properties(0)
+        self.gpus = [*map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))]
+        properties = self.gpus[0]
         self.gpu = {"gpu": properties.name, "capability": f"{properties.major}.{properties.minor}"}
         self.name = f"{properties.name}, heads of {WIDTH}, bfloat16, {','.join(map(str, lengths))}"
         shipped = tuning.tiles_for(WIDTH, torch.bfloat16, torch.device("cuda", 0))

@@ -72,6 +72,8 @@ class Tuner:
                 str(self.settings.agent_iterations),
                 "--seconds",
                 str(self.settings.tune_seconds / 2),
+                "--gpus",
+                str(self.settings.tune_gpus),
                 "--storage",
                 str(self.kept.folder / "trials.sqlite"),
                 "--out",

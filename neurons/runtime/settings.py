@@ -160,6 +160,8 @@ class Settings(BaseModel):
     """
     tune_seconds: Seconds = 600.0
     """Time limit of a tuning command."""
+    tune_gpus: Count = 1
+    """GPUs of one model that try tile sizes at the same time. Claims come from the first alone."""
     state_dir: Folder = PROJECT / "state"
     """The folder of the journal, the clone, the reports and the log. Do not delete it: it holds the
     salt of a commitment until its reveal.

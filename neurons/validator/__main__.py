@@ -24,17 +24,20 @@ from neurons.runtime import flags, observe
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.heartbeat import notify
 from neurons.runtime.identity import OFFLINE, load_identity, set_weights
+from neurons.runtime.loading import environment
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.process import StateLock, stop_on_signals
 from neurons.runtime.settings import Settings
 from neurons.validator.api import ApiFault, ValidatorApi
 from neurons.validator.attempts import Attempts
 from neurons.validator.clone import Sources, clear
+from neurons.validator.devices import Gpu, find_gpus
 from neurons.validator.evaluate import Evaluator
 from neurons.validator.logits import LogitVerifier, parse_servers
 from neurons.validator.loop import Validator
 from neurons.validator.packages import check_imports
 from neurons.validator.sandbox import Sandbox, open_sandbox
+from neurons.validator.shares import evaluators_for
 from neurons.validator.weights import WeightSetter
 from neurons.wire.protocol import MOST_HOURS
 from neurons.wire.signed_request import Signer
@@ -84,7 +87,9 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     stop = threading.Event()
     api = _api(settings, stop)
     with StateLock(folder), stop_on_signals(stop), closing(api):
-        confinement = _confinement(settings, stop)
+        on_gpu = resolve_device(settings.device) == "cuda"
+        gpus = find_gpus(environment()) if on_gpu else []
+        confinement = _confinement(settings, stop, gpus[0] if gpus else None)
         evaluator = Evaluator(
             *(folder / "clones", settings.device, settings.bench_timeout_seconds),
             sources=Sources(settings.fork_hosts, settings.allow_file_forks),
@@ -96,7 +101,8 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
         if again:
             log.info("what was set aside is tried again", submissions=attempts.forgive())
         parts = _weight_setter(settings, api), _logit_verifier(settings, api.signer, stop)
-        validator = Validator(api, evaluator, attempts, stop, *parts)
+        evaluators = evaluators_for(evaluator, gpus)
+        validator = Validator(api, evaluators, attempts, stop, *parts)
         notify("READY=1")
         log.info("validator ready", hotkey=api.hotkey, api=settings.validator_api_url)
         try:
@@ -163,14 +169,15 @@ def _logit_verifier(
     )
 
 
-def _confinement(settings: Settings, stop: threading.Event) -> Sandbox | None:
+def _confinement(
+    settings: Settings, stop: threading.Event, gpu: Gpu | None = None
+) -> Sandbox | None:
     """Return the sandbox for forks after a worker's test imports in it; None without one."""
     reason = "SANDBOX=off"
     if settings.sandbox != "off":
         private = [settings.wallet_path, settings.state_dir]
         try:
-            gpu = resolve_device(settings.device) == "cuda"
-            sandbox = open_sandbox(gpu=gpu, private=private)
+            sandbox = open_sandbox(gpu, private)
             check_imports(sandbox, sandbox.packages.withheld, stop)
         except ConfigError as error:
             if settings.sandbox == "required":

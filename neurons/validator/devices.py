@@ -1,4 +1,4 @@
-"""The device files of the GPU that forks may use: one, whatever else the machine has.
+"""The GPUs that forks may use, and their device files: one for each fork, whatever the machine has.
 
 A speed is that of one GPU. With the others in sight, a fork could distribute a call over all.
 """
@@ -6,46 +6,78 @@ A speed is that of one GPU. With the others in sight, a fork could distribute a 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 DEV = Path("/dev")
 _SHARED = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps")
+_SLICE = "MIG-"
 
 
-def find_gpu(environ: Mapping[str, str]) -> tuple[list[Path], str]:
-    """Return the device files of the first GPU that CUDA shows, and those that all GPUs share.
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, or a MIG slice of one.
 
-    The second value is CUDA_VISIBLE_DEVICES for a process that sees only these files: a UUID, since
-    NVML counts GPUs without a file as well. Where NVML does not name the GPU's file, the files are
-    those of every GPU.
+    Attributes:
+        name: as CUDA_VISIBLE_DEVICES has it; else its number in nvidia-smi.
+        visible: CUDA_VISIBLE_DEVICES for a process that sees only `files`: a UUID, since NVML
+            counts GPUs without a file as well.
+        files: its device files, and those that all GPUs share.
+        model: the driver's name of it; "" if NVML does not know the GPU.
     """
-    name = environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    shared = [DEV / file for file in _SHARED if (DEV / file).exists()]
-    number, uuid = _identify(name)
-    own = DEV / f"nvidia{number}"
-    if not own.exists():
-        return [*sorted(DEV.glob("nvidia[0-9]*")), *shared], name
-    return [own, *shared], uuid
+
+    name: str
+    visible: str
+    files: tuple[Path, ...]
+    model: str = ""
 
 
-def _identify(name: str) -> tuple[int | None, str]:
-    """Return N of the GPU's /dev/nvidiaN and its UUID; None and the name if NVML knows neither."""
+def find_gpus(environ: Mapping[str, str]) -> list[Gpu]:
+    """Return the GPUs that CUDA shows, at least one.
+
+    The list ends where CUDA's does, at a name that is unknown or repeated. A MIG slice is the only
+    one: CUDA uses one slice in a process, and slices share a file and the power. Where NVML does
+    not name the first GPU's file, the files are those of every GPU.
+    """
+    shared = tuple(DEV / file for file in _SHARED if (DEV / file).exists())
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    names = None if visible is None else [name.strip() for name in visible.split(",")]
+    gpus: list[Gpu] = []
+    for gpu in _identified(names, shared):
+        if not gpu.files[0].exists() or any(gpu.visible == other.visible for other in gpus):
+            break
+        if gpus and _SLICE in gpus[0].name + gpu.name:
+            break
+        gpus.append(gpu)
+    name = names[0] if names else "0"
+    every = (*sorted(DEV.glob("nvidia[0-9]*")), *shared)
+    return gpus or [Gpu(name, name, every)]
+
+
+def _identified(names: list[str] | None, shared: tuple[Path, ...]) -> Iterator[Gpu]:
+    """Yield the GPUs of these names, or all of them, up to the first that NVML does not know."""
     nvml: Any = importlib.import_module("pynvml")  # it ships no types
     with suppress(nvml.NVMLError, ValueError):
         nvml.nvmlInit()
         try:
-            if name.startswith("MIG-"):
-                part = nvml.nvmlDeviceGetHandleByUUID(name)
-                handle = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part)
-                return int(nvml.nvmlDeviceGetMinorNumber(handle)), name
-            if name.startswith("GPU-"):
-                handle = nvml.nvmlDeviceGetHandleByUUID(name)
-            else:
-                handle = nvml.nvmlDeviceGetHandleByIndex(int(name))
-            return int(nvml.nvmlDeviceGetMinorNumber(handle)), str(nvml.nvmlDeviceGetUUID(handle))
+            for name in names or map(str, range(nvml.nvmlDeviceGetCount())):
+                handle, uuid = _handle(nvml, name)
+                file = DEV / f"nvidia{nvml.nvmlDeviceGetMinorNumber(handle)}"
+                yield Gpu(name, uuid, (file, *shared), str(nvml.nvmlDeviceGetName(handle)))
         finally:
             nvml.nvmlShutdown()
-    return None, name
+
+
+def _handle(nvml: Any, name: str) -> tuple[Any, str]:
+    """Return NVML's handle of a GPU, or of a MIG slice's GPU, and the UUID of what is named."""
+    if name.startswith(_SLICE):
+        part = nvml.nvmlDeviceGetHandleByUUID(name)
+        return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part), name
+    if name.startswith("GPU-"):
+        handle = nvml.nvmlDeviceGetHandleByUUID(name)
+    else:
+        handle = nvml.nvmlDeviceGetHandleByIndex(int(name))
+    return handle, str(nvml.nvmlDeviceGetUUID(handle))

@@ -28,6 +28,7 @@ from neurons.runtime.errors import Postponed, Retry
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
 from neurons.validator.clone import BadFork, Sources, clone, submission_folder
+from neurons.validator.shared_lock import SharedLock
 from neurons.validator.verdict import Verdict, is_claim, judge, reject
 from neurons.wire.protocol import Benchmarks, QueuedSubmission
 from neurons.wire.rules import SHORTEST_TARGET
@@ -38,7 +39,8 @@ REPEATED: frozenset[Kind] = frozenset({"crash", "out_of_memory"})
 AMBIGUOUS: frozenset[Kind] = frozenset(
     {"timeout", "out_of_memory", "limit", "crash", "protocol", "import"}
 )
-"""Failures that a faulty machine causes as well: a control run then decides whose fault it is."""
+"""Failures that a faulty machine causes as well: a control run then decides whose fault it is.
+Another fork may cause them too, so what fails next to others is repeated alone."""
 
 BUDGET = 2.0
 """Limit of a submission's measurements, as a multiple of the seconds of one process."""
@@ -50,9 +52,16 @@ log = get_logger("validator")
 Result = TypeVar("Result")
 
 
+class FaultyMachine(Postponed):
+    """The control run failed: this machine or its GPU measures nothing."""
+
+
 @dataclass(frozen=True)
 class Evaluator:
     """The parts of an evaluation other than the submission.
+
+    Evaluations that run at the same time share a lock. One holds it alone while it times the
+    target, so that no other fork slows that down or helps, and while it repeats what failed.
 
     Attributes:
         folder: where the clones are made.
@@ -60,6 +69,9 @@ class Evaluator:
         sources: where forks may be cloned from.
         stop: ends an evaluation promptly, without a verdict.
         confinement: the sandbox of a fork's code; None runs it with this user's rights.
+        share: the sandbox while others run at the same time; None if evaluations never do.
+        lock: that of all evaluations.
+        gpu: the name of this evaluation's GPU in the log, if there are several.
         measure, check: those of `harness.measuring.runner`, or fakes.
     """
 
@@ -69,6 +81,9 @@ class Evaluator:
     sources: Sources = field(default_factory=Sources)
     stop: threading.Event = field(default_factory=threading.Event)
     confinement: Confinement | None = None
+    share: Confinement | None = None
+    lock: SharedLock = field(default_factory=SharedLock)
+    gpu: str = ""
     measure: Measure = measure
     check: CheckTree = check
 
@@ -86,14 +101,16 @@ class Evaluator:
             return reject(f"The target of {target} tokens is below {SHORTEST_TARGET}.")
         try:
             with submission_folder(self.folder) as folder:
-                tree = clone(
-                    submission.fork_url or "",
-                    submission.commit_hash or "",
-                    folder,
-                    sources=self.sources,
-                    stop=self.stop,
-                )
-                if broken := self._broken_rules(tree):
+                with self.lock.shared():
+                    tree = clone(
+                        submission.fork_url or "",
+                        submission.commit_hash or "",
+                        folder,
+                        sources=self.sources,
+                        stop=self.stop,
+                    )
+                    broken = self._broken_rules(tree)
+                if broken:
                     return reject(f"The fork breaks the rules: {broken[0]}")
                 return self._time(tree, submission)
         except BadFork as error:
@@ -108,18 +125,19 @@ class Evaluator:
         """Return when this machine calculates as it should, in the confinement of the forks.
 
         Raises:
-            Postponed: it does not, and why.
+            FaultyMachine: it does not, and why.
             Stopped: on request.
         """
         try:
-            call(
-                *("harness.worker.machine.control:run_control", self.device),
-                options=self._options(self.device, CONTROL_SECONDS),
-            )
+            with self.lock.shared():
+                call(
+                    *("harness.worker.machine.control:run_control", self.device),
+                    options=self._options(self.device, CONTROL_SECONDS),
+                )
         except MeasurementError as error:
             self._check_stop()
             log_tail = f"; {error.log_tail.strip()[-300:]}" if error.log_tail.strip() else ""
-            raise Postponed(
+            raise FaultyMachine(
                 f"The control run failed on this machine: {error}{log_tail}",
                 "Correct what the sentence names, and start the validator again: at its start it "
                 "checks the packages, and nvidia-smi shows the state of a GPU.",
@@ -133,8 +151,9 @@ class Evaluator:
         )
         return [str(rule) for rule in result["sentences"]]  # type: ignore[union-attr]
 
-    def _options(self, device: str, timeout: float) -> Options:
-        return Options(device, timeout, self.stop, self.confinement)
+    def _options(self, device: str, timeout: float, *, alone: bool = False) -> Options:
+        confinement = self.confinement if alone else self.share or self.confinement
+        return Options(device, timeout, self.stop, confinement)
 
     def _time(self, tree: Path, submission: QueuedSubmission) -> Verdict:
         """Check the longest length, time each one, and compare the target's speed and the claim."""
@@ -144,11 +163,19 @@ class Evaluator:
         samples: dict[int, Sample] = {}
 
         def attempt(work: Callable[[Path, int, Options], Result], length: int) -> Result:
-            return self._twice(lambda: work(tree, length, self._within(deadline)), length)
+            def run(*, alone: bool) -> Result:
+                nonlocal deadline
+                since = time.monotonic()
+                with self.lock.alone() if alone else self.lock.shared():
+                    deadline += time.monotonic() - since
+                    self._check_stop()
+                    return work(tree, length, self._within(deadline, alone=alone))
 
+            return self._twice(run, length, alone=work is timed and length == target)
+
+        timed = partial(self.measure, proven=True)
         try:
             correctness = require_passed(attempt(self.check, lengths[0]))
-            timed = partial(self.measure, proven=True)
             for length in lengths:
                 samples[length] = confirm(attempt(timed, length), correctness)
                 self._log(submission, samples[length])
@@ -162,22 +189,23 @@ class Evaluator:
         measured = samples.values()
         return replace(verdict, measured=_figures(measured), device=_device(measured))
 
-    def _within(self, deadline: float) -> Options:
+    def _within(self, deadline: float, *, alone: bool) -> Options:
         left = deadline - time.monotonic()
         if left <= 0:
             seconds = BUDGET * self.timeout
             raise MeasurementError(f"not judged within {seconds:g} s, all lengths", "timeout")
-        return self._options(self.device, min(self.timeout, left))
+        return self._options(self.device, min(self.timeout, left), alone=alone)
 
-    def _twice(self, work: Callable[[], Result], length: int) -> Result:
-        """Return the result of `work`, called again after a failure that may be this machine's."""
+    def _twice(self, work: Callable[..., Result], length: int, *, alone: bool) -> Result:
+        """Return the result of `work`, called again after a failure that may not be the fork's."""
         try:
-            return work()
+            return work(alone=alone)
         except MeasurementError as error:
-            if self.stop.is_set() or error.kind not in REPEATED:
+            repeated = REPEATED if alone or self.share is None else AMBIGUOUS
+            if self.stop.is_set() or error.kind not in repeated:
                 raise
             log.warning("measuring once more", length=length, reason=error.reason)
-        return work()
+        return work(alone=True)
 
     def _log(self, submission: QueuedSubmission, sample: Sample) -> None:
         log.info(

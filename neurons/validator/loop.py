@@ -1,4 +1,4 @@
-"""The validator's loop: one submission after another, from the queue to the written verdict.
+"""The validator's loop: from the queue to written verdicts, one submission at a time on each GPU.
 
 The attempt is recorded before the evaluation begins. If the validator dies during it, the next
 start continues with the other submissions.
@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from structlog.contextvars import bound_contextvars
 
 from neurons.runtime.errors import ConfigError, Postponed
 from neurons.runtime.heartbeat import heartbeat
@@ -16,7 +22,7 @@ from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
 from neurons.validator.api import ApiFault, ValidatorApi
 from neurons.validator.attempts import Attempts
-from neurons.validator.evaluate import Evaluator
+from neurons.validator.evaluate import Evaluator, FaultyMachine
 from neurons.validator.logits import LogitVerifier
 from neurons.validator.verdict import Verdict, refute
 from neurons.validator.weights import WeightSetter
@@ -25,24 +31,61 @@ from neurons.wire.protocol import QueuedSubmission
 BUSY_ALLOWED = 6
 """Postponements, an hour of them, after which a miner's busy inference server has failed."""
 
+POLL_SECONDS = 30.0
+"""Pause between two polls of the queue while some GPUs are idle and others are not."""
+
 log = get_logger("validator")
+
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class Evaluation:
+    """An evaluation that runs, and its seconds once it has ended."""
+
+    submission: QueuedSubmission
+    evaluator: Evaluator
+    timer: Callable[[], float]
+    seconds: float = 0.0
+
+    def run(self) -> Verdict:
+        """Return the evaluator's verdict; every line of the log meanwhile names the GPU."""
+        began = self.timer()
+        named = log.bind(submission=self.submission.id, **self.details)
+        try:
+            with bound_contextvars(**self.details), heartbeat(named, "judging"):
+                return self.evaluator.evaluate(self.submission)
+        finally:
+            self.seconds = self.timer() - began
+
+    @property
+    def details(self) -> dict[str, str]:
+        """The GPU, if there are several."""
+        return {"gpu": self.evaluator.gpu} if self.evaluator.gpu else {}
 
 
 class Validator:
-    """Polls the queue and judges its submissions, one at a time."""
+    """Polls the queue and judges its submissions, with each evaluator one at a time.
+
+    The evaluators run in threads. Everything else (attempts, API, logits, weights) happens in the
+    calling thread.
+    """
 
     def __init__(
         self,
         api: ValidatorApi,
-        evaluator: Evaluator,
+        evaluators: Sequence[Evaluator],
         attempts: Attempts,
         stop: threading.Event,
         weights: WeightSetter | None = None,
         logits: LogitVerifier | None = None,
     ) -> None:
-        self._api, self._evaluator, self._attempts = api, evaluator, attempts
+        self._api, self._evaluators, self._attempts = api, evaluators, attempts
         self._stop, self._weights, self._logits = stop, weights, logits
         self.timer: Callable[[], float] = time.monotonic
+        self._free: list[Evaluator] = []
+        self._running: dict[Future[Verdict], Evaluation] = {}
+        self._seen: set[int] = set()
 
     def run_forever(self, interval: float) -> None:
         """Judge the queue every `interval` seconds until the stop."""
@@ -62,34 +105,89 @@ class Validator:
             ApiFault: the API does not answer.
             ConfigError: the API does not take this validator's verdicts.
         """
-        seen: set[int] = set()
-        while not self._stop.is_set():
-            submission = self._next(seen)
-            if submission is not None:
-                seen.add(submission.id)
-                if not self._attempt(submission):
-                    return
-            if self._weights is not None:
-                self._weights.run_once()
-            if submission is None:
-                return
+        self._free, self._seen = [*self._evaluators], set()
+        with ThreadPoolExecutor(len(self._evaluators)) as pool:
+            try:
+                while self._start(pool) or self._running:
+                    self._finish_some()
+                if not self._stop.is_set():
+                    self._set_weights()
+            finally:
+                self._abandon()
 
-    def _next(self, seen: set[int]) -> QueuedSubmission | None:
-        """Return the next submission to judge; each evaluation changes the order."""
-        waiting = [one for one in self._api.queue() if one.id not in seen]
-        due = [one for one in waiting if self._attempts.is_due(one)]
-        return min(due, key=self._attempts.turn, default=None)
+    def _start(self, pool: ThreadPoolExecutor) -> bool:
+        """Start the evaluation of each submission that is due and has a GPU; return if any was."""
+        any_due = False
+        while self._free and not self._stop.is_set() and (submission := self._next()) is not None:
+            any_due = True
+            self._seen.add(submission.id)
+            verdict = self._attempts.of(submission).verdict
+            if verdict is None:
+                self._begin(pool, submission)
+            else:  # the API did not take it
+                self._settle(submission, partial(self._write, submission, verdict))
+        return any_due
 
-    def _attempt(self, submission: QueuedSubmission) -> bool:
-        """Judge a submission, or note why not; return whether to go on."""
+    def _next(self) -> QueuedSubmission | None:
+        """Return the next submission to judge; each evaluation changes the order.
+
+        Submissions of one hotkey follow one another. One during which the validator has died is
+        judged alone, so that it costs no other its attempts.
+        """
+        running = [one.submission for one in self._running.values()]
+        if any(self._attempts.of(one).deaths for one in running):
+            return None
+        taken = {one.miner_hotkey for one in running}
+        queue = self._answer(self._api.queue) or []
+        new = [one for one in queue if one.id not in self._seen and one.miner_hotkey not in taken]
+        due = [one for one in new if self._attempts.is_due(one)]
+        first = min(due, key=self._attempts.turn, default=None)
+        alone = first is not None and self._attempts.of(first).deaths > 0
+        return None if alone and running else first
+
+    def _begin(self, pool: ThreadPoolExecutor, submission: QueuedSubmission) -> None:
+        evaluation = Evaluation(submission, self._free.pop(0), self.timer)
+        log.info(
+            "judging",
+            submission=submission.id,
+            hotkey=submission.miner_hotkey,
+            fork=submission.fork_url,
+            commit=submission.commit_hash,
+            target=submission.target_sequence_length,
+            claim=submission.tokens_per_sec,
+            **evaluation.details,
+        )
+        self._attempts.begin(submission)
+        self._running[pool.submit(evaluation.run)] = evaluation
+
+    def _finish_some(self) -> None:
+        """Write the verdicts of the evaluations that end first."""
+        pause = POLL_SECONDS if self._free else None
+        for future in wait(self._running, pause, FIRST_COMPLETED).done:
+            evaluation = self._running.pop(future)
+            self._attempts.spend(evaluation.submission, evaluation.seconds)
+            if isinstance(future.exception(), FaultyMachine) and (self._free or self._running):
+                log.error("this GPU is not used until the queue is judged", **evaluation.details)
+            else:
+                self._free.append(evaluation.evaluator)
+            with bound_contextvars(**evaluation.details):
+                submission = evaluation.submission
+                self._settle(submission, partial(self._conclude, submission, future))
+            if not self._stop.is_set():
+                self._set_weights()
+
+    def _settle(self, submission: QueuedSubmission, work: Callable[[], None]) -> None:
+        """Do the last work on a submission, or note why there is no verdict."""
         try:
-            self._judge(submission)
+            work()
         except Stopped:
+            self._stop.set()
             self._attempts.stop(submission)
-            return False
         except ConfigError:
             self._attempts.stop(submission)
             raise
+        except ApiFault as error:  # kept: the next poll writes it without measuring again
+            log.warning("verdict not written", submission=submission.id, reason=str(error))
         except Postponed as fault:
             pause = self._attempts.postpone(submission, str(fault))
             log.warning(
@@ -102,38 +200,43 @@ class Validator:
         except Exception as error:  # one submission must not end the others' evaluation
             self._attempts.postpone(submission, f"{type(error).__name__}: {error}")
             log.exception("no verdict", submission=submission.id)
-        return True
 
-    def _judge(self, submission: QueuedSubmission) -> None:
-        verdict = self._attempts.of(submission).verdict
-        if verdict is None:
-            log.info(
-                "judging",
-                submission=submission.id,
-                hotkey=submission.miner_hotkey,
-                fork=submission.fork_url,
-                commit=submission.commit_hash,
-                target=submission.target_sequence_length,
-                claim=submission.tokens_per_sec,
-            )
-            self._attempts.begin(submission)
-            began = self.timer()
-            try:
-                with heartbeat(log, "judging", submission=submission.id):
-                    verdict = self._evaluator.evaluate(submission)
-            finally:
-                self._attempts.spend(submission, self.timer() - began)
-            self._attempts.conclude(submission, verdict)
+    def _abandon(self) -> None:
+        """After an error, stop what runs; verdicts are written after the next start."""
+        if self._running:
+            self._stop.set()
+        for future, evaluation in self._running.items():
+            if future.exception() is None:
+                self._attempts.conclude(evaluation.submission, future.result())
+            else:
+                self._attempts.stop(evaluation.submission)
+        self._running.clear()
+
+    def _set_weights(self) -> None:
+        if self._weights is not None:
+            self._answer(self._weights.run_once)
+
+    def _answer(self, call: Callable[[], Answer]) -> Answer | None:
+        """Return what a call of the API returns; None if it fails while submissions are judged."""
         try:
-            self._write(submission, verdict)
-        except ApiFault as error:  # kept: the next poll writes it without measuring again
-            log.warning("verdict not written", submission=submission.id, reason=str(error))
+            return call()
+        except ApiFault as error:
+            if not self._running:
+                raise
+            log.warning("the API did not answer", reason=str(error))
+            return None
+
+    def _conclude(self, submission: QueuedSubmission, future: Future[Verdict]) -> None:
+        verdict = future.result()
+        self._attempts.conclude(submission, verdict)
+        self._write(submission, verdict)
 
     def _write(self, submission: QueuedSubmission, verdict: Verdict) -> None:
         verification = None
         if verdict.passed and self._logits is not None:
             final = self._attempts.of(submission).faults >= BUSY_ALLOWED
-            verification = self._logits.verify(submission, final=final)
+            with self._evaluators[0].lock.shared():  # not while a fork's target is timed
+                verification = self._logits.verify(submission, final=final)
         if verification is not None:
             log.info("logits", **verification.model_dump(exclude_none=True))
             self._api.record_verification(verification)

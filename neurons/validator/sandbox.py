@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neurons.runtime.errors import ConfigError, Problem
-from neurons.validator.devices import find_gpu
+from neurons.validator.devices import Gpu
 from neurons.validator.leaks import find_leaks
 from neurons.validator.packages import Packages, find_packages, hidden_entries
 from neurons.validator.seccomp import INSTALL, assemble, this_architecture
@@ -50,7 +50,7 @@ class Sandbox:
 
     Attributes:
         memory_bytes: what all processes of one child may hold together, shared memory included.
-        gpu: whether the devices of one GPU are shown.
+        gpu: whose devices are shown to what may use a GPU; None for none.
         cores: those on which a child runs; it is ended when a thread of it goes elsewhere. Empty
             for all of the machine's.
         packages: where workers import packages from, which is shown read-only.
@@ -58,7 +58,7 @@ class Sandbox:
 
     bubblewrap: str
     memory_bytes: int
-    gpu: bool
+    gpu: Gpu | None = None
     parent: int = 1
     cores: frozenset[int] = field(default_factory=lambda: cores_for_forks())
     packages: Packages = field(default_factory=find_packages)
@@ -133,11 +133,10 @@ class Sandbox:
         yield from ("--proc", "/proc", "--dev", "/dev")
         for path in ("/tmp", "/dev/shm"):  # noqa: S108 # they are the sandbox's own
             yield from ("--perms", "1777", "--size", str(TEMPORARY_BYTES), "--tmpfs", path)
-        if self.gpu:
-            devices, name = find_gpu(env)
-            for device in devices:
+        if self.gpu and env.get("CUDA_VISIBLE_DEVICES") != "":  # what runs on the CPU has none
+            for device in self.gpu.files:
                 yield from ("--dev-bind", str(device), str(device))
-            yield from ("--setenv", "CUDA_VISIBLE_DEVICES", name)
+            yield from ("--setenv", "CUDA_VISIBLE_DEVICES", self.gpu.visible)
         libraries = filter(os.path.isabs, env.get("LD_LIBRARY_PATH", "").split(":"))
         shown += [*libraries, *self.packages.shown, *map(str, readable)]
         masked: list[str] = []  # packages may lie below a masked folder, in a `.venv` for one
@@ -186,10 +185,11 @@ def cores_for_forks() -> frozenset[int]:
     return frozenset(cores[max(1, len(cores) // KEPT_CORES) :])
 
 
-def open_sandbox(*, gpu: bool, private: Iterable[Path] = ()) -> Sandbox:
+def open_sandbox(gpu: Gpu | None = None, private: Iterable[Path] = ()) -> Sandbox:
     """Return a sandbox that was seen to hold on this machine.
 
     Args:
+        gpu: the one that forks use.
         private: folders and files that no fork may read, wherever packages lie.
 
     Raises:

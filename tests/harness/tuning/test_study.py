@@ -7,12 +7,16 @@ import os
 import re
 import signal
 import sqlite3
+import sys
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from harness.analysis.difference import Block
 from harness.tuning.entry import TUNED, tiles_of, with_tiles
+from harness.tuning.searchers import further_gpus, searchers
 from harness.tuning.study import (
     CHOICES,
     Refused,
@@ -27,7 +31,7 @@ from harness.tuning.study import (
 )
 from quasar_kernels.contract import OVERLAY
 from tests import PROJECT
-from tests.processes import run_python, started, wait_for
+from tests.processes import is_alive, run_python, started, wait_for
 
 START: Tiles = {name: values[0] for name, values in CHOICES.items()} | {"grad_warps": 4}
 
@@ -86,6 +90,37 @@ def test_a_gain_is_taken_only_beyond_the_noise(tmp_path: Path, gain: float, take
     assert evidence["taken"] is taken
     assert tiles == (best_tiles(study) if taken else START)
     assert evidence["trials"] == 20
+
+
+def test_further_gpus_of_the_same_model_search_in_one_study(tmp_path: Path) -> None:
+    """Each process sees its own GPU alone; the command runs without the driver here."""
+    models = {"a": "H200", "b": "H200", "c": "H100", "d": "H200", "e": "H200"}
+    gpus = [SimpleNamespace(uuid=uuid, name=name) for uuid, name in models.items()]
+    assert further_gpus(gpus, 0) == []
+    chosen = further_gpus(gpus, 2)
+    assert chosen == ["GPU-b", "GPU-d"]
+    file = tmp_path / "s.sqlite"
+    study = open_study(file, "gpu")
+    code = (
+        "import os; from pathlib import Path\n"
+        "from harness.tuning.study import done, open_study, search\n"
+        "from tests.harness.tuning.test_study import START, cost\n"
+        f"study = open_study(Path({str(file)!r}), 'gpu')\n"
+        "seen = {'gpu': os.environ['CUDA_VISIBLE_DEVICES']}\n"
+        "search(study, START, cost, trials=done(study) + 3, footprint=lambda: seen)\n"
+    )
+    with searchers([sys.executable, "-c", code], chosen):
+        pass
+    assert {one["footprint"]["gpu"] for one in candidates(study)} == {*chosen}
+
+
+def test_an_error_ends_the_search_on_further_gpus(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    with suppress(ZeroDivisionError), searchers([sys.executable, "-Sc", code], ["GPU-b"]):
+        wait_for(lambda: note.exists() and note.read_text())
+        raise ZeroDivisionError
+    assert not is_alive(int(note.read_text()))
 
 
 def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import py_compile
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from neurons.embedded.competition import DATABASE, Competition
 from neurons.embedded.participants import CHUNK, submit_cheat
 from neurons.embedded.results import Results
 from neurons.runtime.errors import ConfigError
+from neurons.runtime.identity import create_throwaway
 from neurons.runtime.process import Stopped
 from neurons.validator.clone import Sources, clone
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
@@ -176,28 +178,48 @@ def test_an_early_end_is_a_sentence_and_a_status(
     assert ("stopped" if status == 130 else "Do this.") in written
 
 
-NIGHTLY = os.environ.get("QUASAR_NIGHTLY")
-
-
 @pytest.mark.slow
-def test_a_guest_joins_the_pages(tmp_path: Path) -> None:
-    """The pages run without a competition; one more miner, a process by itself, joins them.
+def test_two_miners_join_the_pages_and_get_their_verdicts(tmp_path: Path) -> None:
+    """The pages run without a competition; the systemd template's command starts two miners.
 
-    At night it gets a verdict, as the miner of tests/test_end_to_end.py does always.
+    Each has a settings file, a hotkey, a state folder and a fork.
     """
     short = {"TARGET_SEQUENCE_LENGTH": "512", "CLAIM_RUNS": "1", "DEVICE": "cpu"}
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CLAIM_HEADROOM": "0.7", **short}
     env["OMP_NUM_THREADS"] = "1"  # threads that wait for one another slow down everything else
     env["PYTHONPATH"] = f"{install_small_host(tmp_path / 'host')}:{PROJECT}"
+    unit = (PROJECT / "scripts/systemd/quasar-miner@.service").read_text()
     words = ("-m", "neurons.embedded", "--miners", "0", "--folder", str(tmp_path / "home"))
     with started(*words, env=env, stdout=subprocess.PIPE) as subnet:
         file = tmp_path / "home/embedded/guest.env"
         wait_for(file.exists, child=subnet)
         assert file.stat().st_mode & 0o077 == 0
-        command = "once" if NIGHTLY else "doctor"
-        done = run_python("-m", "neurons.miner", command, env={**env, "ENV_FILE": str(file)})
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert not NIGHTLY or "VALIDATED, rank 1" in done.stdout
+        flags = re.findall(r"^ExecStart=@ROOT@/START_MINER.sh (.*)", unit, re.M)[0]
+        miners = []
+        for number in "01":
+            create_throwaway(file.parent / "wallets", f"guest-{number}")
+            own = file.read_text().replace("=guest", f"=guest-{number}")
+            own = own.replace("/guest/", f"/guest-{number}/")
+            (tmp_path / f".env.{number}").write_text(own)
+            words = ("-m", "neurons.miner", "once", *flags.replace("%i", number).split())
+            miners.append(
+                subprocess.Popen(
+                    [sys.executable, *words],
+                    cwd=tmp_path,
+                    env={**env, "CUDA_VISIBLE_DEVICES": number},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        try:
+            for number, miner in zip("01", miners, strict=True):
+                output, _ = miner.communicate(timeout=HANG)
+                assert "VALIDATED, rank" in output, output
+                assert (tmp_path / f"state-{number}/journal.sqlite").exists()
+        finally:
+            for miner in miners:
+                miner.kill()
         subnet.send_signal(signal.SIGINT)
         output, _ = subnet.communicate(timeout=HANG)
     assert subnet.returncode == 0

@@ -155,11 +155,12 @@ def test_a_stop_ends_it_at_once_and_the_next_cycle_makes_it_due(tuner, tmp_path)
 
 def test_nothing_is_tried_unless_it_is_asked_for(tuner):
     assert list(tuner.commands()) == []
-    asked = {"agent_iterations": 7, "tune_command": "optimise --mine 'a b'"}
+    asked = {"agent_iterations": 7, "tune_gpus": 2, "tune_command": "optimise --mine 'a b'"}
     tuner.settings = tuner.settings.model_copy(update=asked)
     search, own = tuner.commands()
     assert search[0] == sys.executable
     assert search[search.index("--more") + 1] == "7"
+    assert search[search.index("--gpus") + 1] == "2"
     assert find_spec(search[2])
     assert list(own) == ["optimise", "--mine", "a b"]
 

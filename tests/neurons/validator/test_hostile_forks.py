@@ -32,7 +32,7 @@ HONEST = (PROJECT / "tests/harness/honest.py").read_text()
 LAYER = "from fla.ops.quasar.chunk import QuasarAttention, chunk_quasar\n"
 
 try:
-    SANDBOX: Sandbox | None = open_sandbox(gpu=False)
+    SANDBOX: Sandbox | None = open_sandbox()
     WITHOUT = ""
 except ConfigError as error:
     SANDBOX, WITHOUT = None, f"NOT PROVEN ON THIS MACHINE: {error}"
@@ -205,7 +205,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
         }
         texts = {name: text.format(**place) for name, (text, _) in ATTACKS.items()}
         every: frozenset[int] = frozenset()  # two at a time would share those for forks
-        small = Sandbox(SANDBOX.bubblewrap, 5 * 2**29, gpu=False, cores=every)
+        small = Sandbox(SANDBOX.bubblewrap, 5 * 2**29, cores=every)
         with ThreadPoolExecutor(2) as pool:
             trees = [folder / f"tree-{number}" for number in range(len(texts))]
             found = list(pool.map(attack, trees, texts.values(), repeat(small)))

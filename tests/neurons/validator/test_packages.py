@@ -19,7 +19,7 @@ from tests import PROJECT
 from tests.processes import run
 
 try:
-    open_sandbox(gpu=False)
+    open_sandbox()
     WITHOUT = ""
 except ConfigError as error:
     WITHOUT = f"NOT PROVEN ON THIS MACHINE: {error}"
@@ -42,7 +42,7 @@ from neurons.validator.packages import check_imports
 from neurons.validator.sandbox import open_sandbox
 
 private, scratch, *secrets = map(Path, sys.argv[1:])
-sandbox = open_sandbox(gpu=False, private=[private])
+sandbox = open_sandbox(private=[private])
 problem = ""
 try:
     check_imports(sandbox, sandbox.packages.withheld)

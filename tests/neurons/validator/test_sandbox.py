@@ -31,7 +31,7 @@ EVERY: frozenset[int] = frozenset()
 def needed_bubblewrap() -> tuple[str, int]:
     """Return the sandbox's program and room in memory; skip where this machine gives none."""
     try:
-        sandbox = open_sandbox(gpu=False)
+        sandbox = open_sandbox()
     except ConfigError as error:
         pytest.skip(f"NOT PROVEN ON THIS MACHINE: {error}")
     return sandbox.bubblewrap, sandbox.memory_bytes
@@ -47,7 +47,7 @@ class Open(Sandbox):
 
 
 def test_the_look_finds_every_leak_where_nothing_is_shut_in() -> None:
-    found = "; ".join(Open("", 2**40, gpu=False).leaks())
+    found = "; ".join(Open("", 2**40).leaks())
     for leak in ("net namespace", "pid namespace", "mnt namespace", "user's files", "network"):
         assert leak in found
     if os.access("/usr", os.W_OK):
@@ -57,11 +57,11 @@ def test_the_look_finds_every_leak_where_nothing_is_shut_in() -> None:
 def test_a_sandbox_that_does_not_start_is_reported_with_its_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (reason,) = Sandbox("/bin/false", 2**40, gpu=False).leaks()
+    (reason,) = Sandbox("/bin/false", 2**40).leaks()
     assert "nothing can be started in it" in reason
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ConfigError, match=r"bubblewrap is not installed.*apt-get.*SANDBOX=off"):
-        open_sandbox(gpu=False)
+        open_sandbox()
 
 
 def test_memory_and_processes_of_all_descendants_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,13 +79,13 @@ def test_memory_and_processes_of_all_descendants_count(monkeypatch: pytest.Monke
     try:
         assert parent.stdout is not None
         assert parent.stdout.read(2) == b".."
-        assert Sandbox("", 2**40, gpu=False, cores=EVERY).exceeded(parent.pid) == ""
-        assert "memory" in Sandbox("", 2**27, gpu=False, cores=EVERY).exceeded(parent.pid)
+        assert Sandbox("", 2**40, cores=EVERY).exceeded(parent.pid) == ""
+        assert "memory" in Sandbox("", 2**27, cores=EVERY).exceeded(parent.pid)
         monkeypatch.setattr(module, "PROCESSES", 1)
-        assert "processes" in Sandbox("", 2**40, gpu=False, cores=EVERY).exceeded(parent.pid)
+        assert "processes" in Sandbox("", 2**40, cores=EVERY).exceeded(parent.pid)
         monkeypatch.setattr(module, "PROCESSES", 256)
         monkeypatch.setattr(module, "MEMORY_LEFT", 2**60)
-        assert "machine" in Sandbox("", 2**40, gpu=False, cores=EVERY).exceeded(parent.pid)
+        assert "machine" in Sandbox("", 2**40, cores=EVERY).exceeded(parent.pid)
     finally:
         for pid in [*descendants(parent.pid, 9), parent.pid]:
             os.kill(pid, 9)
@@ -131,7 +131,7 @@ for pid in children:
 
 @pytest.mark.skipif(not module.cores_for_forks(), reason="this machine has one core")
 def test_who_burns_every_core_gets_those_for_forks_alone(tmp_path: Path) -> None:
-    sandbox = Sandbox(*needed_bubblewrap(), gpu=False)
+    sandbox = Sandbox(*needed_bubblewrap())
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun = time.monotonic()
     argv = sandbox.command([sys.executable, "-I", "-S", "-c", BURN], {}, tmp_path, [])
@@ -155,7 +155,7 @@ def test_a_thread_on_a_core_that_is_kept_is_seen(monkeypatch: pytest.MonkeyPatch
         "print('narrow', flush=True)\n"
         "threading.Thread(target=widen).start()\n"
     )
-    sandbox = Sandbox("", 2**40, gpu=False)
+    sandbox = Sandbox("", 2**40)
     cores = ",".join(map(str, sorted(sandbox.cores)))
     command = ["taskset", "-c", cores, sys.executable, "-S", "-c", code]
     shell = [sys.executable, "-S", "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
@@ -217,7 +217,7 @@ def call_inside(sandbox: Sandbox, folder: Path, **calls: list[int]) -> dict[str,
 
 
 def test_namespaces_keyrings_rings_and_tracing_of_the_kernel_are_closed(tmp_path: Path) -> None:
-    sandbox = Sandbox(*needed_bubblewrap(), gpu=False)
+    sandbox = Sandbox(*needed_bubblewrap())
     known = this_architecture()
     assert known is not None
     found = call_inside(
@@ -241,7 +241,7 @@ def test_namespaces_keyrings_rings_and_tracing_of_the_kernel_are_closed(tmp_path
 
 
 def test_what_measuring_needs_stays_open(tmp_path: Path) -> None:
-    sandbox = Sandbox(*needed_bubblewrap(), gpu=False)
+    sandbox = Sandbox(*needed_bubblewrap())
     argv = sandbox.command([sys.executable, "-I", "-S", "-c", USUAL], {}, tmp_path, [])
     done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG)
     assert (done.stdout, done.stderr) == ("fine\n", "")
@@ -249,7 +249,7 @@ def test_what_measuring_needs_stays_open(tmp_path: Path) -> None:
 
 def test_the_look_finds_that_the_filter_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the filter a key that one evaluation leaves is there in the next one."""
-    sandbox = Sandbox(*needed_bubblewrap(), gpu=False)
+    sandbox = Sandbox(*needed_bubblewrap())
     monkeypatch.setattr(module, "_filtered", lambda argv, **_: list(argv))
     found = "; ".join(sandbox.leaks())
     if "keyrings" not in found:
@@ -278,10 +278,26 @@ class Nvml:
     def nvmlDeviceGetUUID(self, handle: int) -> str:
         return f"GPU-{handle}"
 
+    def nvmlDeviceGetCount(self) -> int:
+        return 4
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return "NVIDIA H100" if handle == 3 else "NVIDIA H200"
+
     def nvmlDeviceGetMinorNumber(self, handle: int) -> int:
         if handle > 3:
             raise self.NVMLError
         return 3 - handle
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The device files of that machine."""
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(devices, "DEV", tmp_path)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -294,27 +310,42 @@ class Nvml:
     ],
 )
 def test_a_fork_sees_one_of_several_gpus(
-    visible: str | None, shown: str, inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    visible: str | None, shown: str, inside: str, driver: Path
 ) -> None:
     """Else it would distribute its calls over all of them."""
-    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    monkeypatch.setattr(devices, "DEV", tmp_path)
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    words = Sandbox("", 2**40, gpu=True, cores=EVERY).command([], environ, tmp_path, [])
+    sandbox = Sandbox("", 2**40, devices.find_gpus(environ)[0], cores=EVERY)
+    words = sandbox.command([], environ, driver, [])
     bound = [Path(words[n + 1]).name for n, word in enumerate(words) if word == "--dev-bind"]
     assert bound == [shown, "nvidiactl", "nvidia-uvm"]
     assert words[words.index("CUDA_VISIBLE_DEVICES") + 1] == inside
+    assert "--dev-bind" not in sandbox.command([], {"CUDA_VISIBLE_DEVICES": ""}, driver, [])
 
 
-def test_a_fork_sees_every_gpu_that_the_driver_does_not_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["0", "1", "2", "3"]),
+        ("2, GPU-1", ["2", "GPU-1"]),
+        ("1,GPU-1,0", ["1"]),
+        ("1,0,7,2", ["1", "0"]),
+        ("0,-1,1", ["0"]),
+        ("0,MIG-2,1", ["0"]),
+        ("MIG-2,MIG-2b,1", ["MIG-2"]),
+    ],
+)
+def test_each_usable_gpu_is_listed_once(
+    visible: str | None, names: list[str], driver: Path
 ) -> None:
-    (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(devices, "DEV", tmp_path)
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
-    assert devices.find_gpu({"CUDA_VISIBLE_DEVICES": "7"}) == ([tmp_path / "nvidia0"], "7")
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert [gpu.name for gpu in devices.find_gpus(environ)] == names
+
+
+@pytest.mark.parametrize("visible", ["7", "", "no"])
+def test_a_fork_sees_every_gpu_that_the_driver_does_not_name(visible: str, driver: Path) -> None:
+    (gpu,) = devices.find_gpus({"CUDA_VISIBLE_DEVICES": visible})
+    assert [file.name for file in gpu.files[:4]] == [f"nvidia{number}" for number in range(4)]
+    assert gpu.visible == visible
 
 
 @pytest.mark.parametrize(

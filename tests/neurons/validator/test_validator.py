@@ -8,9 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,62 +23,17 @@ from neurons.validator import packages
 from neurons.validator.__main__ import _confinement
 from neurons.validator.api import ApiFault, ValidatorApi
 from neurons.validator.attempts import DEATHS_ALLOWED, FIRST_PAUSE, Attempts
+from neurons.validator.clone import Sources
+from neurons.validator.evaluate import Evaluator
 from neurons.validator.loop import Validator
 from neurons.validator.verdict import Verdict, judge, reject
 from neurons.wire.protocol import QueuedSubmission
 from quasar_kernels.contract import QUASAR_DIR, REQUIRED_IMPORTS
-from tests.neurons.live_api import ALICE, BLOCKS, VALIDATOR, Hotkey, LiveApi, revelation, serve
+from tests.neurons.live_api import ALICE, BLOCKS, BOB, VALIDATOR, Hotkey, LiveApi, revelation, serve
 from tests.neurons.miner.parts import make_settings
+from tests.neurons.validator.judges import Benches, Judge, scores
 from tests.neurons.validator.samples import make_fork
 from tests.processes import HANG, is_alive, run_python, wait_for
-
-
-class Judge:
-    """A fake evaluation: its verdict, or the error that it raises, by submission."""
-
-    def __init__(self, **answers: Any) -> None:
-        self.answers = answers
-        self.judged: list[int] = []
-
-    def evaluate(self, submission: QueuedSubmission) -> Verdict:
-        self.judged.append(submission.id)
-        answer = self.answers.get(f"s{submission.id}", judge(1.0, 1.0))
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-
-@dataclass
-class Bench:
-    """A validator with a fake evaluation, and a clock that is moved."""
-
-    api: LiveApi
-    judge: Judge
-    file: Path
-    now: float = 1_770_000_000.0
-
-    def run_once(self) -> None:
-        self.start().run_once()
-
-    def start(self) -> Validator:
-        """Return a validator that has just started."""
-        attempts = Attempts(self.file, self.api.url, lambda: self.now)
-        client = ValidatorApi(self.api.url, VALIDATOR)
-        return Validator(client, self.judge, attempts, threading.Event())  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def bench(api: LiveApi, tmp_path: Path) -> Callable[[Judge], Bench]:
-    api.register(ALICE)
-    return lambda judge: Bench(api, judge, tmp_path / "attempts.sqlite")
-
-
-def scores(api: LiveApi) -> dict[int, float]:
-    rows = api.get("/get_submission_stats")["top_performers"]
-    return {row["id"]: row["score"] for row in rows}
-
-
-Benches = Callable[[Judge], Bench]
 
 
 def test_judges_what_is_queued_and_nothing_that_is_committed(api: LiveApi, bench: Benches) -> None:
@@ -178,7 +132,7 @@ def test_slow_forks_of_a_few_hotkeys_do_not_starve_another(api: LiveApi, bench: 
 def test_the_fifth_failure_bans_the_client_and_drops_its_queue(
     api: LiveApi, bench: Benches
 ) -> None:
-    loop = bench(Judge(**{f"s{n}": reject("no") for n in range(1, 9)}))
+    loop = bench(Judge("", {f"s{n}": reject("no") for n in range(1, 9)}))
     for target in range(512, 520):
         api.submit(ALICE, 10.0, target=target)
     loop.run_once()
@@ -271,7 +225,7 @@ def test_an_api_that_is_away_is_waited_for(tmp_path: Path) -> None:
         url = api.url
     stop = threading.Event()
     client = ValidatorApi(url, VALIDATOR, stop=stop)
-    loop = Validator(client, Judge(), None, stop)  # type: ignore[arg-type]
+    loop = Validator(client, [Judge()], None, stop)  # type: ignore[list-item, arg-type]
     thread = threading.Thread(target=loop.run_forever, args=(0.05,))
     thread.start()
     thread.join(1.0)
@@ -285,6 +239,7 @@ class Home:
     """A validator's process on this machine: its wallet, its environment, its API."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         self.identity = create_throwaway(folder / "wallets")
 
@@ -311,12 +266,12 @@ class Home:
             text=True,
         )
 
-    def submit(self, api: LiveApi, files: dict[str, str]) -> int:
+    def submit(self, api: LiveApi, files: dict[str, str], key: Hotkey = ALICE) -> int:
         """Submit a small fork with `files`."""
         fork = make_fork(self.folder / "fork")
         packages = ("fla/__init__.py", "fla/layers/__init__.py", "fla/ops/__init__.py")
         made = fork.commit({**dict.fromkeys(packages, ""), **files})
-        return api.submit(ALICE, 1.0, target=512, fork=fork.url, commit=made)
+        return api.submit(key, 1.0, target=512, fork=fork.url, commit=made)
 
 
 @pytest.fixture
@@ -337,8 +292,8 @@ def test_the_process_clones_checks_and_marks(home: Home, tmp_path: Path) -> None
     assert list((tmp_path / "state" / "validator" / "clones").iterdir()) == []
 
 
-def test_sigterm_ends_the_process_and_its_worker(home: Home, tmp_path: Path) -> None:
-    note = tmp_path / "worker"
+def hanging(note: Path) -> dict[str, str]:
+    """Return the files of a fork whose import never ends; it writes its process's number."""
     hang = (
         "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -346,9 +301,14 @@ def test_sigterm_ends_the_process_and_its_worker(home: Home, tmp_path: Path) -> 
         "time.sleep(600)\n"
     )
     chunk = "\n".join(REQUIRED_IMPORTS)
+    return {f"{QUASAR_DIR}/chunk.py": f"{hang}{chunk}\n"}
+
+
+def test_sigterm_ends_the_process_and_its_worker(home: Home, tmp_path: Path) -> None:
+    note = tmp_path / "worker"
     with serve(tmp_path, validator_hotkeys=frozenset({home.identity.hotkey})) as api:
         api.register(ALICE)
-        row = home.submit(api, {f"{QUASAR_DIR}/chunk.py": f"{hang}{chunk}\n"})
+        row = home.submit(api, hanging(note))
         process = home.start(api.url)
         try:
             wait_for(lambda: note.exists() and note.read_text(), child=process)
@@ -360,6 +320,34 @@ def test_sigterm_ends_the_process_and_its_worker(home: Home, tmp_path: Path) -> 
         wait_for(lambda: not is_alive(int(note.read_text())))  # init may not have buried it yet
         queue = api.get("/get_submission_stats")["recent_submissions"]
         assert [entry["id"] for entry in queue] == [row]
+
+
+def test_a_stop_ends_the_evaluation_on_every_gpu(api: LiveApi, tmp_path: Path) -> None:
+    notes = tmp_path / "alice", tmp_path / "bob"
+    for number, key in enumerate((ALICE, BOB)):
+        api.register(key)
+        Home(tmp_path / str(number)).submit(api, hanging(notes[number]), key)
+    stop, file = threading.Event(), tmp_path / "attempts.sqlite"
+    one = Evaluator(tmp_path / "clones", "cpu", HANG, Sources(files=True), stop)
+    client = ValidatorApi(api.url, VALIDATOR, stop=stop)
+    ended = threading.Event()
+
+    def stop_when_both_run() -> None:
+        try:
+            wait_for(lambda: ended.is_set() or all(n.exists() and n.read_text() for n in notes))
+        finally:
+            stop.set()
+
+    thread = threading.Thread(target=stop_when_both_run)
+    thread.start()
+    with closing(Attempts(file, api.url)) as attempts:
+        Validator(client, [one, replace(one, gpu="1")], attempts, stop).run_once()
+    ended.set()
+    thread.join()
+    wait_for(lambda: not any(is_alive(int(note.read_text())) for note in notes))
+    assert list(one.folder.iterdir()) == []
+    with closing(Attempts(file, api.url)) as attempts:
+        assert [attempts.of(queued).deaths for queued in client.queue()] == [0, 0]
 
 
 @pytest.mark.parametrize("sandbox", ["off", "preferred"])
@@ -384,7 +372,8 @@ def test_an_organiser_ends_a_round_beside_the_validator(home: Home, tmp_path: Pa
         winner = api.submit(ALICE, 10.0)
         attempts = Attempts(tmp_path / "attempts.sqlite", api.url)
         client = ValidatorApi(api.url, home.identity)
-        Validator(client, Judge(), attempts, threading.Event()).run_once()  # type: ignore[arg-type]
+        judges: list[Any] = [Judge()]
+        Validator(client, judges, attempts, threading.Event()).run_once()
         process = home.start(api.url, "--new-round", "5")
         log, _ = process.communicate(timeout=HANG)
         assert (process.returncode, "round opened  round=2 hours=5" in log) == (0, True), log

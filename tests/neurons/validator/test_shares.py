@@ -1,0 +1,220 @@
+"""Evaluations at the same time: their shares of the machine, and what happens alone."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from harness.measuring.runner import MeasurementError, Options
+from harness.sample import Correctness, Sample
+from neurons.runtime.process import Stopped
+from neurons.validator import evaluate as module
+from neurons.validator.clone import Sources
+from neurons.validator.devices import Gpu
+from neurons.validator.evaluate import Evaluator
+from neurons.validator.packages import Packages
+from neurons.validator.sandbox import Sandbox
+from neurons.validator.shares import evaluators_for
+from neurons.wire.protocol import QueuedSubmission
+from tests.neurons.validator.samples import CORRECTNESS, ForkRepository, Measured
+from tests.processes import HANG, wait_for
+
+GIB = 2**30
+
+
+class Place:
+    """A sandbox's name, where a fake measurement needs no more."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Host:
+    """Two evaluators on one machine, whose fake measurements note who else measures.
+
+    Attributes:
+        calls: what was done, its length, in which confinement, and how many did so at that moment.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.answers: dict[int, list[Exception]] = {}
+        self.calls: list[tuple[str, int, str, int]] = []
+        self.meeting = threading.Barrier(1)
+        self._busy, self._changing = 0, threading.Lock()
+        one = Evaluator(
+            *(folder, "cpu", 5.0),
+            sources=Sources(files=True),
+            confinement=Place("whole"),  # type: ignore[arg-type]
+            share=Place("share"),  # type: ignore[arg-type]
+            measure=self.measure,
+            check=self.check,
+        )
+        self.evaluators = [replace(one, gpu=gpu) for gpu in ("0", "1")]
+
+    def check(self, tree: Path, length: int, options: Options) -> Correctness:
+        self._note("check", length, options, self.meeting.wait)
+        return CORRECTNESS
+
+    def measure(self, tree: Path, length: int, options: Options, **_: object) -> Sample:
+        self._note("time", length, options)
+        if self.answers.get(length):
+            raise self.answers[length].pop(0)
+        return Measured(1000.0)(tree, length, options)
+
+    def _note(self, work: str, length: int, options: Options, meet: Any = lambda _: None) -> None:
+        with self._changing:
+            self._busy += 1
+        meet(HANG)
+        with self._changing:
+            place: Any = options.confinement
+            self.calls.append((work, length, place.name, self._busy))
+        meet(HANG)
+        with self._changing:
+            self._busy -= 1
+
+    def alone(self) -> list[tuple[str, int]]:
+        """Return what was done in the confinement of a fork that runs alone; it did run alone."""
+        assert all(busy == 1 for _, _, place, busy in self.calls if place == "whole")
+        return [(work, length) for work, length, place, _ in self.calls if place == "whole"]
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setattr(Evaluator, "_broken_rules", lambda *_: [])
+    return Host(tmp_path / "clones")
+
+
+@pytest.fixture
+def queued(fork: ForkRepository) -> QueuedSubmission:
+    return QueuedSubmission(
+        id=1,
+        miner_hotkey="5Grw",
+        fork_url=fork.url,
+        commit_hash=fork.git("rev-parse", "HEAD"),
+        target_sequence_length=4096,
+        tokens_per_sec=1000.0,
+        created_at="",
+    )
+
+
+def test_forks_are_checked_together_and_the_target_is_timed_alone(
+    host: Host, queued: QueuedSubmission
+) -> None:
+    """A fork next to it could slow it down, or compute a part of its calls on another GPU."""
+    host.meeting = threading.Barrier(2)
+    with ThreadPoolExecutor() as pool:
+        for verdict in pool.map(lambda one: one.evaluate(queued), host.evaluators):
+            assert verdict.passed
+    assert [call for call in host.calls if call[0] == "check"] == [("check", 4096, "share", 2)] * 2
+    assert host.alone() == [("time", 4096)] * 2
+    shared = sorted(
+        length for work, length, place, _ in host.calls if (work, place) == ("time", "share")
+    )
+    assert shared == [512, 512, 1024, 1024, 2048, 2048]
+
+
+@pytest.mark.parametrize("kind", sorted(module.AMBIGUOUS))
+def test_a_failure_next_to_other_forks_is_repeated_alone(
+    host: Host, queued: QueuedSubmission, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "call", lambda *_, **__: {})  # a sound control run
+    host.answers = {1024: [MeasurementError("no memory is left", kind)]}
+    assert host.evaluators[0].evaluate(queued).passed
+    assert host.alone() == [("time", 4096), ("time", 1024)]
+    host.answers = {1024: [MeasurementError("no memory is left", kind)] * 2}
+    assert (
+        host.evaluators[0].evaluate(queued).reason == f"No measurement ({kind}): no memory is left"
+    )
+
+
+def test_waiting_for_others_takes_nothing_of_the_budget(
+    host: Host, queued: QueuedSubmission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, first = [0.0], host.evaluators[0]
+    monkeypatch.setattr("neurons.validator.evaluate.time.monotonic", lambda: now[0])
+    real = first.lock.alone
+
+    def slow() -> Any:
+        now[0] += 1e6
+        return real()
+
+    monkeypatch.setattr(first.lock, "alone", slow)
+    assert first.evaluate(queued).passed
+
+
+def test_a_stop_lets_nobody_start_who_waits_to_be_alone(
+    host: Host, queued: QueuedSubmission
+) -> None:
+    """Each start would take its seconds, one after the other, of the few until the end."""
+    first, stop = host.evaluators[0], host.evaluators[0].stop
+    with ThreadPoolExecutor() as pool:
+        with first.lock.shared():
+            judged = pool.submit(first.evaluate, queued)
+            wait_for(lambda: first.lock._waiting)
+            stop.set()
+        with pytest.raises(Stopped):
+            judged.result(HANG)
+    assert host.alone() == []
+
+
+# ---- their GPUs, cores and memory -------------------------------------------------------------
+
+
+def gpus(*models: str) -> list[Gpu]:
+    return [
+        Gpu(str(n), f"GPU-{n}", (Path(f"/dev/nvidia{n}"),), model) for n, model in enumerate(models)
+    ]
+
+
+def evaluator(cores: int, gib: int) -> Evaluator:
+    sandbox = Sandbox(
+        "", gib * GIB, None, cores=frozenset(range(4, 4 + cores)), packages=Packages()
+    )
+    return Evaluator(Path(), "cuda", 5.0, confinement=sandbox)
+
+
+def test_each_evaluation_has_its_own_gpu_cores_and_memory() -> None:
+    one = evaluator(9, 64)
+    found: list[Any] = evaluators_for(one, gpus("H200", "H200"))
+    assert [place.gpu for place in found] == ["0", "1"]
+    assert [place.share.gpu.visible for place in found] == ["GPU-0", "GPU-1"]
+    assert [sorted(place.share.cores) for place in found] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [place.share.memory_bytes for place in found] == [32 * GIB] * 2
+    for place, gpu in zip(found, gpus("H200", "H200"), strict=True):  # alone: as with one GPU
+        assert place.confinement == replace(one.confinement, gpu=gpu)  # type: ignore[type-var]
+        assert place.lock is one.lock
+
+
+@pytest.mark.parametrize(
+    ("models", "cores", "gib", "used", "warned"),
+    [
+        (("H200",), 64, 512, 1, False),
+        (("H200", "H200", "H100", "H200"), 64, 512, 3, True),
+        (("H200", "H100"), 64, 512, 1, True),
+        (("H200",) * 8, 9, 512, 4, True),
+        (("H200",) * 8, 64, 31, 3, True),
+        (("H200",) * 2, 0, 512, 1, True),
+        (("H200",) * 2, 64, 8, 1, True),
+    ],
+)
+def test_gpus_of_other_models_and_those_without_cores_or_memory_stay_unused(
+    models: tuple[str, ...], cores: int, gib: int, used: int, *, warned: bool
+) -> None:
+    one = evaluator(cores, gib)
+    with structlog.testing.capture_logs() as lines:
+        found = evaluators_for(one, gpus(*models))
+    assert len(found) == used
+    assert any(line["log_level"] == "warning" for line in lines) == warned
+    if used == 1:
+        assert found == [one]  # as with one GPU
+
+
+def test_without_a_sandbox_one_is_judged_after_the_other() -> None:
+    one = replace(evaluator(9, 64), confinement=None)
+    assert evaluators_for(one, gpus("H200", "H200")) == [one]
