@@ -29,7 +29,7 @@ from neurons.validator.clone import Sources, clone
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
 from tests import PROJECT
 from tests.neurons.live_api import VALIDATOR, Hotkey, LiveApi, submission
-from tests.processes import HANG, run_python, started, wait_for
+from tests.processes import HANG, started, wait_for
 from tests.repositories import run_git
 from tests.small_host import install_small_host
 
@@ -185,7 +185,7 @@ def test_two_miners_join_the_pages_and_get_their_verdicts(tmp_path: Path) -> Non
     Each has a settings file, a hotkey, a state folder and a fork.
     """
     short = {"TARGET_SEQUENCE_LENGTH": "512", "CLAIM_RUNS": "1", "DEVICE": "cpu"}
-    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CLAIM_HEADROOM": "0.7", **short}
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CLAIM_HEADROOM": "0.9", **short}
     env["OMP_NUM_THREADS"] = "1"  # threads that wait for one another slow down everything else
     env["PYTHONPATH"] = f"{install_small_host(tmp_path / 'host')}:{PROJECT}"
     unit = (PROJECT / "scripts/systemd/quasar-miner@.service").read_text()
