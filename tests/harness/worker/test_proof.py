@@ -138,9 +138,9 @@ RIGHT: list[tuple[Change, torch.dtype]] = [
     (noisy(0.015), BF16),
 ]
 WRONG: list[tuple[Change, torch.dtype]] = [
-    (noisy(2e-3), FP32),
+    (noisy(1e-3), FP32),
     (without(1 / 1024), FP32),
-    (noisy(0.07), BF16),
+    (noisy(0.05), BF16),
     (without(0.004), BF16),
     (lambda y: 0 * y, BF16),
     (lambda y: 1.2 * y, BF16),
@@ -162,7 +162,8 @@ def test_one_token_in_2048_may_be_left_out() -> None:
 
 @pytest.mark.parametrize(("change", "dtype"), WRONG)
 def test_outputs_beyond_it_are_not(change: Change, dtype: torch.dtype) -> None:
-    assert "the timed calls did not compute the layer: digests" in verified(change, dtype)
+    found = verified(change, dtype, calls=16)
+    assert "the timed calls did not compute the layer: digests" in found
 
 
 def test_one_false_digest_of_many_is_found() -> None:

@@ -23,19 +23,6 @@ Evaluate = Callable[..., Verdict]
 
 
 @pytest.fixture
-def submission(fork: ForkRepository) -> QueuedSubmission:
-    return QueuedSubmission(
-        id=1,
-        miner_hotkey="5Grw",
-        fork_url=fork.url,
-        commit_hash=fork.git("rev-parse", "HEAD"),
-        target_sequence_length=4096,
-        tokens_per_sec=1000.0,
-        created_at="",
-    )
-
-
-@pytest.fixture
 def measured() -> Measured:
     return Measured()
 

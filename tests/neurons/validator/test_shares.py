@@ -22,7 +22,7 @@ from neurons.validator.packages import Packages
 from neurons.validator.sandbox import Sandbox
 from neurons.validator.shares import evaluators_for
 from neurons.wire.protocol import QueuedSubmission
-from tests.neurons.validator.samples import CORRECTNESS, ForkRepository, Measured
+from tests.neurons.validator.samples import CORRECTNESS, Measured
 from tests.processes import HANG, wait_for
 
 GIB = 2**30
@@ -90,26 +90,13 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return Host(tmp_path / "clones")
 
 
-@pytest.fixture
-def queued(fork: ForkRepository) -> QueuedSubmission:
-    return QueuedSubmission(
-        id=1,
-        miner_hotkey="5Grw",
-        fork_url=fork.url,
-        commit_hash=fork.git("rev-parse", "HEAD"),
-        target_sequence_length=4096,
-        tokens_per_sec=1000.0,
-        created_at="",
-    )
-
-
 def test_forks_are_checked_together_and_the_target_is_timed_alone(
-    host: Host, queued: QueuedSubmission
+    host: Host, submission: QueuedSubmission
 ) -> None:
     """A fork next to it could slow it down, or compute a part of its calls on another GPU."""
     host.meeting = threading.Barrier(2)
     with ThreadPoolExecutor() as pool:
-        for verdict in pool.map(lambda one: one.evaluate(queued), host.evaluators):
+        for verdict in pool.map(lambda one: one.evaluate(submission), host.evaluators):
             assert verdict.passed
     assert [call for call in host.calls if call[0] == "check"] == [("check", 4096, "share", 2)] * 2
     assert host.alone() == [("time", 4096)] * 2
@@ -121,20 +108,21 @@ def test_forks_are_checked_together_and_the_target_is_timed_alone(
 
 @pytest.mark.parametrize("kind", sorted(module.AMBIGUOUS))
 def test_a_failure_next_to_other_forks_is_repeated_alone(
-    host: Host, queued: QueuedSubmission, kind: Any, monkeypatch: pytest.MonkeyPatch
+    host: Host, submission: QueuedSubmission, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "call", lambda *_, **__: {})  # a sound control run
     host.answers = {1024: [MeasurementError("no memory is left", kind)]}
-    assert host.evaluators[0].evaluate(queued).passed
+    assert host.evaluators[0].evaluate(submission).passed
     assert host.alone() == [("time", 4096), ("time", 1024)]
     host.answers = {1024: [MeasurementError("no memory is left", kind)] * 2}
     assert (
-        host.evaluators[0].evaluate(queued).reason == f"No measurement ({kind}): no memory is left"
+        host.evaluators[0].evaluate(submission).reason
+        == f"No measurement ({kind}): no memory is left"
     )
 
 
 def test_waiting_for_others_takes_nothing_of_the_budget(
-    host: Host, queued: QueuedSubmission, monkeypatch: pytest.MonkeyPatch
+    host: Host, submission: QueuedSubmission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, first = [0.0], host.evaluators[0]
     monkeypatch.setattr("neurons.validator.evaluate.time.monotonic", lambda: now[0])
@@ -145,17 +133,17 @@ def test_waiting_for_others_takes_nothing_of_the_budget(
         return real()
 
     monkeypatch.setattr(first.lock, "alone", slow)
-    assert first.evaluate(queued).passed
+    assert first.evaluate(submission).passed
 
 
 def test_a_stop_lets_nobody_start_who_waits_to_be_alone(
-    host: Host, queued: QueuedSubmission
+    host: Host, submission: QueuedSubmission
 ) -> None:
     """Each start would take its seconds, one after the other, of the few until the end."""
     first, stop = host.evaluators[0], host.evaluators[0].stop
     with ThreadPoolExecutor() as pool:
         with first.lock.shared():
-            judged = pool.submit(first.evaluate, queued)
+            judged = pool.submit(first.evaluate, submission)
             wait_for(lambda: first.lock._waiting)
             stop.set()
         with pytest.raises(Stopped):
