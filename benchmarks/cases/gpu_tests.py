@@ -3,8 +3,8 @@
     python -m benchmarks gpu_tests --out benchmarks/h200/gpu-tests.json [--only test_chunk ...]
 
 Each file runs in its own process, which needs pytest and none of its plugins; those that watch the
-GPU's memory run alone, after the others. A failure is printed at the end and decides the exit
-status; the file is written whatever the outcome.
+GPU's memory run alone, after the others. A failure is printed and decides the exit status. The
+results are written after each file, so that they remain if the machine's time runs out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -67,12 +67,22 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     paths = sorted(TESTS.rglob("test_*.py"))
     wanted = [path for path in paths if not args.only or path.stem in args.only]
     together = [path for path in wanted if path.stem not in ALONE]
+    entries: list[Entry] = []
+
+    def added(entry: Entry) -> Run:
+        entries.append(entry)
+        ran = {one.of["file"] for one in entries}
+        names = (path.relative_to(TESTS).as_posix() for path in paths)
+        left_out = ", ".join(name for name in names if name not in ran)
+        run = start("gpu_tests", "", args.commit, settings={"left out": left_out})
+        return run.adding(*entries)
+
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
-        entries = list(pool.map(run_file, together))
-    entries += [run_file(path) for path in wanted if path not in together]
-    left_out = [path.relative_to(TESTS).as_posix() for path in paths if path not in wanted]
-    run = start("gpu_tests", "", args.commit, settings={"left out": ", ".join(left_out)})
-    yield run.adding(*entries)
+        for done in as_completed([pool.submit(run_file, path) for path in together]):
+            yield added(done.result())
+    for path in wanted:
+        if path not in together:
+            yield added(run_file(path))
 
 
 def misses(run: Run) -> list[str]:

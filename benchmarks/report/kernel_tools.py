@@ -65,7 +65,8 @@ def call_profile(run: Run, call: Entry) -> str:
 def tests(run: Run) -> str:
     """Return where the GPU tests ran and how each file did; what failed or did not run by name."""
     outcomes = ("passed", "failed", "skipped")
-    rows = [(str(e.of["file"]), *(str(e.figures[o]) for o in outcomes)) for e in run.entries]
+    files = sorted(run.entries, key=lambda e: str(e.of["file"]))
+    rows = [(str(e.of["file"]), *(str(e.figures[o]) for o in outcomes)) for e in files]
     totals = (str(sum(e.figures[o] for e in run.entries)) for o in outcomes)
     notes = [f"Failed: {', '.join(named)}." for named in [gpu_tests.misses(run)] if named]
     left_out = run.settings.get("left out")

