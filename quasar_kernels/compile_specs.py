@@ -264,7 +264,7 @@ def _operator_specs() -> list[CompileSpec]:
 
 
 def _layer_specs() -> list[CompileSpec]:
-    from fla.ops.quasar.layer import gate_and_norm
+    from fla.ops.quasar.layer import first_tokens, gate_and_norm
     from fla.ops.quasar.layer import gradients as layer_grads
     from fla.ops.quasar.layer import kernels as layer_kernels
 
@@ -279,6 +279,21 @@ def _layer_specs() -> list[CompileSpec]:
         )
         for S in (64, 128)
     ]
+    for packed in (False, True):
+        for sequences in (first_tokens.FEW, first_tokens.MANY):
+            specs.append(
+                CompileSpec(
+                    f"first_tokens bf16 {sequences}{' packed' if packed else ''}",
+                    first_tokens.first_tokens_kernel,
+                    typed("*fp32", "x q_weight k_weight v_weight q_taps k_taps v_taps")
+                    | {"qkv": "*bf16", "N": "i32", "T": "i32"}
+                    | ({"bounds": "*i32"} if packed else {}),
+                    {"D": 512, "C": 512, "BD": 64, "BC": first_tokens.CHANNELS, "BN": sequences}
+                    | {"PACKED": packed}
+                    | ({} if packed else {"bounds": None}),
+                    num_stages=2,
+                )
+            )
     for kind in ("bf16", "fp32"):
         packed = kind == "fp32"
         optional = {"bias": "*fp32", "position": "*i32"}

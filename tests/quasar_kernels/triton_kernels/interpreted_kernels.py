@@ -29,8 +29,9 @@ from fla.ops.quasar.chunk import ChunkQuasarFunction
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.forward_substitution import launch_forward_substitution
 from fla.ops.quasar.fused_recurrent import RecurrentTiles, launch_fused_recurrent
-from fla.ops.quasar.layer import gate_and_norm
+from fla.ops.quasar.layer import first_tokens, gate_and_norm
 from fla.ops.quasar.layer import kernels as layer_kernels
+from fla.ops.quasar.layer.call import Weights
 from fla.ops.quasar.scan import StepSizes
 from fla.ops.quasar.triton_kernels import scan
 
@@ -222,6 +223,34 @@ def test_convolution(R, kind, dtype):
     y = layer_kernels.launch_conv_silu(x, taps, bias, position)
     wanted = layer_kernels.conv_silu_torch(x.double(), taps, bias, position)
     assert relative_rms(y, wanted) <= (1e-6 if dtype == torch.float32 else 4e-3)
+
+
+@pytest.mark.parametrize("together", [4, 16])
+@pytest.mark.parametrize("bounds", [None, [0, 0, 3, 4, 6, 20, 20]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_first_tokens(monkeypatch, together, bounds, dtype):
+    """Of the weights' dtype; each token's values, and no others, are overwritten."""
+    monkeypatch.setattr(first_tokens, "FEW", together)
+    q, k, v = (torch.randn(128, 64).to(dtype) / 8 for _ in range(3))
+    taps = [torch.rand(128, 1, 4).to(dtype) - 0.5 for _ in range(3)]
+    weights = Weights(q, k, v, *[None] * 3, *taps, *[None] * 6)
+    x, qkv = torch.randn(20, 64), torch.full((20, 384), NAN, dtype=torch.float16)
+    ends, count = range(0, 21, 5) if bounds is None else bounds, 4 if bounds is None else 6
+    of = None if bounds is None else torch.tensor(bounds, dtype=torch.int32)
+    first_tokens.replace_first_tokens(x, weights, of, count, qkv)
+    first = [(n, min(n + 3, end)) for n, end in pairwise(ends)]
+    operands = torch.cat([q, k, v]).half().double()
+    for begin, end in first:
+        if end > begin:
+            products = (x[begin:end].half().double() @ operands.T).T
+            padded = torch.nn.functional.pad(products, (3, 0))
+            mixed = torch.nn.functional.conv1d(padded, torch.cat(taps).double(), groups=384)
+            wanted = torch.nn.functional.silu(mixed).T
+            assert relative_rms(qkv[begin:end], wanted) <= 1e-3
+    written = torch.zeros(20, dtype=torch.bool)
+    for begin, end in first:
+        written[begin:end] = True
+    assert torch.equal(qkv.isnan().all(1), ~written)
 
 
 @pytest.mark.parametrize("S", [16, 24, 64])

@@ -9,18 +9,147 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 
 from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.kernels import CONV_TAPS
+from fla.ops.quasar.layer.gradients import sigmoid
+from fla.ops.quasar.triton_kernels.device_functions import operand
+from fla.ops.quasar.triton_kernels.launch import Launcher
+
+CHANNELS = 64
+"""Channels of a program."""
+FEW, MANY = 4, 16
+"""Sequences of a program: one tile of a tensor core; more tiles read the weights less often."""
+
+
+@triton.jit
+def _products(
+    x, weight, rows, inside, cols, D: tl.constexpr, BD: tl.constexpr, DTYPE: tl.constexpr
+):
+    """Return some rows of x times some rows, `cols`, of a weight `[., D]`, in fp32."""
+    total = tl.zeros([rows.shape[0], cols.shape[0]], tl.float32)
+    for first in range(0, D, BD):
+        at = first + tl.arange(0, BD)
+        b_x = tl.load(x + rows[:, None] * D + at[None, :], mask=inside[:, None], other=0.0)
+        b_w = tl.load(weight + cols[None, :] * D + at[:, None])
+        total = tl.dot(
+            operand(b_x.to(tl.float32), DTYPE), operand(b_w.to(tl.float32), DTYPE), acc=total
+        )
+    return total
+
+
+@triton.jit
+def _taps(taps, cols, place: tl.constexpr):
+    return tl.load(taps + 4 * cols + place).to(tl.float32)[None, :]
+
+
+@triton.jit(do_not_specialize=["N", "T"])
+def first_tokens_kernel(
+    x,
+    q_weight,
+    k_weight,
+    v_weight,
+    q_taps,
+    k_taps,
+    v_taps,
+    bounds,
+    qkv,
+    N,
+    T,
+    D: tl.constexpr,
+    C: tl.constexpr,
+    BD: tl.constexpr,
+    BC: tl.constexpr,
+    BN: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """Write q, k and v of the first three tokens of BN sequences; grid: (N / BN, 3 C / BC).
+
+    x `[R, D]`, the weights `[C, D]`, their taps `[C, 4]` and qkv `[R, 3 C]` are contiguous.
+    Sequence n begins at row T n; with PACKED, at `bounds[n]`, and ends before `bounds[n + 1]`.
+    """
+    DTYPE: tl.constexpr = qkv.dtype.element_ty
+    row = tl.arange(0, 4 * BN)  # four for each sequence, of which the last is idle
+    sequence, place = tl.program_id(0) * BN + row // 4, row % 4
+    own = tl.program_id(0) * BN + tl.arange(0, BN)
+    if PACKED:
+        first = tl.load(bounds + sequence, mask=sequence < N, other=0).to(tl.int64)
+        length = tl.load(bounds + sequence + 1, mask=sequence < N, other=0).to(tl.int64) - first
+        start = tl.load(bounds + own, mask=own < N, other=0).to(tl.int64)
+        tokens = tl.load(bounds + own + 1, mask=own < N, other=0).to(tl.int64) - start
+    else:
+        first, length = sequence.to(tl.int64) * T, tl.where(sequence < N, T, 0)
+        start, tokens = own.to(tl.int64) * T, tl.where(own < N, T, 0)
+    rows, inside = first + place, (place < 3) & (place < length)
+    part = tl.program_id(1) // (C // BC)
+    cols = tl.program_id(1) % (C // BC) * BC + tl.arange(0, BC)
+    if part == 0:
+        products = _products(x, q_weight, rows, inside, cols, D, BD, DTYPE)
+        w1, w2, w3 = _taps(q_taps, cols, 1), _taps(q_taps, cols, 2), _taps(q_taps, cols, 3)
+    elif part == 1:
+        products = _products(x, k_weight, rows, inside, cols, D, BD, DTYPE)
+        w1, w2, w3 = _taps(k_taps, cols, 1), _taps(k_taps, cols, 2), _taps(k_taps, cols, 3)
+    else:
+        products = _products(x, v_weight, rows, inside, cols, D, BD, DTYPE)
+        w1, w2, w3 = _taps(v_taps, cols, 1), _taps(v_taps, cols, 2), _taps(v_taps, cols, 3)
+    products = tl.reshape(products, [BN, 4, BC])
+    at = tl.arange(0, 4)[None, :, None]
+    p0 = tl.sum(tl.where(at == 0, products, 0.0), axis=1)
+    p1 = tl.sum(tl.where(at == 1, products, 0.0), axis=1)
+    p2 = tl.sum(tl.where(at == 2, products, 0.0), axis=1)
+    y0, y1, y2 = w3 * p0, w2 * p0 + w3 * p1, w1 * p0 + w2 * p1 + w3 * p2
+    to = qkv + start[:, None] * (3 * C) + part * C + cols[None, :]
+    tl.store(to, operand(y0 * sigmoid(y0), DTYPE), mask=(tokens > 0)[:, None])
+    tl.store(to + 3 * C, operand(y1 * sigmoid(y1), DTYPE), mask=(tokens > 1)[:, None])
+    tl.store(to + 6 * C, operand(y2 * sigmoid(y2), DTYPE), mask=(tokens > 2)[:, None])
+
+
+_first_tokens = Launcher(first_tokens_kernel)
+
+
+def replace_first_tokens(
+    x: torch.Tensor, weights: Weights, bounds: torch.Tensor | None, count: int, qkv: torch.Tensor
+) -> None:
+    """Overwrite q, k and v of each sequence's first tokens by those without tokens before them.
+
+    Nothing is copied to the host.
+
+    Args:
+        x: `[R, hidden]`, all sequences, one after the other; contiguous, on a GPU.
+        weights: the layer's, contiguous, with convolutions of four taps without a bias; hidden and
+            H S are multiples of 64.
+        bounds: `[N + 1]`, the sequences' bounds in x, integers on x's device; a sequence may be
+            empty. None for sequences of equal length.
+        count: N.
+        qkv: `[R, 3 H S]`, contiguous, in the products' dtype.
+    """
+    (R, D), C = x.shape, weights.q.shape[0]
+    together = FEW if count < 16 * FEW else MANY
+    _first_tokens(
+        (-(-count // together), 3 * C // CHANNELS, 1),
+        (
+            *(x, weights.q, weights.k, weights.v),
+            *(weights.q_taps, weights.k_taps, weights.v_taps),
+            *(bounds, qkv, count, R // count),
+        ),
+        (D, C, 64, CHANNELS, together, bounds is not None),
+        num_warps=4,
+        num_stages=2,
+    )
 
 
 def project_rows(call: Call, rows: torch.Tensor, weights: Weights) -> torch.Tensor:
     """Return silu(causal convolution(rows W^T)) of q, k and v side by side, in fp32 products.
 
+    Differentiable; any number of taps.
+
     Args:
-        rows: `[N, n, hidden]`, the first tokens of N sequences.
+        rows: `[n, hidden]`, the first tokens of a sequence.
 
     Returns:
-        `[N, n, 3 H S]` in the call's dtype.
+        `[n, 3 H S]` in the call's dtype.
     """
     taps, shift = weights.joined_taps()
     matrix = torch.cat([weights.q, weights.k, weights.v])
@@ -32,28 +161,6 @@ def project_rows(call: Call, rows: torch.Tensor, weights: Weights) -> torch.Tens
         groups=taps.shape[0],
     )
     return F.silu(mixed.mT).to(call.dtype)
-
-
-def replace_first_tokens(
-    call: Call, x: torch.Tensor, weights: Weights, bounds: torch.Tensor, qkv: torch.Tensor
-) -> None:
-    """Overwrite q, k and v of each sequence's first tokens by those without tokens before them.
-
-    Nothing is copied to the host.
-
-    Args:
-        x: `[R, hidden]`, all sequences, one after the other.
-        bounds: `[N + 1]`, the sequences' bounds in x; a sequence may be empty.
-        qkv: `[R, 3 H S]`, as `project_rows` returns it.
-    """
-    first, lengths = bounds[:-1], bounds.diff()
-    first = torch.where(lengths > 0, first, 0)  # in place of an empty one, the row's first again
-    count: int = weights.q_taps.shape[-1] - 1
-    place = torch.arange(count, device=x.device).minimum((lengths - 1).clamp(min=0).unsqueeze(1))
-    rows = first.unsqueeze(1) + place  # short sequences repeat their last token
-    new = project_rows(call, x[rows], weights)
-    new = new.gather(1, place.unsqueeze(2).expand_as(new))
-    qkv.index_copy_(0, rows.flatten(), new.flatten(0, 1))
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -29,10 +29,7 @@ from fla.ops.quasar.scan import ScanInputs, StepSizes
 from fla.ops.quasar.switches import Backend
 
 FEWEST_TOKENS = 1 << 9
-"""Fewest tokens for which these kernels are faster (measured on an H200)."""
-
-FEWEST_OF_SEVERAL = 1 << 15
-"""The same of all tokens of several sequences, whose first tokens take a dozen small launches."""
+"""Fewest tokens of a sequence, on average, for which these kernels are faster (on an H200)."""
 
 _SHAPES = (  # of `Weights`
     *[(WIDTH, HIDDEN)] * 3,
@@ -101,9 +98,10 @@ class FusedKernels(NamedTuple):
         )
         weight_tiles = swizzle_weights(program, layouts, call.dtype, vectors)
         qkv, narrow = self.project(program, rows, weight_tiles[0], taps, call.dtype)
-        bounds = _bounds(call, x)
-        if bounds is not None:
-            replace_first_tokens(call, rows, weights, bounds, qkv)
+        count, bounds = _sequences(call, x), call.cu_seqlens
+        if count > 1:
+            bounds = None if bounds is None else bounds.to(x.device)
+            replace_first_tokens(rows, weights, bounds, count, qkv)
         q, k, v = qkv.view(B, T, 3, -1, HEAD_DIM).unbind(2)
         scan = ScanInputs(q, k, v, StepSizes(beta, False), cu_seqlens=call.cu_seqlens)
         return Activations(scan, narrow, (weight_tiles[4], bias, weight_tiles[5]))
@@ -126,9 +124,7 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
         return False
     if not x.is_contiguous() or x.data_ptr() % 16:
         return False
-    sequences = _sequences(call, x)
-    fewest = FEWEST_TOKENS if sequences == 1 else FEWEST_OF_SEVERAL
-    if x.shape[0] * x.shape[1] < max(fewest, FEWEST_TOKENS * sequences):
+    if x.shape[0] * x.shape[1] < FEWEST_TOKENS * max(1, _sequences(call, x)):
         return False
     return all(
         w is None
@@ -136,16 +132,6 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
         else w is not None and w.shape == shape and _is_plain(w, x.device)
         for w, shape in zip(weights, _SHAPES, strict=True)
     )
-
-
-def _bounds(call: Call, x: torch.Tensor) -> torch.Tensor | None:
-    """Return the bounds `[N + 1]` of a call's sequences in x `[B, T, hidden]`; None for one."""
-    B, T, _ = x.shape
-    if _sequences(call, x) == 1:
-        return None
-    if call.cu_seqlens is None:
-        return torch.arange(0, (B + 1) * T, T, device=x.device)
-    return call.cu_seqlens.to(x.device, torch.int64)
 
 
 def _sequences(call: Call, x: torch.Tensor) -> int:

@@ -124,7 +124,7 @@ class Neighbours:
 
     def _project(self, call: Call, rows: torch.Tensor, weights: Weights) -> list[torch.Tensor]:
         """Return q, k and v `[first, H S]` of rows that begin with the halo."""
-        return list(project_rows(call, rows[None], weights)[0, -self._first :].chunk(3, dim=1))
+        return list(project_rows(call, rows, weights)[-self._first :].chunk(3, dim=1))
 
 
 class HaloFunction(torch.autograd.Function):
