@@ -84,7 +84,8 @@ MASK[0, :100] = 0
     [
         ({}, (1, 511), BF16, Path("kernels", True, False, True)),
         ({}, (1, 512), BF16, Path(HOPPER, True, False, True)),
-        ({}, (4, 4096), torch.float16, Path("kernels", True, False, True)),
+        ({}, (4, 4096), torch.float16, Path(HOPPER, True, False, True)),
+        ({}, (9, 500), BF16, Path("kernels", True, False, True)),
         ({}, (1, 20_000), BF16, Path(HOPPER, False, True, True)),
         ({}, (1, 40_000), BF16, Path(HOPPER, False, True, True)),
         ({}, (10, 4000), BF16, Path(HOPPER, False, True, True)),

@@ -238,3 +238,22 @@ def test_chains_have_no_more_calls_than_are_verified(device: str, length: int, m
     subject = Answers()
     proof._best_chain(subject, length, torch.device(device))  # type: ignore[arg-type]
     assert max(subject.calls) == most
+
+
+@pytest.mark.parametrize(
+    ("device", "length", "enough", "rests"),
+    [
+        ("cuda", 16_384, 0.0, True),
+        ("cuda", 512, 0.0, False),
+        ("cuda", 16_384, 1e-9, False),
+        ("cpu", 16_384, 0.0, False),
+    ],
+)
+def test_the_gpu_rests_before_long_chains_of_a_fork(
+    monkeypatch: pytest.MonkeyPatch, device: str, length: int, enough: float, rests: bool
+) -> None:
+    """As before the public loop, whose process has just started."""
+    pauses: list[float] = []
+    monkeypatch.setattr(proof.time, "sleep", pauses.append)
+    proof._best_chain(Answers(), length, torch.device(device), enough)  # type: ignore[arg-type]
+    assert set(pauses) == {proof.REST if rests else 0.0}
