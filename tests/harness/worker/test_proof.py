@@ -254,6 +254,6 @@ def test_the_gpu_rests_before_long_chains_of_a_fork(
 ) -> None:
     """As before the public loop, whose process has just started."""
     pauses: list[float] = []
-    monkeypatch.setattr(proof.time, "sleep", pauses.append)
+    monkeypatch.setattr("harness.worker.proof.time.sleep", pauses.append)
     proof._best_chain(Answers(), length, torch.device(device), enough)  # type: ignore[arg-type]
     assert set(pauses) == {proof.REST if rests else 0.0}
