@@ -30,7 +30,7 @@ from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.identity import Identity, create_throwaway
 from neurons.runtime.loading import environment
 from neurons.runtime.observe import get_logger
-from neurons.runtime.process import Stopped
+from neurons.runtime.process import Stopped, write_atomically
 from neurons.runtime.settings import Settings
 
 DATABASE = "competition.db"
@@ -136,8 +136,8 @@ class Competition:
         self._key(settings, GUEST)
         values = miner_settings(settings, GUEST, self.folder / GUEST)
         file = self.folder / "guest.env"
-        file.touch(mode=0o600)
-        file.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+        text = "".join(f"{name}={value}\n" for name, value in values.items())
+        write_atomically(file, text, mode=0o600)
         return file
 
     def _key(self, settings: Settings, name: str) -> Identity:
