@@ -170,6 +170,6 @@ def test_the_layer_agrees_with_the_library_path(monkeypatch, tokens):
         results.append({"y": y.detach(), "x": x.grad, **gradients})
     found, wanted = results
     errors = {name: relative_rms(found[name], wanted[name]) for name in wanted}
-    # terms of either sign cancel in the sum over all tokens, the step sizes' gradient
+    # the gradient of beta_log sums terms of either sign over all tokens, which cancel
     limits = {name: 6e-2 if name == "beta_log" else 2e-2 for name in errors}
     assert not {name: error for name, error in errors.items() if error > limits[name]}

@@ -13,15 +13,14 @@ import triton
 import triton.language as tl
 
 from fla.ops.quasar.layer.call import Call, Weights
-from fla.ops.quasar.layer.kernels import CONV_TAPS
-from fla.ops.quasar.layer.gradients import sigmoid
+from fla.ops.quasar.layer.gradients import load_taps, sigmoid
 from fla.ops.quasar.triton_kernels.device_functions import operand
 from fla.ops.quasar.triton_kernels.launch import Launcher
 
 CHANNELS = 64
 """Channels of a program."""
 FEW, MANY = 4, 16
-"""Sequences of a program: one tile of a tensor core; more tiles read the weights less often."""
+"""Sequences of a program. Of few, one tile of a tensor core; many read the weights less often."""
 
 
 @triton.jit
@@ -38,11 +37,6 @@ def _products(
             operand(b_x.to(tl.float32), DTYPE), operand(b_w.to(tl.float32), DTYPE), acc=total
         )
     return total
-
-
-@triton.jit
-def _taps(taps, cols, place: tl.constexpr):
-    return tl.load(taps + 4 * cols + place).to(tl.float32)[None, :]
 
 
 @triton.jit(do_not_specialize=["N", "T"])
@@ -87,13 +81,14 @@ def first_tokens_kernel(
     cols = tl.program_id(1) % (C // BC) * BC + tl.arange(0, BC)
     if part == 0:
         products = _products(x, q_weight, rows, inside, cols, D, BD, DTYPE)
-        w1, w2, w3 = _taps(q_taps, cols, 1), _taps(q_taps, cols, 2), _taps(q_taps, cols, 3)
+        _, w1, w2, w3, _ = load_taps(q_taps, None, cols, cols < C, BC, False)
     elif part == 1:
         products = _products(x, k_weight, rows, inside, cols, D, BD, DTYPE)
-        w1, w2, w3 = _taps(k_taps, cols, 1), _taps(k_taps, cols, 2), _taps(k_taps, cols, 3)
+        _, w1, w2, w3, _ = load_taps(k_taps, None, cols, cols < C, BC, False)
     else:
         products = _products(x, v_weight, rows, inside, cols, D, BD, DTYPE)
-        w1, w2, w3 = _taps(v_taps, cols, 1), _taps(v_taps, cols, 2), _taps(v_taps, cols, 3)
+        _, w1, w2, w3, _ = load_taps(v_taps, None, cols, cols < C, BC, False)
+    w1, w2, w3 = w1[None, :], w2[None, :], w3[None, :]
     products = tl.reshape(products, [BN, 4, BC])
     at = tl.arange(0, 4)[None, :, None]
     p0 = tl.sum(tl.where(at == 0, products, 0.0), axis=1)
