@@ -93,9 +93,9 @@ def projection(run: Run) -> str:
 
 def long_calls(run: Run) -> str:
     """Return the table of the longest calls, and what could not be measured."""
-    entries = [*run.table("long"), *run.table("gated")]
     rows = records(
         {
+            "GPUs": f"{entry.of['gpus']}",
             "tokens a GPU": f"{entry.of['tokens_per_gpu']:,}",
             "in all": f"{int(entry.of['tokens_per_gpu']) * int(entry.of['gpus']):,}",
             "layer, training, ms": milliseconds(float(entry.figures["training_ms"])),
@@ -105,11 +105,30 @@ def long_calls(run: Run) -> str:
         if entry.failure is None
     )
     failed = [
-        (f"{entry.table}, {entry.of['tokens_per_gpu']:,} tokens a GPU", entry.failure)
-        for entry in entries
+        (f"{entry.of['tokens_per_gpu']:,} tokens a GPU", entry.failure)
+        for entry in run.table("long")
         if entry.failure is not None
     ]
     return rows + not_timed(failed)
+
+
+def gated(run: Run) -> str:
+    """Return the table of the gated delta rule by fla and by this package."""
+    rows = []
+    for by, name in (("fla", "fla"), ("cuda", "this package")):
+        of = [entry for entry in run.table("gated") if entry.by == by]
+        if len(of) == 2:
+            one, two = of
+            for what in ("forward_ms", "training_ms"):
+                base, shared = float(one.figures[what]), float(two.figures[what])
+                row = {
+                    "": f"{name}, {what.removesuffix('_ms')}",
+                    "one GPU, ms": milliseconds(base),
+                    "two, as many tokens each, ms": milliseconds(shared),
+                    "over one": times(shared / base, 3),
+                }
+                rows.append(row)
+    return records(rows) if rows else "Not measured in this run."
 
 
 def plot(run: Run) -> str:
@@ -140,6 +159,7 @@ def documents() -> Mapping[Path, str]:
         "speeds": speeds(run),
         "equality": equality(run),
         "long": long_calls(run),
+        "gated": gated(run),
         "projection": projection(run),
         "where": facts(where),
     }

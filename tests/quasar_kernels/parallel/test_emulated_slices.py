@@ -131,6 +131,18 @@ def test_slices_are_float64_s(programs, kind, bounds, lengths, group):
         assert relative_rms(own, exact_gradient) <= limit, name
 
 
+def test_the_outputs_of_wide_heads_are_float64_s(programs):
+    lengths = [512, 384, 204]
+    x = draw(OWN, sum(lengths), width=128)._replace(initial_state=None)
+    loaded = x.load(programs, forward.PROGRAM), load_maps(programs, x)
+    found, _ = run_forward(x, lengths, places([0, sum(lengths)], lengths), *loaded)
+    o, final = exact(x, SCALE)
+    limit = OPERATOR[torch.bfloat16]
+    for own, exact_o in zip(found, o.split(lengths, 1), strict=True):
+        assert relative_rms(own.o, exact_o) <= limit
+    assert relative_rms(found[-1].final[-1], final[-1]) <= limit
+
+
 def test_a_second_exchange_corrects_states_that_pass_1_neglected(programs, monkeypatch):
     lengths = [2048, 1024, 1024]
     x = draw(OWN, sum(lengths))

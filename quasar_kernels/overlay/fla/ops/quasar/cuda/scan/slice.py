@@ -1,9 +1,11 @@
 """The segmented scan of one rank's slice in CUDA C++: the forward pass, cut at its exchange.
 
-Besides those of forward.py there are two kernels around the exchange. The last sequence of a slice
-ends with a segment of less than a tile, so that all segments before it are whole tiles and have a
-map. Two scans over these maps, from its first state and from the identity, are the map of the
-slice. From everyone's maps, the fold is the state that enters a slice.
+Besides those of forward.py there are three kernels around the exchange. The last sequence of a
+slice ends with a segment of less than a tile, so that all segments before it are whole tiles and
+have a map. Two scans over these maps, from its first state and from the identity, are the map of
+the slice. From everyone's maps, the fold is the state that enters a slice. If the slice is of one
+sequence, both scans keep what they have behind each segment, and one product adds the entering
+state to the states there; otherwise, and in a second round, the states are scanned again.
 """
 
 from __future__ import annotations
@@ -42,9 +44,15 @@ class SliceArguments(ctypes.Structure):
     """`quasar::scan::SliceArguments` of slice_maps.cu."""
 
     _fields_ = [
-        *fields(POINTER, "maps states start map unfinished"),
-        *fields(INT, "steps heads repeat"),
+        *fields(POINTER, "maps states prefixes start map unfinished"),
+        *fields(INT, "steps heads keep repeat"),
     ]
+
+
+class EnterArguments(ctypes.Structure):
+    """`quasar::scan::EnterArguments` of slice_maps.cu."""
+
+    _fields_ = [*fields(POINTER, "prefixes states entering"), *fields(INT, "heads")]
 
 
 class FoldArguments(ctypes.Structure):
@@ -60,11 +68,16 @@ class FoldArguments(ctypes.Structure):
 PROGRAM = CudaProgram(
     "slice_maps",
     [CSRC / "slice_maps.cu"],
-    {"slice_map": SliceArguments, "fold_maps": FoldArguments},
+    {
+        "slice_map": SliceArguments,
+        "fold_maps": FoldArguments,
+        "enter_states": EnterArguments,
+    },
     "slices of a sequence are computed by PyTorch, not by CUDA kernels: %s",
 )
 """Loaded for the variants of `maps_variant`."""
 _serialize_slice, _serialize_fold = serializer(SliceArguments), serializer(FoldArguments)
+_serialize_enter = serializer(EnterArguments)
 
 
 def maps_variant(v: torch.Tensor) -> Variant:
@@ -151,7 +164,7 @@ class CudaSlice:
         v, steps = inputs.v, inputs.steps.values
         H, S = v.shape[2:]
         self._program, self._maps_program, self._place = program, maps_program, place
-        self._round = 0
+        self._round, self._packed_round = 0, -1
         self._cut = _cut(place.bounds, v, program)
         cut = self._cut.segments
         states = cut.sequences * H * S * S
@@ -163,10 +176,12 @@ class CudaSlice:
         self._initial, self.inputs = initial, inputs._replace(initial_state=initial)
         self.o = torch.empty_like(v, memory_format=torch.contiguous_format)
         self.final = torch.empty_like(initial)
-        self._maps = self._states = None
+        self._maps = self._states = self._prefixes = None
         if cut.total > cut.sequences:
             self._maps = steps.new_empty(cut.total, H, S, S)
             self._states = torch.empty_like(self._maps)
+            if cut.sequences == 1 and place.before:
+                self._prefixes = torch.empty_like(self._maps)
         self._map = steps.new_empty(2 * H * S * S + H)  # of the last sequence's whole tiles
         self._stops = None
         if may_stop and self._cut.length >= LONG and self._maps is not None:
@@ -193,10 +208,15 @@ class CudaSlice:
             self.enter(everyone)
             if self._round:  # for heads that other ranks marked
                 self._run_maps()
+        sequences, H, S, _ = self._initial.shape
         parameters, stream, kernels = self._parameters(), self._stream(), self._program.kernels
-        if self._maps is not None:
-            sequences, H, S, _ = self._initial.shape
+        if self._maps is not None and (sequences > 1 or self._round):
             kernels["segment_scan"].launch((sequences * H, S // SCAN_COLUMNS), parameters, stream)
+        elif self._prefixes is not None:
+            tensors = addresses(self._prefixes, self._states, self._initial)
+            grid = (self._cut.of_last - 1) * H, (S // PANEL) ** 2
+            arguments = (ctypes.c_char_p * 1)(_serialize_enter(*tensors, H))
+            self._maps_program.kernels["enter_states"].launch(grid, arguments, stream)
         kernels["segment_output"].launch(self._grid(), parameters, stream)
         self._round += 1
 
@@ -232,24 +252,23 @@ class CudaSlice:
     def _stream(self) -> int:
         return torch_private.raw_stream(self.o.device.index)
 
-    def _parameters(self, **changes: torch.Tensor) -> Any:
-        """Return a launch's parameters; `changes` replace tensors, by their field's name."""
-        q, k, v, (steps, _), initial, _, scale, g = self.inputs
-        cut, (T, H) = self._cut.segments, v.shape[1:3]
-        tensors = {
-            "q": q, "k": k, "v": v, "o": self.o, "beta": steps, "initial_state": initial,
-            "final_state": self.final, "maps": self._maps, "states": self._states,
-            "table": cut.table, "first": cut.first, "stops": self._stops,
-            "unfinished": self._marked,
-        }  # fmt: skip
-        pointers = addresses(*(tensors | changes).values())
-        strides = tuple(x.stride()[:3] for x in (q, k, v, self.o))
-        group, maps = H // q.shape[2], forward.NO_MAPS
-        if self._program.on_hopper:
-            maps = forward.scan_maps(v.shape, group, pointers[:4], strides)
-        sizes = T, 0, *(step for stride in strides for step in stride), 0, H, self._round
-        packed = forward.serialize(*pointers, *sizes, scale, *addresses(g), group)
-        return (ctypes.c_char_p * 2)(packed, maps)
+    def _parameters(self) -> Any:
+        """Return the parameters of this round's launches."""
+        if self._packed_round != self._round:
+            q, k, v, (steps, _), initial, _, scale, g = self.inputs
+            cut, (T, H) = self._cut.segments, v.shape[1:3]
+            pointers = addresses(
+                q, k, v, self.o, steps, initial, self.final, self._maps, self._states,
+                cut.table, cut.first, self._stops, self._marked,
+            )  # fmt: skip
+            strides = tuple(x.stride()[:3] for x in (q, k, v, self.o))
+            group, maps = H // q.shape[2], forward.NO_MAPS
+            if self._program.on_hopper:
+                maps = forward.scan_maps(v.shape, group, pointers[:4], strides)
+            sizes = T, 0, *(step for stride in strides for step in stride), 0, H, self._round
+            packed = forward.serialize(*pointers, *sizes, scale, *addresses(g), group)
+            self._packed, self._packed_round = (ctypes.c_char_p * 2)(packed, maps), self._round
+        return self._packed
 
     def _join_maps(self) -> None:
         """Compute the map of the last sequence's whole tiles, of the marked heads in a repetition.
@@ -259,6 +278,8 @@ class CudaSlice:
         sequences, H, S, _ = self._initial.shape
         state, count = 4 * H * S * S, self._cut.of_last  # state: in bytes
         maps = states = start = 0
+        keep = sequences == 1 and not self._round
+        prefixes = self._prefixes if keep else None
         if count > 1:
             skipped = (self._cut.segments.total - count) * state
             maps, states = (x + skipped for x in addresses(self._maps, self._states))
@@ -266,7 +287,8 @@ class CudaSlice:
             start = self._initial.data_ptr() + (sequences - 1) * state
         marked = self._marked.data_ptr() + 4 * (sequences - 1) * H
         result = self._map.data_ptr()
-        arguments = _serialize_slice(maps, states, start, result, marked, count - 1, H, self._round)
+        pointers = maps, states, *addresses(prefixes), start, result, marked
+        arguments = _serialize_slice(*pointers, count - 1, H, keep, self._round)
         kernel = self._maps_program.kernels["slice_map"]
         parameters = (ctypes.c_char_p * 1)(arguments)
         kernel.launch((H, 2 * S // SCAN_COLUMNS), parameters, self._stream())

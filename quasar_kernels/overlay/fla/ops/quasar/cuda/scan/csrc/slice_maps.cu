@@ -1,5 +1,5 @@
-// What the ranks of a process group exchange: the map of a rank's slice, and the fold of the maps of
-// several ranks.
+// What the ranks of a process group exchange: the map of a rank's slice, the fold of the maps of
+// several ranks, and the states within a slice that follow from it.
 
 #include "scan_maps.cuh"
 
@@ -7,11 +7,13 @@ namespace quasar::scan {
 
 // The map of whole segments, state -> G state + R, of one sequence; mirrored by slice.py.
 struct SliceArguments {
-  const float *maps, *states;  // [steps, heads, S, S]: G and R of each segment
-  const float* start;          // [heads, S, S]: the state from which R starts; null: zero
-  float* map;                  // [2 heads S S + heads]: G, R, and 1 for each marked head
-  const int* unfinished;       // [heads]; see is_skipped
-  int steps, heads, repeat;
+  const float* maps;      // [steps, heads, S, S]: each segment's G
+  float* states;          // each one's R; with `keep` replaced by the state behind it
+  float* prefixes;        // the same shape: receives the products of all G so far; may be null
+  const float* start;     // [heads, S, S]: the state from which R starts; null: zero
+  float* map;             // [2 heads S S + heads]: G, R, and 1 for each marked head
+  const int* unfinished;  // [heads]; see is_skipped
+  int steps, heads, keep, repeat;
 };
 
 // Grid: (heads, 2 S / COLUMNS); the blocks of the first half compute R, the others G. A repetition
@@ -24,9 +26,15 @@ __device__ __forceinline__ void slice_map(const SliceArguments& arg) {
   const int first_column = block % BLOCKS * COLUMNS;
   const i64 stride = (i64)arg.heads * S * S, at = (i64)head * S * S;
   float* result = arg.map + (of_R ? stride : 0) + at + first_column;
+  float* each = of_R ? arg.keep ? arg.states : nullptr : arg.prefixes;
+  if (each) each += at + first_column;
   auto start = [&](int row, int column) {
     if (!of_R) return row == first_column + column ? 1.f : 0.f;
     return arg.start ? arg.start[at + row * S + first_column + column] : 0.f;
+  };
+  auto write = [](float* out, const float (&x)[4]) {
+    *(float2*)out = make_float2(x[0], x[1]);
+    *(float2*)(out + 8 * S) = make_float2(x[2], x[3]);
   };
   if (block == 0 && threadIdx.x == 0) arg.map[2 * stride + head] = arg.repeat ? 1.f : 0.f;
   if (arg.steps == 0)
@@ -34,10 +42,8 @@ __device__ __forceinline__ void slice_map(const SliceArguments& arg) {
       result[e / COLUMNS * S + e % COLUMNS] = start(e / COLUMNS, e % COLUMNS);
   scan_maps(arg.maps + at, arg.states + at + first_column, stride, arg.steps, of_R, start,
             [&](int n, int row, int column, const float (&x)[4]) {
-              if (n < arg.steps - 1) return;
-              float* out = result + row * S + column;
-              *(float2*)out = make_float2(x[0], x[1]);
-              *(float2*)(out + 8 * S) = make_float2(x[2], x[3]);
+              if (each) write(each + n * stride + row * S + column, x);
+              if (n == arg.steps - 1) write(result + row * S + column, x);
             });
 }
 
@@ -100,6 +106,71 @@ QUASAR_LAUNCH(fold_maps, FOLD_THREADS, sizeof(FoldShared), FoldArguments)
 extern "C" __global__ void __launch_bounds__(FOLD_THREADS)
     quasar_fold_maps(const __grid_constant__ FoldArguments arg) {
   fold_maps(arg);
+}
+
+// states[n] += prefixes[n] * entering, both [steps, heads, S, S]; mirrored by slice.py.
+struct EnterArguments {
+  const float* prefixes;
+  float* states;
+  const float* entering;  // [heads, S, S]
+  int heads;
+};
+
+constexpr int ENTER_THREADS = 256;
+
+struct EnterShared {
+  float prefix[PANEL][PANEL + 4];
+  float entering[PANEL][PANEL];
+};
+
+// Grid: (steps * heads, PANELS * PANELS): a block computes 64 rows of 64 columns, each thread 4 of
+// 4, in fp32.
+__device__ __forceinline__ void enter_states(const EnterArguments& arg) {
+  extern __shared__ __align__(1024) uint4 raw[];
+  EnterShared& shared = *(EnterShared*)raw;
+  const int tid = threadIdx.x, row = tid / 16 * 4, column = tid % 16 * 4;
+  const int first_row = blockIdx.y / PANELS * PANEL, first_column = blockIdx.y % PANELS * PANEL;
+  const float* prefix = arg.prefixes + (i64)blockIdx.x * S * S + first_row * S;
+  const float* entering = arg.entering + (i64)(blockIdx.x % arg.heads) * S * S + first_column;
+  float* states =
+      arg.states + (i64)blockIdx.x * S * S + (first_row + row) * S + first_column + column;
+  float x[4][4] = {};
+  for (int panel = 0; panel < PANELS; ++panel) {
+    if (panel > 0) __syncthreads();
+    for (int e = tid * 4; e < PANEL * PANEL; e += ENTER_THREADS * 4) {
+      const int r = e / PANEL, c = e % PANEL;
+      *(float4*)&shared.prefix[r][c] = *(const float4*)(prefix + r * S + panel * PANEL + c);
+      *(float4*)&shared.entering[r][c] = *(const float4*)(entering + (panel * PANEL + r) * S + c);
+    }
+    __syncthreads();
+#pragma unroll 2
+    for (int k = 0; k < PANEL; k += 4) {
+      float left[4][4], right[4][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        *(float4*)left[i] = *(const float4*)&shared.prefix[row + i][k];
+        *(float4*)right[i] = *(const float4*)&shared.entering[k + i][column];
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+          for (int c = 0; c < 4; ++c) x[i][c] += left[i][j] * right[j][c];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float4 state = *(const float4*)(states + i * S);
+    state.x += x[i][0], state.y += x[i][1], state.z += x[i][2], state.w += x[i][3];
+    *(float4*)(states + i * S) = state;
+  }
+}
+
+QUASAR_LAUNCH(enter_states, ENTER_THREADS, sizeof(EnterShared), EnterArguments)
+extern "C" __global__ void __launch_bounds__(ENTER_THREADS)
+    quasar_enter_states(const __grid_constant__ EnterArguments arg) {
+  enter_states(arg);
 }
 
 }  // namespace quasar::scan
