@@ -12,6 +12,7 @@ import argparse
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from importlib import metadata
 from statistics import median
 from typing import Any
@@ -345,16 +346,13 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     )
     run = run.adding(gpus=dist.get_world_size())
     soak(0.5)
-    for name, part in MEASURES.items():
+    # fla last, as Triton compiles many variants of its kernels first
+    parts = MEASURES | {"long": partial(measure_long, args.long), "fla": measure_fla}
+    for name, part in parts.items():
         if name in args.only:
             for entry in part():
                 run = run.adding(entry)
                 yield run
-    if "long" in args.only:
-        for run in run.growing(measure_long(args.long)):
-            yield run
-    if "fla" in args.only:  # last, as Triton compiles many variants of its kernels first
-        yield from run.growing(measure_fla())
     dist.destroy_process_group()
 
 
