@@ -114,21 +114,22 @@ def long_calls(run: Run) -> str:
 
 def gated(run: Run) -> str:
     """Return the table of the gated delta rule by fla and by this package."""
+    entries = run.table("gated")
     rows = []
     for by, name in (("fla", "fla"), ("cuda", "this package")):
-        of = [entry for entry in run.table("gated") if entry.by == by]
-        if len(of) == 2:
-            one, two = of
-            for what in ("forward_ms", "training_ms"):
-                base, shared = float(one.figures[what]), float(two.figures[what])
+        for what in ("forward", "training"):
+            of = [e for e in entries if (e.by, e.of["pass"]) == (by, what) and e.failure is None]
+            if len(of) == 2:
+                one, two = (float(entry.figures["ms"]) for entry in of)
                 row = {
-                    "": f"{name}, {what.removesuffix('_ms')}",
-                    "one GPU, ms": milliseconds(base),
-                    "two, as many tokens each, ms": milliseconds(shared),
-                    "over one": times(shared / base, 3),
+                    "": f"{name}, {what}",
+                    "one GPU, ms": milliseconds(one),
+                    "two, as many tokens each, ms": milliseconds(two),
+                    "over one": times(two / one, 3),
                 }
                 rows.append(row)
-    return records(rows) if rows else "Not measured in this run."
+    failed = ((f"{e.by}, {e.of['pass']}", e.failure) for e in entries if e.failure is not None)
+    return (records(rows) if rows else "Not measured in this run.") + not_timed(failed)
 
 
 def plot(run: Run) -> str:
