@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis import ab_compare, history, profile
-from harness.analysis.stats import markdown, show_table
+from harness.analysis.stats import table
 from harness.measuring.plan import EachLength
 from harness.measuring.runner import MeasurementError, Options, probe
 from harness.measuring.sampler import Policy, Recorder, Sampler
@@ -180,9 +180,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         digest = write_report(arguments.json, report)
         progress.say(f"report: {arguments.json} (sha256 {digest[:16]})")
+    text = table(sampler.samples, sampler.failures)
     if arguments.markdown:
-        arguments.markdown.write_text(markdown(sampler.samples, sampler.failures))
-    show_table(sampler.samples, sampler.failures)
+        arguments.markdown.write_text(text)
+    sys.stdout.write(text)
     if not report.checked:
         sys.stdout.write("NOT CHECKED: correctness was not tested before these timings.\n")
     for violation in broken:
