@@ -121,10 +121,10 @@ def test_row_17_a_failed_write_keeps_the_old_file(
     write_report(path, sample())
     before = path.read_bytes()
 
-    def full(_fd: int) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="No space"):
         write_report(path, sample())
     assert path.read_bytes() == before
