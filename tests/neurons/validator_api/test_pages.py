@@ -174,14 +174,9 @@ def test_a_submission_shows_its_figures_and_why_it_was_judged_so(api: LiveApi) -
     ]
     (picture,) = page.all("img.plot")
     drawing = b64decode((picture.attributes["src"] or "").partition(",")[2]).decode()
-    assert (
-        drawing.count("<circle") == 4
-    )  # two measured by the miner, the claim, and the validator's
-    assert re.findall(r">(miner|claim|validator)</text>", drawing) == [
-        "miner",
-        "claim",
-        "validator",
-    ]
+    assert drawing.count("<circle") == 4  # two of the miner, the claim, and the validator's
+    names = re.findall(r">(miner|claim|validator)</text>", drawing)
+    assert names == ["miner", "claim", "validator"]
     assert ">k tokens/s</text>" in drawing
 
 

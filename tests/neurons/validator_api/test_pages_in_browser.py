@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Route, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 from tests.neurons.live_api import ALICE, BOB, LiveApi, serve
 
@@ -112,24 +112,4 @@ def test_the_plot_is_drawn_and_no_word_is_broken(browser: Browser, api: LiveApi)
     page.goto(f"{api.url}/docs")
     page.evaluate(OPEN)
     assert page.evaluate(BROKEN) == []
-    page.context.close()
-
-
-def test_a_browser_loads_a_live_page_again_until_it_is_stopped(
-    browser: Browser, api: LiveApi
-) -> None:
-    page = opened(browser, "light")
-
-    def hurry(route: Route) -> None:
-        answer = route.fetch()
-        assert "refresh" in answer.headers
-        route.fulfill(response=answer, headers={**answer.headers, "refresh": "1"})
-
-    page.route(f"{api.url}/", hurry, times=1)
-    page.goto(api.url)
-    page.wait_for_event("framenavigated")  # without a click
-    assert page.url == f"{api.url}/"
-    page.get_by_role("link", name="Stop").click()
-    page.wait_for_url("**/?refresh=off")
-    assert page.get_by_text("stands still").is_visible()
     page.context.close()
