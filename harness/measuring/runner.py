@@ -6,10 +6,10 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
@@ -39,29 +39,11 @@ DEFAULT = Options()
 
 Model = TypeVar("Model", bound=BaseModel)
 
+Measure = Callable[..., Sample]
+"""`measure`, or a fake."""
 
-class Measure(Protocol):
-    """`measure`, or a fake."""
-
-    def __call__(
-        self,
-        tree: Path,
-        length: int,
-        options: Options,
-        *,
-        cross_check: bool = True,
-        proven: bool = False,
-        cold_cache: bool = False,
-        gpu_lock: Path | None = None,
-    ) -> Sample:
-        """Time one length in a fresh process."""
-
-
-class CheckTree(Protocol):
-    """`check`, or a fake."""
-
-    def __call__(self, tree: Path, length: int, options: Options) -> Correctness:
-        """Check one tree in a fresh process."""
+CheckTree = Callable[..., Correctness]
+"""`check`, or a fake."""
 
 
 def probe(options: Options = DEFAULT) -> Environment:
