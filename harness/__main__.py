@@ -28,19 +28,9 @@ from harness.report import Report, build_report, report_schema, write_report
 from harness.sample import Correctness, Sample
 from harness.source import tree_commit
 from harness.terminal import Progress, ends_quietly, printable
-from harness.workload import LENGTHS, WORKLOAD, lengths_for
+from harness.workload import LENGTHS, WORKLOAD, lengths_for, parse_lengths
 from quasar_kernels.arguments import positive
 from quasar_kernels.contract import check_tree
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    try:
-        lengths = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        lengths = ()
-    if not lengths or min(lengths) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of lengths such as 512,1024")
-    return lengths
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         help="root of a fork, which holds fla/, or an overlay such as quasar_kernels/overlay",
     )
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--lengths", type=_lengths, help="sequence lengths, such as 512,1024")
+    group.add_argument("--lengths", type=parse_lengths, help="sequence lengths, such as 512,1024")
     group.add_argument("--target", type=positive, help="all lengths for a submission at this one")
     parser.add_argument("--runs", type=positive, default=3, help="cold processes per length (3)")
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
