@@ -53,12 +53,11 @@ class Job(Frozen):
 
 
 class Reply(Frozen):
-    """A worker's reply: a `body` for its task, or a failure with its remedy."""
+    """A worker's reply: a `body` for its task, or a failure."""
 
     nonce: str
     failure: Kind | None = None
     reason: str = ""
-    remedy: str = ""
     body: dict[str, JsonValue] | None = None
 
 

