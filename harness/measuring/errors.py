@@ -22,7 +22,7 @@ class MeasurementError(Exception):
             `crash`, `protocol`, `disturbed` or `stopped`.
         log_tail: the end of what the worker printed, for diagnosis.
         correctness: the result of the correctness check when that is the reason.
-        remedy: what to do about it, as a sentence, where the worker knows.
+        remedy: what to do about it, as a sentence, if known.
         length: the length in tokens that was measured, where several are.
     """
 

@@ -177,13 +177,13 @@ class Neuron:
     stake: float
 
 
-def subnet_neurons(netuid: int, network: str, seconds: float = CHAIN_SECONDS) -> dict[str, Neuron]:
+def subnet_neurons(netuid: int, network: str) -> dict[str, Neuron]:
     """Ask the chain for all who are registered on the subnet, by hotkey.
 
     Raises:
-        ChainUnreachable: no answer within `seconds`, or the network is `offline`; one line.
+        ChainUnreachable: no answer in time, or the network is `offline`; one line.
     """
-    answer = _ask_chain(network, seconds, "neurons", str(netuid))
+    answer = _ask_chain(network, CHAIN_SECONDS, "neurons", str(netuid))
     return {key: Neuron(int(uid), float(stake)) for key, (uid, stake) in json.loads(answer).items()}
 
 

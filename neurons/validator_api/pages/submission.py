@@ -1,7 +1,4 @@
-"""Data of a submission's page: before the reveal those of /pending_reveals, then the claim.
-
-The templates render these objects only, so a page cannot show fork, claim or target early.
-"""
+"""Data of a submission's page: before the reveal those of /pending_reveals, then the claim."""
 
 from __future__ import annotations
 
@@ -16,8 +13,9 @@ from sqlalchemy.orm import Session
 from neurons.validator_api.competition import ranking
 from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.tables import LeagueEntry, Round, Submission
-from neurons.validator_api.pages.plot import Speeds
-from neurons.wire import rules
+
+Speeds = Sequence[tuple[int, float]]
+"""Length in tokens and tokens per second, the shortest first."""
 
 MODELS = 3
 """The most models of a hotkey that its page names."""
@@ -25,31 +23,21 @@ MODELS = 3
 
 @dataclass(frozen=True)
 class ClaimView:
-    """The claim of a revealed submission, and its verdict."""
+    """A revealed submission. `link` is missing if the fork's address may not be a link."""
 
-    fork_url: str
+    row: Submission
     link: str | None
-    commit_hash: str
     models: Sequence[str]
-    league: str
-    multiplier: float
-    target: int
-    claim: float
     weighted: float
     rank: int | None
-    ratio: float | None
-    reason: str | None
     logits: str | None
-    validator: str | None
-    device: str | None
-    judged: datetime | None
     timed: Speeds
     measured: Speeds
 
 
 @dataclass(frozen=True)
 class SubmissionPage:
-    """A submission. `claim` is missing until the reveal."""
+    """A submission. `claim` is missing until the reveal, so that no page shows the row before."""
 
     id: int
     hotkey: str
@@ -58,7 +46,7 @@ class SubmissionPage:
     state: str
     open: bool
     commitment: str | None
-    reveal_block: int | None
+    reveal_block: int
     blocks_left: int
     claim: ClaimView | None
 
@@ -68,7 +56,7 @@ def submission(session: Session, context: RequestContext, number: int) -> Submis
     row = session.get(Submission, number)
     if row is None:
         return None
-    hidden = not row.is_revealed
+    block = row.reveal_block or 0
     return SubmissionPage(
         id=row.id,
         hotkey=row.miner_hotkey,
@@ -77,15 +65,13 @@ def submission(session: Session, context: RequestContext, number: int) -> Submis
         state=_state(row, context),
         open=row.validated_at is None and row.withdrawn_at is None,
         commitment=f"{row.commitment_hash:.16}..." if row.commitment_hash else None,
-        reveal_block=row.reveal_block,
-        blocks_left=max(0, (row.reveal_block or 0) - context.block),
-        claim=None if hidden else _claim(session, row),
+        reveal_block=block,
+        blocks_left=max(0, block - context.block),
+        claim=_claim(session, row) if row.is_revealed else None,
     )
 
 
 def _claim(session: Session, row: Submission) -> ClaimView:
-    speed, target = row.tokens_per_sec or 0.0, row.target_sequence_length
-    league, multiplier = rules.league_of(target)
     entries = (
         select(LeagueEntry.model_name)
         .where(LeagueEntry.hotkey == row.miner_hotkey)
@@ -93,25 +79,16 @@ def _claim(session: Session, row: Submission) -> ClaimView:
         .order_by(LeagueEntry.model_name)
         .limit(MODELS)
     )
+    claim = (row.target_sequence_length, row.tokens_per_sec)
     return ClaimView(
-        fork_url=row.fork_url or "",
+        row,
         link=_web_address(row.fork_url or ""),
-        commit_hash=row.commit_hash or "",
         models=session.scalars(entries).all(),
-        league=league,
-        multiplier=multiplier,
-        target=target,
-        claim=speed,
-        weighted=rules.weighted_score(speed, target),
+        weighted=ranking.weighted(row),
         rank=ranking.ranks_of(session, [row]).get(row.id),
-        ratio=row.score,
-        reason=row.verdict_reason,
         logits=_logits(row),
-        validator=row.validator_hotkey,
-        device=row.validator_device,
-        judged=row.validated_at,
         # Miners repeat the claim among their benchmarks, where it would pass for a measurement.
-        timed=[point for point in _speeds(row.benchmarks or {}) if point != (target, speed)],
+        timed=[point for point in _speeds(row.benchmarks or {}) if point != claim],
         measured=_speeds(row.measured or {}),
     )
 
