@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from quasar_kernels.blocks import Mamba2, ssd
 from quasar_kernels.reference import relative_rms
-from tests.quasar_kernels.blocks.calls import check
 from tests.quasar_kernels.inputs import packed
+from tests.quasar_kernels.recorded import check
 
 WIDTH, HEADS, STATE, GROUPS = 24, 4, 16, 2
 INNER = 2 * WIDTH

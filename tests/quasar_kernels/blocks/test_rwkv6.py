@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from quasar_kernels.blocks import RWKV6TimeMixing, wkv6
 from quasar_kernels.reference import relative_rms
-from tests.quasar_kernels.blocks.calls import check
 from tests.quasar_kernels.inputs import packed
+from tests.quasar_kernels.recorded import check
 
 WIDTH, HEADS = 32, 2
 
