@@ -73,7 +73,7 @@ class Table:
     """Resources by kernel and architecture, None for a file without one; compilers' versions."""
 
     compilers: Mapping[str, str]
-    rows: Mapping[Key, Resources | None]
+    rows: dict[Key, Resources | None]
 
     @property
     def needs(self) -> dict[Key, Resources]:

@@ -119,27 +119,17 @@ def test_a_library_is_asked_for_what_it_has_alone():
         assert not takes(name, GATED, "forward", MIDDLE)
 
 
-def test_versions_are_of_what_is_installed(installed):
-    assert versions(["cuda", *LIBRARIES]) == ({"flashqla": "1", "flashinfer": "2"}, {})
-    assert versions(["cuda", "flashinfer"]) == ({"flashinfer": "2"}, {})
-
-
-def test_a_library_that_is_not_there_or_refuses_this_gpu_is_named_with_the_reason(
+def test_a_library_is_named_with_its_version_or_with_why_it_cannot_be_called(
     installed, monkeypatch
 ):
     def refuse(name: str) -> ModuleType:
         if name == "flash_qla":
             raise ValueError("supports sm90 only")
-        raise ModuleNotFoundError(f"No module named {name!r}")
+        return sys.modules[name]
 
     monkeypatch.setattr(delta_rule_libraries, "import_module", refuse)
-    assert versions(list(LIBRARIES)) == (
-        {},
-        {
-            "flashqla": "ValueError: supports sm90 only",
-            "flashinfer": "ModuleNotFoundError: No module named 'flashinfer.gdn_prefill'",
-        },
-    )
+    wanted = ({"flashinfer": "2"}, {"flashqla": "ValueError: supports sm90 only"})
+    assert versions(["cuda", *LIBRARIES]) == wanted
 
 
 def test_fla_is_not_timed_as_flashqla():
