@@ -35,6 +35,8 @@ from harness.workload import VALIDATOR_LENGTHS
 
 FAILS = True
 LOOP = Path(__file__).with_name("validator_loop.py")
+TARGET, RUNS = 1_000_000, 20
+"""Length of the claim, and validators' runs of it."""
 COMPARED = (16_384, 100_000, 1_000_000)
 """Lengths at which both loops must agree."""
 
@@ -84,28 +86,28 @@ def sampler_of(tree: Path, machine: Environment) -> Sampler:
     )
 
 
-def judge(tree: Path, target: int, runs: int, compared: Sequence[int], run: Run) -> Run:
+def judge(tree: Path, run: Run) -> Run:
     """Measure, claim, and let the other loop judge both; add the results to a run."""
     began = time.monotonic()
     machine = probe()
     at_once = processes_at_once(machine)
     sampler = sampler_of(tree, machine)
-    sampler.run(ForClaim(target, VALIDATOR_LENGTHS, at_once=at_once))
+    sampler.run(ForClaim(TARGET, VALIDATOR_LENGTHS, at_once=at_once))
     cycle = time.monotonic() - began
-    claim = derive_claim({target: sampler.of(target)}, target)
+    claim = derive_claim({TARGET: sampler.of(TARGET)}, TARGET)
     commands.say(f"measured in {cycle:.0f} s: {claim}")
 
     began = time.monotonic()
     again = sampler_of(tree, probe())
     again.samples = list(sampler.samples)
-    existing = len(sampler.of(target))
-    again.run(ForClaim(target, VALIDATOR_LENGTHS, at_once=at_once, confirming=existing))
+    existing = len(sampler.of(TARGET))
+    again.run(ForClaim(TARGET, VALIDATOR_LENGTHS, at_once=at_once, confirming=existing))
     confirm = time.monotonic() - began
     commands.say(f"confirmed in {confirm:.0f} s")
 
-    for tokens in compared:
+    for tokens in COMPARED:
         sampler.run(ForClaim(tokens, at_once=at_once))
-    wanted = [target] * runs + [n for n in compared if n != target for _ in range(COMPARED_RUNS)]
+    wanted = [TARGET] * RUNS + [n for n in COMPARED if n != TARGET for _ in range(COMPARED_RUNS)]
     results = validator_runs(tree, wanted, machine.device, at_once)
     speeds = {n: tuple(speed for tokens, speed in results if tokens == n) for n in set(wanted)}
     entries = [
@@ -120,15 +122,15 @@ def judge(tree: Path, target: int, runs: int, compared: Sequence[int], run: Run)
                 **_cold_ms(sampler, n),
             },
         )
-        for n in compared
+        for n in COMPARED
     ]
     validator = Entry(
-        table="validator", of={"tokens": target}, series={"tokens_per_sec": speeds[target]}
+        table="validator", of={"tokens": TARGET}, series={"tokens_per_sec": speeds[TARGET]}
     )
     return run.model_copy(update={"environment": machine}).adding(
         validator,
         *entries,
-        target=target,
+        target=TARGET,
         cycle_seconds=cycle,
         confirm_seconds=confirm,
         claim=claim.tokens_per_sec,
@@ -142,11 +144,7 @@ def _cold_ms(sampler: Sampler, tokens: int) -> dict[str, float]:
     return {"cold_call_ms": median(calls) * 1e3} if calls else {}
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
-    commands.fork_option(parser)
-    parser.add_argument("--target", type=int, default=1_000_000, help="length of the claim")
-    parser.add_argument("--runs", type=int, default=20, help="validators' runs of the claim")
+options = commands.fork_option
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
@@ -154,7 +152,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     with tempfile.TemporaryDirectory() as name:
         tree = make_tree(args.fork, Path(name, "tree"), TREES["overlay"])
         run = start("claim_acceptance", "", args.commit, device=None)
-        yield judge(tree, args.target, args.runs, COMPARED, run)
+        yield judge(tree, run)
 
 
 def limits(run: Run) -> list[Criterion]:

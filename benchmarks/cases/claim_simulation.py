@@ -1,6 +1,6 @@
 """The share of claims that a validator refutes under simulated noise, and the cost of honesty.
 
-    python -m benchmarks claim_simulation --out benchmarks/honesty.json [--trials 4000]
+    python -m benchmarks claim_simulation --out benchmarks/honesty.json
 
 Every trial takes runs of one shape of noise as the miner does, until they are settled, and derives
 the claim by `harness.claim` itself. The chance that one run of a validator misses the claim is then
@@ -33,6 +33,8 @@ UNDISTURBED = 1e8
 """Tokens/s of a run that takes one relative second; the claim does not depend on it."""
 
 LEAST_RUNS = 3
+TRIALS = 4000
+"""Claims of each shape."""
 DRAWS = 1_000_000
 
 _CHECK = Correctness(
@@ -103,17 +105,12 @@ def simulate(shape: Shape, trials: int, generator: Generator, draws: int = DRAWS
     return Entry(table="shapes", of=of, figures=figures)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
-    parser.add_argument("--trials", type=int, default=4000, help="claims of each shape")
-
-
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Simulate every shape; yield what there is after each."""
     generator = default_rng(20_260_101)
-    settings = {"trials": args.trials}
+    settings = {"trials": TRIALS}
     run = start("claim_simulation", "", args.commit, device=None, settings=settings)
-    return run.growing(simulate(shape, args.trials, generator) for shape in SHAPES)
+    return run.growing(simulate(shape, TRIALS, generator) for shape in SHAPES)
 
 
 def limits(run: Run) -> list[Criterion]:

@@ -114,14 +114,13 @@ def seconds_of(call: Call, prompt: torch.Tensor, runs: int) -> float:
 def options(parser: argparse.ArgumentParser) -> None:
     """Add this case's options."""
     device_option(parser)
-    parser.add_argument("--dtype", choices=DTYPES, help="bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--size", choices=SIZES, default="0.5B")
     parser.add_argument("--new", type=int, default=NEW, help=f"tokens of a request ({NEW})")
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Time every way; yield what there is after each."""
-    dtype = args.dtype or ("bfloat16" if args.device == "cuda" else "float32")
+    dtype = "bfloat16" if args.device == "cuda" else "float32"
     torch.manual_seed(1)
     config = Qwen2Config(**SIZES[args.size])
     loader: Any = AutoModelForCausalLM  # some versions of transformers type it, others not

@@ -24,6 +24,7 @@ from harness.worker.subject.timing import recording, time_layer
 from harness.worker.subject.tree import Loaded
 from harness.workload import WORKLOAD
 
+TOKENS = 1_000_000
 CALLS = 10
 WARMUP_CALLS = 10
 NAME_LENGTH = 300
@@ -76,14 +77,14 @@ def profiled(call: Callable[[], object]) -> list[Entry]:
     return launches_of([launches[i : i + size] for i in range(0, len(launches), size)])
 
 
-def profile_tree(name: str, loaded: Loaded, tokens: int, commit: str | None) -> Run:
+def profile_tree(name: str, loaded: Loaded, commit: str | None) -> Run:
     """Time the loop, then profile calls of another layer."""
     clocks.soak(1)
     copy, product = clocks.copy_bandwidth(), clocks.product_tflops(torch.bfloat16)
     torch.cuda.empty_cache()
-    timing = time_layer(loaded.layer_class, tokens, DEVICE)
+    timing = time_layer(loaded.layer_class, TOKENS, DEVICE)
     layer = loaded.layer_class(**WORKLOAD.layer_arguments()).to(DEVICE)
-    x = torch.randn(WORKLOAD.batch_size, tokens, WORKLOAD.hidden_size, device=DEVICE)
+    x = torch.randn(WORKLOAD.batch_size, TOKENS, WORKLOAD.hidden_size, device=DEVICE)
     output: object = None
 
     def call() -> None:
@@ -96,7 +97,7 @@ def profile_tree(name: str, loaded: Loaded, tokens: int, commit: str | None) -> 
     torch.cuda.synchronize()
     settings = {
         "tree": name,
-        "tokens": tokens,
+        "tokens": TOKENS,
         "calls": CALLS,
         "call_ms": timing.elapsed_seconds * 1e3 / WORKLOAD.timed_calls,
         "copy_gb_per_s": copy,
@@ -105,13 +106,10 @@ def profile_tree(name: str, loaded: Loaded, tokens: int, commit: str | None) -> 
     return start("layer_profile", "", commit, settings=settings).adding(*profiled(call))
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
-    trees.options(parser)
-    parser.add_argument("--tokens", type=int, default=1_000_000)
+options = trees.options
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Profile one tree."""
     with trees.loaded(args.fork, trees.TREES[args.tree]) as tree:
-        yield profile_tree(args.tree, tree, args.tokens, args.commit)
+        yield profile_tree(args.tree, tree, args.commit)

@@ -1,6 +1,6 @@
 """The kernels of one call of the operator and of the layer, by Nsight Compute on a GPU.
 
-    python -m benchmarks nsight --out benchmarks/h200/profile.json [--tokens 1000000]
+    python -m benchmarks nsight --out benchmarks/h200/profile.json
 
 The rates of a large copy and of large products are measured first in this process. Then each call
 runs in a fresh process below `ncu`, which must be on PATH and may read the GPU's counters; the
@@ -13,6 +13,7 @@ import argparse
 import csv
 import math
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ from harness.worker.subject.timing import recording
 from harness.workload import WORKLOAD
 from quasar_kernels.mount import mount
 
+TOKENS = 1_000_000
+NCU = "ncu --clock-control=none --profile-from-start=off --csv --page=raw --print-units=base"
 UTILISATION = {
     "dram": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
@@ -116,20 +119,9 @@ def profile_call(name: str, tokens: int) -> Iterator[Entry]:
         log = Path(folder, "ncu.csv")
         done = subprocess.run(
             [
-                "ncu",
-                "--clock-control",
-                "none",
-                "--profile-from-start",
-                "off",
-                "--csv",
-                "--page",
-                "raw",
-                "--print-units",
-                "base",
-                "--metrics",
-                ",".join(METRICS),
-                "--log-file",
-                str(log),
+                *shlex.split(NCU),
+                f"--metrics={','.join(METRICS)}",
+                f"--log-file={log}",
                 *processes.command(run_call, name, tokens),
             ],
             capture_output=True,
@@ -186,11 +178,6 @@ def product_rates() -> dict[str, float]:
         torch.backends.cuda.matmul.allow_tf32 = False
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
-    parser.add_argument("--tokens", type=int, default=1_000_000)
-
-
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Measure the rates, then profile the calls."""
     version = commands.tool_version("ncu", "the CUDA toolkit, or as Nsight Compute")
@@ -202,7 +189,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     versions = {"Nsight Compute": version}
     run = start("nsight", PROTOCOL, args.commit, versions=versions, settings=settings)
     for name in CALLS:
-        run = run.adding(*profile_call(name, args.tokens))
+        run = run.adding(*profile_call(name, TOKENS))
         yield run
 
 

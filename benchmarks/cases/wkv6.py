@@ -1,6 +1,6 @@
 """RWKV-6's operator: this project's kernels and fla's functions.
 
-    python -m benchmarks wkv6 --out benchmarks/h200/wkv6.json [--tokens N ...] [--without NAME]
+    python -m benchmarks wkv6 --out benchmarks/h200/wkv6.json [--without NAME]
 
 Forward, forward and backward; outputs and gradients against float64. `triton` and `cuda` are
 quasar_kernels.blocks.wkv6; `chunk_rwkv6` and `fused_recurrent_rwkv6` are fla's, with the same
@@ -84,7 +84,6 @@ COMPARISON = Comparison(selected, exact, dict.fromkeys(WAYS, CHECKED_TOKENS), pe
 def options(parser: argparse.ArgumentParser) -> None:
     """Add this case's options."""
     commands.without_option(parser, NAMES)
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths to measure")
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
@@ -97,7 +96,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     with torch.no_grad():
         clocks.soak(2)
         for way in WAYS:
-            for tokens in args.tokens:
+            for tokens in TOKENS:
                 shape = Shape(1, tokens, HEADS, WIDTH)
                 x = draw(shape)
                 short = tokens <= RECURRENT_TOKENS
