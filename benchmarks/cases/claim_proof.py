@@ -123,7 +123,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Judge the clock; yield what there is after each length."""
+    """Test the clock; yield the run so far after each length."""
     machine = probe()
     run = start("claim_proof", "", args.commit, device=None)
     run = run.model_copy(update={"environment": machine})

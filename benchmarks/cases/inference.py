@@ -120,7 +120,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Time every way; yield what there is after each."""
+    """Time every way of decoding; yield the run so far after each one."""
     dtype = args.dtype or ("bfloat16" if args.device == "cuda" else "float32")
     torch.manual_seed(1)
     config = Qwen2Config(**SIZES[args.size])

@@ -82,7 +82,7 @@ def peaks(layer_class: type, width: tuple[int, int, int]) -> Iterator[Entry]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure one tree; yield what there is after each entry."""
+    """Measure one tree; yield the run so far after each entry."""
     run = start("layer_memory", PROTOCOL, args.commit, settings={"tree": args.tree})
     with trees.loaded(args.fork, trees.TREES[args.tree]) as tree:
         every = (peaks(tree.layer_class, width) for width in WIDTHS)

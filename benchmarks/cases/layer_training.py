@@ -141,7 +141,7 @@ options = commands.fork_option
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure both implementations; yield what there is after each entry."""
+    """Measure both implementations; yield the run so far after each entry."""
     run = Run.model_validate(processes.call(start, "layer_training", PROTOCOL, args.commit))
     with tempfile.TemporaryDirectory() as folder:
         for name, kind in IMPLEMENTATIONS.items():

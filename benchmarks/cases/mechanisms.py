@@ -94,7 +94,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure one implementation after the other; yield what there is after each entry."""
+    """Measure one implementation after the other; yield the run so far after each entry."""
     began = time.time()
     until = began + args.limit
     run = Run.model_validate(processes.call(machine, args.device, args.commit))

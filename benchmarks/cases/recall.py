@@ -182,7 +182,7 @@ def trainings(
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Train in every way; yield what there is after each training."""
+    """Train in every way; yield the run so far after each training."""
     model = SETTINGS[0][1]
     settings = {
         name: getattr(model, name) for name in ("width", "heads", "layers", "rate", "every")

@@ -142,7 +142,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Run the tools; yield what there is after each."""
+    """Run the tools; yield the run so far after each one."""
     used = commands.tool_version("compute-sanitizer", "the CUDA toolkit")
     wanted, began = args.tool or TOOLS, time.monotonic()
     counts = {f"{name} calls": len(cases) for name, (_, cases) in CASES.items()}

@@ -88,7 +88,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Run everything; yield what there is after each call."""
+    """Run everything; yield the run so far after each call."""
     mount()
     torch.manual_seed(0)
     versions = {"fla-core": metadata.version("fla-core")}
