@@ -16,11 +16,11 @@ UTILISATION = {
     "issue": "issue slots",
     "warps": "warps",
 }
-"""Columns of a kernel's shares of the peak."""
+"""Names of the columns with percentages of a peak."""
 
 
 def profile(run: Run) -> str:
-    """Return how the kernels were profiled, and a table of each call's kernels."""
+    """Return the profile's conditions, and a table of each call's kernels."""
     rates = ", ".join(f"{k} {run.number(f'{k}_tflops'):.0f}" for k in nsight.OPERATIONS)
     copies = f"copies {run.number('copy_gb_per_s') / 1000:.2f} TB/s"
     where = run.where(f"Nsight Compute {run.versions['Nsight Compute']}")
@@ -63,7 +63,7 @@ def call_profile(run: Run, call: Entry) -> str:
 
 
 def tests(run: Run) -> str:
-    """Return where the GPU tests ran and how each file did; what failed or did not run by name."""
+    """Return the GPU tests' machine, results by file, and the names of failed and missing tests."""
     outcomes = ("passed", "failed", "skipped")
     files = sorted(run.entries, key=lambda e: str(e.of["file"]))
     rows = [(str(e.of["file"]), *(str(e.figures[o]) for o in outcomes)) for e in files]
@@ -76,7 +76,7 @@ def tests(run: Run) -> str:
 
 
 def sanitizer_findings(run: Run) -> str:
-    """Return the table of compute-sanitizer's findings, and the calls that a tool left out."""
+    """Return the table of compute-sanitizer's findings, and the calls that a tool did not check."""
     where = run.where(f"compute-sanitizer {run.versions['compute-sanitizer']}")
     where["wall time"] = f"{run.number('seconds'):.0f} s, all tools side by side"
     counts = {n: run.settings[f"{n} calls"] for n in sanitizer.CALLS}
@@ -88,7 +88,7 @@ def sanitizer_findings(run: Run) -> str:
         rows.append((one.by, calls, sanitizer.verdict(one), planted, seconds))
         left_out += [
             f"{one.by} did not watch the {name}'s kernels: it reports {one.figures['handshake']} "
-            "hazards in a right kernel that hands chunks over as they do."
+            "hazards in a correct kernel that synchronises its warps as they do."
             for name in counts
             if name not in watched
         ]

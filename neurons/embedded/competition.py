@@ -230,7 +230,7 @@ class Competition:
         """
         if self._stop.wait(0.5):
             self._check()
-            raise Stopped("asked to stop")
+            raise Stopped("stop requested")
 
     def _heartbeat(self, work: str) -> AbstractContextManager[None]:
         return heartbeat(log, work, first=QUIET_SECONDS, longest=QUIET_SECONDS)

@@ -29,7 +29,7 @@ from neurons.miner.command_line.commands import log_file, read_settings, say
 from neurons.miner.command_line.metrics import serving
 from neurons.miner.command_line.options import Commands, command, shared
 from neurons.miner.command_line.status import JOURNAL, summary
-from neurons.miner.command_line.update import tell_of_updates
+from neurons.miner.command_line.update import log_updates
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.daemon import run_cycle, run_forever, warn_of_other_hotkeys
@@ -92,7 +92,7 @@ def cli(context: click.Context) -> int | None:
 
 
 def mine(given: Given, *, once: bool = False) -> int:
-    """Carry out `run` or `once`; the log file also contains the sentence that ends it."""
+    """Run `run` or `once`; the log file also contains the sentence that ends it."""
     try:
         return _mine(given, once=once)
     except Stopped:
@@ -198,7 +198,7 @@ def _greet(context: Context, given: Given) -> None:
         threading.Thread(
             target=_look_up_registration, args=(settings, context.identity), daemon=True
         ).start()
-        threading.Thread(target=tell_of_updates, args=(log, context.stop), daemon=True).start()
+        threading.Thread(target=log_updates, args=(log, context.stop), daemon=True).start()
 
 
 def _look_up_registration(settings: Settings, me: Identity) -> None:

@@ -192,4 +192,4 @@ class Waiter:
         """
         # Event.wait counts on the monotonic clock: setting the system's clock changes nothing.
         if self._stop.wait(max(seconds, 0.0)):
-            raise Stopped("asked to stop")
+            raise Stopped("stop requested")

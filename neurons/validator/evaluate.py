@@ -223,7 +223,7 @@ class Evaluator:
 
     def _check_stop(self) -> None:
         if self.stop.is_set():
-            raise Stopped("asked to stop")
+            raise Stopped("stop requested")
 
 
 def _figures(samples: Iterable[Sample]) -> Benchmarks:

@@ -141,7 +141,7 @@ class Validator:
         queue = self._answer(self._api.queue) or []
         new = [one for one in queue if one.id not in self._seen and one.miner_hotkey not in taken]
         due = [one for one in new if self._attempts.is_due(one)]
-        first = min(due, key=self._attempts.turn, default=None)
+        first = min(due, key=self._attempts.queue_key, default=None)
         alone = first is not None and self._attempts.of(first).deaths > 0
         return None if alone and running else first
 

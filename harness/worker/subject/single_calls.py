@@ -10,18 +10,20 @@ from torch import Tensor
 CALLS = 10
 
 HEAD_START = 3_000_000
-"""Clocks that the GPU sleeps before a call, so that the host has queued all of it by then."""
+"""GPU clock cycles of sleep before a call, in which the host queues the call's kernels."""
 
 
 def cold_calls(layer: Any, x: Tensor, calls: int = CALLS) -> tuple[float, ...]:
-    """Return the GPU's seconds for each of some calls under bf16 autocast, gradients recorded.
+    """Return the GPU's seconds for each call, under bf16 autocast with gradients recorded.
 
-    Before each, memory of four times the L2 cache is written, so that nothing of the last call is
-    left in it. The GPU waits until the host has queued the call, so gaps do not count. Empty where
-    there is no memory for that.
+    Before each call, writing four times the L2 cache's size evicts the data of the previous call.
+    The GPU sleeps until the host has queued the call, so launch overhead does not count.
+
+    Returns:
+        The seconds; empty if there is not enough memory for the writes.
 
     Args:
-        layer: returns a tuple, the output first.
+        layer: returns a tuple whose first item is the output.
         x: on a CUDA device.
     """
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

@@ -23,7 +23,7 @@ SET_ASIDE = "journal.previous.sqlite"
 
 @click.argument("file", type=Folder())
 def backup(given: Given, file: Path) -> int:
-    """Carry out `backup`."""
+    """Run `backup`."""
     settings, _ = read_settings(given, process=None)
     journal = find_journal(settings.state_dir)
     if journal is None:
@@ -37,7 +37,7 @@ def backup(given: Given, file: Path) -> int:
 
 @click.argument("file", type=Folder())
 def restore(given: Given, file: Path) -> int:
-    """Carry out `restore`; the present journal is set aside."""
+    """Run `restore`; the present journal is set aside."""
     settings, _ = read_settings(given, process=None)
     if not file.is_file():
         problem = f"{file} is a folder" if file.is_dir() else f"There is no file {file}"
