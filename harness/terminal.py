@@ -15,7 +15,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Return untrusted text without what steers a terminal or turns the direction of writing.
+    """Return untrusted text without control characters, which could steer a terminal.
 
     Args:
         kept: characters that stay although they are not printable, such as a line feed.

@@ -158,7 +158,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def limits(run: Run) -> list[Criterion]:
-    """Return what must hold on a GPU, with its figure."""
+    """Return the limits of a run on a GPU."""
     claim, (validator,) = run.number("claim"), run.table("validator")
     speeds = validator.series["tokens_per_sec"]
     refuted = sum(speed < ACCEPTED_SHARE * claim for speed in speeds)

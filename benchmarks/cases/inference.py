@@ -145,7 +145,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def limits(run: Run) -> Iterator[Criterion]:
-    """Yield the promise: no slower than transformers' fastest decoding of one sequence."""
+    """Yield the limit: no slower than transformers' fastest decoding of one sequence."""
     speeds = {entry.by: entry.figures["tokens_per_sec"] for entry in run.table("ways")}
     if SERVER in speeds and STATIC in speeds:
         what = "tokens/s over generate's with a static cache"

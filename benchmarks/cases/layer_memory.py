@@ -55,7 +55,7 @@ def calls(layer: Any, shape: Shape, way: Way) -> None:
 
 
 def peak(layer_class: type, shape: Shape, way: Way) -> Entry:
-    """Return the peaks of calls of a layer of its own."""
+    """Return the peaks of calls of a new layer."""
     clocks.free()
     layer = new(layer_class, shape)
     of = {**shape._asdict(), "way": way}

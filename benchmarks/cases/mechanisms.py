@@ -2,9 +2,9 @@
 
     python -m benchmarks mechanisms --out benchmarks/h200/mechanisms.json
 
---only NAME ... measures some, --tokens N ... other lengths. --limit SECONDS ends the run; the file
-names what was not reached. `--device cpu --tokens 256 --only quasar softmax` is a trial without a
-GPU. A file in benchmarks/mechanisms adds a mechanism.
+--only NAME ... selects mechanisms, --tokens N ... lengths. --limit SECONDS ends the run; the file
+lists the calls that were not measured. `--device cpu --tokens 256 --only quasar softmax` is a trial
+without a GPU. A file in benchmarks/mechanisms adds a mechanism.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Work:
 
 
 def call_of(way: str, tokens: int, batch: int = 1, *, packed: bool = False) -> dict[str, Any]:
-    """Return what names a call in the results."""
+    """Return the key of a call in the results."""
     return {"way": way, "batch": batch, "tokens": tokens, "packed": packed}
 
 

@@ -84,7 +84,7 @@ def forward(run: Run) -> str:
 
 
 def forgetting(run: Run) -> str:
-    """Return the table of what stopping early gains."""
+    """Return the table of the gains of stopping early."""
     header = (
         *("tokens", "slow heads", "from rest, ms", "in full"),
         *("without a pause, ms", "in full", "error"),

@@ -150,7 +150,7 @@ def short_table(runs: Runs) -> str:
 
 
 def checks(runs: Runs) -> str:
-    """Return for each tree where it passed the check, when it was measured, and what failed."""
+    """Return for each tree the checked lengths, the time of its measurement, and its failures."""
     lines = []
     for name, (label, _) in TREES.items():
         run = runs[name]

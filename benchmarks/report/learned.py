@@ -1,4 +1,4 @@
-"""The tables and plots of docs/results/models.md: what models of each choice of branches learn."""
+"""The tables and plots of docs/results/models.md: results of training each choice of branches."""
 
 from __future__ import annotations
 

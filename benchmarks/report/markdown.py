@@ -22,7 +22,7 @@ def records(rows: Iterable[Mapping[str, str]]) -> str:
 
 
 def facts(rows: Mapping[str, str]) -> str:
-    """Return a table of two columns without a header: what, and its value."""
+    """Return a table without a header, with names in one column and values in the other."""
     return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())])
 
 

@@ -76,10 +76,10 @@ def dump_rows(rows: Sequence[Compiled]) -> str:
 
 
 def load_rows(text: str) -> list[Compiled]:
-    """Read what `dump_rows` wrote.
+    """Read the JSON of `dump_rows`.
 
     Raises:
-        ValueError, TypeError, KeyError: it is something else.
+        ValueError, TypeError, KeyError: the text has another form.
     """
     return [Compiled(**{**row, "needs": Resources(**row["needs"])}) for row in json.loads(text)]
 
@@ -124,7 +124,7 @@ def dump(table: Table) -> str:
 
 
 def load(text: str) -> Table:
-    """Read what `dump` wrote."""
+    """Read the JSON of `dump`."""
     content = json.loads(text)
     needs, skipped = {}, set()
     for name, archs in content["kernels"].items():

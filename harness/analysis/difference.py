@@ -2,9 +2,9 @@
 
 A block times three fresh processes: A, B, and A a second time as the control. The order within
 each block is random. If A and B are equally fast, each of the three is then equally likely to be a
-block's fastest, whatever the host does meanwhile: swings, drifts and slow processes meet A and B
-alike, as they do not know the order. The test uses these ranks alone, so it assumes no distribution
-of the noise (a randomisation test in complete blocks, R. A. Fisher, The Design of Experiments,
+block's fastest, whatever other work the host does, because drifts and slow processes are
+independent of the random order. The test uses these ranks alone, so it assumes no distribution of
+the noise (a randomisation test in complete blocks, R. A. Fisher, The Design of Experiments,
 1935).
 """
 
@@ -50,7 +50,7 @@ class Difference:
     Attributes:
         ratio: the median of B's speed over A's.
         low, high: the interval of that ratio, at a confidence of at least 99%.
-        control: the median of A's second speed over its first: what the same code differs by.
+        control: the median of A's second speed over its first, the difference of equal code.
         a, b: the medians of the speeds, in the unit of the blocks.
     """
 
@@ -63,7 +63,7 @@ class Difference:
 
     @property
     def faster(self) -> bool:
-        """Whether B is faster than A: all of the interval is above what the control reaches."""
+        """Whether B is faster than A: the whole interval is above the control's deviation."""
         return self.low > max(self.control, 1 / self.control)
 
     @property

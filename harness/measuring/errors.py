@@ -16,14 +16,14 @@ class MeasurementError(Exception):
     """A worker gave no result.
 
     Attributes:
-        reason: what happened, as a sentence.
+        reason: a sentence.
         kind: `timeout`, `out_of_memory`, `limit` (more than its confinement allows), `gate` (the
             correctness check failed), `import` (this Python lacks a module that the tree imports),
             `crash`, `protocol`, `disturbed` or `stopped`.
-        log_tail: the end of what the worker printed, for diagnosis.
-        correctness: the result of the correctness check when that is the reason.
-        remedy: what to do about it, as a sentence, where the worker knows.
-        length: the length in tokens that was measured, where several are.
+        log_tail: the end of the worker's output, for diagnosis.
+        correctness: the result of the correctness check, if it failed.
+        remedy: a sentence, if the worker knows a remedy.
+        length: the length that was measured, in tokens, if there are several.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ def without_result(returncode: int) -> tuple[str, Kind]:
 
 
 def import_remedy(reason: str) -> str:
-    """Return what to do about an import that failed: a command only for a known package."""
+    """Return the remedy for a failed import: a command if the package is known."""
     named = re.search(r" needs (?:another )?(\w+)[,:]", reason)
     if named and named[1] in {module.partition(".")[0] for module in fork_imports()}:
         return f"Run {install_command(named[1])}."
-    return "Install what it names into this Python, if you trust it, or remove the import."
+    return "Install that module into this Python, if you trust it, or remove the import."

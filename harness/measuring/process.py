@@ -33,9 +33,9 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 
 
 def die_with_parent() -> None:
-    """Ask the kernel (Linux) for SIGKILL when the thread that started this process ends.
+    """Let the kernel (Linux) kill this process when the thread that started it ends.
 
-    The parent may have ended already: compare `os.getppid()` afterwards.
+    The parent may already have ended: compare `os.getppid()` afterwards.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -51,9 +51,9 @@ def hide(*, hidden: bool = True) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete whatever lies at `path`; what cannot be deleted stays.
+    """Delete the file or folder `path` as far as permissions allow.
 
-    rm(1) goes down any number of folders, where `shutil.rmtree` recurses.
+    rm(1) deletes folders of any depth; `shutil.rmtree` exceeds Python's recursion limit.
     """
     subprocess.run(["rm", "-rf", "--", str(path)], stderr=subprocess.DEVNULL, check=False)
 
@@ -94,7 +94,7 @@ class Confinement(Protocol):
     def command(
         self, argv: Sequence[str], env: Mapping[str, str], folder: Path, readable: Sequence[Path]
     ) -> list[str]:
-        """Return what runs `argv` with nothing but `readable` and `env`, in an empty `folder`."""
+        """Return a command that runs `argv` with only `readable`, `env` and an empty `folder`."""
 
     def exceeded(self, pid: int) -> str:
         """Return which limit the child `pid` and its descendants exceed; "" for none."""
@@ -203,8 +203,8 @@ def run_supervised(
     """Run `argv` in its own process group and return how it ended.
 
     Args:
-        message: returns what the child reads on stdin, for the number of the descriptor that the
-            child must write its result to. Stdout and stderr are kept for diagnosis only.
+        message: returns the child's stdin; its argument is the number of the descriptor to which
+            the child must write its result. Stdout and stderr are kept for diagnosis only.
         timeout: seconds until the group gets SIGTERM and, after `TERM_GRACE`, SIGKILL.
         stop: when set, the child is ended in the same way.
         exceeded: returns which limit the child of this pid exceeds; it is ended then as well.

@@ -193,7 +193,7 @@ def _tree_job(task: str, tree: Path, length: int) -> dict[str, JsonValue]:
             f"{tree} has no {missing[0]}; name the root of a fork that holds it", "protocol"
         )
     if compiled := unreadable_files(tree):
-        reason = f"fla/{compiled[0]} is compiled: nobody can read what it does"
+        reason = f"fla/{compiled[0]} is compiled, so it cannot be checked"
         raise MeasurementError(reason, "gate", remedy="Publish its source instead.")
     digest = source_digest(tree)
     return {"task": task, "tree": str(tree), "length": length, "source_digest": digest}

@@ -193,7 +193,7 @@ class Sampler:
                 raise error
 
     def _errors(self, longest: int, lengths: Sequence[int]) -> list[tuple[int, MeasurementError]]:
-        """Start the check and a process for each length; return what failed.
+        """Start the check and a process for each length; return the failures.
 
         The first error ends the processes that have not been timed yet, because their samples would
         not be used.

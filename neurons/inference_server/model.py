@@ -33,7 +33,7 @@ log = get_logger("inference")
 
 
 class Cancelled(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""
 
 
 def load_model(name: str, device: str, dtype: str) -> Any:

@@ -53,11 +53,11 @@ class Decodes(Protocol):
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way: set `cancelled` where nobody waits any more.
+    """A queued or running request; set `cancelled` if its client has disconnected.
 
     Attributes:
-        client: what its limit counts it under.
-        reserved: whether it is a validator's, which is answered next.
+        client: the key under which the limit per client counts it.
+        reserved: whether it is a validator's; such requests are answered first.
     """
 
     request: InferenceRequest

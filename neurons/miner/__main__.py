@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def cli(context: click.Context) -> int | None:
     """The QUASAR miner. Without a command it mines until it is stopped.
 
-    `./START_MINER.sh help COMMAND` says what a command does and takes.
+    `./START_MINER.sh help COMMAND` explains a command and its flags.
     """
     return mine(context.ensure_object(Given)) if context.invoked_subcommand is None else None
 

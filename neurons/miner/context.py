@@ -148,9 +148,9 @@ class Context:
         return standing
 
     def in_its_round(self, submission: Submission) -> Submission:
-        """Journal the submission's round again if the server has emptied its database meanwhile.
+        """Journal the submission's round again if the server's database was emptied since.
 
-        If it did so just before the submission came, the queue shows it; if just after, it is lost.
+        If that was before the submission arrived, the queue lists it; otherwise it is lost.
         """
         try:
             now = self.client.current_round()

@@ -41,7 +41,7 @@ _UPDATE = (
 
 
 class StaleSubmission(QuasarError):
-    """Another process moved the submission meanwhile: read it again."""
+    """Another process has changed the submission's state since it was read: read it again."""
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,9 @@ class Tuner:
     """Tries one proposal of each command after each cycle, in a separate thread.
 
     Attributes:
-        host: the fork's worktree, which holds what the kernels import.
-        blocks: of three processes each, in which the trees are compared.
-        check, measure, probe: of the harness, or fakes.
+        host: the fork's worktree, with the modules that the kernels import.
+        blocks: number of blocks of three processes in which the trees are compared.
+        check, measure, probe: those of the harness, or fakes.
         due: whether a cycle has ended since the last proposal.
     """
 
@@ -150,7 +150,7 @@ class Tuner:
             if not difference.faster:
                 raise Refused(f"Its gain is not beyond the noise: {difference}.")
             if overlay_digest() != shipped:
-                raise Refused("The shipped kernels were changed meanwhile.")
+                raise Refused("The shipped kernels were changed during the search.")
             machine = self.probe(Options(settings.device, stop=self._stop))
             evidence = Evidence(
                 shipped=shipped,

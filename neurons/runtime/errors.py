@@ -50,8 +50,8 @@ class Held(QuasarError):
     """One submission must stop until a person acts.
 
     Args:
-        reason: what happened, as a sentence without secrets.
-        remedy: what the person should do.
+        reason: a sentence without secrets.
+        remedy: a sentence for the person.
     """
 
     def __init__(self, reason: str, remedy: str) -> None:
@@ -64,8 +64,8 @@ class Postponed(QuasarError):
     """This machine or the network failed, so the submission could not be judged.
 
     Args:
-        reason: what happened, as a sentence.
-        remedy: what a person can do about it; "" if waiting is enough.
+        reason: a sentence.
+        remedy: a sentence for a person; "" if waiting is enough.
     """
 
     def __init__(self, reason: str, remedy: str = "") -> None:
@@ -74,11 +74,11 @@ class Postponed(QuasarError):
 
 
 class Retry(QuasarError):
-    """A passing fault: try the same step again later.
+    """A temporary fault: retry the same step later.
 
     Args:
-        reason: what happened, as a sentence without secrets.
-        after: seconds to wait at least, when the other side named them; else None.
+        reason: a sentence without secrets.
+        after: least seconds before the retry, if the server named them.
     """
 
     def __init__(self, reason: str, after: float | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Structured logs: one line an event, made for `tail -f`, with secrets taken out.
+"""Structured logs: one line per event, for `tail -f`, with secrets removed.
 
-`configure` is called once by each process's entry point; everything else asks `get_logger`.
-Records of the standard library's loggers (uvicorn, bittensor, warnings) take the same path.
+Each process's entry point calls `configure` once; all other code calls `get_logger`. Records of the
+standard library's loggers (uvicorn, bittensor, warnings) are formatted in the same way.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ log = get_logger("runtime")
 
 
 class Stopped(QuasarError):
-    """A person or the system asked the daemon to end; nothing is wrong."""
+    """A person or the system has stopped the process; this is not an error."""
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:

@@ -1,4 +1,4 @@
-"""Every setting of every process, and what each is for.
+"""Every setting of every process, with its description.
 
 `.env.example` is generated from the prose here by `python -m neurons.runtime.env_example`.
 """
@@ -237,7 +237,7 @@ class Settings(BaseModel):
     """The API's port; 0 selects a free one."""
     validator_hotkeys: Hotkeys = ()
     """Hotkeys that may write verdicts: the registered validators. The inference server also reads
-    this setting: signed requests from these hotkeys go first and have places of their own in the
+    this setting: signed requests from these hotkeys go first and have reserved places in the
     queue.
     """
     uids_from_chain: bool = False

@@ -34,13 +34,13 @@ from neurons.wire.protocol import Benchmarks, QueuedSubmission
 from neurons.wire.rules import SHORTEST_TARGET
 
 REPEATED: frozenset[Kind] = frozenset({"crash", "out_of_memory"})
-"""Failures that may be this machine's fault: the process is started a second time."""
+"""Failures that this machine may have caused: the process is started a second time."""
 
 AMBIGUOUS: frozenset[Kind] = frozenset(
     {"timeout", "out_of_memory", "limit", "crash", "protocol", "import"}
 )
-"""Failures that a faulty machine causes as well: a control run then decides whose fault it is.
-Another fork may cause them too, so what fails next to others is repeated alone."""
+"""Failures that a faulty machine also causes: a control run then decides whether they count.
+Another fork may cause them too, so a process that fails next to others is repeated alone."""
 
 BUDGET = 2.0
 """Limit of a submission's measurements, as a multiple of the seconds of one process."""
@@ -53,20 +53,20 @@ Result = TypeVar("Result")
 
 
 class FaultyMachine(Postponed):
-    """The control run failed: this machine or its GPU measures nothing."""
+    """The control run failed: this machine or its GPU cannot measure."""
 
 
 @dataclass(frozen=True)
 class Evaluator:
     """The parts of an evaluation other than the submission.
 
-    Evaluations that run at the same time share a lock. One holds it alone while it times the
-    target, so that no other fork slows that down or helps, and while it repeats what failed.
+    Evaluations that run at the same time share a lock. An evaluation holds it exclusively while it
+    times the target, so that no other fork slows that down or helps, and during repetitions.
 
     Attributes:
-        folder: where the clones are made.
+        folder: the folder of the clones.
         timeout: seconds for each measuring process.
-        sources: where forks may be cloned from.
+        sources: allowed sources of forks.
         stop: ends an evaluation promptly, without a verdict.
         confinement: the sandbox of a fork's code; None runs it with this user's rights.
         share: the sandbox while others run at the same time; None if evaluations never do.
@@ -139,7 +139,7 @@ class Evaluator:
             log_tail = f"; {error.log_tail.strip()[-300:]}" if error.log_tail.strip() else ""
             raise FaultyMachine(
                 f"The control run failed on this machine: {error}{log_tail}",
-                "Correct what the sentence names, and start the validator again: at its start it "
+                "Remove this cause, and start the validator again: at its start it "
                 "checks the packages, and nvidia-smi shows the state of a GPU.",
             ) from error
 

@@ -1,4 +1,4 @@
-"""Tries from inside a sandbox what it must keep from a fork, and reports what it fails to keep."""
+"""Attempts forbidden operations inside a sandbox, and reports those that succeed."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def _private(named: Iterable[Path]) -> dict[str, str]:
 def _reason(entry: str, kept: Mapping[str, str]) -> str:
     """Return why an entry of the path is withheld; "" when it may be shown."""
     real = Path(os.path.realpath(entry))
-    return next((f"it holds {what}" for path, what in kept.items() if real in _above(path)), "")
+    return next((f"it contains {what}" for path, what in kept.items() if real in _above(path)), "")
 
 
 def _is_within(path: str, folders: Iterable[str]) -> bool:

@@ -1,10 +1,10 @@
 """A seccomp filter for a fork's processes: kernel interfaces that no measurement needs.
 
 Namespaces would give a fork a tmpfs that no limit counts; keyrings outlive an evaluation; io_uring,
-bpf and perf have been the way out of many sandboxes. A network namespace does not separate vsock,
-which reaches the hypervisor. By prlimit(2) a fork could keep its referee from opening the GPU. What
-the CUDA driver uses stays allowed (ioctl, mmap, poll, eventfd, memfd_create, with a GPU also
-sched_setaffinity), and so does everything else.
+bpf and perf have had many sandbox escapes. A network namespace does not separate vsock, which
+reaches the hypervisor. With prlimit(2) a fork could keep its referee from opening the GPU. All
+other calls are allowed, so that the CUDA driver works (ioctl, mmap, poll, eventfd, memfd_create,
+with a GPU also sched_setaffinity).
 """
 
 from __future__ import annotations

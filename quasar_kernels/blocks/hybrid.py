@@ -28,20 +28,20 @@ BlockState = dict[str, Any]
 
 
 class HybridBlock(nn.Module):
-    """Mixes tokens in parallel branches, then channels, each on a normed residual stream.
+    """Mixes tokens in parallel branches, then channels in an MLP, both with norms and residuals.
 
     Args:
         width: channels of the input and the output.
-        heads: of every branch.
-        mixers: which branches, of `MIXERS`, in the order of their gains, or their names with `+`
-            between; one alone is allowed.
-        fusion: `gains` a channel, started at 0.7 for the first branch and 0.3 for the others;
-            `gated`, a softmax a token and head; or `mean`, of normed branches.
+        heads: heads of each branch.
+        mixers: the branches, of `MIXERS`, in the order of their gains, or their names joined by
+            `+`; there may be one.
+        fusion: `gains`, per channel, initially 0.7 for the first branch and 0.3 for the others;
+            `gated`, a softmax per token and head; or `mean`, of normalised branches.
         layer, layers: the block's place from 0 and how many there are.
         state: Mamba-2's state size.
         inner: the MLP's inner width; None is four times `width`.
         checkpoint_above: tokens of a call beyond which the backward pass computes the block again
-            instead of keeping what lies between; None never does.
+            instead of keeping intermediate results; None for never.
 
     Raises:
         ValueError: an unknown or repeated mixer, an unknown fusion, or sizes that do not fit.
@@ -112,9 +112,7 @@ class HybridBlock(nn.Module):
         expect("x", x, ("B", "T", self.norm.weight.shape[0]))
         if state is not None and (not isinstance(state, dict) or set(state) != set(self.mixers)):
             got = sorted(state) if isinstance(state, dict) else type(state).__name__
-            raise ValueError(
-                f"state must be what this block returned, of {[*self.mixers]}; got {got}"
-            )
+            raise ValueError(f"state must come from such a block, of {[*self.mixers]}; got {got}")
         longest = x.shape[1]  # of any rank, as all must compute the block equally often
         if cp_context is not None:
             longest = place_of(cp_context, longest).longest

@@ -59,7 +59,7 @@ def restore(given: Given, file: Path) -> int:
                 os.replace(left, settings.state_dir / (SET_ASIDE + rest))
         os.replace(part, present)
     newest = "it is empty" if latest is None else f"its newest submission is {latest.state.value}"
-    say(f"restored from {file}: {newest}; what was there before is {SET_ASIDE}")
+    say(f"restored from {file}: {newest}; the journal before it is now {SET_ASIDE}")
     return 0
 
 

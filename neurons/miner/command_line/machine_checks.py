@@ -130,7 +130,7 @@ def compiler() -> Finding:
 
 
 def nvcc() -> Finding:
-    """The CUDA compiler, which only people who change the .cu files need."""
+    """Look for the CUDA compiler, which only changes to the .cu files need."""
     path = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if path is None:
         return ok("nvcc", "not found; only changes to the .cu files need it")

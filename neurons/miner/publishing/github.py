@@ -166,7 +166,7 @@ def _fault(reply: httpx.Response, request: str) -> Held | Retry:
         return Held(f"GitHub does not allow {request}: {message}.", SCOPE_REMEDY)
     if reply.is_redirect:
         return Held(
-            f"GitHub moved what {request} asks for.",
+            f"GitHub redirects {request}: the repository or account was renamed.",
             "Set GITHUB_UPSTREAM, GITHUB_USERNAME and GITHUB_FORK_NAME to the present names.",
         )
     return Held(f"GitHub refused {request}: {status} {message}.", _FORK_REMEDY)

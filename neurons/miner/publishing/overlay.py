@@ -39,7 +39,7 @@ class Overlay:
         return tuple(overlay_files(self._scope, self._root()))
 
     def lay(self, tool: HardenedGit, tip: str) -> None:
-        """Copy the bytes into the worktree and undo what only an earlier overlay did there."""
+        """Copy the files into the worktree; restore files that only an earlier overlay changed."""
         scratch = Path(tool.rev_parse("--absolute-git-dir"))
         for name, content in self._wanted(tool, tip).items():
             target = destination(tool.folder, PurePosixPath(name))

@@ -19,9 +19,9 @@ from neurons.wire.rules import weighted_score
 ROUND_EVERY_SECONDS = 300.0
 LOG_EVERY_SECONDS = 600.0
 BLIND_LOOKS = 40
-"""Replies without the submission's status, over 10 minutes, before its round alone decides.
+"""Polls without the submission's status, over 10 minutes, after which only its round decides.
 
-A fault that passes would hide the score, above all one of 0.
+Deciding earlier could hide a score, above all one of 0, after a temporary fault.
 """
 
 JUDGED_EARLY = (
@@ -162,8 +162,8 @@ def _claimed_score(submission: Submission) -> float:
 def may_be_early(conclusion: Conclusion) -> bool:
     """Return whether a validator may have fetched the commitment's row before its reveal.
 
-    The public validator fetches five rows, then measures one after the other: a row that was
-    revealed meanwhile gets a score of 0 without a measurement, and is still ranked.
+    The public validator fetches five rows, then measures one after the other. A row that is
+    revealed in between gets a score of 0 without a measurement, and is still ranked.
     """
     return conclusion.state in (State.RANKED, State.REJECTED)
 
@@ -207,7 +207,7 @@ def conclude(
             rank=rank,
             weight=weight,
             reason="It left the validators' queue after it was revealed, and is ranked. The API "
-            "shows no score and ranks claims by what they say: whether it was measured is unknown.",
+            "shows no score and ranks unmeasured claims too: whether it was measured is unknown.",
         )
     if place and foreign:
         return Conclusion(

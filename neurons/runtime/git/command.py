@@ -206,7 +206,7 @@ class HardenedGit(git.Git):
 
 
 def _bound_output(process: subprocess.Popen[bytes], most: int) -> None:
-    """Kill a process that has printed more than `most` bytes; what came before is kept."""
+    """Kill a process that prints more than `most` bytes; keep the output up to there."""
     assert process.stdout is not None  # noqa: S101 # it is a pipe
     inner, outer = os.pipe()
     source, process.stdout = process.stdout, os.fdopen(inner, "rb")

@@ -42,8 +42,8 @@ _LASTING: tuple[tuple[str, str, str, type[Held]], ...] = (
     ),
     (
         r"\[rejected\]|non-fast-forward|fetch first",
-        "The fork's branch moved while it was being pushed to.",
-        "Look at who else pushes there; nothing was overwritten.",
+        "Somebody else pushed to the fork's branch at the same time.",
+        "Find out who else pushes there; nothing was overwritten.",
         Held,
     ),
     (
@@ -107,12 +107,12 @@ _LASTING: tuple[tuple[str, str, str, type[Held]], ...] = (
 
 
 def fault(command: str, complaint: str, folder: Path | str = "The folder") -> QuasarError:
-    """Return Retry for a passing fault of git and Held, with a remedy, for a lasting one.
+    """Return Retry for a temporary fault of git and Held, with a remedy, for a permanent one.
 
     Args:
-        command: of git, such as `push`.
-        complaint: what it wrote to standard error.
-        folder: where it ran.
+        command: git's command, such as `push`.
+        complaint: git's standard error.
+        folder: git's working directory.
     """
     lines = [
         line
@@ -124,7 +124,8 @@ def fault(command: str, complaint: str, folder: Path | str = "The folder") -> Qu
         return Retry(f"The disk is full (git {command}): {message}")
     for pattern, reason, remedy, kind in _LASTING:
         if re.search(pattern, complaint):
-            return kind(f"{reason.format(folder=folder)} git {command} said: {message}.", remedy)
+            reason = reason.format(folder=folder)
+            return kind(f"{reason} git {command} reported: {message}.", remedy)
     if _PASSING.search(complaint):
         return Retry(f"git {command} could not reach the remote: {message}")
     return Held(

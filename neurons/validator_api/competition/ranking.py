@@ -1,7 +1,7 @@
-"""The ranking of a round: which submissions count, in what order, and what they earn.
+"""The ranking of a round: the counting submissions, their order, and their weights.
 
-The database selects and sorts, so that a page of a round with thousands of submissions reads no
-more of them than it shows.
+The database selects and sorts, so that a page of a round with thousands of submissions reads only
+the rows that it shows.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def _open(
 
 
 def _take_over(session: Session, row: Round, context: RequestContext) -> None:
-    """Bring into the new round what nobody has judged: it ranks where it is judged."""
+    """Move unjudged submissions into the new round, in which they will be judged and ranked."""
     waiting = update(Submission).where(*UNJUDGED)
     expired = (Submission.is_revealed.is_(False), Submission.reveal_block < context.oldest_block)
     session.execute(waiting.where(*expired).values(withdrawn_at=context.now))

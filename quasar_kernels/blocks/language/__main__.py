@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         train.add_argument(f"--{name}-ranks", type=positive, default=1, help=text)
     sample = commands.add_parser("sample", help="draw a text from a trained model")
     sample.add_argument("--model", type=Path, default=Path("model"), help="train's --out (model)")
-    sample.add_argument("--prompt", default="\n", help="what the text goes on from")
+    sample.add_argument("--prompt", default="\n", help="beginning of the text")
     sample.add_argument("--count", type=positive, default=400, help="bytes (400)")
     sample.add_argument("--temperature", type=float, default=0.8, help="(0.8)")
     sample.add_argument("--seed", type=int, default=0, help="(0)")

@@ -53,7 +53,7 @@ def load(path: Path, device: torch.device) -> Checkpoint:
         return Checkpoint(**content)
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}; `train --out` writes it") from None
-    except Exception as error:  # what a damaged file raises is anything
+    except Exception as error:  # a damaged file may raise any exception
         raise CheckpointError(
             f"{path} cannot be read ({type(error).__name__}); remove it to start over, or name "
             "another folder"

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """Run a command.
 
     Args:
-        words: the command line, which the output repeats.
+        words: the command line, which the output shows.
 
     Returns:
         0; 1 where something needs a person; 128 and the signal's number where one ended a training.

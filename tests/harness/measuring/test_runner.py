@@ -414,7 +414,7 @@ def test_pids_are_seen_by_this_file() -> None:
     ("reason", "kind", "remedy"),
     [
         ("no \x1b[31mCUDA\x1b[0m", "crash", ""),
-        ("a.py needs evil, which is not installed", "import", "Install what it names"),
+        ("a.py needs evil, which is not installed", "import", "Install that module"),
         ("a.py needs einops, which is not installed", "import", "Run "),
     ],
 )

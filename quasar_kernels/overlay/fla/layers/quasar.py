@@ -347,7 +347,7 @@ class QuasarAttention(nn.Module):
         return y
 
     def _settings(self) -> tuple[Any, ...]:
-        """Return the settings that a graph depends on, besides tensors."""
+        """Return the settings on which a graph depends."""
         return self.hidden_size, self.head_dim, self.num_heads, self.mode, self.norm_eps
 
     def _weights(self) -> Weights:
@@ -378,7 +378,7 @@ class QuasarAttention(nn.Module):
                 parts["o_norm"]._parameters["weight"],
                 parts["o_proj"]._parameters["weight"],
             )
-        except KeyError:  # what parametrizes a module makes its weight an attribute like others
+        except KeyError:  # in a parametrized module, the weight is an attribute, not a parameter
             weights = self._weights_by_attribute()
         if type(weights.q) is not nn.Parameter and hasattr(weights.q, "placements"):
             raise TypeError(  # kernels read plain memory
@@ -466,7 +466,7 @@ class QuasarAttention(nn.Module):
 def _are_overwritable(
     parts: Sequence[torch.Tensor] | None, state: torch.Tensor | None, dtype: torch.dtype
 ) -> bool:
-    """Return whether these states, `parts` the convolution's, can take what `dtype` leaves."""
+    """Return whether a `dtype` call can overwrite `state` and the convolution's states, `parts`."""
     if state is None or (parts and parts[0].dtype != dtype):
         return False
     return torch.is_inference_mode_enabled() or not state.is_inference()

@@ -178,7 +178,7 @@ def test_the_fork_is_imported_by_a_child(settings: Settings, tree: Path) -> None
         (
             "from no_such_module.part import thing\n",
             "no_such_module, which is not installed",
-            "Install what it names into this Python, if you trust it, or remove the import.",
+            "Install that module into this Python, if you trust it, or remove the import.",
         ),
         ("import einops.no_such_part\n", "another einops", f"Run {install_command('einops')}."),
     ],

@@ -9,7 +9,7 @@ import torch
 
 
 class StepSizes(NamedTuple):
-    """alpha of every token, the factor of what it writes into the state."""
+    """alpha of each token, the factor of its update of the state."""
 
     values: torch.Tensor  # fp32 for the kernels
     per_token: bool
@@ -17,7 +17,7 @@ class StepSizes(NamedTuple):
 
     @classmethod
     def of(cls, beta: torch.Tensor) -> StepSizes:
-        """Return the step sizes that a caller's `beta` `[H]` or `[B, T, H]` stands for."""
+        """Return the step sizes of a caller's `beta` `[H]` or `[B, T, H]`."""
         return cls(beta, beta.ndim == 3)
 
 
@@ -28,7 +28,7 @@ class ScanInputs(NamedTuple):
     contiguous.
     """
 
-    q: torch.Tensor  # [B, T, H, S]; with step sizes per token, fewer heads may serve those of v
+    q: torch.Tensor  # [B, T, H, S]; with step sizes per token, several heads of v may share one
     k: torch.Tensor  # the same shape
     v: torch.Tensor  # [B, T, H, S]
     steps: StepSizes

@@ -1,7 +1,7 @@
 """The layer as one node of autograd, whose backward pass is kernels and a few large products.
 
-Besides the input and the parameters, `keeps` decides whether intermediate results are saved for the
-backward pass. Beyond a memory limit they are not, and the backward pass recomputes the layer.
+`keeps` decides whether intermediate results are saved for the backward pass, in addition to input
+and parameters. Beyond a memory limit they are not saved, and the backward pass recomputes them.
 """
 
 from __future__ import annotations

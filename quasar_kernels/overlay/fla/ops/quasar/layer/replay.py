@@ -128,7 +128,7 @@ def _may_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool
 def _graph_key(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: Key) -> Key | None:
     """Return the key of this call's graph, or None if it cannot be a graph.
 
-    The key holds all that a graph depends on besides values and the inputs' addresses (`_places`).
+    A graph depends on this key and the inputs' addresses (`_places`), but not on values.
     """
     # map() iterates in C: at 512 tokens this key takes a tenth of the host's time
     types = (*map(type, tensors), *map(type, inputs))
@@ -164,24 +164,25 @@ def replayed(
     finish: Finish | None = None,
     copied: CopiedAs | None = None,
 ) -> tuple[Tensors, Any]:
-    """Call `compute(*inputs, *tensors)`, as a CUDA graph from a thread's second equal call on.
+    """Call `compute(*inputs, *tensors)`, as a CUDA graph from the second equal call in a thread on.
 
     The key consists of shapes, dtypes, the addresses of `tensors`, the device, the stream and
-    `settings`, but no values, so changed parameters take effect. Without a graph run: long inputs,
-    fp32 and fp64, other devices than CUDA, calls recorded for autograd, calls within a capture.
+    `settings`, but no values, so changed parameters take effect. No graph is used for
+    long inputs, fp32 and fp64, other devices than CUDA, calls recorded for autograd, and calls
+    within a capture.
 
     Args:
-        owner: the graphs live as long as this; None for a call that is never replayed.
+        owner: the object whose lifetime bounds that of the graphs; None for no replay.
         compute: launches on the current stream only, never synchronizes, allocates with torch, and
             returns its outputs and the tensors that only `finish` reads. Copied `inputs` have the
             dtype that `copied` returns.
         inputs: on the current device; they are copied if their addresses differ between calls.
         tensors: other tensors that it reads or overwrites in place.
         dtype: of the computation.
-        settings: hashable values that change what `compute` does, the tensors' sizes among them.
-        most: elements of the first input up to which a call is replayed.
-        finish: is called with the second result of `compute` before anything overwrites it.
-        copied: returns the dtype of an input's copy; all are copied to `dtype` without it.
+        settings: hashable values on which `compute` depends, for example the tensors' sizes.
+        most: most elements of the first input for a replay.
+        finish: is called with the second result of `compute` before that is overwritten.
+        copied: returns the dtype of an input's copy; None copies to `dtype`.
 
     Returns:
         Copies of the outputs, and the result of `finish`, or None.
@@ -191,7 +192,7 @@ def replayed(
     if owner is not None and _may_be_replayed(first, dtype, most):
         key = _graph_key(inputs, tensors, dtype, settings)
     if key is not None:
-        with _lock:  # a graph's outputs have one address: no other thread may replay it meanwhile
+        with _lock:  # replays overwrite a graph's outputs, so only one thread may use it
             entry = _find_graph(owner, key, compute, inputs, tensors, copied or (lambda _: dtype))
             if entry is not None:
                 outputs, rest = entry(inputs)

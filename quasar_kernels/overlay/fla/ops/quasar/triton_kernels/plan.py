@@ -70,9 +70,9 @@ def plan_segments(
     """Cut the sequences of `q` [B, T, H, S] into segments.
 
     Args:
-        tiles: block sizes instead of `tiles_for`'s choice.
-        segments: segments of each sequence instead of `segments_for`'s choice; not with cu_seqlens.
-        launch: what `tuning.tiles_for` tunes an unknown GPU with.
+        tiles: replace the choice of `tiles_for`.
+        segments: replaces the number of segments of `segments_for`; not with cu_seqlens.
+        launch: the call that `tuning.tiles_for` times to tune an unknown GPU.
     """
     B, T, H, S = q.shape
     block = max(16, triton.next_power_of_2(S))

@@ -87,7 +87,7 @@ def known_tiles(gpu: Gpu, block: int, dtype: torch.dtype) -> Tiles | None:
 def safe_tiles(block: int, dtype: torch.dtype, capability: str = "") -> Tiles:
     """Return tiles that any GPU of a compute capability ("8.6") can run; they need not be fast.
 
-    A capability that tuned.json does not list gets the entry that asks for the least shared memory.
+    A capability that tuned.json does not list gets the entry with the least shared memory.
     """
     entries = _data()["safe"]
     fallback = min(entries, key=lambda entry: entry["shared_kib"])

@@ -1,7 +1,7 @@
 """The layer's fused products on GPUs without Hopper's instructions: their program and launches.
 
 csrc/resident_projection.cu and csrc/resident_output.cu are the kernels; resident_tokens.cuh has
-what they share. They need 99 KB of shared memory a block and compute capability 8.0.
+their common code. They need 99 KB of shared memory per block and compute capability 8.0.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def project(
     taps: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `hopper.projection.project` returns, for the same arguments.
+    """Compute the same as `hopper.projection.project`.
 
     The weight tiles are of this module's `projection_layouts`.
 
@@ -205,7 +205,7 @@ def gated_output(
     out_weights: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """Return what `hopper.gated_output.gated_output` returns, for the same arguments.
+    """Compute the same as `hopper.gated_output.gated_output`.
 
     The weight tiles are of this module's `output_layouts`.
 

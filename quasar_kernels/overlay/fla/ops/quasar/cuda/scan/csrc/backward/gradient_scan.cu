@@ -1,5 +1,5 @@
 // The scan of the backward pass, from a sequence's last segment to its first: d_states[n] <-
-// maps[n]^T d_states[n + 1] + d_states[n], which replaces what a segment adds to the state's
+// maps[n]^T d_states[n + 1] + d_states[n], which replaces a segment's addition to the state's
 // gradient by the gradient before that segment, in fp32.
 //
 // Grid: (sequences * heads, S / COLUMNS), as in segment_scan.cu: a block keeps COLUMNS columns in

@@ -252,7 +252,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
                         next_steps, arg.scale, mask, shared.wy[warp], shared.scores[warp],
                         shared.decays(warp), lane);
     next_steps = steps.of(token(s + 1) + warp * CHUNK);
-    if (!MAP && s == 1 && runs_over) __syncthreads();  // all warps have read what they stored
+    if (!MAP && s == 1 && runs_over) __syncthreads();  // all stores have been read
     if (!MAP && Tiles::copied_by(warp)) dv.finish_stores();
     load_outputs(s + 1);  // overwrites dv of the previous tile
     outputs_pipeline.template consumer_wait<2>(stage, parity);
