@@ -148,7 +148,7 @@ def profile_call(name: str, tokens: int) -> Iterator[Entry]:
 
 
 def parse(text: str) -> list[Entry]:
-    """Read `ncu --csv --page raw --print-units base`: a row a launch, in the order of launches.
+    """Read `ncu --csv --page raw --print-units base`: one row for each launch, in their order.
 
     Raises:
         ValueError: there is no table, or a metric is missing, has another unit or has no value.

@@ -28,7 +28,7 @@ class ConfigError(QuasarError):
     """Settings, wallet, journal or lock need a person before anything can run: exit 78.
 
     Args:
-        problems: every one that was found; a text names its remedy itself. `str` has one a line.
+        problems: all problems; a text must contain its remedy. `str` has one per line.
     """
 
     def __init__(self, *problems: Problem | str) -> None:

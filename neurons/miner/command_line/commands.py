@@ -72,7 +72,7 @@ def read_settings(given: Given, process: Process | None = "miner") -> tuple[Sett
         process: whose needs are checked; None for a command that only looks into the journal.
 
     Raises:
-        ConfigError: every problem of the settings, one a line.
+        ConfigError: the problems of the settings, one per line.
     """
     flags = {name: value for name, value in given.settings.items() if name in Settings.model_fields}
     embedded = is_embedded(flags, given.env_file, environment())

@@ -57,7 +57,7 @@ class Overlay:
     def commit(self, tool: HardenedGit, tip: str) -> str:
         """Commit the files on top of `tip`, whose tree the index holds; return the full hash.
 
-        Nothing changed: it is `tip` itself. The date is the parent's plus a second, so that the
+        If nothing changed, it is `tip`. The date is the parent's plus a second, so that the
         same content on the same parent has the same hash, also in a new clone.
         """
         root, names = self._root(), self.files

@@ -227,7 +227,7 @@ def _bound_output(process: subprocess.Popen[bytes], most: int) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill git and its helpers if they still run; they share a process group."""
+    """Kill git and its helpers, which share a process group, if they still run."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

@@ -37,7 +37,7 @@ MAX_HEAD_DIM = 128
 
 
 class ChunkQuasarFunction(torch.autograd.Function):
-    """Saves the inputs and one state a segment; the backward pass recomputes the rest."""
+    """Saves the inputs and one state per segment; the backward pass recomputes the rest."""
 
     @staticmethod
     @autocast_custom_fwd

@@ -17,7 +17,7 @@ from fla.ops.quasar.triton_kernels.tuning import tiles_for
 
 @functools.cache
 def _programs_per_wave(device: torch.device) -> int:
-    # four programs of two warps and about 255 registers a thread fill a multiprocessor
+    # four programs of two warps and about 255 registers per thread fill a multiprocessor
     if device.type != "cuda":
         return 16  # under the interpreter: enough for several segments
     return 4 * torch.cuda.get_device_properties(device).multi_processor_count

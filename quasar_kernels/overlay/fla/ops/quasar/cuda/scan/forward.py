@@ -45,7 +45,7 @@ little to pay for the second launches, which recompute heads that stopped too ea
 
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
-_SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in segment_scan.cu
+_SCAN_COLUMNS = 8  # state columns of one block of the scan: COLUMNS in segment_scan.cu
 _ALIGNMENT = 16  # bytes of the kernels' loads
 NO_MAPS = bytes(5 * TENSOR_MAP)
 
@@ -132,7 +132,7 @@ def _cut(tokens: int, chains: int, map_wave: int, output_wave: int, tile: int) -
     """
     # one wave for both passes, with equally many blocks on every multiprocessor
     most = min(map_wave, output_wave) // chains
-    # a pass costs about tokens / n, the scan between the passes about 16 tokens a segment
+    # a pass costs about tokens / n, the scan between the passes as much as 16 tokens per segment
     tokens = max(tokens, 1)
     n = max(1, min(math.isqrt(tokens // 16), most))
     length = tile * math.ceil(math.ceil(tokens / n) / tile)

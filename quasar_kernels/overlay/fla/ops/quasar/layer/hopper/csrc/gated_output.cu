@@ -168,7 +168,7 @@ struct Consumer {
     if (lane == 0) arrive(shared_address(&shared.narrow_empty[consumer]));
   }
 
-  // 16 bytes a lane, 64 consecutive ones a row
+  // 16 bytes per lane; 64 consecutive bytes per row
   __device__ __forceinline__ void store(const float (&d)[16][4], i64 row, int tile) const {
     const i64 stride = (i64)arg.tiles * (2 * WEIGHT_TILE_ROWS);
     char* to = (char*)arg.y + row * stride + tile * (2 * WEIGHT_TILE_ROWS) + 16 * (lane & 3);
