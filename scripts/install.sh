@@ -76,7 +76,7 @@ find_python() {
     'On Debian and Ubuntu: sudo apt install python3 python3-venv python3-dev'
 }
 
-# Refuses a PYTHON that will not do, or is not the one that .venv was made with.
+# Stops if PYTHON is not suitable, or has another version than .venv.
 check_python() {
   local wanted has
   wanted=$(find_python)
@@ -139,8 +139,8 @@ check_disk_first() {
   check_disk "$need" "$build installation${extras:+ with $extras}"
 }
 
-# Whether an index answers for PyTorch within five seconds, by the proxies of the environment. Only pip
-# takes anything from it, and checks its certificate.
+# Whether an index replies for PyTorch within five seconds, through the environment's proxies. The certificate
+# is not checked here, because only pip downloads from it, and pip checks it.
 answers() {
   timeout 5 .venv/bin/python -I - "$1" >/dev/null 2>&1 <<'END'
 import ssl, sys, urllib.request
@@ -150,7 +150,7 @@ urllib.request.urlopen(sys.argv[1].rstrip("/") + "/torch/", context=context).rea
 END
 }
 
-# Whether the PyTorch that pip would install needs NVIDIA's libraries; assumed of a pip without reports.
+# Whether the PyTorch that pip would install needs NVIDIA's libraries; yes if this pip cannot report it.
 needs_cuda() {
   local report=.venv/quasar-torch.json
   rm -f "$report"
@@ -262,7 +262,7 @@ fi
 rebuild=no
 if [ "$(recorded root)" != "$root" ] || [ "$(recorded build)" != "$build" ] ||
   ! .venv/bin/python -c '' 2>/dev/null; then
-  rebuild=yes # also after an interruption: a half-installed package looks whole to pip
+  rebuild=yes # also after an interruption: pip cannot recognise a half-installed package
 fi
 check_disk_first
 if [ "$rebuild" = yes ]; then

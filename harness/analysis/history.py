@@ -79,7 +79,7 @@ def table(history: Sequence[Entry]) -> str:
 def main(argv: Sequence[str]) -> int:
     """Print the history of each file; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness history", description="How committed reports' speeds changed."
+        prog="python -m harness history", description="Show the speeds of committed reports."
     )
     parser.add_argument("file", type=Path, nargs="+", help="a report in a git repository")
     for file in parser.parse_args(argv).file:

@@ -61,9 +61,9 @@ def not_started(program: str, error: OSError) -> MeasurementError:
     remedy = ""
     if isinstance(error, (PermissionError, FileNotFoundError)):
         remedy = (
-            "Let this user execute it, which takes the right to search each folder above it, or "
+            "Give this user the right to execute it and to search the folders above it, or "
             "install again as this user: remove .venv and run scripts/install.sh, where PYTHON "
-            "names an interpreter that everybody may execute."
+            "names an interpreter that all users may execute."
         )
     reason = f"{program} cannot be started ({error.strerror})"
     return MeasurementError(reason, "crash", remedy=remedy)
@@ -72,7 +72,7 @@ def not_started(program: str, error: OSError) -> MeasurementError:
 def without_result(returncode: int) -> tuple[str, Kind]:
     """Return the reason and the kind of a worker's end without a result."""
     if returncode in _KILLED:
-        why = "the worker was killed from outside, most often by the kernel for lack of memory"
+        why = "another process killed the worker, most often the kernel for lack of memory"
         return why, "out_of_memory"
     if returncode == 0:
         return "the worker ended without a result", "protocol"

@@ -13,12 +13,12 @@ Speeds = Sequence[tuple[int, float]]
 
 WIDTH, HEIGHT = 360, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 26, 28, 44
-"""Margins. A telephone is 360 to 430 pixels wide, so that letters keep their size there."""
+"""Margins. The plot fits a telephone of 360 to 430 pixels, so letters are not scaled there."""
 LETTERS = 12
 LETTER_WIDTH, LABEL_GAP = 7.2, 6
-"""Pixels of a letter of a label, and between two labels of lengths."""
+"""Pixels of a label's letter, and between two labels of lengths."""
 MOST_TICKS = 7
-"""Labels of speeds."""
+"""Most labels of speeds."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Axis:
 
 
 def plot(timed: Speeds, claim: Speeds, measured: Speeds) -> Markup:
-    """Return the figure; colours and their dark forms are in the style sheet.
+    """Return the figure; the style sheet has its colours.
 
     Args:
         timed: the miner's measurements, joined by a line.
@@ -118,7 +118,7 @@ def _heights(ticks: Sequence[float], y: _Axis) -> list[str]:
 
 
 def _lengths(lengths: list[int], x: _Axis) -> list[str]:
-    """Label the lengths from the longest down; a label that has no room is left out."""
+    """Label the lengths from the longest down; omit labels that would overlap."""
     labelled: list[int] = []
     for length in reversed(lengths):
         letters = len(f"{length:,}{labelled[-1]:,}") if labelled else 0

@@ -196,7 +196,7 @@ def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
         ("os._exit(0)", "protocol", "without a result"),
         ("os.kill(os.getpid(), 11)", "crash", "status -11"),
         ("raise RuntimeError('CUDA error: an illegal access')", "crash", "illegal access"),
-        ("os.kill(os.getpid(), 9)", "out_of_memory", "killed from outside"),
+        ("os.kill(os.getpid(), 9)", "out_of_memory", "another process killed the worker"),
         ("raise torch.OutOfMemoryError('CUDA out of memory.')", "out_of_memory", "CUDA out"),
         ("time.time = lambda: 0.0", "gate", "time.time"),
         ("to_every_descriptor(b'{}\\n')", "protocol", "malformed"),

@@ -54,7 +54,7 @@ def test_row_34_the_pauses_between_looks_double(host: GitHub) -> None:
 
 def test_a_fork_without_a_default_branch_is_still_in_the_making(host: GitHub) -> None:
     host.fork(f"miner/{FORK}", default_branch=None)
-    with pytest.raises(Retry, match="still making"):
+    with pytest.raises(Retry, match="still creating"):
         ensure(host, patience=0.05)
     host.repositories[f"miner/{FORK}"]["default_branch"] = "main"
     assert ensure(host)
