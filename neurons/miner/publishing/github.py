@@ -25,8 +25,8 @@ LONGEST_WAIT = 3600.0
 """Limit in seconds on a wait that GitHub requests."""
 
 _FORK_REMEDY = (
-    "Create the fork on the upstream's page at GitHub, or use a classic token with the scope "
-    "`public_repo` (a fine-grained one needs Administration: read and write)."
+    "Create the fork by hand on the upstream's page at GitHub, or use a classic token with the "
+    "scope `public_repo` (a fine-grained one needs Administration: read and write)."
 )
 
 
