@@ -17,7 +17,7 @@ TENSOR_OPERATIONS = {
     "12.1": 1024,
 }
 """Dense bf16 operations of one multiprocessor in one clock, by compute capability, from NVIDIA's
-architecture papers. Where cards of one capability differ, the fastest counts."""
+architecture papers. If cards of one capability differ, this is the fastest."""
 
 
 def bytes_per_token(workload: Workload = WORKLOAD) -> int:
@@ -46,7 +46,7 @@ def hardware_bound(machine: Environment | None, workload: Workload = WORKLOAD) -
         return None
     rates = []
     if machine.memory_bus_bits and machine.memory_clock_max_mhz:
-        # two transfers a clock, as NVML counts clocks
+        # two transfers per clock of NVML
         moved = machine.memory_bus_bits / 8 * 2 * machine.memory_clock_max_mhz * 1e6
         rates.append(moved / bytes_per_token(workload))
     per_clock = TENSOR_OPERATIONS.get(machine.compute_capability or "")

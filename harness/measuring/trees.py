@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.imports import install_command
 from harness.measuring.runner import MeasurementError
 from harness.source import missing_files
-from quasar_kernels.host_library import PACKAGE, lay_over_host
+from quasar_kernels.host_library import PACKAGE, lay_over_fla
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def whole_tree(path: Path, name: str = "") -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="tree-") as folder:
         try:
-            lay_over_host(path, Path(folder))
+            lay_over_fla(path, Path(folder))
         except PackageNotFoundError:
             raise MeasurementError(
                 f"{name or path} needs {PACKAGE}, which is not installed",

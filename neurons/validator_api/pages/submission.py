@@ -1,6 +1,7 @@
-"""Data of a submission's page: before the reveal those of /pending_reveals, then the claim.
+"""Data of a submission's page: before its reveal only the data of /pending_reveals.
 
-The templates render these objects only, so a page cannot show fork, claim or target early.
+The templates render only these objects, so a page cannot show fork, claim or target before the
+reveal.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from neurons.validator_api.pages.plot import Speeds
 from neurons.wire import rules
 
 MODELS = 3
-"""The most models of a hotkey that its page names."""
+"""Most models of a hotkey that the page lists."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class SubmissionPage:
 
 
 def submission(session: Session, context: RequestContext, number: int) -> SubmissionPage | None:
-    """Return the submission of this number, None where there is none."""
+    """Return the submission with this number, or None."""
     row = session.get(Submission, number)
     if row is None:
         return None
@@ -110,7 +111,7 @@ def _claim(session: Session, row: Submission) -> ClaimView:
         validator=row.validator_hotkey,
         device=row.validator_device,
         judged=row.validated_at,
-        # Miners repeat the claim among their benchmarks, where it would pass for a measurement.
+        # Miners repeat the claim among their benchmarks, which would show it as a measurement.
         timed=[point for point in _speeds(row.benchmarks or {}) if point != (target, speed)],
         measured=_speeds(row.measured or {}),
     )
@@ -141,7 +142,7 @@ def _speeds(figures: Mapping[str, Mapping[str, float]]) -> Speeds:
 
 
 def _web_address(url: str) -> str | None:
-    """Return the address where a browser may safely be sent, None for any other text."""
+    """Return the address if it is safe as a link, otherwise None."""
     try:
         parts = urlsplit(url)
         safe = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in url

@@ -226,7 +226,7 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   InputShared& shared = *(InputShared*)raw;
   const int head = blockIdx.x % arg.heads, lane = threadIdx.x & 31;
   const int index = blockIdx.x / arg.heads / arg.parts, tile = blockIdx.x / arg.heads % arg.parts;
-  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
+  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // the compiler knows that it is uniform
   const int row = S == 64 ? 0 : warp / 4;                  // index of this warpgroup's 64 rows
   const Segment segment = find_segment(arg, index);
   const int first = tile * S, left = segment.tokens - first;
