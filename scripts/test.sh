@@ -46,11 +46,11 @@ finish_types() {
 }
 
 scope=all
-workers=3 # one more than two cores, as some tests wait
+workers=3 # one more than two cores, because some tests sleep
 for argument in "$@"; do
   case ${argument#./} in
     --quick)
-      scope=quick workers=2 # these tests wait for nothing
+      scope=quick workers=2 # these tests do not sleep
       mapfile -t quick <tests/quick.txt
       set -- -m 'not slow and not gpu' "${quick[@]}" "$@"
       ;;

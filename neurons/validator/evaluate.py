@@ -91,8 +91,8 @@ class Evaluator:
         """Return the verdict on a revealed submission.
 
         Raises:
-            Postponed: nothing is known yet, through no fault of the submission's.
-            Stopped: on request; the submission has no verdict.
+            Postponed: this machine or the network failed, so there is no verdict yet.
+            Stopped: the validator was stopped; there is no verdict.
         """
         if not is_claim(submission.tokens_per_sec):
             return reject(f"The claim of {submission.tokens_per_sec} tokens/s is no speed.")
@@ -122,11 +122,11 @@ class Evaluator:
             raise Postponed(fault.reason) from fault
 
     def check_machine(self) -> None:
-        """Return when this machine calculates as it should, in the confinement of the forks.
+        """Run a computation in the forks' confinement and check its result.
 
         Raises:
-            FaultyMachine: it does not, and why.
-            Stopped: on request.
+            FaultyMachine: the computation failed; the message has the reason.
+            Stopped: the validator was stopped.
         """
         try:
             with self.lock.shared():
@@ -156,7 +156,7 @@ class Evaluator:
         return Options(device, timeout, self.stop, confinement)
 
     def _time(self, tree: Path, submission: QueuedSubmission) -> Verdict:
-        """Check the longest length, time each one, and compare the target's speed and the claim."""
+        """Check the longest length, time all, and compare the target's speed with the claim."""
         target = submission.target_sequence_length
         lengths = sorted({*VALIDATOR_LENGTHS, target}, reverse=True)
         deadline = time.monotonic() + BUDGET * self.timeout
@@ -180,7 +180,7 @@ class Evaluator:
                 samples[length] = confirm(attempt(timed, length), correctness)
                 self._log(submission, samples[length])
             verdict = judge(submission.tokens_per_sec, samples[target].tokens_per_sec)
-            if not verdict.passed:  # interference can only slow a run down: the better one counts
+            if not verdict.passed:  # other work can only slow a run down, so the faster one counts
                 again = confirm(attempt(timed, target), correctness)
                 samples[target] = max(again, samples[target], key=lambda one: one.tokens_per_sec)
                 verdict = judge(submission.tokens_per_sec, samples[target].tokens_per_sec)
@@ -197,7 +197,7 @@ class Evaluator:
         return self._options(self.device, min(self.timeout, left), alone=alone)
 
     def _twice(self, work: Callable[..., Result], length: int, *, alone: bool) -> Result:
-        """Return the result of `work`, called again after a failure that may not be the fork's."""
+        """Return the result of `work`; repeat it after a failure that may not be the fork's."""
         try:
             return work(alone=alone)
         except MeasurementError as error:
@@ -227,7 +227,7 @@ class Evaluator:
 
 
 def _figures(samples: Iterable[Sample]) -> Benchmarks:
-    """Return the samples as the wire has them, the shortest length first."""
+    """Return the samples' figures in the wire's form, the shortest length first."""
     return {
         str(one.length): {"tokens_per_sec": one.tokens_per_sec, "vram_mb": one.vram_mb}
         for one in sorted(samples, key=lambda one: one.length)
@@ -235,7 +235,7 @@ def _figures(samples: Iterable[Sample]) -> Benchmarks:
 
 
 def _device(samples: Iterable[Sample]) -> str | None:
-    """Return the GPU's name, or the cores of a CPU; None where nothing was timed."""
+    """Return the GPU's name, or the number of a CPU's cores; None if nothing was timed."""
     machine = next((one.environment for one in samples if one.environment), None)
     if machine is None:
         return None

@@ -20,8 +20,8 @@ from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing
 from quasar_kernels.shapes import expect, expect_sizes
 
 OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46, "quasar": 1.0}
-"""Factors of the mixers' output weights at the start. Without them a mixer returns an RMS of 0.13,
-0.57 or 0.28 for an input of 1; with them branches begin alike, and only their gains differ."""
+"""Initial factors of the mixers' output weights. Without them, mixers return RMS 0.13, 0.57 and
+0.28 for an input of RMS 1; with them, their outputs are equally large."""
 _OUTPUTS = {"rwkv6": "output.weight", "mamba2": "output.weight", "quasar": "layer.o_proj.weight"}
 BlockState = dict[str, Any]
 """Each mixer's state by its name."""
@@ -94,17 +94,17 @@ class HybridBlock(nn.Module):
 
         Args:
             x: `[B, T, width]`.
-            state: the result of an earlier call, which this one may overwrite (`copy.deepcopy` it
-                to go on from it twice); None starts from zero states.
+            state: the result of an earlier call, which this call may overwrite (`copy.deepcopy` it
+                to continue from it twice); None starts from zero states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             keep: whether to return the state, for decoding.
-            cp_context: of `build_cp_context`: x is this rank's slice of packed sequences, whose
-                bounds replace cu_seqlens, without an earlier state, and every rank calls. `keep`
-                then takes one sequence, whose state the last rank has. Parameters' gradients are
-                those of the slice: sum them over the ranks.
+            cp_context: from `build_cp_context`: x is this rank's slice of packed sequences, whose
+                bounds replace cu_seqlens. There is no earlier state, and all ranks must call.
+                `keep` needs a single sequence, whose state the last rank returns. Gradients of
+                parameters are those of the slice: sum them over the ranks.
 
         Returns:
-            y `[B, T, width]`, and the state behind each sequence or None.
+            y `[B, T, width]`, and the state after each sequence or None.
 
         Raises:
             ValueError: shapes that do not fit one another, or a state of another kind of block.
@@ -113,7 +113,7 @@ class HybridBlock(nn.Module):
         if state is not None and (not isinstance(state, dict) or set(state) != set(self.mixers)):
             got = sorted(state) if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"state must come from such a block, of {[*self.mixers]}; got {got}")
-        longest = x.shape[1]  # of any rank, as all must compute the block equally often
+        longest = x.shape[1]  # of all ranks, which must compute the block equally often
         if cp_context is not None:
             longest = place_of(cp_context, longest).longest
         again = self.checkpoint_above is not None and longest > self.checkpoint_above

@@ -1,4 +1,4 @@
-"""REVEALED to its verdict: watches the queue, then reads rank and score from the public lists."""
+"""The step from REVEALED to a verdict: watches the queue, then reads rank and score."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Conclusion:
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Wait until a validator has taken the submission off the queue, and journal the verdict.
+    """Wait until the submission has left the validators' queue, and journal the verdict.
 
-    If the statistics do not show the submission for long, its round and the weights decide.
+    If the statistics do not show the submission for some time, its round and the weights decide.
     """
     logged = checked = -float("inf")
     blind = 0
@@ -74,7 +74,7 @@ def run(submission: Submission, context: Context) -> Submission:
 
 
 def _ended(submission: Submission, context: Context, queued: bool) -> Submission | None:
-    """Return the submission's end where the round, or its weights alone, show it."""
+    """Return the submission's end if the round or its weights show it, otherwise None."""
     relation = ask_round(submission, context.client)
     if relation is RoundNow.LATER and queued:
         reason = f"Round {submission.round_id} ended before a validator looked at it."
@@ -100,10 +100,10 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
 
 
 def _is_held(submission: Submission, context: Context) -> bool:
-    """Return whether a server that restarted its count of rounds still holds the submission.
+    """Return whether a server that counts rounds from 1 again still has the submission.
 
-    Its database may have been emptied just before the commitment came in. A reveal that is sent
-    again is answered with 409 where it is held, and counts towards no ban.
+    Its database may have been emptied just before the commitment arrived. The server answers 409 to
+    a repeated reveal if it has the submission; this does not count towards a ban.
     """
     if submission.salt is None:
         return False
@@ -119,10 +119,10 @@ def _is_held(submission: Submission, context: Context) -> bool:
 def _place(
     submission: Submission, context: Context, relation: RoundNow
 ) -> tuple[int, Weight] | None:
-    """Return the submission's rank and weight in its round, where the API shows them.
+    """Return the submission's rank and weight in its round, if the API shows them.
 
-    The weights name hotkeys, not submissions: the best of this hotkey's in the round come first.
-    Once the round is over, weights that cannot be read are not waited for.
+    The weights name hotkeys, not submissions, so they are assigned to this hotkey's submissions in
+    the round from the best on. After the round's end, unreadable weights are not read again.
     """
     try:
         weights = context.client.weights(int(submission.round_id or 0)).weights
@@ -138,7 +138,7 @@ def _place(
 
 
 def _own_in_round(submission: Submission, context: Context) -> list[Submission]:
-    """Return this hotkey's other submissions that its round may rank: this one is not judged."""
+    """Return this hotkey's other submissions that the round may rank."""
     return [
         other
         for other in context.journal.in_round(submission.hotkey, submission.round_id)
@@ -219,5 +219,5 @@ def conclude(
     return Conclusion(
         State.UNRANKED,
         reason="The API shows neither a score nor one of the first four ranks: it may rank lower, "
-        "or have scored 0.",
+        "or have a score of 0.",
     )
