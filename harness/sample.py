@@ -80,7 +80,7 @@ class Sample(Frozen):
         default=None, description="of these, until the last call had returned to the host"
     )
     process_seconds: NotNegative | None = Field(
-        default=None, description="from the process's start to its last timed call, waits left out"
+        default=None, description="from the process's start to its last timed call, without waits"
     )
     call_seconds: tuple[Positive, ...] = Field(
         default=(), description="single calls after the loop by CUDA events, each with a cold L2"

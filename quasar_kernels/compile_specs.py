@@ -23,7 +23,7 @@ class CompileSpec:
         name: kernel and variant, for messages.
         kernel: the `triton.jit` function.
         signature: type of each run-time argument by name, as Triton writes it (`*bf16`, `i32`).
-        constexprs: value of every other argument by name; None stands for an absent tensor.
+        constexprs: value of every other argument by name; None means an absent tensor.
         num_warps, num_stages: launch options.
     """
 

@@ -19,8 +19,8 @@ def expect(
 
     Args:
         name: as the caller knows it.
-        shape: the required shape; a name stands for any size.
-        device: where it must be; None is anywhere.
+        shape: the required shape; a name means any size.
+        device: the required device; None means any.
 
     Raises:
         ValueError: it is no tensor, or has another shape, dtype or device.

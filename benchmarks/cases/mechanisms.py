@@ -47,7 +47,7 @@ sequences, states taken in turn so that the L2 cache does not serve them; softma
 inputs and states read once and results written once at the speed of a large copy (backward: \
 inputs read again), or softmax's and the block's products at the speed of a large bf16 product, \
 whichever takes longer. Each implementation runs in a fresh process, one after the other. Calls \
-that would take over a second are left out."""
+that would take over a second are omitted."""
 
 
 def machine(device: str, commit: str | None) -> Run:

@@ -135,7 +135,7 @@ def recurrence(  # its tensors
 ) -> tuple[Tensor, Tensor]:
     """Walk S_t = diag(exp(g_t)) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T, o_t = S_t^T q_t.
 
-    All in the tensors' dtype, `[B, T, H, *]`; without `a` and `b` the product is left out. With a
+    All in the tensors' dtype, `[B, T, H, *]`; without `a` and `b` the product is omitted. With a
     bonus u `[H, K]`, o_t = (S_{t-1} + diag(u) k_t v_t^T)^T q_t.
     """
     edges = [0, q.shape[1]] if bounds is None else bounds.tolist()

@@ -103,7 +103,7 @@ def forgetting(run: Run) -> str:
 
 
 def training(run: Run) -> str:
-    """Return the table of forward and backward, and where it was measured."""
+    """Return the table of forward and backward passes, and its conditions."""
     rows = []
     for row in run.rows("calls"):
         shape = shape_of(row.of)

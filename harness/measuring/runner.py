@@ -136,7 +136,7 @@ def measure(
     Args:
         tree: root of a fork, the folder that holds `fla/`.
         cross_check: time one chain of calls after the loop, which must not be slower.
-        proven: take the speed by the worker's own clock in place of the loop, for untrusted code
+        proven: measure the speed by the referee's clock instead of the loop, for untrusted code
             (docs/honesty.md); cannot be combined with `gpu_lock`.
         cold_cache: start with empty kernel caches, as on a machine that never ran this code.
         gpu_lock: a file; processes that share it import at the same time, and are timed one

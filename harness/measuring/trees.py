@@ -18,7 +18,7 @@ from quasar_kernels.host_library import PACKAGE, lay_over_fla
 def whole_tree(path: Path, name: str = "") -> Iterator[Path]:
     """Yield the absolute path of a tree that can be imported.
 
-    It is `path` where that is a fork's root. An overlay is copied over a copy of the
+    It is `path` if that is a fork's root. An overlay is copied over a copy of the
     installed fla, as for its publication.
 
     Args:

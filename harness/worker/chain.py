@@ -109,7 +109,7 @@ class Link:
     """The work between two calls: store the digest, and multiply the weights by the next factors.
 
     Args:
-        weights: `[outputs, channels]` each; their columns are scaled where they lie.
+        weights: `[outputs, channels]` each; their columns are scaled in place.
         calls: of the longest chain.
     """
 

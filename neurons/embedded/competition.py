@@ -35,7 +35,7 @@ from neurons.runtime.settings import Settings
 
 DATABASE = "competition.db"
 GUEST = "guest"
-"""The wallet of a miner that somebody starts while the pages are served."""
+"""The wallet of a further miner, which a person may start while the pages are served."""
 READY_SECONDS, VERDICT_SECONDS = 180.0, 1800.0
 
 log = get_logger("embedded")
@@ -156,7 +156,7 @@ class Competition:
 
     @contextmanager
     def _inference(self, validator: str) -> Iterator[None]:
-        """Serve a small model, made here, on every port until the block is left."""
+        """Create a small model and serve it on every port during the block."""
         if not self._ports:
             yield
             return

@@ -10,7 +10,7 @@ from neurons.wire.protocol import HOTKEY_HEADER
 from neurons.wire.signed_request import NotSigned, check_signed_request
 
 CLIENT_PREFIX = 64
-"""Bits of an IPv6 address that stand for one client."""
+"""Bits of an IPv6 address that identify a client."""
 
 
 def client_of(address: str) -> str:

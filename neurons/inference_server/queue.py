@@ -102,7 +102,7 @@ class Decoding:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more jobs; the one that is being answered is given up."""
+        """Accept no more jobs, and cancel the running one."""
         self.done.set()
 
     def put(self, request: InferenceRequest, client: str = "", *, reserved: bool = False) -> Job:

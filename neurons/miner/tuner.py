@@ -83,7 +83,7 @@ class Tuner:
             yield self.settings.tune_words
 
     def start(self, length: int) -> None:
-        """Begin, where it is due and not yet at work, for a target of `length` tokens."""
+        """Start a proposal for a target of `length` tokens, if one is due and none is running."""
         commands = list(self.commands())
         if not (self.due and commands) or (self._thread and self._thread.is_alive()):
             return
@@ -124,7 +124,7 @@ class Tuner:
         Raises:
             Refused: the proposal is not accepted; the message has the reason.
             MeasurementError: a tree failed the correctness check or could not be timed.
-            OSError: the disk takes no more.
+            OSError: the disk is full.
         """
         self.kept.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         scope, present, settings = self.settings.fork_scope, self.kept.root(), self.settings

@@ -45,12 +45,12 @@ class Identity:
 
 
 def hotkey_file(name: str, hotkey: str, path: Path) -> Path:
-    """Return where the hotkey's private file lies."""
+    """Return the path of the hotkey's private file."""
     return path.expanduser() / name / "hotkeys" / hotkey
 
 
 def public_hotkey(name: str, hotkey: str, path: Path) -> str | None:
-    """Return the ss58 address that the hotkey's file shows; None where it cannot be read.
+    """Return the ss58 address that the hotkey's file shows; None if it cannot be read.
 
     It neither imports bittensor nor needs the private key.
     """
@@ -198,7 +198,7 @@ def set_weights(
 
     Args:
         shares: hotkey to its share; only their proportions count.
-        wallet: its name, its hotkey, and where wallets lie.
+        wallet: its name, its hotkey, and the folder of wallets.
 
     Returns:
         The uids of the hotkeys whose weights were set: those registered on the subnet.

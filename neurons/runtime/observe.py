@@ -171,7 +171,7 @@ def configure(
 def append(file: Path, text: str) -> None:
     """Write why the program ends into its log file, one line for each of `text`.
 
-    The file may be another process's, or out of reach: stderr has the text as well.
+    The file may be another process's, or inaccessible, so stderr also gets the text.
     """
     with suppress(OSError), closing(_file_handler(file)) as handler:
         handler.setFormatter(_formatter("console"))

@@ -49,7 +49,7 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
     A process manager stops restarting a program that ends repeatedly, and a full disk may recover.
 
     Args:
-        state_dir: is made where it is missing.
+        state_dir: created if it is missing.
         wait: waits that many seconds.
 
     Raises:

@@ -46,7 +46,7 @@ GROUPS = {
     "blocks_until_reveal": "Validator API server",
     "miner_inference_port": "Inference server",
 }
-"""The headings of .env.example, by the setting that each stands before."""
+"""The headings of .env.example, by the setting that follows each."""
 
 
 class Settings(BaseModel):
@@ -283,7 +283,7 @@ class Settings(BaseModel):
 
     @property
     def miner_wallet(self) -> tuple[str, str, Path]:
-        """The miner's wallet, its hotkey, and the folder where wallets lie."""
+        """The miner's wallet, its hotkey, and the folder of wallets."""
         return self.wallet_miner_name, self.wallet_hotkey, self.wallet_path
 
     @property

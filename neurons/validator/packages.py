@@ -82,7 +82,7 @@ def find_packages(private: Iterable[Path] = ()) -> Packages:
 
 
 def hidden_entries(folder: str) -> Iterator[str]:
-    """Yield the hidden files and folders directly in `folder`: no package lies in one."""
+    """Yield the hidden files and folders directly in `folder`, which contain no packages."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(".") and not entry.is_symlink():
@@ -183,7 +183,7 @@ def _above(path: str) -> tuple[Path, ...]:
 
 
 def _prefixes() -> Iterator[str]:
-    """Yield where the interpreter lies, and each link on the way to it."""
+    """Yield the interpreter's path, and each link on the way to it."""
     program = sys.executable
     while os.path.islink(program):
         program = os.path.normpath(os.path.join(os.path.dirname(program), os.readlink(program)))

@@ -139,7 +139,7 @@ class Sandbox:
             yield from ("--setenv", "CUDA_VISIBLE_DEVICES", self.gpu.visible)
         libraries = filter(os.path.isabs, env.get("LD_LIBRARY_PATH", "").split(":"))
         shown += [*libraries, *self.packages.shown, *map(str, readable)]
-        masked: list[str] = []  # packages may lie below a masked folder, in a `.venv` for one
+        masked: list[str] = []  # packages may be below a masked folder, for example in a `.venv`
         for path in sorted(dict.fromkeys(shown), key=lambda path: path.count("/")):
             if os.path.exists(path) and not path.startswith("/usr/"):
                 yield from _show(path)
@@ -166,7 +166,7 @@ def _show(path: str) -> Iterator[str]:
 
 
 def _mask(path: str) -> Iterator[str]:
-    """Put an empty folder or file in the place of a hidden one."""
+    """Mask a hidden folder or file by an empty one."""
     if os.path.isdir(path):
         yield from ("--perms", "0755", "--tmpfs", path)
     else:
@@ -174,9 +174,9 @@ def _mask(path: str) -> Iterator[str]:
 
 
 def cores_for_forks() -> frozenset[int]:
-    """Return the cores that forks may use; none are named where there is but one for all.
+    """Return the cores that forks may use; empty if there is only one core.
 
-    Of a container's share of the processors no more are counted than it may use at once.
+    In a container, at most the cores of its CPU quota count.
     """
     cores = sorted(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):  # no such limit
@@ -190,7 +190,7 @@ def open_sandbox(gpu: Gpu | None = None, private: Iterable[Path] = ()) -> Sandbo
 
     Args:
         gpu: the one that forks use.
-        private: folders and files that no fork may read, wherever packages lie.
+        private: folders and files that no fork may read, even if packages are below them.
 
     Raises:
         ConfigError: this machine gives none, and why.

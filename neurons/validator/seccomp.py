@@ -152,7 +152,7 @@ def _instructions(architecture: Architecture, denied: set[int]) -> Iterator[Inst
         yield _EQUAL, 0, 1, number
         yield _RETURN, 0, 0, forbidden
     yield _EQUAL, 0, 1, architecture.clone3
-    yield _RETURN, 0, 0, missing  # its flags lie in memory; libraries then call clone
+    yield _RETURN, 0, 0, missing  # a filter cannot read its flags; libraries then call clone
     yield from _only(architecture.socket, _FAMILIES, _FAIL | errno.EAFNOSUPPORT)
     yield from _only(architecture.prlimit64, (0,), forbidden)  # 0: the calling process
     yield _EQUAL, 0, 3, architecture.clone

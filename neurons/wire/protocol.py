@@ -452,7 +452,7 @@ def request_text(method: str, target: str, timestamp: str, nonce: str, body: byt
     """Return the text that a validator's Signature header signs.
 
     Args:
-        target: the path, and `?` with the query where there is one, as sent.
+        target: the path, and `?` with the query if there is one, as sent.
         timestamp: Unix seconds, as in the header.
         nonce: as in the header; one is taken once.
         body: the bytes sent, empty without a body.

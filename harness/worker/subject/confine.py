@@ -42,7 +42,7 @@ def give_up_privileges() -> None:
 
 
 def landlock_version() -> int:
-    """Return the ABI version of this Linux's Landlock; less than 1 where there is none."""
+    """Return the ABI version of this Linux's Landlock; less than 1 if there is none."""
     libc = _libc() if platform.machine() in {"x86_64", "aarch64"} else None  # one call's number
     return 0 if libc is None else int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1))
 

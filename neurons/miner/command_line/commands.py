@@ -88,7 +88,7 @@ def read_settings(given: Given, process: Process | None = "miner") -> tuple[Sett
 
 
 def log_file(given: Given) -> Path:
-    """Return where the miner's log lies, also where its settings cannot be read."""
+    """Return the path of the miner's log, also if its settings cannot be read."""
     folder = state_dir(given.settings, given.env_file, environment())
     with suppress(ConfigError):
         if is_embedded(given.settings, given.env_file, environment()):

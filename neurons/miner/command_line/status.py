@@ -95,7 +95,7 @@ class Status:
 
 
 def find_journal(state_dir: Path) -> Path | None:
-    """Return where the journal lies; None where nothing has run.
+    """Return the journal's path; None if nothing has run.
 
     Raises:
         ConfigError: the folder is another user's.
@@ -248,7 +248,7 @@ def _progress(measuring: Measuring | None) -> list[str]:
 
 
 def _has_moved(url: str) -> bool:
-    """Return whether a repository on this machine is no longer where it was submitted from."""
+    """Return whether the submitted fork is a repository of this machine that no longer exists."""
     parts = urlsplit(url)
     return parts.scheme == "file" and not Path(unquote(parts.path)).exists()
 

@@ -85,7 +85,7 @@ class Overlay:
     def differing(self, tool: HardenedGit, commit: str) -> list[str]:
         """Return the files whose bytes the commit does not hold.
 
-        A commit of another version of the overlay passes by the digest in its own message.
+        A commit of another version of the overlay is recognised by the digest in its message.
         """
         held = self._blobs(tool, commit)
         root = self._root()

@@ -18,7 +18,7 @@ from neurons.validator_api.database.tables import IN_QUEUE, IpBan, Submission
 from neurons.wire.rules import BAN_HOURS, FAILURES_BEFORE_BAN
 
 CLIENT_PREFIX = 64
-"""Bits of an IPv6 address that stand for one client: a provider gives out all that share them."""
+"""Bits of an IPv6 address that identify a client: a provider assigns it all their addresses."""
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 

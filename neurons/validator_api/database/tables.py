@@ -39,7 +39,7 @@ class Base(DeclarativeBase):
 
 
 class Miner(Base):
-    """A registered hotkey and the uid that weights use for it where no chain gives one."""
+    """A registered hotkey, and its uid in the weights unless the chain has one."""
 
     __tablename__ = "miners"
 

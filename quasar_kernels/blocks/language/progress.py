@@ -16,7 +16,7 @@ class Reporter:
     """Prints how far a training is: after its first step, then every `seconds`.
 
     Args:
-        console: where lines go; a bar is shown too where it is a terminal.
+        console: the output for lines, and on a terminal for a bar.
         done, steps: steps at the start, and in all.
         clock: seconds.
     """

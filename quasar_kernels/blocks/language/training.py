@@ -115,7 +115,7 @@ class Training:
         rate = recipe.rate * min(1, (place + 1) / recipe.warmup)
         for group in self._optimizer.param_groups:
             if isinstance(self._rate, Tensor):
-                group["lr"] = self._rate.fill_(rate)  # a replayed step reads it where it lies
+                group["lr"] = self._rate.fill_(rate)  # a replayed step reads it in place
             else:
                 group["lr"] = rate
         tokens = draw(self._text, recipe, place).to(self._device)

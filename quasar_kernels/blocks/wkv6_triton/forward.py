@@ -115,11 +115,11 @@ def output_kernel(
     PRECISION: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """The outputs of one segment and head, chunk by chunk, and the state behind its sequence.
+    """Compute the outputs of one segment and head, chunk by chunk, and the final state.
 
-    `states` are those behind the segments, or None where no sequence has two. `checkpoints`, where
-    there are any, take the state before each chunk, `[V, K]`, chunk n of segment s, whose first
-    token is t, at t / C + s + n. Grid: (segments * H, V / BV).
+    `states` are those after the segments, or None for one segment per sequence. `checkpoints`, if
+    not None, receive the state before each chunk, `[V, K]`: that of chunk n of segment s, whose
+    first token is t, at t / C + s + n. Grid: (segments * H, V / BV).
     """
     i_sh, i_h = tl.program_id(0), tl.program_id(0) % H
     i_s = i_sh // H

@@ -109,7 +109,7 @@ def forward(plan: Plan, x: Inputs, initial_state: Tensor | None, keep: bool) -> 
 def backward(
     plan: Plan, x: Inputs, checkpoints: Tensor, do: Tensor, d_final: Tensor | None, initial: bool
 ) -> tuple[Inputs, Tensor | None]:
-    """Return the gradients of the inputs, and of the initial state where there is one.
+    """Return the gradients of the inputs, and of the initial state if there is one.
 
     do and d_final, the results', are contiguous, and d_final fp32.
     """

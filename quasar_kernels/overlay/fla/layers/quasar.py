@@ -47,7 +47,7 @@ class QuasarCache:
     """States of a model's layers between calls, if the caller has no other cache.
 
     Decoding without gradients overwrites the states that layers have put here: `copy.deepcopy` a
-    cache to go on from it twice. States that others put here by `update` are left as they are.
+    cache to continue from it twice. States that other code stores by `update` are not overwritten.
     """
 
     def __init__(self) -> None:
@@ -421,7 +421,7 @@ class QuasarAttention(nn.Module):
         """Compute y, and the states after x when `keep`; all matrix products in `dtype`.
 
         `walk` goes token by token, and with `overwrite` leaves the new state in `state`'s storage.
-        With `across`, a slice's `Neighbours` and context, `halo` `[rows, hidden]` lies in front.
+        With `across`, a slice's `Neighbours` and context, `halo` `[rows, hidden]` precedes it.
         """
         extra = 0 if halo is None else halo.shape[0]
         if halo is not None:
@@ -473,7 +473,7 @@ def _are_overwritable(
 
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:
-    """Return the dtype of the matrix products: autocast's where it is on, else x's."""
+    """Return the dtype of the matrix products: autocast's if it is on, otherwise x's."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 

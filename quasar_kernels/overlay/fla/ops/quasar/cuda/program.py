@@ -49,7 +49,7 @@ class CudaProgram:
         name: its name, for files in the cache and for messages.
         sources: its .cu files.
         arguments: the structure that each kernel takes first, by the kernel's name without
-            `quasar_` and with {} for the dtype, where it has one.
+            `quasar_` and with {} for the dtype, if it has one.
         warning: the one-line log message at the first failure, with %s for the error.
     """
 
@@ -101,7 +101,7 @@ class CudaProgram:
         """Return the loaded program, as `find` does.
 
         Raises:
-            CudaUnavailableError: the program cannot be built, loaded or used any more.
+            CudaUnavailableError: the program cannot be compiled or loaded, or was disabled.
         """
         entry = self.find(variant)
         if isinstance(entry, CudaUnavailableError):

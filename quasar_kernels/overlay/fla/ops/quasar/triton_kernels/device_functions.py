@@ -53,7 +53,7 @@ def token_pointers(x, i_b, t, i_h, T, H: tl.constexpr, tokens):
 
 @triton.jit
 def decay_between(later, earlier):
-    """Return exp of the log decay between tokens, from their running sums: 1 where it is none.
+    """Return exp of the log decay between tokens, from their running sums; 1 for none.
 
     Only places where `later` is the later token may be used; the others hold 1 as well.
     """
@@ -94,7 +94,7 @@ def load_entering_state(
     HAS_INITIAL: tl.constexpr,
     HAS_STATES: tl.constexpr,
 ):
-    """Return the state [ROWS, COLS] that enters segment and head i_sh; zero where there is none.
+    """Return the state [ROWS, COLS] that enters segment and head i_sh; zero if there is none.
 
     `at` are offsets into one [S, S] state, `own` the sequence's place in [N, H, S, S].
     """

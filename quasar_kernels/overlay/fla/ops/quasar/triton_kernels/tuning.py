@@ -38,7 +38,7 @@ def tiles_for(
     Args:
         block: channels of a head, padded to a power of two from 16 to 128.
         dtype: of q, k and v: bf16, fp16 or fp32.
-        device: where they are. Under a captured CUDA graph nothing is tuned or remembered.
+        device: the tensors' device. Under a captured CUDA graph nothing is tuned or remembered.
         launch: `launch(tiles, q, k, v, beta) -> o` runs the forward pass, for the autotune; q, k, v
             and o `[1, T, H, block]`, beta `[H]` fp32. None: an unknown GPU is not tuned.
 

@@ -155,7 +155,7 @@ def backward(
         program: PROGRAM, loaded for such a call; None loads it.
 
     Raises:
-        CudaUnavailableError: the kernels cannot be built, loaded or launched.
+        CudaUnavailableError: the kernels cannot be compiled, loaded or launched.
     """
     inputs, G, states, cut = saved
     q, k, v, (steps, per_token), initial_state, _, scale, g = inputs

@@ -229,7 +229,7 @@ def forward(
         program: PROGRAM as it was loaded for such a call; None loads it.
 
     Raises:
-        CudaUnavailableError: the kernels cannot be built, loaded or launched.
+        CudaUnavailableError: the kernels cannot be compiled, loaded or launched.
     """
     q, k, v, (steps, _), initial_state, cu_seqlens, scale, g = inputs
     T, H, S = v.shape[1:]

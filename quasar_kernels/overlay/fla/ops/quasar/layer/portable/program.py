@@ -85,7 +85,7 @@ def _is_capable(device: int) -> bool:
 def portable_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None if they are not used.
 
-    They are not used on GPUs before 8.0 or where they cannot be built; then one line is logged that
+    They are not used on GPUs before 8.0 or if they cannot be compiled; then one line is logged that
     names the cause and the remedy.
     """
     if not x.is_cuda or dtype not in DTYPES or not _is_capable(x.device.index):
