@@ -1,4 +1,4 @@
-"""The hardware bound on a GPU, from the least bytes and operations of a token."""
+"""The hardware bound of a GPU's speed, from the least bytes and operations per token."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def bytes_per_token(workload: Workload = WORKLOAD) -> int:
 def operations_per_token(workload: Workload = WORKLOAD) -> int:
     """Return the least operations per token: the layer's products and one step of its state.
 
-    The products are those of q, k, v, the output and the gate of rank `head_dim`; a step reads the
-    state by k, writes it, and reads it by q.
+    The products are those of q, k, v, the output and the gate of rank `head_dim`; a step
+    multiplies the state by k, updates it, and multiplies it by q.
     """
     hidden, size = workload.hidden_size, workload.head_dim
     width = workload.num_heads * size

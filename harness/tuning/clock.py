@@ -69,9 +69,9 @@ def replayed(calls: Sequence[Call]) -> Iterator[Callable[[int], float]]:
 
 
 def steady(run: Callable[[int], float], least_ms: float, repeats: int, warm: float) -> float:
-    """Return the median of `run(times)`, milliseconds for each time, after `warm` seconds.
+    """Return the median of `run(times)`, milliseconds per call, after `warm` seconds of calls.
 
-    Each of the `repeats` timings takes about `least_ms`.
+    `times` is chosen so that each of the `repeats` timings takes about `least_ms`.
     """
     run(2)
     once = run(3)

@@ -10,7 +10,7 @@ EX_CONFIG = 78
 
 
 class QuasarError(Exception):
-    """Base of every error that this project raises on purpose."""
+    """Base class of all exceptions of this project."""
 
 
 class Problem(NamedTuple):
@@ -25,7 +25,7 @@ class Problem(NamedTuple):
 
 
 class ConfigError(QuasarError):
-    """Settings, wallet, journal or lock need a person before anything can run: exit 78.
+    """A person must correct settings, wallet, journal or lock: exit status 78.
 
     Args:
         problems: all problems; a text must contain its remedy. `str` has one per line.
@@ -41,7 +41,7 @@ def not_writable(state_dir: Path, error: OSError) -> ConfigError:
     return ConfigError(
         Problem(
             f"The state folder {state_dir} cannot be written ({error.strerror}).",
-            "Give its owner back to the user that runs this program, or set another STATE_DIR.",
+            "Make the user that runs this program its owner (chown), or set another STATE_DIR.",
         )
     )
 

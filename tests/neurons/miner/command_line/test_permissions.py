@@ -47,8 +47,8 @@ def foreign(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("once", "cannot be written (Permission denied). Give its owner back"),
-        ("bench", "cannot be written (Permission denied). Give its owner back"),
+        ("once", "cannot be written (Permission denied). Make the user"),
+        ("bench", "cannot be written (Permission denied). Make the user"),
         ("status", "belongs to another user: run this as the user that runs the miner"),
         ("logs", "belongs to another user: run this as the user that runs the miner"),
         ("backup copy.sqlite", "belongs to another user: run this as the user that runs the miner"),
