@@ -14,7 +14,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def records(rows: Iterable[Mapping[str, str]]) -> str:
-    """Return the table of rows that name their cells; all have the first one's columns."""
+    """Return the table of rows whose keys are the columns; all have the first row's columns."""
     listed = list(rows)
     if not listed:
         return "Nothing was measured."
@@ -27,7 +27,7 @@ def facts(rows: Mapping[str, str]) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """Return a time as a table shows it; a dash for None."""
+    """Return milliseconds as text; a dash for None."""
     if value is None:
         return "-"
     return f"{value:.3f}" if value < 1 else f"{value:.2f}"
