@@ -1,6 +1,6 @@
-"""The routes for validators alone: their queue, verdicts, failures, rounds.
+"""The routes of validators: queue, verdicts, failures, rounds.
 
-Each request is signed as a whole, and each that writes is accepted once (`auth.validator`).
+Requests are signed as a whole; those that write are accepted only once (`auth.validator`).
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_a_tensor_elsewhere_is_named_with_both_devices(call):
         with pytest.raises(ValueError, match=f"^{name}.* must be on cpu, .*; got meta"):
             call(wrong, True)
     state = torch.zeros(1, 2, 16, 16, device="meta")
-    refused("must be on cpu, as the others are; got meta", call, x, True, initial_state=state)
+    refused("like the other arguments; got meta", call, x, True, initial_state=state)
 
 
 @calls
@@ -104,7 +104,7 @@ def test_the_gate_s_parameters_fit_its_heads(call, name):
     for wrong, words in (
         (torch.zeros(70, 2), "must have shape [2]; got [70, 2]"),
         (torch.zeros(3), "must have shape [2]; got [3]"),
-        (torch.zeros(2, device="meta"), "must be on cpu, as the others are; got meta"),
+        (torch.zeros(2, device="meta"), "must be on cpu, like the other arguments; got meta"),
         (torch.zeros(2, dtype=torch.int64), FLOATS + "int64"),
         (0.5, "must have shape [2]; got float, no tensor"),
     ):

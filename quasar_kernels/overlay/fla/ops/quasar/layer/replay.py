@@ -49,7 +49,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
-        # for all captures: torch's allocator reuses a block only on the stream that had it
+        # of all captures: torch's allocator reuses a block only on the stream of its first use
         self.stream = torch.cuda.Stream()
 
 
@@ -61,11 +61,11 @@ class _Launched(NamedTuple):
     """A call that was launched without a graph: its thread, and the addresses of its inputs."""
 
     thread: object
-    addresses: Key | None  # None if they have moved before
+    addresses: Key | None  # None if the addresses have changed before
 
 
 class _Graph:
-    """A captured call, with its inputs' addresses, or with copies of the inputs if they move.
+    """A captured call, with its inputs' addresses, or with copies of the inputs if these change.
 
     It owns no memory. Its outputs, copies and intermediate results are in the pool, where the next
     replay of any graph of the stream overwrites them.
@@ -106,7 +106,7 @@ class _Graph:
 def _copied(outputs: Tensors) -> Tensors:
     """Return copies of `outputs`, which the next replay overwrites."""
     present = [x for x in outputs if x is not None]
-    if len(present) < 2:  # none where every weight is frozen
+    if len(present) < 2:  # none if all weights are frozen
         return [None if x is None else x.clone() for x in outputs]
     copies = [None if x is None else torch.empty_like(x) for x in outputs]
     torch_private.copy_all([x for x in copies if x is not None], present)
@@ -212,7 +212,7 @@ def _find_graph(
     if isinstance(entry, _Graph) and (entry.addresses is None or entry.addresses == addresses):
         graphs.move_to_end(key)
         return entry
-    # thread ids are reused, a live object's identity is not
+    # an object, because ids of threads are reused
     thread = _this_thread.__dict__.setdefault("mark", object())
     if type(entry) is _Launched and entry.thread is thread:
         entry = graphs[key] = _capture(
@@ -238,7 +238,7 @@ def _capture(
     try:
         return _Graph(compute, inputs, tensors, copied, moves)
     except RuntimeError as error:
-        _log.warning("a call cannot become a CUDA graph, it is launched as it is: %s", error)
+        _log.warning("a call cannot become a CUDA graph, so its kernels are launched: %s", error)
         # after a failed capture torch leaves the device's generator in capture mode: reset it
         first: Any = (*inputs, *tensors)[0]
         random = torch.cuda.default_generators[first.get_device()]
