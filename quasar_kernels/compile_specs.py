@@ -294,6 +294,17 @@ def _layer_specs() -> list[CompileSpec]:
                     num_stages=2,
                 )
             )
+    specs.append(
+        CompileSpec(
+            "halo_tokens bf16",
+            first_tokens.halo_tokens_kernel,
+            typed("*fp32", "x q_weight k_weight v_weight q_taps k_taps v_taps")
+            | typed("*bf16", "q k v")
+            | typed("i32", "halo tokens stride"),
+            {"D": 512, "C": 512, "BD": 64, "BC": first_tokens.CHANNELS},
+            num_stages=2,
+        )
+    )
     for kind in ("bf16", "fp32"):
         packed = kind == "fp32"
         optional = {"bias": "*fp32", "position": "*i32"}

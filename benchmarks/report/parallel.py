@@ -93,9 +93,9 @@ def projection(run: Run) -> str:
 
 def long_calls(run: Run) -> str:
     """Return the table of the longest calls, and the list of failed ones."""
-    entries = [*run.table("long"), *run.table("gated")]
     rows = records(
         {
+            "GPUs": f"{entry.of['gpus']}",
             "tokens a GPU": f"{entry.of['tokens_per_gpu']:,}",
             "in all": f"{int(entry.of['tokens_per_gpu']) * int(entry.of['gpus']):,}",
             "layer, training, ms": milliseconds(float(entry.figures["training_ms"])),
@@ -105,11 +105,31 @@ def long_calls(run: Run) -> str:
         if entry.failure is None
     )
     failed = [
-        (f"{entry.table}, {entry.of['tokens_per_gpu']:,} tokens a GPU", entry.failure)
-        for entry in entries
+        (f"{entry.of['tokens_per_gpu']:,} tokens a GPU", entry.failure)
+        for entry in run.table("long")
         if entry.failure is not None
     ]
     return rows + not_timed(failed)
+
+
+def gated(run: Run) -> str:
+    """Return the table of the gated delta rule by fla and by this package."""
+    entries = run.table("gated")
+    rows = []
+    for by, name in (("fla", "fla"), ("cuda", "this package")):
+        for what in ("forward", "training"):
+            of = [e for e in entries if (e.by, e.of["pass"]) == (by, what) and e.failure is None]
+            if len(of) == 2:
+                one, two = (float(entry.figures["ms"]) for entry in of)
+                row = {
+                    "": f"{name}, {what}",
+                    "one GPU, ms": milliseconds(one),
+                    "two, as many tokens each, ms": milliseconds(two),
+                    "over one": times(two / one, 3),
+                }
+                rows.append(row)
+    failed = ((f"{e.by}, {e.of['pass']}", e.failure) for e in entries if e.failure is not None)
+    return (records(rows) if rows else "Not measured in this run.") + not_timed(failed)
 
 
 def plot(run: Run) -> str:
@@ -140,6 +160,7 @@ def documents() -> Mapping[Path, str]:
         "speeds": speeds(run),
         "equality": equality(run),
         "long": long_calls(run),
+        "gated": gated(run),
         "projection": projection(run),
         "where": facts(where),
     }

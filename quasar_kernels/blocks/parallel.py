@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from fla.ops.quasar.layer.parallel import HaloFunction, Neighbours
-from fla.ops.quasar.parallel.exchange import start_gather
+from fla.ops.quasar.parallel.exchange import gather
 from torch import Tensor
 
 
@@ -86,10 +86,10 @@ class GatherFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
         """Return every rank's x, `[ranks, *x.shape]`."""
         ctx.group = group
-        return start_gather(x, group)()
+        return gather(x, group)
 
     @staticmethod
     def backward(ctx: Any, d_all: Tensor) -> Any:
         """Return x's gradient."""
         rank = torch.distributed.get_rank(ctx.group)
-        return start_gather(d_all, ctx.group)()[:, rank].sum(0), None
+        return gather(d_all, ctx.group)[:, rank].sum(0), None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 import triton
-from fla.ops.quasar.segments import Segments, packed_table
+from fla.ops.quasar.segments import Segments, host_bounds, packed_table
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from torch import Tensor
 
@@ -117,7 +117,7 @@ def plan_call(
     segments: int | None,
     tiles: Tiles,
 ) -> Plan:
-    """Cut a call into segments; reading `cu_seqlens` synchronises.
+    """Cut a call into segments; the first reading of a `cu_seqlens` synchronises.
 
     `segments` replaces the built-in number of segments of the longest possible sequence.
 
@@ -133,7 +133,7 @@ def plan_call(
     if cu_seqlens is None:
         count = math.ceil(T / length)
         return Plan(shape, tiles, Segments(B * count, B, count, length, None, None, length))
-    bounds = cu_seqlens.tolist()
+    bounds = host_bounds(cu_seqlens)
     segment_sums = packed_table(bounds, length, device)
     cut = Segments(segment_sums.table.shape[0], len(bounds) - 1, 0, 0, *segment_sums)
     return Plan(shape, tiles, cut)

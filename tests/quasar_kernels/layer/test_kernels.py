@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from fla.ops.quasar.layer import gradients
 from fla.ops.quasar.layer import kernels as layer_kernels
 from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm, recomputed
 
@@ -79,3 +80,15 @@ def test_recomputed_keeps_the_inputs_alone():
     expected = torch.autograd.grad((x * w).sin().exp().sum(), (x, w))
     assert torch.equal(x.grad, expected[0])
     assert torch.equal(w.grad, expected[1])
+
+
+@pytest.mark.parametrize("tokens", [1, 1 << 20, 1 << 23, 1 << 25])
+def test_the_norm_s_gradient_reaches_all_rows_within_cuda_s_largest_grid(monkeypatch, tokens):
+    launches = []
+    monkeypatch.setattr(gradients, "_gated_rmsnorm_grad", lambda *x, **_: launches.append(x))
+    x, weight = torch.empty(tokens, 8, 64, device="meta"), torch.empty(64, device="meta")
+    gradients.launch_gated_rmsnorm_grad(x, x, weight, x, 1e-5)
+    (((heads, programs, _), (*_, R, tiles, _), (*_, rows)),) = launches
+    assert (heads, R) == (8, tokens)
+    assert programs <= 65_535
+    assert (programs - 1) * tiles * rows < tokens <= programs * tiles * rows

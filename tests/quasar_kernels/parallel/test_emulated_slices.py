@@ -13,10 +13,9 @@ from fla.ops.quasar.cuda.scan.slice import CudaSlice
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
 from fla.ops.quasar.parallel.context import Place, locate
 from fla.ops.quasar.parallel.exchange import (
-    SliceMap,
     entering_state,
     leaving_gradient,
-    marked_before,
+    unpack_maps,
 )
 
 from quasar_kernels.reference import relative_rms
@@ -55,33 +54,36 @@ def parts(x, lengths):
     return found
 
 
-def run_forward(x, lengths, where, program, rounds=1):
+def load_maps(programs, x, late=False):
+    """The program of the kernels around the exchange."""
+    return programs.load(slice_module.PROGRAM, x.v.dtype, slice_module.maps_variant(x.v)[2], late)
+
+
+def run_forward(x, lengths, where, *loaded, rounds=1):
     """The finished slices of all ranks, and their maps."""
     found = [
-        CudaSlice(own, place.bounds, rounds > 1, program)
+        CudaSlice(own, place, rounds > 1, *loaded)
         for own, place in zip(parts(x, lengths), where, strict=True)
     ]
-    for n in range(rounds):
-        announced = [own.announce() for own in found]
-        maps = SliceMap(*(torch.stack(y) for y in zip(*announced, strict=True)))
-        for own, place in zip(found, where, strict=True):
-            marked = marked_before(maps, place.rank, place.before) if n else None
-            own.run(entering_state(maps, place.rank, place.before), marked)
-    return found, maps
+    for _ in range(rounds):
+        everyone = torch.stack([own.announce() for own in found])
+        for own in found:
+            own.run(everyone)
+    return found, unpack_maps(everyone, x.v.shape[2], x.k.shape[3], x.v.shape[3])
 
 
-def run_backward(found, maps, lengths, where, d_o, program):
+def run_backward(found, maps, lengths, where, d_o, *loaded):
     """The gradients of all ranks."""
     edges = [*pairwise([0, *accumulate(lengths)])]
     passes = [
-        CudaSliceGradient(own.saved(), d_o[:, begin:end].contiguous(), None, program)
-        for own, (begin, end) in zip(found, edges, strict=True)
+        CudaSliceGradient(own.saved(), place, d_o[:, begin:end].contiguous(), None, *loaded)
+        for own, place, (begin, end) in zip(found, where, edges, strict=True)
     ]
-    E = torch.stack([own.announce() for own in passes])
+    everyone = torch.stack([own.announce() for own in passes])
     results = []
     for own, (_, rank, _, _, after, _) in zip(passes, where, strict=True):
         own.overlap()
-        results.append(own.run(leaving_gradient(maps.G[rank + 1 : rank + after], E, rank, after)))
+        results.append(own.run(maps.G[rank + 1 : rank + after].clone(), everyone))
     return results
 
 
@@ -105,10 +107,11 @@ def test_slices_are_float64_s(programs, kind, bounds, lengths, group):
     wanted = torch.autograd.grad(o, [*leaves.values()], d_o.double())
     results = []
     for late in (False, True):
-        found, maps = run_forward(x, lengths, where, x.load(programs, forward.PROGRAM, late))
-        grads = run_backward(
-            found, maps, lengths, where, d_o, x.load(programs, backward.PROGRAM, late)
-        )
+        own_kernels = load_maps(programs, x, late)
+        program = x.load(programs, forward.PROGRAM, late)
+        found, maps = run_forward(x, lengths, where, program, own_kernels)
+        program = x.load(programs, backward.PROGRAM, late)
+        grads = run_backward(found, maps, lengths, where, d_o, program, own_kernels)
         results.append((found, grads))
     (found, grads), (again, others) = results
     found_o = torch.cat([own.o for own in found], 1)
@@ -128,6 +131,18 @@ def test_slices_are_float64_s(programs, kind, bounds, lengths, group):
         assert relative_rms(own, exact_gradient) <= limit, name
 
 
+def test_the_outputs_of_wide_heads_are_float64_s(programs):
+    lengths = [512, 384, 204]
+    x = draw(OWN, sum(lengths), width=128)._replace(initial_state=None)
+    loaded = x.load(programs, forward.PROGRAM), load_maps(programs, x)
+    found, _ = run_forward(x, lengths, places([0, sum(lengths)], lengths), *loaded)
+    o, final = exact(x, SCALE)
+    limit = OPERATOR[torch.bfloat16]
+    for own, exact_o in zip(found, o.split(lengths, 1), strict=True):
+        assert relative_rms(own.o, exact_o) <= limit
+    assert relative_rms(found[-1].final[-1], final[-1]) <= limit
+
+
 def test_a_second_exchange_corrects_states_that_pass_1_neglected(programs, monkeypatch):
     lengths = [2048, 1024, 1024]
     x = draw(OWN, sum(lengths))
@@ -140,12 +155,53 @@ def test_a_second_exchange_corrects_states_that_pass_1_neglected(programs, monke
     monkeypatch.setattr(slice_module, "LONG", 512)
     monkeypatch.setattr(forward, "_cut", lambda *_: (2, 1024))
     o, _ = exact(x, SCALE)
-    program = x.load(programs, forward.PROGRAM)
-    once, _ = run_forward(x, lengths, where, program)
-    twice, maps = run_forward(x, lengths, where, program, rounds=2)
+    loaded = x.load(programs, forward.PROGRAM), load_maps(programs, x)
+    once, _ = run_forward(x, lengths, where, *loaded)
+    twice, maps = run_forward(x, lengths, where, *loaded, rounds=2)
     assert maps.marked.tolist()[0] == [0, 1]
     for found in (once, twice):  # without stops, and with them
         for own, exact_o in zip(found, o.split(lengths, 1), strict=True):
             window = exact_o[:, :128]
             assert relative_rms(own.o[:, :128], window) <= 2 * OPERATOR[torch.bfloat16]
             assert relative_rms(own.o, exact_o) <= 2 * OPERATOR[torch.bfloat16]
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("late", [False, True])
+def test_the_fold_of_maps_is_float64_s(programs, width, late):
+    ranks, H = 5, 3
+    maps = torch.randn(ranks, 2 * H * width * width + H) / width**0.5
+    maps[:, -H:] = 0
+    maps[1, -2] = maps[3, -1] = 1
+    G, *_ = views = unpack_maps(maps, H, width, width)
+    v = torch.empty(1, 1, H, width, dtype=torch.bfloat16)
+    program = programs.load(slice_module.PROGRAM, v.dtype, slice_module.maps_variant(v)[2], late)
+    state, marked = torch.empty(H, width, width), torch.zeros(H, dtype=torch.int32)
+    row, at = maps.stride(0), maps.data_ptr()
+    for first, count, heads in ((0, 3, [0, 1, 0]), (1, 4, [0, 1, 1]), (2, 1, [0, 1, 1])):
+        slice_module.fold_maps(
+            program,
+            state,
+            G=at + 4 * (first + 1) * row,
+            R=at + 4 * (first * row + H * width * width),
+            strides=(row, row),
+            count=count,
+            marks=at + 4 * (first * row + 2 * H * width * width),
+            unfinished=marked,
+        )
+        assert relative_rms(state, entering_state(views, first + count, count)) <= 1e-7
+        assert marked.tolist() == heads
+    E = torch.randn(ranks, H, width, width)
+    size = H * width * width
+    for after in (1, 2, 4):
+        own = G[1:after].contiguous()
+        slice_module.fold_maps(
+            program,
+            state,
+            G=own.data_ptr() + 4 * size * max(0, after - 2),
+            R=E.data_ptr() + 4 * size * after,
+            strides=(-size, -size),
+            count=after,
+            transposed=True,
+        )
+        assert relative_rms(state, leaving_gradient(own, E, 0, after)) <= 1e-7

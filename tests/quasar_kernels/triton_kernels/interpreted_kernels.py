@@ -31,7 +31,7 @@ from fla.ops.quasar.forward_substitution import launch_forward_substitution
 from fla.ops.quasar.fused_recurrent import RecurrentTiles, launch_fused_recurrent
 from fla.ops.quasar.layer import first_tokens, gate_and_norm
 from fla.ops.quasar.layer import kernels as layer_kernels
-from fla.ops.quasar.layer.call import Weights
+from fla.ops.quasar.layer.call import Call, Weights
 from fla.ops.quasar.scan import StepSizes
 from fla.ops.quasar.triton_kernels import scan
 
@@ -251,6 +251,26 @@ def test_first_tokens(monkeypatch, together, bounds, dtype):
     for begin, end in first:
         written[begin:end] = True
     assert torch.equal(qkv.isnan().all(1), ~written)
+
+
+@pytest.mark.parametrize("halo", [1, 2, 3])
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+@pytest.mark.parametrize("kept", [True, False])
+def test_halo_tokens(monkeypatch, halo, tokens, kept):
+    """By the kernel, and by products in torch, whose tokens may lie anywhere."""
+    monkeypatch.setattr(first_tokens, "_is_for_kernel", lambda *_: kept)
+    q, k, v = (torch.randn(128, 64) / 8 for _ in range(3))
+    taps = [torch.rand(128, 1, 4) - 0.5 for _ in range(3)]
+    weights = Weights(q, k, v, *[None] * 3, *taps, *[None] * 6)
+    call = Call(2, 64, 1e-5, torch.float16, None, "auto")
+    rows, qkv = torch.randn(halo + tokens, 64), torch.full((1, 5, 384), NAN, dtype=torch.float16)
+    parts = [x.unflatten(2, (2, 64)) for x in qkv.split(128, 2)]
+    first_tokens.replace_halo_tokens(call, rows, weights, halo, parts)
+    products = (rows.half().double() @ torch.cat([q, k, v]).half().double().T).T
+    padded = torch.nn.functional.pad(products, (3, 0))
+    mixed = torch.nn.functional.conv1d(padded, torch.cat(taps).double(), groups=384)
+    assert relative_rms(qkv[0, :tokens], torch.nn.functional.silu(mixed).T[halo:]) <= 1e-3
+    assert qkv[0, tokens:].isnan().all()
 
 
 @pytest.mark.parametrize("S", [16, 24, 64])

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fla.ops.quasar.gate import fused_quasar_gate
 from fla.ops.quasar.scan import StepSizes
+from fla.ops.quasar.segments import host_bounds
 
 BLOCK_ELEMENTS = 1 << 23
 """Elements of a tensor in a block: 16,384 tokens of 8 heads of 64, 32 MB of fp32."""
@@ -86,12 +87,12 @@ def chunk_quasar_torch(
 
 def sequence_lengths(cu_seqlens: torch.Tensor, B: int, T: int) -> list[int]:
     """Return the lengths of packed sequences; raise ValueError for bounds that do not fit."""
-    bounds = cu_seqlens.tolist()
+    bounds = host_bounds(cu_seqlens)
     lengths = [stop - start for start, stop in pairwise(bounds)]
     if B != 1:
         raise ValueError(f"cu_seqlens packs sequences into one row, so B must be 1; got B = {B}")
-    if bounds[:1] != [0] or bounds[-1:] != [T] or min(lengths, default=-1) < 0:
-        raise ValueError(f"cu_seqlens must rise from 0 to T = {T}; got {bounds}")
+    if bounds[:1] != (0,) or bounds[-1:] != (T,) or min(lengths, default=-1) < 0:
+        raise ValueError(f"cu_seqlens must rise from 0 to T = {T}; got {list(bounds)}")
     return lengths
 
 

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+_known_bounds = WeakIdKeyDictionary()  # of tensors: their version, and their values
+
+
+def host_bounds(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
+    """Return the values of `[N + 1]` bounds.
+
+    A copy from a GPU waits for it, so the layers of a model share one: it is made once for each
+    version of a tensor. Code that changes values without torch must pass another tensor.
+    """
+    if cu_seqlens.is_inference():  # it has no version
+        return tuple(cu_seqlens.tolist())
+    version, (known, bounds) = cu_seqlens._version, _known_bounds.get(cu_seqlens, (None, ()))
+    if known != version:
+        bounds = tuple(cu_seqlens.tolist())
+        _known_bounds[cu_seqlens] = version, bounds
+    return bounds
 
 
 class PackedTable(NamedTuple):
@@ -18,8 +38,16 @@ class PackedTable(NamedTuple):
     longest: int  # tokens of the longest segment
 
 
-def packed_table(bounds: list[int], length: int, device: torch.device) -> PackedTable:
-    """Cut sequences into segments of `length` tokens; `bounds` has N + 1 numbers."""
+def packed_table(bounds: Sequence[int], length: int, device: torch.device) -> PackedTable:
+    """Cut sequences into segments of `length` tokens; `bounds` has N + 1 numbers.
+
+    Calls with equal bounds share one table, which must not be changed.
+    """
+    return _packed_table(tuple(bounds), length, device)
+
+
+@functools.lru_cache(64)
+def _packed_table(bounds: tuple[int, ...], length: int, device: torch.device) -> PackedTable:
     table, first = [], [0]
     for n, (start, stop) in enumerate(itertools.pairwise(bounds)):
         # an empty sequence has one empty segment, which passes its initial state on

@@ -2,10 +2,13 @@
 
 Such a kernel can process several adjacent sequences as one long sequence. Only the convolution of
 each sequence's first three tokens then wrongly reads the sequence before. This module computes
-these tokens again and replaces the kernel's results.
+these tokens again and replaces the kernel's results. It does the same for the first tokens of a
+rank's slice, whose convolution reads tokens of earlier ranks, the halo.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -101,7 +104,60 @@ def first_tokens_kernel(
     tl.store(to + 6 * C, operand(y2 * sigmoid(y2), DTYPE), mask=(tokens > 2)[:, None])
 
 
-_first_tokens = Launcher(first_tokens_kernel)
+@triton.jit(do_not_specialize=["halo", "tokens", "stride"])
+def halo_tokens_kernel(
+    x,
+    q_weight,
+    k_weight,
+    v_weight,
+    q_taps,
+    k_taps,
+    v_taps,
+    q,
+    k,
+    v,
+    halo,
+    tokens,
+    stride,
+    D: tl.constexpr,
+    C: tl.constexpr,
+    BD: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """Write q, k and v of up to three tokens behind up to three others; grid: (3 C / BC,).
+
+    x `[halo + tokens, D]`, the weights `[C, D]` and their taps `[C, 4]` are contiguous. Rows of q,
+    k and v `[tokens, C]` are `stride` elements apart.
+    """
+    DTYPE: tl.constexpr = q.dtype.element_ty
+    place = tl.arange(0, 16)  # 0 to 2: the halo, 3 to 5: the tokens; the rest are idle
+    rows = place - 3 + halo
+    inside = (rows >= 0) & (place < 3 + tokens)
+    part = tl.program_id(0) // (C // BC)
+    cols = tl.program_id(0) % (C // BC) * BC + tl.arange(0, BC)
+    if part == 0:
+        products = _products(x, q_weight, rows, inside, cols, D, BD, DTYPE)
+        w0, w1, w2, w3, _ = load_taps(q_taps, None, cols, cols < C, BC, False)
+        to = q
+    elif part == 1:
+        products = _products(x, k_weight, rows, inside, cols, D, BD, DTYPE)
+        w0, w1, w2, w3, _ = load_taps(k_taps, None, cols, cols < C, BC, False)
+        to = k
+    else:
+        products = _products(x, v_weight, rows, inside, cols, D, BD, DTYPE)
+        w0, w1, w2, w3, _ = load_taps(v_taps, None, cols, cols < C, BC, False)
+        to = v
+    for token in tl.static_range(3):
+        p0 = tl.sum(tl.where((place == token)[:, None], products, 0.0), axis=0)
+        p1 = tl.sum(tl.where((place == token + 1)[:, None], products, 0.0), axis=0)
+        p2 = tl.sum(tl.where((place == token + 2)[:, None], products, 0.0), axis=0)
+        p3 = tl.sum(tl.where((place == token + 3)[:, None], products, 0.0), axis=0)
+        y = w0 * p0 + w1 * p1 + w2 * p2 + w3 * p3
+        if token < tokens:
+            tl.store(to + token * stride.to(tl.int64) + cols, operand(y * sigmoid(y), DTYPE))
+
+
+_first_tokens, _halo_tokens = Launcher(first_tokens_kernel), Launcher(halo_tokens_kernel)
 
 
 def replace_first_tokens(
@@ -132,6 +188,58 @@ def replace_first_tokens(
         (D, C, 64, CHANNELS, together, bounds is not None),
         num_warps=4,
         num_stages=2,
+    )
+
+
+def replace_halo_tokens(
+    call: Call,
+    rows: torch.Tensor,
+    weights: Weights,
+    halo: int,
+    qkv: Sequence[torch.Tensor],
+) -> None:
+    """Overwrite q, k and v of a slice's first tokens by those behind its halo.
+
+    Args:
+        call: the layer's.
+        rows: `[halo + tokens, hidden]`: the inputs in front of the tokens, and their own.
+        weights: the layer's.
+        halo: rows in front; it and `tokens` are at most the convolution's taps - 1.
+        qkv: three tensors `[1, T, H, S]`, of which the first `tokens` are written.
+    """
+    tokens = rows.shape[0] - halo
+    if not _is_for_kernel(rows, weights, qkv):
+        products = project_rows(call, rows, weights)[halo:].chunk(3, dim=1)
+        for x, first in zip(qkv, products, strict=True):
+            x[0, :tokens] = first.view(tokens, *x.shape[2:])
+        return
+    C, D = weights.q.shape
+    _halo_tokens(
+        (3 * C // CHANNELS, 1, 1),
+        (
+            *(rows, weights.q, weights.k, weights.v),
+            *(weights.q_taps, weights.k_taps, weights.v_taps),
+            *(*qkv, halo, tokens, qkv[0].stride(1)),
+        ),
+        (D, C, 64, CHANNELS),
+        num_warps=4,
+        num_stages=2,
+    )
+
+
+def _is_for_kernel(rows: torch.Tensor, weights: Weights, qkv: Sequence[torch.Tensor]) -> bool:
+    C, D = weights.q.shape
+    used = (rows, *weights[:3], *weights.taps())
+    return (
+        rows.is_cuda
+        and qkv[0].dtype in (torch.bfloat16, torch.float16)
+        and C % CHANNELS == D % 64 == 0
+        and weights.q_shift is None
+        and all(x is not None and x.is_contiguous() for x in used)
+        and weights.q_taps is not None
+        and weights.q_taps.shape[-1] == 4
+        and len({x.stride()[1:] for x in qkv}) == 1
+        and qkv[0].stride()[2:] == (qkv[0].shape[3], 1)
     )
 
 

@@ -14,6 +14,8 @@ from fla.ops.quasar.triton_kernels.launch import Launcher
 
 _PROGRAMS = 4096
 """Programs that a launch is cut into: several for each place of a GPU, few enough to add up."""
+_MOST_PROGRAMS = 65_535
+"""The largest second dimension of CUDA's grids."""
 
 
 @triton.jit
@@ -341,7 +343,7 @@ def launch_gated_rmsnorm_grad(
     dx, dgate = (dy, gate) if overwrite else (torch.empty_like(x), torch.empty_like(gate))
     block = max(8, padded(S))
     rows = max(1, 512 // block)
-    tiles = max(1, min(16, -(-R * H // (rows * _PROGRAMS))))
+    tiles = max(1, min(16, -(-R * H // (rows * _PROGRAMS))), -(-R // (rows * _MOST_PROGRAMS)))
     programs = -(-R // (rows * tiles))
     sums = torch.empty(programs, 2, H, S, dtype=torch.float32, device=x.device)
     if programs:

@@ -16,13 +16,13 @@ from torch.autograd.function import once_differentiable
 
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.layer.call import Call, Weights
-from fla.ops.quasar.layer.first_tokens import project_rows
+from fla.ops.quasar.layer.first_tokens import project_rows, replace_halo_tokens
 from fla.ops.quasar.layer.forward import layer_forward
 from fla.ops.quasar.layer.node import layer_gradients
 from fla.ops.quasar.layer.products import product_in
 from fla.ops.quasar.parallel.chunks import slice_backward, slice_forward
 from fla.ops.quasar.parallel.context import Place, place_of
-from fla.ops.quasar.parallel.exchange import start_gather
+from fla.ops.quasar.parallel.exchange import gather
 from fla.ops.quasar.scan import Gradients, Saved, Scan, ScanInputs
 from fla.ops.quasar.switches import Backend
 
@@ -55,11 +55,16 @@ class Neighbours:
         """
         if not self._most:
             return x[0, :0]
-        rank, tail = self.place.rank, x[0, x.shape[1] - self._rows[self.place.rank] :]
-        own = F.pad(tail, (0, 0, self._most - tail.shape[0], 0))
-        everyone = start_gather(own, self.place.group)()
+        rank, own = self.place.rank, x[0, x.shape[1] - self._rows[self.place.rank] :]
+        if own.shape[0] < self._most:
+            own = F.pad(own, (0, 0, self._most - own.shape[0], 0))
+        everyone = gather(own, self.place.group)
+        if not self._halo:
+            return x[0, :0]
+        if self._rows[rank - 1] >= self._halo:
+            return everyone[rank - 1, self._most - self._halo :]
         before = range(rank - self.place.before, rank)
-        rows = torch.cat([x[0, :0], *(everyone[n, self._most - self._rows[n] :] for n in before)])
+        rows = torch.cat([everyone[n, self._most - self._rows[n] :] for n in before])
         return rows[rows.shape[0] - self._halo :]
 
     def return_halo(self, d_halo: torch.Tensor) -> torch.Tensor:
@@ -68,7 +73,7 @@ class Neighbours:
         if not most:
             return d_halo
         own = F.pad(d_halo, (0, 0, most - d_halo.shape[0], 0))
-        everyone = start_gather(own, self.place.group)()
+        everyone = gather(own, self.place.group)
         total, between = torch.zeros_like(own), 0  # rows of ranks between this one and the other
         for n in range(rank + 1, rank + self.place.after + 1):
             if between < most:
@@ -80,8 +85,7 @@ class Neighbours:
         """Replace q, k and v of the first tokens by those that the halo gives."""
         if self._first and self.halo is not None:
             rows = torch.cat([self.halo, x[0, : self._first]])
-            for x_n, first in zip(scan[:3], self._project(call, rows, weights), strict=True):
-                x_n[0, : self._first] = first.view(self._first, *x_n.shape[2:])
+            replace_halo_tokens(call, rows, weights, self._halo, scan[:3])
 
     def forward(self, scan: ScanInputs, backend: Backend) -> Scan:
         """Run the operator on this rank's slice."""

@@ -13,7 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch
-from fla.ops.quasar.parallel.exchange import SliceMap
+from fla.ops.quasar.parallel.context import Place
+from fla.ops.quasar.parallel.exchange import (
+    entering_state,
+    leaving_gradient,
+    pack_map,
+    unpack_maps,
+)
 from fla.ops.quasar.scan import Gradients, Saved, ScanInputs
 
 
@@ -22,20 +28,20 @@ class TorchSlice:
 
     Args:
         inputs: of one row, whose initial state may be None; q and k may have fewer heads than v.
-        bounds: of the sequences in the slice.
+        place: of the slice.
     """
 
     o: torch.Tensor  # [1, T, H, V]
     final: torch.Tensor  # [sequences, H, K, V]
 
-    def __init__(self, inputs: ScanInputs, bounds: Sequence[int]) -> None:
-        self.inputs, self._bounds = inputs, bounds
+    def __init__(self, inputs: ScanInputs, place: Place) -> None:
+        self.inputs, self._place = inputs, place
         self._done = False
 
-    def announce(self) -> SliceMap:
-        """Return the map of the slice's last sequence."""
+    def announce(self) -> torch.Tensor:
+        """Return the packed map of the slice's last sequence."""
         x = self.inputs.with_equal_heads()
-        last = slice(*self._bounds[-2:])
+        last = slice(*self._place.bounds[-2:])
         k, v = x.k[:, last], x.v[:, last]
         H, K, V = k.shape[2], k.shape[3], v.shape[3]
         dtype = torch.float64 if k.dtype == torch.float64 else torch.float32
@@ -54,17 +60,23 @@ class TorchSlice:
             g=None if x.g is None else x.g[:, last],
         )
         R, G = behind[0].split([V, K], -1)
-        return SliceMap(G, R, G.new_zeros(H))
+        return pack_map(G, R, G.new_zeros(H))
 
-    def run(self, entering: torch.Tensor | None, marked: torch.Tensor | None) -> None:
-        """Compute the outputs; a second round, which only kernels need, changes nothing."""
+    def run(self, everyone: torch.Tensor) -> None:
+        """Compute the outputs from the packed maps of all ranks.
+
+        A second round, which only kernels need, changes nothing.
+        """
         if self._done:
             return
         self._done = True
+        (H, V), K = self.inputs.v.shape[2:], self.inputs.q.shape[-1]
+        _, rank, bounds, before, *_ = self._place
+        entering = entering_state(unpack_maps(everyone, H, K, V), rank, before)
         self.inputs = self.inputs._replace(
-            initial_state=with_first(self.inputs, len(self._bounds) - 1, entering)
+            initial_state=with_first(self.inputs, len(bounds) - 1, entering)
         )
-        self.o, self.final = _run(self.inputs, self._bounds)
+        self.o, self.final = _run(self.inputs, bounds)
 
     def saved(self) -> Saved:
         """Return what `TorchGradient` needs."""
@@ -81,7 +93,7 @@ class TorchGradient:
     def __init__(
         self,
         saved: Saved,
-        bounds: Sequence[int],
+        place: Place,
         do: torch.Tensor,
         d_final: torch.Tensor | None,
     ) -> None:
@@ -91,7 +103,8 @@ class TorchGradient:
         *tensors, g = self._leaves
         inputs = ScanInputs.of(*tensors, scale=scale, g=g)
         with torch.enable_grad():
-            self._results = _run(inputs, bounds)
+            self._results = _run(inputs, place.bounds)
+        self._place = place
         final = self._results[1]
         self._incoming = [do, torch.zeros_like(final) if d_final is None else d_final.to(final)]
 
@@ -106,9 +119,15 @@ class TorchGradient:
     def overlap(self) -> None:
         """Do what needs nothing of other ranks: here, nothing."""
 
-    def run(self, leaving: torch.Tensor | None) -> Gradients:
-        """Return the gradients; `leaving` `[H, K, V]` is that of the state behind the slice."""
+    def run(self, G: torch.Tensor, everyone: torch.Tensor) -> Gradients:
+        """Return the gradients.
+
+        Args:
+            G: `[after - 1, H, K, K]`, of the ranks behind this one that the last sequence passes.
+            everyone: `[ranks, H, K, V]`, the results of all ranks' `announce`.
+        """
         do, d_final = self._incoming
+        leaving = leaving_gradient(G, everyone, self._place.rank, self._place.after)
         if leaving is not None:
             d_final = d_final.clone()
             d_final[-1] += leaving

@@ -16,18 +16,13 @@ from fla.ops.quasar.backend import cuda_program, kernel_inputs
 from fla.ops.quasar.cuda.program import LoadedProgram
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan.forward import step_options, variant_of
+from fla.ops.quasar.cuda.scan import slice as cuda_slice
 from fla.ops.quasar.cuda.scan.slice import CudaSlice
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.parallel.by_torch import TorchGradient, TorchSlice
 from fla.ops.quasar.parallel.context import Place, place_of
-from fla.ops.quasar.parallel.exchange import (
-    entering_state,
-    gather_maps,
-    leaving_gradient,
-    marked_before,
-    start_gather,
-)
+from fla.ops.quasar.parallel.exchange import gather, start_gather, unpack_maps
 from fla.ops.quasar.scan import Gradients, Saved, ScanInputs
 from fla.ops.quasar.switches import Backend, requested_backend
 
@@ -44,7 +39,9 @@ class SliceResults(NamedTuple):
     o: torch.Tensor  # [1, T, H, V], q's dtype
     final_state: torch.Tensor | None  # [sequences of the slice, H, K, V], if requested
     saved: Saved
-    G: torch.Tensor  # [ranks, H, K, K]: of the later ranks that the last sequence passes through
+    G: (
+        torch.Tensor
+    )  # [after - 1, H, K, K]: of the later ranks that the last sequence passes through
 
 
 class ParallelChunks(torch.autograd.Function):
@@ -116,11 +113,13 @@ def slice_forward(
     """Run the forward pass of this rank's slice; it records nothing for autograd."""
     rounds = rounds_of(place, inputs.v)
     scan = slice_scan(place, inputs, rounds > 1, backend)
-    for n in range(rounds):
-        maps = gather_maps(scan.announce(), place.group)
-        marked = marked_before(maps, place.rank, place.before) if n else None
-        scan.run(entering_state(maps, place.rank, place.before), marked)
-    G = maps.G[place.rank + 1 : place.rank + place.after].clone()
+    for _ in range(rounds):
+        everyone = gather(scan.announce(), place.group)
+        scan.run(everyone)
+    (H, V), K = inputs.v.shape[2:], inputs.q.shape[-1]
+    G = everyone.new_empty(0, H, K, K)
+    if place.after > 1:
+        G = unpack_maps(everyone, H, K, V).G[place.rank + 1 : place.rank + place.after].clone()
     return SliceResults(scan.o, scan.final if output_final_state else None, scan.saved(), G)
 
 
@@ -136,7 +135,7 @@ def slice_backward(
     gradient = slice_gradient(place, saved, do, d_final, backend)
     finish = start_gather(gradient.announce(), place.group)
     gradient.overlap()
-    return gradient.run(leaving_gradient(G, finish(), place.rank, place.after))
+    return gradient.run(G, finish())
 
 
 def rounds_of(place: Place, v: torch.Tensor) -> int:
@@ -157,9 +156,10 @@ def slice_scan(
     if inputs.q.is_cuda and backend != "torch" and inputs.q.dtype != torch.float64:
         prepared = kernel_inputs(inputs)
         program = cuda_program(prepared, "auto" if backend == "triton" else backend)
-        if program is not None:
-            return CudaSlice(prepared, place.bounds, may_stop, program)
-    return TorchSlice(inputs, place.bounds)
+        maps_program = None if program is None else _maps_program(prepared.v)
+        if program is not None and maps_program is not None:
+            return CudaSlice(prepared, place, may_stop, program, maps_program)
+    return TorchSlice(inputs, place)
 
 
 def slice_gradient(
@@ -167,11 +167,17 @@ def slice_gradient(
 ) -> CudaSliceGradient | TorchGradient:
     """Return the backward pass of a slice, by the kernels if its forward pass used them."""
     program = _gradient_program(saved) if saved.segments is not None else None
-    if program is None:
-        return TorchGradient(saved, place.bounds, do, d_final)
+    maps_program = None if program is None else _maps_program(saved.inputs.v)
+    if program is None or maps_program is None:
+        return TorchGradient(saved, place, do, d_final)
     do = do.to(saved.inputs.q.dtype).contiguous()
     d_final = None if d_final is None else d_final.float().contiguous()
-    return CudaSliceGradient(saved, do, d_final, program)
+    return CudaSliceGradient(saved, place, do, d_final, program, maps_program)
+
+
+def _maps_program(v: torch.Tensor) -> LoadedProgram | None:
+    found = cuda_slice.PROGRAM.find(cuda_slice.maps_variant(v))
+    return found if isinstance(found, LoadedProgram) else None
 
 
 def _gradient_program(saved: Saved) -> LoadedProgram | None:

@@ -2,13 +2,14 @@
 
 A slice maps the state that enters its last sequence to the state behind it, S_out = G S_in + R.
 Backward, dS_in = G^T dS_out + E for its first sequence. All matrices travel in fp32 (fp64 for fp64
-inputs) and are multiplied in fp64, so that a chain of ranks adds no error.
+inputs) and are multiplied in fp64, so that a chain of ranks adds no error. The folds of this module
+serve slices in torch; cuda/scan/slice.py has a kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,20 +27,21 @@ class SliceMap(NamedTuple):
     marked: torch.Tensor  # [H]: 1 where pass 1 stopped too early, so that a second round corrects R
 
 
-def start_gather(x: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], torch.Tensor]:
-    """Start an all-gather; the returned function waits for it and returns `[ranks, *x.shape]`.
-
-    Waiting blocks the current stream on a GPU, not the host.
+def gather(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return everyone's x, `[ranks, *x.shape]`, by one all-gather on the current stream.
 
     Raises:
         RuntimeError: a rank ended, or did not arrive within the group's timeout.
     """
-    own = x.flatten()
-    everyone = own.new_empty(dist.get_world_size(group) * own.numel())
-    try:
-        work = _all_gather(everyone, own, group=group, async_op=True)
-    except RuntimeError as error:
-        raise _explained(error) from error
+    return _gather(x, group, False)[0].view(-1, *x.shape)
+
+
+def start_gather(x: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], torch.Tensor]:
+    """Start an all-gather beside the current stream; the returned function waits and returns it.
+
+    Waiting blocks the current stream on a GPU, not the host. For the rest see `gather`.
+    """
+    everyone, work = _gather(x, group, True)
 
     def finish() -> torch.Tensor:
         try:
@@ -51,6 +53,15 @@ def start_gather(x: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], torc
     return finish
 
 
+def _gather(x: torch.Tensor, group: dist.ProcessGroup, asynchronous: bool) -> Any:
+    own = x.flatten()
+    everyone = own.new_empty(dist.get_world_size(group) * own.numel())
+    try:
+        return everyone, _all_gather(everyone, own, group=group, async_op=asynchronous)
+    except RuntimeError as error:
+        raise _explained(error) from error
+
+
 def _explained(error: RuntimeError) -> RuntimeError:
     return RuntimeError(
         "the exchange of states between ranks failed: a rank has ended, or did not come within the "
@@ -59,15 +70,15 @@ def _explained(error: RuntimeError) -> RuntimeError:
     )
 
 
-def gather_maps(own: SliceMap, group: dist.ProcessGroup) -> SliceMap:
-    """Return the maps of all ranks, by one all-gather."""
-    G, R, marked = own
-    payload = torch.cat([G.flatten(1), R.flatten(1), marked.to(R.dtype).unsqueeze(1)], dim=1)
-    everyone = start_gather(payload, group)()
-    G_all, R_all, marked_all = everyone.split([G[0].numel(), R[0].numel(), 1], dim=2)
-    return SliceMap(
-        G_all.unflatten(2, G.shape[1:]), R_all.unflatten(2, R.shape[1:]), marked_all.squeeze(2)
-    )
+def pack_map(G: torch.Tensor, R: torch.Tensor, marked: torch.Tensor) -> torch.Tensor:
+    """Return the fields of a rank's `SliceMap` in one row, as ranks exchange it."""
+    return torch.cat([G.flatten(), R.flatten(), marked.to(R.dtype)])
+
+
+def unpack_maps(everyone: torch.Tensor, H: int, K: int, V: int) -> SliceMap:
+    """Return views of rows `[ranks, H K (K + V) + H]` of `pack_map`."""
+    G, R, marked = everyone.split([H * K * K, H * K * V, H], 1)
+    return SliceMap(G.unflatten(1, (H, K, K)), R.unflatten(1, (H, K, V)), marked)
 
 
 def entering_state(maps: SliceMap, rank: int, before: int) -> torch.Tensor | None:
@@ -83,11 +94,6 @@ def entering_state(maps: SliceMap, rank: int, before: int) -> torch.Tensor | Non
             wide = torch.baddbmm(R[n + 1], G[n], wide)
         state = wide.to(state.dtype)
     return state
-
-
-def marked_before(maps: SliceMap, rank: int, before: int) -> torch.Tensor:
-    """Return `[H]`: whether any rank before marked a head of the entering sequence."""
-    return maps.marked[rank - before : rank].any(0)
 
 
 def leaving_gradient(

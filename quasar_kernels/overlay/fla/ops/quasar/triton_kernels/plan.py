@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from fla.ops.quasar.segments import Segments, packed_table
+from fla.ops.quasar.segments import Segments, host_bounds, packed_table
 from fla.ops.quasar.triton_kernels.tiles import Tiles
 from fla.ops.quasar.triton_kernels.tuning import tiles_for
 
@@ -80,7 +80,7 @@ def plan_segments(
     wave = _programs_per_wave(q.device)
     precision = _precision(q.dtype)
     if cu_seqlens is not None:
-        bounds = cu_seqlens.tolist()
+        bounds = host_bounds(cu_seqlens)
         _, length = segments_for(bounds[-1], H, wave, tiles.chunk)
         packed = packed_table(bounds, length, q.device)
         total = packed.table.shape[0]

@@ -29,7 +29,7 @@ from fla.ops.quasar.cuda.program import (
     serializer,
 )
 from fla.ops.quasar.scan import Saved, Scan, ScanInputs
-from fla.ops.quasar.segments import Segments, packed_table
+from fla.ops.quasar.segments import Segments, host_bounds, packed_table
 
 HEAD_DIMS = (64, 128)
 """The head widths that the CUDA kernels are written for."""
@@ -161,7 +161,7 @@ def cut_segments(
             length = tile * math.ceil(math.ceil(T / count) / tile)
             count = math.ceil(T / length)
         return Segments(B * count, B, count, length, None, None, length)
-    bounds = cu_seqlens.tolist()
+    bounds = host_bounds(cu_seqlens)
     _, length = _cut(bounds[-1], chains, *waves, tile)
     packed = packed_table(bounds, length, v.device)
     return Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
@@ -223,7 +223,8 @@ def forward(
     """Run the forward pass on the current stream; q's device must be the current one.
 
     Args:
-        inputs: `reason_against` is None for its q, k and v. Reading `cu_seqlens` synchronises.
+        inputs: `reason_against` is None for its q, k and v. The first reading of a `cu_seqlens`
+            synchronises.
         output_final_state: whether to return the state after each sequence.
         segments: segments of each sequence instead of the built-in choice.
         program: PROGRAM as it was loaded for such a call; None loads it.

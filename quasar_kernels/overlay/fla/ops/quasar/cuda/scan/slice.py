@@ -1,8 +1,11 @@
 """The segmented scan of one rank's slice in CUDA C++: the forward pass, cut at its exchange.
 
-The kernels are those of forward.py; only tables and launches differ. The last sequence of a slice
-ends with a segment of less than a tile, so that all segments before it are whole tiles and have a
-map. Two scans over these maps, from zero and from the identity, are the map of the slice.
+Besides those of forward.py there are three kernels around the exchange. The last sequence of a
+slice ends with a segment of less than a tile, so that all segments before it are whole tiles and
+have a map. Two scans over these maps, from its first state and from the identity, are the map of
+the slice. From everyone's maps, the fold is the state that enters a slice. If the slice is of one
+sequence, both scans keep what they have behind each segment, and one product adds the entering
+state to the states there; otherwise, and in a second round, the states are scanned again.
 """
 
 from __future__ import annotations
@@ -15,15 +18,71 @@ from typing import Any, NamedTuple
 import torch
 
 from fla.ops.quasar import torch_private
-from fla.ops.quasar.cuda.program import LoadedProgram, addresses
+from fla.ops.quasar.cuda.program import (
+    INT,
+    INT64,
+    POINTER,
+    CudaProgram,
+    LoadedProgram,
+    Variant,
+    addresses,
+    fields,
+    serializer,
+)
 from fla.ops.quasar.cuda.scan import forward
-from fla.ops.quasar.cuda.scan.forward import LONG, PANEL, TILE
-from fla.ops.quasar.parallel.exchange import SliceMap
+from fla.ops.quasar.cuda.scan.forward import CSRC, LONG, PANEL, TILE
+from fla.ops.quasar.parallel.context import Place
+from fla.ops.quasar.parallel.exchange import pack_map, unpack_maps
 from fla.ops.quasar.scan import Saved, ScanInputs, StepSizes
 from fla.ops.quasar.segments import Segments
 
 SCAN_COLUMNS = 8
-"""State columns that a block of a scan owns."""
+"""State columns that a block of a scan or a fold owns: COLUMNS in scan_maps.cuh."""
+
+
+class SliceArguments(ctypes.Structure):
+    """`quasar::scan::SliceArguments` of slice_maps.cu."""
+
+    _fields_ = [
+        *fields(POINTER, "maps states prefixes start map unfinished"),
+        *fields(INT, "steps heads keep repeat"),
+    ]
+
+
+class EnterArguments(ctypes.Structure):
+    """`quasar::scan::EnterArguments` of slice_maps.cu."""
+
+    _fields_ = [*fields(POINTER, "prefixes states entering"), *fields(INT, "heads")]
+
+
+class FoldArguments(ctypes.Structure):
+    """`quasar::scan::FoldArguments` of slice_maps.cu."""
+
+    _fields_ = [
+        *fields(POINTER, "G R state marks unfinished"),
+        *fields(INT64, "G_stride R_stride"),
+        *fields(INT, "count transposed"),
+    ]
+
+
+PROGRAM = CudaProgram(
+    "slice_maps",
+    [CSRC / "slice_maps.cu"],
+    {
+        "slice_map": SliceArguments,
+        "fold_maps": FoldArguments,
+        "enter_states": EnterArguments,
+    },
+    "slices of a sequence are computed by PyTorch, not by CUDA kernels: %s",
+)
+"""Loaded for the variants of `maps_variant`."""
+_serialize_slice, _serialize_fold = serializer(SliceArguments), serializer(FoldArguments)
+_serialize_enter = serializer(EnterArguments)
+
+
+def maps_variant(v: torch.Tensor) -> Variant:
+    """Return PROGRAM's variant for a call with v `[B, T, H, S]`."""
+    return Variant(v.device.index, v.dtype, (f"-DQUASAR_HEAD={v.shape[3]}",))
 
 
 class SliceSegments(NamedTuple):
@@ -73,11 +132,6 @@ def bounds_of_scans(*bounds: int, device: torch.device) -> torch.Tensor:
     return torch.tensor(bounds, device=device)
 
 
-@functools.lru_cache(8)
-def _identity(heads: int, width: int, device: torch.device) -> torch.Tensor:
-    return torch.eye(width, device=device).expand(heads, width, width)
-
-
 def _cut(bounds: tuple[int, ...], v: torch.Tensor, program: LoadedProgram) -> SliceSegments:
     _, _, H, S = v.shape
     kernels = program.kernels["segment_map"], program.kernels["segment_output"]
@@ -92,73 +146,95 @@ class CudaSlice:
 
     Args:
         inputs: as the kernels take them, of one row with tokens.
-        bounds: of the sequences in the slice.
+        place: of the slice.
         may_stop: whether pass 1 may stop within segments. Then there is a second round, which
-            corrects the marked heads; otherwise `marked` stays 0.
+            corrects the marked heads.
         program: the forward pass's.
+        maps_program: PROGRAM.
     """
 
     def __init__(
         self,
         inputs: ScanInputs,
-        bounds: tuple[int, ...],
+        place: Place,
         may_stop: bool,
         program: LoadedProgram,
+        maps_program: LoadedProgram,
     ) -> None:
         v, steps = inputs.v, inputs.steps.values
         H, S = v.shape[2:]
-        self._program, self._round = program, 0
-        self._cut = _cut(bounds, v, program)
+        self._program, self._maps_program, self._place = program, maps_program, place
+        self._round, self._packed_round = 0, -1
+        self._cut = _cut(place.bounds, v, program)
         cut = self._cut.segments
-        initial = steps.new_zeros(cut.sequences, H, S, S)
+        states = cut.sequences * H * S * S
+        zeros = steps.new_zeros(states + cut.sequences * H)
+        initial = zeros[:states].view(cut.sequences, H, S, S)
         if inputs.initial_state is not None:
             initial.copy_(inputs.initial_state)
-        # from where the last sequence's maps are scanned: the identity, and its state
-        self._starts = torch.stack([_identity(H, S, v.device), initial[-1]])
+        self._marked = zeros[states:].view(torch.int32)  # [sequences H]
         self._initial, self.inputs = initial, inputs._replace(initial_state=initial)
         self.o = torch.empty_like(v, memory_format=torch.contiguous_format)
         self.final = torch.empty_like(initial)
-        self._maps = self._states = None
+        self._maps = self._states = self._prefixes = None
         if cut.total > cut.sequences:
             self._maps = steps.new_empty(cut.total, H, S, S)
             self._states = torch.empty_like(self._maps)
-        self._marked = steps.new_zeros(cut.sequences, H, dtype=torch.int32)
+            if cut.sequences == 1 and place.before:
+                self._prefixes = torch.empty_like(self._maps)
+        self._map = steps.new_empty(2 * H * S * S + H)  # of the last sequence's whole tiles
         self._stops = None
         if may_stop and self._cut.length >= LONG and self._maps is not None:
             self._stops = steps.new_empty(cut.total * H * (S // PANEL), dtype=torch.int32)
-        self._own: SliceMap | None = None
 
-    def announce(self) -> SliceMap:
-        """Run pass 1 and return the map of the slice's last sequence; later only marked heads."""
-        before, marked = self._own, self._marked[-1]
-        if before is not None and self._stops is None:
-            return before
-        self._run_maps()
-        G, R = self._behind_tail(*self._behind_maps(marked))
-        if before is not None:
-            again = marked.bool().view(-1, 1, 1)
-            G, R = torch.where(again, G, before.G), torch.where(again, R, before.R)
-        self._own = SliceMap(G, R, marked.clone())
-        return self._own
+    def announce(self) -> torch.Tensor:
+        """Run pass 1 and return the packed map of the slice's last sequence.
 
-    def run(self, entering: torch.Tensor | None, marked: torch.Tensor | None) -> None:
+        In a second round only the marked heads are computed.
+        """
+        if not self._round or self._stops is not None:
+            self._run_maps()
+            self._join_maps()
+            self._announced = self._with_tail()
+        return self._announced
+
+    def run(self, everyone: torch.Tensor) -> None:
         """Compute the outputs; in a second round those of the heads that any rank marked.
 
         Args:
-            entering: the state that enters the first sequence; None if it begins here.
-            marked: `[H]`, whether an earlier rank marked the head; None in the first round.
+            everyone: the packed maps of all ranks.
         """
-        if marked is not None:
-            self._marked[0] |= marked.int()
-            self._run_maps()
-        if entering is not None:
-            self._initial[0] = entering
+        if self._place.before:
+            self.enter(everyone)
+            if self._round:  # for heads that other ranks marked
+                self._run_maps()
+        sequences, H, S, _ = self._initial.shape
         parameters, stream, kernels = self._parameters(), self._stream(), self._program.kernels
-        if self._maps is not None:
-            sequences, H, S, _ = self._initial.shape
+        if self._maps is not None and (sequences > 1 or self._round):
             kernels["segment_scan"].launch((sequences * H, S // SCAN_COLUMNS), parameters, stream)
+        elif self._prefixes is not None:
+            tensors = addresses(self._prefixes, self._states, self._initial)
+            grid = (self._cut.of_last - 1) * H, (S // PANEL) ** 2
+            arguments = (ctypes.c_char_p * 1)(_serialize_enter(*tensors, H))
+            self._maps_program.kernels["enter_states"].launch(grid, arguments, stream)
         kernels["segment_output"].launch(self._grid(), parameters, stream)
-        self._round = 1
+        self._round += 1
+
+    def enter(self, everyone: torch.Tensor) -> None:
+        """Compute the state that enters the slice, and in a second round its marked heads."""
+        _, H, S, _ = self._initial.shape
+        row, map_size, before = everyone.stride(0), H * S * S, self._place.before
+        first = everyone.data_ptr() + 4 * row * (self._place.rank - before)
+        fold_maps(
+            self._maps_program,
+            self._initial[0],
+            G=first + 4 * row,
+            R=first + 4 * map_size,
+            strides=(row, row),
+            count=before,
+            marks=first + 8 * map_size if self._round else 0,
+            unfinished=self._marked,
+        )
 
     def saved(self) -> Saved:
         """Return the tensors that `CudaSliceGradient` needs."""
@@ -176,52 +252,54 @@ class CudaSlice:
     def _stream(self) -> int:
         return torch_private.raw_stream(self.o.device.index)
 
-    def _parameters(self, **changes: torch.Tensor) -> Any:
-        """Return a launch's parameters; `changes` replace tensors, by their field's name."""
-        q, k, v, (steps, _), initial, _, scale, g = self.inputs
-        cut, (T, H) = self._cut.segments, v.shape[1:3]
-        tensors = {
-            "q": q, "k": k, "v": v, "o": self.o, "beta": steps, "initial_state": initial,
-            "final_state": self.final, "maps": self._maps, "states": self._states,
-            "table": cut.table, "first": cut.first, "stops": self._stops,
-            "unfinished": self._marked,
-        }  # fmt: skip
-        pointers = addresses(*(tensors | changes).values())
-        strides = tuple(x.stride()[:3] for x in (q, k, v, self.o))
-        group, maps = H // q.shape[2], forward.NO_MAPS
-        if self._program.on_hopper:
-            maps = forward.scan_maps(v.shape, group, pointers[:4], strides)
-        sizes = T, 0, *(step for stride in strides for step in stride), 0, H, self._round
-        packed = forward.serialize(*pointers, *sizes, scale, *addresses(g), group)
-        return (ctypes.c_char_p * 2)(packed, maps)
+    def _parameters(self) -> Any:
+        """Return the parameters of this round's launches."""
+        if self._packed_round != self._round:
+            q, k, v, (steps, _), initial, _, scale, g = self.inputs
+            cut, (T, H) = self._cut.segments, v.shape[1:3]
+            pointers = addresses(
+                q, k, v, self.o, steps, initial, self.final, self._maps, self._states,
+                cut.table, cut.first, self._stops, self._marked,
+            )  # fmt: skip
+            strides = tuple(x.stride()[:3] for x in (q, k, v, self.o))
+            group, maps = H // q.shape[2], forward.NO_MAPS
+            if self._program.on_hopper:
+                maps = forward.scan_maps(v.shape, group, pointers[:4], strides)
+            sizes = T, 0, *(step for stride in strides for step in stride), 0, H, self._round
+            packed = forward.serialize(*pointers, *sizes, scale, *addresses(g), group)
+            self._packed, self._packed_round = (ctypes.c_char_p * 2)(packed, maps), self._round
+        return self._packed
 
-    def _behind_maps(self, marked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the product of the last sequence's maps, and the state behind them from zero."""
-        _, H, S, _ = self._starts.shape
-        count, device = self._cut.of_last, self._starts.device
-        if count == 1 or self._maps is None or self._states is None:
-            return self._starts[0], self._starts[1]
-        maps = self._maps[-count:].repeat(2, 1, 1, 1)
-        states = torch.zeros_like(maps)
-        states[count:] = self._states[-count:]
-        tensors = {  # must live until the launch
-            "initial_state": self._starts,
-            "maps": maps,
-            "states": states,
-            "first": bounds_of_scans(0, count, 2 * count, device=device),
-            "unfinished": marked.repeat(2),
-        }
-        parameters = self._parameters(**tensors)
-        grid = 2 * H, S // SCAN_COLUMNS
-        self._program.kernels["segment_scan"].launch(grid, parameters, self._stream())
-        return states[count - 2], states[2 * count - 2]
+    def _join_maps(self) -> None:
+        """Compute the map of the last sequence's whole tiles, of the marked heads in a repetition.
 
-    def _behind_tail(self, G: torch.Tensor, R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        Its R starts from the state in front of the sequence, from zero if that is on another rank.
+        """
+        sequences, H, S, _ = self._initial.shape
+        state, count = 4 * H * S * S, self._cut.of_last  # state: in bytes
+        maps = states = start = 0
+        keep = sequences == 1 and not self._round
+        prefixes = self._prefixes if keep else None
+        if count > 1:
+            skipped = (self._cut.segments.total - count) * state
+            maps, states = (x + skipped for x in addresses(self._maps, self._states))
+        if sequences > 1 or not self._place.before:
+            start = self._initial.data_ptr() + (sequences - 1) * state
+        marked = self._marked.data_ptr() + 4 * (sequences - 1) * H
+        result = self._map.data_ptr()
+        pointers = maps, states, *addresses(prefixes), start, result, marked
+        arguments = _serialize_slice(*pointers, count - 1, H, keep, self._round)
+        kernel = self._maps_program.kernels["slice_map"]
+        parameters = (ctypes.c_char_p * 1)(arguments)
+        kernel.launch((H, 2 * S // SCAN_COLUMNS), parameters, self._stream())
+
+    def _with_tail(self) -> torch.Tensor:
         """Return the map of whole tiles followed by the tail, which are two rows of one call."""
         tail = self._cut.tail
         if tail == 0:
-            return G, R
+            return self._map
         _, k, v, (steps, per_token), *_, g = self.inputs
+        maps = unpack_maps(self._map.unsqueeze(0), *v.shape[2:], v.shape[3])
 
         def twice(x: torch.Tensor) -> torch.Tensor:
             return x[:, -tail:].repeat(2, *[1] * (x.ndim - 1))
@@ -232,11 +310,41 @@ class CudaSlice:
             ScanInputs(
                 keys, keys, values,
                 StepSizes(twice(steps) if per_token else steps, per_token),
-                torch.stack([G, R]), g=None if g is None else twice(g),
+                torch.cat([maps.G, maps.R]), g=None if g is None else twice(g),
             ),
             output_final_state=True, program=self._program,
         ).final_state  # fmt: skip
-        return final[0], final[1]
+        return pack_map(*final, maps.marked[0])
+
+
+def fold_maps(
+    program: LoadedProgram,
+    state: torch.Tensor,
+    *,
+    G: int,
+    R: int,
+    strides: tuple[int, int],
+    count: int,
+    marks: int = 0,
+    unfinished: torch.Tensor | None = None,
+    transposed: bool = False,
+) -> None:
+    """Set state `[H, S, S]` to R[0], then `count` - 1 times to G[n] state + R[n], in fp64.
+
+    Args:
+        program: PROGRAM.
+        G, R: the addresses of G[1] and R[0], `[H, S, S]` fp32.
+        strides: numbers from one n to the next, of G and of R.
+        marks: the address of the marks `[H]` of n = 0, R's stride apart, or 0. `unfinished` `[H]`
+            becomes 1 for a head with a mark that is not 0.
+        transposed: whether G[n]^T takes the place of G[n].
+    """
+    H, S, _ = state.shape
+    pointers = G, R, state.data_ptr(), marks, *addresses(unfinished)
+    arguments = _serialize_fold(*pointers, *strides, count, transposed)
+    stream = torch_private.raw_stream(state.device.index)
+    parameters = (ctypes.c_char_p * 1)(arguments)
+    program.kernels["fold_maps"].launch((H, S // SCAN_COLUMNS), parameters, stream)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -15,23 +15,30 @@ from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.program import LoadedProgram, addresses
 from fla.ops.quasar.cuda.scan import backward
 from fla.ops.quasar.cuda.scan.forward import PANEL
-from fla.ops.quasar.cuda.scan.slice import SCAN_COLUMNS, bounds_of_scans
+from fla.ops.quasar.cuda.scan.slice import SCAN_COLUMNS, bounds_of_scans, fold_maps
 from fla.ops.quasar.gate import divisible
+from fla.ops.quasar.parallel.context import Place
 from fla.ops.quasar.scan import Gradients, Saved
 
 
 class CudaSliceGradient:
-    """The backward pass of a slice, as `TorchGradient`; `program` is the backward pass's."""
+    """The backward pass of a slice, as `TorchGradient`.
+
+    `program` is the backward pass's, `maps_program` that of slice.py.
+    """
 
     def __init__(
         self,
         saved: Saved,
+        place: Place,
         d_o: torch.Tensor,
         d_final: torch.Tensor | None,
         program: LoadedProgram,
+        maps_program: LoadedProgram,
     ) -> None:
         q, k, v, (steps, per_token), initial, *_, g = saved.inputs
         self._saved, self._program, self._cut = saved, program, saved.segments
+        self._place, self._maps_program = place, maps_program
         self._d_o = d_o = d_o.clone() if d_o.data_ptr() % 16 else d_o
         self._steps = divisible(steps, q.dtype) if per_token else steps
         self._d_final = torch.zeros_like(initial) if d_final is None else d_final.clone()
@@ -61,10 +68,22 @@ class CudaSliceGradient:
         """Run the pass over the state, which needs no result of later ranks."""
         self._launch_walk("state_checkpoint", self._parameters())
 
-    def run(self, leaving: torch.Tensor | None) -> Gradients:
-        """Return the gradients; `leaving` `[H, S, S]` is that of the state after the slice."""
+    def run(self, G: torch.Tensor, everyone: torch.Tensor) -> Gradients:
+        """Return the gradients; the arguments are `TorchGradient.run`'s."""
         cut, H = self._cut.segments, self._d_states.shape[1]
-        if leaving is not None:
+        after = self._place.after
+        if after:
+            leaving = torch.empty_like(everyone[0])
+            size = leaving.numel()
+            fold_maps(
+                self._maps_program,
+                leaving,
+                G=G.data_ptr() + 4 * size * max(0, after - 2),
+                R=everyone.data_ptr() + 4 * size * (self._place.rank + after),
+                strides=(-size, -size),
+                count=after,
+                transposed=True,
+            )
             self._d_final[-1] += leaving
             self._launch_map(cut.table[-1:], self._d_states[-1:])
         parameters = self._parameters()

@@ -6,6 +6,7 @@
 #include "segment_map.cu"
 #include "segment_output.cu"
 #include "segment_scan.cu"
+#include "slice_maps.cu"
 
 // SPDX-FileCopyrightText: 2026 The QUASAR miner authors
 // SPDX-License-Identifier: MIT

@@ -1,124 +1,32 @@
 // The scan between the passes: states[n] <- maps[n] * state + states[n], which replaces each
-// segment's R by the state behind that segment, in fp32.
-//
-// Grid: (sequences * heads, S / COLUMNS); a block keeps COLUMNS columns of the state in shared
-// memory and runs through all segments of its sequence. Each warp owns 16 rows. The loop is
-// sequential and short, so its cost is the latency of one step: a cp.async pipeline of STAGES
-// stages prefetches the maps (wide ones in PARTS, by columns), and the products use tensor cores in
-// tf32, to which pass 1 has already rounded the maps. The part of the state that tf32 rounding
-// removes passes through the map as well, in bf16, so the state keeps 20 bits.
+// segment's R by the state behind that segment.
 
-#include "segments.cuh"
+#include "scan_maps.cuh"
 
 namespace quasar::scan {
 
-constexpr int COLUMNS = 8, STAGES = 4, SCAN_WARPS = S / 16, SCAN_THREADS = 32 * SCAN_WARPS;
-constexpr int PARTS = PANELS * PANELS, WIDTH = S / PARTS;  // of a map that are copied at once
-
-struct ScanShared {
-  float map[STAGES][S][WIDTH];  // 32-byte pieces, swizzled by the row's last 2 bits
-  float offset[STAGES][S][COLUMNS];
-  float state[2][COLUMNS][S + 8];              // transposed, rounded to tf32
-  unsigned short residual[2][COLUMNS][S + 8];  // the rounding error, in bf16
-};
-
-// two floats cut to bf16
-__device__ __forceinline__ u32 cut_bf16(float2 x) {
-  return __byte_perm(__float_as_uint(x.x), __float_as_uint(x.y), 0x7632);
-}
-
 // Grid: (sequences * heads, S / COLUMNS).
 __device__ __forceinline__ void segment_scan(const Arguments& arg) {
-  extern __shared__ __align__(1024) uint4 raw[];
-  ScanShared& shared = *(ScanShared*)raw;
-  const int tid = threadIdx.x, lane = tid & 31, g = lane >> 2, c = lane & 3;
-  const int row = (tid >> 5) * 16 + g;  // this lane's rows are row and row + 8
   if (is_skipped(arg, blockIdx.x)) return;
   const i64 sequence = blockIdx.x / arg.heads, head = blockIdx.x % arg.heads;
   const i64 begin = arg.first ? arg.first[sequence] : sequence * arg.per_sequence;
   const i64 end = arg.first ? arg.first[sequence + 1] : begin + arg.per_sequence;
-  const int steps = (int)(end - begin) - 1, column = blockIdx.y * COLUMNS;
+  const int steps = (int)(end - begin) - 1, first_column = blockIdx.y * COLUMNS;
   const i64 stride = (i64)arg.heads * S * S;
   const float* maps = arg.maps + (begin * arg.heads + head) * S * S;
-  float* states = arg.states + (begin * arg.heads + head) * S * S + column;
+  float* states = arg.states + (begin * arg.heads + head) * S * S + first_column;
+  const i64 initial = (i64)blockIdx.x * S * S + first_column;
 
-  constexpr int ROW_THREADS = WIDTH / 4,
-                COPY_ROWS = SCAN_THREADS / ROW_THREADS;  // threads of a copy
-  const int copied = tid / ROW_THREADS * S + tid % ROW_THREADS * 4,
-            offset_copied = tid / 2 * S + tid % 2 * 4;
-  const u32 map_to = shared_address(shared.map[0][tid / ROW_THREADS]) +
-                     ((tid % ROW_THREADS * 4) ^ (tid / ROW_THREADS & 3) << 3) * 4;
-  const u32 offset_to = shared_address(&shared.offset[0][tid / 2][tid % 2 * 4]);
-  auto load = [&](int n) {
-    if (n < steps * PARTS) {
-      const u32 stage = n % STAGES;
-      const float* from = maps + n / PARTS * stride + n % PARTS * WIDTH + copied;
-#pragma unroll
-      for (int i = 0; i < S / COPY_ROWS; ++i)  // COPY_ROWS rows further store_state the permutation
-        copy16(map_to + stage * sizeof(shared.map[0]) + i * COPY_ROWS * WIDTH * 4,
-               from + i * COPY_ROWS * S);
-      if (n % PARTS == 0)
-        copy16(offset_to + n / PARTS % STAGES * sizeof(shared.offset[0]),
-               states + n / PARTS * stride + offset_copied);
-    }
-    commit_loads();
-  };
-#pragma unroll
-  for (int n = 0; n < STAGES - 1; ++n) load(n);
-
-  // the state, at (row + 8 r, 2 c + j) in element e = 2 r + j
-  auto store_state = [&](int step, int e, float x) {
-    const float rounded = round_tf32(x);
-    shared.state[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] = rounded;
-    shared.residual[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] =
-        (unsigned short)pack<Scalar::bf16>(x - rounded, 0.f);
-  };
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const i64 at = (i64)blockIdx.x * S * S + (row + 8 * (e >> 1)) * S + column + 2 * c + (e & 1);
-    store_state(0, e, arg.initial_state ? arg.initial_state[at] : 0.f);
-  }
-  // columns 8 t + 2 c of this lane's rows, which share the permutation
-  const float* place[4];
-#pragma unroll
-  for (int t = 0; t < 4; ++t) place[t] = &shared.map[0][row][2 * c + ((t ^ (row & 3)) << 3)];
-  float* out = states + row * S + 2 * c;
-
-  for (int n = 0; n < steps; ++n) {
-    float x[4], y[4] = {}, z[4] = {};
-    const float* state = &shared.state[n & 1][g][2 * c];
-    const unsigned short* residual = &shared.residual[n & 1][g][2 * c];
-#pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
-      const int copy = n * PARTS + part, stage = copy % STAGES;
-      wait_loads<STAGES - 2>();
-      __syncthreads();
-      if (part == 0) {
-        const float2 upper = *(const float2*)&shared.offset[n % STAGES][row][2 * c];
-        const float2 lower = *(const float2*)&shared.offset[n % STAGES][row + 8][2 * c];
-        x[0] = upper.x, x[1] = upper.y, x[2] = lower.x, x[3] = lower.y;
-      }
-      u32 map_cut[4], r[2];  // of 16 channels
-#pragma unroll
-      for (int t = 0; t < WIDTH / 8; ++t) {
-        const float* at = place[t & 3] + stage * (S * WIDTH) + (t & 4) * 8;
-        const float2 upper = *(const float2*)at, lower = *(const float2*)(at + 8 * WIDTH);
-        const float2 s = *(const float2*)(state + part * WIDTH + 8 * t);
-        const float map[4] = {upper.x, upper.y, lower.x, lower.y};
-        mma_tf32(t & 1 ? y : x, map, s.x, s.y);  // two chains, half as long
-        map_cut[2 * (t & 1)] = cut_bf16(upper);
-        map_cut[2 * (t & 1) + 1] = cut_bf16(lower);
-        r[t & 1] = *(const u32*)(residual + part * WIDTH + 8 * t);
-        if (t & 1) mma<Scalar::bf16>(z, map_cut, r[0], r[1]);
-      }
-      load(copy + STAGES - 1);  // behind this part's reads, which its products wait for
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) store_state(n + 1, e, x[e] += y[e] + z[e]);
-    *(float2*)out = make_float2(x[0], x[1]);
-    *(float2*)(out + 8 * S) = make_float2(x[2], x[3]);
-    out += stride;
-  }
+  scan_maps(
+      maps, states, stride, steps, true,
+      [&](int row, int column) {
+        return arg.initial_state ? arg.initial_state[initial + row * S + column] : 0.f;
+      },
+      [&](int n, int row, int column, const float (&x)[4]) {
+        float* out = states + n * stride + row * S + column;
+        *(float2*)out = make_float2(x[0], x[1]);
+        *(float2*)(out + 8 * S) = make_float2(x[2], x[3]);
+      });
 }
 
 QUASAR_LAUNCH(segment_scan, SCAN_THREADS, sizeof(ScanShared), Arguments)
