@@ -1,4 +1,4 @@
-"""One supervised child process: its deadline, its end with all its descendants, its one result."""
+"""One supervised child process: its deadline, its result, and its end with all descendants."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from typing import Protocol
 from harness.terminal import printable
 
 RESULT_LIMIT = 1 << 20
-"""Bytes accepted on the result descriptor; one more byte marks the result as too long."""
+"""Limit in bytes on the result; one further byte is read to recognise a longer one."""
 
 LOG_LIMIT = 16 << 10
-"""Bytes kept of the end of stdout and stderr, for diagnosis only."""
+"""Bytes of the end of stdout and stderr that are kept, for diagnosis only."""
 
 TERM_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -101,7 +101,7 @@ class Confinement(Protocol):
 
 
 class _Pipes:
-    """The two streams of a child, read as they come so that it never blocks on a full pipe."""
+    """The two streams of a child, which are read at once so that it never blocks on a full pipe."""
 
     def __init__(self, result_fd: int, log_fd: int) -> None:
         self.result = bytearray()
@@ -215,7 +215,7 @@ def run_supervised(
     Raises:
         OSError: the child cannot be started.
     """
-    hide()  # else code under test could open the result's pipe here
+    hide()  # otherwise code under test could open the result's pipe here
     child, result_read, result_write = _start(argv, env, cwd)
     stdin, stdout = child.stdin, child.stdout
     assert stdin is not None  # noqa: S101 # both are pipes
@@ -225,7 +225,7 @@ def run_supervised(
     timed_out = stopped = False
     limit = ""
     try:
-        with contextlib.suppress(BrokenPipeError):  # it died at once, with an exit code
+        with contextlib.suppress(BrokenPipeError):  # it ended immediately, with an exit code
             stdin.write(message(result_write))
             stdin.close()
         while not _has_exited(child.pid):

@@ -1,4 +1,4 @@
-"""Looks for faster kernels while the miner has nothing else to do, one proposal at a time.
+"""Searches for faster kernels while the miner is idle, one proposal at a time.
 
 A proposal is accepted if it keeps the rules, passes the correctness check, and is faster than the
 present kernels by the criterion of `python -m harness compare`. It is published with the next
@@ -60,7 +60,7 @@ class Tuner:
     _thread: threading.Thread | None = None
 
     def commands(self) -> Iterator[Sequence[str]]:
-        """Yield the commands that propose: the search over tiles, and the operator's command."""
+        """Yield the commands that make proposals: the search over tiles, and TUNE_COMMAND."""
         if self.settings.agent_iterations:
             yield (
                 sys.executable,
@@ -119,7 +119,7 @@ class Tuner:
                 self.log.warning("cannot tune", reason=str(error))
 
     def try_one(self, command: Sequence[str], length: int) -> Difference:
-        """Run a command that proposes an overlay; keep a faster one, and return the difference.
+        """Run a command that proposes an overlay; store it if it is faster; return the difference.
 
         Raises:
             Refused: the proposal is not accepted; the message has the reason.

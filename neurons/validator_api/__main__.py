@@ -5,7 +5,7 @@ from __future__ import annotations
 from quasar_kernels import interrupts
 
 if __name__ == "__main__":
-    interrupts.exit_at_once()  # until all below is imported
+    interrupts.exit_at_once()  # until the imports below are done
 
 import signal
 import threading
@@ -52,7 +52,7 @@ def serve(settings: Settings, *, port_file: Path | None) -> int:
     """Serve until a signal.
 
     Raises:
-        ConfigError: the database cannot be opened, or the port is taken.
+        ConfigError: the database cannot be opened, or the port is in use.
     """
     if not settings.validator_hotkeys and settings.validator_stake is None:
         log.warning("VALIDATOR_HOTKEYS is empty: nobody may write verdicts")

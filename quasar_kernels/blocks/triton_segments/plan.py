@@ -91,7 +91,7 @@ class Plan(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """An upper bound on the number of chunks, of which each stores a state."""
+        """An upper bound on the number of chunks, each of which stores a state."""
         return self.shape.B * self.shape.T // self.tiles.chunk + self.segments.total + 1
 
     @property

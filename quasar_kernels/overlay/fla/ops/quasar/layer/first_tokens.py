@@ -124,13 +124,13 @@ def halo_tokens_kernel(
     BD: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """Write q, k and v of up to three tokens behind up to three others; grid: (3 C / BC,).
+    """Write q, k and v of up to three tokens after up to three others; grid: (3 C / BC,).
 
     x `[halo + tokens, D]`, the weights `[C, D]` and their taps `[C, 4]` are contiguous. Rows of q,
     k and v `[tokens, C]` are `stride` elements apart.
     """
     DTYPE: tl.constexpr = q.dtype.element_ty
-    place = tl.arange(0, 16)  # 0 to 2: the halo, 3 to 5: the tokens; the rest are idle
+    place = tl.arange(0, 16)  # 0 to 2: the halo, 3 to 5: the tokens; the rest are unused
     rows = place - 3 + halo
     inside = (rows >= 0) & (place < 3 + tokens)
     part = tl.program_id(0) // (C // BC)
@@ -198,13 +198,13 @@ def replace_halo_tokens(
     halo: int,
     qkv: Sequence[torch.Tensor],
 ) -> None:
-    """Overwrite q, k and v of a slice's first tokens by those behind its halo.
+    """Overwrite q, k and v of a slice's first tokens, with the halo before them.
 
     Args:
         call: the layer's.
-        rows: `[halo + tokens, hidden]`: the inputs in front of the tokens, and their own.
+        rows: `[halo + tokens, hidden]`: the inputs before the tokens, and those of the tokens.
         weights: the layer's.
-        halo: rows in front; it and `tokens` are at most the convolution's taps - 1.
+        halo: rows before the tokens; it and `tokens` are at most the convolution's taps - 1.
         qkv: three tensors `[1, T, H, S]`, of which the first `tokens` are written.
     """
     tokens = rows.shape[0] - halo
