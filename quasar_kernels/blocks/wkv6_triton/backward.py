@@ -101,7 +101,7 @@ def gradient_kernel(
         of_r, of_k, start, end, whole, strong = exponents(b_w)
         f_r, f_k = tl.exp(of_r), tl.exp(of_k)
         reading, writing = (b_r * f_r).to(DTYPE), (b_k * f_k).to(DTYPE)
-        # a wide product comes first: Triton spreads warps over all products as over it
+        # a wide product comes first, because Triton uses its layout of warps for all products
         r_before = tl.dot(b_do, state.to(DTYPE), input_precision=PRECISION)
         d_scores = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
         d_scores = tl.where(later, d_scores, 0.0)
@@ -131,7 +131,7 @@ def gradient_kernel(
 
         r_before = r_before * f_r * tl.exp(start)[None, :]
         k_behind = tl.dot(b_v, leaving, input_precision=PRECISION) * f_k
-        # the product of one row with itself: fp32, as its factors are
+        # the product of a row with itself, in fp32 like its factors
         d_itself = tl.sum(b_do.to(tl.float32) * b_v.to(tl.float32), 1)[:, None]
         b_dr = r_before + r_within
         b_dk = k_behind + k_within

@@ -98,7 +98,7 @@ def test_the_scope_says_what_is_published(
         ({"fork_remote": "ext::sh"}, "FORK_REMOTE"),
         ({"fork_upstream_url": "ext::sh"}, "FORK_UPSTREAM_URL"),
         ({"repo_path": Path("/nonexistent")}, "/nonexistent"),
-        ({"repo_path": Path("/proc")}, "/proc is no git checkout"),
+        ({"repo_path": Path("/proc")}, "/proc is not a git checkout"),
     ],
 )
 def test_what_the_miner_would_refuse_to_publish_is_a_failure(
