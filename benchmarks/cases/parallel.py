@@ -1,9 +1,11 @@
 """One sequence over several GPUs: the operator and the layer, against one GPU.
 
-    torchrun --nproc_per_node 2 -m benchmarks parallel --out benchmarks/h100x2/parallel.json
+    PYTORCH_ALLOC_CONF=expandable_segments:True \
+        torchrun --nproc_per_node 2 -m benchmarks parallel --out benchmarks/h200x2/parallel.json
 
 Each process drives one GPU and holds a slice of the sequence. A run with one process measures one
-GPU alone, with the code of several ranks and an exchange with itself.
+GPU alone, with the code of several ranks and an exchange with itself. Without the variable, the
+longest call's second step does not find its 116 GB in one piece.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from fla.ops.quasar import cache, switches
 from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.cuda.scan import slice as cuda_slice
 from fla.ops.quasar.layer.hopper import program as hopper_products
 from fla.ops.quasar.layer.portable import program as portable_products
 
@@ -211,6 +212,7 @@ GRADIENTS = (
     cuda_scan_bwd.PROGRAM,
     ("state_checkpoint", "state_gradient_map", "state_gradient", "input_gradient"),
 )
+SLICES = cuda_slice.PROGRAM, ("slice_map", "fold_maps", "enter_states")
 WKV6 = wkv6.PROGRAM, ("wkv6_forward", "wkv6_backward")
 LAYER = hopper_products.PROGRAM, ("pack_weights", "projection", "gated_output")
 PORTABLE_LAYER = (
@@ -231,6 +233,7 @@ PORTABLE_LAYER = (
         (FORWARD, HOPPER, "bf16", ("-DQUASAR_DECAY",)),
         (GRADIENTS, (8, 0), "bf16", ("-DQUASAR_READ_STEP",)),
         (GRADIENTS, HOPPER, "bf16", ("-DQUASAR_DECAY",)),
+        (SLICES, (8, 0), "bf16", ("-DQUASAR_HEAD=128",)),
         (LAYER, HOPPER, "bf16", ()),
         (PORTABLE_LAYER, (8, 9), "bf16", ()),
         (WKV6, (8, 0), "bf16", wkv6.variant_for(0, torch.float32, 64).options),
@@ -243,6 +246,7 @@ def test_nvrtc_compiles_the_sources_without_headers(
     program, kernels = program_and_kernels
     code = program.compile(capability, dtype, options)
     assert code.startswith(b"\x7fELF")
-    of_dtype = "" if program is wkv6.PROGRAM else f"_{dtype}"  # its names hold no dtype
+    without = wkv6.PROGRAM, cuda_slice.PROGRAM  # their names hold no dtype
+    of_dtype = "" if program in without else f"_{dtype}"
     for name in kernels:
         assert f"quasar_{name}{of_dtype}".encode() in code
