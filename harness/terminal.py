@@ -48,7 +48,7 @@ class Progress:
             self._status.stop()
 
     def say(self, text: str) -> None:
-        """Print a line that stays; code under test may have worded parts of it."""
+        """Print a line that stays; parts of the text may come from code under test."""
         text = printable(text, kept="\n")
         if self._console is not None:
             self._console.print(text, markup=False)

@@ -92,7 +92,7 @@ CALLS = {"operator": operator_call, "layer": layer_call}
 
 
 def run_call(name: str, tokens: int) -> None:
-    """Call it three times, a fourth time under the profiler, and print the least bytes."""
+    """Run a call three times, then once under the profiler; print the bytes that it must move."""
     mount()
     torch.manual_seed(0)
     call, least_bytes = CALLS[name](tokens)

@@ -110,7 +110,7 @@ def test_the_table_has_each_kernel_and_the_call(run: Run) -> None:
     text = call_profile(run, run.table("calls")[0]).splitlines()
     assert text[2] == "| maps | 1.000 | 60 | 40 | 50 | 45 | 25 | 128 | 2.00 | 0.500 | 2.0 |"
     # together: 2 GB at the least are 0.5 ms, all products 1.0 ms
-    assert text[4] == "| all of it | 2.500 |  |  |  |  |  |  | 3.00 | 1.000 | 2.5 |"
+    assert text[4] == "| whole call | 2.500 |  |  |  |  |  |  | 3.00 | 1.000 | 2.5 |"
     assert len(text) == 5
     assert len({line.count("|") for line in text}) == 1
     assert "copies 4.00 TB/s; products bf16 500, fp16 500, tf32 250 TFLOP/s" in profile(run)

@@ -231,14 +231,14 @@ def test_a_finding_a_failure_and_a_tool_that_was_not_run_are_named() -> None:
 def test_the_page_shows_what_was_covered_how_long_it_took_and_what_was_left_out() -> None:
     both = f"{len(OPERATOR)} of the operator and {len(LAYER)} of the layer"
     page = sanitizer_findings(run_with())
-    assert "| wall time | 62 s, all tools side by side |" in page
+    assert "| wall time | 62 s, all tools in parallel |" in page
     assert [line for line in page.splitlines() if "findings" in line] == [
         f"| {name} | {both} | 0 findings | 1 | 3 |" for name in TOOLS
     ]
-    assert "did not watch" not in page
+    assert "did not check" not in page
     blind = tool("racecheck", calls="operator", figures={"handshake": 8})
     page = sanitizer_findings(run_with(blind))
     assert f"| racecheck | {len(OPERATOR)} of the operator | 0 findings" in page
-    assert "racecheck did not watch the layer's kernels: it reports 8 hazards" in page
+    assert "racecheck did not check the layer's kernels: it reports 8 hazards" in page
     cut_off = tool("memcheck", failure="was cut off")
     assert "| was cut off" in sanitizer_findings(run_with(cut_off))
