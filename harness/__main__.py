@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis import ab_compare, history, profile
-from harness.analysis.stats import markdown, show_table
+from harness.analysis.stats import table
 from harness.measuring.plan import EachLength
 from harness.measuring.runner import MeasurementError, Options, probe
 from harness.measuring.sampler import Policy, Recorder, Sampler
@@ -28,19 +28,9 @@ from harness.report import Report, build_report, report_schema, write_report
 from harness.sample import Correctness, Sample
 from harness.source import tree_commit
 from harness.terminal import Progress, ends_quietly, printable
-from harness.workload import LENGTHS, WORKLOAD, lengths_for
+from harness.workload import LENGTHS, WORKLOAD, lengths_for, parse_lengths
 from quasar_kernels.arguments import positive
 from quasar_kernels.contract import check_tree
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    try:
-        lengths = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        lengths = ()
-    if not lengths or min(lengths) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of lengths such as 512,1024")
-    return lengths
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         help="root of a fork, which holds fla/, or an overlay such as quasar_kernels/overlay",
     )
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--lengths", type=_lengths, help="sequence lengths, such as 512,1024")
+    group.add_argument("--lengths", type=parse_lengths, help="sequence lengths, such as 512,1024")
     group.add_argument("--target", type=positive, help="all lengths for a submission at this one")
     parser.add_argument("--runs", type=positive, default=3, help="cold processes per length (3)")
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
@@ -180,9 +170,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         digest = write_report(arguments.json, report)
         progress.say(f"report: {arguments.json} (sha256 {digest[:16]})")
+    text = table(sampler.samples, sampler.failures)
     if arguments.markdown:
-        arguments.markdown.write_text(markdown(sampler.samples, sampler.failures))
-    show_table(sampler.samples, sampler.failures)
+        arguments.markdown.write_text(text)
+    sys.stdout.write(text)
     if not report.checked:
         sys.stdout.write("NOT CHECKED: correctness was not tested before these timings.\n")
     for violation in broken:

@@ -1,4 +1,4 @@
-"""The reason and the remedy when a tree cannot be imported because a module is missing."""
+"""Why a tree cannot be imported when a module is missing, and the command that installs one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 DISTRIBUTION = "quasar-kernels"
 
 
-def explain_import(error: ImportError, tree: Path) -> tuple[str, str] | None:
-    """Return the failed import and its remedy; None if the module belongs to the tree itself.
+def explain_import(error: ImportError, tree: Path) -> str | None:
+    """Return the failed import as a sentence; None if the module belongs to the tree itself.
 
     Args:
         error: the error of an import in `tree`.
@@ -26,10 +26,8 @@ def explain_import(error: ImportError, tree: Path) -> tuple[str, str] | None:
     own = [file.relative_to(tree).as_posix() for file in files if file.is_relative_to(tree)]
     who = own[-1] if own else str(tree)
     if isinstance(error, ModuleNotFoundError) and error.name == module:
-        what = f"{who} needs {module}, which is not installed"
-    else:
-        what = f"{who} needs another {module}: {error.msg}"
-    return what, f"Run {install_command(module)}."
+        return f"{who} needs {module}, which is not installed"
+    return f"{who} needs another {module}: {error.msg}"
 
 
 def install_command(module: str) -> str:

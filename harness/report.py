@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from harness.files import write_atomically
 from harness.hardware.machine import Environment, Frozen
 from harness.sample import Failure, Sample
 
@@ -106,7 +105,7 @@ def _digest(report: dict[str, Any]) -> str:
 def write_report(path: Path, report: Report) -> str:
     """Write `report` and its SHA-256 to `path` in one step and return the digest.
 
-    A crash leaves the old file or the new one, never a part of either.
+    A crash leaves the old file or the new one. After a power cut `load_report` notices a torn one.
 
     Raises:
         OSError: the folder cannot be written.
@@ -115,21 +114,7 @@ def write_report(path: Path, report: Report) -> str:
     digest = _digest(body)
     text = json.dumps({"sha256": digest, "report": body}, indent=2, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself must survive a power cut
-    finally:
-        os.close(folder)
+    write_atomically(path, text)
     return digest
 
 

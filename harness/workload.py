@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 
 LENGTHS = (512, 1024, 2048, 4096, 16384, 65536, 100000, 262144, 500000, 1000000)
@@ -63,6 +64,18 @@ class Workload:
 
 
 WORKLOAD = Workload()
+
+
+def parse_lengths(text: str) -> list[int]:
+    """Return the lengths in a text such as 512,1024, for argparse's `type`.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no such list.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of lengths such as 512,1024")
+    return [int(part) for part in parts]
 
 
 def lengths_for(target: int, device: str) -> tuple[int, ...]:

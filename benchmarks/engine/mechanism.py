@@ -127,16 +127,14 @@ def recurrence(  # its tensors
     k: Tensor,
     v: Tensor,
     g: Tensor,
-    a: Tensor | None = None,
-    b: Tensor | None = None,
+    a: Tensor,
+    b: Tensor,
     state: Tensor | None = None,
     bounds: Tensor | None = None,
-    u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute S_t = diag(exp(g_t)) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T, o_t = S_t^T q_t.
 
-    All in the tensors' dtype, `[B, T, H, *]`; without `a` and `b` the product is omitted. With a
-    bonus u `[H, K]`, o_t = (S_{t-1} + diag(u) k_t v_t^T)^T q_t.
+    All in the tensors' dtype, `[B, T, H, *]`.
     """
     edges = [0, q.shape[1]] if bounds is None else bounds.tolist()
     sequences = q.shape[0] if bounds is None else len(edges) - 1
@@ -146,12 +144,9 @@ def recurrence(  # its tensors
     for n, (first, last) in enumerate(pairwise(edges)):
         S = start if bounds is None else start[n : n + 1]
         for t in range(first, last):
+            removed = b[:, t, :, :, None] * (a[:, t, :, :, None] * S).sum(-2, keepdim=True)
             written = k[:, t, :, :, None] * v[:, t, :, None]
-            kept = g[:, t, :, :, None].exp() * S + written
-            if a is not None and b is not None:
-                kept = kept + b[:, t, :, :, None] * (a[:, t, :, :, None] * S).sum(-2, keepdim=True)
-            read = kept if u is None else S + u[..., None] * written
-            outputs.append((q[:, t, :, :, None] * read).sum(-2))
-            S = kept
+            S = g[:, t, :, :, None].exp() * S + written + removed
+            outputs.append((q[:, t, :, :, None] * S).sum(-2))
         finals.append(S)
     return torch.stack(outputs, 1), torch.cat(finals)

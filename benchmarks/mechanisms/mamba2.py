@@ -26,10 +26,10 @@ from benchmarks.engine.mechanism import (
     imported,
     noise,
     one_by_one,
-    recurrence,
     steps,
 )
 from quasar_kernels.blocks.chunked import decayed_attention
+from quasar_kernels.decay_reference import ssd_recurrence
 
 STATE = 64
 """State size: the default of quasar_kernels.blocks.Mamba2."""
@@ -106,9 +106,7 @@ def make_sequential(device: str) -> Calls:
     """Return calls that compute the definition token by token."""
 
     def recur(x: Inputs, state: Tensor | None) -> Tensor:
-        C, B = (x[name].expand(-1, -1, HEADS, -1) for name in ("C", "B"))
-        decays = (x["dt"] * x["A"])[..., None]
-        return recurrence(C, B, x["dt"][..., None] * x["x"], decays, state=state)[0]
+        return ssd_recurrence(**x, initial_state=state, dtype=torch.float32)[0]
 
     return calls(draw, exact, device, **one_by_one(recur, like="x"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from benchmarks.cases.wkv6 import draw
@@ -16,9 +17,9 @@ from benchmarks.engine.mechanism import (
     calls,
     of_fla,
     one_by_one,
-    recurrence,
 )
 from quasar_kernels.blocks.chunked import decayed_attention
+from quasar_kernels.decay_reference import wkv6_recurrence
 
 
 def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -48,8 +49,7 @@ def make_sequential(device: str) -> Calls:
     """Return the calls of the definition."""
 
     def recur(x: Inputs, state: Tensor | None) -> Tensor:
-        r, k, v, w, u = x.values()
-        return recurrence(r, k, v, w, state=state, u=u)[0]
+        return wkv6_recurrence(**x, initial_state=state, dtype=torch.float32)[0]
 
     return calls(draw, exact, device, **one_by_one(recur))
 

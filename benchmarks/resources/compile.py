@@ -40,7 +40,7 @@ import triton
 from benchmarks.resources import cache
 from benchmarks.resources import table as kernel_resources
 from benchmarks.resources.cubin import output, resource_usage
-from benchmarks.resources.table import NO_KERNEL, Compiled, Resources, Table, dump_rows, load_rows
+from benchmarks.resources.table import NO_KERNEL, ROWS, Compiled, Resources, Table
 from quasar_kernels.blocks.ssd_triton.specs import ssd_specs
 from quasar_kernels.blocks.wkv6_triton.specs import wkv6_specs
 from quasar_kernels.compile_failures import explain
@@ -130,7 +130,7 @@ def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
     for name, of in sorted(usage.items()):
         needs = Resources(of.registers, of.stack, spills[name], of.static + of.dynamic)
         rows.append(_fitted(f"{source.name}: {name}", arch, needs, limit))
-    return rows or [Compiled(source.name, arch, skipped=True)]
+    return rows or [Compiled(source.name, arch)]
 
 
 def described(arch: int = 90) -> list[CompileSpec]:
@@ -186,10 +186,10 @@ def compile_all(archs: Sequence[int], match: str = "", *, keep: bool = False) ->
 
 def _empty(rows: Sequence[Compiled]) -> Iterator[Compiled]:
     """Yield an error for each file that holds a kernel for no architecture at all."""
-    somewhere = {row.kernel.partition(":")[0] for row in rows if not row.skipped}
-    for name in sorted({row.kernel for row in rows} - somewhere):
-        if ":" not in name:
-            yield Compiled(name, max(ARCHITECTURES), error="holds no kernel for any architecture")
+    nowhere = {row.kernel for row in rows if row.needs is None and not row.error}
+    somewhere = {row.kernel.partition(":")[0] for row in rows if row.needs or row.error}
+    for name in sorted(nowhere - somewhere):
+        yield Compiled(name, max(ARCHITECTURES), error="holds no kernel for any architecture")
 
 
 _jobs: list[_Job] = []
@@ -211,13 +211,13 @@ def _kept(job: _Job) -> list[Compiled]:
     name = cache.digest([*_tools, job.name, str(job.arch), *job.parts()]) + ".json"
 
     def make(file: Path) -> None:
-        file.write_text(dump_rows(job.compile()))
+        file.write_bytes(ROWS.dump_json(job.compile()))
 
     def load() -> list[Compiled]:
         path = cache.entry(name, make)
         try:
-            rows = load_rows(path.read_text())
-        except (ValueError, TypeError, KeyError):  # it is damaged
+            rows = ROWS.validate_json(path.read_bytes())
+        except ValueError:  # it is damaged
             rows = []
         if not rows or any(row.error for row in rows):
             path.unlink(missing_ok=True)
@@ -269,10 +269,10 @@ def _lines(rows: Sequence[Compiled]) -> str:
     width = max(len(row.kernel) for row in rows)
     lines = [f"{'kernel':{width}}  sm_  registers  stack B  spills B  shared B"]
     for r in rows:
-        n = r.needs
+        n = r.needs or Resources()
         lines.append(
             f"{r.kernel:{width}}  {r.arch:3}  {n.registers:9}  {n.stack:7}  {n.spills:8}  "
-            f"{n.shared:8}  {r.error or (NO_KERNEL if r.skipped else '')}".rstrip()
+            f"{n.shared:8}  {r.error or ('' if r.needs else NO_KERNEL)}".rstrip()
         )
     return "\n".join(lines)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from pydantic import TypeAdapter
 
 from benchmarks.engine.results import ROOT
 from benchmarks.resources.cubin import output
@@ -51,46 +52,38 @@ class Resources:
 class Compiled:
     """One kernel on one architecture; `error` is empty if it compiled and fits.
 
-    If `skipped`, `kernel` is a .cu file without a kernel for the architecture.
+    If it has neither `needs` nor an error, `kernel` is a .cu file without a kernel for this GPU.
     """
 
     kernel: str
     arch: int
-    needs: Resources = Resources()
+    needs: Resources | None = None
     error: str = ""
-    skipped: bool = False
+
+
+ROWS = TypeAdapter(list[Compiled])
+"""Reads and writes results as JSON."""
+
+Key = tuple[str, int]
+"""A kernel, or a .cu file without one, and an architecture."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Resources by kernel and architecture, skipped files, and the compilers' versions."""
+    """Resources by kernel and architecture, None if a file has no kernel; compilers' versions."""
 
     compilers: Mapping[str, str]
-    needs: Mapping[tuple[str, int], Resources]
-    skipped: frozenset[tuple[str, int]]
+    rows: dict[Key, Resources | None]
 
-
-def dump_rows(rows: Sequence[Compiled]) -> str:
-    """Return rows as JSON."""
-    return json.dumps([asdict(row) for row in rows], indent=1) + "\n"
-
-
-def load_rows(text: str) -> list[Compiled]:
-    """Read the JSON of `dump_rows`.
-
-    Raises:
-        ValueError, TypeError, KeyError: the text has another form.
-    """
-    return [Compiled(**{**row, "needs": Resources(**row["needs"])}) for row in json.loads(text)]
+    @property
+    def needs(self) -> dict[Key, Resources]:
+        """The resources of all kernels."""
+        return {key: needs for key, needs in self.rows.items() if needs is not None}
 
 
 def make_table(rows: Sequence[Compiled], compilers: Mapping[str, str]) -> Table:
     """Return the table of all rows without errors."""
-    return Table(
-        compilers,
-        {(r.kernel, r.arch): r.needs for r in rows if not r.error and not r.skipped},
-        frozenset((r.kernel, r.arch) for r in rows if r.skipped),
-    )
+    return Table(compilers, {(r.kernel, r.arch): r.needs for r in rows if not r.error})
 
 
 def compiler_versions(nvcc: Path | None) -> dict[str, str]:
@@ -111,10 +104,8 @@ def compiler_versions(nvcc: Path | None) -> dict[str, str]:
 def dump(table: Table) -> str:
     """Return the table as JSON with one line for each kernel, so that diffs are readable."""
     kernels: dict[str, dict[str, Any]] = {}
-    for (name, arch), needs in table.needs.items():
-        kernels.setdefault(name, {})[str(arch)] = astuple(needs)
-    for name, arch in sorted(table.skipped):
-        kernels.setdefault(name, {})[str(arch)] = NO_KERNEL
+    for (name, arch), needs in table.rows.items():
+        kernels.setdefault(name, {})[str(arch)] = astuple(needs) if needs else NO_KERNEL
     lines = [f"  {json.dumps(name)}: {json.dumps(kernels[name])}" for name in sorted(kernels)]
     columns = [field.name for field in fields(Resources)]
     return (
@@ -126,16 +117,12 @@ def dump(table: Table) -> str:
 def load(text: str) -> Table:
     """Read the JSON of `dump`."""
     content = json.loads(text)
-    needs, skipped = {}, set()
-    for name, archs in content["kernels"].items():
-        for arch, row in archs.items():
-            if row == NO_KERNEL:
-                skipped.add((name, int(arch)))
-            else:
-                needs[name, int(arch)] = Resources(
-                    **dict(zip(content["columns"], row, strict=True))
-                )
-    return Table(content["compilers"], needs, frozenset(skipped))
+    rows = {
+        (name, int(arch)): None if row == NO_KERNEL else Resources(*row)
+        for name, archs in content["kernels"].items()
+        for arch, row in archs.items()
+    }
+    return Table(content["compilers"], rows)
 
 
 def compare(kept: Table, current: Table) -> tuple[list[str], list[str]]:
@@ -153,26 +140,18 @@ def compare(kept: Table, current: Table) -> tuple[list[str], list[str]]:
         for name in other
     ]
     wrong = []
-    for key in sorted({*kept.needs, *current.needs}):
-        old, new = kept.needs.get(key), current.needs.get(key)
-        if old == new:
-            continue
-        where = f"{key[0]}, sm_{key[1]}"
-        if old is None or new is None:
-            wrong.append(f"{where}: " + ("not in the table" if old is None else "no longer there"))
-        elif not set(_made_by(*key)) & set(other):
-            wrong.append(f"{where}: " + _changes(old, new))
+    for key in sorted(kept.rows | current.rows):
+        old, new = (_told(table, key) for table in (kept, current))
+        listed = key in kept.needs and key in current.needs
+        if old != new and not (listed and set(_made_by(*key)) & set(other)):
+            wrong.append(f"{key[0]}, sm_{key[1]}: {old} -> {new}")
     return wrong, notes
 
 
 def restrict(table: Table, archs: Sequence[int], match: str) -> Table:
     """Return the rows of these architectures whose kernels' names contain `match`."""
-
-    def matches(key: tuple[str, int]) -> bool:
-        return key[1] in archs and match in key[0]
-
-    needs = {key: row for key, row in table.needs.items() if matches(key)}
-    return Table(table.compilers, needs, frozenset(filter(matches, table.skipped)))
+    rows = {key: of for key, of in table.rows.items() if key[1] in archs and match in key[0]}
+    return Table(table.compilers, rows)
 
 
 def _made_by(kernel: str, arch: int) -> tuple[str, ...]:
@@ -181,11 +160,11 @@ def _made_by(kernel: str, arch: int) -> tuple[str, ...]:
     return ("triton", "ptxas from sm_100" if arch >= 100 else "ptxas")
 
 
-def _changes(old: Resources, new: Resources) -> str:
-    pairs = [
-        (field.name, getattr(old, field.name), getattr(new, field.name)) for field in fields(old)
-    ]
-    return ", ".join(f"{name} {a} -> {b}" for name, a, b in pairs if a != b)
+def _told(table: Table, key: Key) -> str:
+    if key not in table.rows:
+        return "not listed"
+    needs = table.rows[key]
+    return ", ".join(f"{n} {of}" for n, of in asdict(needs).items()) if needs else NO_KERNEL
 
 
 _INTRODUCTION = f"""\
@@ -199,10 +178,10 @@ wgmma. A .cu file for some GPUs only has `{NO_KERNEL}` for the others, which use
 
 def page(table: Table) -> str:
     """Return the page of docs, with a row for each kernel and a column for each architecture."""
-    archs = sorted({arch for _, arch in (*table.needs, *table.skipped)})
+    archs = sorted({arch for _, arch in table.rows})
     listed = {name for name, _ in table.needs}
     files = {name.partition(":")[0] for name in listed}
-    listed |= {name for name, _ in table.skipped if name not in files}
+    listed |= {name for name, _ in table.rows if name not in files}
     versions = ", ".join(f"{name} {version}" for name, version in table.compilers.items())
     spilling = sum(needs.spills > 0 for needs in table.needs.values())
     most = max((of.shared for (name, _), of in table.needs.items() if ".cu" not in name), default=0)
@@ -229,8 +208,8 @@ def page(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(table: Table, key: tuple[str, int]) -> str:
+def _cell(table: Table, key: Key) -> str:
     if key not in table.needs:
-        return NO_KERNEL if (key[0].partition(":")[0], key[1]) in table.skipped else "-"
+        return NO_KERNEL if (key[0].partition(":")[0], key[1]) in table.rows else "-"
     needs = table.needs[key]
     return f"{needs.registers} / {needs.spills} / {needs.shared / 1024:.3g}"

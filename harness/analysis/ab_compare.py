@@ -32,7 +32,7 @@ from harness.measuring.runner import (
 from harness.measuring.trees import whole_tree
 from harness.sample import Correctness
 from harness.terminal import Progress
-from harness.workload import WORKLOAD
+from harness.workload import WORKLOAD, parse_lengths
 from quasar_kernels.line_plot import Line, line_plot
 
 BLOCKS = 7
@@ -194,7 +194,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("a", help="folder of a fork or an overlay, or a commit")
     parser.add_argument("b", help="another one")
     parser.add_argument("--repo", type=Path, default=Path(), help="the clone that has the commits")
-    parser.add_argument("--lengths", default="2048", help="sequence lengths, such as 512,1024")
+    parser.add_argument(
+        "--lengths", type=parse_lengths, default="2048", help="sequence lengths, such as 512,1024"
+    )
     parser.add_argument(
         "--blocks",
         "--pairs",
@@ -209,12 +211,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ungated", action="store_true", help="time unchecked code")
     parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
     arguments = parser.parse_args(argv)
-    try:
-        lengths = [int(part) for part in arguments.lengths.split(",")]
-    except ValueError:
-        parser.error(f"--lengths {arguments.lengths!r} is not a list of lengths such as 512,1024")
-    if arguments.blocks < LEAST_BLOCKS or min(lengths) < 1:
-        parser.error(f"--blocks must be at least {LEAST_BLOCKS}, and --lengths at least 1")
+    if arguments.blocks < LEAST_BLOCKS:
+        parser.error(f"--blocks must be at least {LEAST_BLOCKS}")
     progress = Progress()
     comparison = Comparison(
         *(Options(arguments.device, arguments.timeout), arguments.blocks),
@@ -227,7 +225,7 @@ def main(argv: Sequence[str]) -> int:
             checked_out(arguments.b, arguments.repo) as b,
         ):
             results = []
-            for length, one in comparison.run(a, b, lengths):
+            for length, one in comparison.run(a, b, arguments.lengths):
                 results.append((length, one))
                 sys.stdout.write(f"{length:>9} tokens: {one}\n")
                 sys.stdout.flush()

@@ -1,20 +1,15 @@
-"""The samples of each length as a table, for a terminal, a log or a page."""
+"""The samples of each length as a Markdown table, for a terminal, a log or a page."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, TextIO
 
 from harness.claim.rejection import rejection
 from harness.hardware.roofline import hardware_bound
 from harness.sample import Failure, Sample
 from harness.terminal import printable
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 HEADER = (
     *("tokens", "runs", "slowest tokens/s", "median", "spread", "of bound", "cold / loop"),
@@ -77,55 +72,19 @@ def failure_lines(failures: Iterable[Failure]) -> list[str]:
     alike: dict[str, list[int]] = {}
     for failure in failures:
         alike.setdefault(f"{failure.kind}: {printable(failure.reason)}", []).append(failure.length)
-    return [
-        f"{', '.join(map(str, sorted(lengths))):>9} {reason}" for reason, lengths in alike.items()
-    ]
+    return [f"{', '.join(map(str, sorted(lengths)))} {reason}" for reason, lengths in alike.items()]
 
 
 def table(samples: Sequence[Sample], failures: Iterable[Failure] = ()) -> str:
-    """Return a line for each length, for a log or a file."""
+    """Return a Markdown table in aligned columns, a row for each length, and the failures below."""
     cells = [HEADER, *rows(samples)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADER) - 1)]
     lines = [
-        "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
+        " | ".join(
+            [*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
+        )
         for row in cells
     ]
-    return "\n".join([*lines, *failure_lines(failures)])
-
-
-def markdown(samples: Sequence[Sample], failures: Iterable[Failure] = ()) -> str:
-    """Return the same as a Markdown table, failures as a list below it."""
-    cells = [HEADER, ("---:",) * (len(HEADER) - 1) + ("---",), *rows(samples)]
-    lines = ["| " + " | ".join(row) + " |" for row in cells]
-    items = [f"- {line.strip()}" for line in failure_lines(failures)]
-    return "\n".join([*lines, *([""] if items else []), *items]) + "\n"
-
-
-def rich_table(samples: Sequence[Sample], failures: Iterable[Failure] = ()) -> Table:
-    """Return the same for a terminal; lengths with rejected samples are red."""
-    from rich.table import Table
-    from rich.text import Text  # a str would be read as markup
-
-    caption = "\n".join(failure_lines(failures))
-    made = Table(caption=Text(caption) if caption else None, caption_style="red")
-    for name in HEADER:
-        made.add_column(name, justify="left" if name == "note" else "right", overflow="fold")
-    for row in rows(samples):
-        made.add_row(*map(Text, row), style=None if row[-1] == "checked" else "red")
-    return made
-
-
-def show_table(
-    samples: Sequence[Sample],
-    failures: Iterable[Failure] = (),
-    stream: TextIO | None = None,
-) -> None:
-    """Print the table: in colours on a terminal, else as plain lines."""
-    stream = stream or sys.stdout
-    if stream.isatty():
-        from rich.console import Console
-
-        Console(file=stream).print(rich_table(samples, failures))
-    else:
-        stream.write(table(samples, failures) + "\n")
-        stream.flush()
+    lines.insert(1, " | ".join([*("-" * (width - 1) + ":" for width in widths), "---"]))
+    items = [f"- {line}" for line in failure_lines(failures)]
+    return "\n".join([*(f"| {line} |" for line in lines), *[""] * bool(items), *items]) + "\n"

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from harness.hardware.roofline import bytes_per_token, operations_per_token
-from harness.workload import LENGTHS, WORKLOAD, Workload
+from harness.workload import LENGTHS, WORKLOAD
 from quasar_kernels.memory import Way, is_fused, largest_length, peak_bytes
 
 OTHERS_GIB = 1.25
@@ -99,13 +99,12 @@ def known(name: str) -> Gpu | None:
     )
 
 
-def published_bound(gpu: Gpu, workload: Workload = WORKLOAD) -> float:
+def published_bound(gpu: Gpu) -> float:
     """Return the hardware bound in tokens/s: inputs read and outputs written once, and products.
 
     It uses the vendor's specification; `roofline` uses the clocks of the present card.
     """
-    moved, done = bytes_per_token(workload), operations_per_token(workload)
-    return min(gpu.bandwidth / moved, gpu.operations / done)
+    return min(gpu.bandwidth / bytes_per_token(), gpu.operations / operations_per_token())
 
 
 def room(memory_gib: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.hardware.machine import Environment
-from harness.workload import WORKLOAD, Workload
+from harness.workload import WORKLOAD
 
 TENSOR_OPERATIONS = {
     "8.0": 2048,
@@ -20,24 +20,24 @@ TENSOR_OPERATIONS = {
 architecture papers. If cards of one capability differ, this is the fastest."""
 
 
-def bytes_per_token(workload: Workload = WORKLOAD) -> int:
+def bytes_per_token() -> int:
     """Return the least bytes moved per token: reading the fp32 input, writing the bf16 output."""
-    return (4 + 2) * workload.hidden_size
+    return (4 + 2) * WORKLOAD.hidden_size
 
 
-def operations_per_token(workload: Workload = WORKLOAD) -> int:
+def operations_per_token() -> int:
     """Return the least operations per token: the layer's products and one step of its state.
 
     The products are those of q, k, v, the output and the gate of rank `head_dim`; a step
     multiplies the state by k, updates it, and multiplies it by q.
     """
-    hidden, size = workload.hidden_size, workload.head_dim
-    width = workload.num_heads * size
+    hidden, size = WORKLOAD.hidden_size, WORKLOAD.head_dim
+    width = WORKLOAD.num_heads * size
     products = 4 * hidden * width + hidden * size + size * width
-    return 2 * (products + 3 * workload.num_heads * size * size)
+    return 2 * (products + 3 * WORKLOAD.num_heads * size * size)
 
 
-def hardware_bound(machine: Environment | None, workload: Workload = WORKLOAD) -> float | None:
+def hardware_bound(machine: Environment | None) -> float | None:
     """Return the hardware bound of this GPU at its highest clocks, in tokens/s.
 
     None for a CPU, or if the machine's figures are unknown.
@@ -48,11 +48,11 @@ def hardware_bound(machine: Environment | None, workload: Workload = WORKLOAD) -
     if machine.memory_bus_bits and machine.memory_clock_max_mhz:
         # two transfers per clock of NVML
         moved = machine.memory_bus_bits / 8 * 2 * machine.memory_clock_max_mhz * 1e6
-        rates.append(moved / bytes_per_token(workload))
+        rates.append(moved / bytes_per_token())
     per_clock = TENSOR_OPERATIONS.get(machine.compute_capability or "")
     if per_clock and machine.multiprocessors and machine.sm_clock_max_mhz:
         done = per_clock * machine.multiprocessors * machine.sm_clock_max_mhz * 1e6
-        rates.append(done / operations_per_token(workload))
+        rates.append(done / operations_per_token())
     return min(rates, default=None)
 
 

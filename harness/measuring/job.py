@@ -12,15 +12,12 @@ from harness.sample import Kind
 
 
 class Exit(IntEnum):
-    """Exit status of a worker. Only the reply counts; the status is for the log."""
+    """Exit status of a worker; where it has sent a reply, the reply alone counts."""
 
     DONE = 0
     BAD_JOB = 2
     PARENT_GONE = 3
-    OUT_OF_MEMORY = 4
     CRASH = 5
-    GATE = 6
-    IMPORT = 7
 
 
 class Job(Frozen):
@@ -53,12 +50,11 @@ class Job(Frozen):
 
 
 class Reply(Frozen):
-    """A worker's reply: a `body` for its task, or a failure with its remedy."""
+    """A worker's reply: a `body` for its task, or a failure."""
 
     nonce: str
     failure: Kind | None = None
     reason: str = ""
-    remedy: str = ""
     body: dict[str, JsonValue] | None = None
 
 

@@ -6,10 +6,10 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
@@ -39,29 +39,11 @@ DEFAULT = Options()
 
 Model = TypeVar("Model", bound=BaseModel)
 
+Measure = Callable[..., Sample]
+"""`measure`, or a fake."""
 
-class Measure(Protocol):
-    """`measure`, or a fake."""
-
-    def __call__(
-        self,
-        tree: Path,
-        length: int,
-        options: Options,
-        *,
-        cross_check: bool = True,
-        proven: bool = False,
-        cold_cache: bool = False,
-        gpu_lock: Path | None = None,
-    ) -> Sample:
-        """Time one length in a fresh process."""
-
-
-class CheckTree(Protocol):
-    """`check`, or a fake."""
-
-    def __call__(self, tree: Path, length: int, options: Options) -> Correctness:
-        """Check one tree in a fresh process."""
+CheckTree = Callable[..., Correctness]
+"""`check`, or a fake."""
 
 
 def probe(options: Options = DEFAULT) -> Environment:
@@ -274,7 +256,7 @@ def read_reply(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]
     if not secrets.compare_digest(reply.nonce.encode(), nonce.encode()):
         raise failure("the result did not come from the worker", "protocol")
     if reply.failure is not None:
-        # The code under test may have worded both, so its remedy is never shown.
+        # The code under test may have worded the reason.
         reason = printable(" ".join(reply.reason.split()))
         raise failure(
             reason, reply.failure, import_remedy(reason) if reply.failure == "import" else ""

@@ -68,6 +68,10 @@ class Recorder:
         """A round has ended: everything that was measured so far."""
 
 
+COOLING_SECONDS = 30.0
+"""The pause after a sample that does not count."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """The requirements of a measurement, and the consequences of a failure.
@@ -77,14 +81,12 @@ class Policy:
         cold: lengths whose first sample starts with empty kernel caches.
         attempts: samples of a length in a row of which one must count (`claim.rejection`);
             1 counts every sample.
-        cooling_seconds: the pause after a sample that does not count.
         left_out: kinds of failure that cost a length its samples; others end the measurement.
     """
 
     checked: bool = True
     cold: Container[int] = ()
     attempts: int = 1
-    cooling_seconds: float = 30.0
     left_out: frozenset[Kind] = frozenset()
 
 
@@ -180,7 +182,7 @@ class Sampler:
                 self.recorder.failed(length, error)
         self._require_quiet()
         if self._disturbed:
-            self.wait(self.policy.cooling_seconds)
+            self.wait(COOLING_SECONDS)
 
     def _require_quiet(self) -> None:
         """Raise a MeasurementError when too many samples of a length in a row do not count."""

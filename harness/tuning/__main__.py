@@ -20,20 +20,9 @@ from pathlib import Path
 from harness.analysis.ab_compare import BLOCKS
 from harness.imports import install_command
 from harness.terminal import ends_quietly
+from harness.workload import parse_lengths
 
 EX_CONFIG = 78
-
-
-def lengths(text: str) -> list[int]:
-    """Return the lengths in a text such as 512,1024, shortest first.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is not such a list.
-    """
-    values = sorted(int(part) for part in text.split(",") if part.isdecimal() and int(part))
-    if len(values) != len(text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of lengths such as 512,1024")
-    return values
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -41,7 +30,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trials", type=int, default=100, help="of the whole study (100)")
     parser.add_argument("--seconds", type=float, default=600.0, help="for this run (600)")
-    parser.add_argument("--lengths", type=lengths, default="16384,100000,1000000", help="in tokens")
+    parser.add_argument(
+        "--lengths", type=parse_lengths, default="16384,100000,1000000", help="in tokens"
+    )
     parser.add_argument("--storage", default="tuning.sqlite", help="SQLite file, or a database URL")
     parser.add_argument("--out", type=Path, default=Path("tuned-here.json"))
     parser.add_argument(
@@ -88,7 +79,8 @@ def main(argv: list[str] | None = None) -> int:
     from harness.tuning.searchers import further_gpus, searchers
     from harness.tuning.study import best_tiles, conclude, done, open_study, search
 
-    candidates = Candidates(arguments.lengths)
+    lengths = sorted(arguments.lengths)
+    candidates = Candidates(lengths)
     data = arguments.overlay and arguments.overlay / TUNED
     kept = tiles_of(json.loads(data.read_text()), candidates.gpu) if data else {}
     start = {**candidates.shipped, **kept, **arguments.start}
@@ -110,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     blocks = candidates.compare(start, best_tiles(study), BLOCKS)
     tiles, gain, evidence = conclude(study, blocks)
     sys.stdout.write(f"A is the start, B the best of the search. {gain}\n")
-    result = {**candidates.gpu, "tiles": tiles, "lengths": arguments.lengths, "evidence": evidence}
+    result = {**candidates.gpu, "tiles": tiles, "lengths": lengths, "evidence": evidence}
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     if data and evidence["taken"]:
         entered = with_tiles(json.loads(data.read_text()), result)

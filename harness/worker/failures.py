@@ -6,16 +6,13 @@ from typing import TypedDict
 
 from harness.sample import Kind
 
-SHORTER = "Measure shorter lengths; `python scripts/gpu_info.py` prints the longest that fits."
-
 
 class WorkerError(Exception):
     """A failure whose kind is known."""
 
-    def __init__(self, reason: str, kind: Kind, remedy: str = "") -> None:
+    def __init__(self, reason: str, kind: Kind) -> None:
         super().__init__(reason)
         self.kind: Kind = kind
-        self.remedy = remedy
 
 
 def _out_of_memory(error: BaseException) -> bool:
@@ -34,15 +31,12 @@ class FailureFields(TypedDict):
 
     reason: str
     kind: Kind
-    remedy: str
 
 
 def describe_failure(error: Exception) -> FailureFields:
-    """Return the kind, reason and remedy of an exception."""
+    """Return the kind and the reason of an exception."""
     if isinstance(error, WorkerError):
-        return {"reason": str(error), "kind": error.kind, "remedy": error.remedy}
+        return {"reason": str(error), "kind": error.kind}
     first = (str(error).splitlines() or [""])[0]
     reason = f"{type(error).__name__}: {first}"
-    if _out_of_memory(error):
-        return {"reason": reason, "kind": "out_of_memory", "remedy": SHORTER}
-    return {"reason": reason, "kind": "crash", "remedy": ""}
+    return {"reason": reason, "kind": "out_of_memory" if _out_of_memory(error) else "crash"}

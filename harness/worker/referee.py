@@ -144,9 +144,9 @@ class SubjectProxy:
 
 
 def _failure_of(failure: dict[str, Any]) -> WorkerError:
-    reason, remedy = (str(failure.get(name, ""))[:2000] for name in ("reason", "remedy"))
+    reason = str(failure.get("reason", ""))[:2000]
     kinds: dict[str, Kind] = {kind: kind for kind in _KINDS}
-    return WorkerError(reason, kinds.get(str(failure.get("kind")), "protocol"), remedy)
+    return WorkerError(reason, kinds.get(str(failure.get("kind")), "protocol"))
 
 
 def device_of(name: str) -> torch.device:

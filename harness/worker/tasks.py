@@ -173,8 +173,6 @@ _TASKS = {
 WITH_SUBJECT = frozenset({"import", "check", "time", "prove"})
 """The tasks that need the code under test."""
 
-_STATUS = {"gate": Exit.GATE, "import": Exit.IMPORT, "out_of_memory": Exit.OUT_OF_MEMORY}
-
 
 def answer(job: Job, subject: SubjectProxy | None) -> Exit:
     """Do the job and write the reply to its descriptor; return the status to exit with."""
@@ -197,10 +195,5 @@ def perform(job: Job, subject: SubjectProxy | None) -> tuple[Reply, Exit]:
         if not isinstance(error, WorkerError):
             traceback.print_exc()
         failure = describe_failure(error)
-        reply = Reply(
-            nonce=job.nonce,
-            failure=failure["kind"],
-            reason=failure["reason"],
-            remedy=failure["remedy"],
-        )
-        return reply, _STATUS.get(failure["kind"], Exit.CRASH)
+        reply = Reply(nonce=job.nonce, failure=failure["kind"], reason=failure["reason"])
+        return reply, Exit.CRASH

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 from pydantic import SecretStr
 
+from harness.files import write_atomically
 from neurons.embedded.log_tail import LogTail
 from neurons.embedded.participants import CHUNKS, Entry, start_miner, submit_cheat
 from neurons.embedded.results import Results, are_as_they_should_be
@@ -30,7 +31,7 @@ from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.identity import Identity, create_throwaway
 from neurons.runtime.loading import environment
 from neurons.runtime.observe import get_logger
-from neurons.runtime.process import Stopped, write_atomically
+from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
 
 DATABASE = "competition.db"

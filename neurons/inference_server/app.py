@@ -1,13 +1,16 @@
-"""The routes of the inference server: limits, the queue, and an end where the client has gone."""
+"""The routes of the inference server: limits, the queue, and an end where the client has gone.
+
+Validators' requests have a reserved place in the queue.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Collection
+import time
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -16,9 +19,11 @@ from prometheus_client import generate_latest as metrics_text
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from neurons.inference_server.access import ValidatorRequests, client_of
 from neurons.inference_server.queue import Decodes, Decoding, Full, Generation, Job
+from neurons.runtime.addresses import client_of, parse_ip
 from neurons.wire.inference_protocol import Health, InferenceReply, InferenceRequest, ModelInfo
+from neurons.wire.protocol import HOTKEY_HEADER
+from neurons.wire.signed_request import NotSigned, check_signed_request
 
 LOADING_SECONDS, BUSY_SECONDS = 10, 2
 """Retry-After while the model loads, and while the queue is full."""
@@ -37,6 +42,33 @@ class Limits:
     prompt: int
     new: int
     body: int = 2**20
+
+
+class ValidatorRequests:
+    """Knows requests that a validator has signed as a whole; each counts once.
+
+    Args:
+        hotkeys: the validators' ss58 addresses.
+    """
+
+    def __init__(self, hotkeys: Collection[str]) -> None:
+        self._hotkeys = frozenset(hotkeys)
+        self._used: dict[str, int] = {}
+
+    def take(self, path: str, headers: Mapping[str, str], body: bytes) -> bool:
+        """Return whether a POST is a validator's, made within a minute and not seen before."""
+        if headers.get(HOTKEY_HEADER) not in self._hotkeys:
+            return False
+        now = time.time()
+        try:
+            request = check_signed_request("POST", path, headers, body, now)
+        except NotSigned:
+            return False
+        self._used = {one: end for one, end in self._used.items() if end > now}
+        if request.nonce in self._used:
+            return False
+        self._used[request.nonce] = request.expires_at
+        return True
 
 
 class Metrics:
@@ -105,14 +137,14 @@ def create_app(
 
     @app.post("/inference")
     async def inference(request: Request) -> InferenceReply:
-        began = perf_counter()
+        began = time.perf_counter()
         try:
             job = await _queued(request, decoding, limits, signed)
             answer = await _answer(request, job)
         except HTTPException as error:
             metrics.requests.labels(OUTCOMES.get(error.status_code, "refused")).inc()
             raise
-        metrics.note(answer, perf_counter() - began)
+        metrics.note(answer, time.perf_counter() - began)
         if answer.captured and not all(map(math.isfinite, answer.captured)):
             raise HTTPException(500, "The model computes logits that are not finite")
         return InferenceReply(
@@ -129,7 +161,9 @@ async def _queued(
     decoder = _ready(decoding)
     data = await _read(request, limits.body)
     body = _checked(_parsed(data), decoder, limits)
-    client = client_of(request.client.host if request.client else "")
+    host = request.client.host if request.client else ""
+    ip = parse_ip(host)
+    client = client_of(ip) if ip else host
     path, headers = request.url.path, request.headers
     reserved = await asyncio.to_thread(signed.take, path, headers, data)
     try:

@@ -32,10 +32,6 @@ Compiler = str | Callable[..., Any]
 log = get_logger("inference")
 
 
-class Cancelled(Exception):
-    """The client has disconnected."""
-
-
 def load_model(name: str, device: str, dtype: str) -> Any:
     """Return the model in evaluation mode.
 
@@ -168,7 +164,7 @@ class Decoder:
             capture_at: the token, from 1, whose logits are kept.
 
         Raises:
-            Cancelled: `cancelled` became true; looked at every few tokens.
+            InterruptedError: `cancelled` became true; looked at every few tokens.
         """
         begun = time.perf_counter()
         lane = self._lane(len(prompt) + new_tokens)
@@ -180,7 +176,7 @@ class Decoder:
             if number % LOOK_STEPS == 0:
                 self._wait()  # else the host runs ahead, and the end of a request comes late
                 if cancelled():
-                    raise Cancelled
+                    raise InterruptedError
             lane.step()
             if number == capture_at:
                 captured = lane.logits.clone()

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from harness.files import write_atomically
 from harness.sample import Sample
-from neurons.runtime.process import PROGRESS, write_atomically
+from neurons.runtime.process import PROGRESS
 
 
 class Length(BaseModel):

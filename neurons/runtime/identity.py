@@ -177,13 +177,13 @@ class Neuron:
     stake: float
 
 
-def subnet_neurons(netuid: int, network: str, seconds: float = CHAIN_SECONDS) -> dict[str, Neuron]:
+def subnet_neurons(netuid: int, network: str) -> dict[str, Neuron]:
     """Read all registered hotkeys of the subnet from the chain.
 
     Raises:
-        ChainUnreachable: no reply within `seconds`, or the network is `offline`; one line.
+        ChainUnreachable: no reply in time, or the network is `offline`; one line.
     """
-    answer = _ask_chain(network, seconds, "neurons", str(netuid))
+    answer = _ask_chain(network, CHAIN_SECONDS, "neurons", str(netuid))
     return {key: Neuron(int(uid), float(stake)) for key, (uid, stake) in json.loads(answer).items()}
 
 

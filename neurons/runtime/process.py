@@ -34,15 +34,6 @@ class Stopped(QuasarError):
     """A person or the system has stopped the process; this is not an error."""
 
 
-def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Write a file that concurrent readers see whole, old or new; it is not flushed to the disk."""
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)  # a killed writer's could have another mode
-    part.touch(mode=mode)
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-
-
 def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
     """Return once the state folder's disk has space for a start; log while it has not.
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import uvicorn
 
+from harness.files import write_atomically
 from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.heartbeat import notify
-from neurons.runtime.process import write_atomically
 
 BACKLOG = 128
 """Connections that the kernel queues until the server accepts them."""

@@ -131,7 +131,7 @@ class Evaluator:
         try:
             with self.lock.shared():
                 call(
-                    *("harness.worker.machine.control:run_control", self.device),
+                    *("harness.worker.checks:run_control", self.device),
                     options=self._options(self.device, CONTROL_SECONDS),
                 )
         except MeasurementError as error:
@@ -145,11 +145,11 @@ class Evaluator:
 
     def _broken_rules(self, tree: Path) -> list[str]:
         result = call(
-            *("harness.worker.rules:find_broken_rules", str(tree)),
+            *("harness.worker.checks:find_broken_rules", str(tree)),
             options=self._options("cpu", CHECK_SECONDS),
             tree=tree,
         )
-        return [str(rule) for rule in result["sentences"]]  # type: ignore[union-attr]
+        return [str(rule) for rule in result["texts"]]  # type: ignore[union-attr]
 
     def _options(self, device: str, timeout: float, *, alone: bool = False) -> Options:
         confinement = self.confinement if alone else self.share or self.confinement

@@ -42,14 +42,6 @@ class _Busy(_NoAnswer):
     """A server that others keep busy, or a network that is slow: it may answer later."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The differences between two servers' logits."""
-
-    cosine: float
-    difference: float
-
-
 @dataclass
 class LogitVerifier:
     """Sends the same secret prompt to two servers and compares their logits.
@@ -93,7 +85,7 @@ class LogitVerifier:
             reason = f"The miner's inference server {error}"
             if isinstance(error, _Busy) and not final:
                 raise Postponed(reason) from error
-            return _outcome(submission, False, reason)
+            return _failed(submission, reason)
         return self._judge(submission, request, expected, reply)
 
     def _request(self) -> InferenceRequest:
@@ -122,38 +114,38 @@ class LogitVerifier:
         ours, theirs = expected.captured_logits or [], reply.captured_logits or []
         if len(theirs) != len(ours):
             reason = f"The miner's inference server gave {len(theirs)} logits, not {len(ours)}."
-            return _outcome(submission, False, reason)
+            return _failed(submission, reason)
         if len(reply.tokens) != request.gen_len:
             counts = f"{len(reply.tokens)} tokens, not {request.gen_len}"
-            return _outcome(submission, False, f"The miner's inference server gave {counts}.")
+            return _failed(submission, f"The miner's inference server gave {counts}.")
         chosen = reply.tokens[(request.logits_at_step or 1) - 1]
         if not 0 <= chosen < len(theirs) or theirs[chosen] < max(theirs):
             reason = "The logits are not those from which the token was chosen."
-            return _outcome(submission, False, reason)
-        apart = compare(ours, theirs)
-        passed = apart.cosine >= self.least_cosine and apart.difference <= self.most_difference
+            return _failed(submission, reason)
+        cosine, difference = compare(ours, theirs)
+        passed = cosine >= self.least_cosine and difference <= self.most_difference
         reason = (
-            f"Cosine {apart.cosine:.4f} (at least {self.least_cosine:g}), largest difference "
-            f"{apart.difference:.3g} (at most {self.most_difference:g})."
+            f"Cosine {cosine:.4f} (at least {self.least_cosine:g}), largest difference "
+            f"{difference:.3g} (at most {self.most_difference:g})."
         )
         return Verification(
             submission_id=submission.id,
             verified=passed,
-            cosine_similarity=apart.cosine,
-            max_abs_diff=min(apart.difference, 1e9),
+            cosine_similarity=cosine,
+            max_abs_diff=min(difference, 1e9),
             throughput=len(reply.tokens) / max(reply.elapsed_sec, 1e-6),
             reason=reason,
         )
 
 
-def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
+def compare(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
     """Return the cosine of two lists of logits and the largest difference; NaN passes nothing."""
     product = math.fsum(a * b for a, b in zip(ours, theirs, strict=True))
     lengths = math.sqrt(math.fsum(a * a for a in ours) * math.fsum(b * b for b in theirs))
     difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
     if not math.isfinite(product) or not lengths or not math.isfinite(lengths):
-        return Comparison(-1.0, 1e9)
-    return Comparison(max(-1.0, min(1.0, product / lengths)), difference)
+        return -1.0, 1e9
+    return max(-1.0, min(1.0, product / lengths)), difference
 
 
 def parse_servers(words: Sequence[str]) -> dict[str, str]:
@@ -162,8 +154,8 @@ def parse_servers(words: Sequence[str]) -> dict[str, str]:
     return {hotkey: address.rstrip("/") for hotkey, address in pairs}
 
 
-def _outcome(submission: QueuedSubmission, verified: bool, reason: str) -> Verification:
-    return Verification(submission_id=submission.id, verified=verified, reason=reason[:2000])
+def _failed(submission: QueuedSubmission, reason: str) -> Verification:
+    return Verification(submission_id=submission.id, verified=False, reason=reason[:2000])
 
 
 def _ask(address: str, request: InferenceRequest, signer: Signer | None) -> InferenceReply:

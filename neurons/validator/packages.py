@@ -123,7 +123,7 @@ def _missing(confinement: Confinement | None, stop: threading.Event | None) -> s
     """Return a module that a worker cannot import, with the error; "" if none, or after a stop."""
     try:
         reply = call(
-            "harness.worker.machine.imports:find_missing",
+            "harness.worker.checks:find_missing",
             options=Options("cpu", CHECK_SECONDS, stop, confinement),
         )
     except MeasurementError as error:
@@ -131,7 +131,7 @@ def _missing(confinement: Confinement | None, stop: threading.Event | None) -> s
             return ""
         last = error.log_tail.strip().splitlines()[-1:]
         return f"the harness ({' '.join([error.reason, *last])})"
-    return ", ".join(map(str, reply["modules"]))  # type: ignore[arg-type]
+    return ", ".join(map(str, reply["texts"]))  # type: ignore[arg-type]
 
 
 def _ask_worker() -> tuple[list[str], list[str], str]:

@@ -15,10 +15,10 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from neurons.runtime.addresses import Ip, parse_ip
 from neurons.runtime.identity import ChainUnreachable, prepare_to_verify
 from neurons.runtime.observe import get_logger
 from neurons.validator_api.api import Api
-from neurons.validator_api.competition.bans import Ip, parse_ip
 from neurons.validator_api.database.storage import DatabaseAway
 from neurons.validator_api.routes import miners, pages, public, validators
 from neurons.validator_api.routes.errors import answer_errors

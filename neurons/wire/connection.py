@@ -174,7 +174,7 @@ class Connection:
 
 
 class Limiter:
-    """Allows at most `count` requests in any `window` seconds, and delays further ones.
+    """Allows at most `count` requests in any minute, and delays further ones.
 
     Args:
         wait: waits for a number of seconds.
@@ -186,15 +186,14 @@ class Limiter:
         count: int,
         wait: Callable[[float], object],
         clock: Callable[[], float] = time.monotonic,
-        window: float = 60.0,
     ) -> None:
         self._sent: deque[float] = deque(maxlen=count)
-        self._wait, self._clock, self._window = wait, clock, window
+        self._wait, self._clock = wait, clock
 
     def __call__(self) -> None:
         """Wait until a request may be sent, and count it."""
         if len(self._sent) == self._sent.maxlen:
-            self._wait(max(0.0, self._sent[0] + self._window - self._clock()))
+            self._wait(max(0.0, self._sent[0] + 60.0 - self._clock()))
         self._sent.append(self._clock())
 
 

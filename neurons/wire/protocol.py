@@ -205,7 +205,7 @@ class Round(Message):
 
 
 Version = Literal[2] | None
-"""2 where `signature` signs `binding.bound_text`; the public wire has no such field."""
+"""2 where `signature` signs `bound_text`; the public wire has no such field."""
 
 
 class CommitRequest(Message):

@@ -1,6 +1,4 @@
-"""Runs for tests: made of entries, and committed ones with one figure replaced."""
-
-from __future__ import annotations
+"""Runs for tests: made of entries, and committed ones with one value replaced."""
 
 from datetime import date
 from typing import Any
@@ -15,22 +13,26 @@ def run_of(case: str, *entries: Entry, **fields: Any) -> Run:
     return Run(case=case, created=date(2026, 1, 2), commit="abc", entries=entries, **values)
 
 
-def changed(run: Run, path: str, value: object) -> Run:
+def changed(run: Run, table: str, name: str, value: object, **of: object) -> Run:
     """Return the run with one value replaced.
 
-    `path` is as in `calls/0/figures/graph_ms`, where the number counts the table's entries, or as
-    in `settings/claim`.
+    Args:
+        table: the entry's table, or `settings`.
+        name: as in `figures/ms`.
+        of: what names the entry, `by` included; the first one that fits is changed.
     """
     body: Any = run.model_dump(mode="json")
-    first, *rest = path.split("/")
-    if first == "settings":
-        place, last = body["settings"], rest[0]
+    if table == "settings":
+        place = body["settings"]
     else:
-        table = [entry for entry in body["entries"] if entry["table"] == first]
-        number, *keys, last = rest
-        place = table[int(number)]
-        for key in keys:
-            place = place[key]
+        place = next(
+            entry
+            for entry in body["entries"]
+            if entry["table"] == table and of.items() <= {"by": entry["by"], **entry["of"]}.items()
+        )
+    *keys, last = name.split("/")
+    for key in keys:
+        place = place[key]
     assert place.get(last) != value
     place[last] = value
     return Run.model_validate(body)

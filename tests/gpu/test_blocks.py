@@ -19,9 +19,9 @@ from quasar_kernels.blocks.wkv6_cuda.launch import wkv6_cuda
 from quasar_kernels.blocks.wkv6_triton.launch import wkv6_triton
 from quasar_kernels.decay_reference import ssd_recurrence, wkv6_recurrence
 from quasar_kernels.reference import relative_rms
-from tests.gpu.calls import ON_CUDA_KERNELS
-from tests.quasar_kernels.blocks.calls import results_and_gradients, ssd_inputs, wkv6_inputs
-from tests.quasar_kernels.inputs import packed
+from tests.gpu.calls import ON_CUDA_KERNELS, packed
+from tests.quasar_kernels.blocks.calls import Operator, ssd_inputs, wkv6_inputs
+from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR, RECURRENCE
 
 pytestmark = ON_CUDA_KERNELS
@@ -32,193 +32,28 @@ BY_FLA = {FP32: 1e-2, BF16: 3e-2}
 """What the host library's kernels are held to: their fp32 products are tf32, and decays' gradients
 are differences of sums over whole sequences."""
 dtypes = pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
-widths = pytest.mark.parametrize("width", [32, 64, 128])
+two_dtypes = pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 
 
-def draw(T, width=64, B=1, H=4, **options):
+def draw_wkv6(T, K=64, V=None, B=1, H=4, **options):
     """WKV6's inputs on the GPU."""
-    return [x.cuda() for x in wkv6_inputs(T, B, H, width, width, **options)]
+    return [x.cuda() for x in wkv6_inputs(T, B, H, K, V or K, **options)]
 
 
-def exact(*x):
-    """WKV6 in float64; long sequences by halved chunks, which a CPU's tests hold to the walk."""
-    bounds = x[6] if len(x) > 6 else None
-    state = x[5] if len(x) > 5 else None
-    wide = [y.double() for y in x[:5]]
-    if x[0].shape[1] <= 200:
-        return wkv6_recurrence(*wide, state, bounds)
-    return decayed_attention(*wide, None if state is None else state.double(), bounds)
-
-
-def check(found, wanted, limit):
-    """Every tensor is near float64's; the failure names all errors."""
-    errors = [relative_rms(x, y) for x, y in zip(found, wanted, strict=True)]
-    assert all(torch.isfinite(x).all() for x in found)
-    assert max(errors) <= limit, [f"{e:.1e}" for e in errors]
-
-
-@dtypes
-@widths
-@pytest.mark.parametrize(("T", "B"), [(1, 2), (31, 1), (300, 3), (2000, 2)])
-def test_values(dtype, width, T, B):
-    x = [*draw(T, width, B, dtype=dtype), torch.randn(B, 4, width, width, device="cuda")]
-    check(wkv6_triton(*x), exact(*x), OPERATOR[dtype])
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
-@pytest.mark.parametrize("decay", [0.001, 0.1])
-def test_long_sequences(dtype, decay):
-    x = draw(30_000, H=8, dtype=dtype, decay=decay)
-    check(wkv6_triton(*x), exact(*x), OPERATOR[dtype])
-
-
-@dtypes
-@widths
-@pytest.mark.parametrize("lengths", [None, [0, 1, 200, 64, 0, 735]], ids=["one", "packed"])
-def test_gradients(dtype, width, lengths):
-    T, N = (1500, 1) if lengths is None else (sum(lengths), len(lengths))
-    bounds = None if lengths is None else packed(lengths, "cuda")
-    x = [*draw(T, width, dtype=dtype), torch.randn(N, 4, width, width, device="cuda")]
-    found = results_and_gradients(lambda *y: wkv6_triton(*y, bounds), x)
-    wanted = results_and_gradients(lambda *y: exact(*y, bounds), x, torch.float64)
-    check(found, wanted, GRADIENT[dtype])
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
-@pytest.mark.parametrize("decay", [0.0, 1e-4, 1.0, 3.5, 30.0, 1000.0, 1e6])
-def test_any_decay(dtype, decay):
-    x = draw(1000, H=2, dtype=dtype, decay=decay)
-    found = results_and_gradients(wkv6_triton, x)
-    wanted = results_and_gradients(exact, x, torch.float64)
-    assert all(torch.isfinite(y).all() for y in found)
-    check(found[:5], wanted[:5], max(OPERATOR[dtype], GRADIENT[dtype]))
-    if decay < 10:  # beyond, the decays' own gradients are rounding
-        check(found[5:], wanted[5:], max(OPERATOR[dtype], GRADIENT[dtype]))
-
-
-def test_strong_decays_cost_their_neighbours_no_digits():
-    r, k, v, w, u = draw(500, decay=0.01)
-    w[:, 5::20] = -1e6
-    w[:, 50] = float("-inf")
-    check(wkv6_triton(r, k, v, w, u), exact(r, k, v, w.clamp(min=-1e6), u), OPERATOR[FP32])
-
-
-@pytest.mark.parametrize("segments", [1, 3, 40])
-def test_any_number_of_segments(segments):
-    x = draw(5000, dtype=FP32)
-    check(wkv6_triton(*x, segments=segments), exact(*x), OPERATOR[FP32])
-
-
-def test_halves_equal_the_whole():
-    x = draw(3000, dtype=FP32)
-    whole, final = wkv6_triton(*x)
-    first, state = wkv6_triton(*(y[:, :1234] for y in x[:4]), x[4])
-    rest, last = wkv6_triton(*(y[:, 1234:] for y in x[:4]), x[4], state)
-    check((torch.cat([first, rest], 1), last), (whole.double(), final.double()), 1e-5)
-
-
-def test_later_tokens_do_not_change_earlier_ones_and_calls_repeat():
-    x = draw(3000, dtype=BF16)
-    o, _ = wkv6_triton(*x)
-    again, _ = wkv6_triton(*x)
-    changed = [torch.cat([y[:, :1500], y[:, 1500:].flip(1)], 1) for y in x[:4]]
-    assert torch.equal(o, again)
-    assert torch.equal(o[:, :1500], wkv6_triton(*changed, x[4])[0][:, :1500])
-
-
-def test_launches_can_be_captured():
-    x = draw(2000, dtype=BF16)
-    wkv6_triton(*x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        o, _ = wkv6_triton(*x)
-    x[2].mul_(-1)
-    graph.replay()
-    assert torch.equal(o, wkv6_triton(*x)[0])
-
-
-@dtypes
-@widths
-@pytest.mark.parametrize("lengths", [None, [0, 1, 33, 64, 0, 135]], ids=["one", "packed"])
-def test_gradients_by_cuda(dtype, width, lengths):
-    T, B, N = (200, 2, 2) if lengths is None else (sum(lengths), 1, len(lengths))
-    bounds = None if lengths is None else packed(lengths, "cuda")
-    x = [*draw(T, width, B, dtype=dtype), torch.randn(N, 4, width, width, device="cuda")]
-    found = results_and_gradients(lambda *y: wkv6_cuda(*y, bounds), x)
-    wanted = results_and_gradients(lambda *y: exact(*y, bounds), x, torch.float64)
-    check(found, wanted, RECURRENCE[dtype] if dtype != FP32 else GRADIENT[FP32])
-
-
-@pytest.mark.parametrize("decay", [0.0, 1e-4, 3.5, 30.0, 1e6])
-def test_any_decay_by_cuda(decay):
-    x = draw(100, H=2, dtype=FP32, decay=decay)
-    found = results_and_gradients(wkv6_cuda, x)
-    wanted = results_and_gradients(exact, x, torch.float64)
-    check(found[:5], wanted[:5], GRADIENT[FP32])
-    assert all(torch.isfinite(y).all() for y in found)
-
-
-def test_decoding_by_cuda_is_one_walk_and_can_be_captured():
-    x, state = draw(20, B=3, dtype=BF16), torch.zeros(3, 4, 64, 64, device="cuda")
-    token = [y[:, :1].clone() for y in x[:4]]
-    wkv6_cuda(*token, x[4])
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        o, _ = wkv6_cuda(*token, x[4], state, in_place=True)
-    found = []
-    for t in range(20):
-        for held, y in zip(token, x, strict=False):
-            held.copy_(y[:, t : t + 1])
-        graph.replay()
-        found.append(o.clone())
-    check((torch.cat(found, 1), state), exact(*x), RECURRENCE[BF16])
-
-
-def test_short_calls_go_to_cuda(monkeypatch):
-    monkeypatch.setenv("QUASAR_WKV6_BACKEND", "cuda")
-    x = draw(SHORT[-1], dtype=BF16)
-    assert WKV6.backend(GPU, BF16, width=64, tokens=SHORT[-1]).name == "cuda"
-    assert torch.equal(wkv6(*x)[0], wkv6_cuda(*x)[0])
-    assert WKV6.backend(GPU, BF16, width=64, tokens=SHORT[-1]).name == "cuda"  # it did not fail
-
-
-@pytest.mark.parametrize("name", ["cuda", "triton", "fla-core", "torch"])
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
-@pytest.mark.parametrize("lengths", [None, [100, 1, 299]], ids=["one", "packed"])
-def test_every_implementation_of_wkv6(monkeypatch, name, dtype, lengths):
-    monkeypatch.setenv("QUASAR_WKV6_BACKEND", name)
-    bounds, N = (None, 1) if lengths is None else (packed(lengths, "cuda"), len(lengths))
-    x = [*draw(400, dtype=dtype), torch.randn(N, 4, 64, 64, device="cuda")]
-    assert WKV6.backend(GPU, dtype, width=64).name == name
-    found = results_and_gradients(lambda *y: wkv6(*y, bounds), x)
-    assert WKV6.backend(GPU, dtype, width=64).name == name  # nothing fell back meanwhile
-    wanted = results_and_gradients(lambda *y: exact(*y, bounds), x, torch.float64)
-    check(found, wanted, BY_FLA[dtype] if name == "fla-core" else GRADIENT[dtype])
-
-
-@pytest.mark.parametrize("name", ["triton", "fla-core", "torch"])
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
-@pytest.mark.parametrize("lengths", [None, [100, 1, 299]], ids=["one", "packed"])
-def test_every_implementation_of_ssd(monkeypatch, name, dtype, lengths):
-    if name == "fla-core":
-        refuses_gated_backward()
-    monkeypatch.setenv("QUASAR_SSD_BACKEND", name)
-    bounds, N = (None, 1) if lengths is None else (packed(lengths, "cuda"), len(lengths))
-    x = [y.cuda() for y in ssd_inputs(400, H=4, P=64, G=2, N=64, dtype=dtype)]
-    x.append(torch.randn(N, 4, 64, 64, device="cuda"))
-    found = results_and_gradients(lambda *y: ssd(*y, bounds), x)
-    assert SSD.backend(GPU, dtype, lengths is not None).name == name
-    wanted = results_and_gradients(lambda *y: ssd_recurrence(*y, bounds), x, torch.float64)
-    check(found, wanted, BY_FLA[dtype] if name == "fla-core" else GRADIENT[dtype])
-
-
-def draw_ssd(T, N=64, P=64, B=1, H=4, G=2, **options):
+def draw_ssd(T, N=64, P=64, B=1, H=4, **options):
     """SSD's inputs on the GPU."""
-    return [x.cuda() for x in ssd_inputs(T, B, H, P, G, N, **options)]
+    return [x.cuda() for x in ssd_inputs(T, B, H, P, 2, N, **options)]
+
+
+def exact_wkv6(r, k, v, w, u, state=None, bounds=None):
+    """WKV6 in float64; long sequences by halved chunks, which a CPU's tests hold to the walk."""
+    walk = wkv6_recurrence if r.shape[1] <= 200 else decayed_attention
+    state = None if state is None else state.double()
+    return walk(*(x.double() for x in (r, k, v, w, u)), state, bounds)
 
 
 def exact_ssd(x, dt, A, B, C, D, state=None, bounds=None):
-    """SSD in float64; long sequences by halved chunks, which a CPU's tests hold to the walk."""
+    """SSD in float64, as `exact_wkv6`."""
     if x.shape[1] <= 200:
         return ssd_recurrence(x, dt, A, B, C, D, state, bounds)
     x, dt, A, B, C, D = (y.double() for y in (x, dt, A, B, C, D))
@@ -228,73 +63,212 @@ def exact_ssd(x, dt, A, B, C, D, state=None, bounds=None):
     return y + D[:, None] * x, final
 
 
+TRITON = {
+    "wkv6": Operator(wkv6_triton, exact_wkv6, draw_wkv6, (4, 64, 64), 5),
+    "ssd": Operator(ssd_triton, exact_ssd, draw_ssd, (4, 64, 64), 2),
+}
+operators = pytest.mark.parametrize("operator", TRITON.values(), ids=TRITON)
+
+
+def noise(*shape):
+    return torch.randn(*shape, device="cuda")
+
+
+def beside_exact(operator, x, bounds=None):
+    """Return results and all gradients, and float64's."""
+    return beside_float64(
+        lambda *y: operator.call(*y, bounds), lambda *y: operator.exact(*y, bounds), *x
+    )
+
+
+@dtypes
+@pytest.mark.parametrize("width", [32, 64, 128])
+@pytest.mark.parametrize(("T", "B"), [(1, 2), (31, 1), (300, 3), (2000, 2)])
+def test_values_of_wkv6(dtype, width, T, B):
+    x = [*draw_wkv6(T, width, B=B, dtype=dtype), noise(B, 4, width, width)]
+    check(wkv6_triton(*x), exact_wkv6(*x), OPERATOR[dtype])
+
+
+@two_dtypes
+@pytest.mark.parametrize("decay", [0.001, 0.1])
+def test_long_sequences(dtype, decay):
+    x = draw_wkv6(30_000, H=8, dtype=dtype, decay=decay)
+    check(wkv6_triton(*x), exact_wkv6(*x), OPERATOR[dtype])
+
+
 @dtypes
 @pytest.mark.parametrize(
-    ("N", "P"), [(16, 64), (24, 64), (64, 32), (64, 64), (64, 128), (96, 64), (128, 64), (128, 128)]
+    ("name", "K", "V"),
+    [
+        *(("wkv6", width, width) for width in (32, 64, 128)),
+        *(("ssd", N, P) for N, P in ((16, 64), (24, 64), (64, 32), (64, 64), (64, 128))),
+        *(("ssd", N, P) for N, P in ((96, 64), (128, 64), (128, 128))),
+    ],
 )
 @pytest.mark.parametrize("lengths", [None, [0, 1, 200, 64, 0, 735]], ids=["one", "packed"])
-def test_gradients_of_ssd(dtype, N, P, lengths):
-    T, count = (1500, 1) if lengths is None else (sum(lengths), len(lengths))
-    bounds = None if lengths is None else packed(lengths, "cuda")
-    x = [*draw_ssd(T, N, P, dtype=dtype), torch.randn(count, 4, N, P, device="cuda")]
-    found = results_and_gradients(lambda *y: ssd_triton(*y, bounds), x)
-    again = results_and_gradients(lambda *y: ssd_triton(*y, bounds), x)
-    wanted = results_and_gradients(lambda *y: exact_ssd(*y, bounds), x, torch.float64)
-    check(found, wanted, GRADIENT[dtype])
-    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+def test_gradients(dtype, name, K, V, lengths):
+    T, N = (1500, 1) if lengths is None else (sum(lengths), len(lengths))
+    bounds = None if lengths is None else packed(lengths)
+    x = [*TRITON[name].inputs(T, K, V, dtype=dtype), noise(N, 4, K, V)]
+    check(*beside_exact(TRITON[name], x, bounds), GRADIENT[dtype])
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
-@pytest.mark.parametrize("rate", [0.0, 1e-3, 3.5, 100.0, 1e6])
-def test_any_decay_of_ssd(dtype, rate):
-    x = draw_ssd(1000, dtype=dtype, rate=rate)
-    found = results_and_gradients(ssd_triton, x)
-    wanted = results_and_gradients(exact_ssd, x, torch.float64)
+@operators
+@two_dtypes
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 1e-3, 1.0, 3.5, 30.0, 1000.0, 1e6])
+def test_any_decay(operator, dtype, decay):
+    found, wanted = beside_exact(operator, operator.inputs(1000, dtype=dtype, decay=decay))
     assert all(torch.isfinite(y).all() for y in found)
-    check(found[:2], wanted[:2], OPERATOR[dtype])
-    if rate < 10:  # beyond, the decays' own gradients are rounding
-        check(found[2:], wanted[2:], GRADIENT[dtype])
+    # beyond, the decays' own gradients are rounding
+    sure = None if decay < 10 else operator.steady
+    check(found[:sure], wanted[:sure], max(OPERATOR[dtype], GRADIENT[dtype]))
 
 
+def test_strong_decays_cost_their_neighbours_no_digits():
+    r, k, v, w, u = draw_wkv6(500, decay=0.01)
+    w[:, 5::20] = -1e6
+    w[:, 50] = float("-inf")
+    check(wkv6_triton(r, k, v, w, u), exact_wkv6(r, k, v, w.clamp(min=-1e6), u), OPERATOR[FP32])
+
+
+@operators
 @pytest.mark.parametrize("segments", [1, 3, 40])
-def test_any_number_of_segments_of_ssd(segments):
-    x = draw_ssd(30_000, H=8, dtype=BF16)
-    check(ssd_triton(*x, segments=segments), exact_ssd(*x), OPERATOR[BF16])
+def test_any_number_of_segments(operator, segments):
+    x = operator.inputs(30_000, dtype=FP32)
+    check(operator.call(*x, segments=segments), operator.exact(*x), OPERATOR[FP32])
 
 
-@pytest.mark.parametrize("name", ["wkv6", "ssd"])
-def test_single_tokens_are_the_walk_and_can_be_captured(name):
-    if name == "wkv6":
-        x, walk = draw(20, B=3, dtype=BF16), exact
-        r, k, v, w, u = x
+def part(x, tokens):
+    """The inputs of some tokens."""
+    return [y[:, tokens] if y.ndim > 2 else y for y in x]
 
-        def call(t, state):
-            return wkv6_triton(*(y[:, t : t + 1].contiguous() for y in (r, k, v, w)), u, state)
-    else:
-        x, walk = draw_ssd(20, B=3, dtype=BF16), exact_ssd
 
-        def call(t, state):
-            one = [y[:, t : t + 1].contiguous() for y in (x[0], x[1], x[3], x[4])]
-            return ssd_triton(one[0], one[1], x[2], one[2], one[3], x[5], state)
+@operators
+def test_halves_equal_the_whole(operator):
+    x = operator.inputs(3000, dtype=FP32)
+    first, state = operator.call(*part(x, slice(1234)))
+    second, last = operator.call(*part(x, slice(1234, None)), state)
+    whole = [y.double() for y in operator.call(*x)]
+    check((torch.cat([first, second], 1), last), whole, 1e-5)
 
-    state, found = torch.zeros(3, 4, 64, 64, device="cuda"), []
-    for t in range(20):
-        o, state = call(t, state)
-        found.append(o)
-    check((torch.cat(found, 1), state), walk(*x), RECURRENCE[BF16])
+
+@operators
+def test_later_tokens_do_not_change_earlier_ones_and_calls_repeat(operator):
+    x = operator.inputs(3000, dtype=BF16)
+    leaves = [y.requires_grad_() for y in x]
+    runs = []
+    for _ in range(2):
+        o, _ = operator.call(*leaves)
+        runs.append([o, *torch.autograd.grad(o.float().square().sum(), leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    turned = (torch.cat([y[:, :1500], y[:, 1500:].flip(1)], 1) if y.ndim > 2 else y for y in x)
+    assert torch.equal(o[:, :1500], operator.call(*turned)[0][:, :1500])
+
+
+def replayed(call):
+    """Capture a call, and return what it returns and the replay."""
+    call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        o, _ = call(0, None)
-    graph.replay()
-    assert torch.equal(o, found[0])
+        results = call()
+    return results, graph.replay
 
 
-def refuses_gated_backward() -> None:
-    """Skip where the host library's simple GLA refuses to go backward."""
+@operators
+def test_launches_can_be_captured(operator):
+    x = operator.inputs(2000, dtype=BF16)
+    (o, _), replay = replayed(lambda: operator.call(*x))
+    x[1].mul_(0.5)
+    replay()
+    assert torch.equal(o, operator.call(*x)[0])
+
+
+@operators
+def test_single_tokens_are_the_walk_and_can_be_captured(operator):
+    x, found = operator.inputs(20, B=3, dtype=BF16), []
+    token, state = [y.clone() for y in part(x, slice(1))], torch.zeros(3, 4, 64, 64, device="cuda")
+    (o, final), replay = replayed(lambda: operator.call(*token, state))
+    for t in range(20):
+        for held, y in zip(token, part(x, slice(t, t + 1)), strict=True):
+            held.copy_(y)
+        replay()
+        found.append(o.clone())
+        state.copy_(final)
+    check((torch.cat(found, 1), state), operator.exact(*x), RECURRENCE[BF16])
+
+
+CUDA = TRITON["wkv6"]._replace(call=wkv6_cuda)
+
+
+@dtypes
+@pytest.mark.parametrize("width", [32, 64, 128])
+@pytest.mark.parametrize("lengths", [None, [0, 1, 33, 64, 0, 135]], ids=["one", "packed"])
+def test_gradients_by_cuda(dtype, width, lengths):
+    T, B, N = (200, 2, 2) if lengths is None else (sum(lengths), 1, len(lengths))
+    bounds = None if lengths is None else packed(lengths)
+    x = [*draw_wkv6(T, width, B=B, dtype=dtype), noise(N, 4, width, width)]
+    limit = RECURRENCE[dtype] if dtype != FP32 else GRADIENT[FP32]
+    check(*beside_exact(CUDA, x, bounds), limit)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 3.5, 30.0, 1e6])
+def test_any_decay_by_cuda(decay):
+    x = [*draw_wkv6(100, H=2, dtype=FP32, decay=decay), torch.zeros(1, 2, 64, 64, device="cuda")]
+    found, wanted = beside_exact(CUDA, x)
+    check(found[:5], wanted[:5], GRADIENT[FP32])
+    assert all(torch.isfinite(y).all() for y in found)
+
+
+def test_decoding_by_cuda_is_one_walk_and_can_be_captured():
+    x, state = draw_wkv6(20, B=3, dtype=BF16), torch.zeros(3, 4, 64, 64, device="cuda")
+    token = [y[:, :1].clone() for y in x[:4]]
+    (o, _), replay = replayed(lambda: wkv6_cuda(*token, x[4], state, in_place=True))
+    state.zero_()
+    found = []
+    for t in range(20):
+        for held, y in zip(token, x, strict=False):
+            held.copy_(y[:, t : t + 1])
+        replay()
+        found.append(o.clone())
+    check((torch.cat(found, 1), state), exact_wkv6(*x), RECURRENCE[BF16])
+
+
+def test_short_calls_go_to_cuda(monkeypatch):
+    monkeypatch.setenv("QUASAR_WKV6_BACKEND", "cuda")
+    x = draw_wkv6(SHORT[-1], dtype=BF16)
+    assert WKV6.backend(GPU, BF16, width=64, tokens=SHORT[-1]).name == "cuda"
+    assert torch.equal(wkv6(*x)[0], wkv6_cuda(*x)[0])
+    assert WKV6.backend(GPU, BF16, width=64, tokens=SHORT[-1]).name == "cuda"  # it did not fail
+
+
+def refuses_gated_backward() -> bool:
+    """Whether the host library's simple GLA refuses to go backward."""
     major, minor, patch = (int(n) for n in triton.__version__.split("+")[0].split(".")[:3])
     hopper = torch.cuda.get_device_capability()[0] == 9
-    if hopper and (3, 4, 0) <= (major, minor, patch) < (3, 7, 1):
+    return hopper and (3, 4, 0) <= (major, minor, patch) < (3, 7, 1)
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        *(("wkv6", name) for name in ("cuda", "triton", "fla-core", "torch")),
+        *(("ssd", name) for name in ("triton", "fla-core", "torch")),
+    ],
+)
+@two_dtypes
+@pytest.mark.parametrize("lengths", [None, [100, 1, 299]], ids=["one", "packed"])
+def test_every_implementation(monkeypatch, operator, name, dtype, lengths):
+    if (operator, name) == ("ssd", "fla-core") and refuses_gated_backward():
         pytest.skip("fla-core's simple GLA refuses to go backward with this Triton on Hopper")
+    monkeypatch.setenv(f"QUASAR_{operator.upper()}_BACKEND", name)
+    bounds, N = (None, 1) if lengths is None else (packed(lengths), len(lengths))
+    public, chosen = {"wkv6": (wkv6, WKV6), "ssd": (ssd, SSD)}[operator]
+    x = [*TRITON[operator].inputs(400, dtype=dtype), noise(N, 4, 64, 64)]
+    call = {"packed": lengths is not None, "width": 64}
+    assert chosen.backend(GPU, dtype, **call).name == name
+    found, wanted = beside_exact(TRITON[operator]._replace(call=public), x, bounds)
+    assert chosen.backend(GPU, dtype, **call).name == name  # nothing fell back meanwhile
+    check(found, wanted, BY_FLA[dtype] if name == "fla-core" else GRADIENT[dtype])
 
 
 @pytest.mark.parametrize(
@@ -310,8 +284,7 @@ def refuses_gated_backward() -> None:
 def test_a_layer_gives_on_a_gpu_what_it_gives_on_a_cpu(make):
     layer = make()
     there = copy.deepcopy(layer).cuda()
-    x = torch.randn(2, 200, 128)
-    do = torch.randn(2, 200, 128)
+    x, do = torch.randn(2, 2, 200, 128)
 
     def run(module, x, do):
         x = x.detach().requires_grad_()

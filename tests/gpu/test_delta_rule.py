@@ -11,8 +11,9 @@ from fla.ops.quasar.scan import ScanInputs
 from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS, PORTABLE
-from tests.quasar_kernels.delta_rule.calls import chunk, gradients, inputs, recurrent, used, wide
+from tests.quasar_kernels.delta_rule.calls import chunk, inputs, recurrent, used, wide
 from tests.quasar_kernels.inputs import common_key, packed
+from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR, RECURRENCE, RECURRENCE_STATE
 
 pytestmark = ON_CUDA_KERNELS
@@ -40,8 +41,7 @@ def test_values(monkeypatch, name, gated, dtype, width, T, B):
     state = torch.randn(B, x.v.shape[2], width, width, device="cuda")
     found = chunk(x, gated, initial_state=state, output_final_state=True, scale=0.5)
     wanted = delta_chunked(*wide(used(x, gated)), state, scale=0.5)
-    for y, w in zip(found, wanted, strict=True):
-        assert relative_rms(y, w) <= OPERATOR[dtype]
+    check(found, wanted, OPERATOR[dtype])
 
 
 @names
@@ -71,22 +71,19 @@ def test_gradients(monkeypatch, name, gated, width, T, group, lengths):
         given = used(type(x)(*leaves[:count], *x[count:]), gated)
         return delta_chunked(*wide(given), leaves[-1], cu, scale=0.5)
 
-    leaves = [*x[:count], state]
-    found, wanted = gradients(run, leaves), gradients(exact, leaves, torch.float64)
-    errors = [relative_rms(y, w) for y, w in zip(found, wanted, strict=True)]
-    assert max(errors) <= GRADIENT[BF16], errors
+    check(*beside_float64(run, exact, *x[:count], state), GRADIENT[BF16])
 
 
-def assert_gradients(x, scale, tolerance=GRADIENT[BF16]):
+def assert_gradients(x, scale):
     """The gated rule's gradients against float64, g's among them."""
 
     def run(*leaves):
         return chunk(type(x)(*leaves), True, output_final_state=True, scale=scale)
 
-    found = gradients(run, x)
-    wanted = gradients(lambda *leaves: delta_chunked(*leaves, scale=scale), x, torch.float64)
-    errors = [relative_rms(y, w) for y, w in zip(found, wanted, strict=True)]
-    assert max(errors) <= tolerance, errors
+    def exact(*leaves):
+        return delta_chunked(*leaves, scale=scale)
+
+    check(*beside_float64(run, exact, *x), GRADIENT[BF16])
 
 
 @names
@@ -155,9 +152,7 @@ def test_every_path_of_the_cuda_kernels(gated, options, width):
     steps = cuda_scan.step_options(call)
     program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(x.q, steps + options))
     found = cuda_scan.forward(call, True, program=program)
-    wanted = delta_chunked(*wide(used(x, gated)))
-    for y, w in zip(found[:2], wanted, strict=True):
-        assert relative_rms(y, w) <= OPERATOR[BF16]
+    check(found[:2], delta_chunked(*wide(used(x, gated))), OPERATOR[BF16])
 
 
 @pytest.mark.parametrize("options", [(), PORTABLE], ids=["wgmma", "mma"])
@@ -171,8 +166,7 @@ def test_every_path_of_the_gated_gradients(options):
     found = cuda_scan_bwd.backward(saved, do, program=program)
     leaves = [y.requires_grad_() for y in wide(x)]
     wanted = torch.autograd.grad(delta_chunked(*leaves)[0], leaves, do.double())
-    for y, w in zip((*found[:4], found.g), wanted, strict=True):
-        assert relative_rms(y, w) <= GRADIENT[BF16]
+    check((*found[:4], found.g), wanted, GRADIENT[BF16])
 
 
 @gates
@@ -239,7 +233,5 @@ def test_decoding_in_place(gated, width, group, dtype):
 def test_heads_of_other_shapes(monkeypatch, name, shape):
     monkeypatch.setenv("QUASAR_BACKEND", name)
     x = draw(700, H=2, **shape)
-    o, final = chunk(x, True, output_final_state=True)
-    expected, end = delta_chunked(*wide(x), scale=0.125)
-    assert relative_rms(o, expected) <= OPERATOR[BF16]
-    assert relative_rms(final, end) <= OPERATOR[BF16]
+    found = chunk(x, True, output_final_state=True)
+    check(found, delta_chunked(*wide(x), scale=0.125), OPERATOR[BF16])

@@ -101,14 +101,6 @@ def test_an_unknown_command_is_told_those_that_are(capsys: pytest.CaptureFixture
     assert "must be one of schema, compare, history, profile, gates" in capsys.readouterr().err
 
 
-def test_a_profile_of_what_is_no_fork_is_refused_by_name(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["profile", "--tree", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert f"{tmp_path} has no fla/ops/quasar/chunk.py" in said
-
-
 def test_the_schema_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out)["required"] == ["sha256", "report"]

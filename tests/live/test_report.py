@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,11 @@ from neurons.miner.journal import Journal
 from tests.live.report import (
     Cycle,
     Entry,
-    Finding,
     Row,
     assign,
     judge,
     read_journal,
     read_rows,
-    table,
 )
 
 COMMIT, HASH = "c" * 40, "a" * 64
@@ -174,17 +171,3 @@ def test_reads_the_miners_own_journal_and_never_its_salt(tmp_path: Path) -> None
     assign(entries, cycles)
     assert [len(cycle.entries) for cycle in cycles] == [0, 1, 0]
     assert "salt" not in vars(entries[0])
-
-
-def test_the_table_shows_rows_requests_and_findings() -> None:
-    sent = Counter({"POST /submit_kernel 200": 2})
-    cycle = Cycle(3, "direct", 0.0, 2, 1, sent, entries=[_entry("VALIDATED")])
-    text = table([cycle], [_row()], [Finding("duplicate", 3, "2 rows of one claim")])
-    for words in (
-        "cycle 3 (direct), exit status 1, started 2 times",
-        "1 VALIDATED",
-        "1/1 direct revealed=1 validated=1 score=0.500 claim=100.0",
-        "POST /submit_kernel 200 x2",
-        "cycle 3: 2 rows of one claim",
-    ):
-        assert words in text

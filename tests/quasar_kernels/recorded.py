@@ -1,11 +1,13 @@
-"""Recorded calls beside the same in float64: results, and gradients of random numbers' shape."""
+"""Recorded calls beside the same in float64: their results and gradients, and their errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+
+from quasar_kernels.reference import relative_rms
 
 
 def beside_float64(
@@ -39,3 +41,9 @@ def _gradients(leaves: Sequence[Tensor | None]) -> list[Tensor]:
 
 def _listed(results: Tensor | Sequence[Tensor]) -> list[Tensor]:
     return [results] if isinstance(results, Tensor) else list(results)
+
+
+def check(found: Iterable[Tensor], wanted: Iterable[Tensor], limit: float) -> None:
+    """Every tensor is within a relative RMS error of float64's; the failure shows all errors."""
+    errors = [relative_rms(x, y) for x, y in zip(found, wanted, strict=True)]
+    assert all(error <= limit for error in errors), [f"{error:.1e}" for error in errors]

@@ -47,11 +47,6 @@ def landlock_version() -> int:
     return 0 if libc is None else int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1))
 
 
-def signals_are_scoped() -> bool:
-    """Return whether this Linux can keep a process from signalling others."""
-    return landlock_version() >= _SCOPES_SINCE
-
-
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; the lower 32 bits first

@@ -1,4 +1,4 @@
-"""The validator's loop, call for call, and guards against a patched clock.
+"""The validator's loop, call for call, single calls after it, and guards against a patched clock.
 
 Imported before any code under test, so that the functions it remembers are the real ones.
 """
@@ -15,8 +15,7 @@ from pydantic import Field, FiniteFloat
 
 from harness.hardware.machine import Frozen, NotNegative, Positive, Snapshot
 from harness.worker.machine.telemetry import snapshot
-from harness.worker.subject.single_calls import cold_calls
-from harness.workload import WORKLOAD, Workload
+from harness.workload import WORKLOAD
 
 _GUARDED: tuple[tuple[Any, str], ...] = (
     (time, "time"),
@@ -35,6 +34,11 @@ Inspect = Callable[[Any, torch.Tensor, torch.Tensor], None]
 
 CLOCK_TOLERANCE = 0.02
 """Relative difference allowed between the validator's clock and the monotonic one."""
+
+COLD_CALLS = 10
+
+HEAD_START = 3_000_000
+"""Clocks that the GPU sleeps before a single call, so that the host has queued it by then."""
 
 
 class InvalidRunError(Exception):
@@ -82,7 +86,6 @@ def time_layer(
     length: int,
     device: torch.device,
     *,
-    workload: Workload = WORKLOAD,
     inspect: Inspect | None = None,
 ) -> LoopResult:
     """Build the layer and run the loop: warm-ups, then timed calls between two synchronizes.
@@ -94,13 +97,13 @@ def time_layer(
     Raises:
         InvalidRunError: a guarded function was replaced, or the two clocks disagree.
     """
-    layer = layer_class(**workload.layer_arguments()).to(device)
-    x = torch.randn(workload.batch_size, length, workload.hidden_size, device=device)
+    layer = layer_class(**WORKLOAD.layer_arguments()).to(device)
+    x = torch.randn(WORKLOAD.batch_size, length, WORKLOAD.hidden_size, device=device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
 
     called = _monotonic()
-    for call in range(workload.warmup_calls):
+    for call in range(WORKLOAD.warmup_calls):
         with recording(device):
             _ = layer(x)
         if call == 0:
@@ -111,7 +114,7 @@ def time_layer(
     outer = _monotonic()
     start = time.time()
     inner = _monotonic()
-    for _call in range(workload.timed_calls):
+    for _call in range(WORKLOAD.timed_calls):
         with recording(device):
             _ = layer(x)
     host = _monotonic() - inner
@@ -148,3 +151,33 @@ def _require_honest(inner: float, elapsed: float, outer: float) -> None:
             f"the system clock counted {elapsed:.6f} s where {inner:.6f} s passed; "
             "was it set during the run?"
         )
+
+
+def cold_calls(layer: Any, x: torch.Tensor) -> tuple[float, ...]:
+    """Return the GPU's seconds for each of some calls under bf16 autocast, gradients recorded.
+
+    Before each, memory of four times the L2 cache is written, so that nothing of the last call is
+    left in it. The GPU waits until the host has queued the call, so gaps do not count. Empty where
+    there is no memory for that.
+
+    Args:
+        layer: returns a tuple, the output first.
+        x: on a CUDA device.
+    """
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    size = 4 * torch.cuda.get_device_properties(x.device).L2_cache_size
+    seconds = []
+    try:
+        flushed = torch.empty(size, dtype=torch.int8, device=x.device)
+        for _ in range(COLD_CALLS):
+            flushed.zero_()
+            torch.cuda._sleep(HEAD_START)  # type: ignore[no-untyped-call]
+            start.record()
+            with torch.autocast(device_type="cuda", dtype=torch.bfloat16):
+                _output = layer(x)
+            stop.record()
+            stop.synchronize()
+            seconds.append(start.elapsed_time(stop) / 1e3)
+    except torch.OutOfMemoryError:
+        return ()
+    return tuple(seconds)

@@ -43,11 +43,10 @@ def load_tree(tree: Path) -> Loaded:
         import_seconds = time.monotonic() - started
         operator = importlib.import_module("fla.ops.quasar.chunk")
     except ImportError as error:
-        explained = explain_import(error, tree)
-        if explained is None:
+        reason = explain_import(error, tree)
+        if reason is None:
             raise
-        reason, remedy = explained
-        raise WorkerError(reason, "import", remedy) from error
+        raise WorkerError(reason, "import") from error
     for name, module in list(sys.modules.items()):
         if any(name == own or name.startswith(f"{own}.") for own in _ONLY_FROM_TREE):
             origin = getattr(module, "__file__", None)

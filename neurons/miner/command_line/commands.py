@@ -15,7 +15,7 @@ from typing import TextIO
 
 import click
 
-from harness.analysis.stats import show_table
+from harness.analysis.stats import table
 from harness.source import tree_commit
 from harness.terminal import printable
 from harness.workload import LENGTHS, lengths_for
@@ -204,7 +204,7 @@ def bench(given: Given, all_lengths: bool = False) -> int:
             lengths = lengths_for(wanted or LENGTHS[-1], environment.device)
             _insist(measurement, lambda: measurement.run_lengths(lengths))
     sampler = measurement.sampler
-    show_table(sampler.samples, sampler.failures)
+    say(table(sampler.samples, sampler.failures))
     say(f"report: {measurement.recorder.path}")
     return int(bool(sampler.failures))
 

@@ -61,7 +61,6 @@ def machine(settings: Settings) -> Iterator[Finding]:
     yield gpu(settings.device)
     if settings.device == "cuda":
         yield compiler()
-    yield nvcc()
     yield git()
     yield disk(settings.state_dir)
     if settings.metrics_port is not None and find_spec("prometheus_client") is None:
@@ -127,15 +126,6 @@ def compiler() -> Finding:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     remedy = f"On Debian and Ubuntu: sudo apt install gcc {version}-dev"
     return failure("compiler", f"{missing}: Triton cannot start kernels", remedy)
-
-
-def nvcc() -> Finding:
-    """Look for the CUDA compiler, which only changes to the .cu files need."""
-    path = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    if path is None:
-        return ok("nvcc", "not found; only changes to the .cu files need it")
-    release = re.search(r"release ([\d.]+)", _output([path, "--version"]))
-    return ok("nvcc", f"{release[1] if release else 'unknown release'} at {path}")
 
 
 def git() -> Finding:

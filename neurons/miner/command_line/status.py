@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from neurons.miner.cycle import RETRY_AFTER_MAX_SECONDS, VERDICTS, State
 from neurons.miner.journal import Journal, Submission
@@ -227,10 +226,8 @@ def _figures(submission: Submission) -> list[str]:
         score = submission.weighted_score or weighted_score(submission.tokens_per_sec, target)
         lines.append(f"  claim     {submission.tokens_per_sec:,.1f} tokens/s at {target:,} tokens")
         lines.append(f"  score     {score:,.1f} weighted")
-    if submission.fork_url and not _has_moved(submission.fork_url):
+    if submission.fork_url:
         lines.append(f"  fork      {submission.fork_url} at {submission.commit_hash}")
-    elif submission.fork_url:
-        lines.append(f"  fork      a repository that is no longer there, {submission.commit_hash}")
     return lines
 
 
@@ -245,12 +242,6 @@ def _progress(measuring: Measuring | None) -> list[str]:
         suffix = f": {speeds} tokens/s" if speeds else ""
         lines.append(f"    {one.length:>9,} tokens, {run}{suffix}")
     return lines
-
-
-def _has_moved(url: str) -> bool:
-    """Return whether the submitted fork is a repository of this machine that no longer exists."""
-    parts = urlsplit(url)
-    return parts.scheme == "file" and not Path(unquote(parts.path)).exists()
 
 
 def _as_json(submission: Submission | None) -> dict[str, Any] | None:

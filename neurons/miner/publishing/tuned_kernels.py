@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from neurons.runtime.process import write_atomically
+from harness.files import write_atomically
 from quasar_kernels.contract import OVERLAY, Scope, overlay_digest, overlay_files
 
 FOLDER, FILE = "tuned", "tuned.json"

@@ -6,41 +6,18 @@ several share it, a hotkey (`ban_key`).
 
 from __future__ import annotations
 
-import ipaddress
 from datetime import datetime, timedelta
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from neurons.runtime.addresses import client_of, parse_ip
 from neurons.runtime.observe import get_logger
 from neurons.validator_api.competition.errors import Banned
 from neurons.validator_api.database.tables import IN_QUEUE, IpBan, Submission
 from neurons.wire.rules import BAN_HOURS, FAILURES_BEFORE_BAN
 
-CLIENT_PREFIX = 64
-"""Bits of an IPv6 address that identify a client: a provider assigns it all their addresses."""
-
-Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
-
 log = get_logger("validator_api")
-
-
-def parse_ip(text: str) -> Ip | None:
-    """Return the address in `1.2.3.4`, `1.2.3.4:80`, `::1` or `[::1]:80`; None for anything else.
-
-    An IPv4 address that is written as an IPv6 address is the IPv4 address.
-    """
-    text = text.strip().strip('"')
-    if text.startswith("["):
-        text = text[1:].partition("]")[0]
-    elif text.count(":") == 1:
-        text = text.partition(":")[0]
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return None
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
 
 
 def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
@@ -51,9 +28,7 @@ def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
     ip = parse_ip(address or "")
     if ip is None or ip.is_loopback:
         return f"hotkey {hotkey}" if hotkey else None
-    if isinstance(ip, ipaddress.IPv6Address):
-        return str(ipaddress.ip_network((ip, CLIENT_PREFIX), strict=False))
-    return str(ip)
+    return client_of(ip)
 
 
 def check_not_banned(session: Session, client: str, now: datetime) -> None:

@@ -1,18 +1,16 @@
-"""Data of the pages about rounds: the leaderboard, one round, the history.
-
-Every query has a limit. The templates render a page from these objects only.
-"""
+"""Data of the pages about rounds, each by queries with limits: leaderboard, one round, history."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from neurons.validator_api.competition import ranking, rounds
+from neurons.validator_api.competition.ranking import Ranked
 from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.tables import ACTIVE, IN_QUEUE, Round, Submission, count
 from neurons.wire import rules
@@ -23,62 +21,27 @@ PLACES, LAST_PLACES, VERDICTS, ROUNDS = 100, 10, 20, 50
 
 @dataclass(frozen=True)
 class RoundView:
-    """A round. `remaining` is empty if the round is over."""
+    """A round and the number of its submissions. `remaining` is empty if the round is over."""
 
-    number: int
-    start: datetime
-    end: datetime
+    row: Round
     remaining: str
     submissions: int
-    winner: str | None
-    winner_submission: int | None
-
-
-@dataclass(frozen=True)
-class PlaceView:
-    """A row of a ranking."""
-
-    rank: int
-    submission: int
-    hotkey: str
-    league: str
-    target: int
-    claim: float
-    score: float
-    share: float
-
-
-@dataclass(frozen=True)
-class BarView:
-    """A weighted score that a new claim must exceed to rank, to earn a share or to lead."""
-
-    purpose: str
-    score: float
-
-
-@dataclass(frozen=True)
-class VerdictView:
-    """One of the latest verdicts."""
-
-    submission: int
-    round_number: int
-    hotkey: str
-    league: str
-    confirmed: bool
-    at: datetime
 
 
 @dataclass(frozen=True)
 class RoundPage:
-    """A round with its ranking. The leaderboard adds the queue, the scores to beat, the latest
-    verdicts and, while a round is active, the one before it."""
+    """A round with its ranking.
+
+    The leaderboard adds the queue, the weighted scores to exceed by their purpose, the latest
+    verdicts with the numbers of their rounds and, while a round is active, the one before it.
+    """
 
     round: RoundView | None
-    places: Sequence[PlaceView] = ()
+    places: Sequence[Ranked] = ()
     more: bool = False
     in_queue: int = 0
-    bars: Sequence[BarView] = ()
-    verdicts: Sequence[VerdictView] = ()
+    bars: Mapping[str, float] = field(default_factory=dict)
+    verdicts: Sequence[tuple[Submission, int]] = ()
     last: RoundPage | None = None
 
 
@@ -104,12 +67,11 @@ def leaderboard(session: Session, context: RequestContext) -> RoundPage:
         .limit(VERDICTS)
     )
     is_open = row.status == ACTIVE
-    page = _round_page(session, row, context)
     return replace(
-        page,
+        _round_page(session, row, context),
         in_queue=count(session, *IN_QUEUE),
         bars=_bars(session, row),
-        verdicts=[_verdict(one, number) for one, number in judged],
+        verdicts=[(one, number) for one, number in judged],
         last=_round_page(session, before, context, LAST_PLACES) if before and is_open else None,
     )
 
@@ -135,23 +97,10 @@ def _round_page(
     session: Session, row: Round, context: RequestContext, most: int = PLACES
 ) -> RoundPage:
     ranked = ranking.ranked_in(session, row, most + 1)
-    places = [
-        PlaceView(
-            rank=place.rank,
-            submission=place.submission.id,
-            hotkey=place.submission.miner_hotkey,
-            league=rules.league_of(place.submission.target_sequence_length)[0],
-            target=place.submission.target_sequence_length,
-            claim=place.submission.tokens_per_sec or 0.0,
-            score=place.weighted_score,
-            share=place.weight,
-        )
-        for place in ranked[:most]
-    ]
-    return RoundPage(_round(session, row, context), places, len(ranked) > most)
+    return RoundPage(_round(session, row, context), ranked[:most], len(ranked) > most)
 
 
-def _bars(session: Session, row: Round) -> list[BarView]:
+def _bars(session: Session, row: Round) -> dict[str, float]:
     """Return the scores that a new claim must exceed in this round, or in the next if it is over.
 
     If several purposes need the same score, it appears once, with the first purpose.
@@ -167,36 +116,16 @@ def _bars(session: Session, row: Round) -> list[BarView]:
         ("to earn a share", best[-1] if full else least),
         ("to lead", best[0] if best else least),
     )
-    shown: dict[float, BarView] = {}
+    shown: dict[str, float] = {}
     for purpose, score in bars:
-        if score is not None:
-            shown.setdefault(score, BarView(purpose, score))
-    return list(shown.values())
+        if score is not None and score not in shown.values():
+            shown[purpose] = score
+    return shown
 
 
 def _round(session: Session, row: Round, context: RequestContext) -> RoundView:
-    is_open = row.status == ACTIVE
-    return RoundView(
-        number=row.round_number,
-        start=row.start_time,
-        end=row.end_time,
-        remaining=_duration(row.end_time - context.now) if is_open else "",
-        submissions=count(session, Submission.round_id == row.id),
-        winner=row.winner_hotkey,
-        winner_submission=row.winner_submission_id,
-    )
-
-
-def _verdict(row: Submission, round_number: int) -> VerdictView:
-    assert row.validated_at is not None  # noqa: S101 — only such rows were selected
-    return VerdictView(
-        submission=row.id,
-        round_number=round_number,
-        hotkey=row.miner_hotkey,
-        league=rules.league_of(row.target_sequence_length)[0],
-        confirmed=ranking.is_confirmed(row),
-        at=row.validated_at,
-    )
+    remaining = _duration(row.end_time - context.now) if row.status == ACTIVE else ""
+    return RoundView(row, remaining, count(session, Submission.round_id == row.id))
 
 
 def _duration(left: timedelta) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from base64 import b64encode
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, Response
 
-from neurons.validator_api.pages.plot import legend, plot
-from neurons.wire.rules import LEAGUES
+from neurons.validator_api.competition.ranking import is_confirmed
+from neurons.wire.rules import LEAGUES, league_of
+from quasar_kernels.line_plot import Line, line_plot
 
 TEMPLATES = Path(__file__).with_name("templates")
 HEADERS = {
@@ -25,6 +28,8 @@ HEADERS = {
 }
 NOT_REFRESHED = "off"
 """The value of a page's parameter `refresh` that switches its reloading off."""
+UNITS = ((1e6, "M "), (1e3, "k "))
+COLOURS = ("#2a5ca8", "#8a5fb0", "#a87400")
 
 _environment = Environment(
     loader=FileSystemLoader(TEMPLATES),
@@ -66,6 +71,23 @@ def style_sheet() -> Response:
     return Response(text, media_type="text/css", headers=headers)
 
 
+def _plot(**series: Sequence[tuple[int, float]]) -> str:
+    """Return the address of a picture of speeds in tokens/s by length in tokens.
+
+    Args:
+        series: by their labels; at least one of them has a point.
+    """
+    most = max(speed for points in series.values() for _, speed in points)
+    size, unit = next((one for one in UNITS if most >= one[0]), (1.0, ""))
+    lines = [
+        Line(label, colour, [(length, speed / size) for length, speed in points])
+        for (label, points), colour in zip(series.items(), COLOURS, strict=True)
+        if points
+    ]
+    svg = line_plot("Speeds", "tokens", f"{unit}tokens/s", lines)
+    return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
+
+
 def _time(value: datetime) -> str:
     return f"{value:%Y-%m-%d %H:%M} UTC"
 
@@ -91,9 +113,10 @@ def _above(value: float) -> str:
 
 
 _environment.globals |= {
-    "plot": plot,
-    "legend": legend,
+    "plot": _plot,
     "LEAGUES": LEAGUES,
+    "league_of": league_of,
+    "is_confirmed": is_confirmed,
     "NOT_REFRESHED": NOT_REFRESHED,
 }
 _environment.filters |= {

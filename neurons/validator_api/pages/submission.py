@@ -1,8 +1,4 @@
-"""Data of a submission's page: before its reveal only the data of /pending_reveals.
-
-The templates render only these objects, so a page cannot show fork, claim or target before the
-reveal.
-"""
+"""Data of a submission's page: before the reveal as in /pending_reveals, then also the claim."""
 
 from __future__ import annotations
 
@@ -17,8 +13,9 @@ from sqlalchemy.orm import Session
 from neurons.validator_api.competition import ranking
 from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.tables import LeagueEntry, Round, Submission
-from neurons.validator_api.pages.plot import Speeds
-from neurons.wire import rules
+
+Speeds = Sequence[tuple[int, float]]
+"""Length in tokens and tokens per second, the shortest first."""
 
 MODELS = 3
 """Most models of a hotkey that the page lists."""
@@ -26,31 +23,21 @@ MODELS = 3
 
 @dataclass(frozen=True)
 class ClaimView:
-    """The claim of a revealed submission, and its verdict."""
+    """A revealed submission. `link` is missing if the fork's address may not be a link."""
 
-    fork_url: str
+    row: Submission
     link: str | None
-    commit_hash: str
     models: Sequence[str]
-    league: str
-    multiplier: float
-    target: int
-    claim: float
     weighted: float
     rank: int | None
-    ratio: float | None
-    reason: str | None
     logits: str | None
-    validator: str | None
-    device: str | None
-    judged: datetime | None
     timed: Speeds
     measured: Speeds
 
 
 @dataclass(frozen=True)
 class SubmissionPage:
-    """A submission. `claim` is missing until the reveal."""
+    """A submission. `claim` is missing until the reveal, so that no page shows the row before."""
 
     id: int
     hotkey: str
@@ -59,7 +46,7 @@ class SubmissionPage:
     state: str
     open: bool
     commitment: str | None
-    reveal_block: int | None
+    reveal_block: int
     blocks_left: int
     claim: ClaimView | None
 
@@ -69,7 +56,7 @@ def submission(session: Session, context: RequestContext, number: int) -> Submis
     row = session.get(Submission, number)
     if row is None:
         return None
-    hidden = not row.is_revealed
+    block = row.reveal_block or 0
     return SubmissionPage(
         id=row.id,
         hotkey=row.miner_hotkey,
@@ -78,15 +65,13 @@ def submission(session: Session, context: RequestContext, number: int) -> Submis
         state=_state(row, context),
         open=row.validated_at is None and row.withdrawn_at is None,
         commitment=f"{row.commitment_hash:.16}..." if row.commitment_hash else None,
-        reveal_block=row.reveal_block,
-        blocks_left=max(0, (row.reveal_block or 0) - context.block),
-        claim=None if hidden else _claim(session, row),
+        reveal_block=block,
+        blocks_left=max(0, block - context.block),
+        claim=_claim(session, row) if row.is_revealed else None,
     )
 
 
 def _claim(session: Session, row: Submission) -> ClaimView:
-    speed, target = row.tokens_per_sec or 0.0, row.target_sequence_length
-    league, multiplier = rules.league_of(target)
     entries = (
         select(LeagueEntry.model_name)
         .where(LeagueEntry.hotkey == row.miner_hotkey)
@@ -94,25 +79,16 @@ def _claim(session: Session, row: Submission) -> ClaimView:
         .order_by(LeagueEntry.model_name)
         .limit(MODELS)
     )
+    claim = (row.target_sequence_length, row.tokens_per_sec)
     return ClaimView(
-        fork_url=row.fork_url or "",
+        row,
         link=_web_address(row.fork_url or ""),
-        commit_hash=row.commit_hash or "",
         models=session.scalars(entries).all(),
-        league=league,
-        multiplier=multiplier,
-        target=target,
-        claim=speed,
-        weighted=rules.weighted_score(speed, target),
+        weighted=ranking.weighted(row),
         rank=ranking.ranks_of(session, [row]).get(row.id),
-        ratio=row.score,
-        reason=row.verdict_reason,
         logits=_logits(row),
-        validator=row.validator_hotkey,
-        device=row.validator_device,
-        judged=row.validated_at,
         # Miners repeat the claim among their benchmarks, which would show it as a measurement.
-        timed=[point for point in _speeds(row.benchmarks or {}) if point != (target, speed)],
+        timed=[point for point in _speeds(row.benchmarks or {}) if point != claim],
         measured=_speeds(row.measured or {}),
     )
 

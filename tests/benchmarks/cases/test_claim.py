@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +10,7 @@ from numpy.random import default_rng
 
 from benchmarks.cases import claim_acceptance
 from benchmarks.cases.claim_noise import SHAPES, Shape
-from benchmarks.cases.claim_simulation import RATIO_LEAST, REFUTED_MOST, limits, simulate
-from benchmarks.engine.limits import missed
-from benchmarks.engine.results import Entry, Run, load
-from benchmarks.report import claim as page
-from benchmarks.report.documents import RESULTS
-from tests.benchmarks.runs import run_of
+from benchmarks.cases.claim_simulation import RATIO_LEAST, REFUTED_MOST, simulate
 
 BY_NAME = {shape.name: shape for shape in SHAPES}
 CHEAP = [
@@ -25,8 +19,6 @@ CHEAP = [
     # chances near the limit need more trials than a test has time for
     if not shape.name.startswith(("Gaussian, deviation 5", "Gaussian, deviation 1", "heavy"))
 ]
-
-DOCUMENT = RESULTS / "claim.md"
 
 
 @pytest.mark.parametrize("shape", CHEAP, ids=lambda shape: shape.name)
@@ -82,54 +74,3 @@ def test_a_loop_that_knows_nothing_of_the_harness_judges_the_claim(
     found = claim_acceptance.validator_runs(tmp_path, [4, 8, 8], "cpu", at_once=2)
     assert [tokens for tokens, _ in found] == [4, 8, 8]
     assert all(0 < speed <= 100 for _, speed in found)
-
-
-def judged(
-    speeds: tuple[float, ...] = (100.0, 101.0, 99.0), validator: float = 101.9, **settings: float
-) -> Run:
-    figures = {"harness": 101.0, "validator": validator, "host_share": 0.1}
-    usual = {
-        "target": 1000,
-        "cycle_seconds": 100.0,
-        "confirm_seconds": 40.0,
-        "claim": 99.0,
-        "claim_runs": 5,
-    }
-    return run_of(
-        "claim_acceptance",
-        Entry(table="validator", of={"tokens": 1000}, series={"tokens_per_sec": speeds}),
-        Entry(table="agreement", of={"tokens": 1000}, figures=figures),
-        settings={**usual, **settings},
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({}, None),
-        ({"speeds": (100.0, 89.0, 100.0)}, "refute the claim: 1, limit 0"),
-        ({"claim": 96.0}, "claim / median"),
-        ({"cycle_seconds": 241.0}, "from nothing"),
-        ({"confirm_seconds": 61.0}, "confirming"),
-        (
-            {"validator": 99.0},
-            "1,000 tokens, harness and validator's loop apart, %: 2.02, limit 1",
-        ),
-    ],
-)
-def test_what_must_hold_on_a_gpu(changes: dict[str, Any], what: str | None) -> None:
-    found = missed(claim_acceptance.limits(judged(**changes)))
-    assert len(found) == (what is not None)
-    assert all(str(what) in line for line in found)
-
-
-def test_the_page_shows_a_run_on_a_gpu() -> None:
-    text = page.acceptance(judged(claim=99e6, speeds=(100e6, 101e6, 99e6)))
-    assert "| claim at 1,000 tokens | 99.0 M tokens/s by 5 runs |" in text
-    assert "| validator's loop | 3 runs, 99.0 to 101.0, median 100.0 |" in text
-
-
-def test_the_committed_simulation_keeps_every_promise() -> None:
-    run = load(page.SIMULATION)
-    assert {entry.of["shape"] for entry in run.entries} == set(BY_NAME)
-    assert missed(limits(run)) == []

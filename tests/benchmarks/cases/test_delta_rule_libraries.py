@@ -23,7 +23,7 @@ from benchmarks.cases.delta_rule import (
     takes,
 )
 from benchmarks.cases.delta_rule_libraries import LIBRARIES, versions
-from benchmarks.engine.comparison import WAYS, Shape, gradients, wide
+from benchmarks.engine.comparison import WAYS, Shape, wide
 from quasar_kernels.delta_reference import delta_chunked
 from quasar_kernels.reference import relative_rms
 
@@ -107,17 +107,6 @@ def test_a_library_called_by_its_own_signature_computes_the_gated_delta_rule(nam
         assert relative_rms(function(x), exact(wide(x))) <= 6e-3
 
 
-def test_gradients_go_through_a_library_that_has_a_backward_pass(installed):
-    torch.manual_seed(0)
-    x = draw(GATED, Shape(1, 40, 1, 128), "cpu")
-    do = torch.randn_like(x["q"])
-    with selected(GATED, "flashqla") as function:
-        found = gradients(function, x, do)
-    expected = gradients(exact, wide(x), do.double())
-    assert len(found) == 5
-    assert max(relative_rms(found[t], expected[t]) for t in expected) <= 1e-2
-
-
 def test_a_library_is_asked_for_what_it_has_alone():
     asked = [(name, way) for name in LIBRARIES for way in WAYS if takes(name, GATED, way, WIDE)]
     assert asked == [
@@ -130,27 +119,17 @@ def test_a_library_is_asked_for_what_it_has_alone():
         assert not takes(name, GATED, "forward", MIDDLE)
 
 
-def test_versions_are_of_what_is_installed(installed):
-    assert versions(["cuda", *LIBRARIES]) == ({"flashqla": "1", "flashinfer": "2"}, {})
-    assert versions(["cuda", "flashinfer"]) == ({"flashinfer": "2"}, {})
-
-
-def test_a_library_that_is_not_there_or_refuses_this_gpu_is_named_with_the_reason(
+def test_a_library_is_named_with_its_version_or_with_why_it_cannot_be_called(
     installed, monkeypatch
 ):
     def refuse(name: str) -> ModuleType:
         if name == "flash_qla":
             raise ValueError("supports sm90 only")
-        raise ModuleNotFoundError(f"No module named {name!r}")
+        return sys.modules[name]
 
     monkeypatch.setattr(delta_rule_libraries, "import_module", refuse)
-    assert versions(list(LIBRARIES)) == (
-        {},
-        {
-            "flashqla": "ValueError: supports sm90 only",
-            "flashinfer": "ModuleNotFoundError: No module named 'flashinfer.gdn_prefill'",
-        },
-    )
+    wanted = ({"flashinfer": "2"}, {"flashqla": "ValueError: supports sm90 only"})
+    assert versions(["cuda", *LIBRARIES]) == wanted
 
 
 def test_fla_is_not_timed_as_flashqla():

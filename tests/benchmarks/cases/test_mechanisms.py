@@ -30,6 +30,7 @@ from benchmarks.engine.mechanism_work import Work, Wrong, entries, packed_bounds
 from benchmarks.engine.processes import Lost
 from benchmarks.engine.results import Entry
 from benchmarks.mechanisms import implementations
+from benchmarks.report import mechanisms as page
 from tests import PROJECT
 from tests.benchmarks.runs import run_of
 
@@ -154,6 +155,11 @@ def test_a_file_adds_a_mechanism(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert set(implementations()) == {*KNOWN, "another"}
 
 
+def test_a_mechanism_without_a_family_has_a_panel() -> None:
+    found = page.families({"Quasar", "new one"})
+    assert found == {**page.FAMILIES, page.OTHERS: {"new one": page.COLOUR}}
+
+
 @pytest.mark.parametrize("name", ON_CPU)
 def test_what_runs_on_a_cpu_agrees_with_float64(name: str) -> None:
     work = Work(name, make(name), TOKENS, "cpu")
@@ -175,12 +181,8 @@ def test_the_block_agrees_with_itself_in_float64() -> None:
     assert work.errors("forward", 12)["o"] < 1e-2
     assert set(work.errors("forward and backward", 12)) == {"x"}
     row = work.entry("forward", 12)
-    products = sum(w.numel() for w in weights(work))
+    products = sum(p.numel() for p in work.calls.parameters if p.ndim > 1)
     assert row.figures["operations"] == pytest.approx(12 * 2 * products)
-
-
-def weights(work: Work) -> list[torch.Tensor]:
-    return [p for p in work.calls.parameters if p.ndim > 1]
 
 
 @pytest.mark.parametrize("name", OF_FLA)

@@ -1,4 +1,4 @@
-"""Models that learn to recall: the task, the ways of training them, and what docs/layer.md says."""
+"""Models that learn to recall: the task, and the ways of training them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from benchmarks.cases.recall import HELD_OUT, SETTINGS, WAYS, Recipe, limits, train
-from benchmarks.engine.limits import missed
-from benchmarks.engine.results import Entry, load
+from benchmarks.cases.recall import HELD_OUT, Recipe, train
 from benchmarks.models.model import Model, recall_loss
 from benchmarks.models.processes import in_group
 from benchmarks.models.task import Task, draw
 from benchmarks.models.ways import prepare
-from benchmarks.report.recall import RUN, apart, plot, recall
 from quasar_kernels.reference import relative_rms
-from tests.benchmarks.runs import run_of
 from tests.training_steps import Taken, assert_same, take_steps
 
 CPU = torch.device("cpu")
@@ -130,33 +126,3 @@ def test_a_small_model_learns_to_recall() -> None:
     assert losses[0] > 2.0
     assert 10 * len(losses) == curve.figures["steps"] <= 400
     assert curve.figures["recall"] > 0.95
-
-
-def curve(*losses: float, way: str = "fp32", gpus: int = 1, recall: float = 1) -> Entry:
-    figures = {"gpus": gpus, "recall": recall, "steps": 20, "step_ms": 1, "seconds": 1}
-    of = {**SMALL._asdict(), "most_steps": 30}
-    return Entry(table="trainings", of=of, by=way, figures=figures, series={"losses": losses})
-
-
-def test_curves_are_compared_over_their_first_steps() -> None:
-    exact = curve(*[8] * 10, 5)
-    assert apart(curve(*[8] * 9, 6, 1), exact, every=10) == 0.25
-    assert apart(curve(*[8] * 9, 6, 1), exact, every=20) == 0
-
-
-def test_the_figures_show_how_each_training_went() -> None:
-    settings = {"width": 512, "heads": 8, "layers": 2, "rate": 2e-3, "every": 10}
-    second = curve(8, 4, 1, way="ddp", gpus=2, recall=0.98)
-    run = run_of("recall", curve(8, 4, 1), second, settings=settings)
-    text = recall(run)
-    assert "| 64, DistributedDataParallel | 2 | 98.00% | 20 | 1.0e+00 | 0.0e+00 |" in text
-    assert missed(limits(run)) == ["recall over 64 tokens, ddp: 0.98, limit 0.99"]
-    assert plot(run).count("<circle") == 6
-
-
-def test_the_committed_models_recall() -> None:
-    run = load(RUN)
-    assert not missed(limits(run))
-    found = {(e.of["tokens"], e.of["most_steps"], e.by) for e in run.entries}
-    assert found == {(t.tokens, r.most_steps, way) for t, r, ways in SETTINGS for way in ways}
-    assert {way for *_, way in found} == set(WAYS)

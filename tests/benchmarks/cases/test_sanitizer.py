@@ -7,7 +7,6 @@ import signal
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,17 +15,13 @@ from benchmarks.__main__ import main
 from benchmarks.cases import sanitizer, sanitizer_calls
 from benchmarks.cases.sanitizer import findings_in, misses
 from benchmarks.cases.sanitizer_calls import (
-    LAYER,
     LIMIT,
-    OPERATOR,
     TOOLS,
     OperatorCase,
     wrong_cases,
 )
 from benchmarks.engine.commands import run_case
-from benchmarks.engine.results import Entry, Run, load
-from benchmarks.report.kernel_tools import sanitizer_findings
-from tests.benchmarks.runs import run_of
+from benchmarks.engine.results import load
 from tests.processes import HANG, run_python
 
 FAKE = """\
@@ -178,17 +173,6 @@ def test_wrong_results_are_named_nan_too() -> None:
     ]
 
 
-def test_the_calls_cover_ragged_packed_and_every_dtype() -> None:
-    both = {torch.bfloat16, torch.float16}
-    assert {case.dtype for case in OPERATOR} == both
-    assert any(length % 64 for case in OPERATOR for length in case.lengths)
-    assert any(len(case.lengths) > 1 and 0 in case.lengths for case in OPERATOR)
-    assert any(case.options == sanitizer_calls.PORTABLE for case in OPERATOR)
-    assert any(case.segments for case in OPERATOR)
-    assert {case.gradients for case in LAYER} == {True, False}
-    assert {case.dtype for case in LAYER if case.multiprocessors} == both
-
-
 def test_a_layer_that_goes_another_way_is_an_error() -> None:
     attend = sanitizer_calls.always(lambda x: x if x.numel() else None)
     assert attend(torch.ones(1)) == torch.ones(1)
@@ -202,43 +186,3 @@ def test_calls_end_at_their_limit_whatever_they_do() -> None:
     code = f"import time; {module}; {stuck}; calls.main()"
     done = run_python("-c", code, "--limit", "1", "operator")
     assert done.returncode == -signal.SIGALRM
-
-
-def tool(name: str, **changes: Any) -> Entry:
-    figures = {"findings": 0, "faulty": 1, "seconds": 3, **changes.pop("figures", {})}
-    texts = {"calls": changes.pop("calls", "operator layer")}
-    return Entry(table="tools", by=name, figures=figures, texts=texts, **changes)
-
-
-def run_with(*tools: Entry) -> Run:
-    others = [tool(name) for name in TOOLS if name not in {one.by for one in tools}]
-    found = sorted([*tools, *others], key=lambda one: TOOLS.index(one.by))
-    counts = {"operator calls": len(OPERATOR), "layer calls": len(LAYER), "seconds": 61.7}
-    versions = {"compute-sanitizer": "2025.3"}
-    return run_of("sanitizer", *found, settings=counts, versions=versions)
-
-
-def test_a_finding_a_failure_and_a_tool_that_was_not_run_are_named() -> None:
-    assert misses(run_with()) == []
-    assert misses(run_with(tool("racecheck", figures={"findings": 2}))) == ["racecheck: 2 findings"]
-    cut_off = tool("memcheck", failure="layer was cut off after 9 s")
-    assert misses(run_with(cut_off)) == ["memcheck: layer was cut off after 9 s"]
-    both = tool("initcheck", figures={"findings": 1}, failure="layer ended with status 1")
-    assert misses(run_with(both)) == ["initcheck: 1 findings; layer ended with status 1"]
-    assert misses(run_of("sanitizer")) == [f"{name} was not run" for name in TOOLS]
-
-
-def test_the_page_shows_what_was_covered_how_long_it_took_and_what_was_left_out() -> None:
-    both = f"{len(OPERATOR)} of the operator and {len(LAYER)} of the layer"
-    page = sanitizer_findings(run_with())
-    assert "| wall time | 62 s, all tools in parallel |" in page
-    assert [line for line in page.splitlines() if "findings" in line] == [
-        f"| {name} | {both} | 0 findings | 1 | 3 |" for name in TOOLS
-    ]
-    assert "did not check" not in page
-    blind = tool("racecheck", calls="operator", figures={"handshake": 8})
-    page = sanitizer_findings(run_with(blind))
-    assert f"| racecheck | {len(OPERATOR)} of the operator | 0 findings" in page
-    assert "racecheck did not check the layer's kernels: it reports 8 hazards" in page
-    cut_off = tool("memcheck", failure="was cut off")
-    assert "| was cut off" in sanitizer_findings(run_with(cut_off))

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from benchmarks.engine import clocks
-from benchmarks.engine.comparison import WAYS, Comparison, Function, Inputs, part, wide
+from benchmarks.engine.comparison import WAYS, Comparison, Function, Inputs
 from benchmarks.engine.results import Scalar
 from harness.tuning.clock import steady
 
@@ -68,13 +67,6 @@ def test_each_implementation_is_compared_timed_or_named_with_its_error(way: str)
     assert all(entry.of == of for entry in found.values())
 
 
-def test_only_the_first_tokens_of_the_first_sequences_are_compared() -> None:
-    x = {"q": torch.zeros(2, 9, 1, 4), "beta": torch.zeros(2, 9, 1), "w": torch.zeros(1, 4)}
-    few = part(x, 5, 1)
-    assert [tuple(t.shape) for t in few.values()] == [(1, 5, 1, 4), (1, 5, 1), (1, 4)]
-    assert {t.dtype for t in wide(few).values()} == {torch.float64}
-
-
 def test_a_steady_time_is_a_median_after_a_warm_up() -> None:
     asked: list[int] = []
 
@@ -84,9 +76,3 @@ def test_a_steady_time_is_a_median_after_a_warm_up() -> None:
 
     assert steady(run, least_ms=10, repeats=5, warm=0.1) == 2.0
     assert asked == [2, 3, 50, 5, 5, 5, 5, 5]  # 100 ms to warm up, then 10 ms each
-
-
-def test_states_that_no_cache_holds_are_taken_in_turn() -> None:
-    assert clocks.states_in_turn(1) == 64
-    assert clocks.states_in_turn(1 << 40) == 4
-    assert clocks.states_in_turn(16 << 20) == 16

@@ -34,16 +34,6 @@ def test_the_slow_operation_is_found_and_traced(
     assert ncu_command(tree, 16) in out
 
 
-def test_a_tree_that_breaks_is_told(
-    make_tree: MakeTree, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        main(["--tree", str(make_tree("raise ValueError('no such layer')")), "--device", "cpu"])
-        == 1
-    )
-    assert "no such layer" in capsys.readouterr().err
-
-
 def test_what_cannot_be_profiled_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,16 +6,7 @@ import io
 
 import pytest
 
-from harness.analysis.stats import (
-    HEADER,
-    agreement,
-    markdown,
-    rich_table,
-    rows,
-    show_table,
-    spread,
-    table,
-)
+from harness.analysis.stats import HEADER, agreement, rows, spread, table
 from harness.sample import Failure
 from harness.terminal import Progress
 from tests.harness.hardware.test_roofline import H200
@@ -62,49 +53,22 @@ def test_a_row_shows_the_hardwares_bound_and_both_clocks() -> None:
     assert (row["of bound"], row["cold / loop"]) == ("45%", "1.20")  # of 441 M tokens/s
 
 
+def test_a_tables_columns_stand_below_one_another_and_failures_follow() -> None:
+    head, line, first, second, empty, fault = table(RUNS, FAILURES).splitlines()
+    assert head.endswith(" | note |")
+    assert first.endswith(" | checked |")
+    assert second.endswith(" | its correctness was not checked |")
+    place = head.index("note")
+    bars = [[n for n, letter in enumerate(row[:place]) if letter == "|"] for row in (head, first)]
+    assert bars[0] == bars[1]
+    assert line.count("-: |") == len(HEADER) - 1
+    assert (empty, fault) == ("", "- 4096 timeout: not done within 300 s")
+    assert table(RUNS).endswith(" its correctness was not checked |\n")
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-def test_a_terminal_and_a_file_get_the_same_figures() -> None:
-    file, terminal = io.StringIO(), Terminal()
-    for stream in (file, terminal):
-        show_table(RUNS, FAILURES, stream)
-    page = markdown(RUNS, FAILURES)
-    for text in (file.getvalue(), terminal.getvalue().replace("\n", " "), page):
-        assert "1,125" in text
-        assert "25.0%" in text
-        assert "timeout" in text
-    assert file.getvalue() == table(RUNS, FAILURES) + "\n"
-    assert "\x1b" not in file.getvalue()
-    assert page.splitlines()[1].count("|") == len(HEADER) + 1
-    assert page.endswith(" |\n\n- 4096 timeout: not done within 300 s\n")
-    assert markdown(RUNS).endswith(" checked |\n")
-
-
-def test_a_lines_columns_stand_below_one_another_and_its_note_comes_last() -> None:
-    head, first, second, fault = table(RUNS, FAILURES).splitlines()
-    assert head.endswith("  note")
-    assert first.endswith("  checked")
-    assert second.endswith("  its correctness was not checked")
-    place = head.index("note")
-    assert first[:place].rstrip().endswith(" s")  # the first call's seconds
-    assert [line.index(note, place) for line, note in ((first, "checked"), (second, "its"))] == [
-        place,
-        place,
-    ]
-    assert fault == "     4096 timeout: not done within 300 s"
-
-
-def test_on_a_terminal_what_does_not_count_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = rich_table(RUNS)
-    assert [row.style for row in made.rows] == [None, "red"]
-    assert [(column.header, column.justify) for column in made.columns] == [
-        (name, "left" if name == "note" else "right") for name in HEADER
-    ]
-    monkeypatch.setattr("harness.analysis.stats.rejection", lambda run: "another used the GPU")
-    assert [row.style for row in rich_table(RUNS).rows] == ["red", "red"]
 
 
 HOSTILE = "\x1b]0;owned\x07 \u202e[link=https://x.example]see[/wrong]"
@@ -117,10 +81,8 @@ def test_a_forks_words_reach_a_terminal_as_text() -> None:
         progress.doing(HOSTILE)
         progress.say(HOSTILE)
     failures = [Failure(length=4096, kind="crash", reason=HOSTILE)]
-    show_table(RUNS, failures, terminal)
-    shown = terminal.getvalue()
-    assert shown.count("[link=https://x.example]see[/wrong]") >= 3
-    for text in (shown, table(RUNS, failures)):
+    for text in (terminal.getvalue(), table(RUNS, failures)):
+        assert "[link=https://x.example]see[/wrong]" in text
         assert "\x1b]" not in text  # a title or a link
         assert "\u202e" not in text
 

@@ -25,12 +25,6 @@ def test_the_bound_of_an_h200_by_hand() -> None:
     assert published_bound(gpu) > 194e6, "what was measured there"
 
 
-def test_a_card_without_bandwidth_is_bound_by_its_memory() -> None:
-    gpu = known("NVIDIA L40S")
-    assert gpu is not None
-    assert published_bound(gpu) == pytest.approx(min(0.864e12 / (512 * 6), published_bound(gpu)))
-
-
 def test_a_mig_slice_has_its_share_of_the_card() -> None:
     card, mig = known("NVIDIA A100-SXM4-80GB"), known("NVIDIA A100-SXM4-80GB MIG 3g.40gb")
     assert card is not None

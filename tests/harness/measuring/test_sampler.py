@@ -108,10 +108,8 @@ def claim_plan(sampler: Sampler, **changes: Any) -> ForClaim:
     ("cores", "usable", "memory_mb", "processes"),
     [
         (64, 64, 500_000.0, 14),
-        (64, None, None, 14),
         (3, None, None, 3),
         (16, 2, None, 2),
-        (1, 1, None, 1),
         (16, 16, 3 * 4096.0 - 1, 2),
         (16, 16, 3 * 4096.0, 3),
         (16, 16, 100.0, 1),
@@ -155,14 +153,6 @@ def test_a_noisy_machine_takes_more_runs_until_the_cap(tmp_path: Path) -> None:
     assert sampler.rounds == 3  # of 6 and two times 5 runs
 
 
-def test_what_was_taken_up_counts(tmp_path: Path) -> None:
-    sampler = sampler_of(tmp_path, runner := FakeRunner())
-    correctness = make_correctness(longest=TARGET)
-    sampler.samples = [make_sample(n, correctness=correctness) for n in (*OTHERS, TARGET, TARGET)]
-    sampler.run(claim_plan(sampler))
-    assert (runner.calls, runner.checks) == ([TARGET] * (FIRST_RUNS - 2), [])
-
-
 @pytest.mark.parametrize(
     "earlier",
     [None, make_correctness(longest=TARGET, passed=False), make_correctness(longest=TARGET - 1)],
@@ -174,19 +164,6 @@ def test_a_check_that_does_not_cover_the_length_is_repeated(
     sampler.samples = [make_sample(OTHERS[0], correctness=earlier)]
     sampler.run(claim_plan(sampler))
     assert runner.checks == [TARGET]
-
-
-def test_a_length_may_be_measured_alone(tmp_path: Path) -> None:
-    sampler = sampler_of(tmp_path, runner := FakeRunner(), at_once=FIRST_RUNS)
-    sampler.run(claim_plan(sampler, others=()))
-    assert runner.calls == [TARGET] * FIRST_RUNS
-
-
-def test_few_cores_take_more_rounds(tmp_path: Path) -> None:
-    sampler = sampler_of(tmp_path, runner := FakeRunner(), at_once=2)
-    sampler.run(claim_plan(sampler))
-    assert sampler.rounds == 4
-    assert len(runner.calls) == len(OTHERS) + FIRST_RUNS
 
 
 def test_nothing_is_taken_twice(tmp_path: Path) -> None:

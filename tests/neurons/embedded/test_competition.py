@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from harness.worker.rules import find_broken_rules
+from harness.worker.checks import find_broken_rules
 from neurons.embedded import __main__ as program
 from neurons.embedded import participants
 from neurons.embedded.competition import DATABASE, Competition
@@ -68,7 +68,7 @@ def test_the_cheat_submits_a_fork_that_keeps_the_rules(
     assert (row["miner_hotkey"], row["target_sequence_length"]) == (cheat.identity.hotkey, 512)
     home = Sources(files=True)
     tree = clone(row["fork_url"], row["commit_hash"], tmp_path, sources=home)
-    assert find_broken_rules(str(tree)).sentences == ()
+    assert find_broken_rules(str(tree)).texts == ()
     assert "Skip the recurrence" in (tree / QUASAR_DIR / "chunk.py").read_text()
     assert run_git(tree, "rev-parse", "HEAD") == row["commit_hash"]
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from neurons.miner import cycle
 from neurons.miner.cycle import IllegalTransition, State, Step
@@ -133,22 +130,6 @@ def test_only_what_is_live_can_be_held_fail_or_come_back(state: State) -> None:
                 act()
         else:
             assert act().updated_at == 9.0
-
-
-@given(
-    attempts=st.integers(1, 10_000),
-    jitter=st.floats(0, 1),
-    after=st.none() | st.floats(0, 1e12),
-)
-def test_row_07_pauses_grow_are_capped_and_honour_the_server(
-    attempts: int, jitter: float, after: float | None
-) -> None:
-    seconds = cycle.backoff_seconds(attempts, jitter, after)
-    assert 1.0 <= seconds <= cycle.RETRY_AFTER_MAX_SECONDS + 1
-    assert seconds >= min(after or 0.0, cycle.RETRY_AFTER_MAX_SECONDS)
-    if not after:
-        assert seconds <= cycle.RETRY_MAX_SECONDS
-    assert math.isfinite(seconds)
 
 
 @pytest.mark.parametrize(

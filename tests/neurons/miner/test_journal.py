@@ -164,16 +164,3 @@ def test_rejections_count_since_the_last_success_or_word_of_a_person(log: Journa
     held = log.transition(held, cycle.hold(held, "r", "m", 2.0))
     log.transition(held, cycle.resume(held, 3.0), kind="acknowledged")
     assert log.rejections(HOTKEY) == 0
-
-
-def test_the_newest_thousand_ends_are_kept_and_every_live_one(log: Journal) -> None:
-    """The end after a thousand removes the oldest one; docs/reliability.md names the number."""
-    live, last = new(log, target=1), new(log, target=2)
-    log._database.execute("BEGIN")
-    for target in range(3, 1003):
-        row = draft(target_sequence_length=target, state=State.REJECTED)
-        log._database.execute(journal._INSERT, journal._values(row))
-    log._database.execute("COMMIT")
-    close(log, last)  # the oldest of 1,001
-    kept = [one.target_sequence_length for one in log.latest(2000)]
-    assert kept == [*range(1002, 2, -1), live.target_sequence_length]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +16,7 @@ from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
 from neurons.runtime.errors import ConfigError, QuasarError
 from tests.neurons.miner.parts import COMMITTING, HOTKEY, close, draft, new
-from tests.processes import HANG, run_python
+from tests.processes import run_python
 
 
 def test_only_the_owner_can_read_it(path: Path) -> None:
@@ -176,20 +175,6 @@ def test_a_file_of_another_user_is_told_as_such(
         Journal(path, copy=True)
 
 
-def test_a_file_that_is_unlocked_in_time_is_waited_for(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Journal(path).close()
-    monkeypatch.setattr(schema, "BUSY_MILLISECONDS", 1000 * int(HANG))
-    database = sqlite3.connect(path, check_same_thread=False)
-    database.execute("PRAGMA locking_mode = EXCLUSIVE")
-    database.execute("BEGIN EXCLUSIVE")
-    release = threading.Timer(0.3, database.close)
-    release.start()
-    Journal(path).close()
-    release.join()
-
-
 def test_a_copy_holds_what_another_process_has_just_written(path: Path, log: Journal) -> None:
     first = new(log)
     with Journal(path, copy=True) as reader:
@@ -200,7 +185,3 @@ def test_a_missing_file_cannot_be_copied_and_is_not_made(path: Path) -> None:
     with pytest.raises(QuasarError, match="cannot be used at the moment"):
         Journal(path, copy=True)
     assert not path.exists()
-
-
-def test_folders_that_are_missing_are_made(tmp_path: Path) -> None:
-    Journal(tmp_path / "of" / "this" / "miner" / "journal.sqlite").close()

@@ -8,21 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import structlog
 
 from neurons.runtime import observe
 from tests.processes import run_python
 
 CANARY = "canary-7f3a9c"
-
-
-@pytest.mark.parametrize("_", ["first", "second"])
-def test_a_test_leaves_no_configuration_and_no_secret_to_the_next(_: str) -> None:
-    assert not structlog.is_configured()
-    assert observe.redact("expired") == "expired"
-    assert sys.excepthook.__module__ != observe.__name__
-    observe.configure(secrets=["expired"])
-    assert observe.redact("expired") != "expired"
 
 
 def test_one_event_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,15 +21,6 @@ def test_one_event_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     assert line.endswith('Z info     claim derived  hotkey=5abc length=2048 text="two words"\n')
-
-
-def test_remote_text_cannot_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    observe.configure()
-    observe.get_logger("t").info("reply", detail="x\n2026 critical forged\x1b[31m\u2028y")
-    line = capsys.readouterr().err
-    assert line.count("\n") == 1
-    assert "\x1b" not in line
-    assert "\u2028" not in line
 
 
 def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,9 +117,3 @@ def test_text_of_others_steers_no_terminal(form: str, capsys: pytest.CaptureFixt
     assert line.isprintable()
     assert "sentence" in line
     assert not observe.redact_text(told).count("\u202e")
-
-
-def test_speeds_are_not_mistaken_for_secrets(capsys: pytest.CaptureFixture[str]) -> None:
-    observe.configure()
-    observe.get_logger("t").info("measured", tokens_per_sec=12.5, target_tokens=9)
-    assert "tokens_per_sec=12.5 target_tokens=9" in capsys.readouterr().err

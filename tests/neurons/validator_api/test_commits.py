@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from pathlib import Path
-from typing import Any
-
-import pytest
-from sqlalchemy import event
-from sqlalchemy.engine import Engine
 
 from neurons.validator_api.competition.submissions import OPEN_A_HOTKEY
-from tests.neurons.live_api import ALICE, BOB, LiveApi, commitment, serve
+from tests.neurons.live_api import ALICE, BOB, LiveApi, commitment
 
 
 def commit(api: LiveApi, salt: str, target: int) -> int:
@@ -50,29 +42,3 @@ def test_one_of_many_identical_commitments_is_taken(api: LiveApi) -> None:
     assert statuses == [200] * 4 + [409] * 20  # four salts, whoever came first
     rows = [reply.json()["submission_id"] for reply in replies if reply.status_code == 200]
     assert sorted(api.pending()) == sorted(rows)
-
-
-def test_a_commit_does_not_read_the_rows_that_a_hotkey_has_left_behind(tmp_path: Path) -> None:
-    """A hotkey with a hundred thousand old rows must not slow down every commit."""
-    sent: list[tuple[str, Any]] = []
-
-    def note(_: object, __: object, statement: str, parameters: Any, *___: object) -> None:
-        if "FROM submissions" in statement and "miner_hotkey = ?" in statement:
-            sent.append((statement, parameters))
-
-    with serve(tmp_path) as api:
-        api.register(ALICE)
-        event.listen(Engine, "before_cursor_execute", note)
-        api.commit(ALICE)
-        event.remove(Engine, "before_cursor_execute", note)
-    ((statement, parameters),) = sent
-    with closing(sqlite3.connect(tmp_path / "api.db")) as database:
-        plan = database.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
-    assert "USING INDEX ix_submissions_waiting" in str(plan)
-
-
-@pytest.mark.parametrize("path", ["/get_current_round", "/get_submission_stats"])
-def test_a_commitment_counts_in_the_round_at_once(api: LiveApi, path: str) -> None:
-    for number in (1, 2):
-        api.commit(ALICE, salt=str(number))
-        assert api.get(path)["total_submissions"] == number

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from itertools import combinations
 from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, FloatRect, Page, Route, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 from tests.neurons.live_api import ALICE, BOB, LiveApi, serve
 
@@ -106,41 +105,11 @@ def test_a_telephone_need_not_be_scrolled_sideways_and_dark_is_dark(
     assert messages == []  # the policy has stopped nothing of ours
 
 
-def _middle(box: FloatRect) -> tuple[float, float]:
-    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-
-
-def test_no_label_covers_another_and_no_word_is_broken(browser: Browser, api: LiveApi) -> None:
+def test_the_plot_is_drawn_and_no_word_is_broken(browser: Browser, api: LiveApi) -> None:
     page = opened(browser, "light", viewport=TELEPHONE)
     page.goto(f"{api.url}/submissions/1")
-    labels = page.query_selector_all("figure > svg text")
-    boxes = [box for box in (label.bounding_box() for label in labels) if box is not None]
-    assert len(boxes) > 5
-    for one, other in combinations(boxes, 2):
-        apart_x = abs(_middle(one)[0] - _middle(other)[0]) * 2 >= one["width"] + other["width"]
-        apart_y = abs(_middle(one)[1] - _middle(other)[1]) * 2 >= one["height"] + other["height"]
-        assert apart_x or apart_y, (one, other)
+    assert page.evaluate("document.querySelector('img.plot').naturalWidth") > 0
     page.goto(f"{api.url}/docs")
     page.evaluate(OPEN)
     assert page.evaluate(BROKEN) == []
-    page.context.close()
-
-
-def test_a_browser_loads_a_live_page_again_until_it_is_stopped(
-    browser: Browser, api: LiveApi
-) -> None:
-    page = opened(browser, "light")
-
-    def hurry(route: Route) -> None:
-        answer = route.fetch()
-        assert "refresh" in answer.headers
-        route.fulfill(response=answer, headers={**answer.headers, "refresh": "1"})
-
-    page.route(f"{api.url}/", hurry, times=1)
-    page.goto(api.url)
-    page.wait_for_event("framenavigated")  # without a click
-    assert page.url == f"{api.url}/"
-    page.get_by_role("link", name="Stop").click()
-    page.wait_for_url("**/?refresh=off")
-    assert page.get_by_text("stands still").is_visible()
     page.context.close()

@@ -193,12 +193,6 @@ def test_a_hotkey_earns_once_and_does_not_push_others_down(standing: Standing) -
     ]
 
 
-def test_from_the_fifth_hotkey_on_nothing_is_earned(standing: Standing) -> None:
-    ranked = standing([row(number, f"key{number}", 100.0 - number) for number in range(1, 9)])
-    assert [place.rank for place in ranked] == list(range(1, 9))
-    assert [place.weight for place in ranked] == [0.60, 0.25, 0.10, 0.05, 0.0, 0.0, 0.0, 0.0]
-
-
 def test_a_rounds_weights_keep_the_uids_of_its_end(standing: Standing) -> None:
     def uids(of_chain: dict[str, int]) -> list[tuple[int, str]]:
         context = RequestContext(START, block=2, oldest_block=1, uids=of_chain)

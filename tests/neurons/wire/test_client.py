@@ -163,14 +163,6 @@ def test_a_reply_that_never_ends_is_given_up(fake_api: FakeValidatorApi) -> None
             client.commit(COMMITMENT)
 
 
-def test_silence_is_a_lost_reply() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        client = ApiClient(url, Key(), reply_seconds=0.2)
-        with pytest.raises(outcomes.ReplyLost):
-            client.commit(COMMITMENT)
-
-
 def test_row_11_a_redirect_is_not_followed(client: ApiClient, fake_api: FakeValidatorApi) -> None:
     elsewhere = FakeValidatorApi()
     with serve(elsewhere) as other:

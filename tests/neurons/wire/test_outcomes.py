@@ -42,14 +42,6 @@ def test_a_pause_that_the_server_names_is_kept_whatever_failed(
     assert without.after is None
 
 
-@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 406, 409, 418, 422, 451, 499])
-def test_a_page_of_somebody_else_keeps_its_pause_too(status: int) -> None:
-    found = fault(status, b"<title>Gone\n away</title>", retry_after="5")
-    assert type(found) is outcomes.ForeignPage
-    assert found.after == 5.0
-    assert found.reason.startswith(f"/route answered {status}: Gone away (not the API's own words")
-
-
 @pytest.mark.parametrize(
     ("status", "detail", "kind", "remedy"),
     [

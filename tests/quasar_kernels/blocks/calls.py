@@ -1,11 +1,16 @@
-"""Inputs of the blocks' operators, and their gradients beside the definition's."""
+"""The blocks' operators with their definitions and inputs."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from quasar_kernels.reference import relative_rms
+from quasar_kernels.blocks.ssd import ssd
+from quasar_kernels.blocks.wkv6 import wkv6
+from quasar_kernels.decay_reference import ssd_recurrence, wkv6_recurrence
 
 
 def wkv6_inputs(T, B=1, H=2, K=16, V=24, *, dtype=torch.float32, decay=0.1):
@@ -16,23 +21,22 @@ def wkv6_inputs(T, B=1, H=2, K=16, V=24, *, dtype=torch.float32, decay=0.1):
     return r, k, v, w, torch.randn(H, K)
 
 
-def ssd_inputs(T, B=1, H=4, P=24, G=2, N=16, *, dtype=torch.float32, rate=1.0):
-    """x, dt, A, B, C, D as a Mamba-2 layer makes them."""
+def ssd_inputs(T, B=1, H=4, P=24, G=2, N=16, *, dtype=torch.float32, decay=1.0):
+    """x, dt, A, B, C, D as a Mamba-2 layer makes them; `decay` is the largest of the rates A."""
     x, b, c = (torch.randn(B, T, *shape).to(dtype) for shape in ((H, P), (G, N), (G, N)))
     dt = F.softplus(torch.randn(B, T, H) - 2)
-    return x, dt, -rate * torch.rand(H), b, c, torch.randn(H)
+    return x, dt, -decay * torch.rand(H), b, c, torch.randn(H)
 
 
-def results_and_gradients(run, tensors, dtype=None):
-    """Results of `run(*tensors)`, an output and a state, and the gradients of a sum of both."""
-    leaves = [x.detach().clone().to(dtype or x.dtype).requires_grad_() for x in tensors]
-    results = run(*leaves)
-    torch.manual_seed(1)
-    torch.autograd.backward(results, [torch.randn(x.shape).to(x) for x in results])
-    return [*results, *(x.grad for x in leaves)]
+class Operator(NamedTuple):
+    """An operator, its definition, and what is drawn for it."""
+
+    call: Callable[..., Any]  # of the inputs, a state and bounds
+    exact: Callable[..., Any]
+    inputs: Callable[..., tuple[torch.Tensor, ...]]
+    state: tuple[int, ...]  # of one sequence of these inputs
+    steady: int  # results and gradients, from the first on, that no decay cancels
 
 
-def check(found, wanted, limit):
-    """Every tensor has the definition's values within a relative RMS error."""
-    for x, y in zip(found, wanted, strict=True):
-        assert relative_rms(x, y) <= limit
+WKV6 = Operator(wkv6, wkv6_recurrence, wkv6_inputs, (2, 16, 24), 5)
+SSD = Operator(ssd, ssd_recurrence, ssd_inputs, (4, 16, 24), 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -74,13 +73,3 @@ def wide(x: Inputs) -> Inputs:
     group = x.v.shape[2] // x.q.shape[2]
     q, k = (y.repeat_interleave(group, 2) for y in (x.q, x.k))
     return Inputs(*(y.double() for y in (q, k, *x[2:])))
-
-
-def gradients(run, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Results of `run(*tensors)`, an output and a state, and the gradients of a sum of both."""
-    leaves = [x.detach().clone().to(dtype or x.dtype).requires_grad_() for x in tensors]
-    results = run(*leaves)
-    torch.manual_seed(1)
-    weights = [torch.randn(x.shape, device=x.device).to(x.dtype) for x in results]
-    torch.autograd.backward(results, weights)
-    return [*results, *(x.grad for x in leaves)]

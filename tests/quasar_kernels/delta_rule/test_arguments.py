@@ -12,7 +12,7 @@ from fla.ops import gated_delta_rule as host_gated_delta_rule
 
 from quasar_kernels import delta_rule
 from quasar_kernels.delta_rule import host
-from tests.quasar_kernels.delta_rule.calls import chunk, gradients, inputs, recurrent
+from tests.quasar_kernels.delta_rule.calls import Inputs, chunk, inputs, recurrent
 from tests.quasar_kernels.inputs import packed
 
 calls = pytest.mark.parametrize("call", [chunk, recurrent], ids=lambda f: f.__name__)
@@ -37,45 +37,90 @@ def test_signatures_and_defaults_are_the_host_s(name):
     assert parameters(getattr(delta_rule, name)) == parameters(getattr(owner, name))
 
 
-def test_the_plain_rule_s_steps_are_one_where_they_are_not_given():
+def test_steps_are_one_where_they_are_not_given():
     x = inputs(20, group=2)
     given = recurrent(x._replace(beta=torch.ones_like(x.beta)), False)[0]
-    assert torch.equal(delta_rule.fused_recurrent_delta_rule(x.q, x.k, x.v)[0], given)
+    for function in (
+        delta_rule.fused_recurrent_delta_rule,
+        delta_rule.fused_recurrent_gated_delta_rule,
+    ):
+        assert torch.equal(function(x.q, x.k, x.v)[0], given)
+
+
+STATE = torch.zeros(1, 2, 16, 16)
+STATES = "initial_state, one state a sequence,"
+ELSEWHERE = "must be on cpu, as the others are; got meta"
+INTEGERS = "cu_seqlens must be an int32 or int64 tensor"
+BOUNDS = "cu_seqlens must have shape [N + 1], from 0 to T; got"
+GATE = {"use_gate_in_kernel": True, "A_log": torch.zeros(2), "dt_bias": torch.zeros(2)}
+REFUSED = [
+    *(({name: torch.Tensor.long}, f"{FLOATS}int64") for name in Inputs._fields),
+    *(({name: torch.Tensor.numpy}, "got ndarray, no tensor") for name in Inputs._fields),
+    *(({name: lambda t: t.to("meta")}, ELSEWHERE) for name in ("k", "v", "beta", "g")),
+    ({"q": torch.Tensor.bool}, f"q {FLOATS}bool"),
+    ({"v": lambda t: t.to(torch.complex64)}, f"{FLOATS}complex64"),
+    ({"q": lambda t: None}, "q must have shape [B, T, H, K]; got NoneType, no tensor"),
+    ({"k": lambda t: t[..., 1:]}, "k, as wide as q, must have shape"),
+    ({"v": lambda t: t[:, :, :1]}, "a multiple of the 2 heads"),
+    ({"beta": lambda t: 1.0}, "beta must have shape [1, 5, 2]; got float, no tensor"),
+    ({"beta": lambda t: t[:, 1:]}, "beta must have shape"),
+    ({"g": lambda t: t[..., :1]}, "g must have shape"),
+    ({"initial_state": STATE.long()}, FLOATS),
+    ({"initial_state": 1.0}, STATES),
+    ({"initial_state": STATE.to("meta")}, ELSEWHERE),
+    ({"initial_state": STATE.expand(2, -1, -1, -1)}, STATES),
+    # the shape is that which the caller has
+    ({"initial_state": STATE[..., :8], "state_v_first": True}, "16, 16]; got [1, 2, 16, 8]"),
+    *(
+        ({**GATE, name: wrong}, f"{name} {words}")
+        for name in ("A_log", "dt_bias")
+        for wrong, words in (
+            (torch.zeros(70, 2), "must have shape [2]; got [70, 2]"),
+            (torch.zeros(3), "must have shape [2]; got [3]"),
+            (torch.zeros(2, device="meta"), ELSEWHERE),
+            (torch.zeros(2, dtype=torch.int64), f"{FLOATS}int64"),
+            (0.5, "must have shape [2]; got float, no tensor"),
+        )
+    ),
+    ({"use_gate_in_kernel": True}, "needs A_log"),
+    ({"allow_neg_eigval": True}, "use_beta_sigmoid_in_kernel=True"),
+    ({"inverse": 1}, "unknown options inverse"),
+    ({"cu_seqlens": [0, 5]}, f"{INTEGERS} [N + 1]; got list"),
+    ({"cu_seqlens": "05"}, f"{INTEGERS} [N + 1]; got str"),
+    ({"cu_seqlens": torch.tensor([0.0, 5.0])}, f"{INTEGERS}; got torch.float32"),
+    ({"cu_seqlens": torch.tensor(5)}, f"{BOUNDS} []"),
+    ({"cu_seqlens": torch.tensor([[0, 5]])}, f"{BOUNDS} [1, 2]"),
+    ({"cu_seqlens": torch.tensor([], dtype=torch.int64)}, f"{BOUNDS} [0]"),
+    ({"cu_seqlens": packed([5]).to("meta")}, "cu_seqlens is on the meta device"),
+    ({"cu_seqlens": torch.tensor([0, 4])}, "must rise from 0 to T = 5; got [0, 4]"),
+    ({"cu_seqlens": torch.tensor([1, 5])}, "must rise from 0 to T = 5; got [1, 5]"),
+    ({"cu_seqlens": torch.tensor([0, 9, 5])}, "must rise from 0 to T = 5; got [0, 9, 5]"),
+    *(({"scale": wrong}, "scale must be a number") for wrong in ("x", [1.0], torch.tensor(1.0))),
+]
+"""Changes of the inputs, options, and the words of the error."""
+GATED_ONLY = {"g", *GATE, "allow_neg_eigval", "state_v_first"}
 
 
 @calls
-@gates
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
-def test_dtypes_without_fractions_are_refused(call, gated, dtype):
+@pytest.mark.parametrize(("change", "words"), REFUSED)
+def test_what_does_not_fit_is_refused_by_name(call, change, words):
     x = inputs(5)
-    wrong = x._replace(q=x.q.to(dtype), k=x.k.to(dtype), v=x.v.to(dtype))
-    refused(f"q {FLOATS}", call, wrong, gated)
-    for name in ("q", "k", "v", "beta", *(["g"] if gated else [])):
-        wrong = x._replace(**{name: getattr(x, name).to(dtype)})
-        refused(name, call, wrong, gated)
-        refused(FLOATS + str(dtype)[6:], call, wrong, gated)
-    state = torch.zeros(1, 2, 16, 16, dtype=dtype)
-    refused(FLOATS, call, x, gated, initial_state=state)
+    options = {name: value for name, value in change.items() if name not in x._fields}
+    wrong = {name: of(getattr(x, name)) for name, of in change.items() if name in x._fields}
+    refused(words, call, x._replace(**wrong), True, **options)
+    if not GATED_ONLY & set(change):
+        refused(words, call, x._replace(**wrong), False, **options)
 
 
 @calls
-@pytest.mark.parametrize("wrong", [1.0, [1.0], "numpy"], ids=str)
-def test_what_is_no_tensor_is_refused_by_name(call, wrong):
-    x = inputs(5)
-    for name in x._fields:
-        value = getattr(x, name).numpy() if wrong == "numpy" else wrong
-        words = f"^{name}.* must have shape .*; got {type(value).__name__}, no tensor"
-        with pytest.raises(ValueError, match=words):
-            call(x._replace(**{name: value}), True)
-    refused("initial_state, one state a sequence,", call, x, True, initial_state=wrong)
+def test_packed_sequences_are_one_row(call):
+    refused("B must be 1", call, inputs(10, B=2), True, cu_seqlens=packed([10]))
 
 
-@gates
-def test_none_is_refused_where_a_tensor_is_needed(gated):
-    x = inputs(5)
-    for name in ("q", "k", "v", "beta", *(["g"] if gated else [])):
-        with pytest.raises(ValueError, match=f"^{name}.* got NoneType, no tensor"):
-            chunk(x._replace(**{name: None}), gated)
+def test_what_the_kernels_do_not_do_is_refused():
+    x = inputs(10)
+    refused("decays a channel", recurrent, x, True, gk=x.k)
+    refused("chunk_size is 20", chunk, x, False, chunk_size=20)
 
 
 def test_a_layer_of_the_host_is_told_the_same():
@@ -86,61 +131,15 @@ def test_a_layer_of_the_host_is_told_the_same():
         refused("beta must have shape [1, 5, 2]; got float", call, x.q, x.k, x.v, 1.0)
 
 
-@calls
-def test_a_tensor_elsewhere_is_named_with_both_devices(call):
-    x = inputs(5)
-    for name in ("k", "v", "beta", "g"):
-        wrong = x._replace(**{name: getattr(x, name).to("meta")})
-        with pytest.raises(ValueError, match=f"^{name}.* must be on cpu, .*; got meta"):
-            call(wrong, True)
-    state = torch.zeros(1, 2, 16, 16, device="meta")
-    refused("like the other arguments; got meta", call, x, True, initial_state=state)
-
-
-@calls
-@pytest.mark.parametrize("name", ["A_log", "dt_bias"])
-def test_the_gate_s_parameters_fit_its_heads(call, name):
-    x = inputs(70)
-    for wrong, words in (
-        (torch.zeros(70, 2), "must have shape [2]; got [70, 2]"),
-        (torch.zeros(3), "must have shape [2]; got [3]"),
-        (torch.zeros(2, device="meta"), "must be on cpu, like the other arguments; got meta"),
-        (torch.zeros(2, dtype=torch.int64), FLOATS + "int64"),
-        (0.5, "must have shape [2]; got float, no tensor"),
-    ):
-        parts = {"A_log": torch.zeros(2), "dt_bias": torch.zeros(2), name: wrong}
-        refused(f"{name} {words}", call, x, True, use_gate_in_kernel=True, **parts)
-
-
-@calls
-@gates
-def test_bounds_that_are_none_are_refused(call, gated):
-    x = inputs(5)
-    for wrong, words in (
-        ([0, 5], "must be an int32 or int64 tensor [N + 1]; got list"),
-        ((0, 5), "must be an int32 or int64 tensor [N + 1]; got tuple"),
-        ("05", "must be an int32 or int64 tensor [N + 1]; got str"),
-        (torch.tensor(5), "must have shape [N + 1], from 0 to T; got []"),
-        (torch.tensor([[0, 5]]), "must have shape [N + 1], from 0 to T; got [1, 2]"),
-        (torch.tensor([], dtype=torch.int64), "must have shape [N + 1], from 0 to T; got [0]"),
-        (torch.tensor([0.0, 5.0]), "must be an int32 or int64 tensor; got torch.float32"),
-        (packed([5]).to("meta"), "is on the meta device"),
-        (torch.tensor([0, 4]), "must rise from 0 to T = 5; got [0, 4]"),
-        (torch.tensor([1, 5]), "must rise from 0 to T = 5; got [1, 5]"),
-        (torch.tensor([0, 9, 5]), "must rise from 0 to T = 5; got [0, 9, 5]"),
-    ):
-        refused(f"cu_seqlens {words}", call, x, gated, cu_seqlens=wrong)
-
-
 @gates
 def test_a_copy_of_the_bounds_is_one(gated):
     x, bounds = inputs(5), packed([2, 3])
-    for wrong in (packed([3, 2]), packed([5])):
-        words = f"must equal cu_seqlens, of [3]; got {wrong.tolist()}"
+    for wrong, words in (
+        (packed([3, 2]), "must equal cu_seqlens, of [3]; got [0, 3, 5]"),
+        (packed([5]), "must equal cu_seqlens, of [3]; got [0, 5]"),
+        ([0, 5], "cu_seqlens_cpu must be an int32"),
+    ):
         refused(words, chunk, x, gated, cu_seqlens=bounds, cu_seqlens_cpu=wrong)
-    refused(
-        "cu_seqlens_cpu must be an int32", chunk, x, gated, cu_seqlens=bounds, cu_seqlens_cpu=[0, 5]
-    )
     refused("cu_seqlens, which is None", chunk, x, gated, cu_seqlens_cpu=bounds)
     alone = chunk(x, gated, cu_seqlens=bounds)[0]
     both = chunk(x, gated, cu_seqlens=bounds, cu_seqlens_cpu=bounds.int())[0]
@@ -157,27 +156,6 @@ def test_nothing_to_compute_a_token_is_refused(call, gated, sizes):
 
 @calls
 @gates
-@pytest.mark.parametrize("scale", ["x", [1.0], torch.tensor(1.0)], ids=str)
-def test_a_scale_is_a_number(call, gated, scale):
-    refused("scale must be a number", call, inputs(5), gated, scale=scale)
-
-
-@calls
-def test_a_state_s_shape_is_told_as_the_caller_has_it(call):
-    x = inputs(5, V=8)
-    state = torch.zeros(1, 2, 16, 8)
-    refused(
-        "must have shape [1, 2, 8, 16]; got [1, 2, 16, 8]",
-        call,
-        x,
-        True,
-        initial_state=state,
-        state_v_first=True,
-    )
-
-
-@calls
-@gates
 @pytest.mark.parametrize("sizes", [{"T": 0}, {"T": 4, "B": 0}], ids=str)
 def test_without_tokens_gradients_are_zeros(call, gated, sizes):
     x = inputs(**sizes)
@@ -188,8 +166,9 @@ def test_without_tokens_gradients_are_zeros(call, gated, sizes):
             given = x._replace(**{name: leaf})
             return call(given, gated, initial_state=state, output_final_state=True)
 
-        leaf = getattr(x, name)
-        o, final, found = gradients(run, [leaf])
+        leaf = getattr(x, name).requires_grad_()
+        o, final = run(leaf)
+        (found,) = torch.autograd.grad(o.sum() + final.sum(), leaf)
         assert o.shape == x.v.shape
         assert o.dtype == x.q.dtype
         assert torch.equal(final, state)

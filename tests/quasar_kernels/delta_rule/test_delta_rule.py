@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quasar_kernels import delta_rule
 from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
 from quasar_kernels.delta_rule.heads import Heads
 from quasar_kernels.reference import relative_rms
-from tests.quasar_kernels.delta_rule.calls import chunk, gradients, inputs, recurrent, used, wide
+from tests.quasar_kernels.delta_rule.calls import chunk, inputs, recurrent, used, wide
 from tests.quasar_kernels.inputs import packed
+from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import ADVERSARIAL, GRADIENT, OPERATOR
 
 calls = pytest.mark.parametrize("call", [chunk, recurrent], ids=lambda f: f.__name__)
@@ -24,11 +24,6 @@ def expected(x, gated, *arguments, **options):
     return delta_recurrence(*wide(used(x, gated)), *arguments, **options)
 
 
-def check(found, wanted, limit=LIMIT):
-    for x, y in zip(found, wanted, strict=True):
-        assert relative_rms(x, y) <= limit
-
-
 @calls
 @gates
 @pytest.mark.parametrize("T", [1, 65, 130])
@@ -37,7 +32,7 @@ def test_results_are_float64_s(call, gated, T, shape):
     x = inputs(T, B=2, **shape)
     state = torch.randn(2, x.v.shape[2], 16, x.v.shape[3])
     found = call(x, gated, initial_state=state, output_final_state=True)
-    check(found, expected(x, gated, state, scale=0.25))
+    check(found, expected(x, gated, state, scale=0.25), LIMIT)
     assert found[0].shape == x.v.shape
 
 
@@ -61,7 +56,7 @@ def test_packed_sequences_equal_separate_calls(call, gated):
     state = torch.randn(len(lengths), 2, 16, 16)
     bounds = packed(lengths)
     found = call(x, gated, initial_state=state, output_final_state=True, cu_seqlens=bounds)
-    check(found, expected(x, gated, state, bounds, scale=0.25))
+    check(found, expected(x, gated, state, bounds, scale=0.25), LIMIT)
 
 
 @calls
@@ -81,8 +76,7 @@ def test_gradients_are_float64_s(call, gated):
         start = leaves[count].expand(3, -1, -1, -1)
         return delta_recurrence(*given, start, bounds, scale=0.25)
 
-    leaves = [*x[:count], state]
-    check(gradients(run, leaves), gradients(exact, leaves, torch.float64), GRADIENT[torch.float32])
+    check(*beside_float64(run, exact, *x[:count], state), GRADIENT[torch.float32])
 
 
 @calls
@@ -90,7 +84,7 @@ def test_gradients_are_float64_s(call, gated):
 def test_any_decay(call, decay):
     x = inputs(200, decay=decay)
     o, _ = call(x, True)
-    check([o], [expected(x, True, scale=0.25)[0]])
+    check([o], [expected(x, True, scale=0.25)[0]], LIMIT)
     if decay == 0:
         assert torch.equal(o, call(x, False)[0])
 
@@ -147,7 +141,7 @@ def test_decoding_in_place():
         o, final = recurrent(token, True, initial_state=state, inplace_state=True)
         assert final is kept
         steps.append(o)
-    check((torch.cat(steps, 1), state), wanted)
+    check((torch.cat(steps, 1), state), wanted, LIMIT)
 
 
 @pytest.mark.parametrize("values", [8, 16, 24, 48])
@@ -160,40 +154,3 @@ def test_square_heads_are_the_same(values):
         q, k, v, heads.scalars(x.beta), heads.scalars(x.g), heads.cut_state(state)
     )
     check((heads.joined(o), heads.joined_state(final)), expected(x, True, state), 1e-12)
-
-
-@calls
-def test_what_does_not_fit_is_refused(call):
-    x = inputs(10, B=2)
-    for wrong, words in (
-        ({"beta": x.beta[:, 1:]}, "beta must have shape"),
-        ({"k": x.k[..., 1:]}, "k, as wide as q, must have shape"),
-        ({"v": x.v[:, :, :1]}, "a multiple of the 2 heads"),
-        ({"g": x.g[..., :1]}, "g must have shape"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            call(x._replace(**wrong), True)
-    with pytest.raises(ValueError, match="one state a sequence"):
-        call(x, True, initial_state=torch.zeros(1, 2, 16, 16))
-    with pytest.raises(ValueError, match="B must be 1"):
-        call(x, True, cu_seqlens=packed([10]))
-    with pytest.raises(ValueError, match="use_beta_sigmoid_in_kernel=True"):
-        call(x, True, allow_neg_eigval=True)
-    with pytest.raises(ValueError, match="needs A_log"):
-        call(x, True, use_gate_in_kernel=True)
-    with pytest.raises(ValueError, match="unknown options inverse"):
-        call(x, False, inverse=1)
-
-
-def test_what_the_kernels_do_not_do_is_refused():
-    x = inputs(10)
-    with pytest.raises(ValueError, match="decays a channel"):
-        recurrent(x, True, gk=x.k)
-    with pytest.raises(ValueError, match="chunk_size is 20"):
-        chunk(x, False, chunk_size=20)
-
-
-def test_beta_is_one_where_it_is_not_given():
-    x = inputs(20)
-    o, _ = delta_rule.fused_recurrent_gated_delta_rule(x.q, x.k, x.v)
-    check([o], [expected(x._replace(beta=torch.ones_like(x.beta)), False, scale=0.25)[0]])

@@ -17,8 +17,9 @@ from fla.ops.quasar.triton_kernels import scan
 
 from quasar_kernels.delta_reference import delta_recurrence
 from quasar_kernels.reference import relative_rms
-from tests.quasar_kernels.delta_rule.calls import gradients, inputs, used, wide
+from tests.quasar_kernels.delta_rule.calls import inputs, used, wide
 from tests.quasar_kernels.inputs import packed
+from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import OPERATOR
 from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
 
@@ -28,9 +29,7 @@ LIMITS = {torch.float32: 2e-6, torch.float16: 1.5e-3}
 
 def check_gradients(x, gated, state, cu=None):
     """Compare values and gradients, from both results, with float64."""
-    found, wanted = found_and_wanted(x, gated, state, cu)
-    for y, w in zip(found, wanted, strict=True):
-        assert relative_rms(y, w) <= LIMITS[x.q.dtype]
+    check(*found_and_wanted(x, gated, state, cu), LIMITS[x.q.dtype])
 
 
 def found_and_wanted(x, gated, state, cu=None):
@@ -45,8 +44,7 @@ def found_and_wanted(x, gated, state, cu=None):
         given = used(type(x)(*leaves[:count], *x[count:]), gated)
         return delta_recurrence(*wide(given), leaves[-1], cu, scale=0.5)
 
-    leaves = [*x[:count], state]
-    return gradients(run, leaves), gradients(exact, leaves, torch.float64)
+    return beside_float64(run, exact, *x[:count], state)
 
 
 @gates

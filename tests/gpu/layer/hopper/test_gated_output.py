@@ -6,42 +6,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fla.ops.quasar.cuda.program import Variant
-from fla.ops.quasar.layer.hopper.gated_output import gated_output, output_layouts
 from fla.ops.quasar.layer.hopper.program import PROGRAM, Vector, WeightLayout, swizzle_weights
 from fla.ops.quasar.layer.hopper.projection import taps_buffer, taps_layout
+from fla.ops.quasar.layer.hopper.stages import KERNELS
 
-from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_HOPPER
-from tests.quasar_kernels.tolerances import GATED_OUTPUT
+from tests.gpu.layer.fused_stages import GatedOutput
 
 pytestmark = ON_HOPPER
 
-H, S = 8, 64
-EPS = 1e-5
+S = 64
 
 
-def layer_like(R, dtype=torch.bfloat16, outputs=512):
-    """o with heads of different scales, narrow, and weights as a layer holds them."""
-    o = torch.randn(R, H, S, device="cuda") * (0.05 + torch.rand(R, H, 1, device="cuda"))
-    narrow = torch.randn(R, S, device="cuda")
-    gate = (torch.rand(H * S, S, device="cuda") - 0.5) / 2
-    bias = (torch.rand(H * S, device="cuda") - 0.5) * 2
-    norm = 1 + 0.3 * torch.randn(S, device="cuda")
-    out = (torch.rand(outputs, H * S, device="cuda") - 0.5) * 2 / (H * S) ** 0.5
-    return o.to(dtype), narrow.to(dtype), gate, bias, norm, out
-
-
-def run(o, narrow, gate, bias, norm, out, eps=EPS):
-    program = PROGRAM.load(Variant(o.device.index, o.dtype))
-    gate_weights, out_weights = swizzle_weights(program, output_layouts(gate, norm, out), o.dtype)
-    return gated_output(program, o, narrow, gate_weights, bias, out_weights, eps)
-
-
-def exact(o, narrow, gate, bias, norm, out, eps=EPS):
-    o, narrow, gate, bias, norm, out = (x.double() for x in (o, narrow, gate, bias, norm, out))
-    scale = (o.square().mean(-1, keepdim=True) + eps).rsqrt()
-    gates = torch.sigmoid(F.linear(narrow, gate, bias)).view_as(o)
-    return F.linear((o * scale * norm * gates).flatten(1), out)
+class TestGatedOutput(GatedOutput):
+    kernels = KERNELS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -80,56 +58,6 @@ def image_of(matrix, row_group, input_group):
             row = torch.arange(len(pieces))[:, None]
             weight_tiles.append(pieces[row, torch.arange(8) ^ row % 8].flatten())
     return torch.cat(weight_tiles)
-
-
-@pytest.mark.parametrize("R", [1, 63, 64, 65, 1000, 16_387, 100_000])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_output_matches_float64(R, dtype):
-    inputs = layer_like(R, dtype)
-    y, expected = run(*inputs), exact(*inputs)
-    assert torch.isfinite(y).all()
-    assert relative_rms(y, expected) <= GATED_OUTPUT[dtype]
-    for part, wanted in zip(y.tensor_split(8), expected.tensor_split(8), strict=True):
-        assert not len(part) or relative_rms(part, wanted) <= GATED_OUTPUT[dtype] * 1.5
-
-
-@pytest.mark.parametrize("outputs", [128, 256, 384, 1024])
-def test_every_width_of_the_output(outputs):
-    inputs = layer_like(777, outputs=outputs)
-    y = run(*inputs)
-    assert y.shape == (777, outputs)
-    assert relative_rms(y, exact(*inputs)) <= GATED_OUTPUT[torch.bfloat16]
-
-
-def test_rows_of_narrow_may_be_apart():
-    o, narrow, *weights = layer_like(300)
-    wide = torch.full((300, 3 * S), float("nan"), device="cuda", dtype=o.dtype)
-    wide[:, S : 2 * S] = narrow
-    assert torch.equal(run(o, wide[:, S : 2 * S], *weights), run(o, narrow, *weights))
-
-
-def test_a_token_depends_on_itself_alone():
-    o, narrow, *weights = layer_like(5000)
-    before = run(o, narrow, *weights)
-    o[2500], narrow[2500] = float("nan"), float("nan")
-    after = run(o, narrow, *weights)
-    assert after[2500].isnan().all()
-    others = torch.arange(5000, device="cuda") != 2500
-    assert torch.equal(after[others], before[others])
-
-
-def test_zero_heads_and_wide_gates_stay_finite():
-    o, narrow, gate, bias, norm, out = layer_like(200)
-    o[:, 3] = 0
-    o[:, 5] *= 1e-3
-    inputs = (o, narrow, (gate * 8).bfloat16(), bias, norm, out)
-    assert relative_rms(run(*inputs), exact(*inputs)) <= GATED_OUTPUT[torch.bfloat16]
-
-
-def test_repeated_runs_are_equal():
-    inputs = layer_like(70_000)
-    first = run(*inputs)
-    assert all(torch.equal(run(*inputs), first) for _ in range(5))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

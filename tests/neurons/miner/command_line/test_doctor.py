@@ -46,7 +46,7 @@ def settings(url: str, host: GitHub, upstream: Path, tmp_path: Path) -> Settings
 def test_a_good_machine_has_no_failure(settings: Settings) -> None:
     checks = list(doctor.examine(settings, embedded=False))
     names = [check.name for check in checks]
-    expected = ["python", "torch", "triton", "gpu", "nvcc", "git", "disk", ".env"]
+    expected = ["python", "torch", "triton", "gpu", "git", "disk", ".env"]
     expected += ["target", "scope", "publishing", "upstream", "fork"]
     assert names == [*expected, "wallet", "api", "clock", "token", "registration", "update"]
     assert [check for check in checks if check.level == "failure"] == []
@@ -69,7 +69,7 @@ def test_embedded_looks_at_this_machine_only(
     settings: Settings, fake_api: FakeValidatorApi, host: GitHub
 ) -> None:
     names = {check.name for check in doctor.examine(settings, embedded=True)}
-    machine = {"python", "torch", "triton", "gpu", "nvcc", "git", "disk"}
+    machine = {"python", "torch", "triton", "gpu", "git", "disk"}
     assert names == machine | {"settings", "scope", "fork"}
     assert (fake_api.requests, host.seen) == ([], [])
 

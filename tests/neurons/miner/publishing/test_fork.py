@@ -165,12 +165,6 @@ def test_the_scope_may_change_and_change_back(make_fork: MakeFork, remote: Path,
         assert held == (OVERLAY / LAYER).read_text().strip()
 
 
-def test_a_layer_that_was_only_ours_goes_with_ops(make_fork: MakeFork, remote: Path) -> None:
-    publish(make_fork())
-    with pytest.raises(Held, match="layer is missing"):
-        make_fork(scope="ops").prepare()
-
-
 def test_a_layer_changed_by_others_since_stays_with_ops(make_fork: MakeFork, remote: Path) -> None:
     publish(make_fork())
     commit_elsewhere(remote, "quasar", {LAYER: "# mended by hand\n"})

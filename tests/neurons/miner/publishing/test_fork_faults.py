@@ -145,12 +145,6 @@ def test_row_27_a_commit_with_other_content_is_held(fork: Fork, remote: Path) ->
         fork.verify(theirs)
 
 
-def test_an_unknown_commit_is_not_pushed(fork: Fork) -> None:
-    publish(fork)
-    with pytest.raises(Held, match="is not in"):
-        fork.push("0123456789" * 4)
-
-
 def test_row_28_a_rejected_push_is_held(fork: Fork, remote: Path) -> None:
     hook = remote / "hooks" / "pre-receive"
     hook.parent.mkdir(exist_ok=True)

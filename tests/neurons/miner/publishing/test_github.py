@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -43,13 +42,6 @@ def test_row_34_a_fork_is_made_once_and_waited_for(host: GitHub) -> None:
     assert ensure(host) == f"{host.url}/miner/{FORK}.git"
     assert asked(host).count(f"POST /repos/{UPSTREAM}/forks") == 1
     assert asked(host).count(f"GET /repos/miner/{FORK}") == 1 + 4 + 1
-
-
-def test_row_34_the_pauses_between_looks_double(host: GitHub) -> None:
-    host.polls_until_made = 4
-    begin = time.monotonic()
-    ensure(host, first_wait=0.02)
-    assert time.monotonic() - begin >= 0.02 * (1 + 2 + 4 + 8 + 16)
 
 
 def test_a_fork_without_a_default_branch_is_still_in_the_making(host: GitHub) -> None:

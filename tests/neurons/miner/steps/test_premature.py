@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +13,7 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever
 from neurons.miner.premature import warn_of_early_judgement
-from neurons.miner.steps import follow
 from neurons.runtime.process import Stopped
-from neurons.wire.rules import weighted_score
 from tests.neurons.fake_validator_api import (
     COMMIT,
     LOST,
@@ -31,7 +28,6 @@ from tests.neurons.fake_validator_api import (
     Request,
 )
 from tests.neurons.miner.parts import (
-    HOTKEY,
     SETTLED,
     FakeBench,
     FakeFork,
@@ -80,16 +76,6 @@ def test_auto_submits_the_same_claim_directly_in_the_same_round(
     status = read_status(context.settings.state_dir)
     assert "SUBMISSION_MODE=auto submits directly" in status.as_text()
     assert status.as_json()["judges_early_at"] > 0
-
-
-def test_from_then_on_this_api_gets_direct_submissions(
-    miner: Miner, fake_api: FakeValidatorApi
-) -> None:
-    run_cycle(miner())
-    fake_api.round_id = 2
-    assert run_cycle(miner()).mode == "direct"
-    assert fake_api.count(COMMIT) == 1
-    assert fake_api.count(SUBMIT) == 2
 
 
 def test_commit_reveal_that_is_insisted_on_is_revealed_and_called_what_it_is(
@@ -288,12 +274,6 @@ def test_auto_submits_directly_after_a_score_of_0_or_a_rank_without_a_score(
     assert run_cycle(context).mode == ("direct" if sign else "commit_reveal")
 
 
-def test_another_api_is_not_held_responsible(context: Context) -> None:
-    context.journal.note_early_judgement("https://elsewhere.example", time.time())
-    context.waiter = Waits(stop_after(1))
-    assert run_cycle(context).mode == "commit_reveal"
-
-
 def test_a_refusal_after_the_reveal_does_not_undo_it(
     miner: Miner, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,19 +360,3 @@ def test_a_crash_between_seeing_and_ending_it_ends_it_at_the_next_start(
     assert run_cycle(again).state is State.RANKED
     assert ends(again)[0] == ("commit_reveal", State.PREMATURE)
     assert fake_api.count(REVEAL) == 0
-
-
-@pytest.mark.parametrize(("ahead", "rank"), [(0.0, 2), (1.0, 3)])
-def test_of_equal_claims_the_earlier_one_has_the_better_place(
-    context: Context, patient: FakeValidatorApi, ahead: float, rank: int
-) -> None:
-    """A submission that was held may be judged after a newer one of another target."""
-    first = run_cycle(context)
-    again = replace(first, submission_id=None, weighted_score=None, rank=None)
-    held = context.journal.insert(replace(again, target_sequence_length=1024, state=State.REVEALED))
-    equal = weighted_score(float(held.tokens_per_sec or 0), 1024)
-    context.journal.insert(replace(held, state=State.RANKED, weighted_score=equal + ahead))
-    patient.weights = [{"uid": 0, "hotkey": HOTKEY, "weight": 0.1 * n} for n in (6, 3, 1)]
-    done = follow.run(held, context)
-    assert first.weighted_score == equal
-    assert (done.state, done.rank) == (State.RANKED, rank)

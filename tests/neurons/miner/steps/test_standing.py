@@ -333,13 +333,3 @@ def test_an_earlier_row_of_the_same_claim_is_not_taken_for_this_one(
     direct.waiter = Waits(lambda seconds: stop(seconds) if len(fake_api.rows) == 2 else None)
     second = run_cycle(direct)
     assert (second.state, second.submission_id) == (State.REVEALED, 2)
-
-
-def test_a_round_that_counts_fewer_than_before_proves_nothing(
-    direct: Context, fake_api: FakeValidatorApi, waits: Waits
-) -> None:
-    fake_api.add_foreign(2)
-    waits.then = lambda _: fake_api.rows.clear()
-    fake_api.faults[SUBMIT].append(Fault(502, "gateway"))
-    done = run_cycle(direct)
-    assert (done.state, fake_api.count(SUBMIT)) == (State.UNRANKED, 1)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.measuring.runner import MeasurementError
-from harness.measuring.sampler import Policy
+from harness.measuring.sampler import COOLING_SECONDS
 from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
@@ -75,7 +75,7 @@ def test_row_24_disturbed_samples_are_dropped_cooled_and_taken_again(
     done = run_cycle(context)
     assert done.state is State.VALIDATED
     assert sorted(bench.calls) == [512, 512, 1024, 1024, *SETTLED]  # one round, twice
-    assert waits.seconds.count(Policy().cooling_seconds) == 1
+    assert waits.seconds.count(COOLING_SECONDS) == 1
     assert max(row["tokens_per_sec"] for row in (done.benchmarks or {}).values()) < 1e6
 
 

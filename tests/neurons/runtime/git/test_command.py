@@ -192,13 +192,6 @@ def test_a_redirect_does_not_take_the_token_along(host: GitHub, tmp_path: Path) 
         assert other.seen == []
 
 
-def test_nobody_there_is_a_passing_fault(tmp_path: Path) -> None:
-    fork = Fork("http://127.0.0.1:9/me/fork", None, tmp_path / "clone", token=CANARY)
-    with pytest.raises(Retry):
-        fork.prepare()
-    assert not (tmp_path / "clone").exists()
-
-
 def test_a_server_that_hangs_is_left_at_the_deadline(host: GitHub, tmp_path: Path) -> None:
     host.fork(NAME)
     host.hang.clear()

@@ -88,13 +88,6 @@ class Deaf(Plain):
         return self.output(F.relu(torch.cat([x, x], -1)))
 
 
-class Narrow(Plain):
-    """Returns too few logits."""
-
-    def forward(self, tokens):
-        return super().forward(tokens)[..., 1:]
-
-
 class Broken(Plain):
     """Raises."""
 
@@ -112,13 +105,6 @@ def dead():
     model = hybrid()
     model.blocks[0].mixers["quasar"].layer.o_proj.weight.data.zero_()
     model.blocks[0].fusion.gains.data[1] = 0
-    return model
-
-
-def drowned():
-    """One whose first branch is ten times the second."""
-    model = hybrid()
-    model.blocks[0].fusion.gains.data[0] *= 10
     return model
 
 

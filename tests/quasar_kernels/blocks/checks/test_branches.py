@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from quasar_kernels.blocks.checks import stages
-from quasar_kernels.blocks.checks.branches import Block, Branch, looked_at
+from quasar_kernels.blocks.checks.branches import looked_at
 from quasar_kernels.blocks.checks.training import HELD_OUT, draw
 from quasar_kernels.blocks.language.model import LanguageModel, Sizes
 
@@ -71,12 +71,3 @@ def test_a_block_of_one_branch_has_nothing_to_balance() -> None:
     model = LanguageModel(Sizes(VOCABULARY, 16, 2, 1, ("mamba2",), state=16))
     assert looked_at(model, VOCABULARY, CPU)[1] == []
     assert list(stages.balance(model, VOCABULARY, CPU)) == []
-
-
-def test_the_ratio_is_of_the_largest_and_the_smallest() -> None:
-    branches = [Branch(str(n), float(n), 0.5 * n, 1.0) for n in (2, 5, 3)]
-    assert Block("b", tuple(branches)).ratio("activation") == 2.5
-    assert Block("b", (*branches, Branch("none", 0.0, 1.0, 1.0))).ratio("activation") == float(
-        "inf"
-    )
-    assert Block("b", (*branches, Branch("less", 0.5, 1.0, 1.0))).ratio("activation") == 10

@@ -24,10 +24,8 @@ class Known(nn.Module):
     def __init__(self, effect: float, place: int = 0, later: int = 31) -> None:
         super().__init__()
         self.effect, self.place, self.later = 2 * effect, place, later
-        self.seen: list[Tensor] = []
 
     def forward(self, tokens: Tensor) -> Tensor:
-        self.seen.append(tokens)
         logits = torch.full((*tokens.shape, VOCABULARY), 2.0)
         logits[..., ::2] = -2
         logits[:, self.place] += self.effect * (tokens[:, self.later] % 2)[:, None]
@@ -52,17 +50,6 @@ def test_a_leak_is_found_at_the_ends_and_in_the_middle(place: int, later: int) -
     assert causal(Known(0.5, place, later)).figures["leak"] == pytest.approx(0.5, rel=0.05)
 
 
-def test_every_later_token_changes_and_no_earlier_one() -> None:
-    model = Known(0.0)
-    causal(model)
-    first, *others = model.seen
-    for place, changed in zip((1, 16, 31), others, strict=True):
-        same = changed == first
-        assert bool(same[:, :place].all())
-        assert not bool(same[:, place:].any())
-        assert 0 <= int(changed.min()) <= int(changed.max()) < VOCABULARY
-
-
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize(("effect", "verdict"), [(1.9e-2, PASS), (2.1e-2, FAIL)])
 def test_bf16_on_a_gpu_may_leak_more(
@@ -72,25 +59,21 @@ def test_bf16_on_a_gpu_may_leak_more(
     assert causal(Known(effect)).verdict is verdict
 
 
-def test_logits_that_are_not_finite_are_counted_and_a_wrong_shape_ends_the_check() -> None:
-    class Narrow(Known):
+@pytest.mark.parametrize(
+    ("size", "told"), [(31, "[8, 31, 32], required is [8, 32, 32]"), (40, "[8, 40, 32]")]
+)
+def test_a_wrong_shape_ends_the_check_and_what_is_not_finite_is_counted(
+    size: int, told: str
+) -> None:
+    class Misshapen(Known):
         def forward(self, tokens: Tensor) -> Tensor:
-            logits = super().forward(tokens)[:, 1:]
+            logits = super().forward(tokens).repeat(1, 2, 1)[:, :size]
             logits[2, 3, :3] = torch.tensor([math.nan, math.inf, -math.inf])
             return logits
 
-    shape, finite = stages.forward(Narrow(0.0), VOCABULARY, CPU)
+    shape, finite = stages.forward(Misshapen(0.0), VOCABULARY, CPU)
     assert (shape.verdict, finite.verdict, finite.figures) == (FAIL, FAIL, {"not_finite": 3})
-    assert shape.told == "the shape is [8, 31, 32], required is [8, 32, 32]"
-
-
-def test_more_logits_than_required_end_the_check_as_well() -> None:
-    class Wide(Known):
-        def forward(self, tokens: Tensor) -> Tensor:
-            return torch.cat([super().forward(tokens)] * 2, -1)
-
-    shape, finite = stages.forward(Wide(0.0), VOCABULARY, CPU)
-    assert (shape.verdict, finite.verdict) == (FAIL, PASS)
+    assert told in shape.told
 
 
 @pytest.mark.parametrize(("even", "verdict"), [(32, PASS), (27, PASS), (26, FAIL), (1, FAIL)])

@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 
 from quasar_kernels.blocks.language.__main__ import main
-from quasar_kernels.blocks.language.commands import loss_curve
 from quasar_kernels.blocks.language.model import LanguageModel, Sizes, next_token_loss, sampled
 from quasar_kernels.blocks.language.progress import Reporter, duration
 from quasar_kernels.blocks.language.settings import Recipe
@@ -24,22 +23,7 @@ from tests import PROJECT
 from tests.processes import HANG, run_python, started, wait_for
 from tests.small_host import install_small_host
 
-SMALL = [
-    "--width",
-    "16",
-    "--heads",
-    "2",
-    "--layers",
-    "1",
-    "--state",
-    "16",
-    "--tokens",
-    "24",
-    "--batch",
-    "2",
-    "--device",
-    "cpu",
-]
+SMALL = shlex.split("--width 16 --heads 2 --layers 1 --state 16 --tokens 24 --batch 2 --device cpu")
 
 
 @pytest.fixture
@@ -256,11 +240,6 @@ def points(svg):
     """Count the points of a chart's one line."""
     (path,) = re.findall(r'<path class="line \w+" d="M([^h"]+)"', svg)
     return path.count("L") + 1
-
-
-def test_the_curve_has_means_of_equal_parts():
-    svg = loss_curve([4.0] * 150 + [2.0] * 51)
-    assert points(svg) == 67
 
 
 def test_what_cannot_be_trained_is_told_in_a_line(text, tmp_path, capsys):

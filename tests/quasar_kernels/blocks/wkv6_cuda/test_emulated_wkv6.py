@@ -11,8 +11,9 @@ import torch
 from quasar_kernels.blocks.wkv6_cuda import launch
 from quasar_kernels.blocks.wkv6_cuda.launch import wkv6_cuda
 from quasar_kernels.decay_reference import wkv6_recurrence
-from tests.quasar_kernels.blocks.calls import check, results_and_gradients, wkv6_inputs
+from tests.quasar_kernels.blocks.calls import wkv6_inputs
 from tests.quasar_kernels.inputs import packed
+from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import GRADIENT, RECURRENCE
 
 pytestmark = [
@@ -36,8 +37,9 @@ def launched(monkeypatch, emulated, programs):
 
 def check_gradients(x, bounds=None):
     """Compare results and all gradients, of r, k, v, w, u and the state, with float64."""
-    found = results_and_gradients(lambda *y: wkv6_cuda(*y, bounds), x)
-    wanted = results_and_gradients(lambda *y: wkv6_recurrence(*y, bounds), x, torch.float64)
+    found, wanted = beside_float64(
+        lambda *y: wkv6_cuda(*y, bounds), lambda *y: wkv6_recurrence(*y, bounds), *x
+    )
     dtype = x[0].dtype
     check(found[:2], wanted[:2], RECURRENCE[dtype])
     check(found[2:], wanted[2:], RECURRENCE[dtype] if dtype != FP32 else GRADIENT[dtype])
@@ -67,8 +69,7 @@ def test_packed_sequences():
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 3.5, 30.0, 1e6])
 def test_any_decay_with_its_gradients(decay):
     x = wkv6_inputs(20, H=1, K=128, V=32, decay=decay)
-    found = results_and_gradients(wkv6_cuda, x)
-    wanted = results_and_gradients(wkv6_recurrence, x, torch.float64)
+    found, wanted = beside_float64(wkv6_cuda, wkv6_recurrence, *x)
     assert all(torch.isfinite(y).all() for y in found)
     check(found[:5], wanted[:5], RECURRENCE[FP32])
     if decay < 10:  # beyond, the decays' own gradients are nothing
@@ -78,9 +79,11 @@ def test_any_decay_with_its_gradients(decay):
 def test_a_decay_to_nothing_leaves_what_is_written_behind_it():
     r, k, v, w, u = wkv6_inputs(20, H=1, K=128, V=32)
     w[:, 5] = float("-inf")
-    found = results_and_gradients(wkv6_cuda, (r, k, v, w, u))
-    w[:, 5] = -1e6
-    wanted = results_and_gradients(wkv6_recurrence, (r, k, v, w, u), torch.float64)
+    found, wanted = beside_float64(
+        wkv6_cuda,
+        lambda r, k, v, w, u: wkv6_recurrence(r, k, v, w.clamp(min=-1e6), u),
+        *(r, k, v, w, u),
+    )
     check(found, wanted, RECURRENCE[FP32])
 
 

@@ -7,20 +7,27 @@ from itertools import pairwise
 
 import pytest
 import torch
-import torch.nn.functional as F
 from fla.layers.quasar import QuasarAttention
 from fla.ops.quasar.layer import fused
 from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.first_tokens import project_rows
-from fla.ops.quasar.layer.hopper.program import swizzle_weights
-from fla.ops.quasar.layer.hopper.projection import taps_buffer, taps_layout
 from fla.ops.quasar.layer.portable import program as portable
 from fla.ops.quasar.layer.portable import stages
 
 from quasar_kernels.reference import quasar_layer, quasar_recurrence, relative_rms
-from tests.quasar_kernels.tolerances import GATED_OUTPUT, PROJECTION
+from tests.quasar_kernels.layer.fused_stages import (
+    EPS,
+    apart,
+    check_projection,
+    exact_output,
+    exact_projection,
+    gated_output,
+    output_inputs,
+    project,
+    projection_weights,
+)
+from tests.quasar_kernels.tolerances import GATED_OUTPUT
 
-EPS = 1e-5
 BF16, FP16 = torch.bfloat16, torch.float16
 emulates = [
     pytest.mark.slow,
@@ -69,28 +76,9 @@ class TestProjection:
     @calls
     def test_it_matches_float64(self, programs, tokens, blocks, late, groups, dtype):
         program = load(programs, dtype, blocks, late, groups)
-        x = torch.randn(tokens, 512)
-        wide = [torch.randn(512, 512) / 512**0.5 for _ in range(3)]
-        narrow = torch.randn(64, 512) / 512**0.5
-        taps = [torch.rand(512, 1, 4) - 0.5 for _ in range(3)]
-        joined = taps_buffer(x)
-        weight_tiles = swizzle_weights(
-            program,
-            portable.projection_layouts(*wide, narrow),
-            dtype,
-            taps_layout(tuple(taps), joined),
-        )
-        found = portable.project(program, x, weight_tiles[0], joined, dtype)
-        x = x.to(dtype).double()
-        products = F.pad((x @ torch.cat(wide).to(dtype).double().T).T.unsqueeze(0), (3, 0))
-        mixed = F.conv1d(products, torch.cat(taps).double(), groups=1536)[0].T
-        for result, wanted in zip(
-            found, (F.silu(mixed), x @ narrow.to(dtype).double().T), strict=True
-        ):
-            assert relative_rms(result, wanted) <= PROJECTION[dtype]
-            # every row, those at the joints of tiles and runs among them
-            wrong = (result.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
-            assert wrong.max() <= 3 * PROJECTION[dtype]
+        x, parts = torch.randn(tokens, 512), projection_weights()
+        found = project(stages.KERNELS, program, x, *parts, dtype)
+        check_projection(found, exact_projection(x, *parts, dtype), dtype)
 
 
 class TestGatedOutput:
@@ -99,19 +87,10 @@ class TestGatedOutput:
     @calls
     def test_it_matches_float64(self, programs, tokens, blocks, late, groups, dtype):
         program = load(programs, dtype, blocks, late, groups)
-        o = (torch.randn(tokens, 8, 64) * (0.05 + torch.rand(tokens, 8, 1))).to(dtype)
-        narrow = torch.randn(tokens, 72).to(dtype)[:, :64]  # rows may be apart
-        gate, bias = (torch.rand(512, 64) - 0.5) / 2, (torch.rand(512) - 0.5) * 2
-        norm = 1 + 0.3 * torch.randn(64)
-        out = (torch.rand(384, 512) - 0.5) * 2 / 512**0.5
-        weight_tiles = swizzle_weights(program, portable.output_layouts(gate, norm, out), dtype)
-        y = portable.gated_output(program, o, narrow, weight_tiles[0], bias, weight_tiles[1], EPS)
-        o, narrow, gate, bias, norm, out = (v.double() for v in (o, narrow, gate, bias, norm, out))
-        scale = (o.square().mean(-1, keepdim=True) + EPS).rsqrt()
-        gates = torch.sigmoid(F.linear(narrow, gate, bias)).view_as(o)
+        o, narrow, *rest = output_inputs(tokens, dtype, outputs=384)
+        y = gated_output(stages.KERNELS, program, o, apart(narrow), *rest)
         assert y.shape == (tokens, 384)
-        wanted = F.linear((o * scale * norm * gates).flatten(1), out)
-        assert relative_rms(y, wanted) <= GATED_OUTPUT[dtype]
+        assert relative_rms(y, exact_output(o, narrow, *rest)) <= GATED_OUTPUT[dtype]
 
 
 def replace_first_tokens(x, weights, bounds, count, qkv):

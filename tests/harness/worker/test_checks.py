@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.worker.rules import find_broken_rules
+from harness.worker.checks import find_broken_rules
 
 
 def test_compiled_files_are_named_three_of_many_and_what_they_hide_beside_them(
@@ -13,7 +13,7 @@ def test_compiled_files_are_named_three_of_many_and_what_they_hide_beside_them(
     (tmp_path / "fla").mkdir()
     for name in ("a.so", "b.so", "c.so", "d.so"):
         (tmp_path / "fla" / name).write_bytes(b"\x7fELF")
-    sentences = find_broken_rules(str(tmp_path)).sentences
+    sentences = find_broken_rules(str(tmp_path)).texts
     compiled = [one for one in sentences if one.endswith(": The file is compiled code.")]
     assert [Path(one.split(":")[0]).name for one in compiled] == ["a.so", "b.so", "c.so"]
     assert list(sentences[:3]) == compiled

@@ -1,0 +1,35 @@
+"""Addresses of clients: what a text names, and what stands for one client."""
+
+from __future__ import annotations
+
+import ipaddress
+
+CLIENT_PREFIX = 64
+"""Bits of an IPv6 address that stand for one client: a provider gives out all that share them."""
+
+Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def parse_ip(text: str) -> Ip | None:
+    """Return the address in `1.2.3.4`, `1.2.3.4:80`, `::1` or `[::1]:80`; None for anything else.
+
+    An IPv4 address that is written as an IPv6 address is the IPv4 address.
+    """
+    text = text.strip().strip('"')
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def client_of(ip: Ip) -> str:
+    """Return what a client with this address is counted under: its network where it has one."""
+    if isinstance(ip, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((ip, CLIENT_PREFIX), strict=False))
+    return str(ip)

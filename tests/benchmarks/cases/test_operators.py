@@ -1,0 +1,36 @@
+"""The operators' cases: their inputs, and the implementations that they call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.cases import delta_rule, operator, wkv6
+from benchmarks.cases.delta_rule import GATED, RULES, draw
+from benchmarks.engine.comparison import Shape
+
+
+def test_decays_are_those_of_a_fresh_layer():
+    torch.manual_seed(0)
+    g = draw(GATED, Shape(1, 200, 4096, 1), "cpu")["g"]
+    assert (g <= 0).all()
+    # the median of A is 8, that of dt .01, and softplus of noise around its inverse near dt
+    assert 0.03 < -g.median() < 0.25
+
+
+@pytest.mark.parametrize("case", [operator, wkv6])
+def test_every_implementation_is_found(case):
+    for name in case.NAMES:
+        with case.selected(name) as function:
+            assert callable(function)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_token_changes_the_state_in_place(rule):
+    x, state = draw(rule, Shape(3, 1, 2, 8), "cpu"), torch.randn(3, 2, 8, 8)
+    before = state.clone()
+    with delta_rule.function_of("triton", rule, "fused_recurrent") as function:
+        o, final = delta_rule.step("triton", function, x, state)
+    assert final is state
+    assert not torch.equal(state, before)
+    assert o.shape == x["q"].shape

@@ -1,0 +1,142 @@
+"""Which implementation computes a call of a block's operator, and why."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
+
+from quasar_kernels.blocks import backends
+from quasar_kernels.blocks.ssd import OPERATOR as SSD
+from quasar_kernels.blocks.wkv6 import OPERATOR as WKV6
+from quasar_kernels.blocks.wkv6 import SHORT
+
+GPU = torch.device("cuda")
+
+
+NO_MAMBA = "mamba_ssm: ModuleNotFoundError: No module named 'mamba_ssm'"
+WIDE = "triton takes heads of up to 128 channels"
+LONG = "cuda is for calls of 2 to 16 tokens"
+
+
+@pytest.mark.parametrize(
+    ("operator", "variables", "call", "name", "reason"),
+    [
+        (SSD, {}, {"width": 128}, "triton", NO_MAMBA),
+        (SSD, {}, {"packed": True}, "triton", "no packed sequences"),
+        (SSD, {}, {"width": 256}, "fla-core", WIDE),
+        (WKV6, {}, {"width": 64, "tokens": SHORT[0]}, "cuda", ""),
+        (WKV6, {}, {"width": 64, "tokens": SHORT[-1]}, "cuda", ""),
+        (WKV6, {}, {"width": 64, "tokens": SHORT[-1] + 1}, "triton", LONG),
+        (WKV6, {}, {"width": 64, "tokens": 1}, "triton", LONG),
+        (WKV6, {}, {"width": 64}, "triton", LONG),
+        (WKV6, {}, {"width": 64, "tokens": 2, "values": 48}, "triton", ""),
+        (WKV6, {}, {"width": 256}, "fla-core", f"32, 64 or 128 channels; {WIDE}"),
+        (WKV6, {"QUASAR": "triton"}, {"width": 64, "tokens": 2}, "triton", "QUASAR_BACKEND=triton"),
+        (WKV6, {"QUASAR": "torch"}, {}, "torch", "QUASAR_BACKEND=torch"),
+        (
+            WKV6,
+            {"QUASAR": "auto", "QUASAR_WKV6": "cuda"},
+            {"width": 64, "tokens": 9999},
+            "cuda",
+            "",
+        ),
+        (WKV6, {"QUASAR_WKV6": "fla-core"}, {"width": 64}, "fla-core", ""),
+        (WKV6, {"QUASAR_WKV6": "triton"}, {"width": 256}, "torch", WIDE),
+        (WKV6, {"QUASAR_WKV6": "torch"}, {}, "torch", "QUASAR_WKV6_BACKEND=torch"),
+    ],
+)
+def test_a_backend_is_chosen_and_says_why(monkeypatch, operator, variables, call, name, reason):
+    for variable, value in variables.items():
+        monkeypatch.setenv(f"{variable}_BACKEND", value)
+    found = operator.backend(GPU, torch.bfloat16, **call)
+    assert found.name == name
+    assert reason in found.reason
+
+
+def test_a_call_that_no_kernel_takes_is_torch_s(monkeypatch):
+    found = WKV6.backend(torch.device("cpu"), torch.bfloat16)
+    assert found == ("torch", "the tensors are not on a GPU", "")
+    assert WKV6.backend(GPU, torch.float64).reason == "the kernels have no fp64"
+    monkeypatch.setenv("QUASAR_WKV6_BACKEND", "fla")
+    words = "'fla'; set it to one of auto, cuda, triton, fla-core, torch"
+    with pytest.raises(ValueError, match=words):
+        WKV6.backend(GPU, torch.bfloat16)
+
+
+class OnGPU(torch.Tensor):
+    """A tensor of this machine that says it lies on a GPU."""
+
+    device = GPU
+
+
+def test_kernels_that_fail_leave_the_call_to_the_next_with_one_line(monkeypatch, caplog):
+    def broken(*_):
+        raise CudaUnavailableError("no NVRTC", "install it")
+
+    kernels = [WKV6.named("cuda")._replace(call=broken)]
+    kernels.append(backends.Kernels("triton", "math", "", lambda *x: x))
+    operator = backends.Operator("WKV6", kernels, broken)
+    like = torch.zeros(1).as_subclass(OnGPU)
+    for _ in range(2):
+        assert operator(like, False, 1, 2, width=64, tokens=2) == (1, 2)
+    (line,) = caplog.messages
+    assert line.startswith("WKV6 runs on triton: cuda failed: CudaUnavailableError no NVRTC; ")
+    assert "remedy: install it; fix the named cause" in line
+
+
+def test_a_kernel_that_fails_is_told_once_and_torch_serves(caplog):
+    def broken(*_):
+        raise RuntimeError("no kernel image\nat line 1")
+
+    kernels = [
+        backends.Kernels("absent", "no_such_library", "pip install it", broken),
+        backends.Kernels("broken", "math", "", broken),
+    ]
+    operator = backends.Operator("X", kernels, lambda x: (x, x))
+    like = torch.zeros(1).as_subclass(OnGPU)
+    assert operator.backend(GPU, like.dtype).name == "broken"
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert operator(like, False, 1) == (1, 1)
+    (line,) = caplog.messages
+    assert line.startswith("X runs in torch: absent: ModuleNotFoundError: No module named 'no_su")
+    assert "broken failed: RuntimeError no kernel image; pip install it; or fix" in line
+    assert "\n" not in line
+
+
+def test_a_call_that_nothing_computes_costs_no_kernel_its_place():
+    """Bounds that do not fit are found by whoever reads them, kernels first."""
+
+    def compute(x):
+        if x < 0:
+            raise ValueError("the call is wrong")
+        return x, x
+
+    operator = backends.Operator("X", [backends.Kernels("a", "math", "", compute)], compute)
+    like = torch.zeros(1).as_subclass(OnGPU)
+    with pytest.raises(ValueError, match="the call is wrong"):
+        operator(like, False, -1)
+    assert operator.backend(GPU, torch.float32).name == "a"
+    assert operator(like, False, 1) == (1, 1)
+
+
+def test_a_call_without_tokens_asks_no_kernel():
+    def broken(*_):
+        raise AssertionError
+
+    operator = backends.Operator("X", [backends.Kernels("a", "math", "", broken)], lambda x: (x, x))
+    assert operator(torch.zeros(0).as_subclass(OnGPU), False, 1) == (1, 1)
+    assert operator.backend(GPU, torch.float32).name == "a"
+
+
+def test_memory_that_runs_out_is_no_reason_to_fall_back():
+    def full(*_):
+        raise torch.OutOfMemoryError("full")
+
+    operator = backends.Operator("X", [backends.Kernels("a", "math", "", full)], full)
+    with pytest.raises(torch.OutOfMemoryError):
+        operator(torch.zeros(1).as_subclass(OnGPU), False)
+    assert operator.backend(GPU, torch.float32).name == "a"

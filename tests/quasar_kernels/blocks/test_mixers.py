@@ -1,0 +1,73 @@
+"""What RWKV-6's time mixing and Mamba-2 share: slices, packed sequences, and autocast."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from quasar_kernels.blocks import Mamba2, RWKV6TimeMixing, ssd, wkv6
+from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.inputs import packed
+from tests.quasar_kernels.recorded import check
+
+WIDTH = 32
+BF16, FP32 = torch.bfloat16, torch.float32
+LAYERS = {
+    "rwkv6": lambda: RWKV6TimeMixing(WIDTH, 2, 1, 3, mix_rank=4, decay_rank=6),
+    "mamba2": lambda: Mamba2(WIDTH, 4, 16, groups=2),
+}
+layers = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+
+
+@layers
+@pytest.mark.parametrize("first", [2, 17])  # the convolution of Mamba-2 reaches over three tokens
+def test_slices_and_packed_sequences_are_the_whole(make, first):
+    layer, x = make().double(), torch.randn(1, 40, WIDTH, dtype=torch.float64)
+    for p in layer.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    whole, last = layer(x)
+    state, parts = None, []
+    for part in x.split([first, 1, 0, 1, 38 - first], 1):
+        y, state = layer(part, state)
+        parts.append(y)
+    check((torch.cat(parts, 1), *state), (whole, *last), 1e-10)
+    bounds = packed([first, 0, 40 - first])
+    apart = torch.cat([layer(x[:, :first])[0], layer(x[:, first:])[0]], 1)
+    y, state = layer(x, cu_seqlens=bounds)
+    check([y], [apart], 1e-10)
+    assert {len(s) for s in state} == {3}
+    assert not any(s[1].any() for s in state)  # nothing has been read
+    again, _ = layer(x, state, bounds)
+    third = type(state)(*(s[2:] for s in state))
+    check([again[:, first:]], [layer(x[:, first:], third)[0]], 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "dtypes", "late"),
+    [
+        # r, k, v, w, u; narrow halves are zero at first: what is beside them learns from step two
+        ("rwkv6", wkv6.wkv6, [BF16, BF16, BF16, FP32, FP32], {"mix_input", "mix_up", "decay_up"}),
+        ("mamba2", ssd.ssd, [BF16, FP32, FP32, BF16, BF16], set()),  # x, dt, A, B, C
+    ],
+)
+def test_every_parameter_learns_and_autocast_is_close(monkeypatch, name, operator, dtypes, late):
+    torch.manual_seed(3)
+    layer, x = LAYERS[name](), torch.randn(2, 50, WIDTH)
+    y, _ = layer(x)
+    y.square().sum().backward()
+    assert {n for n, p in layer.named_parameters() if not p.grad.any()} == late
+    called, seen = operator.__name__, []
+
+    def record(*arguments):
+        seen.extend(y.dtype for y in arguments[:5])
+        return operator(*arguments)
+
+    stand_in = SimpleNamespace(**{called: record})
+    monkeypatch.setattr(f"quasar_kernels.blocks.{name}.{called}", stand_in)
+    with torch.autocast("cpu", BF16):
+        half, _ = layer(x)
+    assert half.dtype == BF16
+    assert seen == dtypes
+    assert relative_rms(half, y) < 3e-2

@@ -1,0 +1,102 @@
+"""The Triton kernels of WKV6 and SSD on CPU tensors against float64; run by test_interpreter.py.
+
+It needs TRITON_INTERPRET=1, as interpreted_kernels.py does, and shares its poisoned memory.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quasar_kernels.blocks.ssd_triton.launch import ssd_triton
+from quasar_kernels.blocks.wkv6_triton.launch import wkv6_triton
+from quasar_kernels.decay_reference import ssd_recurrence, wkv6_recurrence
+from tests.quasar_kernels.blocks.calls import SSD, WKV6, ssd_inputs, wkv6_inputs
+from tests.quasar_kernels.inputs import packed
+from tests.quasar_kernels.recorded import beside_float64, check
+from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
+from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
+
+FP32, FP16 = torch.float32, torch.float16
+LIMITS = {FP32: GRADIENT[FP32], FP16: 1.5e-3}
+kernels = pytest.mark.parametrize(
+    "operator",
+    [WKV6._replace(call=wkv6_triton), SSD._replace(call=ssd_triton)],
+    ids=["wkv6", "ssd"],
+)
+
+
+def beside_definition(operator, x, bounds=None, segments=None):
+    """Return the results and all gradients of the inputs and the state, and float64's."""
+    return beside_float64(
+        lambda *x: operator.call(*x, bounds, segments=segments),
+        lambda *x: operator.exact(*x, bounds),
+        *x,
+    )
+
+
+@kernels
+@pytest.mark.parametrize(
+    ("T", "B", "H", "segments", "K", "V", "dtype"),
+    [
+        (1, 2, 1, None, 16, 24, FP32),
+        (70, 2, 2, 1, 32, 32, FP16),
+        (34, 1, 1, 2, 24, 40, FP32),
+    ],
+)
+def test_results_and_gradients(operator, T, B, H, segments, K, V, dtype):
+    # SSD's states are of N = K values for each of the P = V channels of a head
+    sizes = (H, K, V) if operator.inputs is wkv6_inputs else (H, V, 1, K)
+    x = [*operator.inputs(T, B, *sizes, dtype=dtype), torch.randn(B, H, K, V)]
+    check(*beside_definition(operator, x, segments=segments), LIMITS[dtype])
+
+
+@kernels
+def test_packed_sequences(operator):
+    lengths = [0, 1, 40, 0, 20, 0]
+    x = [*operator.inputs(sum(lengths)), torch.randn(len(lengths), *operator.state)]
+    check(*beside_definition(operator, x, packed(lengths), segments=2), LIMITS[FP32])
+
+
+@kernels
+@pytest.mark.parametrize("decay", [0.0, 3.5, 1e6])
+def test_any_decay_with_its_gradients(operator, decay):
+    x = [*operator.inputs(70, decay=decay), torch.zeros(1, *operator.state)]
+    found, wanted = beside_definition(operator, x, segments=2)
+    assert all(torch.isfinite(y).all() for y in found)
+    sure = None if decay < 10 else operator.steady
+    check(found[:sure], wanted[:sure], OPERATOR[FP32])
+
+
+def test_one_strong_decay_costs_its_neighbours_no_digits():
+    r, k, v, w, u = wkv6_inputs(128, H=1, decay=0.01)
+    w[:, 5::20] = -1e6
+    w[:, 50] = float("-inf")
+    found, wanted = wkv6_triton(r, k, v, w, u), wkv6_recurrence(r, k, v, w, u)
+    check(found, wanted, OPERATOR[FP32])
+
+
+def test_columns_of_one_projection_are_read_where_they_lie():
+    x, dt, A, B, C, D = ssd_inputs(40, 2, H=2, P=16, G=1)
+    mixed = torch.cat([x.flatten(2), B.flatten(2), C.flatten(2)], -1)
+    columns = mixed.split([32, 16, 16], -1)
+    parts = [y.unflatten(-1, (-1, 16)) for y in columns]
+    check(ssd_triton(parts[0], dt, A, *parts[1:], D), ssd_recurrence(x, dt, A, B, C, D), 1e-4)
+
+
+@kernels
+def test_single_tokens_are_one_walk(operator):
+    x, state, found = operator.inputs(3, B=2), None, []
+    for t in range(3):
+        token = (y[:, t : t + 1] if y.ndim > 2 else y for y in x)
+        o, state = operator.call(*token, state)
+        found.append(o)
+    check((torch.cat(found, 1), state), operator.exact(*x), OPERATOR[FP32])
+
+
+@kernels
+def test_without_gradients_nothing_is_kept(operator):
+    x = operator.inputs(40)[:5]  # SSD without a skip
+    o, final = operator.call(*x)
+    assert not o.requires_grad
+    check((o, final), operator.exact(*x), OPERATOR[FP32])
