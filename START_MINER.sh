@@ -3,17 +3,17 @@
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 if [ -z "${_START_MINER_SH_COMPLETE:-}" ]; then . scripts/before_install.sh miner "$@"; fi
-case ${_START_MINER_SH_COMPLETE:-${command:-}} in # commands that only look wait for no installation
+case ${_START_MINER_SH_COMPLETE:-${command:-}} in # commands that only read do not install anything
   status | help | completion | version | logs | *_complete)
     if [ -L .venv/bin/python ] && [ ! -x .venv/bin/python ]; then
-      echo "this user may not execute $PWD/.venv/bin/python: ask as the one that installed it," \
+      echo "this user may not execute $PWD/.venv/bin/python: run this as the user that installed it," \
         "or remove .venv, and ./START_MINER.sh once installs it again" >&2
       exit 78
     elif [ ! -x .venv/bin/python ]; then
       case ${command:-} in
         version) show_version && exit ;;
         help) cat scripts/help/miner.txt && echo ;;
-        completion) exec >&2 ;; # what is printed may be on its way into ~/.bashrc
+        completion) exec >&2 ;; # stdout may be redirected to ~/.bashrc
       esac
       echo "nothing is installed in $PWD yet: ./START_MINER.sh once installs it and runs one cycle"
       if [ "${command:-}" = completion ]; then exit 78; fi

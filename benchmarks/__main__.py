@@ -1,6 +1,6 @@
 """Measure one case: `python -m benchmarks CASE --out FILE`, where CASE is a file of `cases`.
 
-`python -m benchmarks.report` makes the documents from the files.
+`python -m benchmarks.report` generates the documents from the files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CASES = Path(__file__).with_name("cases")
 
 
 def described() -> dict[str, str]:
-    """Return the first line about each case by its name; no case is imported."""
+    """Return the first docstring line of each case by its name, without importing the cases."""
     descriptions = {}
     for path in sorted(CASES.glob("*.py")):
         module = ast.parse(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """`python -m harness`: check and time a tree as a validator does, and write a report.
 
-Needs torch, triton, pydantic and what the tree itself imports; no other part of the project than
-the kernels' rules and what command lines share.
+It needs torch, triton, pydantic and the tree's own imports. Of the project it imports only the
+kernels' rules and the shared code of command lines.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ Kind = Literal[
 
 
 class Check(Frozen):
-    """The worst figure of one kind that the correctness check found, and its limit.
+    """The worst figure of one kind in a correctness check, and its limit.
 
-    `value` is None when the figure is not a finite number, which never passes.
+    `value` is None if the figure is not finite; then the check fails.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Check(Frozen):
     passed: bool
 
     def worse_than(self, other: Check) -> bool:
-        """Return whether this figure of the same kind is further on the wrong side."""
+        """Return whether this figure is worse than another one of the same kind."""
         if self.value is None or other.value is None:
             return self.value is None
         return self.value < other.value if self.at_least else self.value > other.value
@@ -69,7 +69,7 @@ class Correctness(Frozen):
 class Sample(Frozen):
     """The result of one fresh process that was timed at one length.
 
-    The worker makes it; the runner adds the result of the correctness check.
+    The worker creates it; the runner adds the result of the correctness check.
     """
 
     length: int = Field(gt=0, description="sequence length in tokens")
@@ -80,7 +80,7 @@ class Sample(Frozen):
         default=None, description="of these, until the last call had returned to the host"
     )
     process_seconds: NotNegative | None = Field(
-        default=None, description="from the process's start to its last timed call, waits left out"
+        default=None, description="from the process's start to its last timed call, without waits"
     )
     call_seconds: tuple[Positive, ...] = Field(
         default=(), description="single calls after the loop by CUDA events, each with a cold L2"

@@ -15,7 +15,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Return untrusted text without what steers a terminal or turns the direction of writing.
+    """Return untrusted text without control characters, which could steer a terminal.
 
     Args:
         kept: characters that stay although they are not printable, such as a line feed.
@@ -48,7 +48,7 @@ class Progress:
             self._status.stop()
 
     def say(self, text: str) -> None:
-        """Print a line that stays; code under test may have worded parts of it."""
+        """Print a line that stays; parts of the text may come from code under test."""
         text = printable(text, kept="\n")
         if self._console is not None:
             self._console.print(text, markup=False)

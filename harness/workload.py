@@ -81,7 +81,7 @@ def parse_lengths(text: str) -> list[int]:
 def lengths_for(target: int, device: str) -> tuple[int, ...]:
     """Return the lengths to measure for a submission at `target` tokens, shortest first.
 
-    The target itself is left out on a CPU when it is longer than `CPU_LIMIT`: then nothing can
+    The target itself is omitted on a CPU when it is longer than `CPU_LIMIT`: then nothing can
     be claimed for it.
 
     Raises:

@@ -96,7 +96,7 @@ NO_HEADER = Explanation(
 _OPEN = r"(?:can|could) ?not open (?:source|include) file \"?|fatal error: "
 _HOST_COMPILER = r"(?:gcc|g\+\+|cc1plus|cc|c\+\+|clang\+*)(?:-\d+)?"
 
-# The first that matches counts: a text may hold several, and the particular ones stand first.
+# The first match counts: a text may match several, and the specific ones come first.
 _KNOWN = (
     (r"cuda out of memory|cuda_error_out_of_memory", GPU_FULL),
     (r"out of memory|memory allocation failure|std::bad_alloc|cannot allocate memory", MEMORY),

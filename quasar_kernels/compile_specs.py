@@ -1,7 +1,7 @@
-"""The compile specs of the overlay's jitted kernels, as data: for checks that need no GPU.
+"""The compile specs of the overlay's Triton kernels, for checks without a GPU.
 
-A kernel that a GPU would only compile at first use is compiled here for a named architecture, so
-that an error shows on any machine. The entries are the shapes that the layer times: heads of 64.
+Triton compiles kernels at their first use on a GPU. With these specs they can be compiled for a
+named architecture on any machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class CompileSpec:
         name: kernel and variant, for messages.
         kernel: the `triton.jit` function.
         signature: type of each run-time argument by name, as Triton writes it (`*bf16`, `i32`).
-        constexprs: value of every other argument by name; None stands for an absent tensor.
+        constexprs: value of every other argument by name; None means an absent tensor.
         num_warps, num_stages: launch options.
     """
 
@@ -67,7 +67,7 @@ def compile_spec(spec: CompileSpec, architecture: int) -> Any:
 
     Raises:
         ValueError: the spec's names are not the kernel's arguments.
-        Exception: whatever Triton raises when the kernel does not compile.
+        Exception: Triton's, if the kernel does not compile.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -91,7 +91,7 @@ def typed(kind: str, names: str) -> dict[str, str]:
 
 
 def _shapes(architecture: int) -> Iterator[tuple[str, int, str, Any]]:
-    """Operand type, head width, name's end and tiles of everything that is shipped."""
+    """Yield operand type, head width, suffix of the name, and tiles of all shipped tiles."""
     import torch
     from fla.ops.quasar.triton_kernels import tuning
 
@@ -106,19 +106,19 @@ def _shapes(architecture: int) -> Iterator[tuple[str, int, str, Any]]:
 
 
 def _chunk_specs(architecture: int) -> list[CompileSpec]:
-    """The segmented scan's kernels at every choice of tiles."""
+    """Return the specs of the segmented scan's kernels for all shipped tiles."""
     return [
         spec
         for shape in _shapes(architecture)
         for gated in (False, True)
-        # wide heads with a decay are compiled for one GPU alone: they take long
+        # wide heads with a decay are compiled for one architecture only, because that takes long
         if not gated or (shape[0] == "bf16" and (shape[1] == 64 or architecture == 90))
         for spec in _scan_specs(*shape, gated)
     ]
 
 
 def _scan_specs(kind: str, S: int, label: str, tiles: Any, gated: bool) -> list[CompileSpec]:
-    """The kernels at one choice of tiles; `gated` ones read the step size and have a decay."""
+    """Return the specs for some tiles; `gated` kernels read step sizes and have decays."""
     import torch
     from fla.ops.quasar import chunk_intra_token_parallel as intra
     from fla.ops.quasar.triton_kernels import segmented_scan, segmented_scan_bwd
@@ -126,7 +126,7 @@ def _scan_specs(kind: str, S: int, label: str, tiles: Any, gated: bool) -> list[
     precision = "tf32x3" if kind == "fp32" else "tf32"
     shape = {"H": 8, "S": S, "BS": S}
     dtype = torch.float32 if kind == "fp32" else torch.bfloat16
-    shared = tiles.value_cols >= S  # B waits in o's rows
+    shared = tiles.value_cols >= S  # B is stored in o's rows
     columns = S if shared else intra.inverse_width(tiles.chunk, dtype)
     walk = shape | {"C": tiles.chunk, "PRECISION": precision, "IS_VARLEN": False, "table": None}
     packed = walk | {"PACK": intra.rows_packed(tiles.chunk, dtype, columns)}

@@ -46,7 +46,7 @@ REQUIRED_IMPORTS = (
     "from fla.utils import check_shared_mem",
     "from fla.utils import input_guard",
 )
-"""Lines that chunk.py of the overlay holds, each on its own."""
+"""Lines that the overlay's chunk.py must contain."""
 
 PUBLICLY_REQUIRED = (
     "autocast_custom_bwd",
@@ -88,7 +88,7 @@ COMPILED = frozenset(
 """Suffixes of compiled files."""
 
 FILE_BYTES = 2**21
-"""The longest Python file that is read."""
+"""Size limit of a Python file in bytes."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def overlay_files(scope: Scope = "layer", root: Path = OVERLAY) -> list[PurePosi
     """Return the files that a scope publishes, relative to a fork's root, sorted; no byte code.
 
     Args:
-        root: of an overlay other than the shipped one.
+        root: the root of another overlay than the shipped one.
     """
     files = sorted(
         PurePosixPath(path.relative_to(root).as_posix())
@@ -133,7 +133,7 @@ def overlay_digest(scope: Scope = "layer", root: Path = OVERLAY) -> str:
 def fork_imports() -> dict[str, list[str]]:
     """Return the third-party modules that loading the public fork imports, with the imported names.
 
-    The project's dependencies must provide them all: where one is missing, no fork can be measured.
+    The project's dependencies must provide them all: if one is missing, no fork can be measured.
     """
     imports: dict[str, list[str]] = json.loads(FORK_IMPORTS.read_text())["imports"]
     return imports
@@ -143,8 +143,8 @@ def check_tree(root: Path, *, strict: bool = False) -> list[Violation]:
     """Return every rule that the tree at `root` breaks; the list is empty if it breaks none.
 
     Args:
-        strict: require every line of `REQUIRED_IMPORTS` and a CUDA source, as the overlay has them.
-            The public validator accepts other spellings, requires fewer, and no CUDA source.
+        strict: require every line of `REQUIRED_IMPORTS` and a CUDA source, for the overlay. The
+            public validator requires fewer imports, in any spelling, and no CUDA source.
     """
     violations: list[Violation] = []
     for name in TARGET_FILES:
@@ -163,7 +163,7 @@ def check_tree(root: Path, *, strict: bool = False) -> list[Violation]:
         violations.append(
             Violation(
                 QUASAR_DIR,
-                "The tree holds no CUDA source.",
+                "The tree contains no CUDA source.",
                 "Add at least one .cu file; the overlay has some.",
             )
         )
@@ -171,7 +171,7 @@ def check_tree(root: Path, *, strict: bool = False) -> list[Violation]:
 
 
 def compiled_files(root: Path) -> list[PurePosixPath]:
-    """Return the files of compiled code in a tree, sorted: byte code, objects, libraries."""
+    """Return the compiled files in a tree (byte code, objects, libraries), sorted."""
     return sorted(
         PurePosixPath(path.relative_to(root).as_posix())
         for path in root.rglob("*")
@@ -188,7 +188,7 @@ _IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 def _check_imports(root: Path, path: PurePosixPath, strict: bool) -> list[Violation]:
-    """Check the imports in the syntax tree, because their text has many forms."""
+    """Check the imports by the syntax tree, because their text has many forms."""
     try:
         if (root / path).stat().st_size > FILE_BYTES:
             return [Violation(path, "The file is too long.", "Keep it under 2 MiB.")]
@@ -225,7 +225,7 @@ def _imported(tree: ast.AST, path: PurePosixPath) -> Iterator[str]:
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value  # a call may import what a text names
+            yield node.value  # a call may import a module by its name
 
 
 def _outside_git(path: Path, root: Path) -> bool:
@@ -233,7 +233,10 @@ def _outside_git(path: Path, root: Path) -> bool:
 
 
 def _without_comments(text: str) -> str:
-    """Return the text as the public validator reads it: a `#` after whole quotes ends a line."""
+    """Return the text without comments, as the public validator removes them, in lower case.
+
+    A `#` after an even number of quotes starts a comment.
+    """
     lines = []
     for line in text.split("\n"):
         before, mark, _ = line.partition("#")

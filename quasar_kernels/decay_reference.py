@@ -104,7 +104,7 @@ def _walked(
     cu_seqlens: Tensor | None,
     like: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Walk the batch rows together, or each packed sequence in turn."""
+    """Process the batch rows together, or the packed sequences one after the other."""
     batch, T, H, K = shape
     bounds = [0, T] if cu_seqlens is None else [int(edge) for edge in cu_seqlens.tolist()]
     N = batch if cu_seqlens is None else len(bounds) - 1

@@ -1,7 +1,7 @@
 """Diagnosis of the CUDA kernels on this machine: compilation for a capability, and test calls.
 
-Call `compile_for` and `find_paths` in a separate process: they import torch, which the process
-that reads their results never does.
+Call `compile_for` and `find_paths` in a separate process: they import torch, and the process that
+reads their results must not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Build(_Frozen):
     seconds: float
     machine_code: bool = False  # else PTX for an older GPU, which the driver translates
     error: str = ""
-    remedy: str = ""  # of the error, where the kernels know one
+    remedy: str = ""  # of the error, if a remedy is known
 
 
 class Builds(_Frozen):
@@ -48,12 +48,12 @@ class Builds(_Frozen):
 
 
 class PathTaken(_Frozen):
-    """Which implementation takes a call of the operator or the layer on a device, and why.
+    """Which implementation ran a call of the operator or the layer on a device, and why.
 
-    `call` is `operator` (`chunk_quasar`), the same for heads of 128 as `operator 128`, or `layer`,
-    which runs only on GPUs for which it has fused kernels.
-    `capability` is (major, minor), None for the CPU. `rms` is the relative error of its result;
-    `error` is not empty where the call raised.
+    `call` is `operator` (`chunk_quasar`), `operator 128` (the same for heads of 128) or `layer`,
+    which is called only on GPUs for which it has fused kernels. `capability` is (major, minor),
+    None for the CPU. `rms` is the relative RMS error of the result. `error` is empty unless the
+    call raised an exception.
     """
 
     call: str = "operator"
@@ -65,7 +65,7 @@ class PathTaken(_Frozen):
     reason: str = ""
     rms: float | None = None
     error: str = ""
-    remedy: str = ""  # of the error, or of the reason, where the kernels know one
+    remedy: str = ""  # of the error or the reason, if a remedy is known
 
 
 class PathsTaken(_Frozen):
@@ -78,9 +78,9 @@ class PathsTaken(_Frozen):
 
 
 def compile_for(major: int, minor: int) -> Builds:
-    """Compile the kernels for a capability by NVRTC as at first use; needs no GPU.
+    """Compile the kernels for a capability with NVRTC, as at their first use; needs no GPU.
 
-    Unknown errors are raised.
+    The result contains the compiler's errors; other exceptions are raised.
     """
     from quasar_kernels.mount import mount
 
@@ -217,15 +217,15 @@ def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str)
     torch.manual_seed(0)
     layer = QuasarAttention(hidden_size=_D, num_heads=_H, head_dim=_S)
     x = torch.randn(1, _TOKENS, _D)
-    fused.FEWEST_TOKENS = 1  # so that the layer's own kernels take the few that are compared
+    fused.FEWEST_TOKENS = 1  # otherwise the fused kernels would not run for so few tokens
     result: dict[str, Any] = {}
     try:
         kind = getattr(torch, _DTYPES[dtype])
         with torch.no_grad(), torch.cuda.device(device), torch.autocast("cuda", kind):
             expected = quasar_layer(layer.state_dict(), x, num_heads=_H, head_dim=_S)
-            PROGRAM.load(Variant(device.index, kind))  # raises with the cause if it fails
+            PROGRAM.load(Variant(device.index, kind))  # raises the cause if it fails
             y, _, _ = layer.to(device)(x.to(device))
-        result |= {"backend": "cuda", "reason": "the layer's own kernels take this call"}
+        result |= {"backend": "cuda", "reason": "the layer's fused kernels run"}
         result["rms"] = relative_rms(y.cpu(), expected)
     except Exception as problem:  # as above
         result |= _error_fields(problem)

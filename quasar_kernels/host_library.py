@@ -1,4 +1,4 @@
-"""The installed host library, fla-core, as files: neither it nor torch is imported."""
+"""The files of the installed fla-core, read without importing fla or torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PACKAGE = "fla-core"
 
 
 def package_files() -> dict[PurePosixPath, Path]:
-    """Return the library's own files under fla/, by their path in a tree.
+    """Return fla-core's files under fla/, by their path in a tree.
 
-    Other packages may install files there too; those are left out.
+    Files of other packages under fla/ are omitted.
 
     Raises:
-        importlib.metadata.PackageNotFoundError: the library is not installed.
+        importlib.metadata.PackageNotFoundError: fla-core is not installed.
     """
     listed = {
         PurePosixPath(file.as_posix()): Path(os.fspath(file.locate()))
@@ -41,11 +41,11 @@ def package_files() -> dict[PurePosixPath, Path]:
     }
 
 
-def lay_over_host(overlay: Path, tree: Path) -> None:
-    """Make `tree` a copy of the host library with the files of `overlay` over it.
+def lay_over_fla(overlay: Path, tree: Path) -> None:
+    """Copy fla to `tree`, and the files of `overlay` over it.
 
     Raises:
-        importlib.metadata.PackageNotFoundError: the library is not installed.
+        importlib.metadata.PackageNotFoundError: fla-core is not installed.
         OSError: the tree cannot be written.
     """
     ours = {name: overlay / name for name in overlay_files(root=overlay)}

@@ -67,7 +67,7 @@ class Panel(NamedTuple):
 class Scale(NamedTuple):
     """An axis: logarithmic or linear, over the data or up to fixed limits.
 
-    Lines are cut off where they leave the axis.
+    Lines end at the axis.
     """
 
     log: bool = True

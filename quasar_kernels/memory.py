@@ -78,10 +78,10 @@ def peak_bytes(
     fused: bool = False,
     keep_mib: int = KEPT_MIB,
 ) -> int:
-    """Return the peak of what a call allocates, input and parameters included.
+    """Return an estimate of the peak of a call's allocated memory, with input and parameters.
 
-    It is an upper estimate below 65,536 tokens, where CUDA graphs reuse memory, and within some
-    percent above. The driver's context, half a GiB, comes in addition.
+    Up to 65,536 tokens the estimate is too high, because CUDA graphs reuse memory; above, it is
+    accurate within some percent. The driver's context, half a GiB, comes in addition.
     """
     kept = way != "no_grad" and tokens * kept_bytes(size) <= keep_mib << 20
     return FIXED_BYTES[way] + tokens * bytes_per_token(way, kept, fused, size)

@@ -78,8 +78,8 @@ def quasar_chunked(
 ) -> tuple[Tensor, Tensor]:
     """Compute the same as `quasar_recurrence` by chunks of `chunk` tokens, for long sequences.
 
-    In float64 it agrees with the recurrence to about 1e-13. Beside the inputs and the output it
-    holds a few chunks at a time.
+    In float64 it agrees with the recurrence to about 1e-13. In addition to inputs and output, it
+    needs the memory of a few chunks.
     """
     alpha = _step_sizes(k, beta, dtype)
     return delta_chunked(

@@ -18,16 +18,16 @@ def expect(
     """Check a tensor.
 
     Args:
-        name: as the caller knows it.
-        shape: the required shape; a name stands for any size.
-        device: where it must be; None is anywhere.
+        name: the argument's name in the error.
+        shape: the required shape; a name means any size.
+        device: the required device; None means any.
 
     Raises:
-        ValueError: it is no tensor, or has another shape, dtype or device.
+        ValueError: x is not a tensor, or has another shape, dtype or device.
     """
     if not isinstance(x, Tensor):
         raise ValueError(f"{_said(name, shape)}; got {type(x).__name__}, no tensor")
-    # a whole shape is compared at once: a decoded token waits for these checks
+    # whole shapes are compared at once, because these checks delay each decoded token
     if x.shape != shape and (
         len(x.shape) != len(shape)
         or any(
@@ -39,7 +39,7 @@ def expect(
     if x.dtype not in DTYPES:
         raise ValueError(f"{name} must be bf16, fp16, fp32 or fp64; got {x.dtype}")
     if device is not None and x.device != device:
-        raise ValueError(f"{name} must be on {device}, as the others are; got {x.device}")
+        raise ValueError(f"{name} must be on {device}, like the other arguments; got {x.device}")
 
 
 def _said(name: str, shape: Sequence[int | str]) -> str:
@@ -47,7 +47,7 @@ def _said(name: str, shape: Sequence[int | str]) -> str:
 
 
 def check_bounds(cu_seqlens: Tensor | None, batch: int, name: str = "cu_seqlens") -> None:
-    """Raise ValueError unless these can be the bounds of sequences; their values are not read."""
+    """Raise ValueError unless dtype and shape are those of bounds; the values are not read."""
     if cu_seqlens is None:
         return
     if not isinstance(cu_seqlens, Tensor):
@@ -74,7 +74,7 @@ def check_state(
     shape: tuple[int, ...],
     device: torch.device,
 ) -> None:
-    """Raise ValueError unless there is one state of a shape for each sequence."""
+    """Raise ValueError unless the states have this shape, and one exists for each sequence."""
     check_bounds(cu_seqlens, batch)
     if initial_state is not None:
         sequences = batch if cu_seqlens is None else cu_seqlens.numel() - 1

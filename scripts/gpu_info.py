@@ -1,4 +1,4 @@
-"""Print this machine's GPU and other cards: hardware bounds, estimated speeds, and what fits.
+"""Print hardware bounds, estimated speeds and longest lengths of this machine's GPU and others.
 
     python scripts/gpu_info.py
 
@@ -46,7 +46,7 @@ def line(gpu: Gpu, estimates: Estimates) -> str:
 
 
 def here(machine: Environment, estimates: Estimates) -> list[str]:
-    """Return what is known of this machine's GPU, and the settings that suit it."""
+    """Return the lines about this machine's GPU, with the settings that suit it."""
     if machine.gpu is None or machine.gpu_memory_mb is None:
         return ["No NVIDIA GPU here: lengths up to 2,048 tokens are measured on the CPU."]
     memory, capability = machine.gpu_memory_mb / 1024, machine.compute_capability

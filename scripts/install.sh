@@ -11,10 +11,10 @@ set -euo pipefail
 
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
 root=$PWD
-stamp=.venv/quasar-install # the first thing written into .venv, so its absence means: not ours
+stamp=.venv/quasar-install # written first, so a .venv without it is not from this script
 log=.venv/quasar-install.log
 cpu_index=https://download.pytorch.org/whl/cpu
-cuda_gb=12 # what a CUDA build of PyTorch, with NVIDIA's libraries, takes while it is installed
+cuda_gb=12 # disk for a CUDA build of PyTorch with NVIDIA's libraries during the installation
 unset PYTHONPATH PYTHONHOME # another project's packages would leak into the new environment
 
 say() { printf '%s\n' "install: $*" >&2; }
@@ -27,12 +27,12 @@ known_extras() {
   sed -n '/^\[project.optional-dependencies\]/,/^\[/s/^\([a-z][a-z0-9-]*\) = .*/\1/p' pyproject.toml
 }
 
-# Refuses what is no extra, before anything of it is written down.
+# Stops if an argument is not an extra, before anything is written.
 check_extras() {
   local name
   for name in "$@"; do
     known_extras | grep -qxF -e "$name" ||
-      stop "there is no extra '$name': give some of $(known_extras | paste -sd ' '), or none."
+      stop "there is no extra '$name'; the extras are $(known_extras | paste -sd ' ')."
   done
 }
 
@@ -40,15 +40,15 @@ has_gpu() {
   compgen -G '/dev/nvidia[0-9]*' >/dev/null || nvidia-smi -L >/dev/null 2>&1
 }
 
-# Prints what a finished installation of the wanted extras and build looks like.
+# Prints the stamp of a finished installation of the wanted extras and build.
 wanted_stamp() {
-  echo "root=$root" # it stands in the files of a virtual environment
+  echo "root=$root" # files of a virtual environment contain this path
   echo "build=$build"
   echo "extras=$extras"
   echo "inputs=$(cat pyproject.toml requirements/*.txt | sha256sum | cut -c1-64)"
 }
 
-# Prints the interpreter to use: PYTHON, or else the first that will do. Explains why there is none.
+# Prints the interpreter to use: PYTHON, or the first suitable one. Without one, prints the reason.
 find_python() {
   local names=(python3.11 python3.12 python3.13 python3.10 python3) name version lame=''
   [ -z "${PYTHON:-}" ] || names=("$PYTHON")
@@ -76,7 +76,7 @@ find_python() {
     'On Debian and Ubuntu: sudo apt install python3 python3-venv python3-dev'
 }
 
-# Refuses a PYTHON that will not do, or is not the one that .venv was made with.
+# Stops if PYTHON is not suitable, or has another version than .venv.
 check_python() {
   local wanted has
   wanted=$(find_python)
@@ -86,7 +86,7 @@ check_python() {
     'Remove .venv to install again with it, or leave PYTHON unset.'
 }
 
-# Refuses to begin what this user cannot finish: half of an installation would be removed, or made.
+# Stops if this user cannot write everywhere, since the installation would be left incomplete.
 check_writable() {
   local closed
   closed=$([ -w . ] || echo "$root")
@@ -95,7 +95,7 @@ check_writable() {
     'make it writable for this user (chown, chmod u+w), or clone to a folder of yours.'
 }
 
-# Writes the new place of a moved checkout into the files of .venv that hold the old one.
+# Replaces the old path of a moved checkout by the new one in the files of .venv.
 follow_move() {
   say "the checkout was moved here from $(recorded root): .venv is adapted"
   .venv/bin/python -I - "$(recorded root)" "$root" "$stamp" <<'END'
@@ -122,7 +122,7 @@ has_torch() {
   compgen -G ".venv/lib/python3*/site-packages/torch-$locked*.dist-info" >/dev/null
 }
 
-# Refuses an installation of $1 GB where the disk has less: check_disk GB WHAT
+# Stops if the disk has less than $1 GB free: check_disk GB NAME
 check_disk() {
   local free
   free=$(($(df -Pk . | awk 'NR == 2 { print $4 }') / 1048576))
@@ -130,7 +130,7 @@ check_disk() {
     stop "disk: $free GB free at $root, the $2 needs about $1 GB." 'Free some space and start again.'
 }
 
-# Checks the disk for what is known before pip has been asked: build, extras, and what is there already.
+# Checks the disk before the first call of pip, by the build, the extras and the present installation.
 check_disk_first() {
   local need=3
   if [ "$build" = cuda ]; then need=$cuda_gb; fi
@@ -139,8 +139,8 @@ check_disk_first() {
   check_disk "$need" "$build installation${extras:+ with $extras}"
 }
 
-# Whether an index answers for PyTorch within five seconds, by the proxies of the environment. Only pip
-# takes anything from it, and checks its certificate.
+# Whether an index replies for PyTorch within five seconds, through the environment's proxies. The certificate
+# is not checked here, because only pip downloads from it, and pip checks it.
 answers() {
   timeout 5 .venv/bin/python -I - "$1" >/dev/null 2>&1 <<'END'
 import ssl, sys, urllib.request
@@ -150,7 +150,7 @@ urllib.request.urlopen(sys.argv[1].rstrip("/") + "/torch/", context=context).rea
 END
 }
 
-# Whether the PyTorch that pip would install needs NVIDIA's libraries; assumed of a pip without reports.
+# Whether the PyTorch that pip would install needs NVIDIA's libraries; yes if this pip cannot report it.
 needs_cuda() {
   local report=.venv/quasar-torch.json
   rm -f "$report"
@@ -160,7 +160,7 @@ needs_cuda() {
   grep -qE '"(nvidia|cuda)-' "$report"
 }
 
-# Runs pip with its output in the log; prints what it is at, as a line every ten seconds.
+# Runs pip with its output in the log; prints a line with its progress every ten seconds.
 run_pip() {
   local since=$SECONDS next=10 job line
   .venv/bin/python -m pip install --only-binary=:all: --no-input --disable-pip-version-check \
@@ -194,7 +194,7 @@ explain_failure() {
   exit 1
 }
 
-# Installs PyTorch from the index that has the wanted build, where one is named or known.
+# Installs PyTorch from TORCH_INDEX_URL or PyTorch's CPU index, if one of them applies.
 install_torch() {
   local index=${TORCH_INDEX_URL:-}
   if [ -z "$index" ] && [ "$build" = cpu ]; then
@@ -209,19 +209,19 @@ install_torch() {
   if [ "$build" = cpu ] && [ "$index" != "$cpu_index" ] && needs_cuda ${index:+--index-url "$index"}; then
     check_disk "$cuda_gb" 'CUDA build of PyTorch, which this package index has,'
   fi
-  # Such an index may lack the locked versions of what PyTorch needs: the next call of pip installs those.
+  # Such an index may lack the locked versions of PyTorch's dependencies: the next call of pip installs them.
   if [ -n "$index" ]; then run_pip --no-deps --index-url "$index" torch; fi
 }
 
 install_all() {
   say 'installing PyTorch and the other dependencies (minutes on a new machine)'
   if ! has_torch; then install_torch; fi
-  # The distribution's name up to version 0.1: both would claim the same packages.
+  # Up to version 0.1 the distribution had this name; both would own the same packages.
   if compgen -G '.venv/lib/python3*/site-packages/quasar_miner-*.dist-info' >/dev/null; then
     .venv/bin/python -m pip uninstall --yes --disable-pip-version-check quasar-miner >>"$log" 2>&1
   fi
   run_pip --editable ".${extras:+[$extras]}"
-  # The distribution has no `neurons`, which every subnet has; scripts and child processes import it.
+  # The distribution does not contain `neurons`; scripts and child processes import it from here.
   echo "$root" >"$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/quasar-checkout.pth"
 }
 
@@ -235,9 +235,9 @@ esac
 check_extras "$@"
 
 build=cpu
-# A CUDA build also runs without a GPU: a driver that is missing for a moment changes nothing.
+# A CUDA build is kept even if no GPU is found: the driver may be missing temporarily.
 if [ "$(recorded build)" = cuda ] || has_gpu; then build=cuda; fi
-# Of those recorded, one that is an extra no more is left out.
+# Recorded extras that no longer exist are dropped.
 kept=$(recorded extras | tr , '\n' | grep -xF -f <(known_extras) || true)
 extras=$(printf '%s\n' "$@" "$kept" | sed '/^$/d' | sort -u | paste -sd ,)
 up_to_date() { [ "$(cat "$stamp" 2>/dev/null)" = "$(wanted_stamp)" ] && .venv/bin/python -c '' 2>/dev/null; }
@@ -262,7 +262,7 @@ fi
 rebuild=no
 if [ "$(recorded root)" != "$root" ] || [ "$(recorded build)" != "$build" ] ||
   ! .venv/bin/python -c '' 2>/dev/null; then
-  rebuild=yes # also after an interruption: a half-installed package looks whole to pip
+  rebuild=yes # also after an interruption: pip cannot recognise a half-installed package
 fi
 check_disk_first
 if [ "$rebuild" = yes ]; then

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Tests and measures on this GPU everything that the documents show: scripts/measure.sh FORK [FOLDER]
+# Repeats on this GPU the tests and measurements of the documents: scripts/measure.sh FORK [FOLDER]
 #
-# FORK is a checkout of the public fork. The data go to FOLDER (default: benchmarks/h200). The run takes hours, most
-# of them for fla's kernels, of which Triton compiles and times many variants. Outside of a git repository, COMMIT
-# names the measured commit. A failed step does not stop the others; it decides the exit status.
+# FORK is a checkout of the public fork. The data go to FOLDER (default: benchmarks/h200). The run takes hours,
+# mostly for fla's kernels, of which Triton compiles and times many variants. Outside of a git repository, COMMIT
+# names the measured commit. A failed step sets the exit status, but the others still run.
 set -uo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." || exit
 case ${1:-} in
@@ -20,7 +20,7 @@ commit=${COMMIT:-$(git rev-parse HEAD 2>/dev/null)}
   exit 2
 }
 mkdir -p "$out"
-# A GPU machine may bring its own PyTorch, and so have no .venv.
+# A GPU machine may have its own PyTorch and no .venv.
 if [ -x .venv/bin/python ]; then python=.venv/bin/python; else python=python3; fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
@@ -34,7 +34,7 @@ step() {
 }
 
 step gpu_tests gpu-tests
-# the layer next, because it counts most if the machine's time runs out
+# the layer next, because it is most important if the machine's time ends
 step layer_accuracy layer-accuracy --fork "$fork"
 for tree in public-fork baseline overlay-ops overlay overlay-portable; do
   step layer "$tree" --fork "$fork" --tree "$tree"

@@ -46,11 +46,11 @@ finish_types() {
 }
 
 scope=all
-workers=3 # one more than two cores, as some tests wait
+workers=3 # one more than two cores, because some tests sleep
 for argument in "$@"; do
   case ${argument#./} in
     --quick)
-      scope=quick workers=2 # these tests wait for nothing
+      scope=quick workers=2 # these tests do not sleep
       mapfile -t quick <tests/quick.txt
       set -- -m 'not slow and not gpu' "${quick[@]}" "$@"
       ;;
@@ -61,7 +61,7 @@ for argument in "$@"; do
 done
 
 if [ "$scope" = all ]; then
-  mypy & # on a core that the stages before the compilations leave idle; its words come when it ends
+  mypy & # the stages before the compilations leave a core idle; its output is printed when it ends
   types=$!
 fi
 stage format ruff format --check .
@@ -77,7 +77,7 @@ archs=(--arch 80 --arch 90 --arch 100 --arch 120)
 case $scope in all | kernels) stage kernels python -m benchmarks.resources.compile --check "${archs[@]}" ;; esac
 [ "$scope" != all ] || stage types finish_types
 printf '== tests\n'
-# A file's tests stay together, as they share what they set up.
+# A file's tests run in one process, because they share fixtures.
 python -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder "$@" || status=$?
 [ ${#failed[@]} = 0 ] || echo "stages that failed before the tests: ${failed[*]}"
 exit "$status"

@@ -2,10 +2,10 @@
 
     python -m benchmarks claim_acceptance --fork PATH --out benchmarks/h200/acceptance.json
 
-PATH is a checkout of the public fork. The claim is measured as the miner measures it, twice: from
-nothing, and confirmed by one run. Then validator_loop.py, which uses nothing of the harness, runs
-in fresh processes: at the target for the claim, and at other lengths that the harness measured as
-well. Seven minutes or so on an H200. The exit status is 1 when a limit is missed.
+PATH is a checkout of the public fork. The claim is measured twice as by the miner: completely, and
+confirmed by one run. Then validator_loop.py, which is independent of the harness, runs in fresh
+processes: at the target, and at other lengths that the harness has measured. This takes about seven
+minutes on an H200. The exit status is 1 if a limit is missed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COMPARED = (16_384, 100_000, 1_000_000)
 """Lengths at which both loops must agree."""
 
 COMPARED_RUNS = 14
-"""Validators' runs of such a length: medians of five differ by 1% in one case of ten by chance."""
+"""Validators' runs of such a length: medians of five runs would differ by 1% in 10% of cases."""
 
 
 def validator_runs(
@@ -61,7 +61,7 @@ def validator_runs(
             )
             for tokens in some
         ]
-        for process in started:  # all of them import before one is timed
+        for process in started:  # all processes import before one is timed
             assert process.stdout is not None  # noqa: S101 # it is a pipe
             while (line := process.stdout.readline()) != "ready\n":
                 if not line:
@@ -74,7 +74,7 @@ def validator_runs(
 
 
 def sampler_of(tree: Path, machine: Environment) -> Sampler:
-    """Return a sampler without samples as the miner has it."""
+    """Return the miner's sampler, without samples."""
     options = Options("cuda", 60.0)
     soak = partial(call, "harness.worker.machine.soak:soak", 12.0, options=options)
     return Sampler(
@@ -87,7 +87,7 @@ def sampler_of(tree: Path, machine: Environment) -> Sampler:
 
 
 def judge(tree: Path, run: Run) -> Run:
-    """Measure, claim, and let the other loop judge both; add the results to a run."""
+    """Measure, derive the claim, and compare both with the other loop; add the results to a run."""
     began = time.monotonic()
     machine = probe()
     at_once = processes_at_once(machine)
@@ -148,7 +148,7 @@ options = commands.fork_option
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Judge the overlay."""
+    """Measure the overlay."""
     with tempfile.TemporaryDirectory() as name:
         tree = make_tree(args.fork, Path(name, "tree"), TREES["overlay"])
         run = start("claim_acceptance", "", args.commit, device=None)
@@ -156,7 +156,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def limits(run: Run) -> list[Criterion]:
-    """Return what must hold on a GPU, with its figure."""
+    """Return the limits of a run on a GPU."""
     claim, (validator,) = run.number("claim"), run.table("validator")
     speeds = validator.series["tokens_per_sec"]
     refuted = sum(speed < ACCEPTED_SHARE * claim for speed in speeds)

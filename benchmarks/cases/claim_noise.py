@@ -1,4 +1,4 @@
-"""Shapes of noise between cold processes: their times relative to an undisturbed one."""
+"""Distributions of the times of fresh processes, relative to an undisturbed process ("shapes")."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOST_BUSY = 1.517
 
 
 class Runs(NamedTuple):
-    """Relative seconds of runs `[trials, runs]`: all timed calls, and until the host was done."""
+    """Relative seconds of runs `[trials, runs]`: of the timed calls, and of the host's work."""
 
     elapsed: Seconds
     host: Seconds
@@ -28,7 +28,7 @@ class Shape(NamedTuple):
     Attributes:
         healthy: an undisturbed GPU has this noise, so the claim must stay near the median.
         draw: returns runs `[trials, runs]` in the order of their measurement.
-        later: returns as many runs as a validator would measure them.
+        later: returns a number of runs of a validator.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
 def _alike(
     name: str, factors: Callable[[Generator, tuple[int, int]], Seconds], *, healthy: bool = False
 ) -> Shape:
-    """A shape whose runs are independent of their order, and wait for the GPU alone."""
+    """Return a shape of independent runs that wait for the GPU alone."""
 
     def draw(generator: Generator, trials: int, runs: int) -> Runs:
         elapsed = factors(generator, (trials, runs))
@@ -57,7 +57,7 @@ def _gaussian(deviation: float, *, healthy: bool = False) -> Shape:
 
 
 def _power_limit(range_: float) -> Shape:
-    """Anywhere in a range: the power limit lowers the clock at another moment of each run."""
+    """Uniform in a range: the power limit lowers the clock at a random moment of each run."""
 
     def factors(generator: Generator, size: tuple[int, int]) -> Seconds:
         return 1 / (1 + generator.uniform(-range_ / 2, range_ / 2, size))
@@ -99,7 +99,7 @@ def _busy_host(share: float) -> Shape:
 
 
 def _drift(step: float, further: int) -> Shape:
-    """Each run slower than the one before; the validator comes `further` runs after the last."""
+    """Each run is slower than the previous one; the validator measures `further` runs later."""
 
     def draw(generator: Generator, trials: int, runs: int) -> Runs:
         noise = np.exp(generator.normal(0, 0.005, (trials, runs)))
@@ -113,7 +113,7 @@ def _drift(step: float, further: int) -> Shape:
 
 
 def _boost(gain: float, decay: float) -> Shape:
-    """Runs that start fast on a cold GPU; the validator's is warm."""
+    """The first runs are faster on a cold GPU; the validator's GPU is warm."""
 
     def draw(generator: Generator, trials: int, runs: int) -> Runs:
         noise = np.exp(generator.normal(0, 0.005, (trials, runs)))
@@ -142,6 +142,6 @@ SHAPES = (
     _heavy(0.004, one_sided=False),
     _heavy(0.004, one_sided=True),
 )
-"""Undisturbed pairs of runs of 262,144 tokens and more had a deviation of 0.8% on an H200, as the
-second shape has; 20 processes of a million tokens that met its power limit lay in ranges of
-6 to 10%, three times. The busy host is the pair at 65,536 tokens of the same report."""
+"""The second shape's deviation of 0.8% is that of undisturbed pairs of runs of 262,144 tokens and
+more on an H200. In three reports, 20 processes of a million tokens that reached its power limit had
+ranges of 6 to 10%. The busy host is the pair at 65,536 tokens of the same report."""

@@ -87,7 +87,7 @@ def repeat(tree: str, tokens: int, device: str, times: int) -> Entry:
 
 
 def agreement(trees: Mapping[str, Path], tokens: int, device: str, runs: int) -> Iterator[Entry]:
-    """Time a tree in fresh processes, by one clock and the other in turn; speeds in tokens/s."""
+    """Time a tree in fresh processes, by both clocks alternately; return speeds in tokens/s."""
     results: dict[str, list[float]] = {"loop": [], **{name: [] for name in trees}}
     for _ in range(runs):
         results["loop"] += [
@@ -123,7 +123,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Judge the clock; yield what there is after each length."""
+    """Test the clock; yield the run so far after each length."""
     machine = probe()
     run = start("claim_proof", "", args.commit, device=None)
     run = run.model_copy(update={"environment": machine})

@@ -2,9 +2,9 @@
 
     python -m benchmarks claim_simulation --out benchmarks/honesty.json
 
-Every trial takes runs of one shape of noise as the miner does, until they are settled, and derives
-the claim by `harness.claim` itself. The chance that one run of a validator misses the claim is then
-read off a million draws of that shape, which is exact enough for chances of one in 100,000.
+Each trial draws runs from one noise distribution, until the miner's rule needs no more of them, and
+derives the claim with `harness.claim`. A million further draws give the chance that one run of a
+validator misses the claim, which is exact enough for chances of one in 100,000.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from harness.claim.derive import ACCEPTED_SHARE
 from harness.sample import Correctness, Sample
 
 REFUTED_MOST = 1e-4
-"""Largest chance, under every shape of noise, that a validator's one run misses the claim."""
+"""Limit, for every shape of noise, on the chance that one run of a validator misses the claim."""
 RATIO_LEAST = 0.97
-"""Least claim over the median on a healthy GPU."""
+"""Least ratio of the claim to the median speed on a healthy GPU."""
 
 LENGTH = 65_536
 UNDISTURBED = 1e8
@@ -65,7 +65,7 @@ _RUN = Sample(
 
 
 def measurements(runs: Runs, trial: int) -> list[Sample]:
-    """Return the runs of one trial as the harness would report them."""
+    """Return the runs of one trial as samples of the harness."""
     second = 10 * LENGTH / UNDISTURBED  # ten calls
     return [
         _RUN.model_copy(
@@ -80,7 +80,7 @@ def measurements(runs: Runs, trial: int) -> list[Sample]:
 
 
 def claim(samples: list[Sample]) -> tuple[float, int]:
-    """Return the claim and the number of samples that a measurement one by one would take."""
+    """Return the claim, and after how many of the samples a miner would stop measuring."""
     count = next(
         n for n in range(LEAST_RUNS, RUNS_MOST + 1) if n == RUNS_MOST or is_settled(samples[:n])
     )
@@ -88,7 +88,7 @@ def claim(samples: list[Sample]) -> tuple[float, int]:
 
 
 def simulate(shape: Shape, trials: int, generator: Generator, draws: int = DRAWS) -> Entry:
-    """Return how the claim fares under one shape of noise."""
+    """Return the figures of the claim under one shape of noise."""
     runs = shape.draw(generator, trials, RUNS_MOST)
     results = [claim(measurements(runs, trial)) for trial in range(trials)]
     claims = np.array([speed for speed, _ in results]) / UNDISTURBED
@@ -106,7 +106,7 @@ def simulate(shape: Shape, trials: int, generator: Generator, draws: int = DRAWS
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Simulate every shape; yield what there is after each."""
+    """Simulate every shape; yield the run with the results so far after each."""
     generator = default_rng(20_260_101)
     settings = {"trials": TRIALS}
     run = start("claim_simulation", "", args.commit, device=None, settings=settings)
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def limits(run: Run) -> list[Criterion]:
-    """Return every promise with its figure."""
+    """Return each limit with the figure that must keep it."""
     entries = run.table("shapes")
     refuted = [
         Criterion(f"{e.of['shape']}: refuted", e.figures["refuted"], REFUTED_MOST, digits=".1e")

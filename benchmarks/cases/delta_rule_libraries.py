@@ -1,4 +1,4 @@
-"""Other libraries' gated delta rule for heads of 128, with fla's arguments."""
+"""The gated delta rule of other libraries, for heads of 128, with fla's arguments."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def versions(names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Import the libraries among these names.
 
     Returns:
-        the version of each that can be called here, and why the others cannot.
+        the versions of usable libraries, and the reasons against the others.
     """
     installed, missing = {}, {}
     for name in (name for name in LIBRARIES if name in names):
         try:
             LIBRARIES[name].make()
             installed[name] = metadata.version(LIBRARIES[name].distribution)
-        except Exception as error:  # FlashQLA's import alone raises three kinds without its GPU
+        except Exception as error:  # FlashQLA's import raises three kinds without its GPU
             missing[name] = f"{type(error).__name__}: {error}"
     return installed, missing

@@ -2,9 +2,9 @@
 
     python -m benchmarks gpu_tests --out benchmarks/h200/gpu-tests.json [--only test_chunk ...]
 
-Each file runs in its own process, which needs pytest and none of its plugins; those that watch the
-GPU's memory run alone, after the others. A failure is printed and decides the exit status. The
-results are written after each file, so that they remain if the machine's time runs out.
+Each file runs in its own process, which needs pytest without plugins. Files that measure the GPU's
+memory run alone, after the others. A failure is printed and sets the exit status. The results are
+written after each file, so that an interrupted run keeps them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FAILS = True
 TESTS = ROOT / "tests" / "gpu"
 ALONE = ("test_faults",)
 LIMIT = 500
-"""Seconds after which a file is cut off."""
+"""Seconds after which a file's process is killed."""
 
 
 def run_file(path: Path, limit: float = LIMIT) -> Entry:
-    """Run one file's tests and count them; print its output where something failed."""
+    """Run one file's tests and count the outcomes; print the output if a test failed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         # the options of pyproject.toml require plugins that a GPU machine may lack
@@ -49,7 +49,7 @@ def run_file(path: Path, limit: float = LIMIT) -> Entry:
 
 
 def count(report: Path) -> tuple[dict[str, int], str]:
-    """Count the tests of a JUnit report that pytest wrote, and name those that failed."""
+    """Return the numbers of tests by outcome in pytest's JUnit report, and the failed tests."""
     cases = list(ElementTree.parse(report).iter("testcase"))  # noqa: S314 pytest wrote it
     failed = [c.get("name", "") for c in cases if {"failure", "error"} & {part.tag for part in c}]
     skipped = sum(case.find("skipped") is not None for case in cases)
@@ -63,7 +63,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Run all files, or those that are named, half as many at once as there are cores."""
+    """Run all files, or the named ones; half as many at once as there are cores."""
     paths = sorted(TESTS.rglob("test_*.py"))
     wanted = [path for path in paths if not args.only or path.stem in args.only]
     together = [path for path in wanted if path.stem not in ALONE]

@@ -119,7 +119,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Time every way; yield what there is after each."""
+    """Time every way of decoding; yield the run so far after each one."""
     dtype = "bfloat16" if args.device == "cuda" else "float32"
     torch.manual_seed(1)
     config = Qwen2Config(**SIZES[args.size])
@@ -144,7 +144,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def limits(run: Run) -> Iterator[Criterion]:
-    """Yield the promise: no slower than transformers' fastest decoding of one sequence."""
+    """Yield the limit: no slower than transformers' fastest decoding of one sequence."""
     speeds = {entry.by: entry.figures["tokens_per_sec"] for entry in run.table("ways")}
     if SERVER in speeds and STATIC in speeds:
         what = "tokens/s over generate's with a static cache"

@@ -70,7 +70,7 @@ def check_length(tree: Path, length: int, device: str) -> Check:
 
 
 def check_of(checks: Mapping[int, Check], length: int) -> Correctness | None:
-    """Return the check of the next length, or of the longest; None where there are none.
+    """Return the check of the next length, or of the longest; None if there are no checks.
 
     Raises:
         MeasurementError: it did not pass, or gave no result.
@@ -126,7 +126,7 @@ def time_tree(
 ) -> list[Entry]:
     """Time a tree at the lengths of its plan, in rounds whose processes start together.
 
-    A length that fails once is left out of the next rounds, and its earlier processes with it.
+    A length that fails once is excluded from the next rounds, with its earlier processes.
     """
     plan = plan or TREES[name]
     entries: list[Entry] = []

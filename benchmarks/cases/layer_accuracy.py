@@ -223,7 +223,7 @@ def checks(layer_class: type, fork: Path, folder: Path) -> Iterator[Callable[[],
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Check the overlay; yield what there is after each check."""
+    """Check the overlay; yield the run so far after each check."""
     run = start("layer_accuracy", "", args.commit)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()

@@ -22,13 +22,13 @@ def output(layer: Any, x: Tensor) -> Tensor:
 
 
 def exact(weights: Mapping[str, Tensor], x: Tensor, num_heads: int, head_dim: int) -> Tensor:
-    """Return the float64 layer's output; long chunks, since each is a few launches."""
+    """Return the layer's output in float64; long chunks need fewer launches."""
     operator = partial(quasar_chunked, chunk=256)
     return quasar_layer(weights, x, num_heads=num_heads, head_dim=head_dim, operator=operator)
 
 
 def step(layer: Any, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
-    """Run one training step, `dy` the output's gradient; return the gradients by name."""
+    """Run one training step with the output gradient `dy`; return the gradients by name."""
     leaves = dict(layer.named_parameters()) | {"x": x}
     for leaf in leaves.values():
         leaf.grad = None

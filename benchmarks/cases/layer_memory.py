@@ -55,7 +55,7 @@ def calls(layer: Any, shape: Shape, way: Way) -> None:
 
 
 def peak(layer_class: type, shape: Shape, way: Way) -> Entry:
-    """Return the peaks of calls of a layer of its own."""
+    """Return the peaks of calls of a new layer."""
     clocks.free()
     layer = new(layer_class, shape)
     of = {**shape._asdict(), "way": way}
@@ -82,7 +82,7 @@ def peaks(layer_class: type, width: tuple[int, int, int]) -> Iterator[Entry]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure one tree; yield what there is after each entry."""
+    """Measure one tree; yield the run so far after each entry."""
     run = start("layer_memory", PROTOCOL, args.commit, settings={"tree": args.tree})
     with trees.loaded(args.fork, trees.TREES[args.tree]) as tree:
         every = (peaks(tree.layer_class, width) for width in WIDTHS)

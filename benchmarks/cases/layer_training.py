@@ -60,7 +60,7 @@ LEADS = {512: 2.5, 1024: 2.5, 2048: 1.5}
 IMPLEMENTATIONS = {"ours": "overlay", "baseline": "baseline"}
 """The tree of each implementation."""
 RUN_MS = 100
-"""Least time of a run of steps, so that the host's start and the GPU's end do not matter."""
+"""Least duration of a run of steps, so that its start and end have little effect."""
 CHECKED_TOKENS = 2500
 """Tokens of each of two sequences whose gradients are compared with float64."""
 
@@ -69,7 +69,7 @@ A step is the layer's forward and backward pass under bf16 autocast, with gradie
 which is fp32, and of all parameters; gradients are set to None before it. Times are medians of \
 11 runs of steps in a row, a tenth of a second each, by the host's clock between synchronizes, \
 after the same for 0.2 s. Memory is the peak of what is allocated during a step, parameters and \
-input included, and what CUDA graphs hold beside it, which all layers of a model share; without \
+input included, and the memory of CUDA graphs, which all layers of a model share; without \
 the workspaces of cuBLAS, 32 MiB once a process for each thread and stream that multiplies. The \
 baseline is the public fork's layer over flash-linear-attention's `chunk_delta_rule`; both run on \
 one machine, one after the other."""
@@ -83,7 +83,7 @@ def new(layer_class: type, shape: Shape) -> Any:
 
 
 def inputs(shape: Shape) -> tuple[Tensor, Tensor]:
-    """Return an input and a gradient of the output, as autocast gives it."""
+    """Return an input and a gradient of the output in autocast's dtype."""
     size = (shape.batch, shape.tokens, shape.hidden_size)
     x, dy = (torch.randn(size, device=DEVICE) for _ in range(2))
     return x.requires_grad_(), dy.bfloat16()
@@ -141,7 +141,7 @@ options = commands.fork_option
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure both implementations; yield what there is after each entry."""
+    """Measure both implementations; yield the run so far after each entry."""
     run = Run.model_validate(processes.call(start, "layer_training", PROTOCOL, args.commit))
     with tempfile.TemporaryDirectory() as folder:
         for name, kind in IMPLEMENTATIONS.items():

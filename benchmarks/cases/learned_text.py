@@ -1,8 +1,9 @@
-"""The loss on a text that models of single mechanisms and of hybrids reach, at equal parameters.
+"""The loss on a text of models with one mixer and of hybrids, at equal numbers of parameters.
 
     python -m benchmarks learned_text --out benchmarks/h200/learned-text.json
 
-The text is Python's own documentation, which comes with it as a module; its last tenth is held out.
+The text is a part of Python's documentation that Python contains as a module; its last tenth is
+held out.
 `--device cpu --width 64 --steps 100` is a trial without a GPU.
 """
 
@@ -29,10 +30,10 @@ from quasar_kernels.blocks.language.training import Training, read_text
 
 TEXT = Path(pydoc_data.topics.__file__)
 HELD_OUT = 0.1
-"""Share of the text, at its end, that no training sees."""
+"""Share of the text, at its end, that is not trained on."""
 
 EVERY = 10
-"""Steps whose losses a curve's point averages."""
+"""Steps that one point of a loss curve averages."""
 
 PROTOCOL = """\
 Models of bytes: hybrid blocks of each choice of branches, all of one width, fusion by channel \
@@ -44,7 +45,7 @@ sequences of the trained length one after the other."""
 
 
 class TextRecipe(NamedTuple):
-    """A model of bytes, and how it is trained."""
+    """Sizes and training settings of a model of bytes."""
 
     steps: int = 400
     width: int = 256
@@ -68,8 +69,8 @@ def trained(device: str, recipe: TextRecipe, mixers: tuple[str, ...], seed: int)
     like = Sizes(width=recipe.width, heads=recipe.heads, layers=recipe.layers)
     sizes = equal_sizes(mixers, like)
     how = Recipe(recipe.tokens, recipe.batch, recipe.rate, seed=seed)
-    nowhere = Path("not written")  # a checkpoint is saved by `run` alone
-    training = Training(text, "", nowhere, sizes, how, torch.device(device))
+    unused = Path("not written")  # only `run` saves a checkpoint
+    training = Training(text, "", unused, sizes, how, torch.device(device))
     losses = [training.step() for _ in range(recipe.steps)]
     points = [losses[n : n + EVERY] for n in range(0, len(losses), EVERY)]
     means = tuple(float(f"{sum(point) / len(point):.5g}") for point in points)
@@ -112,7 +113,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def described() -> str:
-    """Return which text it is, with its bytes and its SHA-256."""
+    """Return the text's name, size and SHA-256."""
     content = TEXT.read_bytes()
     python = ".".join(map(str, sys.version_info[:3]))
     digest = hashlib.sha256(content).hexdigest()[:16]
@@ -120,7 +121,7 @@ def described() -> str:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Train every model; yield what there is after each."""
+    """Train every model; yield the run so far after each one."""
     recipe = TextRecipe()._replace(**{name: getattr(args, name) for name in SIZES})
     settings = {"text": described(), **recipe._asdict(), "seeds": args.seeds}
     run = start("learned_text", PROTOCOL, args.commit, device=args.device, settings=settings)

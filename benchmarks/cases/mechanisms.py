@@ -2,9 +2,9 @@
 
     python -m benchmarks mechanisms --out benchmarks/h200/mechanisms.json
 
---only NAME ... measures some, --tokens N ... other lengths. --limit SECONDS ends the run; the file
-names what was not reached. `--device cpu --tokens 256 --only quasar softmax` is a trial without a
-GPU. A file in benchmarks/mechanisms adds a mechanism.
+--only NAME ... selects mechanisms, --tokens N ... lengths. --limit SECONDS ends the run; the file
+lists the calls that were not measured. `--device cpu --tokens 256 --only quasar softmax` is a trial
+without a GPU. A file in benchmarks/mechanisms adds a mechanism.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOKENS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 SOAK_SECONDS = 0.3
 """Work before a process's first timing, so that the clocks are those of sustained work."""
 LIMIT, GRACE = 3600.0, 15.0
-"""Seconds of a run, and those beyond that a call may take before its process is killed."""
+"""Seconds of a run, and seconds after its end before a call's process is killed."""
 PACKAGES = ("fla-core", "mamba_ssm")
 
 PROTOCOL = """\
@@ -47,11 +47,11 @@ sequences, states taken in turn so that the L2 cache does not serve them; softma
 inputs and states read once and results written once at the speed of a large copy (backward: \
 inputs read again), or softmax's and the block's products at the speed of a large bf16 product, \
 whichever takes longer. Each implementation runs in a fresh process, one after the other. Calls \
-that would take over a second are left out."""
+that would take over a second are omitted."""
 
 
 def machine(device: str, commit: str | None) -> Run:
-    """Return a run without entries, with the rates of the GPU; without a GPU, 1 of each."""
+    """Return a run without entries, with the GPU's rates, or rates of 1 without a GPU."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -67,7 +67,7 @@ def machine(device: str, commit: str | None) -> Run:
 
 
 def implementation(name: str, tokens: Sequence[int], device: str, until: float) -> Iterator[Entry]:
-    """Measure one implementation in this process, which may work until a time.time()."""
+    """Measure one implementation in this process; `until` is the latest time.time()."""
     import logging
 
     logging.getLogger("torch.nested").setLevel(logging.ERROR)
@@ -78,7 +78,7 @@ def implementation(name: str, tokens: Sequence[int], device: str, until: float) 
     if one.entries is not None:
         yield from one.entries(device)
         return
-    assert one.make is not None  # noqa: S101 # it has one or the other
+    assert one.make is not None  # noqa: S101 # an implementation has `make` or a reason
     lengths = [n for n in tokens if one.longest is None or n <= one.longest]
     work = Work(name, one.make(device), max(lengths), device)
     yield from entries(work, one.power, lengths, lambda: until - time.time())
@@ -94,7 +94,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure one implementation after the other; yield what there is after each entry."""
+    """Measure one implementation after the other; yield the run so far after each entry."""
     began = time.time()
     until = began + args.limit
     run = Run.model_validate(processes.call(machine, args.device, args.commit))
@@ -119,6 +119,6 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def bound_ms(run: Run, entry: Entry) -> float:
-    """Return the least time of a call: its bytes at a copy's speed, its products at a product's."""
+    """Return a lower bound of a call's time, from the speeds of a copy and of a large product."""
     by_memory = entry.figures["moved_bytes"] / run.number("copy_gb_per_s") / 1e6
     return max(by_memory, entry.figures["operations"] / run.number("product_tflops") / 1e9)

@@ -3,8 +3,8 @@
     python -m benchmarks nsight --out benchmarks/h200/profile.json
 
 The rates of a large copy and of large products are measured first in this process. Then each call
-runs in a fresh process below `ncu`, which must be on PATH and may read the GPU's counters; the
-clocks are left alone.
+runs in a fresh process under `ncu`, which must be on PATH and needs permission to read the GPU's
+counters. The clocks are not locked.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ UTILISATION = {
     "issue": "smsp__issue_active.avg.pct_of_peak_sustained_elapsed",
     "warps": "sm__warps_active.avg.pct_of_peak_sustained_active",
 }
-"""Percentages of a peak, over a kernel's time, by the name they have here."""
+"""Metrics in percent of a peak, averaged over a kernel's time, by their names in the results."""
 
 OPERATIONS = {
     "bf16": "sm__ops_path_tensor_src_bf16_dst_fp32.sum",
     "fp16": "sm__ops_path_tensor_src_fp16.sum",
     "tf32": "sm__ops_path_tensor_src_tf32_dst_fp32.sum",
 }
-"""Operations of the tensor cores, a multiplication and an addition counted apart, by operands."""
+"""Operations of the tensor cores by type of operands; a multiply-add counts as two."""
 
 METRICS = (
     *UTILISATION.values(),
@@ -94,7 +94,7 @@ CALLS = {"operator": operator_call, "layer": layer_call}
 
 
 def run_call(name: str, tokens: int) -> None:
-    """Run one call, let the profiler see the last time only, and print the least bytes."""
+    """Run a call three times, then once under the profiler; print the bytes that it must move."""
     mount()
     torch.manual_seed(0)
     call, least_bytes = CALLS[name](tokens)
@@ -139,7 +139,7 @@ def profile_call(name: str, tokens: int) -> Iterator[Entry]:
 
 
 def parse(text: str) -> list[Entry]:
-    """Read `ncu --csv --page raw --print-units base`: a row a launch, in the order of launches.
+    """Read `ncu --csv --page raw --print-units base`: one row for each launch, in their order.
 
     Raises:
         KeyError, ValueError: there is no table, or a metric is missing or has no value.
@@ -169,7 +169,7 @@ def _kernel(row: Mapping[str, str]) -> Entry:
 
 
 def product_rates() -> dict[str, float]:
-    """Return the rates of large products, TFLOP/s, by operands; torch's default is put back."""
+    """Return the rates of large products, TFLOP/s, by type of operands."""
     torch.backends.cuda.matmul.allow_tf32 = True
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32}
     try:
@@ -199,11 +199,11 @@ def bytes_ms(run: Run, size: float) -> float:
 
 
 def products_ms(run: Run, kernel: Entry) -> float:
-    """Return the time that large products take for as many operations on the same operands."""
+    """Return the milliseconds that large products of these types take for as many operations."""
     counts = {kind: kernel.figures[f"{kind}_operations"] for kind in OPERATIONS}
     return math.fsum(n / run.number(f"{kind}_tflops") / 1e9 for kind, n in counts.items())
 
 
 def floor_ms(run: Run, kernel: Entry) -> float:
-    """Return the least time for the bytes and the products of a kernel, which may overlap."""
+    """Return the least milliseconds for a kernel's bytes and products, which may overlap."""
     return max(bytes_ms(run, kernel.figures["dram_bytes"]), products_ms(run, kernel))

@@ -45,17 +45,17 @@ FORWARD_MS = {
     "triton": {2048: 0.06, 16_384: 0.15, 100_000: 0.55, 1_000_000: 4.5},
     "cuda": {2048: 0.03, 16_384: 0.07, 100_000: 0.24, 1_000_000: 1.8},
 }
-"""Longest accepted time of the forward pass by tokens, graph replay: none may become slower.
+"""Limits on the forward pass's time by tokens, with graph replay.
 
 CUDA must also be faster than Triton, in the same run and at every length.
 """
 ERRORS = {"layer-like": 6e-3, "correlated 10%": 9e-3, "correlated 1%": 9e-3}
 """Largest accepted relative RMS error by kind of keys.
 
-CUDA's must also be at most Triton's, in the same run and at every length.
+CUDA's errors must also be at most Triton's, in the same run and at every length.
 """
 SEARCH_COST = 1.05
-"""Accepted slowdown of a call that looks for a place to stop and finds none."""
+"""Accepted slowdown by checks for an early stop if no head can stop."""
 MEMORY_TIMES_OUTPUT = 1.2
 FIRST_CALL_SECONDS = 8.0
 
@@ -88,7 +88,7 @@ def exact(x: Inputs) -> Tensor:
 
 @contextmanager
 def selected(name: str) -> Iterator[Function]:
-    """Yield the operator of that name; its kernels stay selected while the context is open."""
+    """Yield the operator of that name; its kernels are selected in the block."""
     if name == BASELINE:
         yield _baseline
         return
@@ -112,7 +112,7 @@ def _baseline(x: Inputs) -> Tensor:
 
 
 def decoders(x: Inputs) -> Mapping[str, Step]:
-    """Return the calls that take a state one token further, by implementation."""
+    """Return the calls that decode one token, by implementation."""
     from fla.ops.delta_rule import fused_recurrent_delta_rule
     from fla.ops.quasar import fused_recurrent_quasar
 
@@ -125,7 +125,7 @@ def decoders(x: Inputs) -> Mapping[str, Step]:
 
 
 def output_errors(name: str, x: Inputs, expected: Tensor) -> dict[str, float]:
-    """Compare an output, its storage poisoned beforehand, with the float64 result."""
+    """Compare an output, of which unwritten elements are NaN, with the float64 result."""
     clocks.poison()
     with selected(name) as run:
         o = run(x)
@@ -155,7 +155,7 @@ def measure_length(tokens: int, names: Sequence[str]) -> Iterator[Entry]:
 
 
 def measure_forgetting() -> Iterator[Entry]:
-    """Check and time CUDA's forward pass where heads forget, and without making use of it."""
+    """Check and time CUDA's forward pass if heads forget, with and without early stops."""
     from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
     for tokens in FORGETTING_LENGTHS:
@@ -211,14 +211,14 @@ def first_call(name: str) -> dict[str, float]:
 def cold_first_call(name: str, caches: Path) -> Entry:
     """Run `first_call` in a fresh process whose caches are below an empty folder."""
     environ = os.environ | cache_environment(caches)
-    if name == "cuda":  # Triton needs a C compiler; NVRTC's kernels must not
+    if name == "cuda":  # Triton needs a C compiler; NVRTC must work without one
         environ["PATH"] = str(caches)
     result = processes.call(first_call, name, environ=environ)
     return Entry(table="first call", by=name, figures=result)
 
 
 def cache_environment(folder: Path) -> dict[str, str]:
-    """Return the variables that put every kernel cache below `folder`."""
+    """Return the environment variables with which all kernel caches are below `folder`."""
     names = ("TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH", "QUASAR_CACHE_DIR")
     return {name: str(folder / name.lower()) for name in names}
 
@@ -241,16 +241,16 @@ def chosen(args: argparse.Namespace) -> list[str]:
 
 
 def baseline_version(names: Sequence[str]) -> dict[str, str]:
-    """Return the version of the baseline's package, where it is measured."""
+    """Return the version of the baseline's package, if it is measured."""
     return {"fla-core": metadata.version("fla-core")} if BASELINE in names else {}
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Run everything; the fresh processes come first, while this one holds no memory."""
+    """Run everything; fresh processes first, while this process holds no GPU memory."""
     names = chosen(args)
     with tempfile.TemporaryDirectory() as folder:
         first_calls = [cold_first_call(name, Path(folder, name)) for name in names]
-        # the last of them may have tuned, which serves this process too
+        # the last process may have tuned; this one uses its result
         os.environ.update(cache_environment(Path(folder, names[-1])))
         mount()
         torch.manual_seed(0)

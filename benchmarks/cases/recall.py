@@ -2,7 +2,7 @@
 
     python -m benchmarks recall --out benchmarks/h200/recall.json
 
-Trainings on several GPUs take two; with one GPU they are left out.
+Trainings on several GPUs take two; with one GPU they are omitted.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ SETTINGS = (
 
 PROTOCOL = """\
 Multi-query associative recall after Zoology (arXiv 2312.04927): pairs of a key and a value stand \
-at a sequence's start, each key comes once more at a distance drawn by a power law of exponent \
+at a sequence's start, each key appears once more at a distance drawn from a power law of exponent \
 -0.99, and noise fills the rest; keys, values and noise have a third of the vocabulary each, and \
-every batch is drawn anew. Two blocks of a QuasarAttention layer and an MLP, each after RMSNorm; \
+every batch is drawn newly. Two blocks of a QuasarAttention layer and an MLP, each after RMSNorm; \
 AdamW (weight decay 0.01), the rate rising over 50 steps and constant then. All begin with the \
 same weights and see the same batches, on several GPUs cut into equal parts. fp32 is the layer's \
 definition by torch operations, without this project's kernels and without tf32. A training ends \
@@ -163,7 +163,7 @@ def recall(prepared: Prepared, task: Task, device: torch.device, batches: int) -
         batch = draw(task, HELD_OUT + n, device)
         shares.append(recalled(prepared.call(batch.tokens, batch.places), batch.answers))
     share = torch.stack(shares).mean()
-    if dist.is_initialized():  # so that all processes go on or end
+    if dist.is_initialized():  # so that all processes continue or end
         dist.all_reduce(share)
         share /= dist.get_world_size()
     return share.item()
@@ -182,7 +182,7 @@ def trainings(
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Train in every way; yield what there is after each training."""
+    """Train in every way; yield the run so far after each training."""
     model = SETTINGS[0][1]
     settings = {
         name: getattr(model, name) for name in ("width", "heads", "layers", "rate", "every")

@@ -1,14 +1,14 @@
-"""The CUDA kernels below NVIDIA's compute-sanitizer, on a GPU: one command for a developer.
+"""The CUDA kernels under NVIDIA's compute-sanitizer, on a GPU.
 
     python -m benchmarks sanitizer [--tool memcheck ...] [--out FILE]
 
-memcheck finds accesses outside of memory, racecheck unordered ones of shared memory, initcheck
-reads of what nothing wrote. Each watches the calls of sanitizer_calls.py, and must report the fault
-of a faulty kernel. racecheck does not follow an mbarrier at which one lane arrives for its warp,
-which is how the layer's kernels hand chunks over: it reports a small right kernel that does only
-that. So it watches the operator alone, until that kernel passes. All run in parallel; --limit cuts
-off those that take longer. The file is written after each tool. Exit status 1 unless every tool
-finished without findings and wrong results.
+memcheck finds accesses out of bounds, racecheck races in shared memory, initcheck reads of
+uninitialised memory. Each tool checks the calls of sanitizer_calls.py, and must also find the
+planted fault of a faulty kernel. Some versions of racecheck misreport an mbarrier at which one lane
+arrives for its warp, as in the layer's kernels. So racecheck first checks a small correct kernel
+with such a barrier, and omits the layer if it reports that kernel. All calls run in parallel;
+--limit kills those that take longer. The file is written after each tool. The exit status is 1
+unless every tool finished without findings or wrong results.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from benchmarks.engine.results import Entry, Run, start
 FAILS = True
 MODULE = "benchmarks.cases.sanitizer_calls"
 CALLS = ("operator", "layer")
-"""Parts of sanitizer_calls.py that the tools watch."""
+"""Parts of sanitizer_calls.py that the tools check."""
 KERNELS = {"memcheck": ("quasar",), "racecheck": ("quasar",), "initcheck": ("quasar", "at6native")}
-"""Parts of the names of kernels that a tool watches. This case does not check torch's kernels, but
-initcheck must see them write the inputs of this project's."""
+"""Parts of the names of the kernels that a tool checks. initcheck must also see torch's kernels,
+which write the inputs."""
 SEES_BULK_COPIES = (2025, 4)
-"""The first compute-sanitizer whose initcheck sees bulk copies, by its release notes."""
+"""First version of compute-sanitizer whose initcheck sees bulk copies, by its release notes."""
 LIMIT = 110
-"""Seconds after which a call is cut off."""
-_FOUND = 9  # the exit status for findings, which Python itself never uses
+"""Seconds after which a call is killed."""
+_FOUND = 9  # the exit status for findings; Python never uses it
 _SUMMARY = re.compile(
     r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)(?! \w+ were not printed)\b", re.MULTILINE
 )
 
 
 class _Outcome(NamedTuple):
-    findings: int | None  # None if the tool gave no summary
-    failure: str | None  # why the calls have no result
+    findings: int | None  # None if the tool printed no summary
+    failure: str | None  # the reason if the calls have no result
     output: str
 
 
@@ -142,7 +142,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Run the tools; yield what there is after each."""
+    """Run the tools; yield the run so far after each one."""
     used = commands.tool_version("compute-sanitizer", "the CUDA toolkit")
     wanted, began = args.tool or TOOLS, time.monotonic()
     counts = {f"{name} calls": len(cases) for name, (_, cases) in CASES.items()}

@@ -31,7 +31,7 @@ TOOLS = ("memcheck", "racecheck", "initcheck")
 """compute-sanitizer's tools that are used."""
 
 PORTABLE = ("-DQUASAR_NO_WGMMA",)
-"""NVRTC options that take wgmma from a Hopper GPU: what runs on the others."""
+"""NVRTC options that disable wgmma on a Hopper GPU, to run the code for other GPUs."""
 
 LIMIT = 1e-2
 """Relative RMS error above which a result is wrong; the kernels' tests are stricter."""
@@ -96,7 +96,7 @@ PLANTED, HANDSHAKE = "quasar_planted", "quasar_handshake"
 
 
 def run_control(kernel: str, fault: int) -> None:
-    """Run a kernel of CONTROLS, and compare what the one without faults computes."""
+    """Run a kernel of CONTROLS, and check the result of the one without faults."""
     from fla.ops.quasar.cuda.driver import load_kernels
     from fla.ops.quasar.cuda.nvrtc import compile_cached
 
@@ -227,7 +227,7 @@ CASES: Mapping[str, tuple[Callable[..., float], Sequence[NamedTuple]]] = {
     "operator": (operator_error, OPERATOR),
     "layer": (layer_error, LAYER),
 }
-"""Everything that is watched, and what measures it."""
+"""The calls of each part, with the function that checks them."""
 
 
 def wrong_cases(measure: Callable[..., float], cases: Sequence[NamedTuple]) -> list[str]:

@@ -16,7 +16,7 @@ from benchmarks.engine.results import ROOT
 from harness.worker.subject.tree import Loaded, load_tree
 from harness.workload import LENGTHS
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, overlay_files
-from quasar_kernels.host_library import lay_over_host
+from quasar_kernels.host_library import lay_over_fla
 
 BASELINE = ROOT / "benchmarks" / "peer"
 SHORT = 4096
@@ -103,7 +103,7 @@ def make_tree(fork: Path | None, folder: Path, tree: Tree) -> Path:
     if fork is None:
         if not tree.has_layer:
             sys.exit("this tree contains the public fork's layer: name a checkout with --fork")
-        lay_over_host(tree.source, folder)
+        lay_over_fla(tree.source, folder)
     else:
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(fork / "fla", folder / "fla", ignore=ignore)

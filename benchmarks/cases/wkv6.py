@@ -4,7 +4,7 @@
 
 Forward, forward and backward; outputs and gradients against float64. `triton` and `cuda` are
 quasar_kernels.blocks.wkv6; `chunk_rwkv6` and `fused_recurrent_rwkv6` are fla's, with the same
-arguments. Implementations that take one token after the other stop at 16,384 tokens.
+arguments. Implementations that work token by token are measured up to 16,384 tokens.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NAMES = (*OURS, CHUNK, RECURRENT)
 TOKENS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 HEADS, WIDTH = 8, 64
 CHECKED_TOKENS = 4096
-"""First tokens over which results are compared, because float64 autograd keeps all tensors."""
+"""Number of first tokens whose results are compared: float64 autograd keeps all tensors."""
 RECURRENT_TOKENS = 16_384
-"""Longest call of the kernels that take one token after the other."""
+"""Longest call of the kernels that work token by token."""
 LEAD_AT, LEAD = Shape(1, 65_536, 8, 64), 1.5
-"""Where and by how many times Triton must be faster than fla's chunks, graph replay."""
+"""Shape and least speed-up of Triton over fla's chunks, with graph replay."""
 
 PROTOCOL = """\
 One sequence, 8 heads of 64, r, k and v in bf16, log decays in fp32 as a fresh RWKV-6 layer has \
@@ -46,7 +46,7 @@ most that was allocated during a call, inputs included."""
 
 
 def draw(shape: Shape, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Inputs:
-    """Draw noise, and decays as a fresh RWKV-6 layer has them, moved by the data.
+    """Draw random inputs, with the decays of a new RWKV-6 layer plus noise.
 
     Such a layer spreads its channels' log rates from -6 to -1 (arXiv 2404.05892); here each token
     adds noise of half a unit.
@@ -63,13 +63,13 @@ def draw(shape: Shape, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
 
 
 def exact(x: Inputs) -> torch.Tensor:
-    """Compute the output in the inputs' dtype, by halved chunks."""
+    """Compute the output in the inputs' dtype, by halving chunks repeatedly."""
     return decayed_attention(**dict(zip(("q", "k", "v", "g", "u"), x.values(), strict=True)))[0]
 
 
 @contextmanager
 def selected(name: str) -> Iterator[Function]:
-    """Yield the function of that name; this project's are used for every length here."""
+    """Yield the function of that name; in the block, this project's kernels run at every length."""
     if name in OURS:
         call = OPERATOR.named(name).call
         yield lambda x: call(*x.values(), None, None)[0]
@@ -87,7 +87,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Run everything; yield what there is after each call."""
+    """Run everything; yield the run so far after each call."""
     mount()
     torch.manual_seed(0)
     versions = {"fla-core": metadata.version("fla-core")}

@@ -1,4 +1,4 @@
-"""Times of calls on this GPU, its rates of copies and products, and its memory."""
+"""Times and memory of calls on this GPU, and the GPU's rates of copies and products."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from harness.tuning.clock import poison as poison
 from harness.tuning.clock import soak as soak
 
 ROTATED_BYTES = 256 << 20
-"""Bytes of the states that decoding alternates between, in at most 64 copies; exceeds L2 caches."""
+"""Total bytes of the copies of a state between which decoding alternates: more than any L2 cache.
+There are at most 64 copies."""
 
 
 def free() -> None:
@@ -30,7 +31,7 @@ def free() -> None:
 
 
 def peak_bytes(call: Call) -> int:
-    """Return the most bytes that a call allocates besides what is held before; 0 without a GPU."""
+    """Return a call's peak memory in addition to the memory before it; 0 without a GPU."""
     if not torch.cuda.is_available():
         return 0
     free()
@@ -48,23 +49,23 @@ def graph_bytes() -> int:
 
 
 def free_workspaces() -> int:
-    """Free cuBLAS's workspaces, those of CUDA graphs into their pool; return their bytes."""
+    """Free cuBLAS's workspaces, also those in the pools of CUDA graphs; return their bytes."""
     before = torch.cuda.memory_allocated()
     torch._C._cuda_clearCublasWorkspaces()
     return before - torch.cuda.memory_allocated()
 
 
 def product_tflops(dtype: torch.dtype, size: int = 8192) -> float:
-    """Rate of a product of two `size` x `size` matrices of noise, TFLOP/s."""
+    """Return the rate of a product of two random `size` x `size` matrices, in TFLOP/s."""
     a, b = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
     return 2 * size**3 / graph_ms(lambda: torch.mm(a, b)) / 1e9
 
 
 def rested_ms(call: Call, repeats: int = 5, rest: float = 0.3) -> float:
-    """Median time of one call, in milliseconds, when a CUDA graph replays it as validators do.
+    """Return the median milliseconds of one call in a CUDA graph, on a rested GPU as validators do.
 
-    After `rest` seconds without work three replays warm up, then ten are timed: the clocks have not
-    come down yet to what the power limit leaves of them.
+    After `rest` seconds without work, three replays warm up and ten are timed, before the power
+    limit lowers the clocks.
     """
     times = []
     with replayed([call]) as replay:
@@ -79,10 +80,10 @@ def rested_ms(call: Call, repeats: int = 5, rest: float = 0.3) -> float:
 def eager_ms(
     calls: Call | Sequence[Call], repeats: int = 11, warm: float = 0.2, least_ms: float = 10
 ) -> float:
-    """Median time of one call, in milliseconds: the host's clock from synchronize to synchronize.
+    """Return the median milliseconds of one launched call, by the host's clock.
 
-    Calls follow one another for about `least_ms`, as in a loop over layers or tokens, after `warm`
-    seconds of the same.
+    Several calls of together about `least_ms` are launched between two synchronisations, as in a
+    loop over layers or tokens, after a warm-up of `warm` seconds.
     """
     calls = calls if isinstance(calls, Sequence) else (calls,)
 
@@ -99,7 +100,7 @@ def eager_ms(
 
 
 def states_in_turn(nbytes: int) -> int:
-    """Return how many copies of a state decoding needs so that no L2 cache serves them."""
+    """Return how many copies of a state decoding must alternate between to exceed the L2 cache."""
     return max(4, min(64, ROTATED_BYTES // nbytes))
 
 
@@ -112,6 +113,6 @@ def copy_ms(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Return the bandwidth of a large device copy, GB/s, both directions counted."""
+    """Return the bandwidth of a large device copy in GB/s, as the sum of reads and writes."""
     source = torch.empty(1 << 28, device="cuda")
     return 2 * 4 * source.numel() / copy_ms([source], [torch.empty_like(source)]) / 1e6

@@ -33,7 +33,7 @@ def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
     description = (case.__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(f"python -m benchmarks {name}", description=description)
     parser.add_argument("--out", type=Path, help="file for the results")
-    parser.add_argument("--commit", help="this project's commit, where git does not know it")
+    parser.add_argument("--commit", help="this project's commit, if this is not a checkout")
     if hasattr(case, "options"):
         case.options(parser)
     args = parser.parse_args(arguments)
@@ -100,7 +100,7 @@ def run_for(
     try:
         return process.communicate(timeout=seconds)[0], process.returncode
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its children have the pipe open, too
+        os.killpg(process.pid, signal.SIGKILL)  # its children also hold the pipe open
         return process.communicate()[0], None
 
 

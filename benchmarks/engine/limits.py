@@ -25,7 +25,7 @@ class Criterion(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether the value keeps the limit; NaN never does."""
+        """Whether the value keeps the limit; false for NaN."""
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
     def cells(self) -> tuple[str, str, str, str]:
@@ -45,7 +45,7 @@ def missed(criteria: Iterable[Criterion]) -> list[str]:
 
 
 def summary(criteria: Sequence[Criterion]) -> str:
-    """Return how many limits are kept, and a line for each one that is missed."""
+    """Return the number of kept limits, and a line for each missed one."""
     out = missed(criteria)
     if not out:
         return f"All {len(criteria)} limits are kept."

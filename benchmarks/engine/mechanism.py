@@ -1,4 +1,4 @@
-"""A mechanism in the comparison: its inputs, its float64 results, and its implementations' calls.
+"""A mechanism of the comparison: inputs, float64 results, and implementations' calls.
 
 Tensors of three or more dimensions are `[B, T, ...]`; the others are shared by all tokens.
 """
@@ -26,7 +26,7 @@ SLOWEST, FASTEST = 1e-3, 1e-1
 
 
 class Bounds(NamedTuple):
-    """Where sequences packed in one row begin and end, `[N + 1]` int64."""
+    """The bounds of packed sequences, `[N + 1]` int64."""
 
     here: Tensor  # on the tensors' device
     host: Tensor
@@ -42,16 +42,16 @@ Step = Callable[[Inputs, Any], Tensor]
 class Calls(NamedTuple):
     """The functions that draw an implementation's inputs and call it."""
 
-    draw: Callable[[int, int], Inputs]  # of sequences and tokens
+    draw: Callable[[int, int], Inputs]  # arguments: numbers of sequences and of tokens
     exact: Exact
     chunks: Chunks  # o of whole sequences
     step: Step  # o of one token after states, which it may overwrite
     state: Callable[[int], Any]  # draws states of sequences: a tensor or a similar object
     operations: Callable[[list[int]], float] = lambda _: 0.0
     """Unavoidable operations of products in a forward pass over sequences of these lengths."""
-    packs: str = ""  # why it does not support packed sequences; empty if it does
+    packs: str = ""  # the reason against packed sequences; empty if they are supported
     parameters: tuple[Tensor, ...] = ()  # tensors with gradients besides the inputs
-    like: str = "v"  # the input whose shape and dtype the output has
+    like: str = "v"  # the input that has the output's shape and dtype
     changes_state: bool = True  # whether a step reads the state and writes it
     backward_operations: float = 2  # ratio of the backward pass to the forward pass
 
@@ -60,15 +60,15 @@ class Implementation(NamedTuple):
     """One line of the comparison."""
 
     mechanism: str
-    by: str  # whose implementation
+    by: str  # source of the implementation
     make: Callable[[str], Calls] | None  # for a device; imports the implementation
-    power: int = 1  # of the tokens that its time grows with
+    power: int = 1  # exponent of the growth of its time with tokens
     longest: int | None = None  # tokens of a call; None: all lengths are measured
     entries: Callable[[str], Iterator[Entry]] | None = None  # instead of calls, for a device
 
 
 def calls(draw: Callable[[Shape, str], Inputs], exact: Exact, device: str, **how: Any) -> Calls:
-    """Return the calls of an operator over 8 heads of 64, with states of noise."""
+    """Return the calls of an operator over 8 heads of 64, with random states."""
 
     def sequences(batch: int, tokens: int) -> Inputs:
         return draw(Shape(batch, tokens, HEADS, WIDTH), device)
@@ -80,17 +80,17 @@ def calls(draw: Callable[[Shape, str], Inputs], exact: Exact, device: str, **how
 
 
 def imported(module: str, *names: str) -> list[Any]:
-    """Import functions; fla's are decorated, and have no types to rely on."""
+    """Import functions without types: fla's decorators remove them."""
     return [getattr(import_module(module), name) for name in names]
 
 
 def packed(bounds: Bounds | None) -> dict[str, Tensor]:
-    """Return the arguments by which fla's chunk functions take bounds."""
+    """Return the arguments of fla's chunk functions for bounds."""
     return {} if bounds is None else {"cu_seqlens": bounds.here, "cu_seqlens_cpu": bounds.host}
 
 
 def of_fla(name: str, **options: Any) -> dict[str, Any]:
-    """Return how fla's functions of a mechanism are called, which take the inputs by name."""
+    """Return the calls of fla's functions of a mechanism, which take the inputs by name."""
     chunk, recurrent = imported(f"fla.ops.{name}", f"chunk_{name}", f"fused_recurrent_{name}")
     bound = options.pop("chunk_options", {})
     return {
@@ -102,7 +102,7 @@ def of_fla(name: str, **options: Any) -> dict[str, Any]:
 
 
 def one_by_one(recur: Callable[[Inputs, Tensor | None], Tensor], like: str = "v") -> dict[str, Any]:
-    """Return the calls of a definition in fp32, one token after the other."""
+    """Return the calls of a definition in fp32, token by token."""
 
     def call(x: Inputs, state: Tensor | None) -> Tensor:
         return recur({name: t.float() for name, t in x.items()}, state)
@@ -117,7 +117,7 @@ def noise(shape: Shape, device: str) -> Tensor:
 
 
 def steps(heads: int, device: str) -> Tensor:
-    """Draw step sizes `[H]` evenly in their logarithm; fp32."""
+    """Draw log-uniform step sizes `[H]` in fp32."""
     low, high = (torch.tensor(x).log10() for x in (SLOWEST, FASTEST))
     return 10 ** torch.empty(heads, device=device).uniform_(float(low), float(high))
 
@@ -132,7 +132,7 @@ def recurrence(  # its tensors
     state: Tensor | None = None,
     bounds: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Walk S_t = diag(exp(g_t)) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T, o_t = S_t^T q_t.
+    """Compute S_t = diag(exp(g_t)) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T, o_t = S_t^T q_t.
 
     All in the tensors' dtype, `[B, T, H, *]`.
     """

@@ -24,7 +24,7 @@ tokens."""
 CHECKED_TOKENS = 1024
 DECODED_BATCH = 64
 LONGEST_MS = 1000.0
-"""A call that would take longer is left out."""
+"""A call that would take longer is omitted."""
 GRAPH_MS = 15.0
 """Calls up to here are replayed as CUDA graphs; the host is no matter beyond."""
 ERROR = 0.1
@@ -175,7 +175,7 @@ class Work:
 
 
 def call_of(way: str, tokens: int, batch: int = 1, *, packed: bool = False) -> dict[str, Any]:
-    """Return what names a call in the results."""
+    """Return the key of a call in the results."""
     return {"way": way, "batch": batch, "tokens": tokens, "packed": packed}
 
 
@@ -236,7 +236,7 @@ def entries(
 
     Args:
         power: of the tokens that the time grows with.
-        left: returns how many seconds there are left.
+        left: returns the remaining seconds.
     """
     for way in WAYS:
         last: Entry | None = None
@@ -269,7 +269,7 @@ def entries(
 def attempt(
     name: str, of: dict[str, Any], left: Callable[[], float], make: Callable[[], Entry]
 ) -> Entry:
-    """Return an entry, with the reason where it has no figures."""
+    """Return an entry; without figures, it has the reason."""
     try:
         if left() > 0:
             return make()

@@ -26,8 +26,8 @@ def command(function: Callable[..., Any], *arguments: Any, results: int = 1) -> 
     """Return the command that calls a function of a module.
 
     Args:
-        arguments: what JSON can express.
-        results: file descriptor for what the function returns or yields, a line each.
+        arguments: JSON values.
+        results: file descriptor for the returned or yielded values, one line for each.
     """
     name = f"{function.__module__}:{function.__qualname__}"
     call = json.dumps([name, arguments, results], default=str)

@@ -23,15 +23,15 @@ Scalar = Number | str
 
 
 class Entry(Frozen):
-    """One thing that was measured, or the reason why it could not be measured."""
+    """One measured call, or the reason why it could not be measured."""
 
     table: str = Field(description="which of the case's tables it belongs to")
-    of: dict[str, Scalar] = Field({}, description="what was measured, such as way and tokens")
+    of: dict[str, Scalar] = Field({}, description="key of the call, such as way and tokens")
     by: str = Field("", description="the implementation")
     figures: dict[str, Number] = Field({}, description="by name, which ends in the unit")
     errors: dict[str, NotNegative] = Field({}, description="relative RMS against float64")
     series: dict[str, tuple[Finite, ...]] = Field({}, description="figures over steps")
-    texts: dict[str, str] = Field({}, description="what else is known of it")
+    texts: dict[str, str] = Field({}, description="other results, as text")
     failure: str | None = None
 
     def worst(self) -> tuple[str, float]:
@@ -52,11 +52,11 @@ class Row(NamedTuple):
     by: Mapping[str, Entry]
 
     def figure(self, by: str, name: str) -> Number | None:
-        """Return a figure of an implementation; None where there is none."""
+        """Return a figure of an implementation, or None."""
         return self.by[by].figures.get(name) if by in self.by else None
 
     def ratio(self, name: str, over: str, under: str) -> float | None:
-        """Return a figure of one implementation over that of another, where both have it."""
+        """Return the ratio of two implementations' figures, or None if one is missing."""
         a, b = self.figure(over, name), self.figure(under, name)
         return None if a is None or b is None else a / b
 
@@ -69,13 +69,13 @@ class Run(Frozen):
     """One run of a case on one machine: a file."""
 
     schema_version: Literal[2] = 2
-    case: str = Field(description="name of the case, as the command line takes it")
+    case: str = Field(description="the case's name on the command line")
     created: date
     commit: str | None
-    environment: Environment | None = Field(description="None: the figures depend on no machine")
+    environment: Environment | None = Field(description="None if independent of the machine")
     protocol: str
     versions: dict[str, str] = Field({}, description="of packages and tools that are compared")
-    settings: dict[str, Scalar] = Field({}, description="what holds for all entries")
+    settings: dict[str, Scalar] = Field({}, description="settings and facts of all entries")
     entries: tuple[Entry, ...] = ()
 
     def adding(self, *entries: Entry, **settings: Scalar) -> Run:
@@ -116,7 +116,7 @@ class Run(Frozen):
         return float(self.settings[setting])
 
     def where(self, *more: str) -> dict[str, str]:
-        """Return the facts of where and when: the machine, versions, `more`, the commit."""
+        """Return the conditions of the run: machine, date, versions, `more` and commit."""
         e = self.environment
         if e is None:
             return {"date, commit": f"{self.created}, {self.commit}"}
@@ -162,13 +162,13 @@ def load(path: Path) -> Run:
     """Read a run's file.
 
     Raises:
-        OSError, pydantic.ValidationError: it is missing, or is no run.
+        OSError, pydantic.ValidationError: the file is missing, or is not a run.
     """
     return Run.model_validate_json(path.read_text(encoding="utf-8"))
 
 
 def write(path: Path, run: Run) -> None:
-    """Write a file that `load` reads, a line an entry; the old file stays until this is whole."""
+    """Write a file with one line for each entry; it replaces an old file atomically."""
     body = run.model_dump(mode="json", exclude_defaults=True, exclude={"entries"})
     lines = [json.dumps(e.model_dump(mode="json", exclude_defaults=True)) for e in run.entries]
     head = json.dumps({"schema_version": run.schema_version, **body}, indent=1)

@@ -1,7 +1,7 @@
-"""Sequence mixers whose costs are compared, one file each: a file here is all that a new one needs.
+"""The compared sequence mixers, one file for each; a new file adds a mixer.
 
-A file has IMPLEMENTATIONS, by the names that the command line takes. What computes an
-implementation is imported when it is made, so that a missing package fails alone.
+A file has IMPLEMENTATIONS, by their names on the command line. An implementation imports its
+library when it is created, so a missing package affects only that implementation.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from quasar_kernels.blocks.chunked import decayed_attention
 from quasar_kernels.decay_reference import ssd_recurrence
 
 STATE = 64
-"""Its state size, as quasar_kernels.blocks.Mamba2 has it by default."""
+"""State size: the default of quasar_kernels.blocks.Mamba2."""
 NAME = "Mamba-2"
 
 
@@ -47,7 +47,7 @@ def draw(shape: Shape, device: str) -> Inputs:
 
 
 def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute it by halved chunks."""
+    """Compute the operator exactly, by halving chunks repeatedly."""
     heads = x["x"].shape[2]
     q, k = (x[name].repeat_interleave(heads, 2) for name in ("C", "B"))
     v = x["dt"][..., None] * x["x"]
@@ -55,7 +55,7 @@ def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tenso
 
 
 def make(kernels: str, device: str) -> Calls:
-    """Return the calls of quasar_kernels' operator over one of its kernels."""
+    """Return the calls of quasar_kernels' operator with one of its kernels."""
     from quasar_kernels.blocks.ssd import OPERATOR, ssd
 
     function: Callable[..., tuple[Tensor, Tensor]]
@@ -94,7 +94,7 @@ def _simple_gla(x: Inputs, state: Tensor) -> Tensor:
 def _state_update(x: Inputs, state: Tensor) -> Tensor:
     module = "mamba_ssm.ops.triton.selective_state_update"
     (function,) = imported(module, "selective_state_update")
-    # its states have values first, and its rates and step sizes a value for each channel
+    # mamba_ssm's states are transposed, and its rates and step sizes have an entry per channel
     rates = x["A"][:, None, None].expand(-1, WIDTH, STATE).float()
     sizes = x["dt"][:, 0, :, None].expand(-1, -1, WIDTH)
     first = (x[n][:, 0] for n in ("B", "C"))
@@ -103,7 +103,7 @@ def _state_update(x: Inputs, state: Tensor) -> Tensor:
 
 
 def make_sequential(device: str) -> Calls:
-    """Return the calls of the definition."""
+    """Return calls that compute the definition token by token."""
 
     def recur(x: Inputs, state: Tensor | None) -> Tensor:
         return ssd_recurrence(**x, initial_state=state, dtype=torch.float32)[0]

@@ -23,12 +23,12 @@ from quasar_kernels.reference import quasar_chunked, quasar_recurrence
 
 
 def draw(shape: Shape, device: str) -> Inputs:
-    """Draw q, k, v and beta as a layer with default weights makes them."""
+    """Draw q, k, v and beta with the distribution in a layer with default weights."""
     return named(layer_like(shape.tokens, shape.batch, shape.heads, shape.width, device))
 
 
 def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute it by chunks."""
+    """Compute the operator exactly, by chunks."""
     return quasar_chunked(x["q"], x["k"], x["v"], x["beta"], state, bounds)
 
 
@@ -50,7 +50,7 @@ def make(device: str) -> Calls:
 
 
 def make_sequential(device: str) -> Calls:
-    """Return the calls of the definition."""
+    """Return calls that compute the definition token by token."""
 
     def recur(x: Inputs, state: Tensor | None) -> Tensor:
         return quasar_recurrence(**x, initial_state=state, dtype=torch.float32)[0]

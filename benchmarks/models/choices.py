@@ -1,4 +1,4 @@
-"""The models that are compared, at equal parameters, and their trainings in parallel."""
+"""The compared models, their sizes with equal numbers of parameters, and parallel trainings."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ CHOICES = (
 """The branches of each model's blocks."""
 
 AT_ONCE = 8
-"""Trainings that share a GPU: small models leave it idle while the host launches."""
+"""Trainings that share a GPU, because small models leave it idle between launches."""
 
 Found = TypeVar("Found")
 
 
 def equal_sizes(mixers: Sequence[str], like: Sizes) -> Sizes:
-    """Return the sizes of a model of these branches with as many parameters as any other.
+    """Return the sizes of a model with these branches and about as many parameters as all others.
 
-    The inner width of the MLP is what gives each the parameters of `like`, whose blocks have every
-    branch and an MLP as wide as the model.
+    The MLP's inner width is chosen so that the model has the number of parameters of `like` with
+    all branches and an MLP as wide as the model.
     """
     of_all = like._replace(mixers=MIXERS, inner=like.width)
     least = of_all._replace(mixers=tuple(mixers), inner=1)
@@ -42,7 +42,7 @@ def equal_sizes(mixers: Sequence[str], like: Sizes) -> Sizes:
 
 
 def parameters(sizes: Sizes) -> int:
-    """Return how many parameters a model has; none is made."""
+    """Return a model's number of parameters, without allocating them."""
     with torch.device("meta"):
         return sum(p.numel() for p in LanguageModel(sizes).parameters())
 

@@ -1,4 +1,4 @@
-"""A call in several processes, one a GPU, that torch.distributed joins into a group."""
+"""A call in a process group of torch.distributed, with one process for each GPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.multiprocessing.spawn import spawn
 
 
 def in_group(world: int, kind: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what `function(device, *arguments)` returns in the first of `world` processes.
+    """Call `function(device, *arguments)` in `world` processes; return the result of rank 0.
 
     Args:
-        kind: `cuda`, one GPU for each process, joined by NCCL; or `cpu`, joined by gloo.
-        function: one that a fresh process can import, as it can what its arguments are made of.
+        kind: `cuda` (NCCL, one GPU for each process) or `cpu` (gloo).
+        function: picklable, like its arguments: new processes import it.
 
     Raises:
         Exception: a process failed; the others are ended.

@@ -1,9 +1,8 @@
 """Multi-query associative recall (MQAR): pairs of a key and a value, then the keys again.
 
 The task of Arora et al., "Zoology" (arXiv 2312.04927): a sequence begins with pairs, and each key
-comes once more at a distance drawn by a power law; the model is to answer with its value. What
-fills the places between is noise from another part of the vocabulary, so that every query has
-one right answer.
+appears once more at a distance drawn from a power law. There the model must predict its value. The
+other tokens are noise from another part of the vocabulary, so every query has one right answer.
 """
 
 from __future__ import annotations

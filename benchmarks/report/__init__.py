@@ -1,1 +1,1 @@
-"""The pages of docs/results: what makes their tables, and templates with their words."""
+"""The pages of docs/results: functions that make their tables, and templates with their text."""

@@ -156,7 +156,7 @@ def long_peaks(run: Run) -> list[Entry]:
 
 
 def peak_row(peak: Entry, path: str, capability: str) -> dict[str, str]:
-    """Return the row of a measured peak beside its count."""
+    """Return the row that compares a measured peak with its estimate."""
     of, measured = peak.of, peak.figures["peak_bytes"]
     counted = counted_bytes(peak, capability)
     return {

@@ -16,7 +16,7 @@ SIMULATION, ACCEPTANCE = ROOT / "benchmarks" / "honesty.json", DATA / "acceptanc
 
 
 def simulation(run: Run) -> str:
-    """Return the table of every shape of noise, below whether the promises are kept."""
+    """Return whether the limits are kept, and the table of all shapes of noise."""
     rows = records(
         {
             "noise between processes": f"{one.of['shape']}{' (healthy)' * bool(one.of['healthy'])}",
@@ -34,7 +34,7 @@ def simulation(run: Run) -> str:
 
 
 def acceptance(run: Run) -> str:
-    """Return the harness's test conditions, its promises, and the tables of the results."""
+    """Return the test conditions, the limits, and the tables of the results."""
     ran = run.table("validator")[0].series["tokens_per_sec"]
     claim = f"{run.number('claim') / 1e6:.1f} M tokens/s by {run.settings['claim_runs']} runs"
     where = run.where() | {

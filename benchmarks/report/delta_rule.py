@@ -42,7 +42,7 @@ CALL = "sequences x tokens x heads x width"
 
 
 def speeds(run: Run) -> str:
-    """Return the table of whole sequences, and where it was measured."""
+    """Return the table of whole sequences, and its conditions."""
 
     def cells(row: Row) -> dict[str, str]:
         everywhere = ("triton", "cuda", FLA)

@@ -15,7 +15,7 @@ RUN = DATA / "inference.json"
 
 
 def decoding(run: Run) -> str:
-    """Return the tables of a run, below whether the promise is kept."""
+    """Return whether the limit is kept, and the tables of a run."""
     of = run.settings
     size = f"{run.number('parameters') / 1e6:.0f} M parameters"
     where = {

@@ -16,11 +16,11 @@ UTILISATION = {
     "issue": "issue slots",
     "warps": "warps",
 }
-"""Columns of a kernel's shares of the peak."""
+"""Names of the columns with percentages of a peak."""
 
 
 def profile(run: Run) -> str:
-    """Return how the kernels were profiled, and a table of each call's kernels."""
+    """Return the profile's conditions, and a table of each call's kernels."""
     rates = ", ".join(f"{k} {run.number(f'{k}_tflops'):.0f}" for k in nsight.OPERATIONS)
     copies = f"copies {run.number('copy_gb_per_s') / 1000:.2f} TB/s"
     where = run.where(f"Nsight Compute {run.versions['Nsight Compute']}")
@@ -58,12 +58,12 @@ def call_profile(run: Run, call: Entry) -> str:
     products = math.fsum(nsight.products_ms(run, kernel) for kernel in kernels)
     floor = max(nsight.bytes_ms(run, call.figures["least_bytes"]), products)
     return table(
-        header, [*rows, line("all of it", ms, [""] * (len(UTILISATION) + 1), moved, floor)]
+        header, [*rows, line("whole call", ms, [""] * (len(UTILISATION) + 1), moved, floor)]
     )
 
 
 def tests(run: Run) -> str:
-    """Return where the GPU tests ran and how each file did; what failed or did not run by name."""
+    """Return the GPU tests' machine, results by file, and the names of failed and missing tests."""
     outcomes = ("passed", "failed", "skipped")
     files = sorted(run.entries, key=lambda e: str(e.of["file"]))
     rows = [(str(e.of["file"]), *(str(e.figures[o]) for o in outcomes)) for e in files]
@@ -71,14 +71,14 @@ def tests(run: Run) -> str:
     notes = [f"Failed: {', '.join(named)}." for named in [gpu_tests.misses(run)] if named]
     left_out = run.settings.get("left out")
     notes += [f"Not part of this run: {left_out}."] if left_out else []
-    whole = table(("file", *outcomes), [*rows, ("all of them", *totals)])
+    whole = table(("file", *outcomes), [*rows, ("all files", *totals)])
     return "\n\n".join([facts(run.where()), whole, *notes])
 
 
 def sanitizer_findings(run: Run) -> str:
-    """Return the table of compute-sanitizer's findings, and the calls that a tool left out."""
+    """Return the table of compute-sanitizer's findings, and the calls that a tool did not check."""
     where = run.where(f"compute-sanitizer {run.versions['compute-sanitizer']}")
-    where["wall time"] = f"{run.number('seconds'):.0f} s, all tools side by side"
+    where["wall time"] = f"{run.number('seconds'):.0f} s, all tools in parallel"
     counts = {n: run.settings[f"{n} calls"] for n in sanitizer.CALLS}
     rows, left_out = [], []
     for one in sorted(run.table("tools"), key=lambda one: TOOLS.index(one.by)):
@@ -87,8 +87,8 @@ def sanitizer_findings(run: Run) -> str:
         planted, seconds = str(one.figures["faulty"]), f"{one.figures['seconds']:.0f}"
         rows.append((one.by, calls, sanitizer.verdict(one), planted, seconds))
         left_out += [
-            f"{one.by} did not watch the {name}'s kernels: it reports {one.figures['handshake']} "
-            "hazards in a right kernel that hands chunks over as they do."
+            f"{one.by} did not check the {name}'s kernels: it reports {one.figures['handshake']} "
+            "hazards in a correct kernel that synchronises its warps as they do."
             for name in counts
             if name not in watched
         ]

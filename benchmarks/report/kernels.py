@@ -84,7 +84,7 @@ def forward(run: Run) -> str:
 
 
 def forgetting(run: Run) -> str:
-    """Return the table of what stopping early gains."""
+    """Return the table of the gains of stopping early."""
     header = (
         *("tokens", "slow heads", "from rest, ms", "in full"),
         *("without a pause, ms", "in full", "error"),
@@ -103,7 +103,7 @@ def forgetting(run: Run) -> str:
 
 
 def training(run: Run) -> str:
-    """Return the table of forward and backward, and where it was measured."""
+    """Return the table of forward and backward passes, and its conditions."""
     rows = []
     for row in run.rows("calls"):
         shape = shape_of(row.of)

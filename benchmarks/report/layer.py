@@ -96,7 +96,7 @@ def plot(runs: Runs, quantity: Quantity) -> str:
 
 
 def cells(runs: Runs, quantity: Quantity, n: int, trees: Iterable[str] = TREES) -> list[str]:
-    """Return a quantity at a length, tree by tree; a dash where there is none."""
+    """Return a quantity at a length, tree by tree; a dash for None."""
     values = figures(runs, quantity)
     return [f"{values[t][n]:{quantity.digits}}" if n in values[t] else "-" for t in trees]
 
@@ -125,7 +125,7 @@ def speeds(runs: Runs) -> str:
 
 
 def short_table(runs: Runs) -> str:
-    """Return README.md's table of speeds, where it was measured, and the limits it missed."""
+    """Return README.md's table of speeds, its conditions, and the missed limits."""
     speed, names = figures(runs, SPEED), ("public-fork", "baseline", "overlay")
     rows = [
         [
@@ -150,7 +150,7 @@ def short_table(runs: Runs) -> str:
 
 
 def checks(runs: Runs) -> str:
-    """Return for each tree where it passed the check, when it was measured, and what failed."""
+    """Return for each tree the checked lengths, the time of its measurement, and its failures."""
     lines = []
     for name, (label, _) in TREES.items():
         run = runs[name]

@@ -1,4 +1,4 @@
-"""The tables and plots of docs/results/models.md: what models of each choice of branches learn."""
+"""The tables and plots of docs/results/models.md: results of training each choice of branches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _cells(mixers: Choice, trainings: Sequence[Entry]) -> dict[str, str]:
 
 
 def recall(run: Run) -> str:
-    """Return the table of recall, and how it was taught."""
+    """Return the table of recall, and the training's settings."""
     rows = [
         _cells(mixers, trainings)
         | {
@@ -74,12 +74,12 @@ def recall(run: Run) -> str:
 
 
 def text(run: Run) -> str:
-    """Return the table of the losses on the text that was held out, and how it was learned."""
+    """Return the table of losses on the held-out text, and the training's settings."""
     rows = []
     for mixers, trainings in by_choice(run).items():
         losses = [t.figures["held_out"] for t in trainings]
         row = {
-            "nats a byte, held out": f"{fmean(losses):.4f}",
+            "nats per byte, held out": f"{fmean(losses):.4f}",
             "by seed": ", ".join(f"{loss:.4f}" for loss in losses),
         }
         rows.append(_cells(mixers, trainings) | row)
@@ -105,7 +105,7 @@ def recall_plot(run: Run) -> str:
         colour = COLOURS.get(mixers, ALL)
         lines = [Line("", colour, _by_steps(t.series["losses"])) for t in trainings]
         panels.append(Panel(label(mixers), lines))
-    title = f"Training loss of recall, a line a seed{_on(run)}"
+    title = f"Training loss of recall, one line per seed{_on(run)}"
     return panel_plot(title, "steps", "nats", panels, x=FROM_ZERO, columns=2)
 
 
@@ -119,7 +119,7 @@ def text_plot(run: Run) -> str:
     title = f"Training loss on a text, means over the seeds{_on(run)}"
     losses = [loss for line in lines for _, loss in line.points]
     nats = Scale(high=min(SHOWN * min(losses), max(losses)))
-    return line_plot(title, "steps", "nats a byte", lines, FROM_ZERO, nats)
+    return line_plot(title, "steps", "nats per byte", lines, FROM_ZERO, nats)
 
 
 def _on(run: Run) -> str:

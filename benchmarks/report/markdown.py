@@ -1,4 +1,4 @@
-"""Markdown tables and their cells, for documents that are made from data."""
+"""Markdown tables and their cells, for documents that are generated from data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def records(rows: Iterable[Mapping[str, str]]) -> str:
-    """Return the table of rows that name their cells; all have the first one's columns."""
+    """Return the table of rows whose keys are the columns; all have the first row's columns."""
     listed = list(rows)
     if not listed:
         return "Nothing was measured."
@@ -22,39 +22,39 @@ def records(rows: Iterable[Mapping[str, str]]) -> str:
 
 
 def facts(rows: Mapping[str, str]) -> str:
-    """Return a table of two columns without a header: what, and its value."""
+    """Return a table without a header, with names in one column and values in the other."""
     return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())])
 
 
 def milliseconds(value: float | None) -> str:
-    """Return a time as a table shows it; a dash where there is none."""
+    """Return milliseconds as text; a dash for None."""
     if value is None:
         return "-"
     return f"{value:.3f}" if value < 1 else f"{value:.2f}"
 
 
 def microseconds(value: float | None, digits: int = 2) -> str:
-    """Return milliseconds in microseconds; a dash where there is none."""
+    """Return milliseconds in microseconds; a dash for None."""
     return "-" if value is None else f"{value * 1e3:.{digits}f}"
 
 
 def times(value: float | None, digits: int = 1) -> str:
-    """Return a ratio; a dash where there is none."""
+    """Return a ratio; a dash for None."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def share(value: float | None) -> str:
-    """Return a percentage; a dash where there is none."""
+    """Return a percentage; a dash for None."""
     return "-" if value is None else f"{value:.0%}"
 
 
 def gib(value: float | None) -> str:
-    """Return bytes in GiB; a dash where there is none."""
+    """Return bytes in GiB; a dash for None."""
     return "-" if value is None else f"{value / 2**30:.2f}"
 
 
 def worst(entry: Entry | None) -> str:
-    """Return an entry's largest error and its tensor; a dash where there is none."""
+    """Return an entry's largest error and its tensor; a dash for None."""
     if entry is None or not entry.errors:
         return "-"
     tensor, error = entry.worst()

@@ -1,4 +1,4 @@
-"""docs/results/models.md: costs of each mechanism, of WKV6, and what small models learn."""
+"""docs/results/models.md: costs of each mechanism and of WKV6, and results of small models."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def projection(run: Run) -> str:
 
 
 def long_calls(run: Run) -> str:
-    """Return the table of the longest calls, and what could not be measured."""
+    """Return the table of the longest calls, and the list of failed ones."""
     rows = records(
         {
             "GPUs": f"{entry.of['gpus']}",

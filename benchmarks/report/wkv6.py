@@ -10,7 +10,7 @@ LABELS = {"triton": "Triton", "cuda": "CUDA C++"}
 
 
 def speeds(run: Run) -> str:
-    """Return the table of times, memory and errors, and where it was measured."""
+    """Return the table of times, memory and errors, and its conditions."""
     rows = run.rows("calls")
     # a run may be without this project's second implementation
     timed = {name for row in rows for name, entry in row.by.items() if entry.figures}

@@ -202,12 +202,12 @@ def _run(index: int) -> list[Compiled]:
     try:
         return _kept(job) if _tools else job.compile()
     except Exception as error:
-        # compilers raise what they like; one bad kernel must not hide the others
+        # compilers raise any type of exception, and one bad kernel must not hide the others
         return [Compiled(job.name, job.arch, error=f"{type(error).__name__}: {error}")]
 
 
 def _kept(job: _Job) -> list[Compiled]:
-    """Return a job's result of an earlier run, or compile; what fails is not kept."""
+    """Return a job's cached result, or compile; failures are not cached."""
     name = cache.digest([*_tools, job.name, str(job.arch), *job.parts()]) + ".json"
 
     def make(file: Path) -> None:

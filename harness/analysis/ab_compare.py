@@ -1,4 +1,4 @@
-"""`python -m harness compare A B`: is B faster than A, beyond what A differs from itself?
+"""`python -m harness compare A B`: is B faster than A, beyond the noise of A itself?
 
 `difference.py` has the statistics.
 """

@@ -2,9 +2,9 @@
 
 A block times three fresh processes: A, B, and A a second time as the control. The order within
 each block is random. If A and B are equally fast, each of the three is then equally likely to be a
-block's fastest, whatever the host does meanwhile: swings, drifts and slow processes meet A and B
-alike, as they do not know the order. The test uses these ranks alone, so it assumes no distribution
-of the noise (a randomisation test in complete blocks, R. A. Fisher, The Design of Experiments,
+block's fastest, whatever other work the host does, because drifts and slow processes are
+independent of the random order. The test uses these ranks alone, so it assumes no distribution of
+the noise (a randomisation test in complete blocks, R. A. Fisher, The Design of Experiments,
 1935).
 """
 
@@ -19,20 +19,20 @@ from itertools import accumulate
 from typing import NamedTuple
 
 ERROR_RATE = 0.01
-"""Largest share of comparisons of equally fast trees that report a difference, before the control
-rules out most of these."""
+"""Limit on the share of comparisons of equally fast trees that report a difference; the control
+excludes most of these."""
 
 LEAST_BLOCKS = 5
-"""With fewer blocks no order of speeds is unlikely enough: B first in all of four has 2 / 3**4."""
+"""With fewer blocks no result is significant: B first in all of four has probability 2 / 3**4."""
 
 
 class Block(NamedTuple):
-    """Speeds of three processes that ran one right after the other, in tokens/s."""
+    """Speeds of three consecutive processes, in tokens/s."""
 
     a: float
     b: float
     control: float
-    """A's second process."""
+    """The speed of A's second process."""
 
 
 def take_block(
@@ -50,7 +50,7 @@ class Difference:
     Attributes:
         ratio: the median of B's speed over A's.
         low, high: the interval of that ratio, at a confidence of at least 99%.
-        control: the median of A's second speed over its first: what the same code differs by.
+        control: the median of A's second speed over its first, the difference of equal code.
         a, b: the medians of the speeds, in the unit of the blocks.
     """
 
@@ -63,7 +63,7 @@ class Difference:
 
     @property
     def faster(self) -> bool:
-        """Whether B is faster than A: all of the interval is above what the control reaches."""
+        """Whether B is faster than A: the whole interval is above the control's deviation."""
         return self.low > max(self.control, 1 / self.control)
 
     @property
@@ -85,8 +85,8 @@ def difference(blocks: Sequence[Block]) -> Difference:
     """Return B's speed over A's.
 
     Each block gives two ratios, of B to A and of B to the control. Under a true ratio r the number
-    of them above r is, in each block, 0, 1 or 2 with equal probability. The interval holds the r
-    for which the sum over all blocks is not among the unlikeliest ERROR_RATE.
+    of them above r is, in each block, 0, 1 or 2 with equal probability. The interval contains the
+    r for which the sum over all blocks is not among the least likely ones, of together ERROR_RATE.
 
     Raises:
         ValueError: fewer than LEAST_BLOCKS blocks, or a speed that is not a positive finite number.
@@ -108,12 +108,11 @@ def difference(blocks: Sequence[Block]) -> Difference:
 
 
 def _ratios_outside(blocks: int) -> int:
-    """Return how many of the smallest ratios lie below the interval, and as many above it.
+    """Return how many of the smallest ratios, and of the largest ones, are outside the interval.
 
-    It is the largest k for which at most k ratios lie on one fixed side with probability
-    ERROR_RATE / 2.
+    It is the largest k for which the probability of at most k ratios on one side is ERROR_RATE / 2.
     """
-    ways = [1]  # in which the blocks' counts of 0, 1 or 2 add up to each sum
+    ways = [1]  # number of ways in which the blocks' counts of 0, 1 or 2 give each sum
     for _ in range(blocks):
         ways = [sum(ways[max(0, total - 2) : total + 1]) for total in range(len(ways) + 2)]
     limit = ERROR_RATE / 2 * 3**blocks

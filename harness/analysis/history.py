@@ -15,7 +15,7 @@ from harness.report import Report, ReportError, load_report
 
 @dataclass(frozen=True)
 class Entry:
-    """A report as a commit holds it; `speeds` are tokens/s, the slowest run, by length."""
+    """A report's version in a commit; `speeds` are tokens/s of the slowest sample, by length."""
 
     commit: str
     date: str
@@ -31,16 +31,16 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def speeds_of(report: Report) -> dict[int, float]:
-    """Return the slowest run of each length, in tokens/s."""
+    """Return the tokens/s of each length's slowest sample."""
     groups = report.by_length()
     return {length: min(m.tokens_per_sec for m in runs) for length, runs in groups.items()}
 
 
 def entries(file: Path) -> Iterator[Entry]:
-    """Yield the file's versions, the oldest first, one a commit that changed it.
+    """Yield the file's versions, the oldest first, one for each commit that changed it.
 
     Raises:
-        subprocess.CalledProcessError: it lies in no git repository.
+        subprocess.CalledProcessError: the file is not in a git repository.
     """
     folder, name = file.resolve().parent, file.name
     log = _git(folder, "log", "--reverse", "--format=%h%x09%as%x09%s", "--", name)
@@ -58,7 +58,7 @@ def entries(file: Path) -> Iterator[Entry]:
 
 
 def table(history: Sequence[Entry]) -> str:
-    """Return a line a commit: speeds in tokens/s and what became of the one before, in per cent."""
+    """Return a line for each commit, with speeds in tokens/s and their changes in per cent."""
     lengths = sorted({length for entry in history for length in entry.speeds})
     lines = [f"{'commit':<10} {'date':<10} " + " ".join(f"{n:>21,}" for n in lengths)]
     last: dict[int, float] = {}
@@ -79,7 +79,7 @@ def table(history: Sequence[Entry]) -> str:
 def main(argv: Sequence[str]) -> int:
     """Print the history of each file; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness history", description="How committed reports' speeds changed."
+        prog="python -m harness history", description="Show the speeds of committed reports."
     )
     parser.add_argument("file", type=Path, nargs="+", help="a report in a git repository")
     for file in parser.parse_args(argv).file:
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
             sys.stderr.write(f"{file}: {str(error.stderr).strip()}\n")
             return 1
         if not history:
-            sys.stderr.write(f"{file}: no commit holds it\n")
+            sys.stderr.write(f"{file}: no commit contains it\n")
             return 1
         sys.stdout.write(f"{file}, tokens/s by length\n{table(history)}\n")
     return 0

@@ -1,4 +1,4 @@
-"""Checks a tree without a claim: its rules, its import, its correctness, then its speed."""
+"""Checks a tree's rules, import and correctness, then measures its speed; there is no claim."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Finding:
 def judge_tree(
     tree: Path, lengths: Sequence[int], *, device: str = "auto", timeout: float = 300.0
 ) -> Iterator[Finding]:
-    """Yield the findings in the order of a validator; a stage that fails is the last.
+    """Yield the findings in a validator's order, up to the first stage that fails.
 
     Args:
-        tree: root of a fork's checkout, or an overlay, which is laid over the installed fla.
+        tree: root of a fork's checkout, or an overlay, which is copied over the installed fla.
         lengths: in tokens; the correctness check of the longest covers all.
         timeout: seconds for each process.
     """
@@ -71,7 +71,7 @@ def _rules(tree: Path) -> Iterator[Finding]:
     files = [v for v in broken if v not in imports]
     for name, violations in (("files", files), ("imports", imports)):
         yield _rule(name, violations)
-    # Python writes byte code next to an overlay that it imports; a publication leaves it out.
+    # Python writes byte code next to an overlay that it imports; this is never published.
     is_fork = (tree / "fla/__init__.py").exists()
     compiled = compiled_files(tree / "fla") if is_fork else unreadable_files(tree)
     text = f"fla/{compiled[0]} is compiled; publish its source" if compiled else "none"

@@ -1,15 +1,15 @@
 """The claim of a submission: a pure function of accepted measurements.
 
-A validator confirms a claim where its one run reaches ACCEPTED_SHARE of it. Over the accepted runs
-of cold processes at the target, the claim is the least of these speeds less the headroom:
+A validator confirms a claim if its one run reaches ACCEPTED_SHARE of it. The claim is the lowest of
+these speeds, from the accepted runs of fresh processes at the target, less the headroom:
 
 - `slowest`: the slowest run;
-- `expected`: what the slowest of EXPECTED_OF runs is expected to be (one run in EXPECTED_OF + 1 is
-  slower), so that a claim from few runs is no higher than one from many;
-- `noise`: the speed that a further run misses with probability REFUTED, divided by ACCEPTED_SHARE,
-  but no less than WORST_SHARE of the slowest run;
-- `host`: the speed where the host is HOST_SLOWDOWN times as slow, divided by ACCEPTED_SHARE: a
-  busy host is a second mode that a few runs may all miss;
+- `expected`: the expected slowest of EXPECTED_OF runs (one run in EXPECTED_OF + 1 is slower), so
+  that few runs give no higher claim than many;
+- `noise`: the speed below which a further run lies with probability REFUTED, divided by
+  ACCEPTED_SHARE, but at least WORST_SHARE of the slowest run;
+- `host`: the speed if the host needs HOST_SLOWDOWN times as long, divided by ACCEPTED_SHARE,
+  because none of a few runs may have met a busy host;
 - `hardware`: the bound of this GPU's memory and arithmetic.
 """
 
@@ -27,45 +27,45 @@ from harness.sample import Sample
 from harness.workload import WORKLOAD
 
 ACCEPTED_SHARE = 0.9
-"""Share of a claim that a validator must measure; below, the score is 0."""
+"""Share of a claim that a validator must measure; otherwise the score is 0."""
 
 RUNS_MOST = 16
-"""Runs of one length after which nothing more is learned for the time that they take."""
+"""Most runs of one length: further ones would hardly change the claim."""
 
 EXPECTED_OF = 10
-"""Samples whose slowest a claim expects, however few there are."""
+"""Number of samples for whose expected slowest one `expected` stands."""
 
 REFUTED = 4e-5
 """Chance, under normal noise, that a further run refutes a claim limited by `noise`. It is less
-than half of the 1e-4 that is promised: sampling may stop early, and noise may not be normal."""
+than half of the documented 1e-4, because sampling may stop early and noise may not be normal."""
 
 WORST_SHARE = 0.3
-"""Share of the slowest run below which noise lowers no claim. Normal noise of a deviation of up to
-30%, more than any machine showed, does not take a further run under 0.9 of that once in 10,000."""
+"""Least value of `noise` as a share of the slowest run. With normal noise of a deviation of up to
+30%, more than on any measured machine, fewer than 1 in 10,000 further runs refute this claim."""
 
 HOST_SLOWDOWN = 1.6
-"""Accepted slowdown of a host. On a busy one, a process at 65,536 tokens took 1.52 times as long as
-another."""
+"""Slowdown of the host that a claim allows for. On a busy host, one process at 65,536 tokens took
+1.52 times as long as another."""
 
 VALIDATOR_SHARE = 0.5
-"""Share of a validator's time limit that a process on this machine may take."""
+"""Share of a validator's time limit that a process on this machine may use."""
 
 
 class NoClaim(Exception):
-    """Nothing may be claimed from these measurements; the message names why."""
+    """These measurements allow no claim; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The speed that a submission promises, and its basis.
+    """The claimed speed of a submission, and its basis.
 
     Attributes:
         tokens_per_sec, vram_mb: at `target_sequence_length`; memory (MiB) is the largest seen.
         benchmarks: each measured length, as text, with its `tokens_per_sec` and `vram_mb`: the
             claim at the target, elsewhere the slowest accepted run less `headroom`.
-        runs: accepted at the target; `median` is theirs, in tokens/s.
-        limits: the speeds that the claim was the least of, by name, before the headroom.
-        rejected: a sentence for each run, of any length, that did not count.
+        runs: number of accepted runs at the target; `median` is their speed in tokens/s.
+        limits: the limits by name, before the headroom; the claim is the lowest.
+        rejected: a sentence for each rejected run of any length.
     """
 
     target_sequence_length: int

@@ -9,19 +9,19 @@ from harness.hardware.roofline import hardware_bound
 from harness.sample import Sample
 
 OTHER_MEMORY_MB = 1024.0
-"""Memory in use on the GPU before this process touched it; above, something else works there."""
+"""Memory in use on the GPU before this process used it, above which the GPU is disturbed."""
 
 THERMAL_SHARE = 0.01
-"""Share of the timed period that the driver may have throttled the clocks for heat."""
+"""Largest share of the timed period in which the driver may throttle the clocks for heat."""
 
 TAINTS = frozenset(
     {"hardware slowdown", "thermal slowdown", "hardware thermal slowdown", "power brake"}
 )
-"""Slowdowns that a healthy GPU does not have. The power cap is none: fast kernels meet it."""
+"""Slowdowns that a healthy GPU does not have. Fast kernels do reach the power cap."""
 
 
 def rejection(sample: Sample) -> str | None:
-    """Return why a sample does not count, or None when it does."""
+    """Return why a sample does not count, or None if it counts."""
     return next(_reasons(sample), None)
 
 
@@ -32,11 +32,11 @@ def _reasons(sample: Sample) -> Iterator[str]:
     elif not correctness.passed:
         yield "its correctness check failed"
     elif correctness.source_digest != sample.source_digest:
-        yield "its correctness check was of other code"
+        yield "its correctness check tested other code"
     bound = hardware_bound(sample.environment)
     if bound is not None and sample.tokens_per_sec > bound:
         yield (
-            f"{sample.tokens_per_sec:,.0f} tokens/s cannot be: the hardware bound of this GPU is "
+            f"{sample.tokens_per_sec:,.0f} tokens/s exceed the hardware bound of this GPU, "
             f"{bound:,.0f}"
         )
     if sample.telemetry is not None:

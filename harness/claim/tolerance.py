@@ -1,10 +1,10 @@
 """Lower bounds on the speed of one more sample, from the samples so far.
 
-Speeds vary by factors, so their logarithms are treated as normal. One more run from the same
+The logarithms of the speeds are assumed to be normally distributed. One more sample of the same
 distribution stays above exp(m - t * sqrt(1 + 1/n) * s) with probability 1 - share. Here m and s are
-the mean and the deviation of the n logarithms, and t is Student's quantile of 1 - share with n - 1
-degrees of freedom. This is the one-sided tolerance bound of expected content 1 - share (I. Guttman,
-Statistical Tolerance Regions, 1970).
+the mean and the standard deviation of the n logarithms, and t is Student's quantile of 1 - share
+with n - 1 degrees of freedom. This is the one-sided tolerance bound of expected content 1 - share
+(I. Guttman, Statistical Tolerance Regions, 1970).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from functools import cache
 from statistics import fmean, stdev
 
 NOISE_FLOOR = 0.006
-"""Least relative deviation assumed: that of two runs of a million tokens on an undisturbed H200 was
-0.2 to 1.1%, and few runs may agree by chance."""
+"""Least relative standard deviation: few samples may agree by chance. Pairs of samples of a million
+tokens on an undisturbed H200 had 0.2 to 1.1%."""
 
 
 def lower_bound(speeds: Sequence[float], share: float) -> float:
-    """Return the speed that at most `share` of further runs fall short of.
+    """Return the speed below which a further sample lies with probability `share`.
 
-    With the same mean and deviation fewer runs give a lower bound. A single run does not show the
-    noise, so nothing above 0 is a bound.
+    With equal mean and deviation, fewer samples give a lower bound. One sample does not show the
+    noise, so its bound is 0.
 
     Args:
-        speeds: positive, of cold processes of one length on one machine.
+        speeds: positive speeds of fresh processes at one length on one machine.
         share: in (0, 0.5).
 
     Raises:

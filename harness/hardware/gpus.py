@@ -10,31 +10,31 @@ from harness.workload import LENGTHS, WORKLOAD
 from quasar_kernels.memory import Way, is_fused, largest_length, peak_bytes
 
 OTHERS_GIB = 1.25
-"""What the contexts of a worker's two processes take of a GPU's memory."""
+"""Memory of the CUDA contexts of a worker's two processes."""
 
 REFEREE_BYTES = (4 + 2) * WORKLOAD.hidden_size
 """Bytes per token of the input and the output that the referee compares in its own process."""
 
 SPARE = 0.85
-"""Share of the rest that tensors may use. The margin is for a display and for torch's allocator,
-which holds a quarter more than tensors take while memory is free, and frees cached blocks before it
-fails. It was not tried on small cards."""
+"""Share of the remaining memory that tensors may use. The margin is for a display and for torch's
+allocator, which reserves a quarter more than the tensors need while memory is free, and frees
+cached blocks before it fails. It was not tested on small cards."""
 
 LEAGUE, HIGHEST = 100_000, 1_000_000
-"""Leagues begin at multiples of this length, and no league is above the highest. Within a league
-the speed hardly depends on the length, so targets are where leagues begin."""
+"""Leagues begin at multiples of LEAGUE, the last one at HIGHEST. Within a league the speed hardly
+depends on the length, so targets are the lengths at which leagues begin."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card as its vendor describes it.
+    """A card's specification by its vendor.
 
     Attributes:
-        name: the driver's name, or the beginning of it.
-        memory_gib: as sold; GB of HBM counted as GiB of the driver.
-        bandwidth: of the memory, in bytes a second.
-        operations: dense bf16 products with fp32 sums, in operations a second.
-        cycles: of all multiprocessors at the boost clock, a second.
+        name: the driver's name, or its beginning.
+        memory_gib: the sold size; GB of HBM are counted as GiB.
+        bandwidth: of the memory, in bytes per second.
+        operations: of dense bf16 products with fp32 sums, per second.
+        cycles: of all multiprocessors together at the boost clock, per second.
         capability: CUDA compute capability.
         source: NVIDIA's document with these figures.
     """
@@ -100,20 +100,20 @@ def known(name: str) -> Gpu | None:
 
 
 def published_bound(gpu: Gpu) -> float:
-    """Return the tokens/s that nothing exceeds: inputs read and outputs written once, and products.
+    """Return the hardware bound in tokens/s: inputs read and outputs written once, and products.
 
-    For a card of the table; `roofline` uses the clocks of the present one.
+    It uses the vendor's specification; `roofline` uses the clocks of the present card.
     """
     return min(gpu.bandwidth / bytes_per_token(), gpu.operations / operations_per_token())
 
 
 def room(memory_gib: float) -> float:
-    """Return the bytes that the tensors of a call may take of a GPU's memory."""
+    """Return the bytes of a GPU's memory that the tensors of a call may use."""
     return max(0.0, SPARE * (memory_gib - OTHERS_GIB)) * 2**30
 
 
 def measuring_bytes(length: int, capability: str | None) -> int:
-    """Return the bytes of a GPU's memory that a check of the layer at this length takes."""
+    """Return the bytes of a GPU's memory that a check of the layer at this length needs."""
     return peak_bytes(length, fused=is_fused(capability)) + length * REFEREE_BYTES
 
 
@@ -123,7 +123,7 @@ def fits(length: int, memory_gib: float, capability: str | None) -> bool:
 
 
 def longest(memory_gib: float, capability: str | None, way: Way = "recorded") -> int:
-    """Return the largest number of tokens of a call that fits into the memory; 0: none."""
+    """Return the largest number of tokens of a call that fits into the memory; 0 if none fits."""
     return largest_length(room(memory_gib), way, fused=is_fused(capability))
 
 
@@ -138,7 +138,7 @@ def best_target(memory_gib: float, capability: str | None) -> int | None:
 
 
 def settings(memory_gib: float, capability: str | None) -> dict[str, str]:
-    """Return the lines of a .env that suit the memory."""
+    """Return the recommended lines of a .env for this memory."""
     target = best_target(memory_gib, capability)
     lines = {"TARGET_SEQUENCE_LENGTH": str(target) if target else "auto"}
     if memory_gib < 48:

@@ -1,4 +1,4 @@
-"""The machine as schema-checked models: what it is, and the state of its GPU at one moment."""
+"""Models of a machine's description, and of its GPU's state at one moment."""
 
 from __future__ import annotations
 

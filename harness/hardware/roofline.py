@@ -1,4 +1,4 @@
-"""The hardware bound on a GPU, from the least bytes and operations of a token."""
+"""The hardware bound of a GPU's speed, from the least bytes and operations per token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TENSOR_OPERATIONS = {
     "12.1": 1024,
 }
 """Dense bf16 operations of one multiprocessor in one clock, by compute capability, from NVIDIA's
-architecture papers. Where cards of one capability differ, the fastest counts."""
+architecture papers. If cards of one capability differ, this is the fastest."""
 
 
 def bytes_per_token() -> int:
@@ -28,8 +28,8 @@ def bytes_per_token() -> int:
 def operations_per_token() -> int:
     """Return the least operations per token: the layer's products and one step of its state.
 
-    The products are those of q, k, v, the output and the gate of rank `head_dim`; a step reads the
-    state by k, writes it, and reads it by q.
+    The products are those of q, k, v, the output and the gate of rank `head_dim`; a step
+    multiplies the state by k, updates it, and multiplies it by q.
     """
     hidden, size = WORKLOAD.hidden_size, WORKLOAD.head_dim
     width = WORKLOAD.num_heads * size
@@ -46,7 +46,7 @@ def hardware_bound(machine: Environment | None) -> float | None:
         return None
     rates = []
     if machine.memory_bus_bits and machine.memory_clock_max_mhz:
-        # two transfers a clock, as NVML counts clocks
+        # two transfers per clock of NVML
         moved = machine.memory_bus_bits / 8 * 2 * machine.memory_clock_max_mhz * 1e6
         rates.append(moved / bytes_per_token())
     per_clock = TENSOR_OPERATIONS.get(machine.compute_capability or "")

@@ -16,14 +16,14 @@ class MeasurementError(Exception):
     """A worker gave no result.
 
     Attributes:
-        reason: what happened, as a sentence.
+        reason: a sentence.
         kind: `timeout`, `out_of_memory`, `limit` (more than its confinement allows), `gate` (the
             correctness check failed), `import` (this Python lacks a module that the tree imports),
             `crash`, `protocol`, `disturbed` or `stopped`.
-        log_tail: the end of what the worker printed, for diagnosis.
-        correctness: the result of the correctness check when that is the reason.
-        remedy: what to do about it, as a sentence, if known.
-        length: the length in tokens that was measured, where several are.
+        log_tail: the end of the worker's output, for diagnosis.
+        correctness: the result of the correctness check, if it failed.
+        remedy: a sentence, if the worker knows a remedy.
+        length: the length that was measured, in tokens, if there are several.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ def not_started(program: str, error: OSError) -> MeasurementError:
     remedy = ""
     if isinstance(error, (PermissionError, FileNotFoundError)):
         remedy = (
-            "Let this user execute it, which takes the right to search each folder above it, or "
+            "Give this user the right to execute it and to search the folders above it, or "
             "install again as this user: remove .venv and run scripts/install.sh, where PYTHON "
-            "names an interpreter that everybody may execute."
+            "names an interpreter that all users may execute."
         )
     reason = f"{program} cannot be started ({error.strerror})"
     return MeasurementError(reason, "crash", remedy=remedy)
@@ -72,7 +72,7 @@ def not_started(program: str, error: OSError) -> MeasurementError:
 def without_result(returncode: int) -> tuple[str, Kind]:
     """Return the reason and the kind of a worker's end without a result."""
     if returncode in _KILLED:
-        why = "the worker was killed from outside, most often by the kernel for lack of memory"
+        why = "another process killed the worker, most often the kernel for lack of memory"
         return why, "out_of_memory"
     if returncode == 0:
         return "the worker ended without a result", "protocol"
@@ -80,8 +80,8 @@ def without_result(returncode: int) -> tuple[str, Kind]:
 
 
 def import_remedy(reason: str) -> str:
-    """Return what to do about an import that failed: a command only for a known package."""
+    """Return the remedy for a failed import: a command if the package is known."""
     named = re.search(r" needs (?:another )?(\w+)[,:]", reason)
     if named and named[1] in {module.partition(".")[0] for module in fork_imports()}:
         return f"Run {install_command(named[1])}."
-    return "Install what it names into this Python, if you trust it, or remove the import."
+    return "Install that module into this Python, if you trust it, or remove the import."

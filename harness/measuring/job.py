@@ -68,7 +68,7 @@ class ProfileRow(Frozen):
 
 
 class Profile(Frozen):
-    """Where the time of a call goes, the longest first; kernels where there is a GPU."""
+    """A call's operations by time, the longest first; on a GPU its kernels."""
 
     device: Literal["cuda", "cpu"]
     rows: tuple[ProfileRow, ...]

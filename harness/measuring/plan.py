@@ -52,7 +52,7 @@ class EachLength:
     too_long: frozenset[Kind] = frozenset()
 
     def missing(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> list[int]:
-        """Return the missing lengths; those that failed are left out."""
+        """Return the missing lengths; those that failed are omitted."""
         sampled = [sample.length for sample in samples]
         return [
             length

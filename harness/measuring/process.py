@@ -1,4 +1,4 @@
-"""One supervised child process: its deadline, its end with all its descendants, its one result."""
+"""One supervised child process: its deadline, its result, and its end with all descendants."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from typing import Protocol
 from harness.terminal import printable
 
 RESULT_LIMIT = 1 << 20
-"""Bytes accepted on the result descriptor; one more byte marks the result as too long."""
+"""Limit in bytes on the result; one further byte is read to recognise a longer one."""
 
 LOG_LIMIT = 16 << 10
-"""Bytes kept of the end of stdout and stderr, for diagnosis only."""
+"""Bytes of the end of stdout and stderr that are kept, for diagnosis only."""
 
 TERM_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -33,9 +33,9 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 
 
 def die_with_parent() -> None:
-    """Ask the kernel (Linux) for SIGKILL when the thread that started this process ends.
+    """Let the kernel (Linux) kill this process when the thread that started it ends.
 
-    The parent may have ended already: compare `os.getppid()` afterwards.
+    The parent may already have ended: compare `os.getppid()` afterwards.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -51,9 +51,9 @@ def hide(*, hidden: bool = True) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete whatever lies at `path`; what cannot be deleted stays.
+    """Delete the file or folder `path` as far as permissions allow.
 
-    rm(1) goes down any number of folders, where `shutil.rmtree` recurses.
+    rm(1) deletes folders of any depth; `shutil.rmtree` exceeds Python's recursion limit.
     """
     subprocess.run(["rm", "-rf", "--", str(path)], stderr=subprocess.DEVNULL, check=False)
 
@@ -94,14 +94,14 @@ class Confinement(Protocol):
     def command(
         self, argv: Sequence[str], env: Mapping[str, str], folder: Path, readable: Sequence[Path]
     ) -> list[str]:
-        """Return what runs `argv` with nothing but `readable` and `env`, in an empty `folder`."""
+        """Return a command that runs `argv` with only `readable`, `env` and an empty `folder`."""
 
     def exceeded(self, pid: int) -> str:
         """Return which limit the child `pid` and its descendants exceed; "" for none."""
 
 
 class _Pipes:
-    """The two streams of a child, read as they come so that it never blocks on a full pipe."""
+    """The two streams of a child, which are read at once so that it never blocks on a full pipe."""
 
     def __init__(self, result_fd: int, log_fd: int) -> None:
         self.result = bytearray()
@@ -203,8 +203,8 @@ def run_supervised(
     """Run `argv` in its own process group and return how it ended.
 
     Args:
-        message: returns what the child reads on stdin, for the number of the descriptor that the
-            child must write its result to. Stdout and stderr are kept for diagnosis only.
+        message: returns the child's stdin; its argument is the number of the descriptor to which
+            the child must write its result. Stdout and stderr are kept for diagnosis only.
         timeout: seconds until the group gets SIGTERM and, after `TERM_GRACE`, SIGKILL.
         stop: when set, the child is ended in the same way.
         exceeded: returns which limit the child of this pid exceeds; it is ended then as well.
@@ -215,7 +215,7 @@ def run_supervised(
     Raises:
         OSError: the child cannot be started.
     """
-    hide()  # else code under test could open the result's pipe here
+    hide()  # otherwise code under test could open the result's pipe here
     child, result_read, result_write = _start(argv, env, cwd)
     stdin, stdout = child.stdin, child.stdout
     assert stdin is not None  # noqa: S101 # both are pipes
@@ -225,7 +225,7 @@ def run_supervised(
     timed_out = stopped = False
     limit = ""
     try:
-        with contextlib.suppress(BrokenPipeError):  # it died at once, with an exit code
+        with contextlib.suppress(BrokenPipeError):  # it ended immediately, with an exit code
             stdin.write(message(result_write))
             stdin.close()
         while not _has_exited(child.pid):

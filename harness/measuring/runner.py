@@ -118,7 +118,7 @@ def measure(
     Args:
         tree: root of a fork, the folder that holds `fla/`.
         cross_check: time one chain of calls after the loop, which must not be slower.
-        proven: take the speed by the worker's own clock in place of the loop, for untrusted code
+        proven: measure the speed by the referee's clock instead of the loop, for untrusted code
             (docs/honesty.md); cannot be combined with `gpu_lock`.
         cold_cache: start with empty kernel caches, as on a machine that never ran this code.
         gpu_lock: a file; processes that share it import at the same time, and are timed one
@@ -175,7 +175,7 @@ def _tree_job(task: str, tree: Path, length: int) -> dict[str, JsonValue]:
             f"{tree} has no {missing[0]}; name the root of a fork that holds it", "protocol"
         )
     if compiled := unreadable_files(tree):
-        reason = f"fla/{compiled[0]} is compiled: nobody can read what it does"
+        reason = f"fla/{compiled[0]} is compiled, so it cannot be checked"
         raise MeasurementError(reason, "gate", remedy="Publish its source instead.")
     digest = source_digest(tree)
     return {"task": task, "tree": str(tree), "length": length, "source_digest": digest}

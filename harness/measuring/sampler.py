@@ -31,7 +31,7 @@ from harness.measuring.runner import (
 from harness.sample import Correctness, Failure, Kind, Sample
 
 AT_ONCE_MOST, MIB_EACH = 14, 4096
-"""Most processes that import at the same time, each on a core, and host memory for one."""
+"""Most processes that import at the same time, each on one core, and the host memory of each."""
 
 
 def processes_at_once(machine: Environment) -> int:
@@ -103,7 +103,7 @@ class _Stop(threading.Event):
 
 @dataclass(kw_only=True)
 class Sampler:
-    """The samples of one tree, and what takes further ones.
+    """Takes samples of one tree, and keeps them.
 
     Workers start in rounds. Those of a round import together while the correctness check runs, and
     are timed one after another once it has passed. Samples that do not count are kept, so that a
@@ -195,10 +195,10 @@ class Sampler:
                 raise error
 
     def _errors(self, longest: int, lengths: Sequence[int]) -> list[tuple[int, MeasurementError]]:
-        """Start the check and a process for each length; return what failed.
+        """Start the check and a process for each length; return the failures.
 
-        The first error ends the processes that have not been timed yet, since nothing can come of
-        them.
+        The first error ends the processes that have not been timed yet, because their samples would
+        not be used.
         """
         stop = _Stop(self.options.stop)
         options = replace(self.options, stop=stop)

@@ -11,14 +11,14 @@ from pathlib import Path
 from harness.imports import install_command
 from harness.measuring.runner import MeasurementError
 from harness.source import missing_files
-from quasar_kernels.host_library import PACKAGE, lay_over_host
+from quasar_kernels.host_library import PACKAGE, lay_over_fla
 
 
 @contextmanager
 def whole_tree(path: Path, name: str = "") -> Iterator[Path]:
     """Yield the absolute path of a tree that can be imported.
 
-    It is `path` where that is a fork's root. An overlay is copied over a copy of the
+    It is `path` if that is a fork's root. An overlay is copied over a copy of the
     installed fla, as for its publication.
 
     Args:
@@ -38,7 +38,7 @@ def whole_tree(path: Path, name: str = "") -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="tree-") as folder:
         try:
-            lay_over_host(path, Path(folder))
+            lay_over_fla(path, Path(folder))
         except PackageNotFoundError:
             raise MeasurementError(
                 f"{name or path} needs {PACKAGE}, which is not installed",

@@ -1,12 +1,12 @@
-"""Search the tiles of the Triton kernels for this GPU, and write what wins beyond the noise.
+"""Search the tiles of the Triton kernels for this GPU; store tiles that are significantly faster.
 
     scripts/install.sh tuning
     python -m harness.tuning [--trials N] [--seconds N] [--lengths 16384,1000000]
 
-Trials are kept in tuning.sqlite: the next run continues an interrupted one. With --gpus N, N GPUs
-of one model try candidates at the same time, and the first alone compares the best one. Every
-candidate is compared with the float64 definition before it is timed. The result has what an entry
-of tuned.json needs, with its evidence; --overlay enters it there, as a miner with AGENT_ITERATIONS
+Trials are stored in tuning.sqlite, so the next run continues an interrupted one. With --gpus N, N
+GPUs of one model try candidates at the same time, and the first GPU compares the best one. Every
+candidate is compared with the float64 definition before it is timed. The result contains an entry
+of tuned.json with its evidence; --overlay adds it to that file, as a miner with AGENT_ITERATIONS
 does in idle time. `scripts/step2_kernel_tuning.py` is the same command.
 """
 

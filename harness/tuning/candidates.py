@@ -24,7 +24,7 @@ CHECKED_TOKENS = 4000
 
 
 def errors_of(scan: Any, tiles: Any) -> dict[str, float]:
-    """Return the relative RMS errors by kind of input; outputs are poisoned before the call.
+    """Return the relative RMS errors by kind of input; unwritten outputs are NaN.
 
     Args:
         scan: the module `fla.ops.quasar.triton_kernels.scan`.
@@ -43,11 +43,11 @@ def errors_of(scan: Any, tiles: Any) -> dict[str, float]:
 
 
 class Candidates:
-    """Tiles of the Triton operator, heads of `WIDTH` in bf16, on the first GPU.
+    """Checks and times tiles of the Triton operator: heads of `WIDTH`, bf16, on the first GPU.
 
     Args:
-        lengths: in tokens, ascending; a candidate that is slow at the first ones is not timed at
-            the others.
+        lengths: in tokens, ascending; a candidate that is slow at short lengths is not timed at
+            longer ones.
 
     Raises:
         SystemExit: there is no GPU.
@@ -68,12 +68,12 @@ class Candidates:
         self._of = type(shipped)
         self.shipped: Tiles = shipped._asdict()
         torch.manual_seed(0)
-        self.footprint: Footprint = {}  # of the candidate that was checked last
+        self.footprint: Footprint = {}  # of the last checked candidate
         self._inputs = {tokens: layer_like(tokens) for tokens in lengths}
         soak(2)
 
     def objective(self, start: Tiles) -> Objective:
-        """Return the geometric mean of the times over those of the start."""
+        """Return the objective: the geometric mean of a candidate's times over those of `start`."""
         before = {tokens: self._ms(start, tokens) for tokens in self._lengths}
 
         def mean_of_times(tiles: Tiles, report: Report) -> float:
@@ -102,7 +102,7 @@ class Candidates:
         try:
             with launched() as kernels:
                 errors = errors_of(self._scan, chosen)
-        except Exception as error:  # too many resources, or a fault of the compiler
+        except Exception as error:  # too many resources, or an error of the compiler
             text = (str(error).splitlines() or [""])[0]
             raise Refused(f"does not run: {type(error).__name__}: {text[:200]}") from error
         self.footprint = footprint(kernels, warps_of_gpu())

@@ -1,4 +1,4 @@
-"""The time of calls on a GPU by replays of a CUDA graph, at the clocks of sustained work."""
+"""Times of calls on a GPU, by replays of a CUDA graph at the clocks of sustained work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Call = Callable[[], object]
 
 
 def poison() -> None:
-    """Fill the allocator's free blocks with NaN, so that an unwritten output shows."""
+    """Fill the allocator's free blocks with NaN, so that unwritten outputs are NaN."""
     if not torch.cuda.is_available():
         return
     free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
@@ -32,10 +32,10 @@ def soak(seconds: float = 0.3) -> None:
 
 
 def graph_ms(calls: Call | Sequence[Call], repeats: int = 11, warm: float = 0.2) -> float:
-    """Median time of one call, in milliseconds, when a CUDA graph replays all of `calls`.
+    """Return the median milliseconds of one call in a CUDA graph of all `calls`.
 
-    Replays follow one another without a gap, at least three milliseconds each time, after `warm`
-    seconds of the same, so that the clocks are those of this work.
+    Each timing has at least three milliseconds of replays without gaps. Before the first one,
+    `warm` seconds of replays bring the clocks to those of this work.
     """
     calls = calls if isinstance(calls, Sequence) else (calls,)
     with replayed(calls) as replay:
@@ -44,7 +44,7 @@ def graph_ms(calls: Call | Sequence[Call], repeats: int = 11, warm: float = 0.2)
 
 @contextmanager
 def replayed(calls: Sequence[Call]) -> Iterator[Callable[[int], float]]:
-    """Capture all calls; give `replay(times)`, which returns the milliseconds of one replay."""
+    """Capture all calls; yield `replay(times)`, which returns the milliseconds of one replay."""
     for _ in range(2):
         for call in calls:
             call()
@@ -69,9 +69,9 @@ def replayed(calls: Sequence[Call]) -> Iterator[Callable[[int], float]]:
 
 
 def steady(run: Callable[[int], float], least_ms: float, repeats: int, warm: float) -> float:
-    """Return the median of `run(times)`, milliseconds for each time, after `warm` seconds.
+    """Return the median of `run(times)`, milliseconds per call, after `warm` seconds of calls.
 
-    Each of the `repeats` timings takes about `least_ms`.
+    `times` is chosen so that each of the `repeats` timings takes about `least_ms`.
     """
     run(2)
     once = run(3)

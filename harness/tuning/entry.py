@@ -1,4 +1,4 @@
-"""The entry of one GPU in an overlay's tuned.json: read, and written from a search's result."""
+"""Reads and writes a GPU's entry in an overlay's tuned.json."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ KIND = "bfloat16"
 
 
 def tiles_of(data: Mapping[str, Any], gpu: Mapping[str, str]) -> dict[str, int]:
-    """Return the tiles that `data` gives a GPU for heads of WIDTH in bf16; empty where none.
+    """Return a GPU's tiles for heads of WIDTH in bf16; empty if there are none.
 
     Args:
         data: content of tuned.json.
-        gpu: its name as `gpu`, and its `capability`.
+        gpu: its name with the key `gpu`, and its `capability`.
     """
     entry = data["gpus"].get(gpu["gpu"])
     if entry is None or entry["capability"] != gpu["capability"]:
@@ -62,7 +62,7 @@ def with_tiles(data: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, 
     made = {"capability": capability, "measured": measured, "tiles": [row, *old]}
 
     def own(other: dict[str, Any]) -> dict[str, Any]:
-        # a GPU that shared this GPU's rows keeps its previous ones
+        # a GPU that refers to this GPU's rows keeps the old ones
         return {**other, "tiles": _rows(data, other)} if other["tiles"] == name else other
 
     gpus = {other: own(value) for other, value in data["gpus"].items()} | {name: made}
@@ -70,6 +70,6 @@ def with_tiles(data: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, 
 
 
 def _rows(data: Mapping[str, Any], entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a copy of an entry's rows, which may be named as another GPU's."""
+    """Return a copy of an entry's rows; the entry may refer to another GPU's."""
     rows = entry["tiles"]
     return copy.deepcopy(data["gpus"][rows]["tiles"] if isinstance(rows, str) else rows)

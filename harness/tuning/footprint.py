@@ -12,13 +12,13 @@ import torch
 import triton
 
 Footprint = dict[str, dict[str, float]]
-"""By kernel: registers and spilled 4-byte words per thread, bytes of shared memory and warps per
-block, and the occupancy as a share of a multiprocessor's warps."""
+"""For each kernel: registers and spilled 4-byte words per thread, bytes of shared memory and warps
+per block, and the occupancy as a share of a multiprocessor's warps."""
 
 
 @contextmanager
 def launched() -> Iterator[list[Any]]:
-    """Collect the compiled kernels that are launched in the context, each once."""
+    """Yield a list of the compiled kernels that are launched in the block, each once."""
     kernels: list[Any] = []
     run: Any = triton.JITFunction.run
 
@@ -33,7 +33,7 @@ def launched() -> Iterator[list[Any]]:
 
 
 def blocks_at_once(function: int, threads: int, shared: int) -> int:
-    """Return how many blocks of a kernel a multiprocessor of this GPU holds, by the driver.
+    """Return the driver's number of blocks of a kernel that a multiprocessor can hold.
 
     Raises:
         RuntimeError: the driver does not know the kernel.
@@ -48,7 +48,7 @@ def blocks_at_once(function: int, threads: int, shared: int) -> int:
 
 
 def warps_of_gpu() -> int:
-    """Return how many warps a multiprocessor of this GPU holds."""
+    """Return how many warps a multiprocessor of this GPU can hold."""
     properties = torch.cuda.get_device_properties(0)
     return int(properties.max_threads_per_multi_processor // properties.warp_size)
 
@@ -62,7 +62,7 @@ def footprint(
 
     Args:
         kernels: the result of `launched`.
-        most: warps that a multiprocessor holds.
+        most: warps that a multiprocessor can hold.
         blocks: `blocks_at_once` or a fake.
     """
     usage: Footprint = {}

@@ -23,14 +23,14 @@ STEP = 0.25
 """Digests are rounded to this share of the root mean square of an output times sqrt(runs)."""
 
 SCALED = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "g_proj.0.weight")
-"""The weights that read the input, whose columns get each call's factors."""
+"""The weights that read the input; their columns are multiplied by each call's factors."""
 
 CALLS_MOST = 8192
 """Calls of a chain: of 512 tokens, they take 100 ms at 12 microseconds each."""
 
 LARGEST = 48
-"""Size of a digest's largest number, four times what occurs: without a limit, a false digest could
-be solved for that gives the next call any input."""
+"""Largest number in a digest, four times the largest that occurs. Without a limit, the subject
+could solve for a false digest that gives the next call any input."""
 
 _LEVELS = 256
 _WIDTH = math.sqrt(12)  # of the uniform distribution of variance 1
@@ -109,7 +109,7 @@ class Link:
     """The work between two calls: store the digest, and multiply the weights by the next factors.
 
     Args:
-        weights: `[outputs, channels]` each; their columns are scaled where they lie.
+        weights: `[outputs, channels]` each; their columns are scaled in place.
         calls: of the longest chain.
     """
 

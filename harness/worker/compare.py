@@ -13,12 +13,12 @@ from torch import Tensor
 from harness.sample import Check
 
 PARTS = 8
-"""The token dimension is compared as a whole and in this many parts: errors must not grow."""
+"""The token dimension is compared as a whole and in this many parts, since errors may grow."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Errors of a tensor; NaN or infinite when one of its elements is."""
+    """Errors of a tensor; NaN or infinite if one of its elements is."""
 
     relative_rms: float
     worst_part: float
@@ -61,7 +61,7 @@ def figures(actual: Tensor, expected: Tensor) -> Figures:
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest errors accepted, relative RMS unless named otherwise; cosines are smallest values."""
+    """Largest accepted relative RMS errors; `max_difference` is absolute, cosines are minima."""
 
     operator: float
     correlated: float
@@ -73,18 +73,18 @@ class Limits:
 
 
 LIMITS = {
-    # Rounding the exact output to bf16 costs 1.7e-3; bf16 operands with an fp32 state 4.5e-3, and
-    # twice that on nearly equal keys, up to 1.1e-2 in an eighth of few tokens. A bf16 state costs
-    # 5e-2 there.
+    # Rounding the exact output to bf16 gives an error of 1.7e-3. bf16 operands with an fp32 state
+    # give 4.5e-3, and twice that for nearly equal keys, up to 1.1e-2 in one part of few tokens. A
+    # bf16 state gives 5e-2 for such keys.
     torch.bfloat16: Limits(6e-3, 1.5e-2, 2e-2, 0.999, 0.98),
-    # fp32 arithmetic stays near 1e-6: anything above 1e-4 computed with less.
+    # fp32 arithmetic gives about 1e-6; an error above 1e-4 shows lower precision.
     torch.float32: Limits(1e-4, 1e-4, 1e-4, 0.9999, 0.999),
 }
 
 
 @dataclass
 class Checker:
-    """Device, dtype and random inputs of the checks, and the worst figure of each, by name."""
+    """Device, dtype and random inputs of the checks, and each check's worst figure by name."""
 
     device: torch.device
     dtype: torch.dtype
@@ -93,10 +93,10 @@ class Checker:
 
     @classmethod
     def draw(cls, device: torch.device, seed: int | None = None) -> Checker:
-        """Return an empty checker: bf16 on CUDA, fp32 on a CPU, as the validator's loop has it.
+        """Return an empty checker: bf16 on CUDA, fp32 on a CPU, as in the validator's loop.
 
         Args:
-            seed: of its inputs; None draws a secret one.
+            seed: the inputs' seed; None draws a secret one.
         """
         seed = int.from_bytes(os.urandom(7), "big") if seed is None else seed
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -121,7 +121,7 @@ class Checker:
         return self.below(1 << 62)
 
     def below(self, stop: int) -> int:
-        """Return a whole number from 0 up to, and without, `stop`."""
+        """Return a random integer from 0 to `stop` - 1."""
         return int(torch.randint(stop, (1,), generator=self.generator, device=self.device))
 
     def bound(
@@ -143,7 +143,7 @@ class Checker:
     def compare(
         self, name: str, where: str, actual: Tensor, expected: Tensor, limit: float
     ) -> None:
-        """Bound every figure of `actual` `[B, T, ...]` against `expected`."""
+        """Check all figures of `actual` `[B, T, ...]` against `expected`."""
         same_shape = actual.shape == expected.shape
         self.bound(f"{name}: outputs of another shape", where, int(not same_shape), 0)
         if not same_shape:
@@ -157,6 +157,6 @@ class Checker:
         self.bound(f"{name}: cosine", where, result.cosine, limits.cosine, at_least=True)
 
     def unchanged(self, name: str, where: str, actual: Tensor, expected: Tensor) -> None:
-        """Bound the number of elements that differ by zero."""
+        """Check that no element differs."""
         same = (actual == expected) | (actual.isnan() & expected.isnan())
         self.bound(name, where, int((~same).sum()), 0)

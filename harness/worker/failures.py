@@ -1,4 +1,4 @@
-"""Failures of a worker: their kinds, and what an exception of the code under test means."""
+"""Failures of a worker: their kinds, and the kind of an exception of the code under test."""
 
 from __future__ import annotations
 

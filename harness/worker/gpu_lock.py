@@ -36,7 +36,7 @@ class GpuLock:
 
     @property
     def used(self) -> float:
-        """Seconds since the process started, waits left out."""
+        """Seconds since the process started, without waits."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - self._started - self._waited
 
     def _pass(self, lock: int) -> None:

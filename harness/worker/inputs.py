@@ -14,5 +14,5 @@ def drawn(shape: Sequence[int], seed: int, device: torch.device) -> Tensor:
 
 
 def fill(tensor: Tensor, seed: int) -> Tensor:
-    """Write into a contiguous fp32 tensor what `drawn` gives for its shape, and return it."""
+    """Fill a contiguous fp32 tensor with the values of `drawn` for its shape, and return it."""
     return tensor.normal_(generator=torch.Generator(tensor.device).manual_seed(seed))

@@ -1,4 +1,4 @@
-"""The referee's own layer: random weights, and its outputs in fp32 by the definition."""
+"""The referee's reference layer: random weights, and outputs in fp32 by the definition."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from harness.workload import WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer
 
 SEGMENT = 1 << 16
-"""Tokens of all calls together that the referee computes at once: about 3 GB."""
+"""Tokens, summed over calls, that the referee computes at once; they need about 3 GB."""
 
 BETA = 1, 16
-"""Bounds of exp(beta_log), those of a new layer. Kernels may stop where a head has forgotten what
-was before, so slower heads would take them longer than in the public loop."""
+"""Bounds of exp(beta_log) of a new layer. With smaller values heads forget more slowly, and kernels
+that skip forgotten tokens would take longer than in the public loop."""
 
 
 def secret_seed() -> int:
-    """Return a secret; from a generator's numbers that the subject sees, it could compute more."""
+    """Return a secret seed from the system: the subject can predict a generator from its output."""
     return secrets.randbits(62)
 
 
 def draw_weights(device: torch.device) -> dict[str, Tensor]:
-    """Return weights as a new layer has them: the subject's own could make it trivial."""
+    """Return weights distributed as a new layer's: the subject's weights could make it trivial."""
     width, hidden = WORKLOAD.num_heads * WORKLOAD.head_dim, WORKLOAD.hidden_size
     generator = torch.Generator(device).manual_seed(secret_seed())
 
@@ -58,7 +58,7 @@ def output_size(weights: Mapping[str, Tensor], device: torch.device) -> float:
 
 
 def outputs(weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Iterator[Tensor]:
-    """Yield the layer's outputs on `x * factors`, a segment of whole runs at a time.
+    """Yield the layer's outputs for `x * factors`, in segments of whole runs of RUN tokens.
 
     Args:
         x: `[1, T, channels]`.
@@ -68,7 +68,7 @@ def outputs(weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Iterat
     size = max(RUN, SEGMENT // len(factors) // RUN * RUN)
     state: Tensor | None = None
     for start in range(0, x.shape[1], size):
-        before = min(start, taps - 1)  # tokens that the convolutions still see
+        before = min(start, taps - 1)  # earlier tokens that the convolutions read
 
         def operate(
             q: Tensor, k: Tensor, v: Tensor, beta: Tensor, dtype: torch.dtype, before: int = before

@@ -131,8 +131,8 @@ def _time_link(length: int, device: torch.device) -> float:
     )
     scaled = [weights[name] for name in SCALED]
     link = Link(ChainMaps.draw(length, 1.0, 0, device), scaled, CALLS_MOST)
-    # A product writes the output on a GPU, as a layer's last one does: the clock then falls as far
-    # under the power limit, and the link reads what the product has left in the cache.
+    # On a GPU a product writes the output, as in a layer: the power limit then lowers the clock as
+    # much, and the link finds the output in the cache.
     write = _product(y) if on_gpu else y.neg_
     calls, alone, both = CALLS_LEAST, math.inf, math.inf
     for attempt in range(6):

@@ -1,4 +1,4 @@
-"""The tasks of a worker: to check or time one tree, or to look at the machine."""
+"""The tasks of a worker: to check or time one tree, or to describe the machine."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def _check(job: Job, subject: SubjectProxy | None) -> BaseModel:
     from harness.worker.correctness import check_correctness
     from harness.worker.referee import device_of
 
-    device = device_of(job.device)  # before the code could make the GPU disappear
+    device = device_of(job.device)  # before the code under test is loaded, which could hide the GPU
     proxy, _ = _load(job, subject)
     if device.type == "cpu":
-        torch.set_num_threads(1)  # small tensors: on a busy machine more threads only spin
+        torch.set_num_threads(1)  # on a busy machine, more threads wait for each other
     proxy.ask("use", device=str(device), single=True)
     return check_correctness(proxy, job.length, device, source_digest=job.source_digest)
 
@@ -154,7 +154,7 @@ def _answer(model: type[Model], body: dict[str, Any]) -> Model:
     """Return the subject's answer as a model.
 
     Raises:
-        WorkerError: it does not fit.
+        WorkerError: the answer does not fit the model.
     """
     try:
         return model.model_validate(body)
@@ -191,7 +191,7 @@ def perform(job: Job, subject: SubjectProxy | None) -> tuple[Reply, Exit]:
     try:
         body = _TASKS[job.task](job, subject).model_dump(mode="json")
         return Reply(nonce=job.nonce, body=body), Exit.DONE
-    except Exception as error:  # whatever it is, the runner gets a reply
+    except Exception as error:  # the runner must get a reply in any case
         if not isinstance(error, WorkerError):
             traceback.print_exc()
         failure = describe_failure(error)

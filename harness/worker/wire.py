@@ -1,6 +1,6 @@
 """Messages between the referee and its subject: a JSON header and raw tensors, over a socket.
 
-Nothing is unpickled: what the subject sends was written by code under test.
+Nothing is unpickled, because code under test writes the subject's messages.
 """
 
 from __future__ import annotations

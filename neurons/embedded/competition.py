@@ -36,7 +36,7 @@ from neurons.runtime.settings import Settings
 
 DATABASE = "competition.db"
 GUEST = "guest"
-"""The wallet of a miner that somebody starts while the pages are served."""
+"""The wallet of a further miner, which a person may start while the pages are served."""
 READY_SECONDS, VERDICT_SECONDS = 180.0, 1800.0
 
 log = get_logger("embedded")
@@ -157,7 +157,7 @@ class Competition:
 
     @contextmanager
     def _inference(self, validator: str) -> Iterator[None]:
-        """Serve a small model, made here, on every port until the block is left."""
+        """Create a small model and serve it on every port during the block."""
         if not self._ports:
             yield
             return
@@ -231,7 +231,7 @@ class Competition:
         """
         if self._stop.wait(0.5):
             self._check()
-            raise Stopped("asked to stop")
+            raise Stopped("stop requested")
 
     def _heartbeat(self, work: str) -> AbstractContextManager[None]:
         return heartbeat(log, work, first=QUIET_SECONDS, longest=QUIET_SECONDS)

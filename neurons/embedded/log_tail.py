@@ -1,4 +1,4 @@
-"""Lines that a child process adds to its JSON log, shown in this process's own log."""
+"""Shows new lines of a child process's JSON log in this process's log."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ log = get_logger("embedded")
 
 
 class LogTail:
-    """Reads the lines that are added to a log file from now on.
+    """Reads the lines that are added to a log file after its creation.
 
     Args:
-        name: of the process that writes it, which begins each line that is shown.
-        file: one JSON object a line; it may be missing, and may be cut to nothing.
+        name: the name of the writing process, with which each shown line begins.
+        file: a log with one JSON object per line; it may be missing, and may be truncated.
     """
 
     def __init__(self, name: str, file: Path) -> None:
@@ -26,9 +26,9 @@ class LogTail:
         self.last = ""
 
     def show(self) -> list[dict[str, Any]]:
-        """Show the whole lines that were added since the last call; return them as objects.
+        """Show the complete lines that were added since the last call; return them as objects.
 
-        The last line that is no object, such as the end of a traceback, is kept in `last`.
+        `last` is the last line that is not an object, such as the end of a traceback.
         """
         return [_shown(self.name, entry) for entry in self._entries()]
 

@@ -24,7 +24,7 @@ CHUNK = "chunk_size: int = 64"
 """The line of the overlay that each miner changes."""
 
 CHUNKS = (64, 1, 4, 16, 2, 32)
-"""Tokens in a step of each miner's kernel: those of the second are slower beyond any noise."""
+"""Tokens in a step of each miner's kernel; the second miner's kernel is clearly slower."""
 
 CHEAT = '''
 
@@ -37,12 +37,12 @@ CHEATS_CLAIM = 5e6
 
 @dataclass
 class Entry:
-    """One participant: who, with which kernel, and the outcome.
+    """One participant, its kernel and its result.
 
     Attributes:
-        row: its submission as the API shows it; None before its verdict.
+        row: the API's row of its submission; None before its verdict.
         weight: its share of the emission in the round that has ended.
-        reason: of its verdict, from the validator's log.
+        reason: the reason of its verdict, from the validator's log.
     """
 
     name: str
@@ -54,17 +54,17 @@ class Entry:
 
     @property
     def rank(self) -> int | None:
-        """Its place, None where it has none."""
+        """Its rank, or None."""
         return None if self.row is None else self.row.get("rank")
 
 
 def start_miner(
     settings: Settings, entry: Entry, chunk: int, home: Path, log_file: Path
 ) -> subprocess.Popen[bytes]:
-    """Start the daemon for one cycle with this miner's own copy of code and kernels.
+    """Start the daemon for one cycle with a copy of code and kernels for this miner.
 
     Args:
-        settings: of the subnet.
+        settings: the subnet's settings.
         chunk: tokens in a step of its kernel.
         home: the folder of its code, fork and state.
     """
@@ -96,12 +96,12 @@ def submit_cheat(settings: Settings, url: str, entry: Entry, repository: Path) -
     """Submit a fork that keeps the rules but skips the recurrence, with a high claim.
 
     Args:
-        url: of the API.
-        repository: the fork's, which is made here.
+        url: the API's address.
+        repository: the path of the fork, which this function creates.
     """
 
     def change(source: Path) -> None:
-        # byte code of an earlier import would break the rules before anything is timed
+        # compiled files would break the rule book, and the fork would not be timed
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(OVERLAY, source, dirs_exist_ok=True, ignore=ignored)
         file = source / QUASAR_DIR / "chunk.py"

@@ -16,10 +16,10 @@ from neurons.wire.signed_request import Signer
 
 
 class Results:
-    """Reads what the API and the validator's log show of the entries.
+    """Reads the results of the entries from the API and the validator's log.
 
     Args:
-        url: of the API.
+        url: the API's address.
         entries: all participants.
         validator: signs the request that ends the round.
         lines: of the validator's log since the competition began, as objects.

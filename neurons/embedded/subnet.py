@@ -1,7 +1,7 @@
-"""The processes of a subnet on this machine, which touches nothing outside it.
+"""The processes of a subnet on this machine, without network or files of the user.
 
-A throwaway hotkey, a bare git repository as the fork, the validator API on a free loopback port
-and a validator, the last two as child processes. Everything lies in one folder of the state.
+It consists of a throwaway hotkey, a bare git repository as the fork, the validator API on a free
+loopback port, and a validator. API and validator are child processes. All files are in one folder.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ POSTPONED = ("postponed", "no verdict")
 """The validator's log events for an attempt without a verdict."""
 LINES = 1000
 POSTPONED_ALLOWED = 3
-"""Such attempts at one submission before the run ends."""
+"""Attempts at one submission without a verdict after which the run ends."""
 QUIET_SECONDS = 8.0
-"""The longest that an embedded run works without a line: somebody watches it."""
+"""Longest time without a log line, because a person watches an embedded run."""
 
 log = get_logger("embedded")
 
 
 class EmbeddedSubnet:
-    """The counterparties of an embedded run, alive between `with` and its end.
+    """The miner's counterparties in an embedded run. As a context manager, it runs them.
 
     Args:
         settings: from `embedded_settings`.
         stop: when set, the wait for the API ends.
 
     Raises:
-        ConfigError: a part cannot be made here.
+        ConfigError: the fork, a hotkey or the port cannot be created.
 
     Attributes:
-        settings: the same with the addresses of the API and of the fork.
+        settings: the argument with the addresses of the API and of the fork.
         identity: the miner's throwaway hotkey.
-        validator: the validator's.
+        validator: the validator's throwaway hotkey.
         lines: the latest lines of the validator's log, as objects.
     """
 
     def __init__(self, settings: Settings, stop: threading.Event) -> None:
         if settings.device == "cpu":
-            # Threads that spin for one another make timings on a shared CPU differ tenfold.
+            # Threads that busy-wait at barriers make timings on a shared CPU vary tenfold.
             environment().setdefault("OMP_NUM_THREADS", "1")
         folder = settings.state_dir
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -93,7 +93,7 @@ class EmbeddedSubnet:
                 ["neurons.validator"],
                 validator_environment(self.settings),
                 folder / "validator.log",
-                due=math.inf,  # once the API answers
+                due=math.inf,  # started when the API answers
             ),
         ]
         self.lines: deque[dict[str, Any]] = deque(maxlen=LINES)
@@ -102,7 +102,7 @@ class EmbeddedSubnet:
         self._failure: QuasarError | None = None
         self._errors: list[str] = []
         self._asked_to_stop, self._ended = stop, threading.Event()
-        # One thread starts every child: the kernel ends them with the thread that started them.
+        # One thread starts all children, because the kernel kills a child when its thread ends.
         self._thread = threading.Thread(target=self._supervise, name="embedded", daemon=True)
 
     def __enter__(self) -> EmbeddedSubnet:
@@ -120,7 +120,7 @@ class EmbeddedSubnet:
         self._thread.join()
 
     def check(self) -> None:
-        """Return if the validator can judge; callers use it after a stop.
+        """Raise the fault that has stopped the run, if there is one; call it after a stop.
 
         Raises:
             QuasarError: it postponed a submission too often.
@@ -140,7 +140,7 @@ class EmbeddedSubnet:
             child.stop()
 
     def _look_for_failures(self) -> None:
-        """Show the validator's log, and stop the run if no verdict can follow."""
+        """Show the validator's log, and stop the run if a verdict has become impossible."""
         for line in self._tail.show():
             self.lines.append(line)
             if line.get("level") in ("error", "critical"):
@@ -184,7 +184,7 @@ class EmbeddedSubnet:
                     return
             if self._asked_to_stop.wait(0.1):
                 self.check()
-                raise Stopped("asked to stop")
+                raise Stopped("stop requested")
             if api.starts > STARTS_ALLOWED:
                 break
         raise QuasarError(f"The embedded validator API does not start; see {api.log_file}.")

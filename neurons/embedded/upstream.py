@@ -1,7 +1,7 @@
-"""A git repository made of the installed fla-core: the upstream when nothing leaves this machine.
+"""Creates a git repository from the installed fla-core, as the upstream of trials without network.
 
-It imports what the public fork imports, so what fails or takes time there does so here as well.
-Its one commit depends on content alone, so the same fla-core gives the same hash everywhere.
+It imports the same modules as the public fork, so imports take as long or fail in the same way.
+Its only commit depends on content alone, so the same fla-core gives the same hash everywhere.
 Neither fla nor torch is imported.
 """
 

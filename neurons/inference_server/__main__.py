@@ -50,7 +50,7 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
     """Serve until a signal; return the exit status.
 
     Raises:
-        ConfigError: what the server needs is not installed, or the port is taken.
+        ConfigError: a dependency is not installed, or the port is in use.
     """
     try:
         from neurons.inference_server.app import Limits, create_app
@@ -64,7 +64,7 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
         decoding, _shown(settings.reference_model), device, limits, settings.validator_hotkeys
     )
     server = Server(app, _log_ready, port_file)
-    for number in STOP_SIGNALS:  # uvicorn raises again what has ended it
+    for number in STOP_SIGNALS:  # uvicorn raises the signal that ended it again
         signal.signal(number, lambda *_: None)
     place = listen(
         settings.inference_host,

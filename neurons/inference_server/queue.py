@@ -1,4 +1,4 @@
-"""Decodes requests one by one on one thread; the queue is bounded, and abandoned requests end."""
+"""Decodes requests one by one in a thread; the queue is bounded, and disconnects end requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = get_logger("inference")
 
 @dataclass(frozen=True)
 class Generation:
-    """Tokens, the logits that the captured one was chosen from, and seconds."""
+    """Tokens, the logits of the captured step, and seconds."""
 
     tokens: list[int]
     captured: list[float] | None
@@ -30,7 +30,7 @@ class Generation:
 
 
 class Decodes(Protocol):
-    """The part of `model.Decoder` that a request needs, known without torch."""
+    """The part of `model.Decoder` that a request needs, without an import of torch."""
 
     @property
     def device(self) -> str: ...
@@ -53,11 +53,11 @@ class Decodes(Protocol):
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way: set `cancelled` where nobody waits any more.
+    """A queued or running request; set `cancelled` if its client has disconnected.
 
     Attributes:
-        client: what its limit counts it under.
-        reserved: whether it is a validator's, which is answered next.
+        client: the key under which the limit per client counts it.
+        reserved: whether it is a validator's; such requests are answered first.
     """
 
     request: InferenceRequest
@@ -68,7 +68,7 @@ class Job:
 
 
 class Full(Exception):
-    """As many requests wait as may."""
+    """The queue is full."""
 
 
 class Decoding:
@@ -76,11 +76,12 @@ class Decoding:
 
     Args:
         load: returns the decoder; it runs in the thread.
-        most: jobs that may wait, `WAITING_EACH` of one client; those of validators do not count.
+        most: limit on waiting jobs, of which at most `WAITING_EACH` are of one client. Jobs of
+            validators do not count.
 
     Attributes:
         decoder: None while the model is loading.
-        fault: why it could not be loaded.
+        fault: the reason if the model could not be loaded.
     """
 
     def __init__(self, load: Callable[[], Decodes], most: int) -> None:
@@ -98,18 +99,18 @@ class Decoding:
         return len(self._jobs)
 
     def start(self) -> None:
-        """Load the model and take jobs."""
+        """Load the model and process jobs."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more jobs; the one that is being answered is given up."""
+        """Accept no more jobs, and cancel the running one."""
         self.done.set()
 
     def put(self, request: InferenceRequest, client: str = "", *, reserved: bool = False) -> Job:
-        """Return the job of a request, which now waits.
+        """Queue a request and return its job.
 
         Raises:
-            Full: too many wait, of this client or of all.
+            Full: the limit of this client or of the queue is reached.
         """
         job = Job(request, client, reserved)
         with self._changed:
@@ -125,7 +126,7 @@ class Decoding:
         return job
 
     def _take(self) -> Job | None:
-        """Return the next job: a validator's, or else the oldest; None after a short wait."""
+        """Return the next job, a validator's before others; None after a short wait."""
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._jobs), 0.2):
                 return None
@@ -138,7 +139,7 @@ class Decoding:
             self.decoder = self._load()
         except Exception as error:  # a model may fail to load in any way
             self.fault = f"{type(error).__name__}: {error}"
-            if not isinstance(error, OSError):  # a file that is missing is explained by its name
+            if not isinstance(error, OSError):  # the name of a missing file is explanation enough
                 log.exception("the model cannot be loaded")
             self.done.set()
             return
@@ -157,7 +158,7 @@ class Decoding:
                 request.logits_at_step,
                 lambda: job.cancelled.is_set() or self.done.is_set(),
             )
-        except Exception as error:  # one request's end, memory that ran out among them
+        except Exception as error:  # such as out of memory; it ends only this request
             if not job.cancelled.is_set():
                 job.answer.set_exception(error)
         else:

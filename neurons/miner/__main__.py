@@ -1,7 +1,7 @@
 """The miner: `./START_MINER.sh COMMAND` (--help lists them), or `python -m neurons.miner`.
 
-The composition root: it reads the settings, builds the parts and hands them to the daemon.
-Nothing in this process imports torch.
+The composition root: it reads the settings, creates all objects and starts the daemon. Nothing in
+this process imports torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from quasar_kernels import interrupts
 
 if __name__ == "__main__":
-    interrupts.exit_at_once()  # until all below is imported
+    interrupts.exit_at_once()  # until the imports below are done
 
 import sys
 import threading
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 
-if not __package__:  # run as a file: Python then puts this folder on the path, not the project's
+if not __package__:  # run as a file: Python has put this folder on the path, not the project's
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from neurons.embedded.subnet import QUIET_SECONDS, EmbeddedSubnet
@@ -29,7 +29,7 @@ from neurons.miner.command_line.commands import log_file, read_settings, say
 from neurons.miner.command_line.metrics import serving
 from neurons.miner.command_line.options import Commands, command, shared
 from neurons.miner.command_line.status import JOURNAL, summary
-from neurons.miner.command_line.update import tell_of_updates
+from neurons.miner.command_line.update import log_updates
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.daemon import run_cycle, run_forever, warn_of_other_hotkeys
@@ -63,7 +63,7 @@ log = observe.get_logger("miner")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, 1, or 78 when a person has to act."""
+    """Run one command and return the exit status: 0, 1, or 78 if a person must act."""
     observe.configure()
     try:
         return run_command(cli, help.SCRIPT, arguments)
@@ -86,13 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def cli(context: click.Context) -> int | None:
     """The QUASAR miner. Without a command it mines until it is stopped.
 
-    `./START_MINER.sh help COMMAND` says what a command does and takes.
+    `./START_MINER.sh help COMMAND` explains a command and its flags.
     """
     return mine(context.ensure_object(Given)) if context.invoked_subcommand is None else None
 
 
 def mine(given: Given, *, once: bool = False) -> int:
-    """Carry out `run` or `once`; the log file also contains the sentence that ends it."""
+    """Run `run` or `once`; the log file also contains the sentence that ends it."""
     try:
         return _mine(given, once=once)
     except Stopped:
@@ -132,7 +132,7 @@ def _mine(given: Given, *, once: bool) -> int:
 
 @contextmanager
 def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Iterator[Context]:
-    """Build every part; the embedded subnet lives as long as the context."""
+    """Create the context; the embedded subnet, if there is one, runs during the block."""
     with ExitStack() as stack:
         if embedded:
             subnet = stack.enter_context(EmbeddedSubnet(settings, stop))
@@ -194,11 +194,11 @@ def _greet(context: Context, given: Given) -> None:
         state=str(settings.state_dir),
     )
     if settings.subtensor_network != OFFLINE:
-        # The chain may take long to answer, and nothing waits for its answer.
+        # The chain may reply slowly, and nothing depends on the reply.
         threading.Thread(
             target=_look_up_registration, args=(settings, context.identity), daemon=True
         ).start()
-        threading.Thread(target=tell_of_updates, args=(log, context.stop), daemon=True).start()
+        threading.Thread(target=log_updates, args=(log, context.stop), daemon=True).start()
 
 
 def _look_up_registration(settings: Settings, me: Identity) -> None:

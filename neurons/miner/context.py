@@ -1,4 +1,4 @@
-"""The parts and settings of one cycle, passed to every step, so that no step uses globals."""
+"""The objects and settings of one cycle, which each step receives instead of globals."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ _SHOWN: dict[State, tuple[str, ...]] = {
 
 @dataclass
 class Context:
-    """One miner's parts and settings.
+    """One miner's objects and settings.
 
     Attributes:
         stop: set when the daemon must end.
-        measure, check, probe: time one length, check the code, describe the machine; all in a
-            child process.
+        measure, check, probe: time one length, check the code, and describe the machine, in child
+            processes.
         content_digest: returns the digest of the kernels' present content.
         now: returns Unix seconds for records; waits do not depend on it.
         waiter: called by `wait`; None waits on `stop`.
-        jitter: returns a number in [0, 1] that spreads retries.
-        published: the commit that this process has made in the worktree.
+        jitter: returns a random number in [0, 1] for the pauses of retries.
+        published: the commit that this process has created in the worktree.
         registered: the leagues in which this process has registered.
-        tuner: searches for faster kernels between cycles; None searches for none.
+        tuner: searches for faster kernels between cycles; None for no search.
         logged_failures: the submissions whose present failure this process has logged.
         quiet_seconds: the longest time without a log line during a step, in seconds.
     """
@@ -98,7 +98,7 @@ class Context:
         return 1.0 if self.client.on_loopback else 15.0
 
     def lays_out(self, submission: Submission) -> bool:
-        """Make the checkout hold exactly the published commit; return whether it does.
+        """Check out the published commit if that is necessary; return whether it is checked out.
 
         After a restart the checkout is prepared again. If the kernels have changed since the
         commit, the result is False: they must be published first.
@@ -148,9 +148,9 @@ class Context:
         return standing
 
     def in_its_round(self, submission: Submission) -> Submission:
-        """Journal the submission's round again if the server has emptied its database meanwhile.
+        """Journal the submission's round again if the server's database was emptied since.
 
-        If it did so just before the submission came, the queue shows it; if just after, it is lost.
+        If that was before the submission arrived, the queue lists it; otherwise it is lost.
         """
         try:
             now = self.client.current_round()
@@ -171,7 +171,7 @@ class Context:
         return self.journal.transition(submission, replace(submission, **facts), kind="noted")
 
     def record(self, before: Submission, after: Submission) -> Submission:
-        """Journal a transition and log it in one line; every change of state passes here."""
+        """Journal a transition and log it in one line; all changes of state use this."""
         self.journal.transition(before, after)
         if after.closed:
             forget_secret(after.salt or "")

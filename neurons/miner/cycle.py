@@ -16,11 +16,11 @@ RETRY_AFTER_MAX_SECONDS = 3600.0
 
 
 class IllegalTransition(QuasarError):
-    """The program tried a transition that the state machine does not have: a bug."""
+    """A bug: the program attempted a transition that the state machine does not have."""
 
 
 class State(str, Enum):
-    """A submission's state. Names that end in ING are acts that may have happened."""
+    """A submission's state. In states that end in ING, the act may have happened."""
 
     NEW = "NEW"
     PUBLISHED = "PUBLISHED"
@@ -28,14 +28,14 @@ class State(str, Enum):
     CLAIMED = "CLAIMED"
     COMMITTING = "COMMITTING"
     COMMITTED = "COMMITTED"
-    SUBMITTING = "SUBMITTING"  # direct mode's one call, in place of the commit and the reveal
+    SUBMITTING = "SUBMITTING"  # direct mode's single call, instead of commit and reveal
     REVEALING = "REVEALING"
     REVEALED = "REVEALED"
     VALIDATED = "VALIDATED"  # the API shows a score above 0
-    RANKED = "RANKED"  # off the queue after it was revealed, and ranked; the API shows no score
+    RANKED = "RANKED"  # left the queue after its reveal and is ranked; the API shows no score
     REJECTED = "REJECTED"  # the API shows a score of 0
-    UNRANKED = "UNRANKED"  # no longer queued, and the API shows neither a rank nor a score
-    PREMATURE = "PREMATURE"  # judged before its reveal, so that nobody measured it
+    UNRANKED = "UNRANKED"  # left the queue, and the API shows neither a rank nor a score
+    PREMATURE = "PREMATURE"  # a validator judged it before its reveal, without a measurement
     ABANDONED = "ABANDONED"  # ended without a verdict; `reason` has the cause
     FAILED = "FAILED"  # the miner retries from `resume_state` at `retry_at`
     HELD = "HELD"  # waits for a person
@@ -63,10 +63,10 @@ _CLAIM_FIELDS = (
     *("tokens_per_sec", "vram_mb", "benchmarks"),
 )
 FROZEN_FIELDS = (*_CLAIM_FIELDS, "salt", "commitment_hash")
-"""Fields that a commitment fixes: they stay the same from before it is sent to the verdict."""
+"""Fields that cannot change after the commitment, or the direct submission, was first sent."""
 
 BEFORE_COMMITMENT = frozenset({State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED})
-"""States in which nothing was sent yet, so that everything may still change."""
+"""States in which nothing has been sent, so all fields may change."""
 _NEXT: dict[State, tuple[State, ...]] = {
     State.NEW: (State.PUBLISHED,),
     State.PUBLISHED: (State.MEASURED, State.NEW),
@@ -75,10 +75,8 @@ _NEXT: dict[State, tuple[State, ...]] = {
     State.COMMITTING: (State.COMMITTED,),
     State.COMMITTED: (State.REVEALING, State.PREMATURE),
     State.SUBMITTING: (State.REVEALED, State.UNRANKED),
-    State.REVEALING: (
-        State.REVEALED,
-        State.COMMITTED,
-    ),  # back if the server refuses it as too early
+    # back to COMMITTED if the server refuses the reveal as too early
+    State.REVEALING: (State.REVEALED, State.COMMITTED),
     State.REVEALED: tuple(VERDICTS),
 }
 _REQUIRED: dict[State, tuple[str, ...]] = {
@@ -108,16 +106,16 @@ class Submission:
     """One row of the journal. Times are Unix seconds, memory is MiB, speed is tokens/s.
 
     Attributes:
-        resume_state: the state after FAILED, or after HELD once a person acted (None: final).
-        attempts: failures in a row of the present state.
-        salt: secret until the reveal; kept out of `repr`.
-        round_start: the server's text for the start of the round: a server whose database was
-            emptied counts its rounds from 1 again.
-        round_total: how many submissions the round held before a direct one was sent; None when
-            it certainly did not arrive.
-        queued_at: when it was seen in the validators' queue, first as a commitment and then as a
-            revealed submission.
-        judged_early_at: when it was seen to have left that queue, before its reveal.
+        resume_state: the state after FAILED, or after HELD when a person has acted (None: final).
+        attempts: consecutive failures in the present state.
+        salt: secret until the reveal; not shown by `repr`.
+        round_start: the start of the round in the server's text, because a server with an emptied
+            database counts rounds from 1 again.
+        round_total: number of the round's submissions before a direct one was sent; None if it
+            certainly did not arrive.
+        queued_at: time of the first poll that found it in the validators' queue; set again after
+            the reveal.
+        judged_early_at: time of the poll that found that it had left the queue before its reveal.
         report: the report's path relative to the state folder.
     """
 
@@ -164,12 +162,12 @@ class Submission:
 
     @property
     def never_revealed(self) -> bool:
-        """Whether it ended because it was judged before its reveal, without a rank."""
+        """Whether a validator judged it before its reveal, and it was not revealed afterwards."""
         return self.state is State.PREMATURE and self.weighted_score is None
 
     @property
     def position(self) -> State:
-        """The state it is in, or will come back to."""
+        """The present state, or for FAILED and HELD the state that will continue."""
         return self.resume_state or self.state
 
 
@@ -181,11 +179,11 @@ def next_step(submission: Submission) -> Step | None:
 
 
 def advance(submission: Submission, state: State, now: float, **changes: Any) -> Submission:
-    """Return `submission` moved to `state` with `changes`, its failures forgotten.
+    """Return `submission` in `state` with `changes`; its failures are reset.
 
     Raises:
-        IllegalTransition: the machine has no such transition, a field that the state requires is
-            missing, or a frozen field would change.
+        IllegalTransition: there is no such transition, a field that the state requires is missing,
+            or a frozen field would change.
     """
     if state not in _NEXT.get(submission.state, ()):
         raise IllegalTransition(f"{submission.state.value} does not lead to {state.value}.")
@@ -201,18 +199,18 @@ def advance(submission: Submission, state: State, now: float, **changes: Any) ->
 
 
 def _moved(submission: Submission, state: State, now: float, **changes: Any) -> Submission:
-    """Return `submission` in `state`; fields that only the last state used are cleared."""
-    forgotten = dict.fromkeys(("resume_state", "reason", "remedy", "retry_at"))
-    return replace(submission, **{**forgotten, **changes}, state=state, updated_at=now)
+    """Return `submission` in `state`; the fields of FAILED and HELD are cleared."""
+    cleared = dict.fromkeys(("resume_state", "reason", "remedy", "retry_at"))
+    return replace(submission, **{**cleared, **changes}, state=state, updated_at=now)
 
 
 def backoff_seconds(attempts: int, jitter: float, after: float | None = None) -> float:
-    """Return the pause before the next try.
+    """Return the seconds before the next attempt.
 
     Args:
-        attempts: failures in a row, from 1.
-        jitter: a number in [0, 1] that spreads miners out; the pause is scaled by 0.5 to 1.
-        after: seconds that the server requested; a lower bound, itself capped.
+        attempts: consecutive failures, from 1.
+        jitter: a random number in [0, 1], which scales the pause by 0.5 to 1.
+        after: seconds of the server's Retry-After; a lower bound, which is capped.
     """
     longest = min(RETRY_MAX_SECONDS, RETRY_FIRST_SECONDS * 2.0 ** min(attempts - 1, 30))
     requested = min(after or 0.0, RETRY_AFTER_MAX_SECONDS)
@@ -222,7 +220,7 @@ def backoff_seconds(attempts: int, jitter: float, after: float | None = None) ->
 def fail(
     submission: Submission, reason: str, now: float, jitter: float, after: float | None = None
 ) -> Submission:
-    """Return `submission` as FAILED: it comes back to its state after a growing pause."""
+    """Return `submission` as FAILED, to continue in its state after a growing pause."""
     if submission.closed or submission.state in (State.HELD, State.FAILED):
         raise IllegalTransition(f"{submission.state.value} cannot fail.")
     attempts = submission.attempts + 1
@@ -238,7 +236,7 @@ def fail(
 def hold(
     submission: Submission, reason: str, remedy: str, now: float, *, final: bool = False
 ) -> Submission:
-    """Return `submission` as HELD; when `final` it can be abandoned but never go on."""
+    """Return `submission` as HELD; if `final`, it can only be abandoned."""
     if submission.closed or submission.state is State.HELD:
         raise IllegalTransition(f"{submission.state.value} cannot be held.")
     back = None if final else submission.position
@@ -246,12 +244,12 @@ def hold(
 
 
 def resume(submission: Submission, now: float) -> Submission:
-    """Return a FAILED or a HELD `submission` in the state that it left.
+    """Return a FAILED or HELD `submission` in the state before that.
 
-    A person's act resets the count of failures; a pause that ran out does not.
+    Resuming from HELD resets the number of failures; resuming from FAILED does not.
     """
     if submission.state not in (State.FAILED, State.HELD) or submission.resume_state is None:
-        raise IllegalTransition(f"{submission.state.value} has no state to go back to.")
+        raise IllegalTransition(f"{submission.state.value} has no state to resume.")
     attempts = 0 if submission.state is State.HELD else submission.attempts
     return _moved(submission, submission.resume_state, now, attempts=attempts)
 
@@ -259,15 +257,12 @@ def resume(submission: Submission, now: float) -> Submission:
 def abandon(submission: Submission, reason: str, now: float) -> Submission:
     """Return `submission` ended without a verdict."""
     if submission.closed:
-        raise IllegalTransition(f"{submission.state.value} is an end already.")
+        raise IllegalTransition(f"{submission.state.value} is already final.")
     return _moved(submission, State.ABANDONED, now, reason=reason)
 
 
 def directly(premature: Submission, now: float) -> Submission:
-    """Return the draft of a direct submission with the claim of `premature`.
-
-    The measurements stand: nothing changed but the way in which the claim is sent.
-    """
+    """Return the draft of a direct submission with the claim and measurements of `premature`."""
     sources = ("publish_at", "api_url", "auto_target", "content_digest", "report")
     return Submission(
         id=0,

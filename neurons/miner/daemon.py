@@ -1,4 +1,4 @@
-"""The daemon: drives submissions from step to step, through faults, until it is stopped."""
+"""The daemon: takes the steps of submissions and retries after faults, until it is stopped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_cycle(context: Context) -> Submission:
     submits the same claim directly.
 
     Raises:
-        Stopped: the stop came before there was a submission.
+        Stopped: the miner was stopped before there was a submission.
     """
     for other in _despite_full_disk(context, lambda: selection.others(context)):
         _drive(other, context)
@@ -97,10 +97,10 @@ def _stop_tuning(context: Context) -> None:
 
 
 def release(journal: Journal, submission: Submission, now: float) -> Submission:
-    """Let a held submission go on, as a person's word that its reason is dealt with.
+    """Resume a held submission: a person has confirmed that its reason is resolved.
 
     Raises:
-        IllegalTransition: it is not held, or held for good: it can only be abandoned.
+        IllegalTransition: the submission is not held, or can only be abandoned.
     """
     if submission.state is State.HELD and submission.resume_state is None:
         raise cycle.IllegalTransition(
@@ -117,7 +117,7 @@ def abandon(journal: Journal, submission: Submission, now: float) -> Submission:
 
 
 def warn_of_other_hotkeys(context: Context) -> None:
-    """Say what another hotkey has left behind: only that one can reveal its commitments."""
+    """Warn of other hotkeys' unfinished submissions: only these hotkeys can reveal them."""
     for other in context.journal.live_submissions():
         if other.hotkey != context.identity.hotkey and other.position not in BEFORE_COMMITMENT:
             context.log.warning(
@@ -130,7 +130,7 @@ def warn_of_other_hotkeys(context: Context) -> None:
 
 
 def _drive(submission: Submission, context: Context) -> Submission:
-    """Take steps until the submission needs none, or a stop comes."""
+    """Take steps until none is left, or until a stop."""
     key = submission.id
     while cycle.next_step(submission) is not None and not context.stop.is_set():
         try:
@@ -143,7 +143,7 @@ def _drive(submission: Submission, context: Context) -> Submission:
 
 
 def _advanced(key: int, context: Context) -> Submission:
-    """Take the next step of the submission in the journal: a step may have been half done."""
+    """Take the next step of the submission as the journal has it: a step may be partly done."""
     submission = context.journal.get(key)
     step = cycle.next_step(submission)
     return submission if step is None else _take(step, submission, context)
@@ -152,10 +152,10 @@ def _advanced(key: int, context: Context) -> Submission:
 def _despite_full_disk(context: Context, act: Callable[[], Result]) -> Result:
     """Return the result of `act`; while the disk is full, pause and call it again.
 
-    The journal itself cannot record that fault. `act` reads its starting point from the journal.
+    The journal cannot record this fault. `act` must read its starting point from the journal.
 
     Raises:
-        Stopped: the stop came while the disk was full.
+        Stopped: the miner was stopped while the disk was full.
     """
     failures = 0
     while True:
@@ -169,14 +169,14 @@ def _despite_full_disk(context: Context, act: Callable[[], Result]) -> Result:
 
 
 def _pause(context: Context, failures: int, reason: str) -> None:
-    """Wait out a fault that the journal itself cannot record, or raise `Stopped`."""
+    """Wait with a growing pause after a fault that is not journaled; a stop raises `Stopped`."""
     seconds = cycle.backoff_seconds(failures, context.jitter())
     context.log.error("paused", reason=reason, seconds=round(seconds))
     context.wait(seconds)
 
 
 def _take(step: Step, submission: Submission, context: Context) -> Submission:
-    """Take one step, and journal how it failed if it did."""
+    """Take one step; journal a failure."""
     if step is Step.RESUME:
         return _resume(submission, context)
     try:
@@ -191,7 +191,7 @@ def _take(step: Step, submission: Submission, context: Context) -> Submission:
             return STEPS[step](submission, context)
     except Retry as fault:
         if context.stop.is_set():
-            raise Stopped("asked to stop") from fault
+            raise Stopped("stop requested") from fault
         present = context.journal.get(submission.id)
         failed = cycle.fail(present, fault.reason, context.now(), context.jitter(), fault.after)
         return context.record(present, failed)
@@ -207,8 +207,8 @@ def _take(step: Step, submission: Submission, context: Context) -> Submission:
 def _resume(submission: Submission, context: Context) -> Submission:
     """Wait until a failed submission may be tried again.
 
-    The wait is bounded and on the monotonic clock: a system clock that was set back cannot
-    stretch it.
+    The wait is bounded and uses the monotonic clock, so setting the system clock back cannot
+    prolong it.
     """
     left = (submission.retry_at or 0.0) - context.now()
     left = min(max(left, 0.0), cycle.RETRY_AFTER_MAX_SECONDS + 1.0)
@@ -220,7 +220,7 @@ def _resume(submission: Submission, context: Context) -> Submission:
 
 
 def _require_same_server(submission: Submission, context: Context) -> None:
-    """A commitment lives on one server; only this machine's own changes its port freely."""
+    """Raise Held if the commitment was sent to another server. On loopback the port may change."""
     if submission.state in BEFORE_COMMITMENT:
         return
     ours, theirs = urlsplit(context.client.base_url), urlsplit(submission.api_url)
@@ -242,7 +242,7 @@ class _Watch:
         self._failures = 0
 
     def wants_cycle(self) -> bool:
-        """Return whether a person or a change makes a cycle necessary; a held submission waits."""
+        """Return whether there is a submission to continue, or something new to submit."""
         context = self._context
         live = selection.live(context)
         if selection.others(context):
@@ -264,7 +264,7 @@ class _Watch:
         return False
 
     def _may_continue(self, held: Submission) -> bool:
-        """Return whether the kernels changed since they were held, or another look is due."""
+        """Return whether the kernels changed since they were held, or a retry is due."""
         digest = self._context.content_digest()
         if held.position in BEFORE_COMMITMENT and held.content_digest not in (None, digest):
             return True

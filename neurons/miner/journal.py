@@ -41,7 +41,7 @@ _UPDATE = (
 
 
 class StaleSubmission(QuasarError):
-    """Another process moved the submission meanwhile: read it again."""
+    """Another process has changed the submission's state since it was read: read it again."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class Journal:
     def judges_early(self, api_url: str, now: float) -> float | None:
         """Return the Unix time when this API last seemed to judge a commitment before its reveal.
 
-        Return None after the length of a round: anybody may mark a row of the public API, and its
-        validators may change.
+        Return None after the length of a round: its validators may change, and anyone can mark a
+        row of the public API.
         """
         query = "SELECT judges_early_at FROM apis WHERE url = ? AND judges_early_at > ?"
         row = self._database.execute(query, (api_url, now - ROUND_HOURS * 3600.0)).fetchone()
@@ -153,7 +153,7 @@ class Journal:
         """Replace `before` by `after` and record it as an event, in one transaction.
 
         Raises:
-            StaleSubmission: the journal no longer holds `before`'s state.
+            StaleSubmission: the submission is no longer in `before`'s state.
             sqlite3.IntegrityError: the hotkey has another live submission for the target.
         """
         with transaction(self._database):
@@ -168,7 +168,7 @@ class Journal:
         return after
 
     def get(self, key: int) -> Submission:
-        """Return the submission with the journal's own number `key`."""
+        """Return the submission with the journal's number `key`."""
         submission = self._find("id = ?", (key,))
         if submission is None:
             raise LookupError(f"The journal has no submission {key}.")

@@ -1,4 +1,4 @@
-"""The miner's measurements: which are taken, and the consequences of a failure."""
+"""The miner's measurements: their targets and plans, and the consequences of a failure."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ CRASHES_ALLOWED = 3
 REPORTS_KEPT = 200
 
 CPU_RUNS_MOST = 5
-"""Samples of the target on a CPU, where a claim is for trying the program out."""
+"""Most samples of the target on a CPU, where a claim only serves a trial."""
 
 LOWEST_LEAGUE = 100_000
-"""Longest length that is tried in the lowest league."""
+"""Longest target in the lowest league."""
 
 SOAK, SOAK_SECONDS = "harness.worker.machine.soak:soak", 12.0
-"""Function of the heat soak, and its limit."""
+"""The heat soak's function, and its time limit."""
 
 SLOWER, FASTER = 0.01, 1.03
-"""A confirming sample lies between the speed that this share of further samples falls short of, and
-the fastest earlier sample times this factor."""
+"""A confirming sample must lie between the 1% quantile of further samples, estimated from the
+earlier ones, and the fastest earlier sample times FASTER."""
 
 TOO_LONG: frozenset[Kind] = frozenset({"timeout", "out_of_memory"})
-"""Failures that cost a length and the longer ones their claim, and no more."""
+"""Failures that only exclude a length and longer ones from the claim."""
 
 
 def describe_machine(
@@ -56,7 +56,7 @@ def describe_machine(
     look: Callable[[Options], Environment] = probe,
     stop: threading.Event | None = None,
 ) -> Environment:
-    """Return the machine as a child process sees it.
+    """Return the machine's description, which a child process reads.
 
     Raises:
         Held: nothing can be measured on it.
@@ -66,21 +66,21 @@ def describe_machine(
         return look(Options(device, stop=stop))
     except MeasurementError as error:
         if error.kind == "stopped":
-            raise Stopped("asked to stop") from None
+            raise Stopped("stop requested") from None
         raise Held(
             f"Nothing can be measured here: {error.reason}.",
-            f"Correct what the sentence names, or change DEVICE={device}.",
+            f"Remove this cause, or change DEVICE={device}.",
         ) from error
 
 
 def targets_to_try(target: int | None, device: str) -> tuple[int, ...]:
-    """Return the targets of which the first that can be measured is claimed.
+    """Return the targets to try in this order: the first that can be measured is claimed.
 
-    `auto` (None) goes from the league with the highest multiplier down: speed hardly depends on the
-    length there, so what fits in the highest league wins. Below, longer lengths are faster.
+    `auto` (None) starts with the longest. Among long targets the speed hardly changes, so the
+    league's multiplier decides; among short ones, longer targets are faster.
 
     Raises:
-        Held: the target is not measured on a CPU.
+        Held: the target is too long for a CPU.
     """
     if target is None and device == "cuda":
         leagues = [least for least, _, _ in LEAGUES if least > LENGTHS[0]]
@@ -89,10 +89,10 @@ def targets_to_try(target: int | None, device: str) -> tuple[int, ...]:
         return tuple(sorted(lengths_for(CPU_LIMIT, device), reverse=True))
     if target not in lengths_for(target, device):
         raise Held(
-            f"TARGET_SEQUENCE_LENGTH={target} cannot be measured on a CPU, and nothing is claimed "
-            "that was not measured.",
-            f"Use a machine with an NVIDIA GPU, or set TARGET_SEQUENCE_LENGTH to {CPU_LIMIT} to "
-            "try the program out.",
+            f"TARGET_SEQUENCE_LENGTH={target} cannot be measured on a CPU, and the miner claims "
+            "only measured lengths.",
+            f"Use a machine with an NVIDIA GPU, or set TARGET_SEQUENCE_LENGTH to {CPU_LIMIT} for "
+            "a trial.",
         )
     return (target,)
 
@@ -120,11 +120,11 @@ def fitting_targets(
     memory_gib: float,
     capability: str | None,
 ) -> tuple[int, ...]:
-    """Return those targets that fit into a GPU's memory, counted before anything is allocated.
+    """Return those targets that fit into a GPU's memory by a computed estimate.
 
-    If none fits with room to spare, those are returned whose timed calls may just fit. The count is
-    that of the published layer. With other code (FORK_SCOPE=ops, REPO_PATH) all targets are
-    returned, and what does not fit fails when it is measured.
+    If none fits with a margin, the targets that may fit without it are returned. The estimate is
+    for the published layer. With other code (FORK_SCOPE=ops, REPO_PATH) all targets are returned,
+    and too long ones fail when they are measured.
 
     Args:
         gpu, memory_gib, capability: the GPU's name, memory and compute capability.
@@ -155,7 +155,7 @@ class ReportRecorder(Recorder):
 
     Attributes:
         path: the report, in the state folder's `reports`.
-        commit: the measured one.
+        commit: the measured commit.
     """
 
     path: Path
@@ -166,7 +166,7 @@ class ReportRecorder(Recorder):
 
     @contextmanager
     def showing_progress(self) -> Iterator[None]:
-        """Keep the progress file for `status` meanwhile."""
+        """Maintain the progress file, which `status` reads, during the block."""
         self.progress = ProgressFile(self.path.parents[1])
         try:
             yield
@@ -218,12 +218,12 @@ class ReportRecorder(Recorder):
 class ClaimMeasurement:
     """The measurement of one commit on one machine, from which a claim is derived.
 
-    The methods that measure raise Held or Retry for what ends them, and Stopped.
+    A method that measures raises Held or Retry if the measurement fails, and Stopped at a stop.
 
     Attributes:
-        runs, most: samples of the target, at least and at most.
-        crashes: how often in a row a worker has crashed before.
-        fresh: use nothing that was measured before.
+        runs, most: least and most samples of the target.
+        crashes: consecutive crashes of workers before this measurement.
+        fresh: whether to ignore earlier reports.
     """
 
     sampler: Sampler
@@ -234,9 +234,9 @@ class ClaimMeasurement:
     fresh: bool = False
 
     def run_targets(self, targets: Iterable[int]) -> None:
-        """Measure the first of these targets that can be, and the lengths that validators time too.
+        """Measure the first of these targets that works, and the lengths that validators time.
 
-        Unchanged kernels on an unchanged machine reuse the samples of another submission or of
+        Unchanged kernels on an unchanged machine reuse the samples of an earlier submission or of
         `bench`, if one more sample confirms them.
         """
         with self.recorder.showing_progress():
@@ -257,7 +257,7 @@ class ClaimMeasurement:
             self._run(EachLength(tuple(lengths), self.runs, TOO_LONG))
 
     def continue_from(self, report: Report) -> bool:
-        """Use the samples from before a crash, if commit, code and machine are the same."""
+        """Use the samples of a report from before a crash; False if code or machine differ."""
         code, environment = source_digest(self.sampler.tree), self.recorder.environment
         if (
             report.commit != self.recorder.commit
@@ -276,9 +276,9 @@ class ClaimMeasurement:
         )
 
     def _confirmed(self, target: int) -> bool:
-        """Reuse earlier samples of this code and machine, if a new one of the target agrees."""
+        """Reuse earlier samples of this code and machine if a new sample of the target agrees."""
         sampler, log = self.sampler, self.recorder.log
-        if self.fresh or sampler.samples:  # after a crash it has its own
+        if self.fresh or sampler.samples:  # `continue_from` has set samples
             return False
         code = source_digest(sampler.tree)
         folder, environment = self.recorder.path.parent, self.recorder.environment
@@ -297,7 +297,7 @@ class ClaimMeasurement:
         return False
 
     def _run(self, plan: Plan) -> bool:
-        """Take the samples of a plan; return whether no length of it failed."""
+        """Take the samples of a plan; return whether all its lengths succeeded."""
         try:
             self.sampler.run(plan)
         except MeasurementError as error:
@@ -320,11 +320,11 @@ def new_measurement(
     fresh: bool = False,
     **parts: Any,
 ) -> ClaimMeasurement:
-    """Return a measurement without samples, as the miner and `bench` make it.
+    """Return a measurement without samples, for the miner or `bench`.
 
     Args:
-        name: of the report, without its ending.
-        parts: replace the sampler's `measure`, `check` and `wait`.
+        name: the report's file name, without `.json`.
+        parts: replacements of the sampler's `measure`, `check` and `wait`.
     """
     target, on_cpu = settings.target_sequence_length, environment.device == "cpu"
     path = settings.state_dir / "reports" / f"{name}.json"
@@ -348,7 +348,7 @@ def new_measurement(
 def _meaning(error: MeasurementError, crashes: int) -> Held | Retry | Stopped:
     """Return the consequence of a measurement's failure for the submission."""
     if error.kind == "stopped":
-        return Stopped("asked to stop")
+        return Stopped("stop requested")
     if error.kind == "gate":
         return Held(
             f"The kernels fail the correctness check at {error.length} tokens: {error.reason}.",
@@ -357,10 +357,10 @@ def _meaning(error: MeasurementError, crashes: int) -> Held | Retry | Stopped:
     if error.kind == "import":
         return Held(f"The fork cannot be imported: {error.reason}.", error.remedy)
     if error.kind == "disturbed":
-        return Held(f"{error.reason}.", "Stop what else uses the GPU, or cool it.")
+        return Held(f"{error.reason}.", "Stop other programs that use the GPU, or cool it.")
     if crashes + 1 < CRASHES_ALLOWED:
         return Retry(f"The worker at {error.length} tokens failed: {error.reason}.")
     return Held(
         f"The worker at {error.length} tokens failed {CRASHES_ALLOWED} times: {error.reason}.",
-        "Check the GPU with nvidia-smi and run `python -m harness` for the worker's own words.",
+        "Check the GPU with nvidia-smi, and run `python -m harness` for the worker's output.",
     )

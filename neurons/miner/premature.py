@@ -7,7 +7,7 @@ from neurons.miner.cycle import Submission
 
 
 def submission_mode(context: Context) -> str:
-    """Return `commit_reveal` or `direct`: as set, or for `auto` by the journal's evidence."""
+    """Return `commit_reveal` or `direct`: the setting, or for `auto` by the journal's evidence."""
     chosen = context.settings.submission_mode
     if chosen != "auto":
         return chosen
@@ -16,7 +16,7 @@ def submission_mode(context: Context) -> str:
 
 
 def insists_on_reveal(context: Context) -> bool:
-    """Return whether a commitment is revealed even if a validator has already judged it."""
+    """Return whether the settings reveal a commitment even if a validator has already judged it."""
     return context.settings.submission_mode == "commit_reveal"
 
 

@@ -1,4 +1,4 @@
-"""Progress of a measurement, in the state folder for `status` while it runs."""
+"""The progress of a running measurement, in a file of the state folder for `status`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Length(BaseModel):
 
     Attributes:
         length: in tokens.
-        planned: samples that it takes; noise may require more.
+        planned: number of samples; noise may require more.
         speeds: of the accepted samples so far, in tokens/s.
     """
 
@@ -32,7 +32,7 @@ class Length(BaseModel):
 
 
 class Measuring(BaseModel):
-    """The measurement that a process is making; `began` in Unix seconds."""
+    """The running measurement; `began` is in Unix seconds."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -41,7 +41,7 @@ class Measuring(BaseModel):
 
 
 class ProgressFile:
-    """The file that a measuring process writes; a reader sees the old content or the new one."""
+    """The progress file of a measuring process, which is written atomically."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path, self._began = state_dir / PROGRESS, time.time()
@@ -49,7 +49,7 @@ class ProgressFile:
         self._speeds: dict[int, list[float]] = {}
 
     def plan(self, samples: Sequence[Sample], missing: Sequence[int]) -> None:
-        """Show the samples so far and, by length, the missing ones."""
+        """Write the samples so far and the missing ones by length."""
         self._planned = Counter([*(sample.length for sample in samples), *missing])
         self._speeds = {length: [] for length in self._planned}
         for sample in samples:
@@ -57,7 +57,7 @@ class ProgressFile:
         self._write()
 
     def add(self, sample: Sample) -> None:
-        """Show one more sample of a planned length."""
+        """Write a further sample of a planned length."""
         self._speeds[sample.length].append(sample.tokens_per_sec)
         self._write()
 
@@ -79,8 +79,8 @@ class ProgressFile:
 def read_progress(state_dir: Path) -> Measuring | None:
     """Return the measurement of the process that holds the state folder's lock; None without one.
 
-    Each new holder of the lock removes the file of an earlier one, so the file is only ever the
-    present holder's. The caller checks that there is a holder.
+    Each process that takes the lock removes an earlier file, so the file belongs to the lock's
+    holder. The caller must check that the lock is held.
     """
     try:
         return Measuring.model_validate_json((state_dir / PROGRESS).read_bytes())

@@ -64,7 +64,7 @@ def propose(
         raise Refused(f"{text} was not done within {seconds:g} s.")
     if ended.returncode:
         words = " ".join(ended.log_tail.split())[-300:]
-        raise Refused(f"{text} ended with status {ended.returncode}: {words or 'no word'}.")
+        raise Refused(f"{text} ended with status {ended.returncode}: {words or 'no output'}.")
 
 
 def require_readable(overlay: Path, present: Path, scope: Scope) -> None:

@@ -17,19 +17,19 @@ LASTS = timedelta(days=14)
 """Reports expire: hardware drifts in ways that the environment does not show."""
 
 LOOKED_AT = 20
-"""Newest reports among which earlier measurements are looked for."""
+"""Number of the newest reports that are searched for earlier measurements."""
 
 
 def earlier_samples(folder: Path, environment: Environment, code: str, target: int) -> list[Sample]:
-    """Return the accepted samples of the newest report from which the same claim could be derived.
+    """Return accepted samples of an earlier measurement of the same code on the same machine.
 
     Args:
-        folder: of the reports.
-        environment, code: the machine and the source digest of the report.
+        folder: the folder of the reports.
+        environment, code: the machine and the source digest.
 
     Returns:
-        Samples of the lengths that validators time too, and the newest ones of the target; none
-        if no report of the last two weeks has enough.
+        Samples of the lengths that validators time, and the newest ones of the target, from the
+        newest report that has enough of them; an empty list if no report of the last 14 days has.
     """
     newest = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in newest[:LOOKED_AT]:
@@ -40,7 +40,7 @@ def earlier_samples(folder: Path, environment: Environment, code: str, target: i
         usable = _usable(report, environment, code)
         if len(usable.get(target, ())) >= FIRST_RUNS and {*VALIDATOR_LENGTHS} <= set(usable):
             others = [one for n in VALIDATOR_LENGTHS if n != target for one in usable[n]]
-            # one place is left for the sample that confirms them
+            # at most RUNS_MOST at the target, with the sample that will confirm these
             return others + usable[target][1 - RUNS_MOST :]
     return []
 

@@ -28,7 +28,7 @@ def compare_round(submission: Submission, now: Round) -> RoundNow:
 
 
 def ask_round(submission: Submission, client: ApiClient) -> RoundNow:
-    """Ask the server for its round and compare it with the submission's round."""
+    """Read the server's round and compare it with the submission's round."""
     return compare_round(submission, client.current_round())
 
 

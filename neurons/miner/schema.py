@@ -154,8 +154,8 @@ def _explained(database: sqlite3.Connection, path: Path) -> Iterator[None]:
         database.close()
         if isinstance(error, sqlite3.OperationalError):
             raise QuasarError(
-                f"The journal {path} cannot be used at the moment ({error}). It is sound. Make "
-                "space on its disk, or end what keeps it locked, and start again."
+                f"The journal {path} cannot be used at the moment ({error}). It is intact. Free "
+                "space on its disk, or end the process that locks it, and start again."
             ) from error
         if isinstance(error, sqlite3.DatabaseError):
             reason = " ".join(str(error).split())
@@ -195,7 +195,7 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Commit what the block does as one unit, or nothing of it."""
+    """Commit all changes of the block together, or roll them back after an exception."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield

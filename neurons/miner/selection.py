@@ -14,7 +14,7 @@ LOOK_AGAIN_SECONDS = 600.0
 
 
 def begun(context: Context) -> Submission:
-    """Return the submission to go on with, made or resumed."""
+    """Return the submission to continue: a new or a resumed one."""
     submission = live(context)
     if submission is None:
         submission = create(context)
@@ -32,7 +32,7 @@ def live(context: Context) -> Submission | None:
 
 
 def create(context: Context) -> Submission:
-    """Make a new submission: the last claim, where that can be sent directly, or an empty one."""
+    """Create a submission: with the last claim, if that can be sent directly, or an empty one."""
     settings, journal = context.settings, context.journal
     mode, now = submission_mode(context), context.now()
     last = journal.last_closed(context.identity.hotkey, context.target)
@@ -80,7 +80,7 @@ def others(context: Context) -> list[Submission]:
 def looks_again(held: Submission, now: float) -> bool:
     """Return whether a held commitment is due for another try without a person.
 
-    Its round ends whether or not a person comes. A submission that is held for good has no state
+    Its round ends even if no person acts. A submission that is held finally has no state
     to go back to.
     """
     return (

@@ -1,4 +1,4 @@
-"""Commitments and signed requests of a frozen claim, in the server's wire version."""
+"""Commitments and signed requests of a claim, in the server's wire version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Request = TypeVar("Request", CommitRequest, RevealRequest, SubmitRequest)
 
 
 def commitment_of(submission: Submission, salt: str, wire_version: int) -> str:
-    """Return the hash that commits to the submission on a server of that wire version."""
+    """Return the submission's commitment for a server of that wire version."""
     if wire_version < WIRE_VERSION:
         return commitment_hash(salt, str(submission.fork_url))
     claim = ClaimRequest(**_claim(submission), signature="-")
@@ -30,7 +30,7 @@ def commitment_of(submission: Submission, salt: str, wire_version: int) -> str:
 
 
 def committed_version(submission: Submission) -> int | None:
-    """Return the wire version of the journal's commitment; None where nothing gives its hash."""
+    """Return the wire version of the journal's commitment; None if neither version gives it."""
     for version in (1, WIRE_VERSION):
         if commitment_of(submission, str(submission.salt), version) == submission.commitment_hash:
             return version
@@ -38,7 +38,7 @@ def committed_version(submission: Submission) -> int | None:
 
 
 def commit_request(submission: Submission, identity: Signer) -> CommitRequest:
-    """Return the commitment that the journal holds."""
+    """Return the request with the journal's commitment."""
     commitment = str(submission.commitment_hash)
     request = CommitRequest(
         miner_hotkey=submission.hotkey,
@@ -51,14 +51,14 @@ def commit_request(submission: Submission, identity: Signer) -> CommitRequest:
 
 
 def submit_request(submission: Submission, identity: Signer, wire_version: int) -> SubmitRequest:
-    """Return the direct submission."""
+    """Return the request of a direct submission."""
     target = submission.target_sequence_length
     request = SubmitRequest(target_sequence_length=target, **signed_claim(submission, identity))
     return _bound("/submit_kernel", request, identity, wire_version)
 
 
 def _bound(route: str, request: Request, identity: Signer, wire_version: int) -> Request:
-    """Return the request signed as a whole, where the server's wire version has that."""
+    """Sign the whole request if the server's wire version supports that; return the request."""
     if wire_version < WIRE_VERSION:
         return request
     request = request.model_copy(update={"version": WIRE_VERSION})
@@ -77,7 +77,7 @@ def _claim(submission: Submission) -> dict[str, Any]:
 
 
 def signed_claim(submission: Submission, identity: Signer) -> dict[str, Any]:
-    """Return hotkey, fork, commit, claim and the public wire's signature, as frozen."""
+    """Return the claim's fields with their signature in wire version 1."""
     claim = _claim(submission)
     text = submission_text(
         claim["fork_url"], claim["commit_hash"], claim["tokens_per_sec"], claim["benchmarks"]
@@ -86,7 +86,7 @@ def signed_claim(submission: Submission, identity: Signer) -> dict[str, Any]:
 
 
 def reveal_request(submission: Submission, identity: Signer) -> RevealRequest:
-    """Return the reveal of a commitment, with the salt that the journal kept for it."""
+    """Return the request that reveals the journal's commitment."""
     request = RevealRequest(
         submission_id=int(submission.submission_id or 0),
         commitment_salt=str(submission.salt),

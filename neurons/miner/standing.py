@@ -1,4 +1,4 @@
-"""A submission's standing with the validators, as far as the server's public lists show it."""
+"""The state of a submission's validation, from the server's public lists."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from neurons.wire.outcomes import Refused, TooLarge, Uncertain
 from neurons.wire.protocol import Performer, QueuedSubmission, unix_time
 
 LIMITS = (100, 1_000, 10_000)
-"""Numbers of rows to request in turn, until the list reaches back to the submission.
+"""Numbers of rows to request, one after the other, until the list contains the submission.
 
-This project's own server lists no more than the first.
+This project's server allows only the first.
 """
 FEWEST_ROWS = 3
 
@@ -39,7 +39,7 @@ class Standing:
 def look(submission: Submission, client: ApiClient) -> Standing:
     """Return the standing of `submission`, an empty one if the statistics cannot be read.
 
-    Other people's rows can make them unreadable for days, so the miner must not wait for them.
+    The rows of others can make them unreadable for days, so the miner must not wait for them.
 
     Raises:
         Retry: the server cannot be reached.
@@ -76,17 +76,17 @@ def is_shown_revealed(submission: Submission, client: ApiClient) -> bool:
 
 
 def _lists(client: ApiClient) -> Iterator[tuple[Queue, int]]:
-    """Yield longer and longer lists with their limits, as far as they can be read."""
+    """Yield lists of growing length with their limits, until one cannot be read."""
     for limit in LIMITS:
         try:
             queue, fitting = _fitting(client, limit)
-        except (Refused, Uncertain):  # our own server refuses a limit above the first
+        except (Refused, Uncertain):  # this project's server refuses a limit above the first
             return
         yield queue, fitting
 
 
 def _fitting(client: ApiClient, limit: int) -> tuple[Queue, int]:
-    """Return the list with as many rows, up to `limit`, as are not too long to read."""
+    """Return the list with up to `limit` rows, or fewer if the reply would exceed its limit."""
     while True:
         try:
             return client.queue(limit), limit
@@ -97,7 +97,10 @@ def _fitting(client: ApiClient, limit: int) -> tuple[Queue, int]:
 
 
 def _is_queued(submission: Submission, queue: Queue, limit: int) -> bool | None:
-    """The list is newest first and cut off: a full list that ends before ours proves nothing."""
+    """Return whether the list shows the submission as queued; None if the list is too short.
+
+    The list starts with the newest row and has at most `limit` rows.
+    """
     if any(row.id == submission.submission_id for row in queue.rows):
         return True
     reached = min((number for number in queue.listed if number >= 0), default=0)

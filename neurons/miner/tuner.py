@@ -1,4 +1,4 @@
-"""Looks for faster kernels while the miner has nothing else to do, one proposal at a time.
+"""Searches for faster kernels while the miner is idle, one proposal at a time.
 
 A proposal is accepted if it keeps the rules, passes the correctness check, and is faster than the
 present kernels by the criterion of `python -m harness compare`. It is published with the next
@@ -41,9 +41,9 @@ class Tuner:
     """Tries one proposal of each command after each cycle, in a separate thread.
 
     Attributes:
-        host: the fork's worktree, which holds what the kernels import.
-        blocks: of three processes each, in which the trees are compared.
-        check, measure, probe: of the harness, or fakes.
+        host: the fork's worktree, with the modules that the kernels import.
+        blocks: number of blocks of three processes in which the trees are compared.
+        check, measure, probe: those of the harness, or fakes.
         due: whether a cycle has ended since the last proposal.
     """
 
@@ -60,7 +60,7 @@ class Tuner:
     _thread: threading.Thread | None = None
 
     def commands(self) -> Iterator[Sequence[str]]:
-        """Yield the commands that propose: the search over tiles, and the operator's command."""
+        """Yield the commands that make proposals: the search over tiles, and TUNE_COMMAND."""
         if self.settings.agent_iterations:
             yield (
                 sys.executable,
@@ -83,7 +83,7 @@ class Tuner:
             yield self.settings.tune_words
 
     def start(self, length: int) -> None:
-        """Begin, where it is due and not yet at work, for a target of `length` tokens."""
+        """Start a proposal for a target of `length` tokens, if one is due and none is running."""
         commands = list(self.commands())
         if not (self.due and commands) or (self._thread and self._thread.is_alive()):
             return
@@ -119,12 +119,12 @@ class Tuner:
                 self.log.warning("cannot tune", reason=str(error))
 
     def try_one(self, command: Sequence[str], length: int) -> Difference:
-        """Run a command that proposes an overlay; keep a faster one, and return the difference.
+        """Run a command that proposes an overlay; store it if it is faster; return the difference.
 
         Raises:
             Refused: the proposal is not accepted; the message has the reason.
             MeasurementError: a tree failed the correctness check or could not be timed.
-            OSError: the disk takes no more.
+            OSError: the disk is full.
         """
         self.kept.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         scope, present, settings = self.settings.fork_scope, self.kept.root(), self.settings
@@ -150,7 +150,7 @@ class Tuner:
             if not difference.faster:
                 raise Refused(f"Its gain is not beyond the noise: {difference}.")
             if overlay_digest() != shipped:
-                raise Refused("The shipped kernels were changed meanwhile.")
+                raise Refused("The shipped kernels were changed during the search.")
             machine = self.probe(Options(settings.device, stop=self._stop))
             evidence = Evidence(
                 shipped=shipped,

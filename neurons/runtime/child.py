@@ -96,7 +96,7 @@ class Child:
 def _run_tied() -> None:
     """Run the module that the command line names; the kernel ends this process with its parent."""
     die_with_parent()
-    if os.getppid() != int(sys.argv[1]):  # the parent ended before the kernel was asked
+    if os.getppid() != int(sys.argv[1]):  # the parent ended before die_with_parent()
         sys.exit(1)
     sys.argv = sys.argv[2:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

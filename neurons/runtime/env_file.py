@@ -53,7 +53,7 @@ class EnvFile:
 def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
     """Read `path` line by line; `known` are the names of the settings.
 
-    No value spans lines, so a quote that is left open hides no other line.
+    No value spans lines, so an unclosed quote hides no other line.
     """
     result = EnvFile()
     try:

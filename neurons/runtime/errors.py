@@ -10,7 +10,7 @@ EX_CONFIG = 78
 
 
 class QuasarError(Exception):
-    """Base of every error that this project raises on purpose."""
+    """Base class of all exceptions of this project."""
 
 
 class Problem(NamedTuple):
@@ -25,10 +25,10 @@ class Problem(NamedTuple):
 
 
 class ConfigError(QuasarError):
-    """Settings, wallet, journal or lock need a person before anything can run: exit 78.
+    """A person must correct settings, wallet, journal or lock: exit status 78.
 
     Args:
-        problems: every one that was found; a text names its remedy itself. `str` has one a line.
+        problems: all problems; a text must contain its remedy. `str` has one per line.
     """
 
     def __init__(self, *problems: Problem | str) -> None:
@@ -41,7 +41,7 @@ def not_writable(state_dir: Path, error: OSError) -> ConfigError:
     return ConfigError(
         Problem(
             f"The state folder {state_dir} cannot be written ({error.strerror}).",
-            "Give its owner back to the user that runs this program, or set another STATE_DIR.",
+            "Make the user that runs this program its owner (chown), or set another STATE_DIR.",
         )
     )
 
@@ -50,8 +50,8 @@ class Held(QuasarError):
     """One submission must stop until a person acts.
 
     Args:
-        reason: what happened, as a sentence without secrets.
-        remedy: what the person should do.
+        reason: a sentence without secrets.
+        remedy: a sentence for the person.
     """
 
     def __init__(self, reason: str, remedy: str) -> None:
@@ -64,8 +64,8 @@ class Postponed(QuasarError):
     """This machine or the network failed, so the submission could not be judged.
 
     Args:
-        reason: what happened, as a sentence.
-        remedy: what a person can do about it; "" if waiting is enough.
+        reason: a sentence.
+        remedy: a sentence for a person; "" if waiting is enough.
     """
 
     def __init__(self, reason: str, remedy: str = "") -> None:
@@ -74,11 +74,11 @@ class Postponed(QuasarError):
 
 
 class Retry(QuasarError):
-    """A passing fault: try the same step again later.
+    """A temporary fault: retry the same step later.
 
     Args:
-        reason: what happened, as a sentence without secrets.
-        after: seconds to wait at least, when the other side named them; else None.
+        reason: a sentence without secrets.
+        after: least seconds before the retry, if the server named them.
     """
 
     def __init__(self, reason: str, after: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Shared code of the command lines: a fault for a person to correct gives exit status 78."""
+"""Shared code of the command lines: configuration errors print one line and exit with 78."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ FILE = click.Path(path_type=Path)
 
 
 class Whole(click.IntRange):
-    """A whole number within bounds; errors call it a whole number."""
+    """A whole number within bounds; click's errors would call it an integer range."""
 
     name = "whole number"
 
 
 class Folder(click.Path):
-    """A path that starts where the user is, kept as an absolute one.
+    """A path relative to the user's working directory, converted to an absolute path.
 
-    The code that reads the path checks its rights, since that code knows the remedy.
+    The code that uses the path checks permissions, because that code knows the remedy.
     """
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class Folder(click.Path):
 
 @dataclass
 class Given:
-    """Settings from a command line, by their name, and the file with the other settings."""
+    """Settings from a command line, by name, and the file with the other settings."""
 
     settings: dict[str, object] = field(default_factory=dict)
     env_file: Path | None = None
 
 
 def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
-    """Put an option's value where the command finds it, given before its name or behind it."""
+    """Store an option's value for the command; the option may precede or follow its name."""
     given: Given = context.ensure_object(Given)
     if value is None:
         return
@@ -77,7 +77,7 @@ debug = setting("--logging.debug", "log_level", flag_value="DEBUG", help="Log mo
 
 
 def version() -> str:
-    """Return the version with the checkout's commit where there is one."""
+    """Return the version, with the commit if this is a checkout."""
     commit = tree_commit(PROJECT)
     return f"quasar-miner {__version__}" + (f" at {commit[:12]}" if commit else "")
 
@@ -99,7 +99,7 @@ show_version = click.option(
 
 
 def run_command(command: click.Command, name: str, arguments: Sequence[str] | None) -> int:
-    """Run a command line and return its exit status; a mistake in it is one sentence and 78."""
+    """Run a command line and return its exit status; a usage error prints one line, status 78."""
     try:
         return int(command.main(arguments, prog_name=name, standalone_mode=False) or 0)
     except click.ClickException as error:
@@ -122,7 +122,7 @@ def start(process: Process, given: Given, log: BoundLogger, run: Callable[[Setti
                 ordinary=sys.stdout,
             )
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # passes by itself
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # temporary
                 raise
             raise not_writable(settings.state_dir, error) from None
         for warning in settings.warnings:

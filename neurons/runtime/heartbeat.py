@@ -28,7 +28,7 @@ def heartbeat(
     terminal: TextIO | None = None,
     **details: object,
 ) -> Iterator[None]:
-    """Log that `work` goes on after `first` seconds, then at intervals that double to `longest`.
+    """Log that `work` continues after `first` seconds, then at intervals that double to `longest`.
 
     On a terminal, a line at the bottom shows the elapsed seconds until the next log line
     overwrites it.

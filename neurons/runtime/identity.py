@@ -45,12 +45,12 @@ class Identity:
 
 
 def hotkey_file(name: str, hotkey: str, path: Path) -> Path:
-    """Return where the hotkey's private file lies."""
+    """Return the path of the hotkey's private file."""
     return path.expanduser() / name / "hotkeys" / hotkey
 
 
 def public_hotkey(name: str, hotkey: str, path: Path) -> str | None:
-    """Return the ss58 address that the hotkey's file shows; None where it cannot be read.
+    """Return the ss58 address that the hotkey's file shows; None if it cannot be read.
 
     It neither imports bittensor nor needs the private key.
     """
@@ -139,7 +139,7 @@ def create_throwaway(path: Path, name: str = "throwaway", hotkey: str = "default
 
 
 def prepare_to_verify() -> None:
-    """Import what `verify` needs, so that a server's first caller does not wait seconds for it."""
+    """Import the library of `verify` in advance, because that takes seconds."""
     import bittensor.sp_core  # noqa: F401
 
 
@@ -157,13 +157,13 @@ def verify(hotkey: str, text: str, signature_hex: str) -> bool:
 def registered_uid(
     hotkey: str, netuid: int, network: str, seconds: float = CHAIN_SECONDS
 ) -> int | None:
-    """Ask the chain for the hotkey's uid on the subnet.
+    """Read the hotkey's uid on the subnet from the chain.
 
     Returns:
-        The uid, or None when the hotkey is not registered there.
+        The uid, or None if the hotkey is not registered there.
 
     Raises:
-        ChainUnreachable: no answer within `seconds`, or the network is `offline`; one line.
+        ChainUnreachable: no reply within `seconds`, or the network is `offline`; one line.
     """
     answer = _ask_chain(network, seconds, "uid", str(netuid), hotkey)
     return int(answer) if answer.isdecimal() else None
@@ -178,10 +178,10 @@ class Neuron:
 
 
 def subnet_neurons(netuid: int, network: str) -> dict[str, Neuron]:
-    """Ask the chain for all who are registered on the subnet, by hotkey.
+    """Read all registered hotkeys of the subnet from the chain.
 
     Raises:
-        ChainUnreachable: no answer in time, or the network is `offline`; one line.
+        ChainUnreachable: no reply in time, or the network is `offline`; one line.
     """
     answer = _ask_chain(network, CHAIN_SECONDS, "neurons", str(netuid))
     return {key: Neuron(int(uid), float(stake)) for key, (uid, stake) in json.loads(answer).items()}
@@ -198,7 +198,7 @@ def set_weights(
 
     Args:
         shares: hotkey to its share; only their proportions count.
-        wallet: its name, its hotkey, and where wallets lie.
+        wallet: its name, its hotkey, and the folder of wallets.
 
     Returns:
         The uids of the hotkeys whose weights were set: those registered on the subnet.
@@ -214,7 +214,7 @@ def set_weights(
 
 
 def _ask_chain(network: str, seconds: float, *words: str) -> str:
-    """Return the last line of a process that speaks with the chain."""
+    """Query the chain in a child process; return the last line of its output."""
     if network == OFFLINE:
         raise ChainUnreachable("SUBTENSOR_NETWORK=offline: no chain is asked.")
     # The client may retry without end, and after some failures its tasks write tracebacks when
@@ -279,7 +279,7 @@ def submit_weights(client: Any, netuid: str, name: str, hotkey: str, path: str, 
 
 
 def _speak(network: str, task: str, *words: str) -> int:
-    """Print what the chain answers, or in one line why it does not; return the exit status."""
+    """Print the chain's reply, or an error in one line; return the exit status."""
     die_with_parent()
     try:
         import bittensor as bt

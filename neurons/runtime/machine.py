@@ -46,7 +46,7 @@ def gpus() -> list[Gpu]:
 def gpu_states() -> list[dict[str, float]]:
     """Return the state of every GPU: memory in MiB, degrees Celsius, watts, busy share in percent.
 
-    What a GPU does not report is left out.
+    Values that a GPU does not report are omitted.
     """
     nvml: Any = importlib.import_module("pynvml")
     try:

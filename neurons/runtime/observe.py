@@ -1,7 +1,7 @@
-"""Structured logs: one line an event, made for `tail -f`, with secrets taken out.
+"""Structured logs: one line per event, for `tail -f`, with secrets removed.
 
-`configure` is called once by each process's entry point; everything else asks `get_logger`.
-Records of the standard library's loggers (uvicorn, bittensor, warnings) take the same path.
+Each process's entry point calls `configure` once; all other code calls `get_logger`. Records of the
+standard library's loggers (uvicorn, bittensor, warnings) are formatted in the same way.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def configure(
 def append(file: Path, text: str) -> None:
     """Write why the program ends into its log file, one line for each of `text`.
 
-    The file may be another process's, or out of reach: stderr has the text as well.
+    The file may be another process's, or inaccessible, so stderr also gets the text.
     """
     with suppress(OSError), closing(_file_handler(file)) as handler:
         handler.setFormatter(_formatter("console"))

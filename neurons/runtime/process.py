@@ -31,7 +31,7 @@ log = get_logger("runtime")
 
 
 class Stopped(QuasarError):
-    """A person or the system asked the daemon to end; nothing is wrong."""
+    """A person or the system has stopped the process; this is not an error."""
 
 
 def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
@@ -40,7 +40,7 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
     A process manager stops restarting a program that ends repeatedly, and a full disk may recover.
 
     Args:
-        state_dir: is made where it is missing.
+        state_dir: created if it is missing.
         wait: waits that many seconds.
 
     Raises:
@@ -183,4 +183,4 @@ class Waiter:
         """
         # Event.wait counts on the monotonic clock: setting the system's clock changes nothing.
         if self._stop.wait(max(seconds, 0.0)):
-            raise Stopped("asked to stop")
+            raise Stopped("stop requested")

@@ -1,4 +1,4 @@
-"""Binds a server's address and serves an application there by uvicorn."""
+"""Binds a server's address and serves an application there with uvicorn."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from neurons.runtime.heartbeat import notify
 BACKLOG = 128
 """Connections that the kernel queues until the server accepts them."""
 GRACE_SECONDS = 5
-"""Seconds that a request may still take when the server stops."""
+"""Seconds in which running requests must end when the server stops."""
 MOST_CONNECTIONS = 500
-"""With more connections open, or requests under way, uvicorn answers 503."""
+"""Limit on open connections and running requests, beyond which uvicorn answers 503."""
 HEAD_BYTES = 2**16
-"""A request's first line and headers together; a longer head is answered 400."""
+"""Limit on a request's first line and headers together; longer ones are answered with 400."""
 
 
 def listen(host: str, port: int, settings: tuple[str, str]) -> socket.socket:
@@ -29,11 +29,11 @@ def listen(host: str, port: int, settings: tuple[str, str]) -> socket.socket:
 
     Args:
         host: a name or an address of this machine.
-        port: 0 takes a free one.
+        port: 0 selects a free one.
         settings: the names of the settings of host and port, for the error.
 
     Raises:
-        ConfigError: the port is taken, or the address is not this machine's.
+        ConfigError: the port is in use, or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -43,7 +43,7 @@ def listen(host: str, port: int, settings: tuple[str, str]) -> socket.socket:
         reason = str(error.strerror).partition(" (while")[0].capitalize()  # without the address
         remedy = f"Set {of_host} to an address of this machine."
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            remedy = f"Set another {of_port}, or stop what has it."
+            remedy = f"Set another {of_port}, or stop the program that uses it."
         setting = f"{of_host}={host}, {of_port}={port}"
         raise ConfigError(
             Problem(f"{setting}: cannot bind {host}:{port} ({reason}).", remedy)
@@ -61,8 +61,8 @@ class Server(uvicorn.Server):
 
     Args:
         app: the ASGI application.
-        ready: is called with the address and the port once the server listens.
-        port_file: the port is written there then.
+        ready: is called with the address and the port when the server listens.
+        port_file: a file for the port, which is written at the same time.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Server(uvicorn.Server):
                 backlog=BACKLOG,
                 limit_concurrency=MOST_CONNECTIONS,
                 h11_max_incomplete_event_size=HEAD_BYTES,
-                log_config=None,  # neurons.runtime.observe takes uvicorn's loggers too
+                log_config=None,  # neurons.runtime.observe formats uvicorn's logs too
                 log_level="warning",
-                access_log=False,  # our own line shows neither the query nor headers
+                access_log=False,  # the application logs requests, without query and headers
                 server_header=False,
                 proxy_headers=False,  # the application knows which proxies to trust
                 timeout_graceful_shutdown=GRACE_SECONDS,

@@ -1,6 +1,6 @@
-"""Every setting of every process, and what each is for.
+"""Every setting of every process, with its description.
 
-`.env.example` is generated from the prose here by `python -m neurons.runtime.env_example`.
+`python -m neurons.runtime.env_example` generates `.env.example` from these docstrings.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from neurons.runtime.values import (
 
 GROUPS = {
     "github_token": "Publishing the fork",
-    "validator_api_url": "Talking to the subnet",
+    "validator_api_url": "The subnet",
     "wallet_miner_name": "Wallet",
     "target_sequence_length": "Measuring and claiming",
     "state_dir": "State and logs",
@@ -46,7 +46,7 @@ GROUPS = {
     "blocks_until_reveal": "Validator API server",
     "miner_inference_port": "Inference server",
 }
-"""The headings of .env.example, by the setting that each stands before."""
+"""The headings of .env.example, by the setting that follows each."""
 
 
 class Settings(BaseModel):
@@ -141,7 +141,7 @@ class Settings(BaseModel):
     pytorch_cuda_alloc_conf: (
         Annotated[str, Form("PyTorch's own syntax, such as expandable_segments:True")] | None
     ) = None
-    """Passed to the measuring processes. Validators set nothing, so the default is empty."""
+    """Passed to the measuring processes. Empty by default, as on validators."""
     optimization_interval: Annotated[
         float, Field(ge=0, le=YEAR, allow_inf_nan=False), Form("seconds, from 0 to a year")
     ] = 300.0
@@ -237,7 +237,7 @@ class Settings(BaseModel):
     """The API's port; 0 selects a free one."""
     validator_hotkeys: Hotkeys = ()
     """Hotkeys that may write verdicts: the registered validators. The inference server also reads
-    this setting: signed requests from these hotkeys go first and have places of their own in the
+    this setting: signed requests from these hotkeys go first and have reserved places in the
     queue.
     """
     uids_from_chain: bool = False
@@ -283,12 +283,12 @@ class Settings(BaseModel):
 
     @property
     def miner_wallet(self) -> tuple[str, str, Path]:
-        """The miner's wallet, its hotkey, and the folder where wallets lie."""
+        """The miner's wallet, its hotkey, and the folder of wallets."""
         return self.wallet_miner_name, self.wallet_hotkey, self.wallet_path
 
     @property
     def tune_words(self) -> list[str]:
-        """The words of TUNE_COMMAND; those that name a file of this checkout are absolute."""
+        """The words of TUNE_COMMAND; paths of files of this checkout are absolute."""
         words = shlex.split(self.tune_command or "")
         return [str(PROJECT / word) if (PROJECT / word).is_file() else word for word in words]
 

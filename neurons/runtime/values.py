@@ -1,4 +1,4 @@
-"""The kinds of value that settings have, each with the check that it needs."""
+"""The types of the settings' values, with their checks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from neurons.wire.rules import SHORTEST_TARGET
 PROJECT = Path(__file__).resolve().parents[2]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 YEAR = 366 * 24 * 3600
-"""The longest wait: the operating system takes no timeout of any length."""
+"""Longest wait in seconds: operating systems limit timeouts."""
 MOST = 2**31 - 1
-"""The largest whole number that the subnet's messages and every database hold."""
+"""Largest integer of the subnet's messages, and of a 32-bit column of a database."""
 HOTKEY = re.compile("5[1-9A-HJ-NP-Za-km-z]{47}")
 """The form of a hotkey's ss58 address."""
 TOKEN = re.compile(r"gh[pousr]_|github_pat_|[0-9a-f]{40}$")
-"""How GitHub's tokens begin; those from before April 2021 are 40 hexadecimal digits."""
+"""Beginnings of GitHub's tokens; tokens from before April 2021 are 40 hexadecimal digits."""
 NETWORKS = ("finney", "test", "local", "archive", "devnet", "offline")
 
 
@@ -33,7 +33,7 @@ def _url(value: str) -> str:
     plain = parts.scheme in ("https", "http") and parts.hostname and "@" not in parts.netloc
     if not plain or re.search(r"[\s\x00-\x1f]", value):
         raise ValueError("not a plain http(s) address")
-    _ = parts.port  # its ValueError names the fault of the port
+    _ = parts.port  # raises ValueError for a bad port
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:
         raise ValueError("http is for this machine only: the signature header is a credential")
     return value.rstrip("/")
@@ -41,7 +41,7 @@ def _url(value: str) -> str:
 
 def _no_password(value: str) -> str:
     if re.search(r"://[^/]*@", value):
-        raise ValueError("holds a user or a password: GITHUB_TOKEN is the place for a credential")
+        raise ValueError("contains a user or a password: use GITHUB_TOKEN for credentials")
     return value
 
 
@@ -53,22 +53,22 @@ def _not_placeholder(value: str) -> str:
 
 def _token(value: SecretStr) -> SecretStr:
     text = _not_placeholder(value.get_secret_value())
-    if not re.fullmatch(r"[\x21-\x7e]+", text):  # it travels in a header
-        raise ValueError("holds a space or a letter that no token has")
+    if not re.fullmatch(r"[\x21-\x7e]+", text):  # it is sent in a header
+        raise ValueError("contains a space or a character that no token has")
     if not TOKEN.match(text):
         raise ValueError("does not have the form of a GitHub token")
     return value
 
 
-def _no_folder_sign(value: str) -> str:
+def _no_dots(value: str) -> str:
     if value in (".", ".."):
-        raise ValueError("stands for a folder and is no name")
+        raise ValueError("is the path of a folder, not a name")
     return value
 
 
 def _host(value: str) -> str:
     if ":" in value:
-        ipaddress.IPv6Address(value)  # its ValueError names the fault
+        ipaddress.IPv6Address(value)  # raises ValueError with the reason
     elif not re.fullmatch(r"[\w.\-]+", value):
         raise ValueError("not the name or the address of a host")
     return value
@@ -77,14 +77,14 @@ def _host(value: str) -> str:
 def _hosts(value: tuple[str, ...]) -> tuple[str, ...]:
     for word in value:
         if not re.fullmatch(r"[\w\-]+(\.[\w\-]+)*(:\d+)?", word):
-            raise ValueError(f"{word!r} is no host's name; it has neither https:// nor a path")
+            raise ValueError(f"{word!r} is not a host name; give it without https:// and path")
     return value
 
 
 def _hotkeys(value: tuple[str, ...]) -> tuple[str, ...]:
     for word in value:
         if not HOTKEY.fullmatch(word):
-            raise ValueError(f"{word!r} is no ss58 address of a hotkey")
+            raise ValueError(f"{word!r} is not the ss58 address of a hotkey")
     return value
 
 
@@ -92,7 +92,7 @@ def _servers(value: tuple[str, ...]) -> tuple[str, ...]:
     for word in value:
         hotkey, _, address = word.partition("=")
         if not HOTKEY.fullmatch(hotkey) or urlsplit(address).scheme not in ("http", "https"):
-            raise ValueError(f"{word!r} is no hotkey=address")
+            raise ValueError(f"{word!r} does not have the form hotkey=address")
         if not urlsplit(address).hostname:
             raise ValueError(f"{word!r} names no host")
         _ = urlsplit(address).port
@@ -109,14 +109,14 @@ def _command_line(text: str) -> str:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ValueError(f"it is no command line ({error}); close what is quoted") from error
+        raise ValueError(f"is not a valid command line ({error}); check its quotes") from error
     if not words:
-        raise ValueError("it names no command")
+        raise ValueError("contains no command")
     return text
 
 
 def _absolute(value: Path) -> Path:
-    return PROJECT / value.expanduser()  # the same folder wherever the process is started
+    return PROJECT / value.expanduser()  # independent of the process's working directory
 
 
 def _words(value: Any) -> Any:
@@ -126,7 +126,7 @@ def _words(value: Any) -> Any:
 def _networks(value: tuple[str, ...]) -> tuple[str, ...]:
     for word in value:
         if word != "*":
-            ipaddress.ip_network(word, strict=False)  # its ValueError names the word
+            ipaddress.ip_network(word, strict=False)  # raises ValueError with the word
     return value
 
 
@@ -158,7 +158,7 @@ Name = Annotated[
     str,
     Field(pattern=r"^[\w.\-]+$"),
     AfterValidator(_not_placeholder),
-    AfterValidator(_no_folder_sign),
+    AfterValidator(_no_dots),
 ]
 Repository = Annotated[str, Field(pattern=r"^[\w.\-]+/[\w.\-]+$"), Form("`owner/name`")]
 Remote = Annotated[str, AfterValidator(_no_password)]
@@ -166,19 +166,19 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Networks = Annotated[
     Words,
     AfterValidator(_networks),
-    Form("IP addresses or networks with commas between, or * for any"),
+    Form("IP addresses or networks separated by commas, or * for any"),
 ]
 Hosts = Annotated[
     Words,
     AfterValidator(_hosts),
-    Form("names of hosts with commas between, such as github.com"),
+    Form("names of hosts separated by commas, such as github.com"),
 ]
-Hotkeys = Annotated[Words, AfterValidator(_hotkeys), Form("ss58 addresses with commas between")]
+Hotkeys = Annotated[Words, AfterValidator(_hotkeys), Form("ss58 addresses separated by commas")]
 Servers = Annotated[
-    Words, AfterValidator(_servers), Form("hotkey=address pairs with commas between")
+    Words, AfterValidator(_servers), Form("hotkey=address pairs separated by commas")
 ]
 CommandLine = Annotated[
-    str, AfterValidator(_command_line), Form("a command line, which no shell reads")
+    str, AfterValidator(_command_line), Form("a command line, run without a shell")
 ]
 Host = Annotated[str, AfterValidator(_host), Form("an address of this machine")]
 Network = Annotated[

@@ -10,7 +10,7 @@ from __future__ import annotations
 from quasar_kernels import interrupts
 
 if __name__ == "__main__":
-    interrupts.exit_at_once()  # until all below is imported
+    interrupts.exit_at_once()  # until the imports below are done
 
 import threading
 from collections.abc import Sequence
@@ -49,12 +49,12 @@ log = observe.get_logger("validator")
     help="Judges the submissions that the validator API queues.", context_settings=flags.CONTEXT
 )
 @click.option("--once", is_flag=True, help="Judge the queue once, then end.")
-@click.option("--again", is_flag=True, help="Try again what was set aside after three deaths.")
+@click.option("--again", is_flag=True, help="Retry submissions set aside after three crashes.")
 @click.option(
     "--new-round",
     type=flags.Whole(1, MOST_HOURS),
     metavar="HOURS",
-    help="End the round that runs, open one of so many hours, and judge nothing.",
+    help="End the running round, open one of that many hours, and judge nothing.",
 )
 @flags.env_file
 @flags.setting("--wallet.name", "wallet_validator_name", metavar="NAME", help="The wallet.")
@@ -119,7 +119,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
 
 
 def open_round(settings: Settings, *, hours: int) -> int:
-    """End the round that runs and open the next, while another process judges.
+    """End the running round and open the next; another process may be judging.
 
     Raises:
         ConfigError: the wallet, address or the API's list of validators is wrong.
@@ -172,7 +172,7 @@ def _logit_verifier(
 def _confinement(
     settings: Settings, stop: threading.Event, gpu: Gpu | None = None
 ) -> Sandbox | None:
-    """Return the sandbox for forks after a worker's test imports in it; None without one."""
+    """Return the sandbox for forks, after a worker has imported its packages in it; or None."""
     reason = "SANDBOX=off"
     if settings.sandbox != "off":
         private = [settings.wallet_path, settings.state_dir]

@@ -1,4 +1,4 @@
-"""The validator's side of the API: the queue, and the verdicts that it writes."""
+"""The validator's client of the API: it reads the queue and writes verdicts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from neurons.wire.protocol import (
 from neurons.wire.signed_request import Signer
 
 QUEUE_PAGES = 10
-"""The most pages of the queue to read at once; later pages follow in later reads."""
+"""Most pages of the queue that one call reads."""
 QUEUE_BYTES = 2**22
 REPLY_SECONDS = 8.0
 REASON_LETTERS = 2000
@@ -41,14 +41,14 @@ log = get_logger("validator")
 
 
 class _Queue(Message):
-    """A page of GET /validation_queue, its rows as they came."""
+    """A page of GET /validation_queue, with rows that are not validated yet."""
 
     submissions: Sequence[Any]
     next_after: int | None = None
 
 
 class ApiFault(QuasarError):
-    """The API did not answer, or broke the protocol; the next poll tries again."""
+    """The API did not answer, or violated the protocol; the next poll retries."""
 
 
 class ValidatorApi(Connection):
@@ -58,7 +58,7 @@ class ValidatorApi(Connection):
 
     Args:
         identity: the validator's hotkey, which VALIDATOR_HOTKEYS of the API must list.
-        stop: when set, nothing is tried again.
+        stop: when set, failed calls are not retried.
 
     Attributes:
         signer: the identity.
@@ -82,9 +82,9 @@ class ValidatorApi(Connection):
         self._stop = stop or threading.Event()
 
     def queue(self) -> list[QueuedSubmission]:
-        """Return the revealed submissions that nobody has judged, the oldest first.
+        """Return the revealed submissions without a verdict, the oldest first.
 
-        A row that breaks the protocol is left out, so that it cannot block the others.
+        A row that violates the protocol is omitted, so that it cannot block the others.
         """
         queued = []
         for row in self._queued_rows():
@@ -111,7 +111,7 @@ class ValidatorApi(Connection):
         measured: Benchmarks | None = None,
         device: str | None = None,
     ) -> None:
-        """Write the score, its reason, the figures by length, and the device that they are of."""
+        """Write the score, its reason, the measured figures by length, and the measuring device."""
         body = MarkValidatedRequest(
             submission_id=submission_id,
             score=score,
@@ -122,7 +122,7 @@ class ValidatorApi(Connection):
         self._call("POST", "/mark_validated", Message, body=body)
 
     def record_verification(self, verification: Verification) -> None:
-        """Write the outcome of a logit verification; a failed one takes the row off the ranking."""
+        """Write the outcome of a logit verification; the API does not rank a failed submission."""
         query = verification.model_dump(exclude_none=True)
         self._call("POST", "/record_verification", Message, query=query)
 
@@ -132,11 +132,11 @@ class ValidatorApi(Connection):
         self._call("POST", "/record_failure", Message, body=body)
 
     def current_round(self) -> Round:
-        """Return the round that runs, or that is over and has not been finalized."""
+        """Return the running round, or the last one if it has not been finalized."""
         return self._call("GET", "/get_current_round", Round)
 
     def finalize_round(self, round_id: int) -> None:
-        """End a round that is over; another validator may have done so."""
+        """Finalize a round that is over, unless another validator has done so."""
         try:
             self._call("POST", f"/finalize_round/{round_id}", Message)
         except ApiFault as fault:
@@ -144,9 +144,9 @@ class ValidatorApi(Connection):
                 raise
 
     def create_round(self, hours: int) -> Round:
-        """End the round that runs, if any, and open the next; return that.
+        """End the running round, if there is one; open and return the next one.
 
-        It is sent once: a second request would end the round just opened, without a winner.
+        The request is never repeated: a second one would end the new round without a winner.
         """
         body = CreateRoundRequest(duration_hours=hours)
         return self._call("POST", "/create_round", Round, attempts=1, body=body)
@@ -163,16 +163,17 @@ class ValidatorApi(Connection):
         attempts: int = ATTEMPTS,
         **options: Any,
     ) -> Reply:
-        """Exchange a signed request for its reply; a passing fault is tried again at once.
+        """Send a signed request and return its reply; retry after a temporary fault.
 
-        A mark may arrive twice. A failure whose reply was lost then counts twice, which is rare.
+        A repeated mark has no effect. A failure whose reply was lost counts twice, which is rare.
         """
         quickly = stamina.RetryingCaller(
             attempts=attempts, wait_initial=0.2, wait_max=PAUSE_SECONDS
         )
         try:
             return quickly(
-                self._passes, lambda: self.exchange(method, route, reply, bound=True, **options)
+                self._is_temporary,
+                lambda: self.exchange(method, route, reply, bound=True, **options),
             )
         except (Unauthorized, Forbidden) as refusal:
             raise ConfigError(
@@ -182,11 +183,11 @@ class ValidatorApi(Connection):
         except (Retry, Held) as fault:
             raise ApiFault(fault.reason) from None
 
-    def _passes(self, error: Exception) -> bool:
-        passing = isinstance(error, Retry) and not isinstance(error, (ForeignPage, ProtocolFault))
-        return passing and not self._stop.is_set()
+    def _is_temporary(self, error: Exception) -> bool:
+        temporary = isinstance(error, Retry) and not isinstance(error, (ForeignPage, ProtocolFault))
+        return temporary and not self._stop.is_set()
 
 
 def _may_be_judged(row: QueuedSubmission) -> bool:
-    """Return whether a row is revealed: the public server lists commitments as well."""
+    """Return whether a row is revealed and unjudged: the public API also lists commitments."""
     return bool(row.is_revealed and not row.validated and row.fork_url and row.commit_hash)

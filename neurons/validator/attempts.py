@@ -15,13 +15,13 @@ from neurons.wire.protocol import QueuedSubmission
 from neurons.wire.rules import ROUND_HOURS
 
 DEATHS_ALLOWED = 3
-"""Crashes of the validator that one submission may cause before it is set aside."""
+"""Crashes of the validator during one submission's evaluations before it is set aside."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
 """Seconds until the validator repeats an evaluation that failed by a local or network fault."""
 
 SPENT_SECONDS = ROUND_HOURS * 3600.0
-"""Seconds for which the time spent on a hotkey counts."""
+"""Seconds after which the time spent on a hotkey no longer counts."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempts (
@@ -41,7 +41,7 @@ _SPENT = """
 CREATE TABLE IF NOT EXISTS spent (hotkey TEXT, ended REAL, seconds REAL) STRICT
 """
 _ADDED = ("measured", "device")
-"""Columns that a file of an earlier version may lack."""
+"""Columns that earlier versions did not create."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Attempt:
     Attributes:
         deaths: evaluations during which the validator crashed.
         faults: evaluations that failed by a fault of this machine or the network.
-        due: Unix seconds before which it is not tried again.
-        verdict: reached, and not yet written to the API.
+        due: Unix seconds of the next attempt.
+        verdict: a verdict that is not yet written to the API.
     """
 
     deaths: int = 0
@@ -63,15 +63,15 @@ class Attempt:
 
     @property
     def set_aside(self) -> bool:
-        """Whether only a person can make the validator try it again."""
+        """Whether the validator repeats it only if a person runs `--again`."""
         return self.verdict is None and self.deaths >= DEATHS_ALLOWED
 
 
 class Attempts:
-    """The notes of one validator on the submissions of one API, in an SQLite file.
+    """One validator's attempts at the submissions of one API, in an SQLite file.
 
     Args:
-        api_url: submissions of another API have the same numbers.
+        api_url: distinguishes submissions of several APIs with equal numbers.
     """
 
     def __init__(self, file: Path, api_url: str, clock: Callable[[], float] = time) -> None:
@@ -85,7 +85,7 @@ class Attempts:
         for name in _ADDED:
             if name not in columns:
                 self._database.execute(f"ALTER TABLE attempts ADD COLUMN {name} TEXT")
-        # The validator that left these notes has died: a fork's doing, the kernel's, a power cut's.
+        # An attempt that is still marked as running: the validator died during it.
         self._database.execute("UPDATE attempts SET running = 0, deaths = deaths + 1 WHERE running")
 
     def close(self) -> None:
@@ -106,15 +106,15 @@ class Attempts:
         return Attempt(deaths, faults, due, reason, verdict)
 
     def begin(self, submission: QueuedSubmission) -> None:
-        """Note that an evaluation begins."""
+        """Record that an evaluation begins."""
         self._write(submission, running=1)
 
     def stop(self, submission: QueuedSubmission) -> None:
-        """Note that an evaluation was ended on request, which is no fault of the submission."""
+        """Record that an evaluation was ended by a stop, which does not count as a failure."""
         self._write(submission, running=0)
 
     def postpone(self, submission: QueuedSubmission, reason: str) -> float:
-        """Note a fault that is not the fork's; return the seconds until it is tried again."""
+        """Record a fault of this machine or the network; return the seconds until the retry."""
         faults = self.of(submission).faults + 1
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(faults - 1, 10))
         due = self._clock() + pause
@@ -122,7 +122,7 @@ class Attempts:
         return pause
 
     def conclude(self, submission: QueuedSubmission, verdict: Verdict) -> None:
-        """Keep a verdict until it is written to the API."""
+        """Store a verdict until it is written to the API."""
         self._write(
             submission,
             running=0,
@@ -134,30 +134,30 @@ class Attempts:
         )
 
     def forget(self, submission: QueuedSubmission) -> None:
-        """Drop the notes on a submission whose verdict is written."""
+        """Delete the attempts at a submission whose verdict is written to the API."""
         self._database.execute(
             "DELETE FROM attempts WHERE submission = ?", [self._name(submission)]
         )
 
     def forgive(self) -> int:
-        """Allow new attempts at submissions that were set aside; return their number."""
+        """Reset the crashes of all submissions; return the number of changed rows."""
         with closing(self._database.cursor()) as cursor:
             cursor.execute("UPDATE attempts SET deaths = 0 WHERE deaths > 0")
             return cursor.rowcount
 
     def spend(self, submission: QueuedSubmission, seconds: float) -> None:
-        """Count the time that an evaluation took towards its hotkey, for a round's length."""
+        """Add an evaluation's time to its hotkey's; it counts for the length of a round."""
         now = self._clock()
         self._database.execute("DELETE FROM spent WHERE ended < ?", [now - SPENT_SECONDS])
         row = [submission.miner_hotkey, now, seconds]
         self._database.execute("INSERT INTO spent VALUES (?, ?, ?)", row)
 
-    def turn(self, submission: QueuedSubmission) -> tuple[int, float, str, int]:
+    def queue_key(self, submission: QueuedSubmission) -> tuple[int, float, str, int]:
         """Return the sort key of the queue.
 
-        Submissions that never failed come first, then those of the hotkey on which the validator
-        has spent the least time, then the oldest. So a miner's slow submissions cannot delay the
-        submissions of others.
+        Submissions with fewer failures come first; among these, the hotkey on which the validator
+        has spent the least time, so that a miner's slow submissions cannot delay the submissions
+        of others; then the oldest.
         """
         known = self.of(submission)
         query = "SELECT coalesce(sum(seconds), 0) FROM spent WHERE hotkey = ?"
@@ -165,7 +165,7 @@ class Attempts:
         return known.deaths + known.faults, spent, submission.created_at, submission.id
 
     def is_due(self, submission: QueuedSubmission) -> bool:
-        """Return whether a submission may be tried now."""
+        """Return whether a submission may be evaluated now."""
         known = self.of(submission)
         return not known.set_aside and known.due <= self._clock()
 

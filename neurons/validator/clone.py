@@ -24,9 +24,9 @@ CHECKOUT_SECONDS = 60.0
 FETCHED_BYTES = 2**28
 """Bytes of one fork that may cross the network, and of its longest file here, git's included."""
 TREE_BYTES, TREE_FILES = 2**28, 20_000
-"""Bytes and files that a commit may unfold to."""
+"""Most bytes and files of a commit's tree."""
 PATH_BYTES, PATH_PARTS, TREE_FOLDERS = 512, 32, 5_000
-"""The longest path in a commit, the deepest, and how many folders it may unfold to.
+"""Most bytes of a path, components of a path, and folders of a commit's tree.
 
 The public fork has 478 files, none deeper than 5 parts or longer than 73 bytes.
 """
@@ -34,7 +34,7 @@ LIMITS = Limits(memory=2**32, file=FETCHED_BYTES, seconds=120, output=2**24)
 
 _OVERRIDES = {
     "core.symlinks": "false",  # a link out of the tree becomes a text file that names its target
-    "core.fsync": "none",  # deleted in a few minutes
+    "core.fsync": "none",  # the clone is deleted in a few minutes
     "core.bigFileThreshold": "8m",  # longer objects are streamed, not held in memory
     "http.followRedirects": "initial",  # a renamed account redirects; no credential is sent
     "transfer.unpackLimit": "1",  # one pack, never thousands of files
@@ -43,7 +43,7 @@ _OVERRIDES = {
 
 
 class BadFork(QuasarError):
-    """The fork cannot be judged, and trying again would not change that."""
+    """The fork cannot be evaluated, and a retry would give the same result."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Sources:
         """Return the remote of a submitted address.
 
         Raises:
-            BadFork: nothing is cloned from there.
+            BadFork: the address is malformed or its source is not allowed.
         """
         schemes = ("https", "file") if self.files else ("https",)
         parts = urlsplit("")
@@ -108,12 +108,12 @@ def clone(
     """Clone the fork into `folder` at the commit, as a validator does, and return its root.
 
     Only the tip of the default branch is cloned; another commit is fetched by its hash. No hook,
-    submodule, filter, link or transport of the fork's own choice takes effect, and nothing unfolds
-    to more than this module's limits. Everybody may read the result.
+    submodule, filter, link or transport that the fork names takes effect. A commit beyond this
+    module's limits is refused before its checkout. All users may read the result.
 
     Raises:
-        BadFork: the address or the commit is not there, or is not one that may be cloned.
-        Retry: the network or this machine failed for the moment.
+        BadFork: the address or the commit does not exist, or is refused.
+        Retry: a temporary failure of the network or of this machine.
     """
     remote = sources.check(fork_url)
     if not re.fullmatch(r"[0-9a-f]{40}", commit_hash):
@@ -132,7 +132,8 @@ def clone(
                 raise Retry(gateway.unreachable) from error
             if isinstance(error, Retry):
                 raise
-            if re.search(r"certificate", error.reason):  # this machine's clock or its store
+            # this machine's clock or certificate store is wrong, not the fork
+            if re.search(r"certificate", error.reason):
                 raise Retry(error.reason) from error
             raise BadFork(f"The fork cannot be cloned: {error.reason}") from error
     for path in (tree, *tree.rglob("*")):  # another user reads it in the sandbox
@@ -164,21 +165,21 @@ def _clone(
     inside.execute(["git", "checkout", "--quiet", "--detach", commit_hash])
     there = inside.execute(["git", "rev-parse", "HEAD"])
     if there != commit_hash:
-        raise BadFork(f"The fork gave commit {there} for {commit_hash}.")
+        raise BadFork(f"The checkout is at commit {there}, not at {commit_hash}.")
     return tree
 
 
 def _check_size(tool: HardenedGit, commit_hash: str) -> None:
-    """Add up what the commit would unfold to, before it does."""
+    """Refuse a commit whose checkout would exceed the limits, by git's listing of its tree."""
     listing = tool.probe("ls-tree", "-r", "-l", "-z", "--full-tree", commit_hash)
     if listing is None:
-        raise BadFork("The commit cannot be listed, or unfolds to too many files.")
+        raise BadFork("git cannot list the commit, or it has too many files.")
     rows = [row.partition("\t") for row in listing.split("\0") if row]
     if len(rows) > TREE_FILES:
         raise BadFork(f"The commit has more than {TREE_FILES} files.")
     sizes = [facts.split()[-1] for facts, _, _ in rows]
     if sum(int(size) for size in sizes if size != "-") > TREE_BYTES:
-        raise BadFork(f"The commit unfolds to more than {TREE_BYTES // 2**20} MiB.")
+        raise BadFork(f"The commit's files exceed {TREE_BYTES // 2**20} MiB.")
     folders: set[str] = set()
     for _, _, path in rows:
         if len(path.encode(errors="surrogateescape")) > PATH_BYTES:

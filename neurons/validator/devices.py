@@ -72,7 +72,7 @@ def _identified(names: list[str] | None, shared: tuple[Path, ...]) -> Iterator[G
 
 
 def _handle(nvml: Any, name: str) -> tuple[Any, str]:
-    """Return NVML's handle of a GPU, or of a MIG slice's GPU, and the UUID of what is named."""
+    """Return NVML's handle of a GPU, or of a MIG slice's GPU, and the UUID of the GPU or slice."""
     if name.startswith(_SLICE):
         part = nvml.nvmlDeviceGetHandleByUUID(name)
         return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part), name

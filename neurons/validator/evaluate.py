@@ -34,13 +34,13 @@ from neurons.wire.protocol import Benchmarks, QueuedSubmission
 from neurons.wire.rules import SHORTEST_TARGET
 
 REPEATED: frozenset[Kind] = frozenset({"crash", "out_of_memory"})
-"""Failures that may be this machine's fault: the process is started a second time."""
+"""Failures that this machine may have caused: the process is started a second time."""
 
 AMBIGUOUS: frozenset[Kind] = frozenset(
     {"timeout", "out_of_memory", "limit", "crash", "protocol", "import"}
 )
-"""Failures that a faulty machine causes as well: a control run then decides whose fault it is.
-Another fork may cause them too, so what fails next to others is repeated alone."""
+"""Failures that a faulty machine also causes: a control run then decides whether they count.
+Another fork may cause them too, so a process that fails next to others is repeated alone."""
 
 BUDGET = 2.0
 """Limit of a submission's measurements, as a multiple of the seconds of one process."""
@@ -53,20 +53,20 @@ Result = TypeVar("Result")
 
 
 class FaultyMachine(Postponed):
-    """The control run failed: this machine or its GPU measures nothing."""
+    """The control run failed: this machine or its GPU cannot measure."""
 
 
 @dataclass(frozen=True)
 class Evaluator:
     """The parts of an evaluation other than the submission.
 
-    Evaluations that run at the same time share a lock. One holds it alone while it times the
-    target, so that no other fork slows that down or helps, and while it repeats what failed.
+    Evaluations that run at the same time share a lock. An evaluation holds it exclusively while it
+    times the target, so that no other fork slows that down or helps, and during repetitions.
 
     Attributes:
-        folder: where the clones are made.
+        folder: the folder of the clones.
         timeout: seconds for each measuring process.
-        sources: where forks may be cloned from.
+        sources: allowed sources of forks.
         stop: ends an evaluation promptly, without a verdict.
         confinement: the sandbox of a fork's code; None runs it with this user's rights.
         share: the sandbox while others run at the same time; None if evaluations never do.
@@ -91,8 +91,8 @@ class Evaluator:
         """Return the verdict on a revealed submission.
 
         Raises:
-            Postponed: nothing is known yet, through no fault of the submission's.
-            Stopped: on request; the submission has no verdict.
+            Postponed: this machine or the network failed, so there is no verdict yet.
+            Stopped: the validator was stopped; there is no verdict.
         """
         if not is_claim(submission.tokens_per_sec):
             return reject(f"The claim of {submission.tokens_per_sec} tokens/s is no speed.")
@@ -122,11 +122,11 @@ class Evaluator:
             raise Postponed(fault.reason) from fault
 
     def check_machine(self) -> None:
-        """Return when this machine calculates as it should, in the confinement of the forks.
+        """Run a computation in the forks' confinement and check its result.
 
         Raises:
-            FaultyMachine: it does not, and why.
-            Stopped: on request.
+            FaultyMachine: the computation failed; the message has the reason.
+            Stopped: the validator was stopped.
         """
         try:
             with self.lock.shared():
@@ -139,7 +139,7 @@ class Evaluator:
             log_tail = f"; {error.log_tail.strip()[-300:]}" if error.log_tail.strip() else ""
             raise FaultyMachine(
                 f"The control run failed on this machine: {error}{log_tail}",
-                "Correct what the sentence names, and start the validator again: at its start it "
+                "Remove this cause, and start the validator again: at its start it "
                 "checks the packages, and nvidia-smi shows the state of a GPU.",
             ) from error
 
@@ -156,7 +156,7 @@ class Evaluator:
         return Options(device, timeout, self.stop, confinement)
 
     def _time(self, tree: Path, submission: QueuedSubmission) -> Verdict:
-        """Check the longest length, time each one, and compare the target's speed and the claim."""
+        """Check the longest length, time all, and compare the target's speed with the claim."""
         target = submission.target_sequence_length
         lengths = sorted({*VALIDATOR_LENGTHS, target}, reverse=True)
         deadline = time.monotonic() + BUDGET * self.timeout
@@ -180,7 +180,7 @@ class Evaluator:
                 samples[length] = confirm(attempt(timed, length), correctness)
                 self._log(submission, samples[length])
             verdict = judge(submission.tokens_per_sec, samples[target].tokens_per_sec)
-            if not verdict.passed:  # interference can only slow a run down: the better one counts
+            if not verdict.passed:  # other work can only slow a run down, so the faster one counts
                 again = confirm(attempt(timed, target), correctness)
                 samples[target] = max(again, samples[target], key=lambda one: one.tokens_per_sec)
                 verdict = judge(submission.tokens_per_sec, samples[target].tokens_per_sec)
@@ -197,7 +197,7 @@ class Evaluator:
         return self._options(self.device, min(self.timeout, left), alone=alone)
 
     def _twice(self, work: Callable[..., Result], length: int, *, alone: bool) -> Result:
-        """Return the result of `work`, called again after a failure that may not be the fork's."""
+        """Return the result of `work`; repeat it after a failure that may not be the fork's."""
         try:
             return work(alone=alone)
         except MeasurementError as error:
@@ -223,11 +223,11 @@ class Evaluator:
 
     def _check_stop(self) -> None:
         if self.stop.is_set():
-            raise Stopped("asked to stop")
+            raise Stopped("stop requested")
 
 
 def _figures(samples: Iterable[Sample]) -> Benchmarks:
-    """Return the samples as the wire has them, the shortest length first."""
+    """Return the samples' figures in the wire's form, the shortest length first."""
     return {
         str(one.length): {"tokens_per_sec": one.tokens_per_sec, "vram_mb": one.vram_mb}
         for one in sorted(samples, key=lambda one: one.length)
@@ -235,7 +235,7 @@ def _figures(samples: Iterable[Sample]) -> Benchmarks:
 
 
 def _device(samples: Iterable[Sample]) -> str | None:
-    """Return the GPU's name, or the cores of a CPU; None where nothing was timed."""
+    """Return the GPU's name, or the number of a CPU's cores; None if nothing was timed."""
     machine = next((one.environment for one in samples if one.environment), None)
     if machine is None:
         return None

@@ -1,4 +1,4 @@
-"""Tries from inside a sandbox what it must keep from a fork, and reports what it fails to keep."""
+"""Attempts forbidden operations inside a sandbox, and reports those that succeed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ print(json.dumps(leaks))
 
 
 def find_leaks(confine: Callable[[list[str], Path], list[str]]) -> list[str]:
-    """Return the sandbox's leaks to a fork, as sentences; none if it is tight.
+    """Return the sandbox's leaks as sentences; empty if there are none.
 
     Args:
         confine: returns the command that runs its arguments in the sandbox, in an empty folder.

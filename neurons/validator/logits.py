@@ -44,14 +44,14 @@ class _Busy(_NoAnswer):
 
 @dataclass
 class LogitVerifier:
-    """Sends two servers one secret prompt and compares their logits.
+    """Sends the same secret prompt to two servers and compares their logits.
 
     Attributes:
         reference: address of the validator's own server.
         servers: addresses by hotkey; miners without one are not verified.
-        least_cosine, most_difference: what the logits have to keep.
+        least_cosine, most_difference: limits for the logits.
         new_tokens: tokens to generate.
-        signer: signs the requests, by which a server knows a validator's.
+        signer: signs the requests, so that a server can give a validator's priority.
     """
 
     reference: str
@@ -89,7 +89,7 @@ class LogitVerifier:
         return self._judge(submission, request, expected, reply)
 
     def _request(self) -> InferenceRequest:
-        """Draw a prompt that nobody can have answered before."""
+        """Draw a random prompt, so that the answer cannot be known in advance."""
         info = _read("GET", f"{self.reference}/model_info", None, ModelInfo)
         prompt = [secrets.randbelow(info.vocab_size) for _ in range(PROMPT_TOKENS)]
         step = 1 + secrets.randbelow(min(LAST_STEP, self.new_tokens))

@@ -49,7 +49,7 @@ class Evaluation:
     seconds: float = 0.0
 
     def run(self) -> Verdict:
-        """Return the evaluator's verdict; every line of the log meanwhile names the GPU."""
+        """Return the evaluator's verdict; all log lines of the evaluation name the GPU."""
         began = self.timer()
         named = log.bind(submission=self.submission.id, **self.details)
         try:
@@ -141,7 +141,7 @@ class Validator:
         queue = self._answer(self._api.queue) or []
         new = [one for one in queue if one.id not in self._seen and one.miner_hotkey not in taken]
         due = [one for one in new if self._attempts.is_due(one)]
-        first = min(due, key=self._attempts.turn, default=None)
+        first = min(due, key=self._attempts.queue_key, default=None)
         alone = first is not None and self._attempts.of(first).deaths > 0
         return None if alone and running else first
 
@@ -202,7 +202,7 @@ class Validator:
             log.exception("no verdict", submission=submission.id)
 
     def _abandon(self) -> None:
-        """After an error, stop what runs; verdicts are written after the next start."""
+        """After an error, stop the running evaluations; the next start writes finished verdicts."""
         if self._running:
             self._stop.set()
         for future, evaluation in self._running.items():
@@ -217,7 +217,7 @@ class Validator:
             self._answer(self._weights.run_once)
 
     def _answer(self, call: Callable[[], Answer]) -> Answer | None:
-        """Return what a call of the API returns; None if it fails while submissions are judged."""
+        """Return the result of an API call; None if it fails while submissions are judged."""
         try:
             return call()
         except ApiFault as error:

@@ -82,7 +82,7 @@ def find_packages(private: Iterable[Path] = ()) -> Packages:
 
 
 def hidden_entries(folder: str) -> Iterator[str]:
-    """Yield the hidden files and folders directly in `folder`: no package lies in one."""
+    """Yield the hidden files and folders directly in `folder`, which contain no packages."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(".") and not entry.is_symlink():
@@ -170,7 +170,7 @@ def _private(named: Iterable[Path]) -> dict[str, str]:
 def _reason(entry: str, kept: Mapping[str, str]) -> str:
     """Return why an entry of the path is withheld; "" when it may be shown."""
     real = Path(os.path.realpath(entry))
-    return next((f"it holds {what}" for path, what in kept.items() if real in _above(path)), "")
+    return next((f"it contains {what}" for path, what in kept.items() if real in _above(path)), "")
 
 
 def _is_within(path: str, folders: Iterable[str]) -> bool:
@@ -183,7 +183,7 @@ def _above(path: str) -> tuple[Path, ...]:
 
 
 def _prefixes() -> Iterator[str]:
-    """Yield where the interpreter lies, and each link on the way to it."""
+    """Yield the interpreter's path, and each link on the way to it."""
     program = sys.executable
     while os.path.islink(program):
         program = os.path.normpath(os.path.join(os.path.dirname(program), os.readlink(program)))

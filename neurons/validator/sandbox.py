@@ -1,10 +1,10 @@
-"""The sandbox of a fork's code: what it sees, what it may use, and how all of it ends.
+"""The sandbox of a fork's code: visible files and devices, limits, and its end.
 
-bubblewrap gives each process that runs a fork's code separate namespaces: no network, no other
-process, a read-only system without this user's files, a small empty folder in memory, another user.
-A seccomp filter closes parts of the kernel that no measurement needs. Some cores stay reserved for
-the validator. The devices of one GPU are visible. When its first process ends, the kernel ends all
-others with it.
+bubblewrap runs a fork's code in separate namespaces: without network and other processes, as
+another user, with a read-only system without this user's files and a small empty folder in memory.
+A seccomp filter closes parts of the kernel that no measurement needs. Some cores are reserved for
+the validator. The devices of one GPU are visible. When the sandbox's first process ends, the kernel
+ends all others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from neurons.validator.seccomp import INSTALL, assemble, this_architecture
 from neurons.validator.usage import affinities, descendants, machine_memory, process_memory
 
 USER = 60_999
-"""The user of a fork's code where this process is root: no account of a usual system has it."""
+"""The user id of a fork's code if this process is root; usual systems have no account with it."""
 
 FOLDER_BYTES = 4 * 2**30
 TEMPORARY_BYTES = 2**28
@@ -34,7 +34,7 @@ FILE_BYTES = 2 * 2**30
 TASKS, PROCESSES, OPEN_FILES = 4096, 256, 4096
 MEMORY_SHARE = 0.75
 MEMORY_LEFT = 2**28
-"""Bytes that the machine must have left: only this sees memory that belongs to no process."""
+"""Least free bytes of the machine: this limit also counts memory that belongs to no process."""
 KEPT_CORES = 8
 """One core in this many is reserved for other work, at least one; forks use the rest."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -49,11 +49,11 @@ class Sandbox:
     """A `harness.measuring.process.Confinement` by bubblewrap.
 
     Attributes:
-        memory_bytes: what all processes of one child may hold together, shared memory included.
-        gpu: whose devices are shown to what may use a GPU; None for none.
-        cores: those on which a child runs; it is ended when a thread of it goes elsewhere. Empty
-            for all of the machine's.
-        packages: where workers import packages from, which is shown read-only.
+        memory_bytes: limit for all processes of one child together, with shared memory.
+        gpu: the GPU whose devices are visible to children that may use one; None for none.
+        cores: the cores of a child, which is ended if one of its threads uses another core. Empty
+            for all cores.
+        packages: the folders from which workers import packages, visible read-only.
     """
 
     bubblewrap: str
@@ -117,7 +117,7 @@ class Sandbox:
     def _limits(self) -> list[str]:
         limits = ["prlimit", f"--nproc={TASKS}", f"--fsize={FILE_BYTES}", "--core=0"]
         limits += [f"--nofile={OPEN_FILES}", "--"]
-        first = ["choom", "-n", "1000", "--"]  # what the kernel ends first when memory runs out
+        first = ["choom", "-n", "1000", "--"]  # the kernel ends the fork first when memory runs out
         if os.geteuid() != 0:
             return [*first, *limits]
         user = [f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--inh-caps=-all"]
@@ -133,13 +133,13 @@ class Sandbox:
         yield from ("--proc", "/proc", "--dev", "/dev")
         for path in ("/tmp", "/dev/shm"):  # noqa: S108 # they are the sandbox's own
             yield from ("--perms", "1777", "--size", str(TEMPORARY_BYTES), "--tmpfs", path)
-        if self.gpu and env.get("CUDA_VISIBLE_DEVICES") != "":  # what runs on the CPU has none
+        if self.gpu and env.get("CUDA_VISIBLE_DEVICES") != "":  # "": a CPU process
             for device in self.gpu.files:
                 yield from ("--dev-bind", str(device), str(device))
             yield from ("--setenv", "CUDA_VISIBLE_DEVICES", self.gpu.visible)
         libraries = filter(os.path.isabs, env.get("LD_LIBRARY_PATH", "").split(":"))
         shown += [*libraries, *self.packages.shown, *map(str, readable)]
-        masked: list[str] = []  # packages may lie below a masked folder, in a `.venv` for one
+        masked: list[str] = []  # packages may be below a masked folder, for example in a `.venv`
         for path in sorted(dict.fromkeys(shown), key=lambda path: path.count("/")):
             if os.path.exists(path) and not path.startswith("/usr/"):
                 yield from _show(path)
@@ -166,7 +166,7 @@ def _show(path: str) -> Iterator[str]:
 
 
 def _mask(path: str) -> Iterator[str]:
-    """Put an empty folder or file in the place of a hidden one."""
+    """Mask a hidden folder or file by an empty one."""
     if os.path.isdir(path):
         yield from ("--perms", "0755", "--tmpfs", path)
     else:
@@ -174,9 +174,9 @@ def _mask(path: str) -> Iterator[str]:
 
 
 def cores_for_forks() -> frozenset[int]:
-    """Return the cores that forks may use; none are named where there is but one for all.
+    """Return the cores that forks may use; empty if there is only one core.
 
-    Of a container's share of the processors no more are counted than it may use at once.
+    In a container, at most the cores of its CPU quota count.
     """
     cores = sorted(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):  # no such limit
@@ -190,7 +190,7 @@ def open_sandbox(gpu: Gpu | None = None, private: Iterable[Path] = ()) -> Sandbo
 
     Args:
         gpu: the one that forks use.
-        private: folders and files that no fork may read, wherever packages lie.
+        private: folders and files that no fork may read, even if packages are below them.
 
     Raises:
         ConfigError: this machine gives none, and why.

@@ -1,10 +1,10 @@
 """A seccomp filter for a fork's processes: kernel interfaces that no measurement needs.
 
 Namespaces would give a fork a tmpfs that no limit counts; keyrings outlive an evaluation; io_uring,
-bpf and perf have been the way out of many sandboxes. A network namespace does not separate vsock,
-which reaches the hypervisor. By prlimit(2) a fork could keep its referee from opening the GPU. What
-the CUDA driver uses stays allowed (ioctl, mmap, poll, eventfd, memfd_create, with a GPU also
-sched_setaffinity), and so does everything else.
+bpf and perf have had many sandbox escapes. A network namespace does not separate vsock, which
+reaches the hypervisor. With prlimit(2) a fork could keep its referee from opening the GPU. All
+other calls are allowed, so that the CUDA driver works (ioctl, mmap, poll, eventfd, memfd_create,
+with a GPU also sched_setaffinity).
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _instructions(architecture: Architecture, denied: set[int]) -> Iterator[Inst
         yield _EQUAL, 0, 1, number
         yield _RETURN, 0, 0, forbidden
     yield _EQUAL, 0, 1, architecture.clone3
-    yield _RETURN, 0, 0, missing  # its flags lie in memory; libraries then call clone
+    yield _RETURN, 0, 0, missing  # a filter cannot read its flags; libraries then call clone
     yield from _only(architecture.socket, _FAMILIES, _FAIL | errno.EAFNOSUPPORT)
     yield from _only(architecture.prlimit64, (0,), forbidden)  # 0: the calling process
     yield _EQUAL, 0, 3, architecture.clone

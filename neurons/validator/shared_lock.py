@@ -1,4 +1,4 @@
-"""A readers-writer lock: what may happen at the same time, and what must happen alone."""
+"""A readers-writer lock, in which waiting writers go first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 
 class SharedLock:
-    """A lock that many threads share, or one holds alone.
+    """A lock that several threads can share, or one thread can hold exclusively.
 
-    A thread that waits to be alone comes before those that would share.
+    A thread that waits for exclusive access goes before threads that want to share.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class SharedLock:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Hold the lock together with others, once nobody holds it alone or waits for that."""
+        """Share the lock, when no thread holds it exclusively or waits for that."""
         with self._changed:
             self._changed.wait_for(lambda: not self._alone and not self._waiting)
             self._sharing += 1
@@ -33,7 +33,7 @@ class SharedLock:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock once no other thread does."""
+        """Hold the lock exclusively, when no other thread holds it."""
         with self._changed:
             self._waiting += 1
             self._changed.wait_for(lambda: not self._alone and not self._sharing)

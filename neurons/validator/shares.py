@@ -1,4 +1,4 @@
-"""Evaluations at the same time: which GPUs they use, and the share of cores and memory of each."""
+"""The GPUs, cores and memory of evaluations that run at the same time."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = get_logger("validator")
 def evaluators_for(evaluator: Evaluator, gpus: Sequence[Gpu]) -> list[Evaluator]:
     """Return the evaluators that may run at the same time, each with a GPU of the first's model.
 
-    There is one of them without a sandbox, which separates forks from each other.
+    Without a sandbox, which separates forks from each other, there is only one.
 
     Args:
-        evaluator: of one evaluation, confined to the first GPU.
+        evaluator: an evaluator with the first GPU.
     """
     sandbox = evaluator.confinement
     if not isinstance(sandbox, Sandbox) or len(gpus) < 2:

@@ -1,4 +1,4 @@
-"""The processes, memory and cores that a child and its descendants use, by /proc."""
+"""The processes, memory and cores of a child and its descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def machine_memory(name: str) -> int:
 
 
 def descendants(pid: int, most: int) -> Iterator[int]:
-    """Yield the processes below `pid`, at most a few more than `most`."""
+    """Yield the descendants of `pid`; stop after a few more than `most`."""
     open_pids, count = [pid], 0
     while open_pids and count <= most:
         for task in _read_children(open_pids.pop()):
@@ -33,7 +33,7 @@ def _read_children(pid: int) -> Iterator[int]:
 
 
 def affinities(pids: Iterable[int]) -> Iterator[set[int]]:
-    """Yield the cores on which each thread may run, those of the kernel for a process included."""
+    """Yield the allowed cores of each thread, also of kernel threads that work for a process."""
     for pid in pids:
         with suppress(OSError):  # it has ended
             for task in os.listdir(f"/proc/{pid}/task"):
@@ -41,7 +41,7 @@ def affinities(pids: Iterable[int]) -> Iterator[set[int]]:
 
 
 def process_memory(pid: int) -> int:
-    """Return the bytes of memory that a process holds, without the files that it has mapped."""
+    """Return the bytes of a process's memory, without mapped files."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

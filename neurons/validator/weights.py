@@ -1,4 +1,4 @@
-"""Ends rounds that are over, and sets the weights on the chain to the shares of the last one."""
+"""Finalizes rounds that are over, and sets the chain's weights to the shares of the last round."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from neurons.wire.protocol import Round, Weight
 from neurons.wire.rules import TOP_SHARES
 
 AGAIN_SECONDS = 600.0
-"""After this long weights that the chain did not take are sent again."""
+"""Pause before weights that the chain did not accept are sent again."""
 
 log = get_logger("validator")
 
 
 @dataclass
 class WeightSetter:
-    """Keeps the chain's weights at the shares of the last round that has ended.
+    """Sets the chain's weights to the shares of the last finalized round.
 
     Args:
         set_weights: sets shares by hotkey on the chain, and returns the uids that it has set; None
-            where the weights are shown in the log and not set.
+            only logs the weights.
         interval: seconds after which the same weights are set again, so that they stay in force.
     """
 
@@ -40,7 +40,7 @@ class WeightSetter:
         """Finalize rounds that are over; set the weights if they have changed or are due.
 
         Raises:
-            ApiFault: the API does not answer.
+            ApiFault: the API does not reply.
         """
         current = self.api.current_round()
         if _is_over(current, self.clock()):
@@ -53,7 +53,7 @@ class WeightSetter:
             self._last, self._due = shares, self.clock() + self.interval
             return
         if self.clock() < self._due and self._last is None:
-            return  # refused a moment ago
+            return  # the chain has refused them less than AGAIN_SECONDS ago
         try:
             uids = self.set_weights(shares)
         except ChainUnreachable as error:
@@ -68,7 +68,7 @@ class WeightSetter:
 def shares_of(weights: list[Weight]) -> dict[str, float]:
     """Return the shares by hotkey in the order of the ranks: 60, 25, 10 and 5 in a hundred.
 
-    The server's own figures do not count. A hotkey that holds several ranks has their sum.
+    The server's figures are ignored. A hotkey with several ranks gets their sum.
     """
     shares: dict[str, float] = {}
     for row, share in zip(weights, TOP_SHARES, strict=False):

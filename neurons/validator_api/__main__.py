@@ -5,7 +5,7 @@ from __future__ import annotations
 from quasar_kernels import interrupts
 
 if __name__ == "__main__":
-    interrupts.exit_at_once()  # until all below is imported
+    interrupts.exit_at_once()  # until the imports below are done
 
 import signal
 import threading
@@ -24,7 +24,7 @@ from neurons.validator_api.app import create_app
 from neurons.validator_api.database.storage import DatabaseAway
 
 DATABASE_SECONDS = 5.0
-"""Pause between two tries to reach a database, which may start after the API."""
+"""Pause between two attempts to connect to a database, which may start after the API."""
 
 log = observe.get_logger("validator_api")
 
@@ -52,14 +52,14 @@ def serve(settings: Settings, *, port_file: Path | None) -> int:
     """Serve until a signal.
 
     Raises:
-        ConfigError: the database cannot be opened, or the port is taken.
+        ConfigError: the database cannot be opened, or the port is in use.
     """
     if not settings.validator_hotkeys and settings.validator_stake is None:
         log.warning("VALIDATOR_HOTKEYS is empty: nobody may write verdicts")
     server = open_server(settings, port_file)
     if server is None:
         return 0
-    # uvicorn raises the signal again once it has stopped; ending on request is a success.
+    # uvicorn raises the signal again when it has stopped; these handlers keep exit status 0.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     place = listen(settings.host, settings.port, ("HOST", "PORT"))
@@ -68,7 +68,7 @@ def serve(settings: Settings, *, port_file: Path | None) -> int:
 
 
 def open_server(settings: Settings, port_file: Path | None = None) -> Server | None:
-    """Return the server once its database can be reached, None if a signal came first.
+    """Return the server when its database can be reached, or None if a signal came first.
 
     Raises:
         ConfigError: the database cannot be opened.

@@ -24,13 +24,13 @@ Clock = Callable[[], float]
 
 
 class Api:
-    """The parts of one running API. Tests pass clocks, a chain and shorter pauses.
+    """The shared objects of one running API. Tests pass clocks, a chain and shorter pauses.
 
     Args:
         clock: the time of rounds, blocks and bans.
-        wall_clock: the time that validators' signed timestamps are compared with.
-        neurons: returns the subnet's registered hotkeys; by default it reads the chain where a
-            setting needs it.
+        wall_clock: the time with which validators' signed timestamps are compared.
+        neurons: returns the subnet's registered hotkeys; by default it reads the chain if a
+            setting requires that.
         round_check_seconds: pause between two checks whether the round is over.
         chain_seconds: pause between two requests to the chain.
 
@@ -59,9 +59,9 @@ class Api:
         self._neurons: Mapping[str, Neuron] = {}
 
     def context(self) -> RequestContext:
-        """Return the present."""
+        """Return the context of a request that arrives now."""
         uids = None
-        if self.ask_chain is not None:  # until it answers, no hotkey has a uid
+        if self.ask_chain is not None:  # before its first reply, no hotkey has a uid
             uids = {hotkey: neuron.uid for hotkey, neuron in self._neurons.items()}
         now = self.clock()
         block = block_at(now, self.settings.block_time_seconds)
@@ -69,10 +69,10 @@ class Api:
         return RequestContext(rounds.utc(now), block, oldest, uids)
 
     def update_neurons(self) -> None:
-        """Read the registered hotkeys from the chain; on failure the earlier ones stay.
+        """Read the registered hotkeys from the chain; after a failure, keep the earlier ones.
 
         Raises:
-            ChainUnreachable: the chain does not answer.
+            ChainUnreachable: the chain does not reply.
         """
         if self.ask_chain is not None:
             self._neurons = self.ask_chain()
@@ -100,7 +100,7 @@ class Api:
         """Run `work` in one transaction, which first ends an overdue round.
 
         Args:
-            call: the validator's signed request, which counts once.
+            call: the validator's signed request, which is accepted once.
         """
 
         def transaction(session: Session) -> Result:
@@ -113,7 +113,7 @@ class Api:
         return self.storage.write(transaction)
 
     def end_overdue_round(self) -> None:
-        """Finalize the active round when its time is over, and open the next."""
+        """If the active round's time is over, finalize it and open the next round."""
         context = self.context()
         with self.storage.read() as session:
             overdue = rounds.is_overdue(session, context)

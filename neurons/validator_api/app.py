@@ -1,4 +1,4 @@
-"""The application: its routes, and what surrounds every request.
+"""The application: its routes and its middleware.
 
 Each request passes `ClientAddress`, `AccessLog` and `BodyLimit` before its route.
 """
@@ -78,7 +78,7 @@ def create_app(api: Api) -> FastAPI:
 
 
 async def _end_rounds(api: Api) -> None:
-    """End each round on time, also when nobody calls."""
+    """End each round on time, also without requests."""
     while True:
         await asyncio.sleep(api.round_check_seconds)
         try:

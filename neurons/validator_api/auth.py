@@ -33,7 +33,7 @@ _HEX = re.compile(r"(?:[0-9A-Fa-f]{2})+")
 
 
 def _claimed(request: Request) -> tuple[str, str]:
-    """Return the hotkey and the signature that the headers name, else 401."""
+    """Return the hotkey and the signature of the headers; raise a 401 if they are malformed."""
     hotkey = request.headers.get(protocol.HOTKEY_HEADER)
     signature = request.headers.get(protocol.SIGNATURE_HEADER)
     if not hotkey or not signature:
@@ -46,7 +46,7 @@ def _claimed(request: Request) -> tuple[str, str]:
 
 
 def authenticated(request: Request) -> str:
-    """Return the hotkey if the headers carry its signature of its address; else raise a 401."""
+    """Return the hotkey if the headers contain its signature of its address; else raise a 401."""
     hotkey, signature = _claimed(request)
     if not verify(hotkey, hotkey, signature):
         raise HTTPException(401, "Invalid signature")
@@ -78,7 +78,7 @@ class RateLimiter:
             return 0.0
 
     def _forget(self, before: float) -> None:
-        """Drop what the window has left behind, so that memory follows the traffic."""
+        """Delete the calls from before the window, so that memory stays bounded."""
         while self._calls and self._calls[0][0] <= before:
             _, hotkey = self._calls.popleft()
             self._of[hotkey].popleft()
@@ -88,10 +88,10 @@ class RateLimiter:
 
 @dataclass(frozen=True)
 class Caller:
-    """A miner that has proved who it is and may call now.
+    """A miner whose signature is valid and whose rate limit is not exceeded.
 
     Attributes:
-        client: what bans count it under.
+        client: the key under which bans count its failures.
     """
 
     hotkey: str
@@ -118,7 +118,7 @@ TheCaller = Annotated[Caller, Depends(caller)]
 
 
 def check_fork_url(fork_url: str, *, allow_files: bool) -> None:
-    """Refuse a fork that no validator elsewhere can clone, and text that is no address."""
+    """Refuse a malformed address, and one that other machines' validators cannot clone."""
     try:
         parts = urlsplit(fork_url)
     except ValueError:  # such as https://[
@@ -130,8 +130,8 @@ def check_fork_url(fork_url: str, *, allow_files: bool) -> None:
     if not plain or not fork_url.isascii() or not fork_url.isprintable() or " " in fork_url:
         raise HTTPException(
             400,
-            "fork_url must be a plain https address; an API with ALLOW_FILE_FORKS=true takes "
-            "file:// as well",
+            "fork_url must be a plain https address; an API with ALLOW_FILE_FORKS=true also "
+            "accepts file://",
         )
 
 
@@ -140,8 +140,8 @@ class ValidatorCall:
     """A request that a validator has signed as a whole.
 
     Attributes:
-        made_at: when it came, in naive UTC.
-        expires_at: from then on its time is refused, so that its nonce may be forgotten.
+        made_at: time of arrival, in naive UTC.
+        expires_at: time from which its timestamp is refused, so that its nonce can be deleted.
     """
 
     hotkey: str
@@ -150,7 +150,7 @@ class ValidatorCall:
     expires_at: datetime
 
     def spend(self, session: Session) -> None:
-        """Take the nonce, once: a request that somebody sends again is refused with 401."""
+        """Record the nonce; refuse a repeated request with 401."""
         session.execute(delete(UsedNonce).where(UsedNonce.expires_at <= self.made_at))
         if session.get(UsedNonce, (self.hotkey, self.nonce)) is not None:
             raise Replayed("Nonce was used before")
@@ -159,9 +159,10 @@ class ValidatorCall:
 
 
 async def validator(request: Request) -> ValidatorCall:
-    """Return the validator's call whose path, query, body, nonce and time are signed.
+    """Return the validator's call if it is signed with path, query, body, nonce and time.
 
-    401 without a valid signature of just this request, 403 when the hotkey is no validator.
+    Raises a 401 without a valid signature of this request, and a 403 if the hotkey is not a
+    validator's.
     """
     api = request.app.state.api
     _claimed(request)
@@ -182,13 +183,13 @@ Validator = Annotated[ValidatorCall, Depends(validator)]
 
 
 def check_same_hotkey(claimed: str, hotkey: str) -> None:
-    """Refuse a body that speaks for another hotkey than the headers prove."""
+    """Refuse a body with another hotkey than the signed headers."""
     if claimed != hotkey:
         raise HTTPException(403, "Hotkey mismatch")
 
 
 def check_signed(route: str, body: CommitRequest | ClaimRequest) -> None:
-    """Refuse a body whose `signature` is not its hotkey's: of all of it in version 2."""
+    """Refuse a body without its hotkey's signature, in version 2 of the whole body."""
     if body.version is not None:
         texts = [bound_text(route, body)]
     elif isinstance(body, CommitRequest):
@@ -202,8 +203,8 @@ def check_signed(route: str, body: CommitRequest | ClaimRequest) -> None:
 def public_texts(body: ClaimRequest) -> list[str]:
     """Return the texts that `body.signature` may sign on the public wire.
 
-    The subnet's reference miner keeps its benchmarks under integers and so signs the lengths in
-    numeric order, and signs nothing in their place when it sends none.
+    The subnet's reference miner signs the benchmarks with lengths in numeric order, because its
+    keys are integers, and an empty text if there are no benchmarks.
     """
     repo_hash = body.repo_hash if isinstance(body, SubmitRequest) else None
     start = f"{body.fork_url}{body.commit_hash}{body.tokens_per_sec}"

@@ -86,7 +86,7 @@ class ApiClient(Connection):
         self._limit = None if self.on_loopback else Limiter(REQUESTS_A_MINUTE, wait)
 
     def current_round(self) -> Round:
-        """GET /get_current_round, which also starts a round where none is active."""
+        """GET /get_current_round, which also starts a round if none is active."""
         return self._get("/get_current_round", Round)
 
     def pending_reveals(self) -> PendingReveals:
@@ -160,7 +160,7 @@ class _Pending(Message):
 
 
 class _Stats(Message):
-    """GET /get_submission_stats with the numbers of others' rows in place of the rows."""
+    """GET /get_submission_stats, with only the numbers of other miners' rows."""
 
     total_submissions: int  # without it, an empty object would pass as an empty queue
     recent_submissions: Sequence[QueuedSubmission | int | None] = ()

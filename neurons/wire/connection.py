@@ -1,6 +1,6 @@
-"""Below the calls of the API: which addresses are safe, how often, and what a reply may hold.
+"""HTTP below the API's calls: safe addresses, a rate limit, bounded and validated replies.
 
-The miner's and the validator's side both stand on `Connection`.
+The miner's and the validator's clients both use `Connection`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REPLY_BYTES = 2**20
 REPLY_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
 CLOCK_SECONDS = 30.0
-"""A difference of the clocks that is worth a warning."""
+"""Difference of the clocks above which a warning is logged."""
 
 Reply = TypeVar("Reply", bound=BaseModel)
 
@@ -47,18 +47,18 @@ log = get_logger("client")
 
 
 class Connection:
-    """HTTP to one validator API: two headers, one bounded reply, one type for each outcome.
+    """HTTP to one validator API. Replies are bounded, and each kind of failure has an exception.
 
     Args:
         base_url: https, or http on this machine.
-        identity: signs the two headers, which go to this host alone.
+        identity: signs the hotkey's headers, which are sent to this host only.
         transport: replaces the network in tests.
         now: Unix seconds of this machine, compared with the server's Date.
-        reply_seconds: how long a reply may take to begin, and then to end.
+        reply_seconds: limit on the time until a reply begins, and again until it ends.
         reply_bytes: the largest body that is read.
 
     Raises:
-        ConfigError: the address would show the signature header to others.
+        ConfigError: the address would expose the signature header.
 
     Attributes:
         clock_offset: seconds by which the server's clock is ahead; None before the first reply.
@@ -88,7 +88,7 @@ class Connection:
             transport=transport,
             timeout=httpx.Timeout(reply_seconds, connect=min(CONNECT_SECONDS, reply_seconds)),
             follow_redirects=False,
-            trust_env=not self.on_loopback,  # a proxy has no business with this machine's server
+            trust_env=not self.on_loopback,  # calls to this machine must not pass a proxy
             headers={"Accept": "application/json"},
         )
 
@@ -109,17 +109,18 @@ class Connection:
         each: Callable[[dict[str, Any]], object] | None = None,
         reply_bytes: int | None = None,
     ) -> Reply:
-        """Send one request, with the two headers when `signed`, and return its checked reply.
+        """Send one request and return its validated reply.
 
         Args:
-            bound: whether the headers sign this request as a whole, as a validator's must.
-            each: reduces every JSON object of the reply while it is read, so that other people's
-                rows of a list neither fill the memory nor spoil the other rows.
-            reply_bytes: the largest body that is read of this reply.
+            signed: whether to send the headers with the hotkey and its constant signature.
+            bound: whether to sign this whole request, as the API requires of validators.
+            each: reduces each JSON object of the reply while it is parsed, so that the rows of
+                other miners take little memory and cannot make the reply invalid.
+            reply_bytes: limit on this reply's body instead of the connection's.
 
         Raises:
             Retry, Held: one of the types of `neurons.wire.outcomes`.
-            ValueError: `body` has a number that is not finite; nothing was sent.
+            ValueError: `body` contains NaN or an infinity; nothing was sent.
         """
         headers = dict(self._credentials) if signed else {}
         content = b""
@@ -156,7 +157,7 @@ class Connection:
         return bytes(data)
 
     def server_time(self) -> float:
-        """Return the server's clock as Unix seconds, this machine's before the first reply."""
+        """Return the server's time in Unix seconds; before the first reply, this machine's."""
         return self._now() + (self.clock_offset or 0.0)
 
     def _note_clock(self, date: str | None) -> None:
@@ -173,10 +174,10 @@ class Connection:
 
 
 class Limiter:
-    """At most `count` requests in any minute; what comes too soon waits.
+    """Allows at most `count` requests in any minute, and delays further ones.
 
     Args:
-        wait: waits that many seconds.
+        wait: waits for a number of seconds.
         clock: a monotonic clock in seconds.
     """
 
@@ -190,7 +191,7 @@ class Limiter:
         self._wait, self._clock = wait, clock
 
     def __call__(self) -> None:
-        """Wait until a request may go out, and count it."""
+        """Wait until a request may be sent, and count it."""
         if len(self._sent) == self._sent.maxlen:
             self._wait(max(0.0, self._sent[0] + 60.0 - self._clock()))
         self._sent.append(self._clock())
@@ -213,7 +214,7 @@ def check_address(base_url: str) -> bool:
 
 
 def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoReturn:
-    """Raise the type of a failure below HTTP: untrusted, never sent, or sent without a reply."""
+    """Raise the exception of a failed exchange: untrusted, never sent, or sent without a reply."""
     reason = f"{route}: {type(error).__name__}: {error}"
     cause: BaseException | None = error
     while cause is not None:
@@ -237,10 +238,10 @@ def parse_reply(
     reply: type[Reply],
     each: Callable[[dict[str, Any]], object] | None = None,
 ) -> Reply:
-    """Return the checked message in `data`; raise ProtocolFault when it is anything else.
+    """Return the validated message in `data`; raise ProtocolFault if it is not one.
 
-    NaN and Infinity are refused, but in a list whose objects `each` looks through: there they may
-    stand in a row of somebody else's, and a message of this wire has no field that takes them.
+    NaN and Infinity are refused. With `each` they may occur in the rows of other miners, and the
+    messages' own fields refuse them.
     """
     try:
         if each is None:

@@ -1,4 +1,4 @@
-"""The wire of an inference server, for it and for the validator that compares two of them."""
+"""The messages between an inference server and a validator that compares logits."""
 
 from __future__ import annotations
 

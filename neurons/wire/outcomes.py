@@ -67,11 +67,11 @@ class ProtocolFault(Uncertain):
 
 
 class TooLarge(ProtocolFault):
-    """A reply that is longer than is read."""
+    """A reply beyond the size limit."""
 
 
 class Refused(Held):
-    """A 4xx in the API's own words that trying again would not change."""
+    """A 4xx with the API's own message; a retry would give the same result."""
 
 
 class Unauthorized(Refused):
@@ -210,7 +210,7 @@ def _refusal(status: int, detail: str, reason: str) -> Refused:
 def api_detail(body: bytes) -> str | None:
     """Return the reply's `detail` on one line, without data of the request that it may echo.
 
-    None where the body is not the API's JSON with a `detail`: somebody else answered.
+    None if the body is not the API's JSON with a `detail`, for example a proxy's page.
     """
     try:
         detail = json.loads(body)["detail"]

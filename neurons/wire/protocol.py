@@ -29,7 +29,7 @@ WIRE_VERSION = 2
 public wire is version 1."""
 
 HIGHEST_CLAIM = 1e10
-"""The most tokens per second that can be claimed: 50 times what an H200 reaches at its best."""
+"""The highest claim in tokens/s: 50 times the best speed of an H200."""
 
 MOST_HOURS = 24 * 366
 """The longest round."""
@@ -271,7 +271,7 @@ class SubmitRequest(ClaimRequest):
 
 
 class SubmitReply(Message):
-    """Reply of POST /submit_kernel; the server repeats what it stored."""
+    """Reply of POST /submit_kernel; the server repeats the stored values."""
 
     submission_id: RowId
     created_at: str
@@ -452,7 +452,7 @@ def request_text(method: str, target: str, timestamp: str, nonce: str, body: byt
     """Return the text that a validator's Signature header signs.
 
     Args:
-        target: the path, and `?` with the query where there is one, as sent.
+        target: the path, and `?` with the query if there is one, as sent.
         timestamp: Unix seconds, as in the header.
         nonce: as in the header; one is taken once.
         body: the bytes sent, empty without a body.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 GENESIS_UNIX = 1_609_459_200
-"""Unix time of block 0: 2021-01-01T00:00:00Z. Blocks are wall-clock time, not chain height."""
+"""Unix time of block 0 (2021-01-01T00:00:00Z): the server counts by its clock, not by the chain."""
 
 BLOCK_SECONDS = 12
 """Seconds in a block on the public server."""
@@ -16,7 +16,7 @@ BAN_HOURS = 24
 ROUND_HOURS = 48
 
 SHORTEST_TARGET = 512
-"""Tokens of the shortest submission; below, a call's speed does not measure the kernel."""
+"""Least target in tokens: in shorter calls, the speed does not measure the kernel."""
 
 
 def block_at(unix: float, block_seconds: int = BLOCK_SECONDS) -> int:

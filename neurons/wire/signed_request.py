@@ -1,4 +1,4 @@
-"""Requests that a validator signs as a whole: how clients sign them, and how servers check them."""
+"""Whole-request signatures of validators: signing by clients, verification by servers."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class NotSigned(Exception):
 
 @dataclass(frozen=True)
 class SignedRequest:
-    """A request whose hotkey is proven; the server accepts its nonce once.
+    """A request with a valid signature; the server accepts its nonce once.
 
     Attributes:
-        expires_at: Unix seconds; from then on its time is refused, so that its nonce may be
-            forgotten.
+        expires_at: Unix seconds from which its timestamp is refused, so that its nonce can be
+            deleted.
     """
 
     hotkey: str
@@ -59,7 +59,7 @@ def signed_headers(
     """Return the headers that sign one request.
 
     Args:
-        target: the path, and `?` with the query where there is one, as sent.
+        target: the path with `?` and the query, if there is one, as sent.
         now: the server's clock in Unix seconds.
     """
     timestamp, nonce = str(round(now)), secrets.token_hex(16)
@@ -80,7 +80,7 @@ def check_signed_request(
         now: this server's clock in Unix seconds.
 
     Raises:
-        NotSigned: with a sentence for the client.
+        NotSigned: the signature, nonce or time is invalid; the message is for the client.
     """
     hotkey, signature = headers.get(HOTKEY_HEADER, ""), headers.get(SIGNATURE_HEADER, "")
     timestamp, nonce = headers.get(TIMESTAMP_HEADER, ""), headers.get(NONCE_HEADER, "")

@@ -2,10 +2,10 @@
 
     S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T
 
-A chunk is halved repeatedly. One product gives the reads of a second half's tokens from the first
-half; its operands contain the decays up to the middle and from there. Only sums of log decays of
-the tokens in between are exponentiated, never a difference of larger sums. Decays of any strength,
-down to zero, therefore neither overflow nor cost their neighbours digits.
+A chunk is halved repeatedly. One product gives the scores of the second half's tokens and the first
+half's; its operands contain the decays up to the middle and from there. Only sums of log decays of
+the tokens in between are exponentiated, never a difference of larger sums. Therefore no decay, not
+even one to zero, can overflow or reduce the precision of neighbouring tokens.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def decayed_attention(
         q, k: `[B, T, H, K]`.
         v: `[B, T, H, V]`.
         g: `[B, T, H, K]`, or `[B, T, H, 1]` for all channels: log decays, not positive.
-        u: `[H, K]`: a token reads the state before its own decay and, by these factors, itself.
-            None: it reads the state behind it.
+        u: `[H, K]`: a token reads the state before its decay, and its own key and value by these
+            factors. None: it reads the state after it.
         initial_state: `[N, H, K, V]`, N = B or the number of packed sequences; None is zero.
         cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
 
@@ -43,7 +43,7 @@ def decayed_attention(
         o `[B, T, H, V]` in v's dtype, and the final state `[N, H, K, V]` in fp32 (fp64 for fp64 v).
 
     Raises:
-        ValueError: `cu_seqlens` does not cut one row of T tokens.
+        ValueError: the bounds `cu_seqlens` do not fit one row of T tokens.
     """
     B, T, H, K = q.shape
     dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
@@ -73,7 +73,7 @@ def _sequence(
     C = min(CHUNK, 1 << (T - 1).bit_length())
     NT = -(-T // C)
 
-    def chunks(x: Tensor) -> Tensor:  # [B, T, H, D] -> [NT, B, H, C, D]; zeros change nothing
+    def chunks(x: Tensor) -> Tensor:  # [B, T, H, D] -> [NT, B, H, C, D]; padding has no effect
         x = F.pad(x, (0, 0, 0, 0, 0, NT * C - T))
         return x.reshape(B, NT, C, H, -1).permute(1, 0, 3, 2, 4)
 
@@ -98,7 +98,7 @@ def _sequence(
 def _across_middles(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, inclusive: bool, half: int
 ) -> Tensor:
-    """Return `[..., C, V]`: reads of second halves of `2 * half` tokens from the first halves."""
+    """Return the part `[..., C, V]` of the outputs of second halves that is due to first halves."""
     q, k, v, g = (x.unflatten(-2, (-1, 2, half)) for x in (q, k, v, g))
     reading = q[..., 1, :, :] * torch.exp(_until(g[..., 1, :, :], inclusive))
     writing = k[..., 0, :, :] * torch.exp(_after(g[..., 0, :, :]))
@@ -107,10 +107,10 @@ def _across_middles(
 
 
 def _until(g: Tensor, inclusive: bool) -> Tensor:
-    """Return the log decay from before the first row to each, its own included or not."""
+    """Return for each row the sum of the log decays before it, and of its own if `inclusive`."""
     return (g if inclusive else F.pad(g, (0, 0, 1, -1))).cumsum(-2)
 
 
 def _after(g: Tensor) -> Tensor:
-    """Return the log decay after each row, to behind the last."""
+    """Return for each row the sum of the log decays after it."""
     return F.pad(g, (0, 0, -1, 1)).flip(-2).cumsum(-2).flip(-2)

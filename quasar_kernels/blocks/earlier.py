@@ -1,4 +1,4 @@
-"""The tokens before each token, over the borders of calls and of packed sequences."""
+"""The tokens before each token, across calls and within packed sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quasar_kernels.shapes import check_bounds, expect
 
 
 class Earlier:
-    """Gives the tokens up to `reach` places before each token of a call.
+    """The tokens up to `reach` places before each token of a call.
 
     Args:
         x: `[B, T, C]`.
@@ -21,8 +21,8 @@ class Earlier:
         cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
 
     Raises:
-        ValueError: `cu_seqlens` does not cut one row of T tokens, or `before` has another number
-            of sequences.
+        ValueError: the bounds `cu_seqlens` do not fit one row of T tokens, or `before` has another
+            number of sequences.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Earlier:
         self._fresh = before is None
         starts = x.new_zeros(rows * len(lengths), reach, C) if before is None else before
         self._empty = x[:, :0], starts[:0].to(x.dtype)
-        # of each packed sequence, or of all rows: the last tokens before the call, and the call's
+        # for each packed sequence, or for all rows: the last tokens before the call, and the call's
         self._parts = list(zip(starts.to(x.dtype).split(rows), x.split(lengths, 1), strict=True))
 
     def by(self, distance: int) -> Tensor:
-        """Return `[B, T, C]`: the token `distance` places before each token."""
+        """Return the token `distance` places before each token, `[B, T, C]`."""
         parts = []
         for start, tokens in self._parts:
             T = tokens.shape[1]
@@ -51,7 +51,7 @@ class Earlier:
         return parts[0] if len(parts) == 1 else torch.cat([self._empty[0], *parts], dim=1)
 
     def convolved(self, taps: Tensor, bias: Tensor | None) -> Tensor:
-        """Return `[B, T, C]`: silu of the causal depthwise convolution, taps `[C, reach + 1]`."""
+        """Return silu of the causal depthwise convolution, `[B, T, C]`; taps: `[C, reach + 1]`."""
         x = self._x
         if self._fresh:
             B, T, C = x.shape
@@ -66,7 +66,7 @@ class Earlier:
         return torch.cat([self._empty[0], *parts], dim=1)
 
     def last(self) -> Tensor:
-        """Return `[N, reach, C]`: the tokens before each sequence's next one."""
+        """Return the last tokens of each sequence, `[N, reach, C]`, for the next call."""
         ends = []
         for start, tokens in self._parts:
             T = tokens.shape[1]

@@ -20,28 +20,28 @@ from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing
 from quasar_kernels.shapes import expect, expect_sizes
 
 OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46, "quasar": 1.0}
-"""Factors of the mixers' output weights at the start. Without them a mixer returns an RMS of 0.13,
-0.57 or 0.28 for an input of 1; with them branches begin alike, and only their gains differ."""
+"""Initial factors of the mixers' output weights. Without them, mixers return RMS 0.13, 0.57 and
+0.28 for an input of RMS 1; with them, their outputs are equally large."""
 _OUTPUTS = {"rwkv6": "output.weight", "mamba2": "output.weight", "quasar": "layer.o_proj.weight"}
 BlockState = dict[str, Any]
 """Each mixer's state by its name."""
 
 
 class HybridBlock(nn.Module):
-    """Mixes tokens in parallel branches, then channels, each on a normed residual stream.
+    """Mixes tokens in parallel branches, then channels in an MLP, both with norms and residuals.
 
     Args:
         width: channels of the input and the output.
-        heads: of every branch.
-        mixers: which branches, of `MIXERS`, in the order of their gains, or their names with `+`
-            between; one alone is allowed.
-        fusion: `gains` a channel, started at 0.7 for the first branch and 0.3 for the others;
-            `gated`, a softmax a token and head; or `mean`, of normed branches.
+        heads: heads of each branch.
+        mixers: the branches, of `MIXERS`, in the order of their gains, or their names joined by
+            `+`; there may be one.
+        fusion: `gains`, per channel, initially 0.7 for the first branch and 0.3 for the others;
+            `gated`, a softmax per token and head; or `mean`, of normalised branches.
         layer, layers: the block's place from 0 and how many there are.
         state: Mamba-2's state size.
         inner: the MLP's inner width; None is four times `width`.
         checkpoint_above: tokens of a call beyond which the backward pass computes the block again
-            instead of keeping what lies between; None never does.
+            instead of keeping intermediate results; None for never.
 
     Raises:
         ValueError: an unknown or repeated mixer, an unknown fusion, or sizes that do not fit.
@@ -94,17 +94,17 @@ class HybridBlock(nn.Module):
 
         Args:
             x: `[B, T, width]`.
-            state: the result of an earlier call, which this one may overwrite (`copy.deepcopy` it
-                to go on from it twice); None starts from zero states.
+            state: the result of an earlier call, which this call may overwrite (`copy.deepcopy` it
+                to continue from it twice); None starts from zero states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             keep: whether to return the state, for decoding.
-            cp_context: of `build_cp_context`: x is this rank's slice of packed sequences, whose
-                bounds replace cu_seqlens, without an earlier state, and every rank calls. `keep`
-                then takes one sequence, whose state the last rank has. Parameters' gradients are
-                those of the slice: sum them over the ranks.
+            cp_context: from `build_cp_context`: x is this rank's slice of packed sequences, whose
+                bounds replace cu_seqlens. There is no earlier state, and all ranks must call.
+                `keep` needs a single sequence, whose state the last rank returns. Gradients of
+                parameters are those of the slice: sum them over the ranks.
 
         Returns:
-            y `[B, T, width]`, and the state behind each sequence or None.
+            y `[B, T, width]`, and the state after each sequence or None.
 
         Raises:
             ValueError: shapes that do not fit one another, or a state of another kind of block.
@@ -112,10 +112,8 @@ class HybridBlock(nn.Module):
         expect("x", x, ("B", "T", self.norm.weight.shape[0]))
         if state is not None and (not isinstance(state, dict) or set(state) != set(self.mixers)):
             got = sorted(state) if isinstance(state, dict) else type(state).__name__
-            raise ValueError(
-                f"state must be what this block returned, of {[*self.mixers]}; got {got}"
-            )
-        longest = x.shape[1]  # of any rank, as all must compute the block equally often
+            raise ValueError(f"state must come from such a block, of {[*self.mixers]}; got {got}")
+        longest = x.shape[1]  # of all ranks, which must compute the block equally often
         if cp_context is not None:
             longest = place_of(cp_context, longest).longest
         again = self.checkpoint_above is not None and longest > self.checkpoint_above

@@ -1,9 +1,9 @@
 """A mixer's slice of packed sequences: the tokens before it, and states that decay by channel.
 
-A decayed state is linear in the one that enters: behind a slice it is D S + R, with D the decay
-over the slice. Each rank runs from zero, gathers everyone's D and R, and adds what the entering
-state, decayed, contributes to its outputs. QuasarAttention's maps are matrices: the overlay has its
-exchange.
+A decayed state is linear in the entering state S: after a slice it is D S + R, with D the decay
+over the slice. Each rank starts from a zero state, gathers D and R of all ranks, and adds the
+contribution of the decayed entering state to its outputs. QuasarAttention's maps are matrices; the
+overlay has their exchange.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class MixerSlice:
     def entered(
         self, o: Tensor, final: Tensor, reads: Tensor, log_decays: Tensor, *, reads_decayed: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return o and the final states with the part of the state that enters the slice.
+        """Add the contributions of the entering state to o and the final states; return both.
 
         All ranks must call it, and its backward pass.
 
         Args:
             o: `[1, T, H, V]`, from a state of zero.
             final: `[sequences, H, K, V]`, the same.
-            reads: `[1, T, H, K]`, what o reads the state with.
+            reads: `[1, T, H, K]`, the factors of the state in o.
             log_decays: `[1, T, H, K]`, or with 1 in K's place.
             reads_decayed: whether a token reads the state behind its own decay.
         """
@@ -80,7 +80,7 @@ class MixerSlice:
 
 
 class GatherFunction(torch.autograd.Function):
-    """An all-gather for autograd: a rank's gradient is the sum of what all ranks have for it."""
+    """An all-gather for autograd: a rank's gradient is the sum over the gradients of all ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:

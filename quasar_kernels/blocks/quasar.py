@@ -18,10 +18,10 @@ class QuasarMixer(nn.Module):
 
     Args:
         width: channels of the input and the output.
-        heads: each of width / heads channels.
+        heads: number of heads, of width / heads channels each.
 
     Raises:
-        ValueError: a size below 1, or width is no multiple of heads.
+        ValueError: a size is below 1, or width is not a multiple of heads.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -48,10 +48,10 @@ class QuasarMixer(nn.Module):
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             keep: whether to return the state.
             cp_context: x is a rank's slice of packed sequences, whose bounds replace cu_seqlens,
-                without an earlier state; `keep` then takes one sequence.
+                without an earlier state; `keep` then needs a single sequence.
 
         Returns:
-            y `[B, T, width]`, and the state behind each sequence or None.
+            y `[B, T, width]`, and the state after each sequence or None.
 
         Raises:
             ValueError: shapes that do not fit one another.

@@ -32,7 +32,7 @@ class RWKV6TimeMixing(nn.Module):
         width: channels of the input and the output.
         heads: each of width / heads channels.
         layer, layers: this layer's place from 0 and how many there are; the start depends on it.
-        mix_rank, decay_rank: ranks of what makes mixing and decay depend on the data.
+        mix_rank, decay_rank: ranks of the low-rank maps from the data to mixing and decay.
 
     Raises:
         ValueError: a size below 1, width is no multiple of heads, or the layer is none of `layers`.

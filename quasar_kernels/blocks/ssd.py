@@ -1,4 +1,4 @@
-"""The SSD operator of Mamba-2: kernels of mamba_ssm, ours or fla-core's, else chunked torch."""
+"""The SSD operator of Mamba-2 by kernels of mamba_ssm, this project or fla-core, or by torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ssd(
         x: `[batch, T, H, P]`, bf16, fp16, fp32 or fp64; T may be 0.
         dt: `[batch, T, H]`, step sizes, not negative, best in fp32.
         A: `[H]`, rates of decay, negative.
-        B, C: `[batch, T, G, N]`; each of the G groups serves H / G heads in a row.
+        B, C: `[batch, T, G, N]`; H / G adjacent heads share each of the G groups.
         D: `[H]`, the skip's factors, or None for none.
         initial_state: `[sequences, H, N, P]`; None is zero.
         cu_seqlens: `[sequences + 1]` bounds of sequences packed in one row (batch = 1).
@@ -41,8 +41,8 @@ def ssd(
         for fp64). Gradients reach all tensors, from both results.
 
     Raises:
-        ValueError: no tensors, or shapes, dtypes or devices that do not fit one another; or
-            QUASAR_BACKEND or QUASAR_SSD_BACKEND has no known value.
+        ValueError: arguments that are not tensors, or have shapes, dtypes or devices that do not
+            fit; or an unknown value of QUASAR_BACKEND or QUASAR_SSD_BACKEND.
     """
     expect("x", x, ("batch", "T", "H", "P"))
     batch, T, H, P = x.shape
@@ -114,7 +114,7 @@ def _by_mamba(
 ) -> tuple[Tensor, Tensor]:
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
-    # their states have values first
+    # mamba_ssm's states are transposed
     y, final = mamba_chunk_scan_combined(
         x,
         dt,

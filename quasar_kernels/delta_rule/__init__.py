@@ -1,12 +1,12 @@
 """The delta rule, with a decay or without, on this project's kernels.
 
 The four functions have the signatures and defaults of flash-linear-attention's of the same names
-(fla-core 0.6), so that changing an import is enough:
+(fla-core 0.6), so it is enough to change an import:
 
     from quasar_kernels.delta_rule import chunk_gated_delta_rule
 
-`host.switched()` and `host.register()` switch that library's own layers over. Each name is imported
-when it is first used.
+`host.switched()` and `host.register()` make fla's layers use them. A name is imported at its first
+use.
 """
 
 from __future__ import annotations

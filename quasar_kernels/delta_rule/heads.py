@@ -1,7 +1,8 @@
-"""Values of other widths than keys as heads of the keys' width.
+"""Splits or pads values whose width differs from that of the keys.
 
-The kernels take values as wide as keys. Columns of the state are independent of one another, so
-wide values are several heads with the same keys, and zeros fill up narrow ones.
+The kernels need values as wide as keys. The columns of the state are independent of one another,
+so wide values are split into several heads with the same keys, and narrow values are padded with
+zeros.
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ class Heads(NamedTuple):
 
     width: int  # of keys, K
     values: int  # of values, V
-    square: bool  # whether values are cut into parts as wide as keys
+    square: bool  # whether values must be as wide as keys
 
     @property
     def parts(self) -> int:
-        """The number of heads into which a head of values is cut."""
+        """The number of heads into which one head of values is split."""
         return -(-self.values // self.width) if self.square else 1
 
     def scalars(self, x: Tensor) -> Tensor:
-        """Repeat beta or g `[B, T, HV]` for every head."""
+        """Repeat beta or g `[B, T, HV]` for the heads of `cut`."""
         return x if self.parts == 1 else x.repeat_interleave(self.parts, 2)
 
     def cut(self, v: Tensor) -> Tensor:
-        """Cut v `[B, T, HV, V]` into square heads."""
+        """Split v `[B, T, HV, V]` into heads as wide as keys."""
         if not self.square or self.values == self.width:
             return v
         v = F.pad(v, (0, self.parts * self.width - self.values))
         return v.reshape(*v.shape[:2], v.shape[2] * self.parts, self.width)
 
     def joined(self, o: Tensor) -> Tensor:
-        """Join results for `cut` values to `[B, T, HV, V]`."""
+        """Join the results of `cut` values to `[B, T, HV, V]`."""
         if not self.square or self.values == self.width:
             return o
         width = self.parts * self.width
         return o.reshape(*o.shape[:2], o.shape[2] // self.parts, width)[..., : self.values]
 
     def cut_state(self, state: Tensor) -> Tensor:
-        """Cut states `[N, HV, K, V]` into those of square heads."""
+        """Split states `[N, HV, K, V]` like their values."""
         if not self.square or self.values == self.width:
             return state
         state = F.pad(state, (0, self.parts * self.width - self.values))
@@ -51,7 +52,7 @@ class Heads(NamedTuple):
         return state.transpose(2, 3).flatten(1, 2)
 
     def joined_state(self, state: Tensor) -> Tensor:
-        """Join states of square heads to `[N, HV, K, V]`."""
+        """Join split states to `[N, HV, K, V]`."""
         if not self.square or self.values == self.width:
             return state
         heads = state.shape[1] // self.parts

@@ -83,7 +83,7 @@ class QuasarBackend(BaseBackend):
     priority = 1
 
     def chunk_gated_delta_rule_verifier(self, *args: Any, **kwargs: Any) -> tuple[bool, str | None]:
-        """Say whether these kernels take the call, and why not."""
+        """Return whether these kernels support the call, and the reason if not."""
         reason = reason_against("chunk_gated_delta_rule", *args, **kwargs)
         return reason is None, reason
 

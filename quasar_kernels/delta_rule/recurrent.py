@@ -30,12 +30,12 @@ def fused_recurrent_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """Apply the delta rule (arXiv 2406.06484) token by token; results as `chunk_delta_rule`'s.
 
-    Meant for decoding (T = 1 with a state) and short sequences: T steps follow one another.
-    Arguments that are not described here are those of `chunk_delta_rule`.
+    For decoding (T = 1 with a state) and short sequences, because the T steps are sequential. The
+    arguments are those of `chunk_delta_rule`, and:
 
     Args:
         beta: `[B, T, HV]`; None is 1; step sizes per channel of the values are not supported.
-        cu_seqlens: on q's device; on a GPU its values are not checked, which would wait for it.
+        cu_seqlens: on q's device; on a GPU its values are not checked, to avoid waiting.
         inplace_state: return the final state, in `initial_state`'s storage if there is one and no
             gradient is needed. It must be contiguous fp32 (fp64 for fp64 inputs).
 
@@ -88,12 +88,12 @@ def fused_recurrent_gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """Apply the gated delta rule (arXiv 2412.06464) token by token.
 
-    Results are those of `chunk_gated_delta_rule`, gradients included, in v's dtype. Arguments that
-    are not described here are those of that function and of `fused_recurrent_delta_rule`.
+    Results and gradients are those of `chunk_gated_delta_rule`, in v's dtype. The arguments are
+    those of that function and of `fused_recurrent_delta_rule`, and:
 
     Args:
         g: `[B, T, HV]`, or None for no decay.
-        gk, gv: decays a channel; must be None.
+        gk, gv: decays per channel; must be None.
         beta: `[B, T, HV]`; None is 1.
 
     Raises:
@@ -142,7 +142,7 @@ def _check(
     **scalars: Tensor | None,
 ) -> None:
     inputs.check(q, k, v, scale, initial_state, cu_seqlens, v_first, **inputs.present(**scalars))
-    # the kernel reads the bounds where they lie
+    # the kernel reads the bounds in place
     if cu_seqlens is not None and cu_seqlens.device != q.device:
         raise ValueError(f"cu_seqlens must be on q's device, {q.device}; got {cu_seqlens.device}")
 

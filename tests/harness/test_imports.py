@@ -40,7 +40,7 @@ def test_what_is_missing_is_named_with_who_needs_it(
     assert error.reason.startswith(f"fla/layers/quasar.py needs {needs}")
     known = module in fork_imports()
     command = f"Run {install_command(module)}."
-    assert error.remedy == command if known else error.remedy.startswith("Install what it names")
+    assert error.remedy == command if known else error.remedy.startswith("Install that module")
 
 
 @pytest.mark.parametrize("code", ["from fla.nowhere import x", "from json import gone"])

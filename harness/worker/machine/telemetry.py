@@ -69,11 +69,11 @@ def quiet_snapshot(
 
 
 class Watch:
-    """Looks at the GPU now and then from another process than the one that is timed.
+    """Reads the GPU's state periodically, from another process than the timed one.
 
     Args:
-        look: what reads its state; None for a machine without a GPU.
-        every: seconds between two looks.
+        look: reads the GPU's state; None for a machine without a GPU.
+        every: seconds between two reads.
     """
 
     def __init__(self, look: Callable[[], Snapshot | None] | None, every: float = 0.05) -> None:

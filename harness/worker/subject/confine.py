@@ -1,4 +1,4 @@
-"""Confinement of the subject without privileges, to keep it away from its referee."""
+"""Confinement of the subject, without privileges, to isolate it from the referee."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITIES = (16, 17, 19, 21, 25, 38, 39)
-"""SYS_MODULE, SYS_RAWIO, SYS_PTRACE, SYS_ADMIN, PERFMON and BPF, which let look into others, and
-SYS_TIME, which slows the monotonic clock down by up to a tenth."""
+"""SYS_MODULE, SYS_RAWIO, SYS_PTRACE, SYS_ADMIN, PERFMON and BPF, which give access to other
+processes, and SYS_TIME, which can slow the monotonic clock down by up to a tenth."""
 _CAPABILITY_VERSION = 0x20080522
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _RULE_PATH_BENEATH = 1
@@ -42,14 +42,14 @@ def give_up_privileges() -> None:
 
 
 def landlock_version() -> int:
-    """Return the ABI version of this Linux's Landlock; less than 1 where there is none."""
-    libc = _libc() if platform.machine() in {"x86_64", "aarch64"} else None  # one call's number
+    """Return the ABI version of this Linux's Landlock; less than 1 if there is none."""
+    libc = _libc() if platform.machine() in {"x86_64", "aarch64"} else None  # known numbers
     return 0 if libc is None else int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1))
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; first the lower 32 of each
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; the lower 32 bits first
     known = libc.capget(header, sets) == 0
     for capability in _CAPABILITIES:
         libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
@@ -65,14 +65,14 @@ class _PathBeneath(ctypes.Structure):
 
 
 def _enter_domain(libc: ctypes.CDLL, version: int) -> None:
-    """Enter a Landlock domain that restricts no file.
+    """Enter a Landlock domain that restricts no file access.
 
-    Since ABI 6 its scopes make it one. Before, some file access has to be restricted: renaming to
-    another folder is the one that a rule can then allow everywhere. ABI 1 forbids that to every
-    domain, which would break Triton's cache.
+    Since ABI 6, scopes are enough for a domain. Before that, a domain must restrict some file
+    access: renaming to another folder can be restricted and then allowed everywhere by a rule.
+    ABI 1 forbids it in every domain, which would break Triton's cache.
     """
     scoped = version >= _SCOPES_SINCE
-    # file system, network since 4, scopes since 6: an older Linux refuses fields that are not 0
+    # file system, network (ABI 4), scopes (ABI 6); older Linux accepts only zeros there
     rules = (ctypes.c_uint64 * 3)(0, 0, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS)
     if not scoped:
         rules[:] = [_ACCESS_REFER, 0, 0]

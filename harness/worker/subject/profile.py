@@ -2,7 +2,7 @@
 
     python -m harness.worker.subject.profile TREE LENGTH DEVICE
 
-loads a fork or an overlay, makes the warm-up calls, and one more between cudaProfilerStart and
+loads a fork or an overlay, does the warm-up calls, and one more call between cudaProfilerStart and
 cudaProfilerStop.
 """
 
@@ -25,7 +25,7 @@ from harness.workload import WORKLOAD
 def _prepared(
     tree: str, length: int, device_name: str
 ) -> tuple[Callable[[], object], torch.device]:
-    """Return a call of the tree's layer as a validator makes it, after the warm-ups."""
+    """Return the validator's call of the tree's layer, after the warm-up calls."""
     on_gpu = torch.cuda.is_available() and device_name != "cpu"
     device = torch.device("cuda" if on_gpu else "cpu")
     layer = load_tree(Path(tree)).layer_class(**WORKLOAD.layer_arguments()).to(device)
@@ -82,7 +82,7 @@ def profile_tree(tree: str, length: int, device_name: str, trace: str) -> Profil
 
 
 def main() -> None:
-    """Make one call for a profiler that watches this process."""
+    """Call the layer once, for a profiler of this process."""
     name, length, device_name = sys.argv[1:]
     with whole_tree(Path(name)) as tree:
         forward, device = _prepared(str(tree), int(length), device_name)

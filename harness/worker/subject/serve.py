@@ -83,7 +83,7 @@ class InProcessSubject:
             self.put({name: drawn(shape, seed, self._device)})
 
     def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> Tensors:
-        """Return what is held now, all of it or these rows of the token dimension."""
+        """Return the held tensors, whole or only some rows of the token dimension."""
         held = {name: self._held[name].detach() for name in names}
         return held if rows is None else {n: t[:, rows.to(t.device)] for n, t in held.items()}
 
@@ -127,7 +127,7 @@ class InProcessSubject:
         return {name: grad for name, grad in gradients.items() if grad is not None}
 
     def time(self, length: int) -> dict[str, Any]:
-        """Run the validator's loop; its layer, input and last output stay for what follows."""
+        """Run the validator's loop; keep its layer, input and last output for later requests."""
 
         def keep(layer: Any, x: Tensor, y: Tensor) -> None:
             self._layer, self._held = layer, {"x": x, "y": y}

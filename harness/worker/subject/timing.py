@@ -142,7 +142,7 @@ def time_layer(
 
 
 def _require_honest(inner: float, elapsed: float, outer: float) -> None:
-    """Refuse the system clock's figure unless it lies between two monotonic readings."""
+    """Raise unless the system clock's figure is between two monotonic readings."""
     replaced = tampered()
     if replaced:
         raise InvalidRunError(f"the code under test replaced {', '.join(replaced)}")

@@ -23,7 +23,7 @@ SET_ASIDE = "journal.previous.sqlite"
 
 @click.argument("file", type=Folder())
 def backup(given: Given, file: Path) -> int:
-    """Carry out `backup`."""
+    """Run `backup`."""
     settings, _ = read_settings(given, process=None)
     journal = find_journal(settings.state_dir)
     if journal is None:
@@ -37,7 +37,7 @@ def backup(given: Given, file: Path) -> int:
 
 @click.argument("file", type=Folder())
 def restore(given: Given, file: Path) -> int:
-    """Carry out `restore`; the present journal is set aside."""
+    """Run `restore`; the present journal is set aside."""
     settings, _ = read_settings(given, process=None)
     if not file.is_file():
         problem = f"{file} is a folder" if file.is_dir() else f"There is no file {file}"
@@ -59,7 +59,7 @@ def restore(given: Given, file: Path) -> int:
                 os.replace(left, settings.state_dir / (SET_ASIDE + rest))
         os.replace(part, present)
     newest = "it is empty" if latest is None else f"its newest submission is {latest.state.value}"
-    say(f"restored from {file}: {newest}; what was there before is {SET_ASIDE}")
+    say(f"restored from {file}: {newest}; the journal before it is now {SET_ASIDE}")
     return 0
 
 

@@ -72,7 +72,7 @@ def read_settings(given: Given, process: Process | None = "miner") -> tuple[Sett
         process: whose needs are checked; None for a command that only looks into the journal.
 
     Raises:
-        ConfigError: every problem of the settings, one a line.
+        ConfigError: the problems of the settings, one per line.
     """
     flags = {name: value for name, value in given.settings.items() if name in Settings.model_fields}
     embedded = is_embedded(flags, given.env_file, environment())
@@ -88,7 +88,7 @@ def read_settings(given: Given, process: Process | None = "miner") -> tuple[Sett
 
 
 def log_file(given: Given) -> Path:
-    """Return where the miner's log lies, also where its settings cannot be read."""
+    """Return the path of the miner's log, also if its settings cannot be read."""
     folder = state_dir(given.settings, given.env_file, environment())
     with suppress(ConfigError):
         if is_embedded(given.settings, given.env_file, environment()):
@@ -108,7 +108,7 @@ def log_file(given: Given) -> Path:
     help="The last N submissions too (20).",
 )
 def status(given: Given, as_json: bool, watch: bool, shown: int) -> int:
-    """Carry out `status`: it only reads, so it works while the miner runs."""
+    """Run `status`: it only reads, so it works while the miner runs."""
     settings, _ = read_settings(given, process=None)
     wallet = settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path
 
@@ -143,7 +143,7 @@ def _watch(read: Callable[[], str]) -> None:
 @as_json
 @click.option("--kernels", is_flag=True, help="Compile the CUDA kernels, and no more.")
 def doctor(given: Given, as_json: bool, kernels: bool) -> int:
-    """Carry out `doctor`; return 1 when a check fails."""
+    """Run `doctor`; return 1 when a check fails."""
     if kernels:
         settings, _ = read_settings(given, process=None)
         return _failed(_print_findings(kernel_checks.examine(settings.device), as_json, gap=" -> "))
@@ -184,7 +184,7 @@ def _failed(findings: Iterable[Finding]) -> int:
 
 @click.option("--all-lengths", is_flag=True, help="Measure every length, not the claim's alone.")
 def bench(given: Given, all_lengths: bool = False) -> int:
-    """Carry out `bench`: measure the fork as the miner will; nothing is submitted."""
+    """Run `bench`: measure the fork as the miner will; nothing is submitted."""
     settings, embedded = read_settings(given)
     with StateLock(settings.state_dir):
         if embedded:
@@ -226,7 +226,7 @@ def _insist(measurement: ClaimMeasurement, act: Callable[[], object]) -> None:
 )
 @click.option("--no-follow", is_flag=True, help="End after these lines.")
 def logs(given: Given, lines: int, no_follow: bool) -> int:
-    """Carry out `logs`: become `tail`, which follows the log through its rotation."""
+    """Run `logs`: become `tail`, which follows the log through its rotation."""
     path = log_file(given)
     try:
         path.open("rb").close()
@@ -241,12 +241,12 @@ def logs(given: Given, lines: int, no_follow: bool) -> int:
 
 
 def release(given: Given) -> int:
-    """Carry out `release`: a person lets the held submission continue."""
+    """Run `release`: a person lets the held submission continue."""
     return _decide(given, daemon.release)
 
 
 def abandon(given: Given) -> int:
-    """Carry out `abandon`: a person ends the held submission."""
+    """Run `abandon`: a person ends the held submission."""
     return _decide(given, daemon.abandon)
 
 

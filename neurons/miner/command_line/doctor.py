@@ -65,7 +65,7 @@ def environment_file(settings: Settings) -> Iterator[Finding]:
     for problem, remedy in settings.warnings:
         yield warning(".env", problem, remedy or "Remove the line from .env.")
     if not settings.warnings:
-        yield ok(".env", "every line is understood and nobody else can read it")
+        yield ok(".env", "all lines are valid, and no other user can read it")
 
 
 def update() -> Finding:
@@ -153,11 +153,12 @@ def fork(settings: Settings) -> Finding:
                 detail = f"it needs {module}, which is not installed"
                 return failure("fork", detail, f"Run {install_command(module)}.")
         have = ", ".join(needed)
-        return ok("fork", f"imported once it is prepared; what that needs is installed: {have}")
+        detail = f"checked after cloning; the packages that it needs are installed: {have}"
+        return ok("fork", detail)
     try:
         seconds = check_import(tree)
     except MeasurementError as error:
-        own_words = f"`python -m harness --tree {tree}` shows the process's own words."
+        own_words = f"`python -m harness --tree {tree}` shows the process's output."
         detail = f"{tree} cannot be imported: {error.reason}"
         return failure("fork", detail, error.remedy or own_words)
     return ok("fork", f"imported from {tree} in {seconds:.1f} s")

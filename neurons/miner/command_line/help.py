@@ -1,4 +1,4 @@
-"""The commands that explain the program: help, version, and completion by a shell."""
+"""The commands `help`, `version` and `completion`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPLETE_VARIABLE = "_START_MINER_SH_COMPLETE"
 @click.argument("name", required=False, metavar="[COMMAND]")
 @click.pass_context
 def explain(context: click.Context, given: Given, name: str | None) -> int:
-    """Carry out `help`: the text of one command, or of all."""
+    """Run `help`: print the help of one command, or of the program."""
     root = context.find_root()
     if name is None:
         click.echo(root.get_help())
@@ -34,7 +34,7 @@ def explain(context: click.Context, given: Given, name: str | None) -> int:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, given: Given, shell: str) -> int:
-    """Carry out `completion`: print what a shell evaluates to complete commands and flags."""
+    """Run `completion`: print the script that lets a shell complete commands and flags."""
     kind = get_completion_class(shell)
     if kind is None:
         raise click.UsageError(f"no completion for {shell}")
@@ -46,8 +46,8 @@ def completion(context: click.Context, given: Given, shell: str) -> int:
 def _with_absolute_path(source: str) -> str:
     """Return click's completion script with calls of this checkout's start script.
 
-    Click calls the word that was typed, which may begin with an unexpanded `~`; in zsh and fish it
-    calls the bare name, which has to be on PATH.
+    Click's bash script calls the word that was typed, which may begin with an unexpanded `~`; those
+    for zsh and fish call the bare name, which would have to be on PATH.
     """
     call = f" {shlex.quote(str(PROJECT / SCRIPT))})"
     for typed in (" $1)", f" {SCRIPT})"):
@@ -59,7 +59,7 @@ _PREPARE = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && com
 
 
 def show_version(given: Given) -> int:
-    """Carry out `version`."""
+    """Run `version`."""
     click.echo(version())
     return 0
 

@@ -169,7 +169,7 @@ def optimiser(program: str) -> Finding:
 
 
 def disk(folder: Path) -> Finding:
-    """Free space where the state lies, and the right to write there."""
+    """Check the state folder's free space and permissions."""
     # unlike Path.exists, os.path.exists is silent about a folder that this user cannot look into
     present = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     free = shutil.disk_usage(present).free / 1e9

@@ -1,6 +1,6 @@
 """The endpoints /metrics and /healthz of a running miner, on loopback and off by default.
 
-Both read a copy of the journal, as `status` does: they know what the disk knows and no more.
+Both read a copy of the journal, as `status` does, and nothing from the daemon's memory.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def serving(state_dir: Path, port: int | None, hotkey: str | None = None) -> Ite
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing: a monitor asks every few seconds."""
+            """Log nothing, because a monitor sends a request every few seconds."""
 
     try:
         server = ThreadingHTTPServer((HOST, port), Handler)

@@ -1,4 +1,4 @@
-"""The miner's flags, under the names that operators know, and the group that holds its commands."""
+"""The flags that all commands of the miner share, and the group of its commands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def shared(command: flags.Command) -> flags.Command:
-    """Give a command every flag of the miner; they count before its name as well."""
+    """Add the miner's flags to a command; they are also accepted before its name."""
     return reduce(lambda made, flag: flag(made), reversed(_SHARED), command)
 
 
@@ -57,7 +57,8 @@ def command(group: click.Group, summary: str, **options: Any) -> Callable[[Any],
         name = options.pop("name", None)
         made = group.command(name, help=summary, context_settings=flags.CONTEXT, **options)
         result: click.Command = made(shared(callback))
-        result.params.sort(key=lambda option: option.callback is flags.keep)  # its own come first
+        # `--help` lists the command's own options first
+        result.params.sort(key=lambda option: option.callback is flags.keep)
         return result
 
     return add

@@ -94,7 +94,7 @@ class Status:
 
 
 def find_journal(state_dir: Path) -> Path | None:
-    """Return where the journal lies; None where nothing has run.
+    """Return the journal's path; None if nothing has run.
 
     Raises:
         ConfigError: the folder is another user's.
@@ -109,22 +109,22 @@ def find_journal(state_dir: Path) -> Path | None:
 def of_another_user(state_dir: Path) -> ConfigError:
     """Return the error, with its remedy, for a state folder that this user cannot read."""
     return ConfigError(
-        f"The state folder {state_dir} belongs to another user: ask as the one that runs the "
-        "miner, or set STATE_DIR."
+        f"The state folder {state_dir} belongs to another user: run this as the user that "
+        "runs the miner, or set STATE_DIR."
     )
 
 
 def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) -> Status:
-    """Read the journal of `state_dir`; a folder where nothing has run reads as empty.
+    """Read the journal of `state_dir`; without a journal, the status is empty.
 
     Args:
-        hotkey: whose submissions are shown; None for all, where the configured one is unknown.
-        history: how many of the newest submissions are listed.
+        hotkey: shows only this hotkey's submissions; None shows all.
+        history: how many of the newest submissions to list.
 
     Raises:
         ConfigError: the journal is damaged, of a newer version or another user's.
     """
-    measuring = read_progress(state_dir)  # first, as its writer may die meanwhile
+    measuring = read_progress(state_dir)  # before the lock: its writer may die in between
     running = is_locked(state_dir)
     if not running:
         measuring = None
@@ -156,9 +156,9 @@ def summary(submission: Submission, state_dir: Path) -> str:
 
 
 def deadline_of(submission: Submission, now: float) -> float | None:
-    """Return when its state ends without an act of a person, in Unix seconds.
+    """Return the Unix time at which a FAILED submission is retried; None in other states.
 
-    A pause never lasts longer than the longest one, also when the clock was set back meanwhile.
+    The pause is limited, also if the clock was set back since.
     """
     if submission.state is not State.FAILED:
         return None

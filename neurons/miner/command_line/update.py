@@ -1,4 +1,4 @@
-"""Reports whether the checkout's origin has a newer commit; it is never installed unasked."""
+"""Reports whether the checkout's origin has a newer commit. Nothing is installed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ REMEDY = "See docs/operating.md, Updating, also for the way back."
 
 
 def newer_commit(checkout: Path = PROJECT) -> str | None:
-    """Return the newest commit of the branch at its origin where this checkout has not got it.
+    """Return the newest commit of the current branch at origin if this checkout lacks it.
 
-    None too where there is no checkout, branch or origin, or it cannot be reached without a token.
+    Return None also if there is no checkout, branch or origin, or if origin cannot be read without
+    a token.
     """
     tool = HardenedGit(checkout, timeout=LOOK_SECONDS)
     try:
@@ -37,8 +38,8 @@ def newer_commit(checkout: Path = PROJECT) -> str | None:
     return None if known is not None else commit
 
 
-def tell_of_updates(log: BoundLogger, stop: threading.Event) -> None:
-    """Log an available update now and once a day, until the stop; runs in a separate thread."""
+def log_updates(log: BoundLogger, stop: threading.Event) -> None:
+    """Log an available update now and once a day until `stop` is set; for a separate thread."""
     while True:
         commit = newer_commit()
         if commit is not None:

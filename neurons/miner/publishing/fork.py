@@ -1,8 +1,8 @@
-"""The miner's fork: clone, branch, overlay, commit, push, and proof that a validator can clone it.
+"""The miner's fork: clone, branch, overlay, commit, push, and a check that it can be cloned.
 
-GitHub, another https host, a file:// address and a path go through the same code. What is committed
-is the overlay byte for byte: objects are written without filters, hooks or signatures. A branch is
-never overwritten.
+GitHub, another https host, a file:// address and a path use the same code. The commit contains the
+overlay byte for byte: objects are written without filters, hooks or signatures. A branch is never
+overwritten.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fork that the settings name, made at GitHub when that is where it belongs."""
+"""Opens the fork that the settings name; creates it at GitHub if they name no other place."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from neurons.runtime.settings import Settings
 
 
 def upstream_address(settings: Settings) -> str:
-    """Return where the repository lies that the fork is made of."""
+    """Return the address of the repository that is forked."""
     at_github = f"{web_address(settings.github_api_url)}/{settings.github_upstream}.git"
     return settings.fork_upstream_url or at_github
 
 
 def open_fork(settings: Settings, *, stop: threading.Event | None = None) -> Fork:
-    """Return the fork that the settings name: REPO_PATH, else FORK_REMOTE, else GitHub's."""
+    """Return the fork at REPO_PATH, else at FORK_REMOTE, else at GitHub."""
     remote, web = settings.fork_remote, web_address(settings.github_api_url)
     create: Callable[[], str] | None = None
     if settings.repo_path is None and remote is None:

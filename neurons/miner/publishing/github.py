@@ -1,6 +1,6 @@
-"""GitHub's REST API, as far as a miner needs it: check the token, find or request the fork.
+"""Calls of GitHub's REST API: check the token, find or request the fork.
 
-Waits can be interrupted. The end of a rate limit is computed by GitHub's clock.
+Waits can be interrupted. The end of a rate limit is computed with GitHub's clock.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from neurons.runtime.values import LOOPBACK
 from neurons.wire.outcomes import http_date, retry_after
 
 LONGEST_WAIT = 3600.0
-"""In seconds; a longer wait that GitHub requests is shortened to this."""
+"""Limit in seconds on a wait that GitHub requests."""
 
 _FORK_REMEDY = (
-    "Make the fork by hand on the upstream's page at GitHub, or use a classic token with the scope "
-    "`public_repo` (a fine-grained one needs Administration: read and write)."
+    "Create the fork by hand on the upstream's page at GitHub, or use a classic token with the "
+    "scope `public_repo` (a fine-grained one needs Administration: read and write)."
 )
 
 
@@ -64,7 +64,7 @@ def ensure_fork(
 ) -> str:
     """Find or request the fork `owner/fork_name` of `upstream`; return its clone address.
 
-    GitHub makes forks asynchronously: this function polls at intervals that double.
+    GitHub creates forks asynchronously: this function polls at intervals that double.
 
     Args:
         upstream: `owner/name` of the repository to fork.
@@ -85,7 +85,7 @@ def ensure_fork(
         if source is None:
             raise Held(
                 f"GitHub shows no repository {upstream}.",
-                "Correct GITHUB_UPSTREAM; a private one needs a token that may see it.",
+                "Correct GITHUB_UPSTREAM; a private repository needs a token that can read it.",
             )
         name = f"{owner}/{fork_name}"
         fork = session.repository(name)
@@ -166,7 +166,7 @@ def _fault(reply: httpx.Response, request: str) -> Held | Retry:
         return Held(f"GitHub does not allow {request}: {message}.", SCOPE_REMEDY)
     if reply.is_redirect:
         return Held(
-            f"GitHub moved what {request} asks for.",
+            f"GitHub redirects {request}: the repository or account was renamed.",
             "Set GITHUB_UPSTREAM, GITHUB_USERNAME and GITHUB_FORK_NAME to the present names.",
         )
     return Held(f"GitHub refused {request}: {status} {message}.", _FORK_REMEDY)
@@ -222,17 +222,20 @@ def _await_fork(
     waited = 0.0
     while waited < patience:
         if stop.wait(wait):
-            raise Retry("Stopped while GitHub makes the fork.")
+            raise Retry("Stopped while GitHub creates the fork.")
         waited += wait
         fork = session.repository(name)
         if fork is not None and fork.get("default_branch"):
             return fork
         wait = min(2 * wait, 30.0)
-    raise Retry(f"GitHub is still making the fork {name}.", after=60.0)
+    raise Retry(f"GitHub is still creating the fork {name}.", after=60.0)
 
 
 def _check_fork(fork: dict[str, Any], source: dict[str, Any], name: str) -> None:
-    """Accept a fork of the upstream's network, as GitHub allows one per account and network."""
+    """Raise Held unless this is a usable fork of the upstream's network.
+
+    GitHub allows one fork per account and network.
+    """
     if _network(fork) != _network(source):
         raise Held(
             f"The repository {name} exists and is no fork of {source.get('full_name')}.",
@@ -253,7 +256,7 @@ def _clone_url(fork: dict[str, Any], api_url: str) -> str:
     url = str(fork.get("clone_url"))
     if urlsplit(url).netloc != urlsplit(web_address(api_url)).netloc:
         raise Held(
-            f"GitHub gives the fork an address at another host: {redact_text(url)}.",
+            f"GitHub's address of the fork is at another host: {redact_text(url)}.",
             "Check GITHUB_API_URL.",
         )
     return url

@@ -39,7 +39,7 @@ class Overlay:
         return tuple(overlay_files(self._scope, self._root()))
 
     def lay(self, tool: HardenedGit, tip: str) -> None:
-        """Copy the bytes into the worktree and undo what only an earlier overlay did there."""
+        """Copy the files into the worktree; restore files that only an earlier overlay changed."""
         scratch = Path(tool.rev_parse("--absolute-git-dir"))
         for name, content in self._wanted(tool, tip).items():
             target = destination(tool.folder, PurePosixPath(name))
@@ -57,7 +57,7 @@ class Overlay:
     def commit(self, tool: HardenedGit, tip: str) -> str:
         """Commit the files on top of `tip`, whose tree the index holds; return the full hash.
 
-        Nothing changed: it is `tip` itself. The date is the parent's plus a second, so that the
+        If nothing changed, it is `tip`. The date is the parent's plus a second, so that the
         same content on the same parent has the same hash, also in a new clone.
         """
         root, names = self._root(), self.files
@@ -85,7 +85,7 @@ class Overlay:
     def differing(self, tool: HardenedGit, commit: str) -> list[str]:
         """Return the files whose bytes the commit does not hold.
 
-        A commit of another version of the overlay passes by the digest in its own message.
+        A commit of another version of the overlay is recognised by the digest in its message.
         """
         held = self._blobs(tool, commit)
         root = self._root()

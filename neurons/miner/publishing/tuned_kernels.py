@@ -19,11 +19,11 @@ class Evidence(BaseModel):
     """Why tuned kernels are published.
 
     Attributes:
-        shipped: the digest of the shipped kernels that they were made of: an update of the program
+        shipped: the digest of the shipped kernels that were changed: an update of the program
             ends their use.
         overlay: their own digest, which names their folder.
         proposed_by: the command.
-        gpu: where they were timed; None for a CPU.
+        gpu: the GPU that timed them; None for a CPU.
         length: of the sequences that were timed, in tokens.
         pairs: blocks of three processes in which both were timed.
         ratio, low, high: their speed over that of the kernels before, and its 99% interval.
@@ -90,7 +90,7 @@ class TunedKernels:
 
 
 def copy_overlay(root: Path, target: Path) -> None:
-    """Copy the files of an overlay, and nothing else that lies there."""
+    """Copy only the files of an overlay."""
     for name in overlay_files(root=root):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / name, target / name)

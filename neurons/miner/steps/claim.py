@@ -1,4 +1,4 @@
-"""MEASURED to CLAIMED: derives the claim from the accepted samples."""
+"""The step from MEASURED to CLAIMED: derives the claim from the accepted samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neurons.wire.rules import weighted_score
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Journal the claim; samples that are lost or damaged are taken again."""
+    """Journal the claim; measure again if the samples are lost or damaged."""
     samples = _samples(submission, context)
     if samples is None:
         return context.move(submission, State.PUBLISHED, report=None)
@@ -44,7 +44,7 @@ def run(submission: Submission, context: Context) -> Submission:
 
 
 def _samples(submission: Submission, context: Context) -> dict[int, list[Sample]] | None:
-    """Return the samples in the submission's report by length; None when they are lost."""
+    """Return the samples in the submission's report by length; None if they are lost."""
     try:
         report = load_report(context.settings.state_dir / str(submission.report))
     except ReportError as error:

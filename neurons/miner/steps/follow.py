@@ -1,4 +1,4 @@
-"""REVEALED to its verdict: watches the queue, then reads rank and score from the public lists."""
+"""The step from REVEALED to a verdict: watches the queue, then reads rank and score."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from neurons.wire.rules import weighted_score
 ROUND_EVERY_SECONDS = 300.0
 LOG_EVERY_SECONDS = 600.0
 BLIND_LOOKS = 40
-"""Replies without the submission's status, over 10 minutes, before its round alone decides.
+"""Polls without the submission's status, over 10 minutes, after which only its round decides.
 
-A fault that passes would hide the score, above all one of 0.
+Deciding earlier could hide a score, above all one of 0, after a temporary fault.
 """
 
 JUDGED_EARLY = (
@@ -42,9 +42,9 @@ class Conclusion:
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Wait until a validator has taken the submission off the queue, and journal the verdict.
+    """Wait until the submission has left the validators' queue, and journal the verdict.
 
-    If the statistics do not show the submission for long, its round and the weights decide.
+    If the statistics do not show the submission for some time, its round and the weights decide.
     """
     logged = checked = -float("inf")
     blind = 0
@@ -74,7 +74,7 @@ def run(submission: Submission, context: Context) -> Submission:
 
 
 def _ended(submission: Submission, context: Context, queued: bool) -> Submission | None:
-    """Return the submission's end where the round, or its weights alone, show it."""
+    """Return the submission's end if the round or its weights show it, otherwise None."""
     relation = ask_round(submission, context.client)
     if relation is RoundNow.LATER and queued:
         reason = f"Round {submission.round_id} ended before a validator looked at it."
@@ -100,10 +100,10 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
 
 
 def _is_held(submission: Submission, context: Context) -> bool:
-    """Return whether a server that restarted its count of rounds still holds the submission.
+    """Return whether a server that counts rounds from 1 again still has the submission.
 
-    Its database may have been emptied just before the commitment came in. A reveal that is sent
-    again is answered with 409 where it is held, and counts towards no ban.
+    Its database may have been emptied just before the commitment arrived. The server answers 409 to
+    a repeated reveal if it has the submission; this does not count towards a ban.
     """
     if submission.salt is None:
         return False
@@ -119,10 +119,10 @@ def _is_held(submission: Submission, context: Context) -> bool:
 def _place(
     submission: Submission, context: Context, relation: RoundNow
 ) -> tuple[int, Weight] | None:
-    """Return the submission's rank and weight in its round, where the API shows them.
+    """Return the submission's rank and weight in its round, if the API shows them.
 
-    The weights name hotkeys, not submissions: the best of this hotkey's in the round come first.
-    Once the round is over, weights that cannot be read are not waited for.
+    The weights name hotkeys, not submissions, so they are assigned to this hotkey's submissions in
+    the round from the best on. After the round's end, unreadable weights are not read again.
     """
     try:
         weights = context.client.weights(int(submission.round_id or 0)).weights
@@ -138,7 +138,7 @@ def _place(
 
 
 def _own_in_round(submission: Submission, context: Context) -> list[Submission]:
-    """Return this hotkey's other submissions that its round may rank: this one is not judged."""
+    """Return this hotkey's other submissions that the round may rank."""
     return [
         other
         for other in context.journal.in_round(submission.hotkey, submission.round_id)
@@ -162,8 +162,8 @@ def _claimed_score(submission: Submission) -> float:
 def may_be_early(conclusion: Conclusion) -> bool:
     """Return whether a validator may have fetched the commitment's row before its reveal.
 
-    The public validator fetches five rows, then measures one after the other: a row that was
-    revealed meanwhile gets a score of 0 without a measurement, and is still ranked.
+    The public validator fetches five rows, then measures one after the other. A row that is
+    revealed in between gets a score of 0 without a measurement, and is still ranked.
     """
     return conclusion.state in (State.RANKED, State.REJECTED)
 
@@ -207,7 +207,7 @@ def conclude(
             rank=rank,
             weight=weight,
             reason="It left the validators' queue after it was revealed, and is ranked. The API "
-            "shows no score and ranks claims by what they say: whether it was measured is unknown.",
+            "shows no score and ranks unmeasured claims too: whether it was measured is unknown.",
         )
     if place and foreign:
         return Conclusion(
@@ -219,5 +219,5 @@ def conclude(
     return Conclusion(
         State.UNRANKED,
         reason="The API shows neither a score nor one of the first four ranks: it may rank lower, "
-        "or have scored 0.",
+        "or have a score of 0.",
     )

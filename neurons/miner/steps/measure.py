@@ -1,4 +1,4 @@
-"""PUBLISHED to MEASURED: measures the fork's commit in child processes and stores the report."""
+"""The step from PUBLISHED to MEASURED: measures the commit and stores the report."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from neurons.miner.measuring import (
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Take the samples that the claim needs and the report lacks.
+    """Take the samples that the claim needs.
 
-    After a crash the report's samples count if the digest, the commit, the code and the machine
-    are the same.
+    After a crash, the report's samples are used if commit, code and machine are the same.
     """
     if not context.lays_out(submission):
         return context.move(submission, State.NEW)
@@ -32,7 +31,7 @@ def run(submission: Submission, context: Context) -> Submission:
 
 
 def _open(submission: Submission, context: Context, environment: Environment) -> ClaimMeasurement:
-    """Return a submission's measurement, with the samples that were taken before a crash."""
+    """Return a submission's measurement, with the samples from before a crash."""
     commit = str(submission.commit_hash)
     measurement = new_measurement(
         *(context.settings, context.fork.worktree, environment),

@@ -28,7 +28,7 @@ STUBBORN_SECONDS = 60.0
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Reveal as soon as the server allows it, and only what a validator can clone.
+    """Reveal as soon as the server allows it, if a validator can clone the commit.
 
     A reveal that may have arrived is sent again. The server answers 409 if it has the reveal and
     404 if it has lost the commitment; neither counts towards a ban. Before that, the fork is
@@ -75,10 +75,10 @@ def _own_row(submission: Submission, context: Context) -> tuple[int, PendingReve
 
 
 def _wait_for_block(submission: Submission, context: Context) -> Submission:
-    """Return when the server's block, which this machine's clock may miss, reaches the reveal.
+    """Wait until the server's block, which this machine cannot compute exactly, reaches the reveal.
 
-    Meanwhile the miner watches the queue: a validator that judges the commitment now cannot have
-    measured it. This ends the submission, except with SUBMISSION_MODE=commit_reveal.
+    The miner watches the queue during this time: a validator that judges the commitment now cannot
+    have measured it. This ends the submission, except with SUBMISSION_MODE=commit_reveal.
     """
     logged: int | None = None
     while True:

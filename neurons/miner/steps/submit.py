@@ -1,4 +1,4 @@
-"""CLAIMED to REVEALED in one call: the direct submission without commitment."""
+"""The step from CLAIMED to REVEALED: a direct submission, in one call without a commitment."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from neurons.wire.outcomes import Banned, Busy, Uncertain, Unreachable, Untruste
 from neurons.wire.protocol import Performer, QueuedSubmission, Round, unix_time
 
 NOT_SENT = (Unreachable, Untrusted, Busy, Banned)
-"""After these the server certainly holds nothing."""
+"""After these outcomes the server certainly has no submission."""
 LATE_SECONDS = 90.0
-"""Longer than gateways hold a request whose sender has given up."""
+"""Longest time for which a gateway delivers a request after its sender has disconnected."""
 CLOCK_SLACK_SECONDS = 5.0
 """Largest error, in seconds, of the server's clock as read from a reply's Date."""
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Submit; never send a request again that may have arrived, as the server would store both."""
+    """Submit. Never repeat a request that may have arrived: the server would store both."""
     if submission.state is State.SUBMITTING:
         number = _find_late(submission, context)
         if number is not None:
@@ -30,8 +30,8 @@ def run(submission: Submission, context: Context) -> Submission:
         return context.move(
             submission,
             State.UNRANKED,
-            reason="Whether it arrived cannot be known: the reply was lost, it is not in the "
-            "queue, and others came in meanwhile. It is not sent a second time in this round.",
+            reason="It cannot be known whether it arrived: the reply was lost, it is not queued, "
+            "and others arrived in the meantime. It is not sent again in this round.",
         )
     context.verify_again(submission)
     facts = {
@@ -57,17 +57,17 @@ def _send(submission: Submission, context: Context, wire_version: int) -> Submis
     except Uncertain:
         number = _find(submission, context)
         if number is None:
-            raise  # looked up once more after the pause, and only then sent again
+            raise  # after the pause, `_find_late` searches again before it is sent again
         return context.move(submission, State.REVEALED, submission_id=number)
     submission = context.move(submission, State.REVEALED, submission_id=reply.submission_id)
     return context.in_its_round(submission)
 
 
 def _surely_absent(submission: Submission, now: Round) -> bool:
-    """Return whether a sent submission that is not in the queue cannot have been judged since.
+    """Return whether a sent submission that is not in the queue certainly did not arrive.
 
-    The public server may list a judged submission nowhere, but counts all submissions of a round.
-    In another round the claim is due again, whatever its result in the first one.
+    The public server may not list a judged submission, but counts all submissions of a round. In
+    another round the claim is due again, whatever its result in the first round.
     """
     if submission.round_total is None:
         return True
@@ -76,9 +76,9 @@ def _surely_absent(submission: Submission, now: Round) -> bool:
 
 
 def _find_late(submission: Submission, context: Context) -> int | None:
-    """Return the result of `_find`; if it is None, wait and look again.
+    """Return the result of `_find`; if it is None, wait and search again.
 
-    A gateway may still deliver a request after its sender has given up.
+    A gateway may deliver a request after its sender has disconnected.
     """
     number = _find(submission, context)
     if number is None and submission.round_total is not None:
@@ -93,9 +93,10 @@ def _find_late(submission: Submission, context: Context) -> int | None:
 
 
 def _find(submission: Submission, context: Context) -> int | None:
-    """Return the server's number of this submission, queued or judged; None without it.
+    """Return the server's number of this submission, queued or judged; None if it is not listed.
 
-    An earlier submission of the same claim is older than this one's row in the journal.
+    Rows that are older than this submission's row in the journal belong to an earlier submission of
+    the same claim.
     """
     queue = context.client.queue(LIMITS[0])
     since = submission.created_at + (context.client.clock_offset or 0.0) - CLOCK_SLACK_SECONDS

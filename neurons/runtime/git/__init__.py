@@ -1,1 +1,1 @@
-"""git, hardened: commands, remotes, clones, checkouts, and what its complaints mean."""
+"""Hardened git: commands, remotes, clones, checkouts, and the meaning of error messages."""

@@ -1,7 +1,7 @@
-"""Checks that an existing checkout runs no programs and leads no push or path elsewhere.
+"""Checks that an existing checkout runs no programs and redirects no push or path.
 
-A clone that the miner made carries no settings of others. A checkout at REPO_PATH may: those that
-can be overruled are (hooks, filters, helpers); the rest are refused by name.
+The checkout at REPO_PATH may have foreign settings, unlike a clone of the miner. Hooks, filters and
+helpers are overridden; other dangerous settings are refused by name.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from neurons.runtime.errors import Held
 from neurons.runtime.git.command import HardenedGit
 from neurons.runtime.git.remote import Remote, parse_remote
 
-# Programs that a fetch, a push or a status would run, other places for a push to go to, and ways
-# to learn or weaken the connection that carries the token.
+# Settings that make a fetch, push or status run programs, redirect a push, or weaken or reveal the
+# connection that carries the token.
 _REFUSED = re.compile(
     r"url\..*|hook\..*"
     r"|remote\.(?:.*\.(?:vcs|uploadpack|receivepack|proxy|pushurl)|.*[/:].*)"
@@ -25,7 +25,7 @@ _REFUSED = re.compile(
 
 
 def checkout_config(tool: HardenedGit) -> dict[str, str]:
-    """Return the settings that disarm the checkout's filters.
+    """Return the settings that disable the checkout's filters.
 
     Raises:
         Held: the folder is not the root of a checkout, or its settings cannot be overruled.
@@ -53,7 +53,7 @@ def checkout_branch(tool: HardenedGit) -> str:
     """Return the name of the branch that is checked out.
 
     Raises:
-        Held: none is.
+        Held: no branch is checked out.
     """
     name = tool.probe("symbolic-ref", "--quiet", "--short", "HEAD")
     if name is None:
@@ -83,7 +83,7 @@ def checkout_origin(tool: HardenedGit, *, with_token: bool) -> Remote:
 
 
 def changed_files(tool: HardenedGit) -> list[str]:
-    """Return the paths that differ from the commit that is checked out, new files included."""
+    """Return the new files, and the files that differ from the commit that is checked out."""
     listing = tool.status(
         *("--porcelain=v1", "-z", "--no-renames"),
         *("--untracked-files=all", "--ignore-submodules=all"),
@@ -92,7 +92,7 @@ def changed_files(tool: HardenedGit) -> list[str]:
 
 
 def destination(root: Path, name: PurePosixPath) -> Path:
-    """Return where the overlay's file `name` goes, when no link is on the way there.
+    """Return the path in the fork of the overlay's file `name`, if no part of it is a link.
 
     Raises:
         Held: a part of the path is a link, or a file where a folder is needed.

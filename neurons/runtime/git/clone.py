@@ -114,7 +114,7 @@ def check_out(tool: HardenedGit, branch: str, tip: str) -> None:
 def make_remote(upstream_url: str, path: Path) -> str:
     """Make a bare clone of the upstream at `path`, which takes the place of the miner's fork.
 
-    An existing repository is left as it is. Returns its file:// address.
+    An existing repository is not changed. Returns its file:// address.
     """
     path = path.absolute()
     if not (path / "HEAD").is_file():

@@ -206,7 +206,7 @@ class HardenedGit(git.Git):
 
 
 def _bound_output(process: subprocess.Popen[bytes], most: int) -> None:
-    """Kill a process that has printed more than `most` bytes; what came before is kept."""
+    """Kill a process that prints more than `most` bytes; keep the output up to there."""
     assert process.stdout is not None  # noqa: S101 # it is a pipe
     inner, outer = os.pipe()
     source, process.stdout = process.stdout, os.fdopen(inner, "rb")
@@ -227,7 +227,7 @@ def _bound_output(process: subprocess.Popen[bytes], most: int) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill git and its helpers if they still run; they share a process group."""
+    """Kill git and its helpers, which share a process group, if they still run."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

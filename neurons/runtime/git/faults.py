@@ -1,4 +1,4 @@
-"""Classifies git's errors: faults that pass, and faults that a person must correct, and how."""
+"""Classifies git's errors as temporary or permanent, with remedies for permanent ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _PASSING = re.compile(
 class HostRefused(Held):
     """The git host refused access, did not show the repository, or failed its TLS check.
 
-    Lasting at the first contact. It passes, as an outage does, where the same access worked before.
+    This is permanent at the first contact, but temporary, like an outage, if the same access has
+    worked before.
     """
 
 
@@ -42,8 +43,8 @@ _LASTING: tuple[tuple[str, str, str, type[Held]], ...] = (
     ),
     (
         r"\[rejected\]|non-fast-forward|fetch first",
-        "The fork's branch moved while it was being pushed to.",
-        "Look at who else pushes there; nothing was overwritten.",
+        "Somebody else pushed to the fork's branch at the same time.",
+        "Find out who else pushes there; nothing was overwritten.",
         Held,
     ),
     (
@@ -68,19 +69,19 @@ _LASTING: tuple[tuple[str, str, str, type[Held]], ...] = (
     (
         r"returned error: 404|[Rr]epository .*not found|does not appear to be a git repository"
         r"|does not exist",
-        "The remote repository is not there, or the token may not see it.",
+        "The remote repository does not exist, or the token cannot read it.",
         "Check GITHUB_USERNAME, GITHUB_FORK_NAME or FORK_REMOTE. " + SCOPE_REMEDY,
         HostRefused,
     ),
     (
         r"SSL certificate|certificate verif|redirect",
-        "The remote is not who it should be: its certificate or a redirect was refused.",
+        "The remote's certificate or a redirect was refused.",
         "Check the address, the proxy and the clock of this machine.",
         HostRefused,
     ),
     (
         r"not a git repository|must be run in a work tree",
-        "{folder} is no git checkout.",
+        "{folder} is not a git checkout.",
         "Set REPO_PATH to the top folder of your fork's checkout, or unset it.",
         Held,
     ),
@@ -92,8 +93,8 @@ _LASTING: tuple[tuple[str, str, str, type[Held]], ...] = (
     ),
     (
         r"\.lock'?: File exists",
-        "Another git process works in the repository, or died there.",
-        "Wait for it; when none runs, remove the .lock file that is named.",
+        "Another git process uses the repository, or was killed there.",
+        "Wait for it; if none runs, remove the .lock file that the message names.",
         Held,
     ),
     (
@@ -107,12 +108,12 @@ _LASTING: tuple[tuple[str, str, str, type[Held]], ...] = (
 
 
 def fault(command: str, complaint: str, folder: Path | str = "The folder") -> QuasarError:
-    """Return Retry for a passing fault of git and Held, with a remedy, for a lasting one.
+    """Return Retry for a temporary fault of git and Held, with a remedy, for a permanent one.
 
     Args:
-        command: of git, such as `push`.
-        complaint: what it wrote to standard error.
-        folder: where it ran.
+        command: git's command, such as `push`.
+        complaint: git's standard error.
+        folder: git's working directory.
     """
     lines = [
         line
@@ -124,7 +125,8 @@ def fault(command: str, complaint: str, folder: Path | str = "The folder") -> Qu
         return Retry(f"The disk is full (git {command}): {message}")
     for pattern, reason, remedy, kind in _LASTING:
         if re.search(pattern, complaint):
-            return kind(f"{reason.format(folder=folder)} git {command} said: {message}.", remedy)
+            reason = reason.format(folder=folder)
+            return kind(f"{reason} git {command} reported: {message}.", remedy)
     if _PASSING.search(complaint):
         return Retry(f"git {command} could not reach the remote: {message}")
     return Held(
@@ -134,7 +136,7 @@ def fault(command: str, complaint: str, folder: Path | str = "The folder") -> Qu
 
 @contextlib.contextmanager
 def disk_faults() -> Iterator[None]:
-    """Turn a full disk into Retry, and a folder that may not be written into Held."""
+    """Raise Retry for a full disk, and Held for a folder that cannot be written."""
     try:
         yield
     except OSError as error:

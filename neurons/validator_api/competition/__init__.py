@@ -1,1 +1,1 @@
-"""The competition itself: submissions, rounds, ranking, bans, and what of them anyone may see."""
+"""The competition: submissions, rounds, ranking, bans, and the public lists of these."""

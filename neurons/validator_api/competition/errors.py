@@ -8,7 +8,7 @@ class Refusal(Exception):
 
 
 class Invalid(Refusal):
-    """The request contradicts itself or what it refers to."""
+    """The request is inconsistent in itself or with the rows that it refers to."""
 
 
 class CommitmentMismatch(Invalid):

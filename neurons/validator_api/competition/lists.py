@@ -16,10 +16,10 @@ from neurons.wire import protocol
 
 
 def validation_queue(session: Session, after: int, limit: int) -> protocol.ValidationQueue:
-    """Return a page of the validators' queue, the oldest first, so that nobody is passed over.
+    """Return a page of the validators' queue, the oldest submissions first.
 
     Args:
-        after: the number of the last row that the caller has.
+        after: the number of the last row of the previous page.
     """
     rows = session.scalars(
         select(Submission)
@@ -79,7 +79,7 @@ def pending_reveals(
 
 
 def submission_stats(session: Session, limit: int) -> protocol.SubmissionStats:
-    """Return the newest submissions that nobody has judged, and the leading and latest verdicts.
+    """Return the newest unjudged submissions, and the leading and latest verdicts.
 
     Args:
         limit: the most rows in each list.

@@ -1,7 +1,7 @@
-"""The ranking of a round: which submissions count, in what order, and what they earn.
+"""The ranking of a round: the counting submissions, their order, and their weights.
 
-The database selects and sorts, so that a page of a round with thousands of submissions reads no
-more of them than it shows.
+The database selects and sorts, so that a page of a round with thousands of submissions reads only
+the rows that it shows.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ COUNTS = (
     Submission.score > 0.0,
     Submission.tokens_per_sec <= HIGHEST_CLAIM,
 )
-"""A validator confirmed the claim, and no check refuted it."""
+"""Conditions of a confirmed claim: a score, and no failed check."""
 
 _SPEED = case((Submission.tokens_per_sec <= HIGHEST_CLAIM, Submission.tokens_per_sec), else_=0.0)
-"""PostgreSQL refuses a product that overflows, also of a row that does not count."""
+"""The speed, or 0 above the limit: PostgreSQL refuses products that overflow, in any row."""
 
 WEIGHTED = _SPEED * case(
     *((Submission.target_sequence_length >= least, share) for least, _, share in LEAGUES[:0:-1]),
@@ -35,7 +35,7 @@ WEIGHTED = _SPEED * case(
 """`rules.weighted_score` of a row, for the database."""
 
 BEST_FIRST = (WEIGHTED.desc(), Submission.created_at, Submission.id)
-"""The order of the ranking; the earlier one wins a tie."""
+"""The order of the ranking; the earlier submission wins a tie."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Ranked:
     """A submission with its place.
 
     Attributes:
-        rank: 1 + the number of other hotkeys whose best submission comes before this one, so a
-            hotkey's second submission does not push others down.
-        weight: share of the emission: of a hotkey's best among the top four, 0.0 for the others.
+        rank: 1 + the number of other hotkeys whose best submission is before this one, so a
+            hotkey's second submission does not lower the ranks of others.
+        weight: share of the emission: only a hotkey's best submission gets one.
     """
 
     submission: Submission
@@ -60,7 +60,7 @@ def weighted(submission: Submission) -> float:
 
 
 def is_confirmed(submission: Submission) -> bool:
-    """Return whether the verdict confirmed the claim, as far as the pages show it."""
+    """Return whether the verdict confirmed the claim, for the pages."""
     return (submission.score or 0.0) > 0.0 and submission.verification_passed is not False
 
 
@@ -68,7 +68,7 @@ def places(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
     """Yield rank and weight of each submission that counts.
 
     Args:
-        hotkeys: whose they are, the best submission first.
+        hotkeys: the submissions' hotkeys, the best submission first.
     """
     seen: set[str] = set()
     for hotkey in hotkeys:
@@ -79,10 +79,10 @@ def places(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
 
 
 def standing(session: Session, row: Round, most: int | None = None) -> list[Ranked]:
-    """Return the round's ranking by the verdicts of this context, best first.
+    """Return the round's ranking by the present verdicts, best first.
 
-    With a baseline (the winner of the round before), only faster submissions count, unless
-    the baseline has been refuted since.
+    With a baseline (the winner of the previous round), only faster submissions count, unless the
+    baseline has been refuted since.
 
     Args:
         most: the largest number of submissions to return.
@@ -98,7 +98,7 @@ def standing(session: Session, row: Round, most: int | None = None) -> list[Rank
 
 
 def ranked_in(session: Session, row: Round, most: int | None = None) -> list[Ranked]:
-    """Return the round's ranking: of this moment while it is active, frozen afterwards.
+    """Return the round's ranking: the present one of an active round, otherwise the frozen one.
 
     Args:
         most: the largest number of submissions to return.
@@ -119,7 +119,7 @@ def ranked_in(session: Session, row: Round, most: int | None = None) -> list[Ran
 
 
 def ranks_of(session: Session, rows: Iterable[Submission]) -> dict[int, int]:
-    """Return the rank of each of these submissions in its own round, of those that have one."""
+    """Return the ranks of these submissions in their rounds, without unranked ones."""
     round_of = {row.id: row.round_id for row in rows}
     frozen = select(Place.submission_id, Place.rank).where(
         Place.round_id.in_(set(round_of.values())), Place.submission_id.in_(round_of)
@@ -142,7 +142,7 @@ def floor(session: Session, baseline: int | None) -> float | None:
     """Return the weighted score above which a claim ranks; None: every confirmed claim ranks.
 
     Args:
-        baseline: the submission to beat. It sets no floor once its verdict is refuted.
+        baseline: the submission to beat. If it has been refuted, there is no floor.
     """
     return session.scalars(select(WEIGHTED).where(Submission.id == baseline, *COUNTS)).first()
 

@@ -1,4 +1,4 @@
-"""Competition rounds: one is active; a round that ends gets a winner, and its places stay."""
+"""Competition rounds: one is active; an ended round has a winner and fixed places."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ log = get_logger("validator_api")
 
 @dataclass(frozen=True)
 class RequestContext:
-    """The present as one request sees it.
+    """The time and the hotkeys for one request.
 
     Attributes:
         now: naive UTC.
         block: the server's block number.
         oldest_block: the reveal block of the oldest commitment that may still be revealed.
-        uids: the chain's uid of each hotkey of the subnet; None where the server counts its own.
+        uids: the chain's uid of each hotkey of the subnet; None if the server assigns them.
     """
 
     now: datetime
@@ -58,7 +58,7 @@ def active(session: Session) -> Round | None:
 
 
 def current(session: Session, context: RequestContext) -> Round:
-    """Return the active round, opened where there is none."""
+    """Return the active round, opened if there is none."""
     row = active(session)
     return row if row is not None else _open(session, context, rules.ROUND_HOURS)
 
@@ -70,9 +70,9 @@ def is_overdue(session: Session, context: RequestContext) -> bool:
 
 
 def end_overdue(session: Session, context: RequestContext) -> None:
-    """Finalize the active round when its time is over, and open the next one.
+    """If the active round's time is over, finalize it and open the next one.
 
-    Whatever writes comes after this, so that nothing later changes a round.
+    All writes call this first, so that no later write changes the ended round.
     """
     if is_overdue(session, context):
         _open(session, context, rules.ROUND_HOURS)
@@ -113,7 +113,7 @@ def finalize(session: Session, row: Round, context: RequestContext) -> list[rank
 
 
 def finalize_by_id(session: Session, round_id: int, context: RequestContext) -> dict[str, Any]:
-    """Complete one round as a validator requests; return the wire's answer."""
+    """Complete one round for a validator; return the reply's content."""
     row = session.get(Round, round_id)
     if row is None:
         raise NotFound("Round not found")
@@ -129,7 +129,7 @@ def finalize_by_id(session: Session, round_id: int, context: RequestContext) -> 
 
 
 def baseline_after(row: Round) -> int | None:
-    """Return the submission that the next round's claims must beat: the last winner there was."""
+    """Return the submission that the next round's claims must beat: the latest winner."""
     return row.winner_submission_id or row.baseline_submission_id
 
 
@@ -157,9 +157,9 @@ def weights(
 
 
 def uid_of(session: Session, hotkey: str, context: RequestContext) -> int | None:
-    """Return the hotkey's uid: the chain's, or without a chain, this server's own count.
+    """Return the hotkey's uid: the chain's, or without a chain, the one that this server assigned.
 
-    None where the chain does not know the hotkey: any number would be another's.
+    None if the hotkey is not registered on the chain.
     """
     if context.uids is not None:
         return context.uids.get(hotkey)
@@ -167,7 +167,7 @@ def uid_of(session: Session, hotkey: str, context: RequestContext) -> int | None
 
 
 def as_message(session: Session, row: Round, context: RequestContext) -> protocol.Round:
-    """Return the round as the wire shows it."""
+    """Return the round in the wire's form."""
     return protocol.Round(
         **row.facts(),
         time_remaining_seconds=max(0, int((row.end_time - context.now).total_seconds())),
@@ -179,7 +179,7 @@ def as_message(session: Session, row: Round, context: RequestContext) -> protoco
 def _open(
     session: Session, context: RequestContext, hours: int, baseline: int | None = None
 ) -> Round:
-    """Open the next round once the active one, if any, is finalized."""
+    """Finalize the active round, if there is one, and open the next one."""
     ending = active(session)
     if ending is not None:
         finalize(session, ending, context)
@@ -201,7 +201,7 @@ def _open(
 
 
 def _take_over(session: Session, row: Round, context: RequestContext) -> None:
-    """Bring into the new round what nobody has judged: it ranks where it is judged."""
+    """Move unjudged submissions into the new round, in which they will be judged and ranked."""
     waiting = update(Submission).where(*UNJUDGED)
     expired = (Submission.is_revealed.is_(False), Submission.reveal_block < context.oldest_block)
     session.execute(waiting.where(*expired).values(withdrawn_at=context.now))

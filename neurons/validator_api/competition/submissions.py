@@ -62,7 +62,7 @@ def commit(
     """Store a commitment, whose reveal opens `blocks_until_reveal` blocks later.
 
     Args:
-        client: what bans count the caller under.
+        client: the key under which bans count the caller.
     """
     _check_may_submit(session, request.miner_hotkey, client, context)
     same = select(Submission.id).where(Submission.commitment_hash == request.commitment_hash)
@@ -98,7 +98,7 @@ def submit(
     favours it.
 
     Args:
-        client: what bans count the caller under.
+        client: the key under which bans count the caller.
     """
     _check_may_submit(session, request.miner_hotkey, client, context)
     claim = _claim(request, request.target_sequence_length)

@@ -53,10 +53,10 @@ class DatabaseAway(QuasarError):
 
 
 class Availability:
-    """Notes since when a database fails, and logs only the changes.
+    """Records whether a database fails, and logs only changes.
 
     Args:
-        url: what the log calls the database.
+        url: the database's address in the log.
     """
 
     def __init__(self, url: str) -> None:
@@ -66,7 +66,7 @@ class Availability:
 
     @contextmanager
     def of(self, act: str) -> Iterator[None]:
-        """Surround one transaction; `act` is its kind, as a full disk still lets others read.
+        """Surround one transaction; `act` is its kind, since on a full disk only writes fail.
 
         Raises:
             DatabaseAway: it failed through the database.
@@ -143,9 +143,9 @@ class Storage:
     def write(self, work: Callable[[Session], Result]) -> Result:
         """Run `work` in one transaction and commit it.
 
-        Writers come one after another, also those of other servers on the same database, so that
-        what `work` has checked still holds when it writes. Those of this process wait here, where
-        they hold no connection.
+        Writers run one after another, also those of other servers on the same database, so that
+        the checks of `work` are still valid when it writes. Writers of this process wait here,
+        without a connection.
 
         Raises:
             DatabaseAway: the database cannot be used now. Nothing was written, unless the

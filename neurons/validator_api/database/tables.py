@@ -39,7 +39,7 @@ class Base(DeclarativeBase):
 
 
 class Miner(Base):
-    """A registered hotkey and the uid that weights use for it where no chain gives one."""
+    """A registered hotkey, and its uid in the weights unless the chain has one."""
 
     __tablename__ = "miners"
 
@@ -112,7 +112,7 @@ class Submission(Base):
     __tablename__ = "submissions"
     __table_args__ = (
         Index("ix_submissions_open", "is_revealed", "validated_at", "withdrawn_at", "id"),
-        # What one hotkey waits for, however many rows it has left behind.
+        # Finds a hotkey's waiting submissions among any number of old ones.
         Index(
             "ix_submissions_waiting",
             *("miner_hotkey", "id"),

@@ -15,7 +15,7 @@ from neurons.runtime.observe import get_logger
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 BEFORE_ALEMBIC = "0001"
-"""The version of databases that hold tables and no version."""
+"""The version of a database that has the tables but no table `alembic_version`."""
 
 log = get_logger("validator_api")
 
@@ -32,7 +32,7 @@ def bring_up_to_date(connection: Connection, url: str) -> None:
     """Migrate the database within the transaction that is open on `connection`.
 
     Args:
-        url: what a message calls the database.
+        url: the database's address in messages, without a password.
 
     Raises:
         ConfigError: the database has a version that this program does not know.

@@ -1,4 +1,4 @@
-"""Renders the pages: the templates, the headers of every page, and the style sheet."""
+"""Renders the pages from their templates, with their headers, and serves the style sheet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quasar_kernels.line_plot import Line, line_plot
 
 TEMPLATES = Path(__file__).with_name("templates")
 HEADERS = {
-    # What others write on a page is escaped; were it not, no browser would run or load it.
+    # A second defence besides escaping: browsers run and load nothing that a page contains.
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -27,7 +27,7 @@ HEADERS = {
     "Cache-Control": "public, max-age=5",
 }
 NOT_REFRESHED = "off"
-"""The value of a page's parameter `refresh` for readers who want it to stand still."""
+"""The value of a page's parameter `refresh` that switches its reloading off."""
 UNITS = ((1e6, "M "), (1e3, "k "))
 COLOURS = ("#2a5ca8", "#8a5fb0", "#a87400")
 
@@ -49,12 +49,12 @@ def page(
     paused: bool = False,
     **values: object,
 ) -> Response:
-    """Return the page made of the template `name` with these values.
+    """Render the template `name` with these values.
 
     Args:
         now: when the values were read; shown at the foot of the page.
-        refresh: seconds until a browser loads the page again; None for a page that stays as it is.
-        paused: the reader wants a page that would refresh itself to stand still.
+        refresh: seconds until a browser reloads the page; None for a page that never changes.
+        paused: whether the reader has switched the reloading off.
     """
     values |= {"now": now, "refresh": refresh, "paused": paused}
     html = _environment.get_template(name).render(**values)
@@ -65,7 +65,7 @@ def page(
 
 
 def style_sheet() -> Response:
-    """Return the style sheet, which a browser may keep for an hour."""
+    """Return the style sheet, which browsers may cache for an hour."""
     text = (TEMPLATES / "style.css").read_text(encoding="utf-8")
     headers = {**HEADERS, "Cache-Control": "public, max-age=3600"}
     return Response(text, media_type="text/css", headers=headers)
@@ -98,17 +98,17 @@ def _hotkey(value: str) -> str:
 
 
 def _figure(value: float) -> str:
-    """Return a speed or a score as far as its digits mean something."""
+    """Return a speed or a score, rounded to its significant digits."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
 
 
 def _breakable(name: str) -> Markup:
-    """Return a field's name that a narrow column may break between its words."""
+    """Return a field's name with possible line breaks between its words."""
     return Markup(re.sub(r"([_.])", r"\1<wbr>", str(escape(name))))  # noqa: S704 — escaped
 
 
 def _above(value: float) -> str:
-    """Return the smallest figure, in the digits that are shown, that is above a value."""
+    """Return the smallest figure above a value, in the digits of `_figure`."""
     return _figure(math.floor(value) + 1 if value >= 1000 else (math.floor(10 * value) + 1) / 10)
 
 

@@ -1,4 +1,4 @@
-"""Data of a submission's page: before the reveal those of /pending_reveals, then the claim."""
+"""Data of a submission's page: before the reveal as in /pending_reveals, then also the claim."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Speeds = Sequence[tuple[int, float]]
 """Length in tokens and tokens per second, the shortest first."""
 
 MODELS = 3
-"""The most models of a hotkey that its page names."""
+"""Most models of a hotkey that the page lists."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SubmissionPage:
 
 
 def submission(session: Session, context: RequestContext, number: int) -> SubmissionPage | None:
-    """Return the submission of this number, None where there is none."""
+    """Return the submission with this number, or None."""
     row = session.get(Submission, number)
     if row is None:
         return None
@@ -87,7 +87,7 @@ def _claim(session: Session, row: Submission) -> ClaimView:
         weighted=ranking.weighted(row),
         rank=ranking.ranks_of(session, [row]).get(row.id),
         logits=_logits(row),
-        # Miners repeat the claim among their benchmarks, where it would pass for a measurement.
+        # Miners repeat the claim among their benchmarks, which would show it as a measurement.
         timed=[point for point in _speeds(row.benchmarks or {}) if point != claim],
         measured=_speeds(row.measured or {}),
     )
@@ -118,7 +118,7 @@ def _speeds(figures: Mapping[str, Mapping[str, float]]) -> Speeds:
 
 
 def _web_address(url: str) -> str | None:
-    """Return the address where a browser may safely be sent, None for any other text."""
+    """Return the address if it is safe as a link, otherwise None."""
     try:
         parts = urlsplit(url)
         safe = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in url

@@ -1,4 +1,4 @@
-"""The pages for people: the leaderboard, a round, the history, a submission, the API."""
+"""The HTML pages: the leaderboard, a round, the history, a submission, the API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neurons.validator_api.pages.render import NOT_REFRESHED, page, style_sheet
 
 LARGEST = 2**31 - 1
 REFRESH_SECONDS = 20
-"""The period at which a page that can still change reloads."""
+"""Seconds after which a page reloads, if it can still change."""
 
 router = APIRouter(include_in_schema=False)
 
@@ -77,7 +77,7 @@ def _live(name: str, api: TheApi, refresh: str, **values: Any) -> Response:
 
 
 def _existing(text: str) -> int:
-    """Return the row number that `text` gives; raise 404 if no row can have it."""
+    """Return `text` as a row number; raise a 404 if it cannot be one."""
     number = _number(text)
     if number is None:
         raise HTTPException(404, "Not Found")
@@ -85,7 +85,7 @@ def _existing(text: str) -> int:
 
 
 def _number(text: str) -> int | None:
-    """Return the row number that `text` gives; None if no row can have it."""
+    """Return `text` as a row number, or None if it cannot be one."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
         return None
     return int(text) if int(text) <= LARGEST else None

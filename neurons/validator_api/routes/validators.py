@@ -1,6 +1,6 @@
-"""The routes for validators alone: their queue, verdicts, failures, rounds.
+"""The routes of validators: queue, verdicts, failures, rounds.
 
-Each request is signed as a whole, and each that writes is accepted once (`auth.validator`).
+Requests are signed as a whole; those that write are accepted only once (`auth.validator`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def validation_queue(
     after: protocol.RowId = 0,
     limit: Annotated[int, Query(ge=1, le=QUEUE_PAGE)] = QUEUE_PAGE,
 ) -> protocol.ValidationQueue:
-    """List the submissions that wait for a verdict, the oldest first, a page at a time."""
+    """List a page of the submissions without a verdict, the oldest first."""
     return api.read(lambda session, _: lists.validation_queue(session, after, limit))
 
 
@@ -54,7 +54,7 @@ def record_failure(call: Validator, body: protocol.FailureRequest, api: TheApi) 
     client = body.ip_address
     key = client if client.startswith("hotkey ") else bans.ban_key(client)
     if key is None:
-        message = "Not counted: this address is no client's own"
+        message = "Not counted: several clients share this address"
         api.write(lambda *_: None, call)
     else:
         message = "Failure recorded"

@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m harness gates",
         description="Look at a model: kernels (G0), forward pass (G1), entropy at the start (G2), "
         "a mini-training (G3), and the balance of its branches (G4).",
-        epilog="Exit status: 0 where nothing fails, 1 where a check does, 2 for usage.",
+        epilog="Exit status: 0 if no check fails, 1 if one fails, 2 for a usage error.",
     )
     parser.add_argument("--model", default="+".join(MIXERS),
                         help="branches of a small model, joined by + (the default has all), or "
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def build(name: str, fusion: str = SMALL.fusion) -> nn.Module:
-    """Return the model that a name stands for; its start is the same each time.
+    """Return the model of that name, with the same initial weights each time.
 
     Raises:
         ModelError: the name is neither a list of branches nor a function that returns a model.

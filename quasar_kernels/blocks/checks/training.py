@@ -12,15 +12,15 @@ from torch import Tensor, nn
 TOKENS, BATCH = 32, 8
 RATE, WARMUP = 5e-3, 10
 NOISE = 0.1
-"""Share of tokens that are drawn and follow from none."""
+"""Share of random tokens, which do not depend on earlier ones."""
 HELD_OUT = 1 << 31
-"""The seed of the batch that is not trained on; a CPU's generator takes 32 bits of a seed."""
+"""The seed of the batch that is not trained on; a CPU's generator uses only 32 bits of a seed."""
 
 
 def draw(vocabulary: int, seed: int, device: torch.device) -> Tensor:
-    """Return sequences `[BATCH, TOKENS]` whose tokens follow from the one before the last.
+    """Return sequences `[BATCH, TOKENS]` of which each token depends on the one before the last.
 
-    Only a model that mixes tokens learns it.
+    Only a model that mixes tokens can learn this.
     """
     order = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(0))
     random = torch.Generator().manual_seed(seed)

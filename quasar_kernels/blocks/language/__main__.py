@@ -5,7 +5,7 @@ from __future__ import annotations
 from quasar_kernels import interrupts
 
 if __name__ == "__main__":
-    interrupts.exit_at_once()  # until all below is imported
+    interrupts.exit_at_once()  # until the imports below are done
 
 import argparse
 import sys
@@ -29,9 +29,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser(
         "train",
-        help="train on a file, or go on where it ended",
-        description="Train on a file. The same command goes on from the last checkpoint. SIGTERM "
-        "and Ctrl-C end it after the step that runs, and save it.",
+        help="train on a file, or resume",
+        description="Train on a file. The same command resumes from the last checkpoint. SIGTERM "
+        "and Ctrl-C stop it after the current step, and save a checkpoint.",
     )
     train.add_argument("--text", type=Path, required=True, help="any file; its bytes are tokens")
     train.add_argument(
@@ -68,17 +68,19 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--seed", type=int, default=recipe.seed, help=f"({recipe.seed})")
     for name, text in (
         ("sequence", "processes that share each sequence, started by torchrun (1)"),
-        ("data", "groups of them, each with other sequences of the batch (1)"),
+        ("data", "groups of such processes, each with its part of the batch (1)"),
     ):
         train.add_argument(f"--{name}-ranks", type=positive, default=1, help=text)
     sample = commands.add_parser("sample", help="draw a text from a trained model")
     sample.add_argument("--model", type=Path, default=Path("model"), help="train's --out (model)")
-    sample.add_argument("--prompt", default="\n", help="what the text goes on from")
+    sample.add_argument("--prompt", default="\n", help="beginning of the text")
     sample.add_argument("--count", type=positive, default=400, help="bytes (400)")
     sample.add_argument("--temperature", type=float, default=0.8, help="(0.8)")
     sample.add_argument("--seed", type=int, default=0, help="(0)")
     for command in (train, sample):
-        command.add_argument("--device", choices=["cuda", "cpu"], help="a GPU where there is one")
+        command.add_argument(
+            "--device", choices=["cuda", "cpu"], help="default: a GPU if there is one"
+        )
     return parser
 
 
@@ -91,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run(arguments, words)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the same command goes on from the last checkpoint\n")
+        sys.stderr.write("interrupted; the same command resumes from the last checkpoint\n")
         return 130
 
 

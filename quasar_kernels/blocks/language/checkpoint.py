@@ -1,4 +1,4 @@
-"""A training's state on disk: whole or absent, and enough to go on bit for bit."""
+"""A training's state on disk, which is written atomically and continues with the same bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Checkpoint(NamedTuple):
     sizes: Sizes
     recipe: Recipe
     digest: str  # of the text
-    losses: list[float]  # of each step, nats a token
+    losses: list[float]  # of each step, nats per token
     model: dict[str, Tensor]
     optimizer: dict[str, object]
 
@@ -29,7 +29,7 @@ class CheckpointError(Exception):
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; whenever it is interrupted, the file is the old one or the new one."""
+    """Write a checkpoint atomically: after an interruption, the file is the old or the new one."""
     content = checkpoint._asdict()
     content["sizes"], content["recipe"] = (tuple(x) for x in (checkpoint.sizes, checkpoint.recipe))
     partial = path.with_suffix(".partial")
@@ -53,7 +53,7 @@ def load(path: Path, device: torch.device) -> Checkpoint:
         return Checkpoint(**content)
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}; `train --out` writes it") from None
-    except Exception as error:  # what a damaged file raises is anything
+    except Exception as error:  # a damaged file may raise any exception
         raise CheckpointError(
             f"{path} cannot be read ({type(error).__name__}); remove it to start over, or name "
             "another folder"

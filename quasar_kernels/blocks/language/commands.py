@@ -22,7 +22,7 @@ from quasar_kernels.blocks.language.training import TextError, Training, read_te
 from quasar_kernels.line_plot import FROM_ZERO, Line, line_plot
 
 POINTS = 100
-"""Most points of the loss curve, each a mean of as many steps."""
+"""Most points of the loss curve; all average the same number of steps."""
 _CHOICES = ("width", "heads", "layers", "mixers", "fusion", "state", "checkpoint_above")
 
 
@@ -30,16 +30,16 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """Run a command.
 
     Args:
-        words: the command line, which the output repeats.
+        words: the command line, which the output shows.
 
     Returns:
-        0; 1 where something needs a person; 128 and the signal's number where one ended a training.
+        0; 1 for an error; 128 plus the signal's number if a signal ended a training.
     """
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda: torch finds no GPU here; leave it out")
+            raise ValueError("--device cuda: torch finds no GPU here; omit the option")
         if arguments.command == "train":
             return _train(arguments, device, words)
         _sample(arguments, device)
@@ -96,7 +96,7 @@ def _train(arguments: argparse.Namespace, device: torch.device, words: Sequence[
 
 
 def loss_curve(losses: Sequence[float]) -> str:
-    """Return the SVG of the losses by steps, in means of equal parts."""
+    """Return the SVG of the losses by steps, averaged over equal numbers of steps."""
     every = -(-len(losses) // POINTS)
     parts = [losses[n : n + every] for n in range(0, len(losses), every)]
     points = [(n * every + len(part), sum(part) / len(part)) for n, part in enumerate(parts)]

@@ -57,7 +57,7 @@ class LanguageModel(nn.Module):
     def continued(
         self, tokens: Tensor, states: list[BlockState] | None = None, cp_context: Any = None
     ) -> tuple[Tensor, list[BlockState]]:
-        """Go on from the states of an earlier call, which this one may overwrite.
+        """Continue from the states of an earlier call, which this call may overwrite.
 
         Args:
             tokens: `[B, T]`, one or more.

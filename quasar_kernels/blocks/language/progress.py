@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 SECONDS = 10.0
-"""Between two lines."""
+"""Seconds between two lines."""
 
 
 class Reporter:
-    """Prints how far a training is: after its first step, then every `seconds`.
+    """Prints the progress of a training: after its first step, then every `seconds`.
 
     Args:
-        console: where lines go; a bar is shown too where it is a terminal.
+        console: the output for lines, and on a terminal for a bar.
         done, steps: steps at the start, and in all.
         clock: seconds.
     """
@@ -51,7 +51,7 @@ class Reporter:
         self._bar.stop()
 
     def __call__(self, done: int, loss: float) -> None:
-        """Take note of a step: how many are done, and its loss in nats a byte."""
+        """Record a step: the number of steps so far, and its loss in nats per byte."""
         self._losses.append(loss)
         self._bar.update(self._task, completed=done, description=f"loss {loss:.3f}")
         now = self._clock()

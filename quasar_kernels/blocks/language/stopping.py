@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end a training after its step; the second one ends it at once."""
+"""SIGTERM and Ctrl-C end a training after its step; a second signal ends it immediately."""
 
 from __future__ import annotations
 

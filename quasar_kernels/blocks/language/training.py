@@ -32,8 +32,8 @@ def read_text(path: Path, tokens: int) -> tuple[Tensor, str]:
     """Return a file's bytes as tokens `[bytes]` uint8, and their digest.
 
     Raises:
-        TextError: it holds no sequence of `tokens` and one more.
-        OSError: it cannot be read.
+        TextError: the file has fewer than `tokens` + 1 bytes.
+        OSError: the file cannot be read.
     """
     content = path.read_bytes()
     if len(content) <= tokens:
@@ -46,8 +46,8 @@ def read_text(path: Path, tokens: int) -> tuple[Tensor, str]:
 
 
 def draw(text: Tensor, recipe: Recipe, step: int) -> Tensor:
-    """Return a step's sequences `[batch, tokens + 1]` int64, drawn by its number and the seed."""
-    # numpy's generator takes both numbers as a seed; torch's takes 32 bits on a CPU
+    """Return a step's sequences `[batch, tokens + 1]` int64, drawn from its number and the seed."""
+    # numpy's generator accepts both numbers as a seed; torch's uses 32 bits on a CPU
     random = np.random.default_rng((recipe.seed % (1 << 64), step))
     starts = torch.from_numpy(random.integers(len(text) - recipe.tokens, size=recipe.batch))
     return text[starts[:, None] + torch.arange(recipe.tokens + 1)].long()
@@ -58,8 +58,8 @@ class Training:
 
     Args:
         text: `[bytes]` uint8, as `read_text` returns it with its digest.
-        path: of the checkpoint.
-        ranks: the processes that train together; None for this one alone.
+        path: the checkpoint's file.
+        ranks: the processes that train together; None for a single process.
 
     Raises:
         CheckpointError: the checkpoint cannot be read, or is of another text, model or recipe.
@@ -96,7 +96,7 @@ class Training:
         )
         if checkpoint is not None:
             self._optimizer.load_state_dict(checkpoint.optimizer)
-        # several processes wait for one another, which no graph can
+        # several processes wait for one another, which a graph cannot contain
         self._step = RecordedStep(self._taken, device) if ranks is None else self._taken
 
     def _check_same_training(self, checkpoint: Checkpoint) -> None:
@@ -110,12 +110,12 @@ class Training:
             )
 
     def step(self) -> float:
-        """Take one step and return its loss, in nats a token."""
+        """Do one step and return its loss in nats per token."""
         place, recipe = len(self.losses), self.recipe
         rate = recipe.rate * min(1, (place + 1) / recipe.warmup)
         for group in self._optimizer.param_groups:
             if isinstance(self._rate, Tensor):
-                group["lr"] = self._rate.fill_(rate)  # a replayed step reads it where it lies
+                group["lr"] = self._rate.fill_(rate)  # a replayed step reads it in place
             else:
                 group["lr"] = rate
         tokens = draw(self._text, recipe, place).to(self._device)
@@ -140,7 +140,7 @@ class Training:
         return stopped if self._ranks is None else self._ranks.any(stopped)
 
     def save(self) -> None:
-        """Write the checkpoint; of several processes, the first one does."""
+        """Write the checkpoint; in a group, only the first process does this."""
         if self._ranks is not None and not self._ranks.first:
             return
         weights, optimizer = self.model.state_dict(), self._optimizer.state_dict()
@@ -157,12 +157,11 @@ class Training:
         stopped: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> bool:
-        """Train up to `steps` in all; save on the way, and when the call returns.
+        """Train until `steps` steps are done in all; save from time to time, and at the end.
 
         Args:
-            save_seconds: a checkpoint is written after the first step that ends so long after the
-                last checkpoint, or after the start.
-            report: called with the steps done and the loss of the last one, after each.
+            save_seconds: least seconds between two checkpoints, and before the first one.
+            report: called after each step with the number of steps and the step's loss.
             stopped: called after each step; the training ends if it returns true.
             clock: seconds.
 

@@ -1,7 +1,7 @@
-"""The Triton kernel of SSD backward: all gradients of a segment, from its last chunk to its first.
+"""The Triton kernel of SSD's backward pass: the gradients of a segment, from its last chunk on.
 
-The state's gradient walks backward as the state walks forward: segment_sum_kernel and
-segment_scan_kernel serve both. The layouts are those of forward.py.
+The recurrence of the state's gradient has the form of the state's in reverse order, so both use
+segment_sum_kernel and segment_scan_kernel. The layouts are those of forward.py.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def gradient_kernel(
     PRECISION: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """The gradients of one segment and head, of BV columns of the values.
+    """Compute the gradients of one segment and head from BV columns of the values.
 
-    dy is contiguous. Those of b and c are sums over heads and all columns, that of dt over all
-    columns: each program of axis 1 writes its share, `[V / BV, B, T, H, K]` and `[V / BV, B, T,
-    H]`; those of a and d are also shares of the segments, `[V / BV, segments, H]`. `states` are the
-    gradients of the states before the segments, or None where no sequence has two; `d_final` is
-    the final state's, or None, as are d and dd. TOTAL is B * T, SEGMENTS all segments.
-    Grid: (segments * H, V / BV).
+    dy is contiguous. The gradients of b and c are sums over heads and all columns, that of dt over
+    all columns: each program of axis 1 writes its part, `[V / BV, B, T, H, K]` and `[V / BV, B, T,
+    H]`. Those of a and d have a part per segment, too, `[V / BV, segments, H]`. `states` are the
+    gradients of the states before the segments, or None if each sequence is one segment.
+    `d_final`, the final state's gradient, may be None, and so may d and dd. TOTAL is
+    B * T, SEGMENTS the number of all segments. Grid: (segments * H, V / BV).
 
-    A log decay's gradient sums over pairs of a token before it and one after it, or at it.
+    The gradient of a log decay is a sum over pairs of an earlier token, and a later one or its own.
     """
     i_sh, i_h = tl.program_id(0), tl.program_id(0) % H
     i_s, i_v, i_g = i_sh // H, tl.program_id(1), i_h // (H // G)

@@ -1,15 +1,15 @@
-"""The Triton kernels of SSD forward: what segments add to the state, and the outputs.
+"""The Triton kernels of SSD's forward pass: segment sums, and the outputs.
 
 x and y are `[B, T, H, P]`, b and c (B and C of the definition) `[B, T, G, N]`, each with a
 separate stride between tokens, so that all may be columns of one projection; dt is `[B, T, H]` fp32
 contiguous, a (A) and d (D) `[H]` fp32. Tables of segments are those of fla.ops.quasar.segments.
-States of the caller are `[N, H, K, V]`, those between the kernels `[.., V, K]`, as the kernels hold
-them: so an accumulator is the left operand of the next product. K is the state size, V a head's
-channels, BK and BV are tiles' columns, C a chunk's tokens. Products of bf16 take bf16 operands, of
-others fp32 ones by `PRECISION`.
+States of the caller are `[N, H, K, V]`, those between the kernels are transposed, `[.., V, K]`, so
+that an accumulator is the left operand of the next product. K is the state size, V a head's
+channels, BK and BV are the columns of tiles, C the tokens of a chunk. Products have bf16 operands
+for bf16 inputs, otherwise fp32 operands with `PRECISION`.
 
-A head's decay is one number a token, so what token i reads from token j carries the exponential of
-a difference of running sums, at most 1: nothing overflows, however strong a decay is.
+A head's decay is one number per token, so the score of tokens i and j contains the exponential of a
+difference of running sums, which is at most 1. No decay can overflow.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def segment_sum_kernel(
     REVERSE: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """What one segment and head adds to the state, `[V, K]`, and the sum of its log decays.
+    """Compute the addition of one segment and head to the state, `[V, K]`, and its log decays' sum.
 
-    Forward the state is that behind the segment, of x = b and y = x; with REVERSE its gradient
-    before the segment, of x = c and y = dy. The sum is written once for each channel of the keys,
-    as segment_scan_kernel takes it. Grid: (segments * H, V / BV).
+    Without REVERSE, x = b, y = x, and the state is that after the segment. With REVERSE, x = c,
+    y = dy, and the result belongs to the state's gradient before the segment. The sum is written
+    for each channel of the keys, as segment_scan_kernel reads it. Grid: (segments * H, V / BV).
     """
     i_sh, i_h = tl.program_id(0), tl.program_id(0) % H
     i_b, _, t0, length, is_first, is_last = load_segment(table, i_sh // H, T, NS, SEG, IS_VARLEN)
@@ -78,7 +78,7 @@ def segment_sum_kernel(
     else:
         unused = is_last
     if unused:
-        return  # no other segment of the sequence asks for it
+        return  # no other segment of the sequence reads it
     DTYPE: tl.constexpr = tl.bfloat16 if y.dtype.element_ty == tl.bfloat16 else tl.float32
     rows = tl.arange(0, C)
     c_k = tl.arange(0, BK)
@@ -142,11 +142,11 @@ def output_kernel(
     PRECISION: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """The outputs of one segment and head, chunk by chunk, and the state behind its sequence.
+    """Compute the outputs of one segment and head, chunk by chunk, and the final state.
 
-    `states` are those behind the segments, or None where no sequence has two. `checkpoints`, where
-    there are any, take the state before each chunk, `[V, K]`, chunk n of segment s, whose first
-    token is t, at t / C + s + n. `d` may be None. Grid: (segments * H, V / BV).
+    `states` are those after the segments, or None for one segment per sequence. `checkpoints`, if
+    not None, receive the state before each chunk, `[V, K]`: that of chunk n of segment s, whose
+    first token is t, at t / C + s + n. `d` may be None. Grid: (segments * H, V / BV).
     """
     i_sh, i_h = tl.program_id(0), tl.program_id(0) % H
     i_s, i_g = i_sh // H, i_h // (H // G)

@@ -131,7 +131,7 @@ def backward(
     d_final: Tensor | None,
     initial: bool,
 ) -> tuple[Inputs, Tensor | None]:
-    """Return the gradients of the inputs, and of the initial state where there is one.
+    """Return the gradients of the inputs, and of the initial state if there is one.
 
     dy and d_final, the results', are contiguous, and d_final fp32.
     """
@@ -239,7 +239,7 @@ def ssd_triton(
 ) -> tuple[Tensor, Tensor]:
     """Apply SSD by the Triton kernels, differentiably; as `blocks.ssd.ssd`, on a GPU.
 
-    x, B and C may be columns of one projection: they are read where they lie. A recorded call keeps
+    x, B and C may be columns of one projection: they are read in place. A recorded call keeps
     the state before every chunk for its backward pass: for heads of 64 channels and a state of 64
     in bf16 as many bytes as x has.
 

@@ -20,7 +20,7 @@ def ssd_specs(architecture: int = 90) -> list[CompileSpec]:
         ("fp32", torch.float32, 64),
     ):
         if architecture != 90 and (kind, N) != ("bf16", 64):
-            continue  # they are compiled for one GPU alone: they take long
+            continue  # compiled for one architecture only, because that takes long
         tiles = launch.tiles_for(N, 64, dtype)
         sizes: dict[str, Any] = {"G": 1, "H": 8, "K": N, "V": 64, "BK": tiles.keys}
         tile = sizes | {"BV": tiles.values, "C": tiles.chunk}

@@ -27,9 +27,9 @@ def step_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
 ):
-    """The output and the next state of one sequence and head, of BV columns of the values.
+    """Compute the output and the next state of one sequence and head for BV columns of the values.
 
-    Tensors are those of forward.py, of one token; `initial_state` and `d` may be None. All
+    The layouts are those of forward.py for one token; `initial_state` and `d` may be None. All
     arithmetic is fp32. Grid: (B * H, V / BV).
     """
     i_nh = tl.program_id(0).to(tl.int64)

@@ -8,13 +8,13 @@ import triton.language as tl
 
 @triton.jit
 def row_pointers(x, start, rows, columns, H: tl.constexpr, WIDTH: tl.constexpr):
-    """Pointers to `rows` of one head of `[tokens, H, WIDTH]`; `start` is its first row of all."""
+    """Return pointers to `rows` of one head of `[tokens, H, WIDTH]`, relative to row `start`."""
     return x + start * WIDTH + (rows[:, None] * (H * WIDTH) + columns[None, :])
 
 
 @triton.jit
 def load_rows(x, start, rows, left, columns, H: tl.constexpr, WIDTH: tl.constexpr):
-    """Load rows as `row_pointers` has them, in x's dtype; zeros from row `left` on."""
+    """Load the rows of `row_pointers` in x's dtype; zeros from row `left` on."""
     mask = (rows < left)[:, None] & (columns < WIDTH)[None, :]
     return tl.load(row_pointers(x, start, rows, columns, H, WIDTH), mask=mask, other=0.0)
 
@@ -39,10 +39,10 @@ def segment_scan_kernel(
     REVERSE: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """Turn what segments add into the states behind them (with REVERSE: before), in place.
+    """Replace segments' additions by the states after them (with REVERSE: before), in place.
 
-    One row of the states of a sequence and head, STEPS segments at a time. `entering` is the first
-    state `[N, H, K, V]`, or None for zero. Grid: (N * H, V).
+    A program scans one row of the states of a sequence and head, STEPS segments at a time.
+    `entering` is the first state `[N, H, K, V]`, or None for zero. Grid: (N * H, V).
     """
     i_nh, i_v = tl.program_id(0), tl.program_id(1)
     i_n, i_h = i_nh // H, i_nh % H

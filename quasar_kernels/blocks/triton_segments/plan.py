@@ -15,24 +15,24 @@ from torch import Tensor
 from quasar_kernels.blocks.triton_segments.kernels import segment_scan_kernel
 
 MAX_KEYS = 128
-"""Largest width of keys' heads that the kernels support; values may have any width."""
+"""Largest number of key channels of a head that the kernels support; values have no limit."""
 ALONE = 128
-"""Tokens up to which a sequence is one segment: the launches of a scan would cost more."""
+"""Sequences up to this many tokens are one segment, because the scan's launches cost more."""
 LEAST = 64
 """Least tokens of a segment."""
 PROGRAMS = 8
 """Target number of programs per multiprocessor, over the whole call."""
 STEPS = 16
-"""Segments that the scan takes at once."""
+"""Segments that the scan loads at once."""
 
 STEP_WARPS = 4
-"""Of a program that takes a single token."""
+"""Warps of a program that processes a single token."""
 
 _scan = Launcher(segment_scan_kernel)
 
 
 class Walk(NamedTuple):
-    """Compile options of a kernel: warps of a program, and stages of its loop."""
+    """Compile options of a kernel: warps of a program, and pipeline stages of its loop."""
 
     warps: int
     stages: int
@@ -42,16 +42,16 @@ class Tiles(NamedTuple):
     """The kernels' tiles for heads of one width."""
 
     keys: int  # columns of the keys, a power of two
-    values: int  # columns of the values that a program takes
+    values: int  # columns of the values of one program
     chunk: int  # tokens
     sum: Walk
     output: Walk
     gradient: Walk
-    precision: str  # of products that are not bf16's
+    precision: str  # Triton's `input_precision` of fp32 products
 
 
 def step_values(tiles: Tiles, V: int) -> int:
-    """Return the columns of V values that a program takes for a single token."""
+    """Return how many of V value columns one program computes for a single token."""
     return min(triton.next_power_of_2(V), max(16, 4096 // tiles.keys))
 
 
@@ -74,13 +74,13 @@ class Plan(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Programs: a segment and head, and columns of the values."""
+        """The grid: segments times heads, and tiles of value columns."""
         shape = self.shape
         return self.segments.total * shape.H, triton.cdiv(shape.V, self.tiles.values), 1
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """T, a sequence's segments, a segment's tokens, as the kernels take them."""
+        """T, segments of a sequence and tokens of a segment, in the order of the kernels."""
         return self.shape.T, self.segments.per_sequence, self.segments.length
 
     @property
@@ -91,7 +91,7 @@ class Plan(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Places for the states before chunks: at least one for each."""
+        """An upper bound on the number of chunks, each of which stores a state."""
         return self.shape.B * self.shape.T // self.tiles.chunk + self.segments.total + 1
 
     @property
@@ -101,7 +101,7 @@ class Plan(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """Whether sequences share a row."""
+        """Whether the sequences are packed."""
         return self.segments.table is not None
 
 
@@ -119,10 +119,10 @@ def plan_call(
 ) -> Plan:
     """Cut a call into segments; the first reading of a `cu_seqlens` synchronises.
 
-    `segments` asks for that many of the longest possible sequence instead of the built-in choice.
+    `segments` replaces the built-in number of segments of the longest possible sequence.
 
     Raises:
-        ValueError: `cu_seqlens` does not cut one row of T tokens.
+        ValueError: the bounds `cu_seqlens` do not fit one row of T tokens.
     """
     B, T, H, _, V = shape
     chains = (B if cu_seqlens is None else 1) * H * triton.cdiv(V, tiles.values)
@@ -142,8 +142,8 @@ def plan_call(
 class Between(NamedTuple):
     """The tensors that the kernels pass from segment to segment."""
 
-    sums: Tensor  # [segments, H, V, K] fp32, what each adds; the scan turns them into states
-    decays: Tensor  # [segments, H, K] fp32, the sums of its log decays
+    sums: Tensor  # [segments, H, V, K] fp32: additions to the state; the scan overwrites by states
+    decays: Tensor  # [segments, H, K] fp32: sums of log decays
 
 
 def between_segments(plan: Plan, device: torch.device) -> Between:
@@ -170,7 +170,7 @@ def checkpoints_for(plan: Plan, values: Tensor) -> Tensor:
 
 
 def scan(plan: Plan, segment_sums: Between, entering: Tensor | None, reverse: bool) -> Tensor:
-    """Turn the segments' additions into the states behind them (`reverse`: before), in place."""
+    """Replace the segments' additions by the states after them (`reverse`: before), in place."""
     _, _, H, K, V = plan.shape
     cut = plan.segments
     _scan(

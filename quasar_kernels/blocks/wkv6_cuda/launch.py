@@ -26,11 +26,11 @@ from fla.ops.quasar.device import on_its_device
 from torch import Tensor
 
 WIDTHS = (32, 64, 128)
-"""Channels of r, k and w that the kernels are written for."""
+"""Numbers of channels of r, k and w that the kernels support."""
 COLUMNS = 32
 """The channels of v are a multiple of this."""
 CHECKPOINT = 8
-"""Tokens between the states that are kept for the gradients; CHECKPOINT in walk.cuh."""
+"""Tokens between the states that are kept for the gradients: CHECKPOINT in walk.cuh."""
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
 _ALIGNMENT = 16  # bytes of the kernels' copies
@@ -74,7 +74,7 @@ class Inputs(NamedTuple):
 
 @functools.cache
 def variant_for(device: int, dtype: torch.dtype, K: int) -> Variant:
-    """Return the variant for which the kernels are compiled; fp32 ignores a variant's dtype."""
+    """Return the variant with which the kernels are compiled; in fp32 its dtype has no effect."""
     width = f"-DWKV6_KEYS={K}"
     if dtype == torch.float32:
         return Variant(device, torch.bfloat16, (width, "-DWKV6_FP32=1"))
@@ -82,7 +82,7 @@ def variant_for(device: int, dtype: torch.dtype, K: int) -> Variant:
 
 
 def reason_against(r: Tensor, v: Tensor) -> str | None:
-    """Return why the kernels do not take r `[B, T, H, K]` and v `[B, T, H, V]`, or None."""
+    """Return why the kernels do not support r `[B, T, H, K]` and v `[B, T, H, V]`, or None."""
     if v.dtype not in (*DTYPES, torch.float32):
         return f"the tensors must be bf16, fp16 or fp32; v is {v.dtype}"
     if r.shape[-1] not in WIDTHS:
@@ -94,7 +94,7 @@ def reason_against(r: Tensor, v: Tensor) -> str | None:
 
 
 def prepared(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x contiguous, aligned and of a dtype; itself where it is."""
+    """Return x, or a copy that is contiguous, aligned and has the dtype."""
     x = x.to(dtype).contiguous()
     return x.clone() if x.data_ptr() % _ALIGNMENT else x
 
@@ -119,17 +119,18 @@ def forward(
     keep: bool,
     final_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Launch the forward walk on the current stream.
+    """Launch the forward pass on the current stream.
 
     Args:
-        x: as described at `Inputs`.
+        x: the inputs.
         initial_state: `[N, H, K, V]` fp32 contiguous, or None for zero.
         bounds: `[N + 1]` int64 of packed sequences, or None.
-        keep: whether the states for the gradients are kept.
-        final_state: where to write that state; it may be `initial_state`. None makes a new one.
+        keep: whether to keep states for the gradients.
+        final_state: the tensor to write; it may be `initial_state`. None allocates a new one.
 
     Returns:
-        o, the final state, and the states before every CHECKPOINT tokens `[cells, H, K, V]`.
+        o, the final state, and if `keep` the states before every CHECKPOINT tokens,
+        `[cells, H, K, V]`.
     """
     B, T, H, K = x.r.shape
     V = x.v.shape[-1]
@@ -166,9 +167,9 @@ def backward(
     bounds: Tensor | None,
     initial: bool,
 ) -> tuple[Inputs, Tensor | None]:
-    """Return the gradients of the inputs, in v's dtype or fp32, and of the initial state, if any.
+    """Return the gradients of the inputs, in their dtypes, and of the initial state, if any.
 
-    do and d_final, the results', are contiguous, and d_final fp32.
+    do and d_final, the gradients of the results, are contiguous, and d_final is fp32.
     """
     H, K = x.u.shape
     V = x.v.shape[-1]
@@ -197,7 +198,7 @@ class WKV6Function(torch.autograd.Function):
         initial_state: Tensor | None,
         *inputs: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Run the forward walk and keep states for the backward one."""
+        """Run the forward pass and keep states for the backward pass."""
         ctx.set_materialize_grads(False)
         o, final, kept = forward(program, Inputs(*inputs), initial_state, bounds, keep=True)
         ctx.program, ctx.initial = program, initial_state is not None
@@ -207,7 +208,7 @@ class WKV6Function(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Compute every gradient."""
+        """Compute all gradients."""
         *inputs, kept, bounds = ctx.saved_tensors
         x = Inputs(*inputs)
         with torch.cuda.device(x.v.device):
@@ -230,23 +231,22 @@ def wkv6_cuda(
     *,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Apply WKV6 token by token in CUDA C++, differentiably; as `blocks.wkv6.wkv6`, on a GPU.
+    """Apply WKV6 token by token in CUDA C++ on a GPU, differentiably; as `blocks.wkv6.wkv6`.
 
-    Products and states are fp32, one launch a call, and nothing waits for the GPU: not for
-    `cu_seqlens` either, which is not checked. A recorded call keeps the state before every 8
-    tokens in fp32.
+    Products and states are fp32, and a call is one launch. The host never waits for the GPU, so
+    `cu_seqlens` is not checked. For gradients, the state before every 8 tokens is kept in fp32.
 
     Args:
         in_place: write the final state over `initial_state`, which is fp32, contiguous and not
             recorded by autograd.
 
     Raises:
-        ValueError: the kernels do not take these tensors, or `in_place` this state.
-        CudaUnavailableError: they cannot be built, loaded or launched.
+        ValueError: the kernels do not support these tensors, or `in_place` this state.
+        CudaUnavailableError: the kernels cannot be compiled, loaded or launched.
     """
     problem = reason_against(r, v)
     if problem is not None:
-        raise ValueError(f"WKV6's CUDA kernels do not take this call: {problem}")
+        raise ValueError(f"WKV6's CUDA kernels do not support this call: {problem}")
     dtype, single = v.dtype, torch.float32
     operands = (prepared(x, dtype) for x in (r, k, v))
     inputs = Inputs(*operands, *(prepared(x, single) for x in (w, u)))

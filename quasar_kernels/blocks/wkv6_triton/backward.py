@@ -1,7 +1,7 @@
-"""The Triton kernel of WKV6 backward: all gradients of a segment, from its last chunk to its first.
+"""The Triton kernel of WKV6's backward pass: the gradients of a segment, from its last chunk on.
 
-The state's gradient walks backward as the state walks forward: segment_sum_kernel and
-segment_scan_kernel serve both. The layouts are those of forward.py.
+The recurrence of the state's gradient has the form of the state's in reverse order, so both use
+segment_sum_kernel and segment_scan_kernel. The layouts are those of forward.py.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ def gradient_kernel(
     PRECISION: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """The gradients of one segment and head, of BV columns of the values.
+    """Compute the gradients of one segment and head from BV columns of the values.
 
-    Those of r, k and w are sums over all columns: each program of axis 1 writes its share,
-    `[V / BV, B, T, H, K]`; u's are also shares of the segments, `[V / BV, segments, H, K]`.
-    `states` are the gradients of the states before the segments, or None where no sequence has
-    two; `d_final` is the final state's, or None. TOTAL is B * T. Grid: (segments * H, V / BV).
+    The gradients of r, k and w are sums over all columns: each program of axis 1 writes its part,
+    `[V / BV, B, T, H, K]`; u's gradient has a part per segment, too, `[V / BV, segments, H, K]`.
+    `states` are the gradients of the states before the segments, or None if each sequence is one
+    segment; `d_final` is the final state's gradient, or None. TOTAL is B * T.
+    Grid: (segments * H, V / BV).
 
-    A log decay's gradient sums over pairs of a token before it, or at it, and one after it. Pairs
-    with one of both outside of the chunk are summed as they are; pairs within are the difference
-    of what later tokens read and what was written here or later.
+    The gradient of a log decay is a sum over pairs of a token up to it and a later token. Pairs
+    with one token outside of the chunk are summed directly. The sum over pairs within the chunk is
+    a difference: the reads by later tokens minus the writes of this and later tokens.
     """
     i_sh, i_h = tl.program_id(0), tl.program_id(0) % H
     i_s, i_v = i_sh // H, tl.program_id(1)
@@ -100,7 +101,7 @@ def gradient_kernel(
         of_r, of_k, start, end, whole, strong = exponents(b_w)
         f_r, f_k = tl.exp(of_r), tl.exp(of_k)
         reading, writing = (b_r * f_r).to(DTYPE), (b_k * f_k).to(DTYPE)
-        # a wide product comes first: Triton spreads warps over all products as over it
+        # a wide product comes first, because Triton uses its layout of warps for all products
         r_before = tl.dot(b_do, state.to(DTYPE), input_precision=PRECISION)
         d_scores = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
         d_scores = tl.where(later, d_scores, 0.0)
@@ -113,7 +114,7 @@ def gradient_kernel(
             d_operand = d_scores.to(DTYPE)
             r_within = tl.dot(d_operand, writing, input_precision=PRECISION)
             k_within = tl.dot(tl.trans(d_operand), reading, input_precision=PRECISION)
-            # of rounded factors, so that what cancels between both is the same number
+            # from rounded factors, so that terms that cancel between both are equal
             read = reading.to(tl.float32) * r_within
             wrote = writing.to(tl.float32) * k_within
             r_within = r_within * f_r
@@ -130,7 +131,7 @@ def gradient_kernel(
 
         r_before = r_before * f_r * tl.exp(start)[None, :]
         k_behind = tl.dot(b_v, leaving, input_precision=PRECISION) * f_k
-        # the product of one row with itself: fp32, as its factors are
+        # the product of a row with itself, in fp32 like its factors
         d_itself = tl.sum(b_do.to(tl.float32) * b_v.to(tl.float32), 1)[:, None]
         b_dr = r_before + r_within
         b_dk = k_behind + k_within

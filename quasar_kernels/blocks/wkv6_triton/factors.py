@@ -1,11 +1,11 @@
-"""Device functions of WKV6: how decays within a chunk become factors of r and k, and its scores.
+"""Device functions of WKV6: the decays within a chunk as factors of r and k, and its scores.
 
-What token i reads from an earlier token j of its chunk carries, a channel, the decay of the tokens
-in between. Measured from the chunk's middle it is a factor of r_i times one of k_j, one of which
-may grow. Where a half of the chunk decays by more than exp(-LIMIT) in any channel, r is
-measured from the chunk's start and k to its end instead, which both only shrink, and the scores are
-computed column by column from sums of log decays of the tokens in between alone. So nothing
-overflows and no digits are lost, however strong a decay is.
+The score of tokens i and j < i of a chunk has, in each channel, the decay of the tokens in between.
+Relative to the chunk's middle, this decay is a factor of r_i times a factor of k_j, and one of the
+two may exceed 1. If half of the chunk decays by more than exp(-LIMIT) in any channel, r is scaled
+relative to the chunk's start and k to its end instead, by factors of at most 1, and the scores are
+computed column by column from sums of the log decays in between. So no decay overflows or loses
+digits.
 """
 
 from __future__ import annotations
@@ -16,36 +16,37 @@ import triton.language as tl
 from quasar_kernels.blocks.triton_segments.kernels import load_rows
 
 LIMIT = tl.constexpr(60.0)
-"""Largest exponent of a factor: fp32 and bf16 end at exp(88)."""
+"""Largest exponent of a factor: fp32 and bf16 overflow at exp(88)."""
 CUT = tl.constexpr(-104.0)
-"""Log decays are cut off here, under which exp is 0 in fp32: so -inf is a number."""
+"""Log decays are clamped to this, below which exp is 0 in fp32: sums of -inf would give NaN."""
 
 
 @triton.jit
 def load_log_decays(w, start, rows, left, columns, H: tl.constexpr, WIDTH: tl.constexpr):
-    """Load log decays as fp32, cut off at CUT; zeros from row `left` on."""
+    """Load log decays as fp32, clamped to CUT; zeros from row `left` on."""
     return tl.maximum(load_rows(w, start, rows, left, columns, H, WIDTH).to(tl.float32), CUT)
 
 
 @triton.jit
 def until(w):
-    """Return the log decay from before the chunk's first row to before each."""
+    """Return for each row the sum of the log decays of the rows before it."""
     return tl.cumsum(w, 0) - w
 
 
 @triton.jit
 def after(w):
-    """Return the log decay from behind each row to behind the chunk's last."""
+    """Return for each row the sum of the log decays of the rows after it."""
     return tl.cumsum(w, 0, reverse=True) - w
 
 
 @triton.jit
 def exponents(w):
-    """Return how r and k of a chunk are scaled, from its log decays `[C, K]`.
+    """Return the logarithms of the factors of r and k of a chunk, from its log decays `[C, K]`.
 
     Returns:
-        of r and of k `[C, K]`; what is missing to r from the chunk's start and to k to its end,
-        `[K]`; the whole chunk's log decay `[K]`; and whether it is too strong for one product.
+        those of r and of k, `[C, K]`; `[K]` each: the log decay from the chunk's start to the point
+        that r is relative to, and from the point of k to the chunk's end (0 for strong decays); the
+        whole chunk's log decay `[K]`; and whether decays are too strong for one product.
     """
     C: tl.constexpr = w.shape[0]
     rows = tl.arange(0, C)
@@ -80,7 +81,7 @@ def column_of(x, j):
 
 @triton.jit
 def strong_scores(r, k, w):
-    """Return what tokens read from earlier ones, `[C, C]`, by columns, for any decays; all fp32."""
+    """Return the scores of tokens and earlier ones, `[C, C]`, by columns, for any decays; fp32."""
     C: tl.constexpr = w.shape[0]
     index = tl.arange(0, C)
     between = tl.zeros_like(w)

@@ -1,10 +1,10 @@
-"""The Triton kernels of WKV6 forward: what segments add to the state, and the outputs.
+"""The Triton kernels of WKV6's forward pass: segment sums, and the outputs.
 
 r, k and w are `[B, T, H, K]` contiguous, v and o `[B, T, H, V]`; tables of segments are those of
 fla.ops.quasar.segments. States of the caller are `[N, H, K, V]`, those between the kernels
-`[.., V, K]`, as the kernels hold them: so an accumulator is the left operand of the next product.
-BK and BV are tiles' columns, C a chunk's tokens. Products of bf16 take bf16 operands, of others
-fp32 ones by `PRECISION`: factors of up to exp(LIMIT) are no fp16 numbers.
+are transposed, `[.., V, K]`, so that an accumulator is the left operand of the next product. BK and
+BV are the columns of tiles, C the tokens of a chunk. Products have bf16 operands for bf16 inputs,
+otherwise fp32 operands with `PRECISION`, because fp16 cannot represent factors of up to exp(LIMIT).
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ def segment_sum_kernel(
     REVERSE: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """What one segment and head adds to the state, `[V, K]`, and the sum of its log decays `[K]`.
+    """Compute the addition of one segment and head to the state, `[V, K]`, and its log decays' sum.
 
-    Forward the state is that behind the segment, of x = k and y = v; with REVERSE its gradient
-    before the segment, of x = r and y = do. Grid: (segments * H, V / BV).
+    Without REVERSE, x = k, y = v, and the state is that after the segment. With REVERSE, x = r,
+    y = do, and the result belongs to the state's gradient before the segment.
+    Grid: (segments * H, V / BV).
     """
     i_sh, i_h = tl.program_id(0), tl.program_id(0) % H
     i_b, _, t0, length, is_first, is_last = load_segment(table, i_sh // H, T, NS, SEG, IS_VARLEN)
@@ -56,7 +57,7 @@ def segment_sum_kernel(
     else:
         unused = is_last
     if unused:
-        return  # no other segment of the sequence asks for it
+        return  # no other segment of the sequence reads it
     DTYPE: tl.constexpr = tl.bfloat16 if y.dtype.element_ty == tl.bfloat16 else tl.float32
     rows = tl.arange(0, C)
     c_k = tl.arange(0, BK)
@@ -114,11 +115,11 @@ def output_kernel(
     PRECISION: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """The outputs of one segment and head, chunk by chunk, and the state behind its sequence.
+    """Compute the outputs of one segment and head, chunk by chunk, and the final state.
 
-    `states` are those behind the segments, or None where no sequence has two. `checkpoints`, where
-    there are any, take the state before each chunk, `[V, K]`, chunk n of segment s, whose first
-    token is t, at t / C + s + n. Grid: (segments * H, V / BV).
+    `states` are those after the segments, or None for one segment per sequence. `checkpoints`, if
+    not None, receive the state before each chunk, `[V, K]`: that of chunk n of segment s, whose
+    first token is t, at t / C + s + n. Grid: (segments * H, V / BV).
     """
     i_sh, i_h = tl.program_id(0), tl.program_id(0) % H
     i_s = i_sh // H

@@ -1,4 +1,4 @@
-"""WKV6 by the Triton kernels: how a call is cut into segments, its launches, and its autograd."""
+"""WKV6 by the Triton kernels: tiles, launches and autograd."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _step = Launcher(step_kernel)
 
 
 def tiles_for(K: int, V: int, dtype: torch.dtype) -> Tiles:
-    """Return the tiles for heads of r and k of K channels and values of V, of a dtype."""
+    """Return the tiles for heads of K channels of r and k, V channels of v, and a dtype."""
     keys, values = (max(16, triton.next_power_of_2(n)) for n in (K, V))
     precision = "tf32" if dtype == torch.float16 else "tf32x3"
     if dtype == torch.bfloat16 and keys <= 64:
@@ -52,10 +52,10 @@ def tiles_for(K: int, V: int, dtype: torch.dtype) -> Tiles:
 def _states(
     plan: Plan, x: Tensor, y: Tensor, w: Tensor, entering: Tensor | None, reverse: bool
 ) -> Tensor | None:
-    """Return `[segments, H, V, K]`, the state after each segment.
+    """Return the state after each segment, `[segments, H, V, K]`.
 
-    With `reverse`, the gradient of the state before each segment. None if no sequence has two
-    segments.
+    With `reverse`, the gradient of the state before each segment. None if each sequence is one
+    segment.
     """
     if not plan.several:
         return None
@@ -109,9 +109,9 @@ def forward(plan: Plan, x: Inputs, initial_state: Tensor | None, keep: bool) -> 
 def backward(
     plan: Plan, x: Inputs, checkpoints: Tensor, do: Tensor, d_final: Tensor | None, initial: bool
 ) -> tuple[Inputs, Tensor | None]:
-    """Return the gradients of the inputs, and of the initial state where there is one.
+    """Return the gradients of the inputs, and of the initial state if there is one.
 
-    do and d_final, the results', are contiguous, and d_final fp32.
+    do and d_final, the gradients of the results, are contiguous, and d_final is fp32.
     """
     B, T, H, K, _ = plan.shape
     r, k, v, w, u = x
@@ -141,7 +141,7 @@ def backward(
 
 
 def step(x: Inputs, initial_state: Tensor | None, tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """Take the only token of each sequence; `initial_state` is contiguous fp32."""
+    """Process the only token of each sequence; `initial_state` is contiguous fp32."""
     B, _, H, K = x.r.shape
     V = x.v.shape[-1]
     o = torch.empty_like(x.v)
@@ -174,7 +174,7 @@ class WKV6Function(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Compute every gradient."""
+        """Compute all gradients."""
         *inputs, checkpoints = ctx.saved_tensors
         x = Inputs(*inputs)
         with torch.cuda.device(x.v.device):
@@ -200,15 +200,15 @@ def wkv6_triton(
 ) -> tuple[Tensor, Tensor]:
     """Apply WKV6 by the Triton kernels, differentiably; as `blocks.wkv6.wkv6`, on a GPU.
 
-    A recorded call keeps the state before every chunk for its backward pass: for heads of 64 in
-    bf16 twice as many bytes as v has.
+    For gradients, the state before each chunk is kept, which for heads of 64 in bf16 takes twice
+    the bytes of v.
 
     Args:
-        segments: segments of each sequence instead of the built-in choice.
-        tiles: other ones than `tiles_for` gives.
+        segments: replaces the built-in number of segments of each sequence.
+        tiles: replace the choice of `tiles_for`.
 
     Raises:
-        ValueError: `cu_seqlens` does not cut one row of T tokens.
+        ValueError: the bounds `cu_seqlens` do not fit one row of T tokens.
     """
     dtype = v.dtype
     r, k, v = (x.to(dtype).contiguous() for x in (r, k, v))

@@ -45,7 +45,7 @@ def test_every_test_is_counted_and_a_failure_is_named(
     assert "by one" in capsys.readouterr().err
     page = table(run)
     assert "| cuda/test_mixed.py | 1 | 2 | 1 |" in page
-    assert "| all of them | 1 | 3 | 1 |" in page
+    assert "| all files | 1 | 3 | 1 |" in page
     assert "Failed: " in page
     assert "cuda/test_mixed.py: test_wrong, test_torn" in page
 

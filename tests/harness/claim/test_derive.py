@@ -130,7 +130,7 @@ def test_a_claim_that_waits_for_the_host_allows_for_a_busy_one() -> None:
 
 def test_a_speed_that_cannot_be_is_not_claimed() -> None:
     fast = filed(1_000_000, [9e8] * 5, environment=H200)
-    with pytest.raises(NoClaim, match="the hardware bound of this GPU is 441,"):
+    with pytest.raises(NoClaim, match="the hardware bound of this GPU, 441,"):
         derive_claim(fast, 1_000_000)
     claim = derive_claim(filed(1_000_000, [1.8e8] * 5, environment=H200), 1_000_000)
     assert 4e8 < claim.limits["hardware"] < 5e8

@@ -195,7 +195,7 @@ def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
         ("os._exit(0)", "protocol", "without a result"),
         ("os.kill(os.getpid(), 11)", "crash", "status -11"),
         ("raise RuntimeError('CUDA error: an illegal access')", "crash", "illegal access"),
-        ("os.kill(os.getpid(), 9)", "out_of_memory", "killed from outside"),
+        ("os.kill(os.getpid(), 9)", "out_of_memory", "another process killed the worker"),
         ("raise torch.OutOfMemoryError('CUDA out of memory.')", "out_of_memory", "CUDA out"),
         ("time.time = lambda: 0.0", "gate", "time.time"),
         ("to_every_descriptor(b'{}\\n')", "protocol", "malformed"),
@@ -402,7 +402,7 @@ def test_a_checkouts_configuration_runs_no_program(make_tree: Any, tmp_path: Pat
     ("reason", "kind", "remedy"),
     [
         ("no \x1b[31mCUDA\x1b[0m", "crash", ""),
-        ("a.py needs evil, which is not installed", "import", "Install what it names"),
+        ("a.py needs evil, which is not installed", "import", "Install that module"),
         ("a.py needs einops, which is not installed", "import", "Run "),
     ],
 )

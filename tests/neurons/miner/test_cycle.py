@@ -118,8 +118,8 @@ def test_only_what_is_live_can_be_held_fail_or_come_back(state: State) -> None:
             state in cycle.CLOSED or waits,
             lambda: cycle.fail(submission, "r", 9.0, 0.0),
         ),
-        "no state to go back to": (not waits, lambda: cycle.resume(submission, 9.0)),
-        "is an end already": (
+        "no state to resume": (not waits, lambda: cycle.resume(submission, 9.0)),
+        "is already final": (
             state in cycle.CLOSED,
             lambda: cycle.abandon(submission, "enough", 9.0),
         ),

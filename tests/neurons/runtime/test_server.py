@@ -28,7 +28,7 @@ def test_a_taken_port_is_named_with_its_setting() -> None:
             listen("127.0.0.1", port, NAMES)
     assert str(caught.value) == (
         f"HOST=127.0.0.1, PORT={port}: cannot bind 127.0.0.1:{port} (Address already in use). "
-        "Set another PORT, or stop what has it."
+        "Set another PORT, or stop the program that uses it."
     )
 
 

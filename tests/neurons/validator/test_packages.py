@@ -173,7 +173,7 @@ def test_packages_in_the_home_folder_itself_are_refused_with_the_remedy(user: Ho
     assert "Workers in the sandbox cannot import the harness" in problem
     assert "No module named 'pydantic'" in problem
     assert f"{user.home} is on Python's path" in problem
-    assert "it holds this user's files. Move the packages" in problem
+    assert "it contains this user's files. Move the packages" in problem
     assert not any(seen.values()), seen
 
 

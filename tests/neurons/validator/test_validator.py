@@ -123,10 +123,10 @@ def test_slow_forks_of_a_few_hotkeys_do_not_starve_another(api: LiveApi, bench: 
     again = loop.start()._attempts
     own = greedy[0].hotkey
     row = QueuedSubmission(id=99, miner_hotkey=own, created_at="", target_sequence_length=1)
-    assert again.turn(row)[1] == 3 * 1600.0  # kept over a restart
+    assert again.queue_key(row)[1] == 3 * 1600.0  # kept over a restart
     loop.now += 49 * 3600
     again.spend(row, 1.0)
-    assert again.turn(row)[1] == 1.0
+    assert again.queue_key(row)[1] == 1.0
 
 
 def test_the_fifth_failure_bans_the_client_and_drops_its_queue(

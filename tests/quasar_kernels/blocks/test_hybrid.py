@@ -165,7 +165,7 @@ def test_inputs_that_do_not_fit_are_refused(mixers):
         ((None,), "got NoneType"),
         ((tokens(5, B=3), state), "must have shape .* got"),
         ((tokens(5, B=1), state), "must have shape .* got"),
-        ((x, {}), "state must be what this block returned"),
+        ((x, {}), "state must come from such a block"),
         ((x, None, torch.tensor([0, 5])), "B must be 1; got B = 2"),
         ((x[:1], None, [0, 5]), "cu_seqlens must be an int32 or int64 tensor"),
         ((x[:1], None, torch.tensor([0, 4])), "must rise from 0 to T = 5"),

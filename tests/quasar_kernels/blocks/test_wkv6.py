@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_refused():
         ((r, k, None, w, u), r"v must have shape \[2, 10, 2, V\]; got NoneType"),
         ((r, k, v.long(), w, u), "v must be bf16, fp16, fp32 or fp64; got torch.int64"),
         ((r, k, v, w.to(torch.complex64), u), "w must be bf16"),
-        ((r, k, v, w, u.to("meta")), "u must be on cpu, as the others are; got meta"),
+        ((r, k, v, w, u.to("meta")), "u must be on cpu, like the other arguments; got meta"),
         ((r, k, v, w, u, torch.zeros(2, 2, 16, 24, device="meta")), "sequence, must be on cpu"),
     ):
         with pytest.raises(ValueError, match=words):

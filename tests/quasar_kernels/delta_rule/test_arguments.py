@@ -49,7 +49,7 @@ def test_steps_are_one_where_they_are_not_given():
 
 STATE = torch.zeros(1, 2, 16, 16)
 STATES = "initial_state, one state a sequence,"
-ELSEWHERE = "must be on cpu, as the others are; got meta"
+ELSEWHERE = "must be on cpu, like the other arguments; got meta"
 INTEGERS = "cu_seqlens must be an int32 or int64 tensor"
 BOUNDS = "cu_seqlens must have shape [N + 1], from 0 to T; got"
 GATE = {"use_gate_in_kernel": True, "A_log": torch.zeros(2), "dt_bias": torch.zeros(2)}

@@ -41,7 +41,7 @@ struct Arguments {
 
 // A block's sequence and head.
 struct Chain {
-  i64 sequence, begin, cell;  // the first token of all, and the place of its first checkpoint
+  i64 sequence, begin, cell;  // begin: index of the first token; cell: of the first checkpoint
   int head, tokens;
 };
 
@@ -97,7 +97,7 @@ __device__ __forceinline__ void widen_all(float* to, const Element* from, int co
   for (int p = threadIdx.x; p < count / 2; p += THREADS) ((float2*)to)[p] = widened(from + 2 * p);
 }
 
-// a column of an array as it is read: 4 floats at once
+// 4 floats by one load
 __device__ __forceinline__ void load4(float* to, const float* from) {
   const float4 x = *(const float4*)from;
   to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;

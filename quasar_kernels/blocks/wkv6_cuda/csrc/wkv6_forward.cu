@@ -1,8 +1,8 @@
 // WKV6 forward, token by token: outputs, the final state, and state checkpoints for the gradients.
 //
 // Grid: (sequences * heads, V / COLUMNS). The state stays in registers, in fp32: each lane holds
-// ROWS rows of one column, so a token costs few multiplications, and the sum over rows costs few
-// shuffles between the lanes that share a column. The next token need not wait for these shuffles.
+// ROWS rows of one column, so a token needs few multiplications, and the sum over rows needs few
+// shuffles between the lanes of a column. The next token's products do not depend on the shuffles.
 //
 // Shared memory: a cp.async pipeline of two stages of TOKENS tokens, and their conversion to fp32.
 
@@ -10,8 +10,8 @@
 
 namespace quasar::wkv6 {
 
-constexpr int ROWS = 8, LANES = KEYS / ROWS;            // of a column: rows a lane, lanes
-constexpr int WARPS = 4, COLUMNS = WARPS * 32 / LANES;  // of a block
+constexpr int ROWS = 8, LANES = KEYS / ROWS;            // rows of a lane; lanes of a column
+constexpr int WARPS = 4, COLUMNS = WARPS * 32 / LANES;  // warps and columns of a block
 constexpr int THREADS = 32 * WARPS, TOKENS = 16;
 
 typedef Stage<TOKENS, COLUMNS, false> Staged;
@@ -24,7 +24,7 @@ __device__ __forceinline__ void wkv6_forward(const Arguments& arg) {
   const int group = threadIdx.x % LANES, own = threadIdx.x / LANES;
   const int first_column = blockIdx.y * COLUMNS, column = first_column + own;
   const i64 state_offset = (i64)blockIdx.x * KEYS * arg.values + column;
-  // lanes side by side read pieces of 16 bytes side by side
+  // adjacent lanes read adjacent pieces of 16 bytes
   auto row = [&](int i) { return i / 4 * (KEYS / 2) + 4 * group + i % 4; };
 
   auto tokens_from = [&](int first) { return min(TOKENS, chain.tokens - first); };

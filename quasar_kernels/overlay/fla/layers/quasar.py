@@ -47,7 +47,7 @@ class QuasarCache:
     """States of a model's layers between calls, if the caller has no other cache.
 
     Decoding without gradients overwrites the states that layers have put here: `copy.deepcopy` a
-    cache to go on from it twice. States that others put here by `update` are left as they are.
+    cache to continue from it twice. States that other code stores by `update` are not overwritten.
     """
 
     def __init__(self) -> None:
@@ -347,7 +347,7 @@ class QuasarAttention(nn.Module):
         return y
 
     def _settings(self) -> tuple[Any, ...]:
-        """Return the settings that a graph depends on, besides tensors."""
+        """Return the settings on which a graph depends."""
         return self.hidden_size, self.head_dim, self.num_heads, self.mode, self.norm_eps
 
     def _weights(self) -> Weights:
@@ -378,7 +378,7 @@ class QuasarAttention(nn.Module):
                 parts["o_norm"]._parameters["weight"],
                 parts["o_proj"]._parameters["weight"],
             )
-        except KeyError:  # what parametrizes a module makes its weight an attribute like others
+        except KeyError:  # in a parametrized module, the weight is an attribute, not a parameter
             weights = self._weights_by_attribute()
         if type(weights.q) is not nn.Parameter and hasattr(weights.q, "placements"):
             raise TypeError(  # kernels read plain memory
@@ -421,7 +421,7 @@ class QuasarAttention(nn.Module):
         """Compute y, and the states after x when `keep`; all matrix products in `dtype`.
 
         `walk` goes token by token, and with `overwrite` leaves the new state in `state`'s storage.
-        With `across`, a slice's `Neighbours` and context, `halo` `[rows, hidden]` lies in front.
+        With `across`, a slice's `Neighbours` and context, `halo` `[rows, hidden]` precedes it.
         """
         extra = 0 if halo is None else halo.shape[0]
         if halo is not None:
@@ -466,14 +466,14 @@ class QuasarAttention(nn.Module):
 def _are_overwritable(
     parts: Sequence[torch.Tensor] | None, state: torch.Tensor | None, dtype: torch.dtype
 ) -> bool:
-    """Return whether these states, `parts` the convolution's, can take what `dtype` leaves."""
+    """Return whether a `dtype` call can overwrite `state` and the convolution's states, `parts`."""
     if state is None or (parts and parts[0].dtype != dtype):
         return False
     return torch.is_inference_mode_enabled() or not state.is_inference()
 
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:
-    """Return the dtype of the matrix products: autocast's where it is on, else x's."""
+    """Return the dtype of the matrix products: autocast's if it is on, otherwise x's."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 

@@ -98,7 +98,7 @@ def test_the_scope_says_what_is_published(
         ({"fork_remote": "ext::sh"}, "FORK_REMOTE"),
         ({"fork_upstream_url": "ext::sh"}, "FORK_UPSTREAM_URL"),
         ({"repo_path": Path("/nonexistent")}, "/nonexistent"),
-        ({"repo_path": Path("/proc")}, "/proc is no git checkout"),
+        ({"repo_path": Path("/proc")}, "/proc is not a git checkout"),
     ],
 )
 def test_what_the_miner_would_refuse_to_publish_is_a_failure(
@@ -178,7 +178,7 @@ def test_the_fork_is_imported_by_a_child(settings: Settings, tree: Path) -> None
         (
             "from no_such_module.part import thing\n",
             "no_such_module, which is not installed",
-            "Install what it names into this Python, if you trust it, or remove the import.",
+            "Install that module into this Python, if you trust it, or remove the import.",
         ),
         ("import einops.no_such_part\n", "another einops", f"Run {install_command('einops')}."),
     ],

@@ -47,13 +47,13 @@ def foreign(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("once", "cannot be written (Permission denied). Give its owner back"),
-        ("bench", "cannot be written (Permission denied). Give its owner back"),
-        ("status", "belongs to another user: ask as the one that runs the miner"),
-        ("logs", "belongs to another user: ask as the one that runs the miner"),
-        ("backup copy.sqlite", "belongs to another user: ask as the one that runs the miner"),
-        ("release", "belongs to another user: ask as the one that runs the miner"),
-        ("abandon", "belongs to another user: ask as the one that runs the miner"),
+        ("once", "cannot be written (Permission denied). Make the user"),
+        ("bench", "cannot be written (Permission denied). Make the user"),
+        ("status", "belongs to another user: run this as the user that runs the miner"),
+        ("logs", "belongs to another user: run this as the user that runs the miner"),
+        ("backup copy.sqlite", "belongs to another user: run this as the user that runs the miner"),
+        ("release", "belongs to another user: run this as the user that runs the miner"),
+        ("abandon", "belongs to another user: run this as the user that runs the miner"),
     ],
 )
 def test_a_state_folder_of_another_user_is_told_by_every_command(

@@ -91,10 +91,10 @@ def test_a_detached_head_is_refused(checkout: Path) -> None:
 
 
 def test_a_folder_inside_a_checkout_or_none_is_refused(checkout: Path, tmp_path: Path) -> None:
-    held = expect_held(checkout / "fla", "no git checkout")
+    held = expect_held(checkout / "fla", "not a git checkout")
     assert "REPO_PATH" in str(held)
     (tmp_path / "empty").mkdir()
-    expect_held(tmp_path / "empty", "no git checkout")
+    expect_held(tmp_path / "empty", "not a git checkout")
     expect_held(tmp_path / "absent", "missing")
 
 

@@ -46,7 +46,7 @@ def test_row_34_a_fork_is_made_once_and_waited_for(host: GitHub) -> None:
 
 def test_a_fork_without_a_default_branch_is_still_in_the_making(host: GitHub) -> None:
     host.fork(f"miner/{FORK}", default_branch=None)
-    with pytest.raises(Retry, match="still making"):
+    with pytest.raises(Retry, match="still creating"):
         ensure(host, patience=0.05)
     host.repositories[f"miner/{FORK}"]["default_branch"] = "main"
     assert ensure(host)

@@ -1,7 +1,7 @@
-"""The day-one peer: QuasarAttention's operator out of flash-linear-attention's delta rule.
+"""The baseline: QuasarAttention's operator by flash-linear-attention's delta rule.
 
-Laid over the public fork, it gives the layer that is there without writing a kernel: the step size
-by torch, then `chunk_delta_rule`, which computes the same recurrence. benchmarks/layer times it.
+Copied over the public fork, it gives the layer of a miner who has written no kernel. torch computes
+the step size, and `chunk_delta_rule` the recurrence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of version 0.1.0, which made them without Alembic.
+"""The tables of version 0.1.0, which created them without Alembic.
 
 Revision ID: 0001
 """
@@ -13,7 +13,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Make the tables."""
+    """Create the tables."""
     op.create_table(
         "miners",
         sa.Column("hotkey", sa.String(), primary_key=True),

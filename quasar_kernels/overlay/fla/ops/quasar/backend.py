@@ -36,7 +36,7 @@ class Choice(NamedTuple):
 def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
     """Return the implementation of `chunk_quasar` for q, k, v `[B, T, H, S]`, and the reason.
 
-    The first call for a device, dtype and kind of heads compiles the CUDA kernels where they apply,
+    The first call for a device, dtype and kind of heads compiles the CUDA kernels if they apply,
     or reads them from the cache.
 
     Raises:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-# A validator demands each of these lines and those above, used or not (contract.REQUIRED_IMPORTS).
+# Validators require these lines and those above, even if unused (contract.REQUIRED_IMPORTS).
 from fla.ops.utils.index import prepare_chunk_indices
 from fla.ops.quasar.forward_substitution import forward_substitution_kernel
 from fla.utils import IS_AMD
@@ -33,11 +33,11 @@ from fla.ops.quasar.scan import Saved, ScanInputs, StepSizes
 from fla.ops.quasar.switches import Backend, requested_backend
 
 MAX_HEAD_DIM = 128
-"""Widest head that the Triton kernels hold in registers; wider heads take the torch path."""
+"""Widest head that the Triton kernels hold in registers; wider heads use the torch path."""
 
 
 class ChunkQuasarFunction(torch.autograd.Function):
-    """Saves the inputs and one state a segment; the backward pass recomputes the rest."""
+    """Saves the inputs and one state per segment; the backward pass recomputes the rest."""
 
     @staticmethod
     @autocast_custom_fwd
@@ -89,11 +89,11 @@ def chunk_quasar(
         initial_state: `[N, H, S, S]`, key dimension first, for N sequences (B without
             `cu_seqlens`); None is zero.
         output_final_state: whether to return the state after each sequence.
-        cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), empty
-            ones included.
+        cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), which
+            may be empty.
         scale: factor of the output; the definition has 1.
         use_qk_l2norm_in_kernel: normalise q and k to unit length first; the definition does not.
-        cp_context: of `parallel.context.build_cp_context` or of fla's function of that name: the
+        cp_context: from `parallel.context.build_cp_context` or fla's function of that name: the
             tensors are this rank's slice of packed sequences, whose bounds replace cu_seqlens. The
             states are those of the slice's sequences (`parallel.chunks.run_parallel`).
 
@@ -104,7 +104,7 @@ def chunk_quasar(
     Raises:
         ValueError: shapes that do not fit one another, tensors on several devices, or
             QUASAR_BACKEND has no known value.
-        CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not take the call.
+        CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not support the call.
         RuntimeError: the exchange with other ranks failed.
     """
     if cp_context is not None:
@@ -130,15 +130,14 @@ def run_chunks(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute `chunk_quasar`, or a call with given step sizes or decays, by the chosen backend.
 
-    Arguments that are not described here are those of `chunk_quasar`, unchecked.
+    The arguments are those of `chunk_quasar`, without checks, and:
 
     Args:
-        q, k: as there; with step sizes they may have fewer heads than v, each of which neighbouring
-            ones of v share then. H is v's.
-        beta: `[H]`, or the step sizes themselves, `[B, T, H]`, not negative; then no key's
-            step size times |k|^2 should pass 2, where the state would grow.
-        g: log decays `[B, T, H]`, not positive, by which the state shrinks before each token, or
-            None.
+        q, k: with given step sizes they may have fewer heads than v; adjacent heads of v then share
+            one. H is the number of heads of v.
+        beta: `[H]`, or the step sizes, `[B, T, H]`, not negative; then no step size times |k|^2
+            should exceed 2, beyond which the state grows.
+        g: log decays `[B, T, H]`, not positive, of the state before each token, or None.
     """
     if cp_context is not None:
         from fla.ops.quasar.parallel.chunks import run_parallel  # torch.distributed, if used

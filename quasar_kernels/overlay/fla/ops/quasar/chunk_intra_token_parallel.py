@@ -2,7 +2,7 @@
 
 That is B = (I + strict_tril(a K K^T))^-1 a. Nothing in it depends on another chunk, so it runs in
 batches of small matrices, and both walks of the segmented scan find it done: their chain of
-dependent products is what bounds a short sequence or a small batch.
+dependent products limits short sequences and small batches.
 """
 
 from __future__ import annotations
@@ -112,11 +112,12 @@ def chunk_intra(
         plan: how the sequences are cut.
         k: `[B, T, H, S]`, bf16, fp16 or fp32, last stride 1.
         steps: fp32 contiguous.
-        scratch: `[B, T, H, S]` in k's dtype, last stride 1, or None: B is kept in it where its
-            rows are wide enough. What overwrites a chunk of it has to read that chunk's B first.
+        scratch: `[B, T, H, S]` in k's dtype, last stride 1, or None: B is stored in it if its
+            rows are wide enough. A kernel that overwrites a chunk of it must read that chunk's B
+            first.
 
     Returns:
-        What holds B: `scratch`, or a new tensor `[B, T, H, inverse_width]`.
+        The tensor with B: `scratch`, or a new tensor `[B, T, H, inverse_width]`.
     """
     B, T, H, S = k.shape
     tiles, width = plan.tiles, inverse_width(plan.tiles.chunk, k.dtype)

@@ -1,15 +1,15 @@
-"""QuasarAttention's chunk form in torch: the path of CPU tensors and of the gradients.
+"""QuasarAttention's chunk form in torch, for CPU tensors and for gradients.
 
-A chunk of C tokens (row = token, a = diag(alpha)) turns the state S into S', with heads of any
-widths of keys and values:
+A chunk of C tokens (row = token, a = diag(alpha)) maps the state S to S'. Keys and values may have
+any widths:
 
     M = strict_tril(a K K^T)    U = (I + M)^-1 a V    W = (I + M)^-1 a K
     V' = U - W S                O = Q S + tril(Q K^T) V'                S' = S + K^T V'
 
-With log decays, each product has exp of those between its tokens: never of a positive sum.
-Everything but V' and S' is computed for all chunks at once; only those two walk chunk by chunk.
-Long sequences go block by block, and autograd keeps only the state between blocks: a block is
-computed again in the backward pass.
+With log decays, each product is multiplied by exp of their sum between its tokens, which is never
+positive. V' and S' are computed chunk by chunk, everything else for all chunks at once. Long
+sequences are processed in blocks. Autograd keeps only the state between blocks, and the backward
+pass computes the blocks again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BLOCK_ELEMENTS = 1 << 23
 
 
 LEAST_LOG_DECAY = -110.0
-"""Log decays below are as this one, whose exp is zero in fp32: sums of them keep their digits."""
+"""Lower log decays are clamped to this, whose exp is 0 in fp32, so that sums keep precision."""
 
 
 @torch.compiler.disable
@@ -52,14 +52,14 @@ def chunk_quasar_torch(
     """Apply QuasarAttention to whole sequences, on any device, differentiably.
 
     Arguments and results are those of `chunk_quasar`. The arithmetic is fp32 (fp64 for fp64
-    inputs) whatever the dtype of autocast.
+    inputs), independent of autocast.
 
     Args:
         chunk_size: tokens of a chunk; changes the rounding only.
-        beta, g: as `run_chunks` takes them.
+        beta, g: as in `run_chunks`.
 
     Raises:
-        ValueError: `cu_seqlens` does not cut one row of T tokens.
+        ValueError: the bounds `cu_seqlens` do not fit one row of T tokens.
     """
     B, T, H, K = q.shape
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -86,7 +86,7 @@ def chunk_quasar_torch(
 
 
 def sequence_lengths(cu_seqlens: torch.Tensor, B: int, T: int) -> list[int]:
-    """Return the lengths of the sequences packed in one row of T tokens, or raise ValueError."""
+    """Return the lengths of packed sequences; raise ValueError for bounds that do not fit."""
     bounds = host_bounds(cu_seqlens)
     lengths = [stop - start for start, stop in pairwise(bounds)]
     if B != 1:
@@ -105,7 +105,7 @@ def l2norm(x: torch.Tensor) -> torch.Tensor:
 def _split(
     inputs: Sequence[torch.Tensor | None], tokens: int | list[int]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the inputs of some tokens after the other; a beta `[H]` and None are whole for all."""
+    """Yield the inputs of consecutive runs of tokens; a beta `[H]` and None are not split."""
     first: Any = inputs[0]
     count = len(first.split(tokens, 1))
     parts = ([x] * count if x is None or x.ndim == 1 else x.split(tokens, 1) for x in inputs)
@@ -122,7 +122,7 @@ def _sequence(
     scale: float,
     chunk_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the batch rows of one sequence each: block by block, recomputed in the backward pass."""
+    """Process sequences of equal length, one per batch row, in blocks that are recomputed later."""
     B, T, H, K = q.shape
     widest = max(K, v.shape[-1], chunk_size)
     block = max(1, BLOCK_ELEMENTS // max(1, B * H * widest * chunk_size)) * chunk_size
@@ -158,7 +158,7 @@ def _block(
 
     def chunks(
         x: torch.Tensor,
-    ) -> torch.Tensor:  # [B, T, H, D] -> [NT, B * H, C, D]; padding with zero keys changes nothing
+    ) -> torch.Tensor:  # [B, T, H, D] -> [NT, B * H, C, D]; zero keys have no effect
         x = F.pad(x, (0, 0, 0, 0, 0, NT * C - T)) if T % C else x
         x = x.reshape(B, NT, C, H, x.shape[-1]).permute(1, 0, 3, 2, 4)
         return x.to(dtype).reshape(NT, B * H, C, -1)
@@ -171,13 +171,13 @@ def _block(
     M, scores, read, reading, written = alpha * (k @ k.mT), q @ k.mT, k, q, k
     kept: Sequence[Any] = [1.0] * NT
     if g is not None:
-        since = chunks(g.unsqueeze(-1)).cumsum(-2)  # of the decays from the chunk's begin on
+        since = chunks(g.unsqueeze(-1)).cumsum(-2)  # log decays since the chunk's begin
         between = torch.exp((since - since.mT).tril())
         M, scores = M * between, scores * between
         before, after = torch.exp(since), torch.exp(since[..., -1:, :] - since)
         read, reading, written = k * before, q * before, k * after
         kept = before[..., -1:, :].unbind(0)
-    # the solver reads the part below the diagonal alone and takes the diagonal as ones
+    # the solver reads only the part below the diagonal, with ones on the diagonal
     right = alpha * torch.cat([v, read], dim=-1)
     U, W = torch.linalg.solve_triangular(M, right, upper=False, unitriangular=True).split(
         [V, K], -1

@@ -1,7 +1,7 @@
 """Inverse of unit lower triangular matrices by block forward substitution, with real gradients.
 
-The inverses of the diagonal blocks are joined two by two. Unlike a Neumann series, whose powers of
-L - I grow without bound for correlated keys, the recursion is stable.
+The inverses of adjacent diagonal blocks are joined in pairs. Unlike a Neumann series, whose powers
+of L - I grow without bound for correlated keys, the recursion is stable.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def forward_substitution_kernel(
     BT: tl.constexpr,
     C: tl.constexpr,
 ):
-    """Invert one row-major BT x BT matrix a program, padded to C = max(16, BT); grid: (matrices,).
+    """Invert a row-major BT x BT matrix per program, padded to C = max(16, BT); grid: (matrices,).
 
-    Reads the part of L below the diagonal alone; writes all of A, zeros above the diagonal. BT is a
-    power of two. The inverse is the device function that the chunk kernels use.
+    Only the part of L below the diagonal is read. A is written with zeros above the diagonal. BT is
+    a power of two. The chunk kernels use the same device function.
     """
     i_m = tl.program_id(0).to(tl.int64)
     rows, cols = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
@@ -49,7 +49,7 @@ def launch_forward_substitution(L: torch.Tensor) -> torch.Tensor:
 
 
 class ForwardSubstitutionFunction(torch.autograd.Function):
-    """A = L^-1 and, backwards, dL = -A^T dA A^T below the diagonal."""
+    """A = L^-1, with the gradient dL = -A^T dA A^T below the diagonal."""
 
     @staticmethod
     def forward(ctx, L):
@@ -79,8 +79,8 @@ class ForwardSubstitutionFunction(torch.autograd.Function):
 def quasar_forward_substitution(L: torch.Tensor) -> torch.Tensor:
     """Return the inverse of unit lower triangular matrices.
 
-    Only the part of L below the diagonal is read: the diagonal is taken as ones and the part above
-    it as zeros, whatever they hold, and their gradients are zero.
+    Only the part of L below the diagonal is read. The diagonal counts as ones and the part above it
+    as zeros; the gradients of these are zero.
 
     Args:
         L: `[..., C, C]`, any floating dtype; the arithmetic is fp32 (fp64 for fp64).

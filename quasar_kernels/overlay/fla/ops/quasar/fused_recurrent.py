@@ -1,4 +1,4 @@
-"""QuasarAttention's recurrent form: one token after the other, for decoding and short sequences."""
+"""QuasarAttention's recurrent form: token by token, for decoding and short sequences."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from fla.ops.quasar.gate import quasar_step_size
 from fla.ops.quasar.scan import StepSizes
 
 MAX_HEAD_DIM = 256
-"""Widest head that the Triton kernel holds in registers; wider heads take the torch path."""
+"""Widest head that the Triton kernel holds in registers; wider heads use the torch path."""
 ENOUGH_PROGRAMS = 1024
-"""From so many on wider rows of a state gain more than further programs."""
+"""Number of programs above which more columns for each program are faster than more programs."""
 WARP_ELEMENTS, MOST_ELEMENTS = 4096, 8192
-"""Of a state, that a warp and that a program holds in registers."""
+"""Most elements of a state in the registers of a warp, and of a program."""
 
 
 class RecurrentTiles(NamedTuple):
     """The tiles of a launch."""
 
-    cols: int  # state columns that a program owns, with all rows of them
+    cols: int  # state columns of a program, with all rows
     warps: int
 
 
 def tiles_for(block: int, chains: int) -> RecurrentTiles:
     """Return the tiles for heads padded to `block` channels and `chains` sequences times heads.
 
-    Few chains want many programs, many want wide rows and few programs: measured on an H200 with 8
-    to 256 sequences of 8 heads, of 64 and of 128 channels.
+    With few chains, many narrow programs are fastest; with many chains, few wide ones. This was
+    measured on an H200 with 8 to 256 sequences of 8 heads of 64 and 128 channels.
     """
     cols, widest = 8 if chains <= 16 else 16, min(64, MOST_ELEMENTS // block)
     while cols < widest and chains * block // cols > ENOUGH_PROGRAMS:
@@ -46,7 +46,7 @@ def tiles_for(block: int, chains: int) -> RecurrentTiles:
 
 
 @triton.jit(
-    # one token and many, and any layout, share one compiled kernel
+    # calls of all lengths and layouts share one compiled kernel
     do_not_specialize=[
         "T",
         "stride_qb",
@@ -91,12 +91,12 @@ def fused_recurrent_quasar_fwd_kernel(
     STORE_FINAL: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """Walk one sequence of one head for BV value columns, the state in registers.
+    """Process one sequence of one head for BV value columns, with the state in registers.
 
     Grid: (sequences * H, S / BV). q, k, v and o have a last stride of one; o is contiguous.
     `final_state` may be `initial_state`: a program reads its columns before it writes them.
-    With READ_STEP, beta holds a step size a token and head, `[B, T, H]` contiguous; g, log decays,
-    does, too. GROUP heads of values share one of keys and queries.
+    With READ_STEP, beta has the step size of each token and head, `[B, T, H]` contiguous. g has log
+    decays in the same layout. GROUP heads of values share one head of keys and queries.
     """
     i_nh = tl.program_id(0)
     i_n, i_h = (i_nh // H).to(tl.int64), i_nh % H
@@ -114,7 +114,7 @@ def fused_recurrent_quasar_fwd_kernel(
     mask = row_mask[:, None] & col_mask[None, :]
     at = i_nh.to(tl.int64) * S * S + rows[:, None] * S + cols[None, :]
     if HAS_INITIAL:
-        # nobody reads a state again before the next token: it shall not push others out of L2
+        # a state is not read again before the next token, so it should not evict other data in L2
         state = tl.load(initial_state + at, mask=mask, other=0.0, eviction_policy="evict_first")
         state = state.to(tl.float32)
     else:
@@ -131,7 +131,7 @@ def fused_recurrent_quasar_fwd_kernel(
     p_k = k + i_b * stride_kb + first * stride_kt + i_g * stride_kh + rows
     p_v = v + i_b * stride_vb + first * stride_vt + i_h * stride_vh + cols
     p_o = o + ((i_b * T + first) * H + i_h) * S + cols
-    # a token is loaded while the one before it, or for the first the state, is under way
+    # prefetch: the first token's loads overlap with the state's, later ones with computations
     next_q = tl.load(p_q, mask=row_mask & (length > 0), other=0.0)
     next_k = tl.load(p_k, mask=row_mask & (length > 0), other=0.0)
     next_v = tl.load(p_v, mask=col_mask & (length > 0), other=0.0)
@@ -152,7 +152,7 @@ def fused_recurrent_quasar_fwd_kernel(
         if g is not None:
             state *= tl.exp(tl.load(p_g).to(tl.float32))
             p_g += H
-        # o = S_t^T q = S_{t-1}^T q + (q k) fresh: both sums read the old state, neither waits
+        # o = S_t^T q = S_{t-1}^T q + (q k) fresh: both sums use the old state, so they can overlap
         known = tl.sum(b_k[:, None] * state, axis=0)
         read = tl.sum(b_q[:, None] * state, axis=0)
         fresh = alpha * (b_v - known)
@@ -180,7 +180,7 @@ def launch_fused_recurrent(
     """Launch the kernel; no autograd. Arguments and results as in `run_recurrent`.
 
     Args:
-        tiles: instead of `tiles_for`'s choice.
+        tiles: replace the choice of `tiles_for`.
     """
     B, T, H, S = v.shape
     N = B if cu_seqlens is None else cu_seqlens.numel() - 1
@@ -221,7 +221,7 @@ def fused_recurrent_torch(
     inplace_state: bool = False,
     g: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Walk the tokens in torch: fp32, or fp64 for fp64 inputs; heads of any widths.
+    """Process token by token in torch, in fp32, or fp64 for fp64 inputs; heads of any widths.
 
     Arguments and results as in `run_recurrent`.
     """
@@ -268,7 +268,7 @@ def _run(q, k, v, *arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 class FusedRecurrentQuasarFunction(torch.autograd.Function):
-    """The recurrence forwards; backwards the torch chunk form, computed again."""
+    """Forward, the recurrence; backward, the torch chunk form, which computes the results again."""
 
     @staticmethod
     def forward(ctx, q, k, v, beta, initial_state, g, output_final_state, cu_seqlens, scale):
@@ -292,7 +292,7 @@ class FusedRecurrentQuasarFunction(torch.autograd.Function):
             o, final = chunk_quasar_torch(
                 q, k, v, beta, initial, True, cu_seqlens, scale=ctx.scale, g=g
             )
-            # without tokens a result may depend on no leaf
+            # without tokens, a result may be independent of the leaves
             pairs = [(o, do)] if d_final is None else [(o, do), (final, d_final)]
             pairs = [(x, dx) for x, dx in pairs if x.requires_grad]
             if not pairs:
@@ -321,17 +321,16 @@ def fused_recurrent_quasar(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Apply QuasarAttention (arXiv 2512.12602) token by token; same results as `chunk_quasar`.
 
-    Meant for decoding (T = 1 with a state) and short sequences: T steps follow one another.
-    Arguments that are not described here are those of `chunk_quasar`, too.
+    For decoding (T = 1 with a state) and short sequences, because the T steps are sequential. The
+    arguments are those of `chunk_quasar`, and:
 
     Args:
-        inplace_state: return the final state, and in `initial_state`'s own storage where there is
-            one and no gradient is needed (with a gradient it is a new tensor). For decoding: the
-            state is read and written once and nothing but o is allocated.
+        inplace_state: return the final state; it overwrites `initial_state`, if there is one and
+            autograd records nothing, so that only o is allocated.
 
     Raises:
-        ValueError: `cu_seqlens` with B other than 1, or (read on the host only by the torch path)
-            not cutting the row of T tokens; `inplace_state` with a state that is not contiguous
+        ValueError: `cu_seqlens` with B other than 1; bounds that do not fit one row of T tokens
+            (only the torch path checks them); `inplace_state` with a state that is not contiguous
             fp32 (fp64 for fp64 inputs).
     """
     if cu_seqlens is not None and q.shape[0] != 1:
@@ -357,13 +356,13 @@ def run_recurrent(
     inplace_state=False,
     g=None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute `fused_recurrent_quasar`, or with a step size or a decay of the caller's own.
+    """Compute `fused_recurrent_quasar`, also with the caller's step sizes or decays.
 
-    Arguments that are not described here are those of `fused_recurrent_quasar`.
+    The arguments are those of `fused_recurrent_quasar`, and:
 
     Args:
-        q, k: `[B, T, H, S]` for v of a multiple of H heads, neighbours of which share one.
-        beta, g: as `chunk.run_chunks` takes them; a step size may have any sign here.
+        q, k: `[B, T, H, S]`; v may have a multiple of H heads, of which adjacent ones share a key.
+        beta, g: as in `chunk.run_chunks`; a step size may have any sign here.
 
     Raises:
         ValueError: `inplace_state` with a state that is not contiguous fp32 (fp64 for fp64 inputs).
@@ -375,7 +374,7 @@ def run_recurrent(
         )
     if inplace_state and initial_state is not None:
         _check_can_hold_final(initial_state, q.dtype)
-    # an autograd Function would cost a decoded token more host time than its kernel runs
+    # for one decoded token, an autograd Function would take more host time than the kernel
     return _run(*inputs[:5], output_final_state, cu_seqlens, scale, inplace_state, g)
 
 

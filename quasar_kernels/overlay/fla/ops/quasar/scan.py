@@ -9,7 +9,7 @@ import torch
 
 
 class StepSizes(NamedTuple):
-    """alpha of every token, the factor of what it writes into the state."""
+    """alpha of each token, the factor of its update of the state."""
 
     values: torch.Tensor  # fp32 for the kernels
     per_token: bool
@@ -17,7 +17,7 @@ class StepSizes(NamedTuple):
 
     @classmethod
     def of(cls, beta: torch.Tensor) -> StepSizes:
-        """Return the step sizes that a caller's `beta` `[H]` or `[B, T, H]` stands for."""
+        """Return the step sizes of a caller's `beta` `[H]` or `[B, T, H]`."""
         return cls(beta, beta.ndim == 3)
 
 
@@ -28,7 +28,7 @@ class ScanInputs(NamedTuple):
     contiguous.
     """
 
-    q: torch.Tensor  # [B, T, H, S]; with step sizes per token, fewer heads may serve those of v
+    q: torch.Tensor  # [B, T, H, S]; with step sizes per token, several heads of v may share one
     k: torch.Tensor  # the same shape
     v: torch.Tensor  # [B, T, H, S]
     steps: StepSizes
@@ -63,7 +63,7 @@ class Saved(NamedTuple):
     """The tensors of a forward pass that its backward pass needs."""
 
     inputs: ScanInputs  # as the kernels received them
-    G: torch.Tensor | None  # [segments, H, S, S] fp32; None where no sequence has two segments
+    G: torch.Tensor | None  # [segments, H, S, S] fp32; None if each sequence is one segment
     states: torch.Tensor | None  # the same shape: the state after each segment but the last
     segments: Any  # a `Segments`, or the `Plan` of the Triton kernels: how G and states are cut
 
@@ -95,8 +95,8 @@ class Gradients(NamedTuple):
     k: torch.Tensor  # as q
     v: torch.Tensor
     beta: torch.Tensor  # of `steps.values`, fp32
-    initial_state: torch.Tensor | None  # [sequences, H, S, S] fp32, where there was one
-    g: torch.Tensor | None  # [B, T, H] fp32, where there were log decays
+    initial_state: torch.Tensor | None  # [sequences, H, S, S] fp32, if there was one
+    g: torch.Tensor | None  # [B, T, H] fp32, if there were log decays
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -1,4 +1,4 @@
-"""The segmentation of a call's sequences, for all kernels."""
+"""The segments of a call's sequences, for all kernels."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ def host_bounds(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
 class PackedTable(NamedTuple):
     """The segments of packed sequences."""
 
-    table: torch.Tensor  # [total, 4] int64: sequence, first token, tokens, 1 first + 2 last of it
-    first: torch.Tensor  # [sequences + 1] int64: a sequence's first segment
+    table: torch.Tensor
+    """`[total, 4]` int64: sequence, first token, number of tokens, and a bit field: 1 for the
+    sequence's first segment, 2 for its last one."""
+    first: torch.Tensor  # [sequences + 1] int64: each sequence's first segment
     longest: int  # tokens of the longest segment
 
 
 def packed_table(bounds: Sequence[int], length: int, device: torch.device) -> PackedTable:
-    """Cut sequences with these bounds, N + 1 numbers, into segments of `length` tokens.
+    """Cut sequences into segments of `length` tokens; `bounds` has N + 1 numbers.
 
-    Calls with equal bounds share one table, which nobody may change.
+    Calls with equal bounds share one table, which must not be changed.
     """
     return _packed_table(tuple(bounds), length, device)
 
@@ -48,7 +50,7 @@ def packed_table(bounds: Sequence[int], length: int, device: torch.device) -> Pa
 def _packed_table(bounds: tuple[int, ...], length: int, device: torch.device) -> PackedTable:
     table, first = [], [0]
     for n, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        # an empty sequence keeps one empty segment, which hands its initial state on
+        # an empty sequence has one empty segment, which passes its initial state on
         starts = range(start, stop, length) or (start,)
         for t in starts:
             place = (t == starts[0]) + 2 * (t == starts[-1])

@@ -13,7 +13,7 @@ BACKEND = "QUASAR_BACKEND"
 GRAPHS = "QUASAR_GRAPHS"
 """0 disables the CUDA graphs of the layer's calls."""
 KEEP_MIB = "QUASAR_KEEP_MIB"
-"""The most that a call of the layer keeps for its backward pass: a whole number of MiB."""
+"""Limit in MiB, a whole number, on the saved results of one call of the layer."""
 AUTOTUNE = "QUASAR_AUTOTUNE"
 """0 disables the tuning of an unknown GPU."""
 CACHE_DIR = "QUASAR_CACHE_DIR"
@@ -25,7 +25,7 @@ NVRTC = "QUASAR_NVRTC"
 def _read(name: str, default: str) -> str:
     """Return a variable, without the two exceptions inside `os.environ.get` for unset ones.
 
-    They take a thirtieth of the host's time in a short call of the layer.
+    The exceptions take a thirtieth of the host's time in a short call of the layer.
     """
     stored = getattr(os.environ, "_data", None)
     if stored is not None and os.environ.encodekey(name) not in stored:
@@ -37,7 +37,7 @@ def requested_backend() -> Backend:
     """Return QUASAR_BACKEND, `auto` if it is not set.
 
     Raises:
-        ValueError: it is none of `BACKENDS`.
+        ValueError: the value is not in `BACKENDS`.
     """
     value = _read(BACKEND, "auto")
     for name in BACKENDS:
@@ -55,7 +55,7 @@ def keep_mib(default: int) -> int:
     """Return QUASAR_KEEP_MIB, `default` if it is not set.
 
     Raises:
-        ValueError: it is no whole number.
+        ValueError: the value is not a whole number.
     """
     limit = os.environ.get(KEEP_MIB, "")
     if limit and not limit.isdecimal():
@@ -79,7 +79,7 @@ def nvrtc_library() -> str | None:
 
 
 def cuda_toolkits() -> list[str]:
-    """Return the folders of CUDA toolkits that the environment names, the first to use first."""
+    """Return the folders of CUDA toolkits that the environment names, in order of preference."""
     named = (os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH"))
     return [folder for folder in named if folder]
 

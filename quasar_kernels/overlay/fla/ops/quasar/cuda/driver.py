@@ -138,7 +138,7 @@ def tensor_map(
 
     Args:
         address: of its first element, a multiple of 16.
-        sizes, strides: in elements, the innermost first; the innermost stride, 1, is left out, and
+        sizes, strides: in elements, the innermost first; the innermost stride, 1, is omitted, and
             the others are multiples of 8.
         box: the sizes of a tile; the innermost is 64.
 

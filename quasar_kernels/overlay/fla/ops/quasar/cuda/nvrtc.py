@@ -144,10 +144,10 @@ def compile_cached(
 
     Args:
         name: a file name's stem, for the cache and for messages.
-        program: the source; it may include what `headers` names.
+        program: the source; it may include `headers`.
         headers: texts by the name under which they are included.
         capability: (major, minor) of the GPU.
-        options: NVRTC's, besides the architecture and the language.
+        options: further options of NVRTC; architecture and language are set here.
 
     Raises:
         CudaUnavailableError: no NVRTC, or it does not compile the program.

@@ -1,4 +1,4 @@
-"""A program in CUDA C++: compiled and loaded once for each variant, disabled when it fails."""
+"""A program in CUDA C++: compiled and loaded once for each variant, disabled after a failure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fla.ops.quasar.cuda.nvrtc import HOPPER, CudaUnavailableError, compile_file
 from fla.ops.quasar.switches import Backend
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-"""Names of the dtypes that the CUDA kernels take."""
+"""Names of the dtypes that the CUDA kernels support."""
 CAPABILITY = (8, 0)
-"""The oldest compute capability that they compile for."""
+"""The oldest supported compute capability."""
 
 Result = TypeVar("Result")
 _log = logging.getLogger("fla.ops.quasar")
@@ -48,8 +48,8 @@ class CudaProgram:
     Args:
         name: its name, for files in the cache and for messages.
         sources: its .cu files.
-        arguments: the structure that each kernel takes first, by the kernel's name without
-            `quasar_` and with {} for the dtype, where it has one.
+        arguments: the structure of each kernel's first parameter, by the kernel's name without
+            `quasar_` and with {} for the dtype, if it has one.
         warning: the one-line log message at the first failure, with %s for the error.
     """
 
@@ -67,8 +67,8 @@ class CudaProgram:
         """Return the machine code for a GPU's capability and `bf16` or `fp16`.
 
         Raises:
-            CudaUnavailableError: the GPU is too old, there is no NVRTC, no source, or it does not
-                compile.
+            CudaUnavailableError: the GPU is too old, NVRTC or a source is missing, or the
+                compilation fails.
         """
         if capability < CAPABILITY:
             raise CudaUnavailableError(
@@ -101,7 +101,7 @@ class CudaProgram:
         """Return the loaded program, as `find` does.
 
         Raises:
-            CudaUnavailableError: the program cannot be built, loaded or used any more.
+            CudaUnavailableError: the program cannot be compiled or loaded, or was disabled.
         """
         entry = self.find(variant)
         if isinstance(entry, CudaUnavailableError):
@@ -109,7 +109,7 @@ class CudaProgram:
         return entry
 
     def give_up(self, variant: Variant, error: CudaUnavailableError) -> None:
-        """Disable a variant after a failure; the first failure of all is logged."""
+        """Disable a variant after a failure; log only the program's first failure."""
         if not any(isinstance(entry, CudaUnavailableError) for entry in self._entries.values()):
             _log.warning(self._warning, error)
         self._entries[variant] = CudaUnavailableError(error.problem, error.remedy)

@@ -1,9 +1,9 @@
 """q, k and v of tokens at the start of sequences, for kernels that process one long sequence.
 
-Such a kernel can take several sequences that follow each other in memory as one: only the
-convolution of each one's first tokens then reads tokens of the sequence before. Those few tokens
-are computed a second time here, and replace the kernel's results. The same holds for the first
-tokens of a rank's slice, whose convolution reads tokens of earlier ranks, the halo.
+Such a kernel can process several adjacent sequences as one long sequence. Only the convolution of
+each sequence's first three tokens then wrongly reads the sequence before. This module computes
+these tokens again and replaces the kernel's results. It does the same for the first tokens of a
+rank's slice, whose convolution reads tokens of earlier ranks, the halo.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from fla.ops.quasar.triton_kernels.device_functions import operand
 from fla.ops.quasar.triton_kernels.launch import Launcher
 
 CHANNELS = 64
-"""Channels of a program."""
+"""Output channels of one program."""
 FEW, MANY = 4, 16
-"""Sequences of a program. Of few, one tile of a tensor core; many read the weights less often."""
+"""Sequences of one program: FEW fill a tensor core's tile, MANY read the weights less often."""
 
 
 @triton.jit
 def _products(
     x, weight, rows, inside, cols, D: tl.constexpr, BD: tl.constexpr, DTYPE: tl.constexpr
 ):
-    """Return some rows of x times some rows, `cols`, of a weight `[., D]`, in fp32."""
+    """Return x[rows] times the transpose of weight[cols], of a weight `[., D]`, in fp32."""
     total = tl.zeros([rows.shape[0], cols.shape[0]], tl.float32)
     for first in range(0, D, BD):
         at = first + tl.arange(0, BD)
@@ -68,7 +68,7 @@ def first_tokens_kernel(
     Sequence n begins at row T n; with PACKED, at `bounds[n]`, and ends before `bounds[n + 1]`.
     """
     DTYPE: tl.constexpr = qkv.dtype.element_ty
-    row = tl.arange(0, 4 * BN)  # four for each sequence, of which the last is idle
+    row = tl.arange(0, 4 * BN)  # four for each sequence, of which the last is unused
     sequence, place = tl.program_id(0) * BN + row // 4, row % 4
     own = tl.program_id(0) * BN + tl.arange(0, BN)
     if PACKED:
@@ -124,13 +124,13 @@ def halo_tokens_kernel(
     BD: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """Write q, k and v of up to three tokens behind up to three others; grid: (3 C / BC,).
+    """Write q, k and v of up to three tokens after up to three others; grid: (3 C / BC,).
 
     x `[halo + tokens, D]`, the weights `[C, D]` and their taps `[C, 4]` are contiguous. Rows of q,
     k and v `[tokens, C]` are `stride` elements apart.
     """
     DTYPE: tl.constexpr = q.dtype.element_ty
-    place = tl.arange(0, 16)  # 0 to 2: the halo, 3 to 5: the tokens; the rest are idle
+    place = tl.arange(0, 16)  # 0 to 2: the halo, 3 to 5: the tokens; the rest are unused
     rows = place - 3 + halo
     inside = (rows >= 0) & (place < 3 + tokens)
     part = tl.program_id(0) // (C // BC)
@@ -163,9 +163,9 @@ _first_tokens, _halo_tokens = Launcher(first_tokens_kernel), Launcher(halo_token
 def replace_first_tokens(
     x: torch.Tensor, weights: Weights, bounds: torch.Tensor | None, count: int, qkv: torch.Tensor
 ) -> None:
-    """Overwrite q, k and v of each sequence's first tokens by those without tokens before them.
+    """Overwrite q, k and v of each sequence's first tokens, with zeros before each sequence.
 
-    Nothing is copied to the host.
+    The host does not wait for the GPU.
 
     Args:
         x: `[R, hidden]`, all sequences, one after the other; contiguous, on a GPU.
@@ -198,13 +198,13 @@ def replace_halo_tokens(
     halo: int,
     qkv: Sequence[torch.Tensor],
 ) -> None:
-    """Overwrite q, k and v of a slice's first tokens by those behind its halo.
+    """Overwrite q, k and v of a slice's first tokens, with the halo before them.
 
     Args:
         call: the layer's.
-        rows: `[halo + tokens, hidden]`: the inputs in front of the tokens, and their own.
+        rows: `[halo + tokens, hidden]`: the inputs before the tokens, and those of the tokens.
         weights: the layer's.
-        halo: rows in front; it and `tokens` are at most the convolution's taps - 1.
+        halo: rows before the tokens; it and `tokens` are at most the convolution's taps - 1.
         qkv: three tensors `[1, T, H, S]`, of which the first `tokens` are written.
     """
     tokens = rows.shape[0] - halo

@@ -1,9 +1,9 @@
-"""The layer's forward pass on a GPU without cached states, and the results its backward pass needs.
+"""The layer's forward pass on a GPU without cached states, with the results for a backward pass.
 
 q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
 y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
-One pipeline of three steps; the first and the last have three implementations, `Stages`.
+It has three steps. The first and the last have three implementations, which are `Stages`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
 
 
 def copied_as(call: Call, x: torch.Tensor, weights: Weights) -> torch.dtype:
-    """Return the dtype in which a copy of x gives the bits that x does, with fewest bytes."""
+    """Return the smallest dtype of a copy of x with which the layer gives the same bits."""
     fused = (
         kernels.find_program(call, x, weights) for kernels in (hopper.KERNELS, portable.KERNELS)
     )
@@ -53,7 +53,7 @@ def run_layer(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> t
 
     Args:
         call: one that the kernels support (`takes`).
-        owner: its graphs live as long as this.
+        owner: the object whose lifetime bounds that of the graphs.
         x: `[B, T, hidden]`.
         weights: the layer's.
     """
@@ -69,7 +69,7 @@ def run_layer(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> t
     def copied(x: torch.Tensor) -> torch.dtype:
         return copied_as(call, x, weights)
 
-    # the segments of packed sequences are cut on the host
+    # the host cuts packed sequences into segments, which a graph cannot replay
     owner = owner if call.cu_seqlens is None else None
     y, last = replayed(
         owner, compute, (x,), weights, call.dtype, call, finish=finish, copied=copied
@@ -91,15 +91,15 @@ def layer_forward(
     Args:
         call, x, weights: as in `run_layer`.
         keep: whether to return the intermediate results.
-        output: whether to compute y. Without it there are no `products` either: a backward pass
-            computes them once more, since the operator's results take their memory.
-        across: the layer's `parallel.Neighbours`, if x is a slice that a rank of several holds.
+        output: whether to compute y. Without y, `products` are not kept either, so that the
+            operator's results can use their memory; a backward pass computes them again.
+        across: the layer's `parallel.Neighbours` if x is one rank's slice of a sequence.
     """
     for stages in (HOPPER, PORTABLE):
         results = _run(stages, call, x, weights, keep, output, across)
         if results is not None:
             return results
-    return _run(LIBRARY, call, x, weights, keep, output, across)  # they take every call
+    return _run(LIBRARY, call, x, weights, keep, output, across)  # these support every call
 
 
 def _run(
@@ -111,7 +111,7 @@ def _run(
     output: bool,
     across: Any,
 ) -> Any:
-    """Return `layer_forward`'s results by these stages, or None if they do not take the call."""
+    """Return `layer_forward`'s results by these stages, or None if they do not support the call."""
     with torch.autocast(x.device.type, enabled=False):
         partial = _through_operator(stages, call, x, weights, keep, output, across)
         if partial is None:

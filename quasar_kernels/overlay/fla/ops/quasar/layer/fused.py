@@ -1,9 +1,9 @@
 """The layer's stages in fused kernels: one before the operator, one after it.
 
-They take sequences from their start, with products in bf16 or fp16, nothing recorded. The kernels
-themselves read one sequence in fp32: a 16-bit input is converted, and several sequences are passed
-as one (first_tokens.py). When a launch fails, one line is logged, and the kernels take no call from
-then on.
+They compute whole sequences without a cached state and without autograd, with products in bf16 or
+fp16. The kernels read one sequence in fp32: a 16-bit input is converted, and several sequences are
+passed as one (first_tokens.py). If a launch fails, one line is logged, and the kernels are not used
+again in this process.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from fla.ops.quasar.scan import ScanInputs, StepSizes
 from fla.ops.quasar.switches import Backend
 
 FEWEST_TOKENS = 1 << 9
-"""Fewest tokens of a sequence, on average, for which these kernels are faster (on an H200)."""
+"""Average tokens of a sequence from which these kernels are faster (on an H200)."""
 
-_SHAPES = (  # of `Weights`
+_SHAPES = (  # the shapes of `Weights`, in its order
     *[(WIDTH, HIDDEN)] * 3,
     (HEAD_DIM, HIDDEN),
     (WIDTH, HEAD_DIM),
@@ -52,7 +52,7 @@ class FusedKernels(NamedTuple):
 
     program: CudaProgram
     backends: tuple[Backend, ...]
-    """The values of QUASAR_BACKEND with which they serve."""
+    """The values of QUASAR_BACKEND with which the kernels are used."""
     find: Callable[[torch.Tensor, torch.dtype], LoadedProgram | None]
     """Returns the program for x's device and the products' dtype, or None if it is not used."""
     projection_layouts: Callable[..., tuple[WeightLayout, ...]]
@@ -73,7 +73,7 @@ class FusedKernels(NamedTuple):
     def _run_projection(
         self, call: Call, x: torch.Tensor, weights: Weights, keep: bool, output: bool
     ) -> Activations | None:
-        # `rows` and `products` never exist as a whole
+        # `keep` has no effect: these kernels do not write the products before the convolution
         program = self.find_program(call, x, weights)
         if program is None:
             return None
@@ -119,7 +119,7 @@ class FusedKernels(NamedTuple):
 
 
 def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
-    """Return whether the kernels are written for a call, and faster than others."""
+    """Return whether the kernels support a call and are faster for it than the others."""
     if torch.is_grad_enabled() or not x.is_cuda or x.dtype not in _DTYPES:
         return False
     if not x.is_contiguous() or x.data_ptr() % 16:

@@ -1,6 +1,6 @@
 """The layer's output gate and norm in one kernel: rmsnorm(o) * weight * sigmoid(narrow W^T + b).
 
-Done apart, the gate is written and read again: two gigabytes for a million tokens.
+Separate kernels would write and read the gate: two gigabytes for a million tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fla.ops.quasar.triton_kernels.device_functions import operand
 from fla.ops.quasar.triton_kernels.launch import Launcher
 
 MANY_TOKENS = 1 << 15
-"""From so many tokens on, programs that take all heads fill a GPU."""
+"""From this many tokens, programs that process all heads fill a GPU."""
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -45,7 +45,7 @@ def gate_and_norm_kernel(
     b_n = tl.load(narrow + tokens[:, None] * stride_n + cols[None, :], mask=inside, other=0.0)
     b_w = tl.load(norm_weight + cols, mask=cols < S, other=0.0).to(tl.float32)
     p_o = tokens[:, None] * (H * S) + cols[None, :]
-    # transposed as the right operand: rows are inputs, columns the head's channels
+    # transposed, for the right operand: rows are inputs, columns the head's channels
     p_g = gate_weight + cols[None, :] * S + cols[:, None]
     square = (cols < S)[:, None] & (cols < S)[None, :]
     first = tl.program_id(1) * HEADS
@@ -63,7 +63,7 @@ _gate_and_norm = Launcher(gate_and_norm_kernel)
 
 
 def rows_for(block: int) -> int:
-    """Tokens of a program, for heads padded to `block` channels."""
+    """Return the tokens of a program, for heads padded to `block` channels."""
     return 64 if block <= 64 else 32
 
 

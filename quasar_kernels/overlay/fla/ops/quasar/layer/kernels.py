@@ -374,9 +374,9 @@ def gated_rmsnorm(
 def recomputed(
     function: Callable[..., torch.Tensor], *tensors: torch.Tensor | None
 ) -> torch.Tensor:
-    """Call `function(*tensors)`, keeping the tensors alone for the backward pass.
+    """Call `function(*tensors)`; keep only the tensors for the backward pass, which calls it again.
 
-    What `function` closes over must not need gradients.
+    Other tensors that `function` uses must not need gradients.
     """
     return RecomputeFunction.apply(function, *tensors)
 

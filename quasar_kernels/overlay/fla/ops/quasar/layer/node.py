@@ -1,7 +1,7 @@
 """The layer as one node of autograd, whose backward pass is kernels and a few large products.
 
-Besides the input and the parameters, `keeps` decides whether intermediate results are saved for the
-backward pass. Beyond a memory limit they are not, and the backward pass recomputes the layer.
+`keeps` decides whether intermediate results are saved for the backward pass, in addition to input
+and parameters. Beyond a memory limit they are not saved, and the backward pass recomputes them.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ KEPT_MIB = 3072
 """Default of QUASAR_KEEP_MIB: 380,000 tokens of 512 channels, 190,000 of 1,024."""
 
 MOST_WORK = 1 << 34
-"""Largest tokens times channels squared of a backward pass with saved results that is replayed.
+"""Largest tokens times channels squared of a replayed backward pass with saved results.
 
-The GPU's time is proportional to it: 65,536 tokens of 512 channels take 2 ms. For longer passes the
-host is fast enough, and a graph would only hold memory.
+The GPU's time is proportional to it: 65,536 tokens of 512 channels take 2 ms. Longer passes do not
+wait for the host, so a graph would only take memory.
 """
 
 
 def keeps(call: Call, x: torch.Tensor) -> bool:
     """Return whether a call saves its intermediate results for its backward pass.
 
-    It does if they take at most QUASAR_KEEP_MIB (3072 unless set): x in the products' dtype, the
-    projections before and after the convolution, and the operator's output; counted in full, though
-    Hopper's stages keep less. Short calls that may be replayed as CUDA graphs (replay.py) keep
-    nothing, as the next replay overwrites all intermediate results. The shapes alone
-    decide, so that a call that is recorded twice (activation checkpointing) saves the same twice.
+    It does if they need at most QUASAR_KEEP_MIB (default 3072): x in the products' dtype, the
+    projections before and after the convolution, and the operator's output. All are counted, though
+    Hopper's stages save fewer. Short calls that may be replayed as CUDA graphs (replay.py) save
+    nothing, because the next replay overwrites all intermediate results. The result depends on
+    shapes alone, so both passes of activation checkpointing save the same.
 
     Raises:
         ValueError: QUASAR_KEEP_MIB is no whole number.
@@ -53,7 +53,7 @@ def keeps(call: Call, x: torch.Tensor) -> bool:
     limit = switches.keep_mib(KEPT_MIB)
     tokens, width = x.numel() // x.shape[-1], call.heads * call.head_dim
     size = call.dtype.itemsize
-    product = 4 if tokens < MANY_TOKENS else size  # project() does not round few tokens'
+    product = 4 if tokens < MANY_TOKENS else size  # project() keeps few tokens in fp32
     token = size * (x.shape[-1] + 4 * width + call.head_dim) + product * (3 * width + call.head_dim)
     return tokens * token <= limit << 20
 
@@ -83,7 +83,7 @@ class LayerFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         """Return the gradients of `forward`'s arguments."""
-        # with create_graph, so that second derivatives raise though dy needs no gradient
+        # with create_graph, second derivatives must raise even if dy needs no gradient
         return _backward(ctx, dy.detach().requires_grad_() if torch.is_grad_enabled() else dy)
 
 
@@ -93,7 +93,7 @@ _apply = torch_private.apply_of(LayerFunction)
 @once_differentiable
 @on_its_device
 def _backward(ctx: Any, dy: torch.Tensor) -> Any:
-    """Return the gradients of `LayerFunction.forward`'s arguments; by a CUDA graph, if it may."""
+    """Return the gradients of `LayerFunction.forward`'s arguments, by a CUDA graph if possible."""
     call, segments, needed = ctx.call, ctx.segments, tuple(ctx.needs_input_grad[2:])
     x, *tensors = ctx.saved_tensors
     count = len(Weights._fields)
@@ -145,12 +145,12 @@ def layer_gradients(
     across: Any = None,
     first: list[Any] | None = None,
 ) -> tuple[Tensors, Tensors]:
-    """Return the weights' gradients, None for those not `needed`, and the factors of x's.
+    """Return the weights' gradients, None for those not `needed`, and two factors of x's gradient.
 
-    The latter are the gradient of the products and the weights of the products. `found` has the
-    forward pass's intermediate results, None to recompute them. Tensors are freed after their last
-    use: for a million tokens each takes gigabytes. `across` is `layer_forward`'s; then `first` gets
-    the results of its `first_gradients`.
+    These are the gradient of the products and the weights of the products. `found` has the forward
+    pass's intermediate results; None recomputes them. Tensors are freed after their last use,
+    because for a million tokens each needs gigabytes. With `across`, as in `layer_forward`, the
+    results of its `first_gradients` are appended to `first`.
     """
     B, T, D = x.shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
@@ -181,7 +181,7 @@ def layer_gradients(
     d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
     d_products[:, channels:] = d_narrow
     if products is None:
-        # bit for bit as in the forward pass, except that 16 bits suffice where none are ever saved
+        # the same bits as in the forward pass; short calls save nothing and may round to 16 bits
         products = (F.linear if _is_short(call, x) else project)(rows, projections)
     d_taps, d_shift = launch_conv_silu_grad(
         products[:, :channels],

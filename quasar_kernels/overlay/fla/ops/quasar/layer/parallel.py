@@ -1,8 +1,8 @@
 """The layer over the ranks of a process group, each with a slice of one row of packed sequences.
 
 The operator exchanges its states. The convolution of a slice's first tokens also needs the last
-inputs of earlier ranks, the halo. Those few tokens are computed a second time, from the halo and
-themselves, and replace the results of the large kernels; their gradients are taken from them.
+inputs of earlier ranks, the halo. These few tokens are computed a second time, with the halo, and
+replace the results of the large kernels. Their gradients pass through this second computation.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from fla.ops.quasar.switches import Backend
 
 
 class Neighbours:
-    """What a call of the layer exchanges with other ranks.
+    """The exchanges of one call of the layer with other ranks.
 
     Args:
-        context: of `build_cp_context`.
-        tokens: of this rank's slice.
-        taps: of the convolution, 1 for none.
+        context: from `build_cp_context`.
+        tokens: number of tokens of this rank's slice.
+        taps: number of taps of the convolution, 1 for none.
     """
 
     def __init__(self, context: Any, tokens: int, taps: int) -> None:
         self.place: Place = place_of(context, tokens)
         ranks = torch.distributed.get_world_size(self.place.group)
         lengths = getattr(context, "lengths", (tokens,) * ranks)
-        self._rows = [min(length, taps - 1) for length in lengths]  # that each rank can pass on
+        self._rows = [min(length, taps - 1) for length in lengths]  # that each rank can provide
         self._most = taps - 1
         self._halo = min(taps - 1, context.pre_num_conv_tokens) if self.place.before else 0
         self._first = min(self._most, self.place.bounds[1]) if self._halo else 0
         self._G: torch.Tensor | None = None
-        self.halo: torch.Tensor | None = None  # [rows, hidden], once it is there
+        self.halo: torch.Tensor | None = None  # [rows, hidden], after `gather_halo`
         self.final: torch.Tensor | None = None  # the operator's states, after `forward`
 
     def gather_halo(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the inputs `[rows, hidden]` of the first sequence in front of x `[1, T, hidden]`.
+        """Return the inputs `[rows, hidden]` of the first sequence before x `[1, T, hidden]`.
 
         All ranks must call it.
         """
@@ -104,7 +104,7 @@ class Neighbours:
         weights: Weights,
         d_qkv: Sequence[torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
-        """Take the first tokens' gradients out of `d_qkv`, and return those of what they are of.
+        """Remove the first tokens' gradients from `d_qkv`; return the gradients that they lead to.
 
         Returns:
             The gradients of the halo `[rows, hidden]`, of the first inputs, and of the weights.

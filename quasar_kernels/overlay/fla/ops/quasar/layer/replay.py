@@ -49,7 +49,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
-        # for all captures: torch's allocator reuses a block only on the stream that had it
+        # of all captures: torch's allocator reuses a block only on the stream of its first use
         self.stream = torch.cuda.Stream()
 
 
@@ -61,11 +61,11 @@ class _Launched(NamedTuple):
     """A call that was launched without a graph: its thread, and the addresses of its inputs."""
 
     thread: object
-    addresses: Key | None  # None if they have moved before
+    addresses: Key | None  # None if the addresses have changed before
 
 
 class _Graph:
-    """A captured call, with its inputs' addresses, or with copies of the inputs if they move.
+    """A captured call, with its inputs' addresses, or with copies of the inputs if these change.
 
     It owns no memory. Its outputs, copies and intermediate results are in the pool, where the next
     replay of any graph of the stream overwrites them.
@@ -106,7 +106,7 @@ class _Graph:
 def _copied(outputs: Tensors) -> Tensors:
     """Return copies of `outputs`, which the next replay overwrites."""
     present = [x for x in outputs if x is not None]
-    if len(present) < 2:  # none where every weight is frozen
+    if len(present) < 2:  # none if all weights are frozen
         return [None if x is None else x.clone() for x in outputs]
     copies = [None if x is None else torch.empty_like(x) for x in outputs]
     torch_private.copy_all([x for x in copies if x is not None], present)
@@ -128,7 +128,7 @@ def _may_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool
 def _graph_key(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: Key) -> Key | None:
     """Return the key of this call's graph, or None if it cannot be a graph.
 
-    The key holds all that a graph depends on besides values and the inputs' addresses (`_places`).
+    A graph depends on this key and the inputs' addresses (`_places`), but not on values.
     """
     # map() iterates in C: at 512 tokens this key takes a tenth of the host's time
     types = (*map(type, tensors), *map(type, inputs))
@@ -164,24 +164,25 @@ def replayed(
     finish: Finish | None = None,
     copied: CopiedAs | None = None,
 ) -> tuple[Tensors, Any]:
-    """Call `compute(*inputs, *tensors)`, as a CUDA graph from a thread's second equal call on.
+    """Call `compute(*inputs, *tensors)`, as a CUDA graph from the second equal call in a thread on.
 
     The key consists of shapes, dtypes, the addresses of `tensors`, the device, the stream and
-    `settings`, but no values, so changed parameters take effect. Without a graph run: long inputs,
-    fp32 and fp64, other devices than CUDA, calls recorded for autograd, calls within a capture.
+    `settings`, but no values, so changed parameters take effect. No graph is used for
+    long inputs, fp32 and fp64, other devices than CUDA, calls recorded for autograd, and calls
+    within a capture.
 
     Args:
-        owner: the graphs live as long as this; None for a call that is never replayed.
+        owner: the object whose lifetime bounds that of the graphs; None for no replay.
         compute: launches on the current stream only, never synchronizes, allocates with torch, and
             returns its outputs and the tensors that only `finish` reads. Copied `inputs` have the
             dtype that `copied` returns.
         inputs: on the current device; they are copied if their addresses differ between calls.
         tensors: other tensors that it reads or overwrites in place.
         dtype: of the computation.
-        settings: hashable values that change what `compute` does, the tensors' sizes among them.
-        most: elements of the first input up to which a call is replayed.
-        finish: is called with the second result of `compute` before anything overwrites it.
-        copied: returns the dtype of an input's copy; all are copied to `dtype` without it.
+        settings: hashable values on which `compute` depends, for example the tensors' sizes.
+        most: most elements of the first input for a replay.
+        finish: is called with the second result of `compute` before that is overwritten.
+        copied: returns the dtype of an input's copy; None copies to `dtype`.
 
     Returns:
         Copies of the outputs, and the result of `finish`, or None.
@@ -191,7 +192,7 @@ def replayed(
     if owner is not None and _may_be_replayed(first, dtype, most):
         key = _graph_key(inputs, tensors, dtype, settings)
     if key is not None:
-        with _lock:  # a graph's outputs have one address: no other thread may replay it meanwhile
+        with _lock:  # replays overwrite a graph's outputs, so only one thread may use it
             entry = _find_graph(owner, key, compute, inputs, tensors, copied or (lambda _: dtype))
             if entry is not None:
                 outputs, rest = entry(inputs)
@@ -211,7 +212,7 @@ def _find_graph(
     if isinstance(entry, _Graph) and (entry.addresses is None or entry.addresses == addresses):
         graphs.move_to_end(key)
         return entry
-    # thread ids are reused, a live object's identity is not
+    # an object, because ids of threads are reused
     thread = _this_thread.__dict__.setdefault("mark", object())
     if type(entry) is _Launched and entry.thread is thread:
         entry = graphs[key] = _capture(
@@ -237,7 +238,7 @@ def _capture(
     try:
         return _Graph(compute, inputs, tensors, copied, moves)
     except RuntimeError as error:
-        _log.warning("a call cannot become a CUDA graph, it is launched as it is: %s", error)
+        _log.warning("a call cannot become a CUDA graph, so its kernels are launched: %s", error)
         # after a failed capture torch leaves the device's generator in capture mode: reset it
         first: Any = (*inputs, *tensors)[0]
         random = torch.cuda.default_generators[first.get_device()]

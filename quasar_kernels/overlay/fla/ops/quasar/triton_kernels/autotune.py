@@ -1,7 +1,8 @@
-"""A short autotune of the chunk kernels' tiles for a GPU without measured ones, kept on disk.
+"""A short autotune of the chunk kernels' tiles, for a GPU without measured ones.
 
-It moves each field of `Tiles` that affects only speed one step up and down, one after the other,
-and keeps a move that gives the same output faster. The result is stored in the cache folder.
+It changes each field of `Tiles` that affects only speed by one step up and down, one after the
+other, and keeps a change that is faster with the same output. The result is stored in the cache
+folder.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from fla.ops.quasar.cache import cache_folder, write_whole
 from fla.ops.quasar.triton_kernels.tiles import Tiles
 
 BUDGET_SECONDS = 20.0
-"""No move starts later than this; one move, compilation included, takes a few seconds."""
+"""No trial starts later than this; a trial takes a few seconds, with its compilation."""
 
 GAIN = 0.97
-"""A move has to take less than this part of the time before it: the rest may be noise."""
+"""A change is kept if its time is below this share of the best time: smaller gains may be noise."""
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
-"""Relative RMS by which a candidate's output may differ from the default's: rounding alone."""
+"""Relative RMS by which a candidate's output may differ from the default's, for rounding."""
 
 _HEADS = 8
 _OPERAND_BYTES = 64 << 20  # 65,536 tokens of 8 heads of 64 in bf16: fills a GPU, fits on any
@@ -55,7 +56,7 @@ def parse_tiles(row: Any, where: str) -> Tiles:
     """Return the `Tiles` of a JSON object; `where` names the file and entry in errors.
 
     Raises:
-        ValueError: fields are missing or unknown, or a value is no number of its kind.
+        ValueError: fields are missing or unknown, or a value is out of range.
     """
     fields = set(Tiles._fields)
     if not isinstance(row, dict) or set(row) != fields:
@@ -73,10 +74,10 @@ def parse_tiles(row: Any, where: str) -> Tiles:
 
 
 def moves(tiles: Tiles) -> Iterator[tuple[str, int]]:
-    """Yield the (field, value) to try: warps and widths by a factor of two, stages by one."""
+    """Yield the changes to try as (field, value): factors of two, or stages plus and minus one."""
     for name, value in tiles._asdict().items():
         if name.startswith("grad"):
-            continue  # of the backward pass, which is not timed here
+            continue  # only the forward pass is timed here
         if name.endswith("_warps"):
             steps = [w for w in (value // 2, value * 2) if 1 <= w <= 8]
         elif name.endswith("_stages"):
@@ -94,10 +95,11 @@ def moves(tiles: Tiles) -> Iterator[tuple[str, int]]:
 def search(
     default: Tiles, trial: Callable[[Tiles], float], clock: Callable[[], float] = time.monotonic
 ) -> Tiles:
-    """Return the best tiles that greedy moves from `default` find within `BUDGET_SECONDS`.
+    """Return the best tiles of a greedy search from `default` within `BUDGET_SECONDS`.
 
     Args:
-        trial: time of some tiles, in any unit; infinity where they fail or compute something else.
+        trial: returns the time of some tiles, in any unit; infinity if they fail or their output
+            differs.
     """
     until = clock() + BUDGET_SECONDS
     best, least = default, trial(default)
@@ -119,9 +121,10 @@ def tune(
     default: Tiles,
     launch: Callable[..., torch.Tensor],
 ) -> Tiles:
-    """Tune on this GPU and keep the result on disk; return `default` if that fails.
+    """Tune on this GPU and store the result; return `default` if that fails.
 
-    Arguments are those of `tuning.tiles_for`. Of processes that start at once, one tunes.
+    Arguments are those of `tuning.tiles_for`. If several processes start at the same time, one
+    tunes, and the others read its result.
     """
     path = _path(gpu, block, dtype)
     with _one_at_a_time(path):
@@ -139,7 +142,7 @@ def tune(
         try:
             tiles = search(default, _trial(block, dtype, device, default, launch))
         except Exception:
-            # such as a full memory: the call itself may succeed, or raises the cause
+            # for example out of memory: the call itself may succeed, or raises the cause
             _log.warning("tuning for %s failed; safe tiles are used", what, exc_info=True)
             return default
         seconds = time.monotonic() - since
@@ -159,8 +162,8 @@ def _trial(
     default: Tiles,
     launch: Callable[..., torch.Tensor],
 ) -> Callable[[Tiles], float]:
-    # a function of tiles: median milliseconds, or infinity
-    generator = torch.Generator(device).manual_seed(0)  # the user's random numbers stay his
+    # return a function of tiles: median milliseconds, or infinity
+    generator = torch.Generator(device).manual_seed(0)  # leaves the user's generator unchanged
     tokens = _OPERAND_BYTES // (_HEADS * block * dtype.itemsize)
     shape = (1, tokens, _HEADS, block)
     q, k, v = (
@@ -173,13 +176,13 @@ def _trial(
 
     def trial(tiles: Tiles) -> float:
         poison = torch.full_like(q, float("nan"))
-        del poison  # an output that is not written shows
+        del poison  # so that output elements that the kernel does not write are NaN
         try:
             error = (launch(tiles, *inputs).float() - expected).square().mean().sqrt() / scale
-            # a NaN is not smaller either
+            # false for NaN
             return _milliseconds(launch, tiles, inputs) if error <= TOLERANCE[dtype] else math.inf
         except Exception as error:
-            # too many resources, or the compiler's own faults: this candidate is out
+            # too many resources, or an error of the compiler: reject this candidate
             _log.debug("%s: %s", tiles, error)
             return math.inf
 
@@ -204,14 +207,14 @@ def _milliseconds(
 
 
 def read(gpu: Gpu, block: int, dtype: torch.dtype) -> Tiles | None:
-    """Return the tiles that an earlier autotune kept; None without a readable file."""
+    """Return the tiles that an earlier autotune stored; None without a valid file."""
     path = _path(gpu, block, dtype)
     try:
         return parse_tiles(json.loads(path.read_text(encoding="utf-8"))["tiles"], str(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.debug("%s is of no use: %s", path, error)
+        _log.debug("%s cannot be used: %s", path, error)
         return None
 
 
@@ -222,7 +225,7 @@ def _path(gpu: Gpu, block: int, dtype: torch.dtype) -> Path:
 
 @functools.cache
 def _sources() -> str:
-    # other kernels, or another start of the search: another result
+    # changed kernels or a changed default need a new search
     digest = hashlib.sha256()
     folder = Path(__file__).parents[1]
     for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.json")]):
@@ -232,14 +235,14 @@ def _sources() -> str:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    # two autotunes on one GPU would time each other; where nothing can be locked, they may
+    # two autotunes on one GPU would disturb each other; without file locks this is accepted
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):
             import fcntl
 
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context(open(path.with_suffix(".lock"), "w"))
-            until = time.monotonic() + 3 * BUDGET_SECONDS  # a hanging holder is not waited for
+            until = time.monotonic() + 3 * BUDGET_SECONDS  # the other process may hang
             while time.monotonic() < until:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

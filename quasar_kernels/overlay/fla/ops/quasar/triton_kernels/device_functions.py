@@ -53,7 +53,7 @@ def token_pointers(x, i_b, t, i_h, T, H: tl.constexpr, tokens):
 
 @triton.jit
 def decay_between(later, earlier):
-    """Return exp of the log decay between tokens, from their running sums: 1 where it is none.
+    """Return exp of the log decay between tokens, from their running sums; 1 for none.
 
     Only places where `later` is the later token may be used; the others hold 1 as well.
     """
@@ -94,7 +94,7 @@ def load_entering_state(
     HAS_INITIAL: tl.constexpr,
     HAS_STATES: tl.constexpr,
 ):
-    """Return the state [ROWS, COLS] that enters segment and head i_sh; zero where there is none.
+    """Return the state [ROWS, COLS] that enters segment and head i_sh; zero if there is none.
 
     `at` are offsets into one [S, S] state, `own` the sequence's place in [N, H, S, S].
     """
@@ -112,10 +112,10 @@ def load_entering_state(
 def inverse_pointers(
     inverse, i_b, t, i_h, stride_b, stride_t, stride_h, tokens, C: tl.constexpr, PACK: tl.constexpr
 ):
-    """Pointers to row `tokens` of B = A a, C columns each, in chunks that start at token t.
+    """Return pointers to rows `tokens` of B = A a, C columns each, in chunks that start at token t.
 
-    A row holds PACK rows of B, so that whole memory lines are written; behind C columns of leading
-    parts stand C of low parts, but for fp32.
+    A row of memory has PACK rows of B, so that whole lines are written. Except in fp32, C columns
+    of leading parts are followed by C columns of low parts.
     """
     WIDTH: tl.constexpr = C if inverse.dtype.element_ty == tl.float32 else 2 * C
     row = tokens // C * C + tokens % C // PACK
@@ -136,7 +136,7 @@ def load_inverse(p_a, mask, C: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def decayed_inverse(high, low, gamma, DTYPE: tl.constexpr):
-    """Return B as load_inverse gives it, each entry times what decays between its tokens."""
+    """Return the two parts of B, with each entry multiplied by gamma, its tokens' decay."""
     if DTYPE == tl.float32:
         return high * gamma, low
     else:
@@ -145,7 +145,7 @@ def decayed_inverse(high, low, gamma, DTYPE: tl.constexpr):
 
 @triton.jit
 def _row_and_column(M):
-    # of each entry of square matrices [C, C] or [N, C, C]
+    # return the row and column of each entry of square matrices [C, C] or [N, C, C]
     index = tl.arange(0, M.shape[-1])
     if len(M.shape) == 3:
         return index[None, :, None], index[None, None, :]
@@ -155,7 +155,7 @@ def _row_and_column(M):
 
 @triton.jit
 def _join_blocks(A, M, HALF: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
-    # inverses of the HALF x HALF diagonal blocks -> inverses of the 2 HALF x 2 HALF blocks
+    # from the inverses of the HALF x HALF diagonal blocks, return those of twice the size
     rows, cols = _row_and_column(M)
     below = (rows // (2 * HALF) == cols // (2 * HALF)) & (rows // HALF > cols // HALF)
     off = tl.where(below, M, 0.0).to(DTYPE)
@@ -170,7 +170,7 @@ def unit_lower_inverse(M, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
 
     M is [C, C], or a batch [N, C, C]; C is 16, 32, 64 or 128. The inverses of the diagonal blocks
     of 2, 4, 8, ... rows are joined by A <- A - A M_off A. A Neumann series costs as much, and its
-    powers of M overflow where keys repeat.
+    powers of M overflow if keys repeat.
     """
     C: tl.constexpr = M.shape[-1]
     rows, cols = _row_and_column(M)

@@ -24,11 +24,11 @@ def _kind(x: Any) -> Any:
 
 
 class Launcher:
-    """Launches of one Triton kernel on the current device, its arguments', and its stream.
+    """Launches one Triton kernel on the current device and its current stream.
 
-    The first launch with arguments of a kind goes through Triton, which compiles and returns the
-    kernel. Later ones call that, as Triton's own tutorials do with a kernel compiled beforehand.
-    If that fails (in the interpreter, with an older Triton), all launches go through Triton.
+    Triton does the first launch with arguments of a kind, compiles, and returns the kernel. Later
+    launches call that, as Triton's tutorials do with a compiled kernel. If this is not possible (in
+    the interpreter, with an older Triton), Triton does all launches.
 
     Args:
         kernel: a `triton.jit` function whose constexprs follow its other arguments.
@@ -59,7 +59,7 @@ class Launcher:
             try:
                 compiled[grid](*arguments, *constants)
                 return
-            except TypeError:  # this Triton accepts no constexprs there; nothing was launched
+            except TypeError:  # this Triton does not accept constexprs here; nothing was launched
                 self._compiled[key] = None
         launched = self._kernel[grid](*arguments, *constants, **options)
         if key not in self._compiled:

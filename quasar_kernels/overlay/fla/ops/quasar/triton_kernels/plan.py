@@ -17,7 +17,7 @@ from fla.ops.quasar.triton_kernels.tuning import tiles_for
 
 @functools.cache
 def _programs_per_wave(device: torch.device) -> int:
-    # four programs of two warps and about 255 registers a thread fill a multiprocessor
+    # four programs of two warps and about 255 registers per thread fill a multiprocessor
     if device.type != "cuda":
         return 16  # under the interpreter: enough for several segments
     return 4 * torch.cuda.get_device_properties(device).multi_processor_count
@@ -28,11 +28,11 @@ def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, 
 
     Args:
         tokens: tokens of the (longest) sequence.
-        chains: sequences times heads, each a separate sequential walk.
+        chains: sequences times heads, each of which is processed sequentially.
         wave: programs that the device runs at once.
         chunk: tokens of a chunk.
     """
-    # a walk costs about tokens / n, the scan over the maps about 8 tokens' walk a segment
+    # a pass costs about tokens / n, the scan over the maps as much as 8 tokens per segment
     best = math.isqrt(max(tokens, 1) // 8)
     n = max(1, min(best, wave // chains))
     length = chunk * triton.cdiv(triton.cdiv(max(tokens, 1), n), chunk)
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
 
 
 def _precision(dtype: torch.dtype) -> str:
-    # of products of fp32 operands, which 16-bit inputs do not have
+    # Triton's `input_precision`, which affects products of fp32 operands only
     return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
@@ -70,9 +70,9 @@ def plan_segments(
     """Cut the sequences of `q` [B, T, H, S] into segments.
 
     Args:
-        tiles: block sizes instead of `tiles_for`'s choice.
-        segments: segments of each sequence instead of `segments_for`'s choice; not with cu_seqlens.
-        launch: what `tuning.tiles_for` tunes an unknown GPU with.
+        tiles: replace the choice of `tiles_for`.
+        segments: replaces the number of segments of `segments_for`; not with cu_seqlens.
+        launch: the call that `tuning.tiles_for` times to tune an unknown GPU.
     """
     B, T, H, S = q.shape
     block = max(16, triton.next_power_of_2(S))
@@ -95,7 +95,7 @@ def plan_segments(
 
 
 def plan_of(q: torch.Tensor, cut: Segments) -> Plan:
-    """Make the plan of a cut that another implementation chose; q as for `plan_segments`."""
+    """Return a plan with another implementation's segments; q as in `plan_segments`."""
     block = max(16, triton.next_power_of_2(q.shape[-1]))
     tiles = tiles_for(block, q.dtype, q.device)
     wave, precision = _programs_per_wave(q.device), _precision(q.dtype)

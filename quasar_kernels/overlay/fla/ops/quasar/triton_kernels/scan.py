@@ -25,7 +25,7 @@ from fla.ops.quasar.triton_kernels.tiles import Tiles
 
 
 def _shared_constants(plan: Plan, q: torch.Tensor) -> dict[str, Any]:
-    # constexprs of every kernel that walks chunks
+    # constexprs of every kernel with a loop over chunks
     return {
         "H": q.shape[2],
         "S": q.shape[3],
@@ -37,7 +37,7 @@ def _shared_constants(plan: Plan, q: torch.Tensor) -> dict[str, Any]:
 
 
 def _rows_of_b(plan: Plan, inverse: torch.Tensor) -> int:
-    # rows of B in a row of 64 elements, for the kernels that read B
+    # rows of B that are stored in one row of 64 elements
     return rows_packed(plan.tiles.chunk, inverse.dtype, inverse.shape[-1])
 
 
@@ -46,8 +46,8 @@ def _segment_states(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Run pass 1 and the scan: G and the state after each segment, `[total, H, S, S]` fp32 each.
 
-    Both are None if no sequence has a second segment. The entries of a sequence's last segment are
-    not written.
+    Both are None if every sequence is one segment. The entries of a sequence's last segment are not
+    written.
     """
     if plan.total == plan.sequences:
         return None, None
@@ -107,7 +107,7 @@ def _launch_output(
     fresh: bool = False,
     checkpoints: torch.Tensor | None = None,
 ) -> None:
-    """Run pass 2: fill `final_state` and o, `[B, T, H, S]`; with `fresh` V' is written to o."""
+    """Run pass 2: write `final_state` and o, `[B, T, H, S]`; with `fresh`, V' instead of o."""
     q, k, v, _, initial_state, _, scale, g = inputs
     T, H, S = k.shape[1:]
     tiles = plan.tiles
@@ -125,9 +125,9 @@ def forward(inputs: ScanInputs, output_final_state: bool = False, plan: Plan | N
     """Run the forward pass on the current stream; it records nothing for autograd.
 
     Args:
-        inputs: as `ScanInputs` describes what kernels take. Reading `cu_seqlens` synchronises.
+        inputs: with the properties that `ScanInputs` requires. Reading `cu_seqlens` synchronises.
         output_final_state: whether to return the state after each sequence.
-        plan: how the sequences are cut, instead of the built-in choice.
+        plan: replaces the built-in segmentation.
     """
     plan = plan or plan_segments(inputs.v, inputs.cu_seqlens, launch=_forward_with)
     x = inputs.with_equal_heads()
@@ -149,7 +149,7 @@ def forward(inputs: ScanInputs, output_final_state: bool = False, plan: Plan | N
 def _forward_with(
     tiles: Tiles, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor
 ) -> torch.Tensor:
-    # for the autotune of a GPU that tuned.json does not name
+    # called by the autotune on a GPU without an entry in tuned.json
     return forward(ScanInputs.of(q, k, v, beta), plan=plan_segments(q, None, tiles)).o
 
 
@@ -157,12 +157,12 @@ def backward(saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None = None
     """Run the backward pass on the current stream.
 
     Args:
-        saved: of `forward`, or with a `Plan` as its segments.
+        saved: from a forward pass, with a `Plan` as its segments.
         do: `[B, T, H, S]` contiguous, q's dtype.
         d_final: `[sequences, H, S, S]` fp32 contiguous, or None.
 
     Returns:
-        The gradients; those of q and k are of v's shape.
+        The gradients; those of q and k have v's shape.
     """
     inputs, G, states, plan = saved
     x = inputs.with_equal_heads()

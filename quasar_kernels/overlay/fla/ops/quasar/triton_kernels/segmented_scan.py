@@ -1,11 +1,11 @@
 """The Triton kernels of the segmented scan: segment maps, their scan, and the outputs.
 
-A state is `[S, S]`, key dimension first, fp32. BS is S padded to a power of two. q, k, v and o are
-read and written by their own batch, token and head strides (last stride 1). B = A a of each chunk
-comes from chunk_intra_token_parallel.py. README.md a folder up has the algebra.
+A state is `[S, S]`, key dimension first, fp32. BS is S padded to a power of two. q, k, v and o may
+have any batch, token and head strides (last stride 1). chunk_intra_token_parallel.py computes
+B = A a of each chunk. README.md in the parent folder has the algebra.
 
-The products are arranged so that what one leaves is the next one's left operand: an accumulator
-turns into such an operand in registers, into a right one through shared memory.
+The products are arranged so that each result is the next one's left operand: an accumulator
+becomes a left operand in registers, but a right operand only through shared memory.
 """
 
 from __future__ import annotations
@@ -58,25 +58,26 @@ def segment_map_kernel(
     PRECISION: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """Rows of G and R of one segment and head, scanned from the segment's last chunk to its first.
+    """Compute rows of G and R of one segment and head, from the segment's last chunk to its first.
 
-    Backward, G (I, at the end) absorbs a chunk by Z = G K^T, Y = Z B, R += Y V, G -= Y K: four
-    products a chunk, each row of G on its own. What is kept is E = I - G, as two operands in its
-    product: where keys repeat, Z is a small difference. Grid: (segments * H, S / BR).
-    A decay is a factor of the whole state, so it commutes with the rest: with g, the log decays
-    [B, T, H] fp32, G is scaled at the end, and Y by what follows each token where it meets V.
+    Starting from G = I, each chunk gives Z = G K^T, Y = Z B, R += Y V, G -= Y K: four products, and
+    rows of G are independent. The kernel keeps E = I - G, which enters its product as the sum of
+    two operands, because Z is a small difference if keys repeat. Grid: (segments * H, S / BR).
+    A decay is a factor of the whole state, so it commutes with the rest. With g, the log decays
+    [B, T, H] fp32, G is scaled at the end, and in the product with V, Y is scaled by the decay
+    after each token.
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     i_b, _, t0, length, _, is_last = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
     if is_last:
-        return  # no segment starts from the state behind a sequence's last one
+        return  # the state after a sequence's last segment enters no segment
     rows = tl.arange(0, C)
     cols = tl.arange(0, BS)
     r = tl.program_id(1) * BR + tl.arange(0, BR)
     DTYPE: tl.constexpr = k.dtype.element_ty
 
     n_chunks = tl.cdiv(length, C)
-    left = length - (n_chunks - 1) * C  # tokens in the chunk at hand: full ones follow
+    left = length - (n_chunks - 1) * C  # tokens of the current chunk; the following ones are full
     t = t0 + (n_chunks - 1).to(tl.int64) * C
     p_k = row_pointers(k, i_b, t, i_h, stride_kb, stride_kt, stride_kh, rows, cols)
     p_kr = row_pointers(k, i_b, t, i_h, stride_kb, stride_kt, stride_kh, rows, r)
@@ -86,7 +87,7 @@ def segment_map_kernel(
     R = tl.zeros([BR, BS], dtype=tl.float32)
     if g is not None:
         p_g = token_pointers(g, i_b, t, i_h, T, H, rows)
-        later = tl.sum(tl.zeros([C], dtype=tl.float32), axis=0)  # log decay behind the chunk
+        later = tl.sum(tl.zeros([C], dtype=tl.float32), axis=0)  # log decay after the chunk
     for _ in range(0, n_chunks):
         tokens = (rows < left)[:, None]
         mask = tokens & (cols < S)[None, :]
@@ -147,12 +148,12 @@ def segment_scan_kernel(
     HAS_INITIAL: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """Turn the maps of a sequence's segments into states: R[n] becomes the state after segment n.
+    """Replace the maps of a sequence's segments by states: R[n] becomes the state after segment n.
 
-    BACKWARD scans a gradient from the last segment to the first, with G^T: R[n] becomes dS before
-    segment n, which R of the last segment is already. What is scanned is kept transposed, in fp32;
-    its product with G has three terms, of tf32 operands if EXACT, else of bf16.
-    Grid: (sequences * H, S / BV); a program owns BV value columns of a head.
+    BACKWARD scans the state's gradient from the last segment to the first, with G^T: R[n] becomes
+    dS before segment n; R of the last segment already is that. The scanned matrix is transposed, in
+    fp32. Its product with G has three terms, with tf32 operands if EXACT, otherwise bf16.
+    Grid: (sequences * H, S / BV); a program computes BV value columns of a head.
     """
     i_n, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     if IS_VARLEN:
@@ -179,7 +180,7 @@ def segment_scan_kernel(
     if HAS_INITIAL:
         own = tl.program_id(0).to(tl.int64) * S * S
         state += tl.load(initial_state + own + at, mask=inside, other=0.0)
-    # as the right operand: transposed going forward
+    # the pointers of G as a right operand: transposed in the forward pass
     i, j = (cols[:, None], cols[None, :]) if BACKWARD else (cols[None, :], cols[:, None])
     p_G = G + (i_s * H + i_h) * S * S + i * S + j
     p_R = R + (i_s * H + i_h) * S * S + at
@@ -192,7 +193,7 @@ def segment_scan_kernel(
             p_G += STEP
             p_R += STEP
     else:
-        # loaded a step ahead: each step waits for the one before
+        # the steps are sequential, so the next map is loaded one step ahead
         b_G = tl.load(p_G, mask=square & (steps > 0), other=0.0)
         b_R = tl.load(p_R, mask=inside & (steps > 0), other=0.0)
         for n in range(1, steps + 1):
@@ -253,14 +254,14 @@ def segment_output_kernel(
     STORE_FRESH: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """Walk one segment of one head from its entering state and write o (and the final state).
+    """Process one segment of one head from its entering state; write o (and the final state).
 
-    A chunk: V' = B (V - K S), O = Q S + tril(Q K^T) V', S += K^T V', all of it transposed; but for
-    the reads of q, k, v, B and the write of o everything stays on chip. B may lie in o's own rows.
-    With STORE_FRESH it writes V' in place of o, for the backward pass, and reads no q.
-    With g, the log decays [B, T, H] fp32, each product has what lies between its tokens: Gamma
-    times B and tril(Q K^T), entry by entry. `checkpoints`, of o's layout, then takes the state
-    behind every KEEP tokens, in the rows of the first S of them. Grid: (segments * H, S / BV).
+    For each chunk: V' = B (V - K S), O = Q S + tril(Q K^T) V', S += K^T V', all transposed. Only q,
+    k, v, B and o are read from or written to device memory. B may be stored in o's rows.
+    With STORE_FRESH the kernel writes V' instead of o, for the backward pass, and does not read q.
+    With g, the log decays [B, T, H] fp32, B and tril(Q K^T) are multiplied entry by entry by Gamma,
+    the decay between their tokens. `checkpoints`, in o's layout, then receives the state after
+    every KEEP tokens, in the rows of the first S of these. Grid: (segments * H, S / BV).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     i_b, i_n, t0, length, is_first, is_last = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
@@ -301,7 +302,7 @@ def segment_output_kernel(
             D -= tl.dot(b_s, tl.trans(b_k), input_precision=PRECISION)
         else:
             b_g = tl.load(p_g, mask=rows < left, other=0.0)
-            since = tl.cumsum(b_g, axis=0)  # of the decays from the chunk's begin on
+            since = tl.cumsum(b_g, axis=0)  # log decays since the chunk's begin
             whole = tl.sum(b_g, axis=0)
             gamma = decay_between(since[:, None], since[None, :])
             a_high, a_low = decayed_inverse(a_high, a_low, gamma, DTYPE)

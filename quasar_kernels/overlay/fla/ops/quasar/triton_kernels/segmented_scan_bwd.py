@@ -1,15 +1,16 @@
 """The Triton kernels of the backward pass, segmented like the forward one.
 
 With V' = A a (V - K S), O = Q S + P V', P = tril(Q K^T) and S_new = S + K^T V', the gradient dS of
-the state walks backward: dV' = P^T dO + K dS_new, dD = A^T dV', dV = a dD and
+the state is computed backward: dV' = P^T dO + K dS_new, dD = A^T dV', dV = a dD and
 dS = dS_new + Q^T dO - K^T dV. Its map over a segment is dS_in = G^T dS_out + E with the forward
-pass's own G, so the same scan cuts the walk into segments. README.md a folder up has the rest.
+pass's G, so the same scan serves to split this into segments. README.md in the parent folder has
+the derivation.
 
-With log decays g, every product has what lies between its tokens. The gradient of a decay is what
-passes it from earlier tokens to later ones: <S, dS> before every KEEP tokens, for which the first
-walk leaves the states, plus what the tokens since then wrote, less what they read. What a token
-gives to itself passes no decay and is left out, so strong decays, whose gradients are tiny, keep
-their digits.
+With log decays g, each product is multiplied by the decay between its tokens. The gradient of a log
+decay sums the contributions of earlier tokens to later ones: <S, dS> at the start of each KEEP
+tokens, where the first kernel stores the states, plus the writes of the tokens since then, minus
+their reads. No decay scales a token's read of its own write, so this is omitted, and the tiny
+gradients of strong decays keep their digits.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def segment_state_grad_kernel(
     if g is not None:
         p_g = token_pointers(g, i_b, t, i_h, T, H, rows)
         KEEP: tl.constexpr = max(BS, C)
-        behind_chunk = length  # where the chunk at hand ends in the segment
+        behind_chunk = length  # end of the current chunk in the segment
         if not MAP_ONLY:
             p_begin = token_pointers(begins, i_b, t0, i_h, T, H, 0)
             p_c = row_pointers(
@@ -239,14 +240,14 @@ def segment_input_grad_kernel(
     HAS_STATES: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """Walk the state again over one segment of one head; write dq, finish dk, sum dbeta.
+    """Compute the state again over one segment of one head; write dq, finish dk, sum dbeta.
 
     With dP = tril(dO V'^T) and dM = -strict_tril(dD V'^T): dQ = dO S^T + dP K,
     dK = V' dS^T - dV S^T + dP^T Q + (a dM + (a dM)^T) K + 2 K dlambda, where the first term is in
     dk already. As V'_t = a_t (v_t - S_(t-1)^T k_t), and nothing else depends on a_t,
-    da_t = dv_t V'_t / a_t^2. dbeta gets one fp32 a program; with READ_STEP, where beta holds a, a
-    token and head each. With log decays g, dg [B, T, H] fp32 gets what each token writes for later
-    ones less what it reads of earlier ones.
+    da_t = dv_t V'_t / a_t^2. dbeta gets one fp32 number per program; with READ_STEP, where beta is
+    a, one per token and head. With log decays g, dg [B, T, H] fp32 gets each token's writes for
+    later tokens minus its reads of earlier ones.
     fresh (V'), do, dv, dq and dk share the strides stride_o. Grid: (segments * H,).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
@@ -332,7 +333,7 @@ def segment_input_grad_kernel(
         if g is None:
             dK -= tl.dot(b_dv, tl.trans(b_s), input_precision=PRECISION)
         else:
-            written += tl.sum(k32 * dK, axis=1)  # for what comes behind the chunk
+            written += tl.sum(k32 * dK, axis=1)  # for tokens after the chunk
             reads = tl.dot(b_dv, tl.trans(b_s), input_precision=PRECISION) * before
             written += tl.sum(k32 * reads, axis=1)
             dK -= reads
@@ -369,9 +370,9 @@ def segment_input_grad_kernel(
 def decay_grad_kernel(
     dg, begins, table, T, NS, SEG, H: tl.constexpr, KEEP: tl.constexpr, IS_VARLEN: tl.constexpr
 ):
-    """Turn what tokens write less what they read into the gradient of g.
+    """Replace the tokens' writes minus reads in dg by the gradient of g.
 
-    It is the sum of those before a token in its KEEP, and what `begins` has there.
+    It is the sum over the earlier tokens of each KEEP, plus the value of `begins` there.
     Grid: (segments * H, programs that share a segment).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H

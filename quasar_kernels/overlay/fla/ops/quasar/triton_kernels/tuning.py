@@ -38,7 +38,7 @@ def tiles_for(
     Args:
         block: channels of a head, padded to a power of two from 16 to 128.
         dtype: of q, k and v: bf16, fp16 or fp32.
-        device: where they are. Under a captured CUDA graph nothing is tuned or remembered.
+        device: the tensors' device. Under a captured CUDA graph nothing is tuned or remembered.
         launch: `launch(tiles, q, k, v, beta) -> o` runs the forward pass, for the autotune; q, k, v
             and o `[1, T, H, block]`, beta `[H]` fp32. None: an unknown GPU is not tuned.
 
@@ -87,7 +87,7 @@ def known_tiles(gpu: Gpu, block: int, dtype: torch.dtype) -> Tiles | None:
 def safe_tiles(block: int, dtype: torch.dtype, capability: str = "") -> Tiles:
     """Return tiles that any GPU of a compute capability ("8.6") can run; they need not be fast.
 
-    A capability that tuned.json does not list gets the entry that asks for the least shared memory.
+    A capability that tuned.json does not list gets the entry with the least shared memory.
     """
     entries = _data()["safe"]
     fallback = min(entries, key=lambda entry: entry["shared_kib"])

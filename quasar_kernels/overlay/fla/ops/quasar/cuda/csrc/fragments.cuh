@@ -5,8 +5,8 @@
 // Fragments follow mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments"). With g = lane / 4 and c = lane
 // & 3, an accumulator tile [16, 8] holds (g, 2c), (g, 2c+1), (g+8, 2c), (g+8, 2c+1) in elements
 // 0..3. Two neighbouring accumulator tiles, converted to 16 bits, form an A operand [16, 16]
-// without any exchange between lanes; read as B operands, they multiply by their transpose. The
-// same holds for fp32 accumulators and tf32's m16n8k8 if both operands order k as 0 2 4 6 1 3 5 7.
+// without any exchange between lanes. Used as B operands, they are the transpose. The same holds for
+// fp32 accumulators and tf32's m16n8k8 if both operands order k as 0 2 4 6 1 3 5 7.
 // Chains of products therefore stay in registers and need no shared memory between two products.
 //
 // Tiles in shared memory have rows of 128 bytes with the 128-byte swizzle of TMA and wgmma: piece j
@@ -29,7 +29,7 @@ enum class Scalar { bf16, fp16 };
 #endif
 
 constexpr int S = QUASAR_HEAD;  // channels of a head, for keys and values: 64 or 128
-constexpr int PANEL = 64;       // channels of a tile; wider rows are tiles side by side
+constexpr int PANEL = 64;       // channels of a tile; wider rows are several tiles
 constexpr int PANELS = S / PANEL;
 constexpr int CHUNK = 16;             // tokens of a chunk
 constexpr int ROW_BYTES = 2 * PANEL;  // one token's row of a tile
@@ -37,10 +37,10 @@ constexpr int CHUNK_BYTES = CHUNK * ROW_BYTES;
 constexpr u32 ALL = 0xffffffffu;
 
 // 16 rows of a matrix, or 16 columns of it transposed, in accumulators: tile m of panel p holds
-// channels 64 p + 8 m on
+// channels from 64 p + 8 m on
 typedef float Accumulators[PANELS][8][4];
 
-// f(p, m, e) for every element of Accumulators
+// calls f(p, m, e) for each element of Accumulators
 template <class F>
 __device__ __forceinline__ void for_each_element(const F& f) {
 #pragma unroll
@@ -107,7 +107,7 @@ __device__ __forceinline__ void unpack(u32 x, float& low, float& high) {
   }
 }
 
-// two accumulator tiles side by side as an A operand
+// two adjacent accumulator tiles as an A operand
 template <Scalar T>
 __device__ __forceinline__ void pack_tiles(u32 (&out)[4], const float (&left)[4],
                                            const float (&right)[4]) {
@@ -126,8 +126,8 @@ __device__ __forceinline__ void unpack_columns(const u32 (&x)[4], float (&out)[2
   unpack<T>(x[3], out[1][2], out[1][3]);
 }
 
-// The tensor core truncates to tf32; with this addition the truncation rounds. cvt.rna.tf32
-// compiles to a dozen instructions.
+// The tensor core truncates to tf32. After this addition, truncation is rounding. cvt.rna.tf32 would
+// be a dozen instructions.
 __device__ __forceinline__ float to_tf32(float x) {
   return __uint_as_float(__float_as_uint(x) + 0x1000u);
 }
@@ -203,8 +203,8 @@ __device__ __forceinline__ u32 pair_address(u32 chunk, int lane) {
          ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
 }
 
-// at row_address: 16 columns of a chunk as an A operand [16 tokens, 16]. At pair_address: as B
-// operands that multiply by its transpose, tokens 0..7 in elements 0, 1 and the others in 2, 3.
+// With row_address: 16 columns of a chunk as an A operand [16 tokens, 16]. With pair_address: the
+// transpose as B operands, tokens 0..7 in elements 0, 1 and the others in 2, 3.
 __device__ __forceinline__ void load_rows(u32 (&out)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -230,8 +230,8 @@ __device__ __forceinline__ void store_rows(const u32 (&x)[4], u32 address, u32 c
 #endif
 }
 
-// at row_address, each 8 x 8 transposed: B operands [16 tokens, 8 columns] in elements 0, 1 and in
-// 2, 3
+// With row_address, each 8 x 8 block transposed: B operands [16 tokens, 8 columns] in elements 0, 1
+// and in 2, 3.
 __device__ __forceinline__ void load_columns(u32 (&out)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])

@@ -1,7 +1,7 @@
 """The segmented scan's backward pass in CUDA C++: supported calls and launches.
 
-It computes the same as the kernels of triton_kernels/segmented_scan_bwd.py, from the results of
-forward.py. csrc/backward holds the kernels.
+It computes the same as triton_kernels/segmented_scan_bwd.py, from the results of forward.py. The
+kernels are in csrc/backward.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from fla.ops.quasar.gate import divisible
 from fla.ops.quasar.scan import Gradients, Saved
 from fla.ops.quasar.segments import Segments
 
-_SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in gradient_scan.cu
-_SMALL = 16 << 20  # bytes below which torch's allocator shares a block among tensors
+_SCAN_COLUMNS = 8  # state columns of one block of the scan: COLUMNS in gradient_scan.cu
+_SMALL = 16 << 20  # up to this many bytes, torch's allocator puts several tensors into one block
 NO_MAPS = bytes(8 * TENSOR_MAP)
 
 
@@ -76,9 +76,9 @@ serialize = serializer(Arguments)
 
 
 def is_for(q: torch.Tensor) -> bool:
-    """Return whether the kernels support q `[..., S]` of a supported forward pass.
+    """Return whether the kernels support q `[..., S]` of a call that forward.py supports.
 
-    A tile of heads of 128 needs the shared memory of Hopper.
+    For heads of 128, a tile fits into the shared memory of Hopper only.
     """
     return q.shape[-1] == PANEL or torch.cuda.get_device_capability(q.device.index) == HOPPER
 
@@ -125,10 +125,10 @@ def cut_tiles(cut: Segments, tokens: int, tile: int) -> tuple[int, int, torch.Te
 
 
 def like_parts(d_o: torch.Tensor, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return a tensor like `d_o` for each of `parts`; small ones share one allocation if those do.
+    """Return a tensor like `d_o` for each of `parts`.
 
-    Three small tensors freed together would leave three holes in the blocks of torch's allocator, a
-    third of a CUDA graph's memory.
+    Small tensors share one allocation if `parts` do: freed separately, they would fragment the
+    blocks of torch's allocator, by a third of a CUDA graph's memory.
     """
     pointers = {x.untyped_storage().data_ptr() for x in parts}
     if len(pointers) > 1 or d_o.nbytes > _SMALL:
@@ -149,13 +149,13 @@ def backward(
     in fp32 for each segment and head.
 
     Args:
-        saved: of forward.py's `forward`.
+        saved: from `forward` in forward.py.
         d_o: like v, contiguous, q's dtype.
         d_final: `[sequences, H, S, S]` fp32 contiguous, or None for zero.
-        program: PROGRAM as it was loaded for such a call; None loads it.
+        program: PROGRAM, loaded for such a call; None loads it.
 
     Raises:
-        CudaUnavailableError: the kernels cannot be built, loaded or launched.
+        CudaUnavailableError: the kernels cannot be compiled, loaded or launched.
     """
     inputs, G, states, cut = saved
     q, k, v, (steps, per_token), initial_state, _, scale, g = inputs

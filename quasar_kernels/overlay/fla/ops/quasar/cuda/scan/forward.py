@@ -1,7 +1,7 @@
 """The segmented scan's forward pass in CUDA C++: supported calls, segmentation and launches.
 
 It computes the same as the kernels of triton_kernels/segmented_scan.py and returns the same G and
-states, so that the Triton backward pass can follow it. csrc holds the kernels.
+states, so that Triton's backward pass can use them. The kernels are in csrc.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fla.ops.quasar.scan import Saved, Scan, ScanInputs
 from fla.ops.quasar.segments import Segments, host_bounds, packed_table
 
 HEAD_DIMS = (64, 128)
-"""The head widths that the CUDA kernels are written for."""
+"""The head widths that the CUDA kernels support."""
 PANEL = 64
 """Rows (pass 1) or columns (pass 2) of a state that a block computes; PANEL in fragments.cuh."""
 CHUNK = 16
@@ -45,7 +45,7 @@ little to pay for the second launches, which recompute heads that stopped too ea
 
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
-_SCAN_COLUMNS = 8  # state columns a block of the scan owns: COLUMNS in segment_scan.cu
+_SCAN_COLUMNS = 8  # state columns of one block of the scan: COLUMNS in segment_scan.cu
 _ALIGNMENT = 16  # bytes of the kernels' loads
 NO_MAPS = bytes(5 * TENSOR_MAP)
 
@@ -79,7 +79,7 @@ def options_for(width: int, pairs: bool = True) -> tuple[str, ...]:
     """Return NVRTC's options for heads of `width` channels.
 
     Args:
-        pairs: whether a token has an even number of panels: Hopper's blocks work in pairs then.
+        pairs: whether a token has an even number of panels, as Hopper's pairs of blocks need.
     """
     return f"-DQUASAR_HEAD={width}", *(() if pairs else ("-DQUASAR_ALONE",))
 
@@ -100,7 +100,7 @@ def variant_of(v: torch.Tensor, options: tuple[str, ...] = ()) -> Variant:
 def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
     """Return why the CUDA kernels do not support a call, or None if they do.
 
-    q, k, v: those of `ScanInputs`, in any dtype and with any strides.
+    q, k and v are those of `ScanInputs`, in any dtype and with any strides.
     """
     if not q.is_cuda or torch.version.cuda is None:
         return "the tensors are not on an NVIDIA GPU"
@@ -116,7 +116,7 @@ def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | N
         if x.stride(3) != 1 or x.data_ptr() % _ALIGNMENT or any(s % 8 for s in x.stride()[:3]):
             return f"rows of {name} must be contiguous and start at multiples of 16 bytes"
         if any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True)):
-            return f"{name} is expanded: tensor maps take no stride of zero"
+            return f"{name} is expanded: tensor maps do not support a stride of zero"
     return None
 
 
@@ -132,7 +132,7 @@ def _cut(tokens: int, chains: int, map_wave: int, output_wave: int, tile: int) -
     """
     # one wave for both passes, with equally many blocks on every multiprocessor
     most = min(map_wave, output_wave) // chains
-    # a pass costs about tokens / n, the scan between the passes about 16 tokens a segment
+    # a pass costs about tokens / n, the scan between the passes as much as 16 tokens per segment
     tokens = max(tokens, 1)
     n = max(1, min(math.isqrt(tokens // 16), most))
     length = tile * math.ceil(math.ceil(tokens / n) / tile)
@@ -179,10 +179,10 @@ def tensor_maps(
 
     Args:
         shape: (B, T, S).
-        heads: H of each.
-        places: their addresses.
-        strides: theirs by batch, token and head.
-        tokens: of each one's tiles, which have PANEL channels.
+        heads: H of each tensor.
+        pointers: the tensors' addresses.
+        strides: their strides by batch, token and head.
+        tokens: the tokens of their tiles, which have PANEL channels.
     """
     B, T, S = shape
     return b"".join(
@@ -203,8 +203,8 @@ def scan_maps(
 
     Args:
         shape: v's; `group` of its heads share one of q and k.
-        places: the addresses of q, k, v and o.
-        strides: theirs by batch, token and head.
+        pointers: the addresses of q, k, v and o.
+        strides: their strides by batch, token and head.
     """
     (q, k, v, o), (qs, ks, vs, os) = pointers, strides
     B, T, H, S = shape
@@ -226,11 +226,11 @@ def forward(
         inputs: `reason_against` is None for its q, k and v. The first reading of a `cu_seqlens`
             synchronises.
         output_final_state: whether to return the state after each sequence.
-        segments: segments of each sequence instead of the built-in choice.
-        program: PROGRAM as it was loaded for such a call; None loads it.
+        segments: replaces the built-in number of segments of each sequence.
+        program: PROGRAM, loaded for such a call; None loads it.
 
     Raises:
-        CudaUnavailableError: the kernels cannot be built, loaded or launched.
+        CudaUnavailableError: the kernels cannot be compiled, loaded or launched.
     """
     q, k, v, (steps, _), initial_state, cu_seqlens, scale, g = inputs
     T, H, S = v.shape[1:]

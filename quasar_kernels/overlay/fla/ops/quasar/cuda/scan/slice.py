@@ -237,7 +237,7 @@ class CudaSlice:
         )
 
     def saved(self) -> Saved:
-        """Return what `CudaSliceGradient` needs."""
+        """Return the tensors that `CudaSliceGradient` needs."""
         return Saved(self.inputs, self._maps, self._states, self._cut)
 
     def _run_maps(self) -> None:

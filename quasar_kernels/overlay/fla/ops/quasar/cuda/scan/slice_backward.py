@@ -53,7 +53,7 @@ class CudaSliceGradient:
         self._d_states = initial.new_empty(self._cut.segments.total, *initial.shape[1:])
 
     def announce(self) -> torch.Tensor:
-        """Return the gradient `[H, S, S]` in front of the slice, without what enters behind it."""
+        """Return the state's gradient `[H, S, S]` before the slice if that after it were zero."""
         count, G = self._cut.of_first, self._saved.G
         self._launch_map(self._cut.without_first, self._d_states)
         if count == 1 or G is None:
@@ -65,7 +65,7 @@ class CudaSliceGradient:
         return torch.baddbmm(gradients[0].double(), G[0].double().mT, behind).float()
 
     def overlap(self) -> None:
-        """Run the walk that needs nothing of later ranks."""
+        """Run the pass over the state, which needs no result of later ranks."""
         self._launch_walk("state_checkpoint", self._parameters())
 
     def run(self, G: torch.Tensor, everyone: torch.Tensor) -> Gradients:
@@ -100,7 +100,7 @@ class CudaSliceGradient:
         return Gradients(dq, dk, dv, d_beta, self._d_initial, self._d_decay)
 
     def _launch_map(self, table: torch.Tensor, d_states: torch.Tensor) -> None:
-        """Compute what the table's segments add to the gradient, into `d_states`."""
+        """Write the additions of the table's segments to the state's gradient to `d_states`."""
         H, S = d_states.shape[1:3]
         parameters = self._parameters(table=table, d_states=d_states)
         self._launch("state_gradient_map", (table.shape[0] * H * (S // PANEL), 1), parameters)

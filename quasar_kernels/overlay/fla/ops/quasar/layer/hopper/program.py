@@ -1,8 +1,8 @@
 """The layer's fused products on Hopper GPUs: their program, its selection, and swizzled weights.
 
-projection.py and gated_output.py launch its other kernels. They need wgmma, clusters and bulk
-copies, which only compute capability 9.0 has together. Other GPUs, and machines on which they
-cannot be built, use the layer's general kernels.
+projection.py and gated_output.py launch the other kernels. They need wgmma, clusters and bulk
+copies, which only compute capability 9.0 has. Other GPUs, and machines on which they cannot be
+compiled, use the layer's general kernels.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class OutputArguments(ctypes.Structure):
 
 _CSRC = Path(__file__).with_name("csrc")
 PACK_WEIGHTS = _CSRC / "pack_weights.cu"
-"""The kernel of `swizzle_weights`, a source of every program with such weights."""
+"""The kernel of `swizzle_weights`; each program with swizzled weights compiles this file."""
 PROGRAM = CudaProgram(
     "hopper_products",
     [PACK_WEIGHTS, _CSRC / "projection.cu", _CSRC / "gated_output.cu"],
@@ -107,8 +107,8 @@ def _is_hopper(device: int) -> bool:
 def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None if they are not used.
 
-    That is so on other GPUs, and where the kernels cannot be built; the first time, one line is
-    logged that names the cause and the remedy.
+    They are not used on other GPUs, or if they cannot be compiled; then one log line has the cause
+    and the remedy.
     """
     if not x.is_cuda or dtype not in DTYPES or not _is_hopper(x.device.index):
         return None
@@ -126,22 +126,22 @@ class WeightLayout(NamedTuple):
     """A matrix and its layout as weight tiles; csrc/pack_weights.cu describes the result."""
 
     weight: torch.Tensor  # [outputs, inputs], multiples of 64, contiguous, fp32, bf16 or fp16
-    row_group: int = 8  # outputs are permuted in groups of so many: 8 (not at all), 16 or 32
-    input_group: int = 8  # the same of inputs
-    factor: float = 1.0  # of every element
+    row_group: int = 8  # outputs are permuted in groups of this size: 8 (no permutation), 16 or 32
+    input_group: int = 8  # the same for inputs
+    factor: float = 1.0  # multiplies every element
     scale: torch.Tensor | None = None  # [64], a factor by input % 64
-    fp16: bool = False  # the tiles' dtype, whatever the others have
+    fp16: bool = False  # whether the tiles are fp16, independent of `dtype`
 
 
 class Vector(NamedTuple):
     """A smaller parameter to convert to fp32, times `factor`."""
 
     source: torch.Tensor  # contiguous, fp32, bf16 or fp16
-    to: torch.Tensor  # fp32; element i goes to place i % inner * stride + i // inner from its start
+    to: torch.Tensor  # fp32; element i is written to index i % inner * stride + i // inner
     factor: float = 1.0
     inner: int = 1
     stride: int = 0
-    softplus: bool = False  # log(1 + exp(x)) in place of x
+    softplus: bool = False  # log(1 + exp(x)) instead of x
 
 
 def swizzle_weights(

@@ -1,7 +1,7 @@
 """The layer's projections, convolution and SiLU in one kernel on Hopper.
 
 Separate kernels read and write the projections three times: eight gigabytes for a million tokens.
-csrc/projection.cu is the kernel; other sizes, dtypes and GPUs take a library product and the
+csrc/projection.cu is the kernel. Other sizes, dtypes and GPUs use a library product and the
 convolution of kernels.py.
 """
 
@@ -41,14 +41,14 @@ def projection_layouts(
 
 
 def taps_buffer(weight: torch.Tensor) -> torch.Tensor:
-    """Return memory for the taps of q, k and v as `project` takes them, `[4, 1536]` in fp32."""
+    """Return an empty tensor for `project`'s taps of q, k and v, `[4, 1536]` in fp32."""
     return weight.new_empty(TAPS, 3 * WIDTH, dtype=torch.float32)
 
 
 def taps_layout(weights: tuple[torch.Tensor, ...], taps: torch.Tensor) -> list[Vector]:
-    """Return the conversion to `taps` of q's, k's and v's convolution weights, each `[512, 1, 4]`.
+    """Return the conversion of q's, k's and v's convolution weights, `[512, 1, 4]`, to `taps`.
 
-    They are halved there: silu(x) = h + h tanh(h) with h = x / 2.
+    Taps are half of the weights, because silu(x) = h + h tanh(h) with h = x / 2.
     """
     return [
         Vector(weight, to, factor=0.5, inner=TAPS, stride=3 * WIDTH)
@@ -57,18 +57,18 @@ def taps_layout(weights: tuple[torch.Tensor, ...], taps: torch.Tensor) -> list[V
 
 
 def _steps(tokens: int, runs: int) -> int:
-    # runs overlap by the rows that the convolution needs before its first
+    # runs overlap by the convolution's earlier rows
     before = TAPS - 1
     return max(1, -(-(-(-(tokens - before) // runs) + before) // (_CONSUMERS * _TILE)))
 
 
 @functools.lru_cache(1024)
 def _grid(tokens: int, multiprocessors: int) -> tuple[int, int, int, int]:
-    """Return the blocks of a row of the grid, its rows, the tiles of each consumer, and the lag.
+    """Return blocks of a grid row, grid rows, tiles of each consumer, and the consumers' lag.
 
-    Each of `rows` loads all tokens for its share of the products. That costs less than idle
-    multiprocessors or a last round of few tiles. The lag is the number of products by which the
-    second consumer of a block begins later: half a tile's, so that they load at different times.
+    Each grid row loads all tokens for its share of the products, which takes less time than idle
+    multiprocessors or a last round of few tiles. The second consumer of a block starts later by the
+    lag, a number of products: half a tile's, so that both load at different times.
     """
 
     def blocks(rows: int) -> int:
@@ -100,8 +100,8 @@ def project(
     Args:
         program: the kernels for x's device and `dtype`.
         x: `[T, 512]` fp32 contiguous, 16-byte aligned; T tokens of one sequence, from its start.
-        weight_tiles: of q, by `swizzle_weights(projection_layouts(...), dtype)`; the others
-            follow in memory.
+        weight_tiles: the tiles of q, from `swizzle_weights(projection_layouts(...), dtype)`; the
+            others follow in memory.
         taps: `[4, 1536]` fp32, by `taps_layout`.
         dtype: bf16 or fp16; x is rounded to it. Products, taps and the convolution's sums are fp16
             in both, and saturate at 65504.

@@ -1,7 +1,7 @@
 """The layer's fused products on GPUs without Hopper's instructions: their program and launches.
 
 csrc/resident_projection.cu and csrc/resident_output.cu are the kernels; resident_tokens.cuh has
-what they share. They need 99 KB of shared memory a block and compute capability 8.0.
+their common code. They need 99 KB of shared memory per block and compute capability 8.0.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _is_capable(device: int) -> bool:
 def portable_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None if they are not used.
 
-    They are not used on GPUs before 8.0 or where they cannot be built; then one line is logged that
+    They are not used on GPUs before 8.0 or if they cannot be compiled; then one line is logged that
     names the cause and the remedy.
     """
     if not x.is_cuda or dtype not in DTYPES or not _is_capable(x.device.index):
@@ -172,7 +172,7 @@ def project(
     taps: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `hopper.projection.project` returns, for the same arguments.
+    """Compute the same as `hopper.projection.project`.
 
     The weight tiles are of this module's `projection_layouts`.
 
@@ -205,7 +205,7 @@ def gated_output(
     out_weights: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """Return what `hopper.gated_output.gated_output` returns, for the same arguments.
+    """Compute the same as `hopper.gated_output.gated_output`.
 
     The weight tiles are of this module's `output_layouts`.
 

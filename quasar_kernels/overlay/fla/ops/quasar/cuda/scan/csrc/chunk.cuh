@@ -19,7 +19,7 @@ __device__ __forceinline__ float exp2_of(float x) {
   return power;
 }
 
-// (1 - exp(-beta lambda)) / (lambda + 1e-8), by its series where the difference would cancel
+// (1 - exp(-beta lambda)) / (lambda + 1e-8), by a series where the difference would cancel
 __device__ __forceinline__ float step_size(float lambda, float beta) {
   const float x = beta * lambda;
   const float series = x * (1.f - x * (0.5f - x * (1.f / 6.f)));
@@ -29,22 +29,23 @@ __device__ __forceinline__ float step_size(float lambda, float beta) {
   return (x < 0.03f ? series : 1.f - power) * inverse;
 }
 
-// ---- step sizes: a policy for those that are read, and one for those computed from the keys ----
+// ---- step sizes: one policy reads them, the other computes them from the keys ----
 
-// Step sizes, and with decays log decays, of a chunk's tokens. Lane (g, c) holds those of token
-// g + 8 (c & 1): the step size, or where there are decays and c > 1 the log decay.
+// The step sizes and, in calls with decays, the log decays of a chunk's tokens. Lane (g, c) holds
+// one value of token g + 8 (c & 1): the log decay in calls with decays if c > 1, otherwise the
+// step size.
 struct ReadSteps {
   float value;
 
-  // of token g + 8 r; lambda, its |k|^2, is not used
+  // the step size of token g + 8 r; this policy ignores lambda = |k|^2
   __device__ __forceinline__ float size(int r, float) const {
     return __shfl_sync(ALL, value, r, 4);
   }
-  // in powers of two
+  // base 2
   __device__ __forceinline__ float log_decay(int r) const {
     return __shfl_sync(ALL, value, 2 + r, 4) * 1.44269504f;
   }
-  // a bound on the entries of the WY representation's matrix between unit keys
+  // an upper bound of the absolute entries of the WY representation's matrix for keys of length 1
   __device__ __forceinline__ float wy_bound(const float (&lambda)[2]) const {
     const float own = fmaxf(size(0, lambda[0]) * lambda[0], size(1, lambda[1]) * lambda[1]);
     return __uint_as_float(__reduce_max_sync(ALL, __float_as_uint(own)));
@@ -53,8 +54,8 @@ struct ReadSteps {
 
 // A segment's step sizes and log decays of one head, read from device memory one tile ahead.
 struct ReadStepSizes {
-  const float* at;    // of this lane's token of the segment's first chunk
-  int heads, tokens;  // of the segment, from that one on
+  const float* at;    // the value of this lane's token of the segment's first chunk
+  int heads, tokens;  // heads of the call; tokens of the segment from this lane's token on
 
   template <class Args>
   __device__ __forceinline__ ReadStepSizes(const Args& arg, const Segment& segment, int head,
@@ -65,13 +66,13 @@ struct ReadStepSizes {
     tokens = segment.tokens - own;
   }
 
-  // of the chunk at `token` of the segment, which may lie before or behind it
+  // those of the chunk that begins at `token` of the segment; zeros outside of the segment
   __device__ __forceinline__ ReadSteps of(int token) const {
     return {token >= 0 && token < tokens ? at[(i64)token * heads] : 0.f};
   }
 };
 
-// The same interfaces without memory: step sizes follow from a head's beta.
+// The same interfaces, computed from a head's beta.
 struct ComputedSteps {
   float beta;
 
@@ -96,7 +97,8 @@ struct ComputedStepSizes {
 using Steps = Select<READ_STEP, ReadSteps, ComputedSteps>;
 using StepSizes = Select<READ_STEP, ReadStepSizes, ComputedStepSizes>;
 
-// Bit masks over one packed 8 x 8 block: which of this lane's elements (g, 2c), (g, 2c+1) belong.
+// Bit masks over one 8 x 8 block, of which a lane has elements (g, 2c) and (g, 2c+1) in one
+// register: which of the two belong to a part of the block.
 struct BlockMasks {
   u32 one, pair_below, pair_above, four, eight;
 
@@ -110,14 +112,14 @@ struct BlockMasks {
   }
 };
 
-// Keys' products of one chunk: gram = K K^T, their norms, and step sizes.
+// One chunk's products of keys (gram = K K^T), their squared norms, and the roots of step sizes.
 struct ChunkKeys {
   float gram[2][4];
   float lambda[2], root[2];  // of tokens g and g + 8: |k|^2, and -sqrt(step size)
 };
 
-// d [16, 16] += a b^T, both 16 columns of 16 tokens, loaded at row_address: a quarter of an A
-// operand is a B operand of its transpose
+// d [16, 16] += a b^T. Both are 16 columns of 16 tokens, loaded at row_address. This works because
+// a quarter of an A operand is laid out as a B operand of its transpose.
 template <Scalar T>
 __device__ __forceinline__ void add_products(float (&d)[2][4], const u32 (&a)[4],
                                              const u32 (&b)[4]) {
@@ -128,12 +130,12 @@ __device__ __forceinline__ void add_products(float (&d)[2][4], const u32 (&a)[4]
   }
 }
 
-// fill the rest from gram
+// compute lambda and root from gram
 __device__ __forceinline__ void compute_step_sizes(ChunkKeys& out, const Steps& steps, int lane) {
   const int g = lane >> 2, owner = (lane & 28) | (g >> 1);
   const float low = g & 1 ? out.gram[0][1] : out.gram[0][0];
   const float high = g & 1 ? out.gram[1][3] : out.gram[1][2];
-  // the shuffles read the other lane's choice, and that lane has the same g
+  // a shuffle reads a lane with the same g, which has therefore chosen the right element
   out.lambda[0] = __shfl_sync(ALL, low, owner);
   out.lambda[1] = __shfl_sync(ALL, high, owner);
 #pragma unroll
@@ -144,7 +146,7 @@ __device__ __forceinline__ void compute_step_sizes(ChunkKeys& out, const Steps& 
   }
 }
 
-// Values of tokens g, g + 8 in `rows` -> those of this lane's columns 2c, 2c+1, 8+2c, 8+2c+1.
+// Values of tokens g and g + 8 -> those of the tokens 2c, 2c+1, 8+2c, 8+2c+1 of a lane's columns.
 __device__ __forceinline__ void rows_to_columns(const float (&rows)[2], float (&columns)[2][2],
                                                 int lane) {
 #pragma unroll
@@ -156,9 +158,10 @@ __device__ __forceinline__ void rows_to_columns(const float (&rows)[2], float (&
 
 // The diagonal 8 x 8 blocks of (I + M)^-1, M = strict_tril(-minus), in quarters 0 and 3 of A, and
 // transposed in At; minus [16, 16] is symmetric with a diagonal above -1. |inverse| <= 1 then, so
-// fp16 operands lose 2^-11 and never overflow. Blocks of 2 need no product; blocks of 4 and 8 join
-// by A <- A - A M_off A, which fills places that were zero, so packed values are joined by OR. The
-// two diagonal blocks share every product: as block diagonal A operand, and stacked as B operand.
+// fp16 operands lose 2^-11 and never overflow. Blocks of 2 need no product. Blocks of 4 and 8 are
+// joined by A <- A - A M_off A, which fills elements that were zero, so an OR of packed values adds
+// them. Each product computes both diagonal blocks: they are a block diagonal A operand, and
+// stacked a B operand.
 __device__ __forceinline__ void invert_blocks(const float (&minus)[2][4], const BlockMasks& mask,
                                               u32 (&A)[4], u32 (&At)[4]) {
   constexpr Scalar H = Scalar::fp16;
@@ -181,7 +184,7 @@ __device__ __forceinline__ void invert_blocks(const float (&minus)[2][4], const 
   }
 }
 
-// -(M_21 A_11)^T, packed: one more product with it gives the off-diagonal block
+// -(M_21 A_11)^T, packed. The product of A_22 with its transpose is the inverse's block (1, 0).
 __device__ __forceinline__ u32 corner(const float (&minus)[2][4], const u32 (&At)[4]) {
   constexpr Scalar H = Scalar::fp16;
   float x[4] = {};
@@ -202,12 +205,13 @@ __device__ __forceinline__ void invert(const float (&minus)[2][4], const BlockMa
   out[0][2] = joined[0], out[0][3] = joined[1], out[1][0] = out[1][1] = 0.f;
 }
 
-// ---- decays: a policy for calls with them, and an empty one for calls without ----
+// ---- decays: one policy for calls with decays, and an empty one for calls without ----
 
-// Running sums of a chunk's log decays, in powers of two.
+// Running sums of a chunk's log decays, base 2.
 struct RunningDecays {
-  float since[2], columns[2][2];  // of tokens g and g + 8, up to each token; the same by column
-  float whole;
+  float since[2];       // sums up to and including tokens g and g + 8
+  float columns[2][2];  // the same of the tokens of this lane's columns
+  float whole;          // the chunk's sum
 
   __device__ __forceinline__ RunningDecays(const ReadSteps& steps, int lane) {
     float low = steps.log_decay(0), high = steps.log_decay(1);
@@ -252,7 +256,7 @@ __device__ __forceinline__ void scale_columns(float (&d0)[4], float (&d1)[4], co
   }
 }
 
-// A lane's factors of a chunk: of columns of tokens.
+// The decay factors of the tokens of a lane's columns.
 struct LaneDecays {
   float4 before, after;
 
@@ -303,7 +307,7 @@ struct NoSharedDecays {
 
 using ChunkDecays = Select<DECAY, SharedDecays, NoSharedDecays>;
 
-// Base classes of a kernel's shared memory: the decays of some chunks, or nothing in no bytes.
+// Base classes of a kernel's shared memory: the decays of some chunks; empty in calls without.
 template <int CHUNKS>
 struct SharedDecaySlots {
   SharedDecays slots[CHUNKS];
@@ -336,7 +340,7 @@ __device__ __forceinline__ void compute_wy(ChunkKeys& at, const BlockMasks& mask
   scale_by_roots(out, at.root, columns);
 }
 
-// the blocks (0, 0), (0, 1) and (1, 1) of its transpose, packed; (1, 0) is zero
+// the transpose of the inverse: its blocks (0, 0), (0, 1) and (1, 1), packed; (1, 0) is zero
 __device__ __forceinline__ void invert_transposed(const float (&minus)[2][4],
                                                   const BlockMasks& mask, u32 (&out)[3]) {
   u32 A[4], At[4];

@@ -5,10 +5,10 @@
 // where A diag(a) is the WY representation's matrix (chunk.cuh). Rows of G and R are independent,
 // so each warp owns 16 rows and keeps them in registers.
 //
-// Precision: errors of G in directions that keys share little of persist over a whole segment.
-// Everything that G passes through therefore has 11 significant bits. Keys become fp16 after an
+// Precision: in directions in which keys have small components, errors of G persist over a whole
+// segment. All operands that affect G therefore have 11 significant bits. Keys become fp16 after an
 // exact division by a power of two of their own size; |G| <= 1 fits fp16, and so do Z and A a
-// between such keys. Only Y V has bf16 operands. Where keys are alike, Z is a small difference, and
+// between such keys. Only Y V has bf16 operands. If keys are alike, Z is a small difference, and
 // the 1 on the diagonal would leave too few digits for it. Each row of G is therefore stored as G -
 // I while it is closer to I's row than to 0, with Z = K^T + (G - I) K^T. Each row switches from G -
 // I to G when its diagonal drops below 1/2. This avoids cancellation early, when G is near I, and
@@ -23,7 +23,7 @@
 namespace quasar::scan {
 
 constexpr int MAP_WARPS = 4;
-// A tile has a chunk for each warp; in shared memory its panels of channels follow one another.
+// A tile has one chunk for each warp; in shared memory, its panels of channels are adjacent.
 constexpr u32 MAP_PANEL_BYTES = MAP_WARPS * CHUNK_BYTES;
 
 __device__ __forceinline__ u32 multiply_fp16(u32 a, u32 b) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ float power_of_two(int exponent) {
 template <Scalar T>
 __device__ __forceinline__ u32 scale_keys(u32 pair, float power) {
   float low, high;
-  if (T == Scalar::bf16) {  // exact as a pair too
+  if (T == Scalar::bf16) {  // exact also for pairs
     const u32 powers = __byte_perm(__float_as_uint(power), 0, 0x3232);
     unpack<T>(multiply_bf16(pair, powers), low, high);
     return pack<Scalar::fp16>(low, high);
@@ -55,7 +55,7 @@ __device__ __forceinline__ u32 scale_keys(u32 pair, float power) {
 
 // Powers of two of one chunk; [r] is of token g + 8 r.
 struct Scales {
-  float power[2], root[2];  // 2^-e with 1 <= |k| 2^-e < 2, and 2^e times -sqrt(step size)
+  float power[2], root[2];  // 2^-e with 1 <= |k| 2^-e < 2; -sqrt(step size) 2^e
   float descale;            // 1 / scale
 
   __device__ __forceinline__ Scales(const ChunkKeys& at, const Steps& steps) {
@@ -74,14 +74,14 @@ struct Scales {
   }
 };
 
-// ---- a prepared chunk's shared data: policies without and with decays ----
+// ---- the shared data of a prepared chunk: one policy without decays, one with ----
 
 // With keys k~ = 2^-e k, the products are Z = G K~^T, Y = Z wy / scale, G -= Y K~ and
 // R += Y diag(2^-e) V. `scale`, a power of two, brings the largest entry of `wy` near 1, so that
 // fp16 holds those of small keys.
 struct PlainPrepared {
-  uint4 wy[32];       // of a lane: three B operands of 2^e A diag(a) 2^e scale; -1 / scale, twice
-  u32 unscale[4][2];  // 2^-e / scale in bf16: of tokens 2c, 2c + 1, and of 2c + 8, 2c + 9
+  uint4 wy[32];       // per lane: three B operands of 2^e A diag(a) 2^e scale; -1 / scale, twice
+  u32 unscale[4][2];  // 2^-e / scale in bf16 of tokens 2c, 2c + 1 and 2c + 8, 2c + 9
 };
 
 struct DecayedPrepared {
@@ -114,7 +114,7 @@ __device__ __forceinline__ void store_unscale(DecayedPrepared& out, const Scales
   }
 }
 
-// A lane's factors; `log_decay_behind` is that of absorb_chunk.
+// A lane's `unscale`. With decays, `log_decay_behind` (see absorb_chunk) is applied and updated.
 __device__ __forceinline__ uint2 load_unscale(const PlainPrepared& chunk, float&, int lane) {
   return *(const uint2*)chunk.unscale[lane & 3];
 }
@@ -143,7 +143,7 @@ __device__ __forceinline__ u32 unscaled(float low, float high, const float4& u, 
   return pack_saturated<T>(low * (n ? u.z : u.x), high * (n ? u.w : u.y));
 }
 
-// `wy` and `unscale` from the chunk's products
+// computes `wy` and `unscale` from the chunk's products
 __device__ __forceinline__ void store_prepared(Prepared& out, ChunkKeys& at, const Scales& scales,
                                                const BlockMasks& mask, const Decays& decays,
                                                int lane) {
@@ -188,12 +188,12 @@ __device__ __forceinline__ void prepare_chunk(u32 chunk, const Steps& steps, con
   store_prepared(out, at, scales, mask, Decays(steps, lane), lane);
 }
 
-// 16 rows of -Y, as it multiplies scaled keys, and of Y, as it multiplies values
+// 16 rows of -Y scaled for the product with scaled keys, and of Y scaled for that with values
 struct Shares {
   u32 keys[4], values[4];
 };
 
-// Y from 16 rows of Z [., 16]; m and unscale are this lane's
+// Y from 16 rows of Z [., 16]; m and unscale are this lane's parts of the prepared chunk
 template <Scalar T, class Factors>
 __device__ __forceinline__ Shares apply_wy(const float (&Z)[2][4], const uint4& m,
                                            const Factors& unscale) {
@@ -201,7 +201,7 @@ __device__ __forceinline__ Shares apply_wy(const float (&Z)[2][4], const uint4& 
   float Y[2][4] = {};
   const u32 z[4] = {pack<H>(Z[0][0], Z[0][1]), pack<H>(Z[0][2], Z[0][3]), pack<H>(Z[1][0], Z[1][1]),
                     pack<H>(Z[1][2], Z[1][3])};
-  // the inverse is triangular: tokens 8..15 get nothing from tokens 0..7
+  // the matrix is triangular, so its block (1, 0) is zero
   mma<H>(Y[0], z, m.x, m.y);
   mma_half<H>(Y[1], z[2], z[3], m.z);
   Shares out;
@@ -223,13 +223,13 @@ __device__ __forceinline__ void pack_rows(u32 (&out)[4], const float (&rows)[8][
   out[3] = pack<H>(rows[2 * t + 1][2], rows[2 * t + 1][3]);
 }
 
-typedef Accumulators MapRows;  // 16 of G or R
+typedef Accumulators MapRows;  // 16 rows of G or R
 
-// For this lane's rows g and g + 8 of G: ALL where the row is stored as G - I, else 0.
+// For this lane's rows g and g + 8 of G: ALL if the row is stored as G - I, otherwise 0.
 typedef u32 NearIdentity[2];
 
-// 16 rows of a chunk's K~^T, zero where `near` is; `at` is row_address of their panel, ^ 32 t where
-// they are its t-th
+// 16 rows of a chunk's K~^T, masked by `near`. `at` is row_address of their panel, ^ 32 t for the
+// panel's t-th 16 rows.
 __device__ __forceinline__ void load_channels(float (&out)[2][4], u32 at,
                                               const NearIdentity& near) {
   u32 k[4];
@@ -239,8 +239,8 @@ __device__ __forceinline__ void load_channels(float (&out)[2][4], u32 at,
   unpack_columns<Scalar::fp16>(k, out);
 }
 
-// f(x, here) for the elements of rows g + 8 R that can be on the diagonal of G, and whether this
-// lane's is, if the warp's first row is `row`
+// Calls f(x, here) for each element of rows g + 8 R that can be on the diagonal of G; `here` says
+// whether this lane's element is, if the warp's first row is `row`.
 template <int R, class Rows, class F>
 __device__ __forceinline__ void for_diagonal(Rows& G, int row, int lane, const F& f) {
   const int odd = lane >> 2 & 1;
@@ -254,7 +254,7 @@ __device__ __forceinline__ void for_diagonal(Rows& G, int row, int lane, const F
     }
 }
 
-// Switches rows g + 8 R from G - I to G where their diagonal is at most `bound`.
+// Switches rows g + 8 R from G - I to G if their diagonal element is at most `bound`.
 template <int R>
 __device__ __forceinline__ void switch_rows(MapRows& G, NearIdentity& near, float bound, int row,
                                             int lane) {
@@ -269,7 +269,7 @@ __device__ __forceinline__ void switch_rows(MapRows& G, NearIdentity& near, floa
   if (leaves) near[R] = 0;
 }
 
-// whether the magnitudes in each of these rows of G sum to less than `bound`
+// whether in each of these rows of G the sum of magnitudes is less than `bound`
 __device__ __forceinline__ bool is_below(const MapRows& G, float bound) {
   float sums[2] = {};
   for_each_element([&](int p, int m, int e) { sums[e >> 1] += fabsf(G[p][m][e]); });
@@ -278,14 +278,14 @@ __device__ __forceinline__ bool is_below(const MapRows& G, float bound) {
     sums[r] += __shfl_xor_sync(ALL, sums[r], 1);
     sums[r] += __shfl_xor_sync(ALL, sums[r], 2);
   }
-  return sums[0] < bound && sums[1] < bound;  // NaN is not
+  return sums[0] < bound && sums[1] < bound;  // false for NaN
 }
 
-// Updates 16 rows of G and R with one prepared chunk. Rows of G that are `near` hold G - I; there
-// are such rows only if ANY_NEAR. `own` is the address of the same rows of K~^T for load_channels.
+// Updates 16 rows of G and R with one prepared chunk. The `near` rows are stored as G - I; there are
+// such rows only if ANY_NEAR. `own` is the address of the same rows of K~^T for load_channels.
 // On Hopper the update of R runs asynchronously; finish_rows waits for it. A decay is a factor of
 // all of G, so G is stored without it, and `log_decay_behind` is the logarithm (base 2) of the
-// decay over the chunks behind this one.
+// decay over the chunks after this one.
 template <Scalar T, bool ANY_NEAR>
 __device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, const NearIdentity& near,
                                              u32 keys, u32 own, u32 values, const Prepared& chunk,

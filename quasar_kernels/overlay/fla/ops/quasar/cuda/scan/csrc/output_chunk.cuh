@@ -17,8 +17,8 @@
 
 namespace quasar::scan {
 
-// A chunk's keys and queries in shared memory: for each panel of their channels a tile of 16 rows
-// of keys and, behind it, one of 16 rows of queries.
+// A chunk's keys and queries in shared memory: for each panel of channels, a tile of 16 rows of
+// keys, followed by a tile of 16 rows of queries.
 struct KeysQueries {
   static constexpr int BYTES = PANELS * 2 * CHUNK_BYTES;
   u32 address;
@@ -27,7 +27,7 @@ struct KeysQueries {
   __device__ __forceinline__ u32 queries(int panel) const { return keys(panel) + CHUNK_BYTES; }
 };
 
-// Fragments of a lower triangular matrix [16, 16]: its left half, and the lower right block.
+// Fragments of a lower triangular matrix [16, 16]: its left half, and its lower right block.
 struct Triangle {
   float4 left[32];
   float2 corner[32];
@@ -39,7 +39,7 @@ __device__ __forceinline__ void store_triangle(Triangle& out, const float (&x)[2
   out.corner[lane] = make_float2(to_tf32(x[1][2]), to_tf32(x[1][3]));
 }
 
-// d += x triangle^T in tf32; tokens 0..7 of d get nothing from tokens 8..15 of x
+// d += x triangle^T in tf32; the triangle's block (0, 1) is zero
 __device__ __forceinline__ void multiply(float (&d0)[4], float (&d1)[4], const float (&x0)[4],
                                          const float (&x1)[4], float4 left, float2 corner) {
   mma_tf32(d0, x0, left.x, left.y);
@@ -47,7 +47,8 @@ __device__ __forceinline__ void multiply(float (&d0)[4], float (&d1)[4], const f
   mma_tf32(d1, x1, corner.x, corner.y);
 }
 
-// -V'^T = D^T wy^T += D = V - K S, of 16 columns: values as load_columns loads them, and -S^T K^T
+// d += (V - K S)^T wy^T, which is -V'^T, for 16 columns, from the values of load_columns and from
+// read = -S^T K^T.
 template <Scalar T>
 __device__ __forceinline__ void add_values(float (&d)[2][4], const u32 (&values)[4],
                                            const float (&read0)[4], const float (&read1)[4],
@@ -91,7 +92,7 @@ __device__ __forceinline__ void prepare_chunk(KeysQueries chunk, const Steps& st
   store_triangle(wy, wy_matrix, lane);
 }
 
-// x as the sum of two operands' tiles
+// x as the sum of two operands
 template <Scalar T>
 __device__ __forceinline__ void split(const float (&x)[2][4], u32 (&high)[4], u32 (&low)[4]) {
   pack_tiles<T>(high, x[0], x[1]);
@@ -104,7 +105,7 @@ __device__ __forceinline__ void split(const float (&x)[2][4], u32 (&high)[4], u3
   }
 }
 
-typedef Accumulators StateColumns;  // 16 of -S, transposed: tiles hold keys' channels
+typedef Accumulators StateColumns;  // 16 columns of -S, transposed: tiles hold keys' channels
 
 // read = -S^T [K^T, Q^T]: two tiles of tokens each
 template <Scalar T, int BLOCKS>
@@ -157,8 +158,8 @@ __device__ __forceinline__ void read_state(const StateColumns (&state)[BLOCKS],
     }
 }
 
-// state -= V'^T K, V' as the sum of two operands. On Hopper they run asynchronously; finish_state
-// waits.
+// state -= V'^T K, with V' as the sum of two operands. On Hopper the products are asynchronous, and
+// finish_state waits for them.
 template <Scalar T, int BLOCKS>
 __device__ __forceinline__ void write_state(StateColumns (&state)[BLOCKS],
                                             const u32 (&high)[BLOCKS][4],
@@ -206,7 +207,7 @@ __device__ __forceinline__ void finish_state(StateColumns (&state)[BLOCKS]) {
 // a warp's largest magnitude; NaN counts as infinite
 template <int BLOCKS>
 __device__ __forceinline__ float largest(const StateColumns (&state)[BLOCKS]) {
-  u32 most = 0;  // magnitudes compare as integers do
+  u32 most = 0;  // magnitudes are ordered like their bits
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b)
     for_each_element([&](int p, int m, int e) {
@@ -215,7 +216,7 @@ __device__ __forceinline__ float largest(const StateColumns (&state)[BLOCKS]) {
   return __uint_as_float(min(__reduce_max_sync(ALL, most), 0x7f800000u));
 }
 
-// Stores 16 columns of a chunk's o, from -O^T, in place of its values; `at` is row_address there.
+// Overwrites 16 columns of a chunk's values by o, from -O^T; `at` is their row_address.
 template <Scalar T>
 __device__ __forceinline__ void store_output(u32 at, float scale, float (&left)[4],
                                              float (&right)[4], int lane) {
@@ -233,7 +234,7 @@ __device__ __forceinline__ void store_output(u32 at, float scale, float (&left)[
                : "r"(at), "r"(x[0]), "r"(x[2]), "r"(x[1]), "r"(x[3])
                : "memory");
 #else
-  // lane l of stmatrix gives the row address of matrix l / 8: tokens 0..7, 8..15, for both halves
+  // as in stmatrix, lane l has the row address of matrix l / 8: tokens 0..7, 8..15, of both halves
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const u32 row = __shfl_sync(ALL, at, 8 * i + (lane >> 2));
@@ -245,8 +246,8 @@ __device__ __forceinline__ void store_output(u32 at, float scale, float (&left)[
 #endif
 }
 
-// Updates 16 * BLOCKS state columns with one chunk, and writes its o in place of its values;
-// `values` is row_address there, at the first of the columns.
+// Updates 16 * BLOCKS state columns with one chunk, and overwrites its values by o. `values` is
+// their row_address at the first column.
 template <Scalar T, int BLOCKS>
 __device__ __forceinline__ void walk_chunk(StateColumns (&state)[BLOCKS], KeysQueries chunk,
                                            u32 values, const Triangle& wy, const Triangle& scores,

@@ -14,9 +14,9 @@
 // Shared memory (gated_rows.cuh): a pipeline of WEIGHT_STAGES weight tiles; for each consumer one
 // tile of narrow and a pipeline of CHUNKS heads of o.
 //
-// No consumer runs further ahead than the weight pipeline is deep, which is far less than the time
-// of a tile's norms. All consumers therefore compute norms at about the same time, two warps a
-// scheduler, and then multiply.
+// A consumer can run ahead of the other only by the depth of the weight pipeline, which is far less
+// than the time of a tile's norms. All consumers therefore compute norms at about the same time, two
+// warps per scheduler, and then multiply.
 //
 // The last product's operands are fp16 for any dtype of o, narrow and y: bf16 operands would each
 // add as much error as y's own rounding. A norm over 64 channels is at most 8, far within fp16's
@@ -51,15 +51,15 @@ __device__ __forceinline__ float rsqrt_fast(float x) {
   return y;
 }
 
-// True, but unknown to the compiler. Code behind this branch is computed there: without the branch
-// ptxas delays parts of it until the product needs them, and spills registers.
+// True, but unknown to the compiler. The branch fixes the place of its code: without it, ptxas delays
+// parts of the code until the product needs them, and spills registers.
 __device__ __forceinline__ bool always() {
   u32 rows;
   asm volatile("mov.u32 %0, %%nctaid.z;" : "=r"(rows));
   return rows == 1;
 }
 
-constexpr Scalar OPERAND = Scalar::fp16;  // of the last product
+constexpr Scalar OPERAND = Scalar::fp16;  // operands of the last product
 
 template <Scalar T>
 struct Consumer {
@@ -68,7 +68,7 @@ struct Consumer {
   const int consumer, lane;
   PipelineConsumer<WEIGHT_STAGES> weights;
   PipelineState<CHUNKS> state;
-  u64 gate_tile;        // of two heads
+  u64 gate_tile;        // the current weight tile, for two heads
   u32 a[4 * HEADS][4];  // the token tile: a head is 4 operands [64, 16]; o, then the gated norm
 
   __device__ __forceinline__ Consumer(const OutputArguments& arg, OutputShared& shared,
@@ -79,7 +79,7 @@ struct Consumer {
         lane(threadIdx.x & 31),
         weights(shared.pipeline) {}
 
-  // the next chunk, as operands
+  // loads the next chunk as operands
   __device__ __forceinline__ void load_chunk(u32 (*out)[4]) {
     wait_barrier(shared_address(&shared.full[consumer][state.stage]), state.parity);
     const u32 rows = shared_address(shared.chunks[consumer][state.stage]) +
@@ -127,7 +127,7 @@ struct Consumer {
                                             const float (&scale)[2]) {
     const float* bias = shared.bias + h * S + 2 * (lane & 3);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {  // tiles of 8 channels, of which this lane has 2 neighbours
+    for (int j = 0; j < 8; ++j) {  // tiles of 8 channels, of which this lane has 2 adjacent ones
       const float2 b = *(const float2*)(bias + 8 * j);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -143,7 +143,7 @@ struct Consumer {
     }
   }
 
-  // the tile's A operand, in state
+  // computes the tile's A operand in `a`
   __device__ __forceinline__ void gate_and_norm(u32 parity) {
     float gate[2][8][4], scale[2];
     wait_barrier(shared_address(&shared.narrow_full[consumer]), parity);
@@ -168,7 +168,7 @@ struct Consumer {
     if (lane == 0) arrive(shared_address(&shared.narrow_empty[consumer]));
   }
 
-  // 16 bytes a lane, 64 consecutive ones a row
+  // 16 bytes per lane; 64 consecutive bytes per row
   __device__ __forceinline__ void store(const float (&d)[16][4], i64 row, int tile) const {
     const i64 stride = (i64)arg.tiles * (2 * WEIGHT_TILE_ROWS);
     char* to = (char*)arg.y + row * stride + tile * (2 * WEIGHT_TILE_ROWS) + 16 * (lane & 3);
@@ -230,7 +230,7 @@ __device__ __forceinline__ void gated_output(const OutputArguments& arg) {
     warpgroup_reg_alloc<240>();
     Consumer<T>(arg, shared, consumer).run();
   }
-  cluster_sync();  // a block must not leave while the other may still write or report to it
+  cluster_sync();  // a block must not exit while the other may still access its shared memory
 }
 
 QUASAR_LAUNCH(gated_output, BLOCK_THREADS, sizeof(OutputShared), OutputArguments)

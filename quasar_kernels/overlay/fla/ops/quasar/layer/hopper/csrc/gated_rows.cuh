@@ -10,7 +10,7 @@ namespace quasar::layer {
 
 constexpr int HEADS = 8, WIDTH = HEADS * S;          // channels of o
 constexpr int GATE_WEIGHT_TILES = HEADS / 2;         // a weight tile holds two heads
-constexpr int WEIGHT_STAGES = 9, CHUNKS = 4;         // as much as shared memory holds
+constexpr int WEIGHT_STAGES = 9, CHUNKS = 4;         // the most that fits in shared memory
 constexpr int ROWS_BYTES = TILE_TOKENS * ROW_BYTES;  // of a chunk
 
 // mirrored by program.py
@@ -19,8 +19,8 @@ struct OutputArguments {
   const float* bias;     // [WIDTH]
   void* y;               // [T, 128 * tiles]
   i64 T, narrow_stride;  // elements
-  int tiles, row_tiles;  // of 128 outputs, and those that a row of the grid computes
-  int steps;             // tiles of 64 tokens that each consumer takes
+  int tiles, row_tiles;  // tiles of 128 outputs; tiles of one grid row
+  int steps;             // tiles of 64 tokens of each consumer
   float eps;
 };
 
@@ -35,11 +35,11 @@ struct OutputShared {
 
 // ---- rows of narrow and o, copied by one producer warp for each consumer ----
 
-// 128 bytes of each of 64 rows `pitch` bytes apart, whose last is repeated; by one warp
+// One warp copies 128 bytes of each of 64 rows, `pitch` bytes apart. Rows after `last` repeat it.
 __device__ __forceinline__ void copy_rows(u32 to, const char* from, int pitch, int last) {
   const int lane = threadIdx.x & 31, first = lane >> 3, piece = lane & 7;
   from += 16 * piece;
-  to += first * ROW_BYTES + ((piece ^ first) << 4);  // the same state 8 rows further
+  to += first * ROW_BYTES + ((piece ^ first) << 4);  // the swizzle repeats after 8 rows
 #pragma unroll 2
   for (int row = first; row < TILE_TOKENS; row += 8) {
     copy16(to, from + min(row, last) * pitch);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void copy_rows(u32 to, const char* from, int pitch, i
   }
 }
 
-// One warp: the rows of its consumer's tiles.
+// One warp copies the rows of its consumer's tiles.
 __device__ __forceinline__ void produce_rows(const OutputArguments& arg, OutputShared& shared,
                                              int consumer) {
   const int pitch = 2 * (int)arg.narrow_stride;

@@ -13,12 +13,12 @@ namespace quasar::layer {
 // Multiplies by the pipeline's next weight tiles, one for each 64 inputs (4 operands) of a; TILES
 // is 16 for weight tiles of 128 rows and 8 for weight tiles of 64. A weight tile is released while
 // the next is multiplied. A pipeline with as many stages as weight tiles is always at stage 0 here.
-// Where a lacks the last 64 inputs, `last` is the descriptor of the tile that holds them.
+// If the last 64 inputs are in shared memory instead of a, `last` is the descriptor of their tile.
 template <Scalar T, int TILES, int OPERANDS, int STAGES, class... Last>
 __device__ __forceinline__ void product(float (&d)[TILES][4], const u32 (&a)[OPERANDS][4],
                                         PipelineConsumer<STAGES>& weights, Last... last) {
   constexpr int INPUTS = OPERANDS + 4 * sizeof...(Last);
-  if (4 * STAGES == INPUTS) weights.held = weights.place.stage = 0;  // makes stages constants
+  if (4 * STAGES == INPUTS) weights.held = weights.place.stage = 0;  // so that stages are constants
 #pragma unroll
   for (int t = 0; t < INPUTS; t += 4) {
     const u64 b = weights.next();
@@ -51,8 +51,8 @@ __device__ __forceinline__ float tanh_fast(float x) {
   return y;
 }
 
-// Write an accumulator [64, 8 * TILES], by pack_finite, to shared memory, in rows of `pitch` bytes.
-// The pitch is an odd number of 16-byte pieces, so that rows lie in different banks.
+// Writes an accumulator [64, 8 * TILES], by pack_finite, to shared memory, in rows of `pitch` bytes.
+// The pitch is an odd number of 16-byte pieces, so that rows are in different banks.
 template <Scalar T, int TILES>
 __device__ __forceinline__ void store_tiles(u32 to, u32 pitch, const float (&d)[TILES][4]) {
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;

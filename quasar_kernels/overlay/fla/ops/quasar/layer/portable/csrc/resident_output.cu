@@ -168,7 +168,7 @@ __device__ __forceinline__ void gate_and_norm(Held& held, const OutputArguments&
                                               int group, WeightStream<OutputOrder>& weights) {
 #pragma unroll
   for (int i = 0; i < SHARED_HEADS; ++i) load_head(held + 4 * i, arg, tile, head_of(group, i));
-  operands_sync();  // nobody reads the tile before any more
+  operands_sync();  // all warps have read the previous tile
 #pragma unroll
   for (int i = 0; i < SHARED_HEADS; ++i) {
     compute_head<T>(held + 4 * i, arg, tile, head_of(group, i), i, weights);

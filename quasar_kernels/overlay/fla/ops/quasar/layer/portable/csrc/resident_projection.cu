@@ -107,12 +107,12 @@ __device__ __forceinline__ void load_tokens(const ProjectionArguments& arg, cons
   }
 }
 
-// The block's tile as operands: each group loads the held ones, and half of the others.
+// Loads the block's tile as operands: each group its own registers, and half of the shared ones.
 template <Scalar T>
 __device__ __forceinline__ void load_tile(Held& held, const ProjectionArguments& arg,
                                           ProjectionShared& shared, const Tile& tile, int group) {
   constexpr int SHARE = (OPERANDS - HELD) / GROUPS;
-  operands_sync();  // nobody reads the tile before any more
+  operands_sync();  // all warps have read the previous tile
   load_tokens<T, SHARE, 8>(arg, tile, HELD + SHARE * group, [&](int i, int m, const u32(&a)[4]) {
     store_operand(shared.inputs[SHARE * group + i][warp_index()][m], a);
   });

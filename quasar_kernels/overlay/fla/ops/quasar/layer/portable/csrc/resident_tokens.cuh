@@ -114,12 +114,12 @@ struct WeightStream {
     commit_loads();
   }
 
-  // Returns the address of the next piece, whose number is given; waits for it if it is the first of
-  // its batch, and starts loading another batch.
+  // Returns the address of the next piece, `number`. If it is the first of its batch, waits for the
+  // batch and starts loading another one.
   __device__ __forceinline__ u32 next(int number) {
     if (number % BATCH == 0) {
       wait_loads<STAGES / BATCH - 2>();
-      group_sync(group);  // copies have arrived, and nobody reads the batch before any more
+      group_sync(group);  // copies have arrived, and all warps have read the previous batch
       load(stage == 0 ? STAGES - BATCH : stage - BATCH);
     }
     const u32 arrived = own + stage * PIECE_BYTES - 16 * (threadIdx.x % GROUP_THREADS);

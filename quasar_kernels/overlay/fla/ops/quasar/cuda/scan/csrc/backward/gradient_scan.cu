@@ -1,10 +1,10 @@
 // The scan of the backward pass, from a sequence's last segment to its first: d_states[n] <-
-// maps[n]^T d_states[n + 1] + d_states[n], which replaces what a segment adds to the state's
+// maps[n]^T d_states[n + 1] + d_states[n], which replaces a segment's addition to the state's
 // gradient by the gradient before that segment, in fp32.
 //
 // Grid: (sequences * heads, S / COLUMNS), as in segment_scan.cu: a block keeps COLUMNS columns in
-// shared memory, each warp owns 16 rows, and a cp.async pipeline prefetches the maps (wide ones in
-// PARTS, by rows). The maps have tf32's digits. The gradient enters the products as the sum of two
+// shared memory, each warp owns 16 rows, and a cp.async pipeline prefetches the maps (for heads of
+// 128 in PARTS of rows). The maps have the precision of tf32. The gradient enters the products as the sum of two
 // tf32 operands, because the digits that one operand drops from a large gradient may be all of a
 // small gradient in an earlier segment.
 
@@ -13,7 +13,7 @@
 namespace quasar::scan {
 
 constexpr int COLUMNS = 8, STAGES = 4, SCAN_WARPS = S / 16, SCAN_THREADS = 32 * SCAN_WARPS;
-constexpr int PARTS = PANELS * PANELS, HEIGHT = S / PARTS;  // of a map that is copied at once
+constexpr int PARTS = PANELS * PANELS, HEIGHT = S / PARTS;  // a map's parts; rows of a part
 
 struct GradientScanShared {
   float map[STAGES][HEIGHT][S];  // 32-byte pieces, swizzled by row / 2
@@ -47,8 +47,7 @@ __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
       const float* from =
           maps - n / PARTS * stride + (n % PARTS * HEIGHT + from_row) * S + from_column;
 #pragma unroll
-      for (int i = 0; i < HEIGHT / COPY_ROWS;
-           ++i)  // COPY_ROWS rows further store_state the permutation
+      for (int i = 0; i < HEIGHT / COPY_ROWS; ++i)  // the swizzle repeats after COPY_ROWS rows
         copy16(map_to + n % STAGES * sizeof(shared.map[0]) + i * COPY_ROWS * S * 4,
                from + i * COPY_ROWS * S);
       if (n % PARTS == 0)
@@ -70,7 +69,7 @@ __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
   const float entering[4] = {upper.x, upper.y, lower.x, lower.y};
   store_state(0, entering);
 
-  // rows 2 c and 2 c + 1 of every 8 have one permutation
+  // rows 2 c and 2 c + 1 of every 8 have the same swizzle
   const float* place = &shared.map[0][2 * c][row ^ c << 3];
   const float* place_below = &shared.map[0][2 * c][(row + 8) ^ c << 3];
   for (int n = 0; n < steps; ++n) {
@@ -88,7 +87,7 @@ __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
         const float map[4] = {place[at], place[at + S], place_below[at], place_below[at + S]};
         const float2 s = *(const float2*)(state + part * HEIGHT + 8 * t);
         const float high[2] = {round_tf32(s.x), round_tf32(s.y)};
-        mma_tf32(x, map, high[0], high[1]);  // two chains, half as long
+        mma_tf32(x, map, high[0], high[1]);  // two independent chains of products
         mma_tf32(y, map, s.x - high[0], s.y - high[1]);
       }
     }

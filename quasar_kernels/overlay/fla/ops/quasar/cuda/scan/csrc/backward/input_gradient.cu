@@ -1,28 +1,29 @@
 // The gradients of q and k, and of beta, for one tile of S tokens of one head.
 //
 // Grid: one block for each tile of S tokens and head; heads are adjacent in the grid. A warpgroup
-// handles 64 tokens, 16 a warp (two warpgroups for heads of 128). A block reads V' and dv, the
-// state S before its tile and its gradient dS behind it, all of which state_checkpoint.cu and
-// state_gradient.cu have stored, so all tiles run in parallel. With dP = tril(dO V'^T) and N =
+// handles 64 tokens, 16 per warp (two warpgroups for heads of 128). A block reads V', dv, the state
+// S before its tile and the state's gradient dS after it. state_checkpoint.cu and state_gradient.cu
+// have stored these, so all tiles run in parallel. With dP = tril(dO V'^T) and N =
 // strict_tril(dv V'^T),
 //   dQ = dO S^T + dP K
 //   dK = V' dS^T - dv S^T + dP^T Q - (N + N^T) K + 2 K diag(dlambda),
-// where dlambda follows from da_t = dv_t V'_t / a_t^2: V'_t = a_t (v_t - S_(t-1)^T k_t) is the only
-// place where a_t enters. Where step sizes are read, da is their gradient. With decays each product
-// is weighted by the decay between its two tokens; tile_decays.cuh has these and their gradients.
+// where dlambda follows from da_t = dv_t V'_t / a_t^2, because a_t only enters V'_t =
+// a_t (v_t - S_(t-1)^T k_t). If step sizes are inputs, da is their gradient. With decays each
+// product is weighted by the decay between its two tokens; tile_decays.cuh computes these and their
+// gradients.
 //
-// Prologue: two groups of copies, first those that dQ needs. The main part has no loop over tiles.
-// Epilogue: dQ and dK overwrite S and dS in shared memory and are copied out from there.
+// Prologue: two groups of copies, first the operands of dQ. There is no loop over tiles. Epilogue:
+// dQ and dK overwrite S and dS in shared memory and are copied to device memory from there.
 //
 // Shared memory: seven [S, S] matrices in 16 bits: q, k, dO, V', dv, S and dS.
 //
-// Precision: where keys are alike, dP K is a small difference of large terms, so dP enters it as
-// the sum of two operands.
+// Precision: if keys are alike, dP K is a small difference of large terms, so dP enters it as the
+// sum of two operands.
 
 #include "tile_decays.cuh"
 #include "tile_products.cuh"
 
-// a tile of heads of 128 needs the shared memory of Hopper
+// for heads of 128, a tile fits into the shared memory of Hopper only
 #if QUASAR_WGMMA || QUASAR_HEAD == 64
 
 namespace quasar::scan {
@@ -55,8 +56,8 @@ __device__ __forceinline__ void step_size_slopes(float lambda, float beta, float
   by_beta = decay * ratio;
 }
 
-// dK += 2 K diag(dlambda); returns what this lane's rows add to beta's gradient. d_values are
-// dv V'^T's diagonal, K lies at `k`.
+// dK += 2 K diag(dlambda); returns the contribution of this lane's rows to beta's gradient.
+// d_values is the diagonal of dv V'^T; K is at `k`.
 template <Scalar T>
 __device__ __forceinline__ float add_step_sizes(Rows64 (&dK)[PANELS], const float (&d_values)[2],
                                                 u32 k, int row, const ComputedSteps& steps,
@@ -82,7 +83,7 @@ __device__ __forceinline__ float add_step_sizes(Rows64 (&dK)[PANELS], const floa
     const float a = steps.size(r, lambda[r]);
     float by_lambda, by_beta;
     step_size_slopes(lambda[r], steps.beta, by_lambda, by_beta);
-    const float da = a > 0.f ? d_values[r] / a / a : 0.f;  // of zero keys nothing depends on a
+    const float da = a > 0.f ? d_values[r] / a / a : 0.f;  // for a zero key, a has no effect
     factor[r] = 2.f * da * by_lambda;
     d_beta += da * by_beta;
   }
@@ -105,8 +106,8 @@ struct TileOperands {
   u32 q, k, d_o, v_new, dv, state, d_state;
 };
 
-// dQ of the 64 tokens of this warpgroup, the row-th, packed. With decays, `reads` becomes q . dQ of
-// this lane's tokens, without a token's read of its own write; `queries_arrive` waits for q.
+// dQ of this warpgroup's 64 tokens, the row-th ones, packed. With decays, `reads` becomes q . dQ of
+// this lane's tokens without each token's read of its own write. `queries_arrive` waits for q.
 template <Scalar T, class Row, class Arrive>
 __device__ __forceinline__ void compute_query_gradient(OperandRows& out, const TileOperands& tile,
                                                        const TileDecays* decays, float (&reads)[2],
@@ -154,8 +155,9 @@ __device__ __forceinline__ void load_values(OperandRows& out, const TileOperands
 }
 
 // Adds all remaining products to dK, which holds -dv S^T, and sets d_values to the rows' dv . V'.
-// With decays `reads`, which holds q . dQ, becomes the reads of earlier tokens minus the writes for
-// later ones, and `passes` the writes for tokens behind the tile, each of this lane's tokens.
+// With decays, for each of this lane's tokens: `reads`, which holds q . dQ, becomes the reads of
+// earlier tokens minus the writes for later ones (tile_decays.cuh), and `passes` the writes for
+// tokens after the tile.
 template <Scalar T, class Row>
 __device__ __forceinline__ void add_key_gradient(Rows64 (&dK)[PANELS], float (&d_values)[2],
                                                  const TileOperands& tile, const TileDecays* decays,
@@ -224,8 +226,8 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   InputShared& shared = *(InputShared*)raw;
   const int head = blockIdx.x % arg.heads, lane = threadIdx.x & 31;
   const int index = blockIdx.x / arg.heads / arg.parts, tile = blockIdx.x / arg.heads % arg.parts;
-  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
-  const int row = S == 64 ? 0 : warp / 4;                  // this warpgroup's 64 rows
+  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // the compiler knows that it is uniform
+  const int row = S == 64 ? 0 : warp / 4;                  // index of this warpgroup's 64 rows
   const Segment segment = find_segment(arg, index);
   const int first = tile * S, left = segment.tokens - first;
   if (left <= 0) {
@@ -233,7 +235,7 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
     return;
   }
   const Steps steps = StepSizes(arg, segment, head, lane).of(first + warp * CHUNK);
-  const i64 entry = entry_of(arg, segment, head, first);  // where step sizes are read
+  const i64 entry = entry_of(arg, segment, head, first);  // offset of step sizes and decays
   TileDecays* const decays = shared.pointer();            // null without decays
   if constexpr (DECAY) fill_decays(*decays, arg.decay + entry, arg.heads, left);
   const i64 own = (segment.sequence * arg.heads + head) * S * S;
@@ -243,8 +245,8 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
                            shared_address(shared.dv),     shared_address(shared.state),
                            shared_address(shared.d_state)};
 
-  // Prologue. On Hopper one warp copies for all, elsewhere each warp its own chunk. The operands of
-  // dQ come first.
+  // Prologue. On Hopper one warp copies everything, on other GPUs each warp copies its chunk. The
+  // operands of dQ come first.
   const Pipeline<2> pipeline{shared_address(shared.full)};
   if (threadIdx.x == 0) pipeline.init(1);
   __syncthreads();
@@ -298,8 +300,8 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
   };
   OperandRows rows;
   float reads[2], passes[2];
-  // Rows known at compile time are faster if the instruction cache holds the code of both, which
-  // with decays it does not.
+  // A row index known at compile time is faster, unless the code of both rows exceeds the
+  // instruction cache, as with decays.
   const bool lower = S > 64 && row > 0;  // the same in a warpgroup
   if constexpr (DECAY) {
     compute_query_gradient<T>(rows, at, decays, reads, all_arrive, arg.scale, row, warp, lane);
@@ -352,7 +354,7 @@ __device__ __forceinline__ void input_gradient(const GradientArguments& arg,
 #pragma unroll
   for (int p = 0; p < PANELS; ++p) pack_entries<T, Mask::all>(rows[p], dK[p], 1.f, 0, warp, lane);
   if constexpr (!READ_STEP) {
-    // a row's four lanes have the same value: one of them counts
+    // the four lanes of a row have the same value, so only one is added
     d_beta = lane & 3 ? 0.f : d_beta;
 #pragma unroll
     for (int i = 4; i < 32; i *= 2) d_beta += __shfl_xor_sync(ALL, d_beta, i);

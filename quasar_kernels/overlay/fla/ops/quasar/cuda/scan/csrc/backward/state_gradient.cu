@@ -7,12 +7,12 @@
 // matrices are transposed, as in output_chunk.cuh. Over a segment this is an affine map whose
 // matrix is the transpose of the forward pass's. state_gradient_map starts from zero and computes
 // the map's offset; after the scan over segments (gradient_scan.cu), state_gradient starts from the
-// true gradient behind the segment, writes dv, and stores checkpoints of dS in the rows of dk.
+// true gradient after the segment, writes dv, and stores checkpoints of dS in the rows of dk.
 //
 // Shared memory: two stages of keys and queries, two of dO (dv overwrites it), one set of
 // triangular matrices.
 //
-// Precision: where keys are alike, P^T dO + K dS is a small difference, so dS enters it as the sum
+// Precision: if keys are alike, P^T dO + K dS is a small difference, so dS enters it as the sum
 // of two operands. The map uses one operand: its errors in such directions decay within some
 // chunks.
 
@@ -20,7 +20,7 @@
 
 namespace quasar::scan {
 
-// Fragments of an upper triangular matrix [16, 16]: its upper half, and the lower right block.
+// Fragments of an upper triangular matrix [16, 16]: its upper half, and its lower right block.
 struct UpperTriangle {
   float4 upper[32];
   float2 corner[32];
@@ -44,7 +44,7 @@ __device__ __forceinline__ void store_triangle(UpperTriangle& out, const float (
   out.corner[lane] = make_float2(to_tf32(x[1][2]), to_tf32(x[1][3]));
 }
 
-// d += x triangle^T in tf32; tokens 8..15 of d get nothing from tokens 0..7 of x
+// d += x triangle^T in tf32; the triangle's block (1, 0) is zero
 __device__ __forceinline__ void multiply_upper(float (&d)[2][4], const float (&x)[2][4],
                                                float4 upper, float2 corner) {
   mma_tf32(d[0], x[0], upper.x, upper.y);
@@ -52,7 +52,7 @@ __device__ __forceinline__ void multiply_upper(float (&d)[2][4], const float (&x
   mma_tf32(d[0], x[1], upper.z, upper.w);
 }
 
-// both triangles of this warp's chunk
+// computes both triangles of this warp's chunk
 template <Scalar T>
 __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const Steps& steps,
                                                  float scale, const BlockMasks& mask,
@@ -96,7 +96,7 @@ __device__ __forceinline__ void prepare_gradient(u32 keys, u32 queries, const St
   store_triangle(wy, wy_matrix, lane);
 }
 
-// Updates the columns of dS with one chunk, and unless MAP writes its dv in place of its dO.
+// Updates the columns of dS with one chunk; unless MAP, overwrites its dO by its dv.
 template <Scalar T, bool MAP>
 __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 queries, u32 outputs,
                                              const UpperTriangle& wy, const UpperTriangle& scores,
@@ -159,7 +159,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
   GradientShared& shared = *(GradientShared*)raw;
   const int unit = blockIdx.x / PANELS, panel = blockIdx.x % PANELS;
   const int head = unit % arg.heads, lane = threadIdx.x & 31;
-  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // known to be the same in all lanes
+  const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // the compiler knows that it is uniform
   const Segment segment = find_segment(arg, unit / arg.heads);
   if (MAP && segment.is_first) return;  // nothing comes before a sequence's first segment
   const StepSizes steps(arg, segment, head, lane);
@@ -182,7 +182,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
   }
   __syncthreads();
 
-  // step s takes the tile that is s-th from the end
+  // step s processes the s-th tile from the end
   auto token = [&](int s) { return (tiles - 1 - s) * WALK_TOKENS; };
   auto load_keys_queries = [&](int s) {
     if (s < tiles && Tiles::copied_by(warp)) {
@@ -208,7 +208,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
   };
   load_keys_queries(0);
   load_outputs(0);
-  Steps next_steps = steps.of(token(0) + warp * CHUNK);  // of the tile that is prepared next
+  Steps next_steps = steps.of(token(0) + warp * CHUNK);  // those of the next tile
 
   WalkState state;  // dS^T
   const float* enter = segment.is_last ? (arg.d_final ? arg.d_final + own : nullptr)
@@ -252,7 +252,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
                         next_steps, arg.scale, mask, shared.wy[warp], shared.scores[warp],
                         shared.decays(warp), lane);
     next_steps = steps.of(token(s + 1) + warp * CHUNK);
-    if (!MAP && s == 1 && runs_over) __syncthreads();  // all warps have read what they stored
+    if (!MAP && s == 1 && runs_over) __syncthreads();  // all stores have been read
     if (!MAP && Tiles::copied_by(warp)) dv.finish_stores();
     load_outputs(s + 1);  // overwrites dv of the previous tile
     outputs_pipeline.template consumer_wait<2>(stage, parity);

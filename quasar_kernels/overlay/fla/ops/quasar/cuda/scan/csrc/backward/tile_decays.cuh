@@ -2,10 +2,10 @@
 //
 // The gradient of a token's log decay is <S, dS>, with S the decayed state before the token and dS
 // that state's gradient. Both are sums over tokens and over the parts outside the tile. The value
-// behind the tile follows from V' dS^T and <S, dS> alone. Backward from there each token adds what
-// it reads of earlier tokens, which its decay has scaled, and subtracts what it writes for later
-// ones, which its decay does not scale. What a token reads of its own write is scaled by no decay
-// and is left out, so that the tiny gradients of strong decays keep their digits.
+// after the tile follows from V' dS^T and <S, dS> alone. Going backward from there, each token adds
+// its reads of earlier tokens, which its decay has scaled, and subtracts its writes for later
+// tokens, which its decay does not scale. No decay scales a token's read of its own write, so this
+// is omitted, and the tiny gradients of strong decays keep their digits.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 namespace quasar::scan {
 
 struct TileDecays {
-  float since[S];  // log decays from the tile's begin up to each token, in powers of two
+  float since[S];  // log decays, base 2, from the tile's begin up to and including each token
   float flows[S];  // reads of earlier tokens minus writes for later ones
   float sums[S / 32], passed[INPUT_WARPS];
 
@@ -47,7 +47,7 @@ __device__ __forceinline__ void fill_decays(TileDecays& out, const float* log_de
   }
 }
 
-// Those of a lane's two tokens, rows of the products [64, 64] of its warpgroup, the row-th.
+// The decays of a lane's two tokens: rows of the products [64, 64] of the row-th warpgroup.
 struct TokenDecays {
   float since[2];
 

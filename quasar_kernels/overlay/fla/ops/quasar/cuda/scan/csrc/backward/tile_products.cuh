@@ -22,7 +22,7 @@ typedef float Rows64[8][4];           // a warp's 16 rows of a product [64, 64]
 typedef u32 Operand[4][4];            // 16 rows of 64 columns
 typedef Operand OperandRows[PANELS];  // 16 rows of S columns
 
-// x's rows that this warp owns, of the 64 at `row`
+// this warp's rows of x, among the row-th 64
 __device__ __forceinline__ void load_operand(OperandRows& out, u32 x, int row, int warp, int lane) {
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
@@ -87,7 +87,7 @@ __device__ __forceinline__ void add_by_columns(Rows64& d, const Operand& a, u32 
   }
 }
 
-// Wait for all products; d are accumulators of theirs.
+// Waits for all products; d are their accumulators.
 template <class... Accumulators>
 __device__ __forceinline__ void finish_products(Accumulators&... d) {
 #if QUASAR_WGMMA
@@ -96,7 +96,7 @@ __device__ __forceinline__ void finish_products(Accumulators&... d) {
 #endif
 }
 
-// d[p] += a b over all columns of a and of d, b a matrix
+// d[p] += a b over all columns of a and of d; b is a matrix
 template <Scalar T>
 __device__ __forceinline__ void add_matrix(Rows64 (&d)[PANELS], const OperandRows& a, u32 b,
                                            int lane) {
@@ -109,8 +109,8 @@ __device__ __forceinline__ void add_matrix(Rows64 (&d)[PANELS], const OperandRow
   finish_products(d);
 }
 
-// d[p] += diag(factor) a b, the same, with a factor for each of a lane's rows; factor a is two
-// operands. Scaling a separate product would need the registers of another accumulator.
+// d[p] += diag(factor) a b, with a factor for each of a lane's rows. factor a is the sum of two
+// operands. Scaling the product instead would need the registers of another accumulator.
 template <Scalar T>
 __device__ __forceinline__ void add_scaled_matrix(Rows64 (&d)[PANELS], const OperandRows& a, u32 b,
                                                   const float (&factor)[2], int lane) {
@@ -148,7 +148,8 @@ __device__ __forceinline__ void scale_rows(Rows64 (&d)[PANELS], const float (&fa
       for (int e = 0; e < 4; ++e) d[p][m][e] *= factor[e >> 1];
 }
 
-// f(r, element of d, element of x) for this warp's rows of the matrix x at `row`, r a lane's row
+// Calls f(r, element of d, element of x) for this warp's rows of the matrix x at `row`; r is the
+// lane's row, 0 or 1.
 template <Scalar T, class F>
 __device__ __forceinline__ void for_each_pair(Rows64 (&d)[PANELS], u32 x, int row, int warp,
                                               int lane, const F& f) {
@@ -169,7 +170,7 @@ __device__ __forceinline__ void for_each_pair(Rows64 (&d)[PANELS], u32 x, int ro
     }
 }
 
-// Sums over the channels of d times the rows of the matrix x at `row`, of this lane's two tokens.
+// For this lane's two tokens, the sum over channels of d times the matrix x at `row`.
 template <Scalar T>
 __device__ __forceinline__ void compute_row_products(float (&out)[2], Rows64 (&d)[PANELS], u32 x,
                                                      int row, int warp, int lane) {
@@ -183,7 +184,7 @@ __device__ __forceinline__ void compute_row_products(float (&out)[2], Rows64 (&d
   }
 }
 
-// d += diag(factor) x, x the rows of a matrix at `row`
+// d += diag(factor) x, with the rows of the matrix x at `row`
 template <Scalar T>
 __device__ __forceinline__ void add_scaled_rows(Rows64 (&d)[PANELS], const float (&factor)[2],
                                                 u32 x, int row, int warp, int lane) {
@@ -202,7 +203,7 @@ __device__ __forceinline__ void add_tokens(Rows64 (&d)[PANELS], const Operand& a
   finish_products(d);
 }
 
-// d = a b^T, b's 64 rows at `row`
+// d = a b^T, with the 64 rows of b at `row`
 template <Scalar T>
 __device__ __forceinline__ void compute_scores(Rows64& d, const OperandRows& a, u32 b, int row,
                                                int lane) {
@@ -222,8 +223,8 @@ struct Fixed {
 
 enum class Mask { all, lower, strictly_lower, upper, strictly_upper };
 
-// two tiles of a product's 16 rows, columns 16 t on, zero outside of MASK; the rows' tokens are
-// `ahead` of the columns'
+// Two tiles of a product's 16 rows, from column 16 t on, zero outside of MASK. The first row's token
+// is `ahead` tokens after the first column's.
 template <Mask MASK>
 __device__ __forceinline__ void mask_entries(float (&out)[2][4], const Rows64& x, int t,
                                              float factor, int ahead, int warp, int lane) {
@@ -232,7 +233,7 @@ __device__ __forceinline__ void mask_entries(float (&out)[2][4], const Rows64& x
   for (int n = 0; n < 2; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int below = row + 8 * (e >> 1) - 16 * t - 8 * n - (e & 1);  // the diagonal
+      const int below = row + 8 * (e >> 1) - 16 * t - 8 * n - (e & 1);  // 0 on the diagonal
       const bool keep = MASK == Mask::all || (MASK == Mask::lower && (ahead > 0 || below >= 0)) ||
                         (MASK == Mask::strictly_lower && (ahead > 0 || below > 0)) ||
                         (MASK == Mask::upper && (ahead < 0 || below <= 0)) ||
@@ -241,7 +242,7 @@ __device__ __forceinline__ void mask_entries(float (&out)[2][4], const Rows64& x
     }
 }
 
-// the same of all columns, as an operand
+// the same for all columns, as an operand
 template <Scalar T, Mask MASK>
 __device__ __forceinline__ void pack_entries(Operand& out, const Rows64& x, float factor, int ahead,
                                              int warp, int lane) {
@@ -265,7 +266,7 @@ __device__ __forceinline__ void split_entries(Operand& high, Operand& low, const
   }
 }
 
-// The diagonal's entries of rows g and g + 8 of these 16.
+// The entries of rows g and g + 8 of these 16 on the diagonal.
 __device__ __forceinline__ void extract_diagonal(float (&out)[2], const Rows64& x, int warp,
                                                  int lane) {
   float low = 0.f, high = 0.f;
@@ -275,12 +276,12 @@ __device__ __forceinline__ void extract_diagonal(float (&out)[2], const Rows64& 
       low = lane & 4 ? x[2 * w][1] : x[2 * w][0];
       high = lane & 4 ? x[2 * w + 1][3] : x[2 * w + 1][2];
     }
-  const int owner = (lane & 28) | (lane >> 3);  // the shuffles read the choice of the same row
+  const int owner = (lane & 28) | (lane >> 3);  // a lane with the same row
   out[0] = __shfl_sync(ALL, low, owner);
   out[1] = __shfl_sync(ALL, high, owner);
 }
 
-// Fill a checkpoint's place from an fp32 state [S, S], keys' channels first, or with zeros.
+// Fills a checkpoint from an fp32 state [S, S], keys' channels first, or with zeros.
 template <Scalar T>
 __device__ __forceinline__ void fill_checkpoint(u32 to, const float* state) {
   for (int i = threadIdx.x; i < S * S / 2; i += 32 * INPUT_WARPS) {
@@ -292,7 +293,7 @@ __device__ __forceinline__ void fill_checkpoint(u32 to, const float* state) {
   }
 }
 
-// 16 rows of S columns to where their warp's rows of a matrix are
+// stores 16 rows of S columns as this warp's rows of a matrix
 __device__ __forceinline__ void store_matrix_rows(u32 to, const OperandRows& x, int row, int warp,
                                                   int lane) {
 #pragma unroll
