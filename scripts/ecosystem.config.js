@@ -12,14 +12,14 @@ const app = (name, script) => ({
   script: path.join(root, script),
   cwd: root,
   interpreter: "none", // the script has its own first line and becomes the Python process
-  stop_exit_codes: [78], // a setting, the wallet or the lock needs a person: no restart
+  stop_exit_codes: [78], // no restart: a person must correct a setting, the wallet or the lock
   // Ten ends within a minute each are a loop: pm2 then shows "errored". No restart delay:
-  // with one, pm2 shows "waiting restart" also for what it will not restart.
+  // with one, pm2 shows "waiting restart" also for processes that it will not restart.
   min_uptime: 60000,
   max_restarts: 10,
   kill_timeout: 15000, // milliseconds from SIGINT to SIGKILL: time to write the journal
   merge_logs: true, // one pair of files in pm2's own folder; pm2-logrotate bounds them
-  time: false, // the lines carry their own time
+  time: false, // the log's lines contain the time already
 });
 
 // The numbers of the settings files of several miners.

@@ -34,7 +34,7 @@ step() {
 }
 
 step gpu_tests gpu-tests
-# the layer next, because it is most important if the machine's time ends
+# The layer is next: if the machine is available for too short a time, these results matter most.
 step layer_accuracy layer-accuracy --fork "$fork"
 for tree in public-fork baseline overlay-ops overlay overlay-portable; do
   step layer "$tree" --fork "$fork" --tree "$tree"

@@ -148,9 +148,10 @@ class Context:
         return standing
 
     def in_its_round(self, submission: Submission) -> Submission:
-        """Journal the submission's round again if the server's database was emptied since.
+        """Journal the server's new round if its database was emptied before the submission came.
 
-        If that was before the submission arrived, the queue lists it; otherwise it is lost.
+        The queue lists such a submission. A submission that was in the old database is lost; it is
+        returned unchanged.
         """
         try:
             now = self.client.current_round()

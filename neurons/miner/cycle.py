@@ -20,7 +20,7 @@ class IllegalTransition(QuasarError):
 
 
 class State(str, Enum):
-    """A submission's state. In states that end in ING, the act may have happened."""
+    """A submission's state. In states that end in ING, the request may have arrived."""
 
     NEW = "NEW"
     PUBLISHED = "PUBLISHED"
@@ -106,7 +106,8 @@ class Submission:
     """One row of the journal. Times are Unix seconds, memory is MiB, speed is tokens/s.
 
     Attributes:
-        resume_state: the state after FAILED, or after HELD when a person has acted (None: final).
+        resume_state: the state to continue in after FAILED, or after HELD when a person has acted;
+            None in HELD if the submission can only be abandoned.
         attempts: consecutive failures in the present state.
         salt: secret until the reveal; not shown by `repr`.
         round_start: the start of the round in the server's text, because a server with an emptied
@@ -167,7 +168,7 @@ class Submission:
 
     @property
     def position(self) -> State:
-        """The present state, or for FAILED and HELD the state that will continue."""
+        """The present state; for FAILED and HELD, the state to resume if there is one."""
         return self.resume_state or self.state
 
 
@@ -179,7 +180,7 @@ def next_step(submission: Submission) -> Step | None:
 
 
 def advance(submission: Submission, state: State, now: float, **changes: Any) -> Submission:
-    """Return `submission` in `state` with `changes`; its failures are reset.
+    """Return `submission` in `state` with `changes` and without failures.
 
     Raises:
         IllegalTransition: there is no such transition, a field that the state requires is missing,
@@ -244,9 +245,12 @@ def hold(
 
 
 def resume(submission: Submission, now: float) -> Submission:
-    """Return a FAILED or HELD `submission` in the state before that.
+    """Return a FAILED or HELD `submission` in its `resume_state`.
 
     Resuming from HELD resets the number of failures; resuming from FAILED does not.
+
+    Raises:
+        IllegalTransition: it is in another state, or has no state to resume.
     """
     if submission.state not in (State.FAILED, State.HELD) or submission.resume_state is None:
         raise IllegalTransition(f"{submission.state.value} has no state to resume.")
@@ -255,7 +259,7 @@ def resume(submission: Submission, now: float) -> Submission:
 
 
 def abandon(submission: Submission, reason: str, now: float) -> Submission:
-    """Return `submission` ended without a verdict."""
+    """Return `submission` as ABANDONED, which is an end without a verdict."""
     if submission.closed:
         raise IllegalTransition(f"{submission.state.value} is already final.")
     return _moved(submission, State.ABANDONED, now, reason=reason)

@@ -130,7 +130,7 @@ def warn_of_other_hotkeys(context: Context) -> None:
 
 
 def _drive(submission: Submission, context: Context) -> Submission:
-    """Take steps until none is left, or until a stop."""
+    """Take steps until the submission is closed or held, or until a stop."""
     key = submission.id
     while cycle.next_step(submission) is not None and not context.stop.is_set():
         try:
@@ -143,7 +143,7 @@ def _drive(submission: Submission, context: Context) -> Submission:
 
 
 def _advanced(key: int, context: Context) -> Submission:
-    """Take the next step of the submission as the journal has it: a step may be partly done."""
+    """Read the submission from the journal and take its next step, which may be partly done."""
     submission = context.journal.get(key)
     step = cycle.next_step(submission)
     return submission if step is None else _take(step, submission, context)
@@ -264,7 +264,7 @@ class _Watch:
         return False
 
     def _may_continue(self, held: Submission) -> bool:
-        """Return whether the kernels changed since they were held, or a retry is due."""
+        """Return whether the kernels changed since the submission was held, or a retry is due."""
         digest = self._context.content_digest()
         if held.position in BEFORE_COMMITMENT and held.content_digest not in (None, digest):
             return True

@@ -38,7 +38,7 @@ CPU_RUNS_MOST = 5
 """Most samples of the target on a CPU, where a claim only serves a trial."""
 
 LOWEST_LEAGUE = 100_000
-"""Longest target in the lowest league."""
+"""Longest target of the lowest league that `auto` tries."""
 
 SOAK, SOAK_SECONDS = "harness.worker.machine.soak:soak", 12.0
 """The heat soak's function, and its time limit."""
@@ -56,10 +56,10 @@ def describe_machine(
     look: Callable[[Options], Environment] = probe,
     stop: threading.Event | None = None,
 ) -> Environment:
-    """Return the machine's description, which a child process reads.
+    """Return the machine's description, as a child process determines it.
 
     Raises:
-        Held: nothing can be measured on it.
+        Held: nothing can be measured on the machine.
         Stopped: `stop` was set.
     """
     try:
@@ -234,7 +234,7 @@ class ClaimMeasurement:
     fresh: bool = False
 
     def run_targets(self, targets: Iterable[int]) -> None:
-        """Measure the first of these targets that works, and the lengths that validators time.
+        """Measure the first of these targets that succeeds, with the lengths that validators time.
 
         Unchanged kernels on an unchanged machine reuse the samples of an earlier submission or of
         `bench`, if one more sample confirms them.
@@ -257,7 +257,10 @@ class ClaimMeasurement:
             self._run(EachLength(tuple(lengths), self.runs, TOO_LONG))
 
     def continue_from(self, report: Report) -> bool:
-        """Use the samples of a report from before a crash; False if code or machine differ."""
+        """Use the samples of a report from before a crash.
+
+        Return False, and use none, if the commit, the code or the machine differs.
+        """
         code, environment = source_digest(self.sampler.tree), self.recorder.environment
         if (
             report.commit != self.recorder.commit

@@ -22,7 +22,7 @@ from quasar_kernels.contract import (
 )
 
 FILE_BYTES, ALL_BYTES = 2**21, 2**24
-"""The longest file of a proposal, and all of them."""
+"""Limits in bytes on one file of a proposal, and on all its files together."""
 
 
 class Refused(Exception):
@@ -38,13 +38,17 @@ def propose(
     seconds: float,
     stop: threading.Event,
 ) -> None:
-    """Run a command in the folder `overlay`, a copy, which it changes.
+    """Run a command in the folder `overlay`, a copy of the kernels that the command changes.
 
     It runs without secrets in its environment, in a separate process group that is killed after
     `seconds` or when `stop` is set.
 
+    Args:
+        variables: further variables of its environment.
+        device: `cuda` or `cpu`.
+
     Raises:
-        Refused: it failed, took too long or was stopped.
+        Refused: the command failed, took too long or was stopped.
     """
     text = shlex.join(command)
     try:
@@ -94,7 +98,7 @@ def lay_out(host: Path, present: Path, overlay: Path, scope: Scope, tree: Path) 
     """Make `tree` a copy of the fork at `host` that holds `overlay` instead of `present`.
 
     Raises:
-        Refused: it then breaks a rule of the subnet.
+        Refused: the copy breaks a rule of the subnet.
     """
     skipped = shutil.ignore_patterns("__pycache__", ".git")
     shutil.copytree(host / "fla", tree / "fla", ignore=skipped)

@@ -15,10 +15,10 @@ Reply = TypeVar("Reply")
 
 
 def register(context: Context, target_sequence_length: int) -> None:
-    """Register in the league of the target, unless this process did.
+    """Register in the league of the target, unless this process has already done so.
 
     The public server answers a second league of one hotkey with a 500 although the hotkey is
-    registered, so that is no failure. If it is not registered, the commitment fails.
+    registered, so a 500 is only logged. If the hotkey is not registered, the commitment fails.
     """
     league, _ = league_of(target_sequence_length)
     if league in context.registered:
@@ -34,11 +34,11 @@ def register(context: Context, target_sequence_length: int) -> None:
 def when_registered(context: Context, target: int, call: Callable[[], Reply]) -> Reply:
     """Return `call()`; when the server does not know the hotkey, register and call again.
 
-    A server may lose its database just after it has registered a hotkey, so that one refusal more
-    is no answer yet.
+    A server may lose its database just after it has registered a hotkey, so a refusal after the
+    first registration is not final.
 
     Raises:
-        NotRegistered: it does not know the hotkey after `REGISTRATIONS` in a row either.
+        NotRegistered: the server does not know the hotkey after `REGISTRATIONS` registrations.
     """
     for _ in range(REGISTRATIONS):
         try:

@@ -14,7 +14,7 @@ class RoundNow(str, Enum):
 
     SAME = "same"
     LATER = "later"
-    OTHER_DATABASE = "other database"  # the server forgot the round, and the submission with it
+    OTHER_DATABASE = "other database"  # the server has lost the round and its submissions
 
 
 def compare_round(submission: Submission, now: Round) -> RoundNow:

@@ -107,7 +107,7 @@ def _claims_the_same(last: Submission | None, mode: str, context: Context) -> Ty
 
 
 def _refreshed(submission: Submission, context: Context) -> Submission:
-    """Start over with kernels that changed while nothing was committed to yet."""
+    """Return to NEW a submission whose kernels changed before its commitment."""
     started = BEFORE_COMMITMENT - {State.NEW}
     if submission.state in started and submission.content_digest != context.content_digest():
         context.log.info("the kernels changed", submission=submission.id)

@@ -39,7 +39,8 @@ class Standing:
 def look(submission: Submission, client: ApiClient) -> Standing:
     """Return the standing of `submission`, an empty one if the statistics cannot be read.
 
-    The rows of others can make them unreadable for days, so the miner must not wait for them.
+    Other miners' rows can make the statistics unreadable for days, so the miner must be able to
+    continue without them.
 
     Raises:
         Retry: the server cannot be reached.

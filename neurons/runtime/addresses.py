@@ -1,11 +1,11 @@
-"""Addresses of clients: what a text names, and what stands for one client."""
+"""Addresses of clients: how they are parsed, and the key under which a client is counted."""
 
 from __future__ import annotations
 
 import ipaddress
 
 CLIENT_PREFIX = 64
-"""Bits of an IPv6 address that stand for one client: a provider gives out all that share them."""
+"""Bits of an IPv6 address that identify a client: providers assign networks of this size."""
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -13,7 +13,7 @@ Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 def parse_ip(text: str) -> Ip | None:
     """Return the address in `1.2.3.4`, `1.2.3.4:80`, `::1` or `[::1]:80`; None for anything else.
 
-    An IPv4 address that is written as an IPv6 address is the IPv4 address.
+    An IPv4-mapped IPv6 address is returned as its IPv4 address.
     """
     text = text.strip().strip('"')
     if text.startswith("["):
@@ -29,7 +29,7 @@ def parse_ip(text: str) -> Ip | None:
 
 
 def client_of(ip: Ip) -> str:
-    """Return what a client with this address is counted under: its network where it has one."""
+    """Return the key of the client with this address: the /64 network of IPv6, or the address."""
     if isinstance(ip, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((ip, CLIENT_PREFIX), strict=False))
     return str(ip)

@@ -39,7 +39,7 @@ class Child:
     last_status: int | None = None
 
     def watch(self) -> None:
-        """Start it when it is due; note when it has died; keep its log small."""
+        """Start the process when it is due; schedule a restart if it has died; bound its log."""
         if self.process is None:
             if time.monotonic() >= self.due:
                 self._start()

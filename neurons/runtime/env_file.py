@@ -28,7 +28,7 @@ WITHOUT_EFFECT = {
     "WALLET_NAME": "use WALLET_MINER_NAME or WALLET_VALIDATOR_NAME",
     "HOTKEY_NAME": "use WALLET_HOTKEY",
 }
-"""Names that older .env files hold; accepted, each with the reason why it does nothing."""
+"""Names from older .env files, which are ignored, each with the reason or its replacement."""
 
 
 @dataclass

@@ -78,7 +78,7 @@ class Retry(QuasarError):
 
     Args:
         reason: a sentence without secrets.
-        after: least seconds before the retry, if the server named them.
+        after: minimum number of seconds before the retry, if the server sent it.
     """
 
     def __init__(self, reason: str, after: float | None = None) -> None:

@@ -1,6 +1,6 @@
-"""The identity of this miner: hotkey, signatures, registration. The one importer of bittensor.
+"""The identity of this miner: hotkey, signatures, registration. Only this module imports bittensor.
 
-bittensor is imported when first used: half a second that `status` and `doctor` need not pay.
+It does so at first use, because the import takes half a second, which `status` and `doctor` save.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OFFLINE = "offline"
 
 
 class ChainUnreachable(QuasarError):
-    """The subtensor network did not answer; nothing is known about the registration."""
+    """A call to the chain failed or timed out, or the network is `offline`; one line of text."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ def load_identity(
 
 
 def create_throwaway(path: Path, name: str = "throwaway", hotkey: str = "default") -> Identity:
-    """Return the hotkey under `path`, made there without a password when it does not exist yet.
+    """Return the hotkey under `path`; create it without a password if it does not exist.
 
-    It has no owner and no value; the run that stays on this machine uses it.
+    It has no owner and no value. Runs that stay on this machine use it.
     """
     if not hotkey_file(name, hotkey, path).exists():
         import bittensor as bt
@@ -197,14 +197,14 @@ def set_weights(
     """Set the weights of the wallet's hotkey on the chain.
 
     Args:
-        shares: hotkey to its share; only their proportions count.
+        shares: each hotkey's share; only the ratios of the shares matter.
         wallet: its name, its hotkey, and the folder of wallets.
 
     Returns:
         The uids of the hotkeys whose weights were set: those registered on the subnet.
 
     Raises:
-        ChainUnreachable: the chain did not take them, or not in time; one line.
+        ChainUnreachable: the chain did not accept the weights within `seconds`; one line.
     """
     name, hotkey, path = wallet
     shares_json = json.dumps(dict(shares))
@@ -246,13 +246,13 @@ def _out_of_reach(network: str, reason: str) -> ChainUnreachable:
 
 
 def find_uid(client: Any, netuid: str, hotkey: str) -> str:
-    """Return the hotkey's uid by a client of the chain, as text."""
+    """Return the hotkey's uid as text, or `None` as text if it has none; `client` reads it."""
     answer = client.neurons.uid(hotkey_ss58=hotkey, netuid=int(netuid))
     return str(None if answer is None else int(answer))
 
 
 def list_neurons(client: Any, netuid: str) -> str:
-    """Return uid and stake of every hotkey of the subnet by a client of the chain, as JSON."""
+    """Return each hotkey's [uid, stake in whole tokens] as JSON; `client` reads them."""
     rows = client.neurons.all(netuid=int(netuid))
     return json.dumps(
         {str(one.hotkey): [int(one.uid), int(one.total_stake.rao) / 1e9] for one in rows}
@@ -260,10 +260,10 @@ def list_neurons(client: Any, netuid: str) -> str:
 
 
 def submit_weights(client: Any, netuid: str, name: str, hotkey: str, path: str, shares: str) -> str:
-    """Set the weights by a client of the chain; return the uids that have them, as JSON.
+    """Set the weights through `client`; return the uids of the registered hotkeys as JSON.
 
-    The client conforms them to the subnet's parameters and takes plain text or a timelocked
-    commitment, as the subnet wants.
+    The client adapts the weights to the subnet's parameters. It sends them in plain text or as a
+    timelocked commitment, as the subnet requires.
     """
     import bittensor as bt
 

@@ -61,14 +61,14 @@ def load_settings(
 
     Args:
         flags: attribute name to value; None means not given.
-        env_file: the .env to read, which must exist; without it, the one that the environment's
-            ENV_FILE names, or the project's own if there. /dev/null stands for none.
+        env_file: the .env to read, which must exist. By default, the one that the environment's
+            ENV_FILE names, or else the project's if it exists. /dev/null means none.
         environ: the environment; without it, this process's.
-        process: whose needs are checked besides each value on its own.
+        process: the process whose required settings are checked, in addition to each value.
         defaults: attribute name to a value that replaces the default.
 
     Raises:
-        ConfigError: one line for every problem, each with the variable, the value, the remedy.
+        ConfigError: a line for each problem, with the variable, its value and the remedy.
     """
     variables = environment() if environ is None else environ
     path = find_env_file(env_file, variables)
@@ -87,7 +87,7 @@ def load_settings(
 def state_dir(
     flags: Mapping[str, object], env_file: Path | None, environ: Mapping[str, str]
 ) -> Path:
-    """Return the folder of the state, also where other settings are wrong or no file is there."""
+    """Return the state folder, even if other settings are invalid or the .env is missing."""
     values: Mapping[str, str] = {}
     with suppress(ConfigError):
         path = find_env_file(env_file, environ)

@@ -29,7 +29,7 @@ REDACTED = "[redacted]"
 LOG_FILE_BYTES = 10 * 2**20
 LOG_FILES_KEPT = 5
 QUIET = ("bittensor", "httpx", "httpcore", "git", "asyncio", "async_substrate_interface")
-"""Libraries whose chatter below WARNING an operator does not need."""
+"""Libraries whose records below WARNING are not logged."""
 
 _SECRET_KEY = re.compile(
     r"(?:^|[_\-.])(?:token|salt|signature|password|authorization|secret|mnemonic)$", re.IGNORECASE
@@ -44,13 +44,16 @@ _secrets: set[str] = set()
 
 
 def register_secret(value: str) -> None:
-    """Take `value` out of every line logged from now on (a salt, a signature header)."""
+    """Remove `value`, for example a salt, from every line that is logged from now on.
+
+    Values of fewer than 4 characters are ignored.
+    """
     if len(value) >= _MINIMUM_SECRET:
         _secrets.add(value)
 
 
 def forget_secret(value: str) -> None:
-    """Let `value` be: it is public by now, and months of salts would slow every line down."""
+    """Stop removing `value`, which is public now: many secrets would slow every line down."""
     _secrets.discard(value)
 
 
@@ -62,13 +65,17 @@ def redact(text: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """Return foreign text fit for a log: no secrets, no control characters, one short line."""
+    """Return untrusted text on one line of at most 300 characters, without secrets and controls."""
     text = re.sub(r"(?<=://)[^/\s@]+@", "", redact(text))
     return printable(re.sub(r"[\x00-\x1f\x7f-\x9f\s]+", " ", text)).strip()[:300]
 
 
 def redact_value(value: Any, key: str = "") -> Any:
-    """Return `value` with secrets taken out, following mappings and sequences."""
+    """Return `value` without secrets, also in nested mappings and sequences.
+
+    Args:
+        key: the value's name; the value of a key such as `token` is a secret as a whole.
+    """
     if key and value is not None and _SECRET_KEY.search(key):
         return REDACTED
     if isinstance(value, str):
@@ -169,9 +176,9 @@ def configure(
 
 
 def append(file: Path, text: str) -> None:
-    """Write why the program ends into its log file, one line for each of `text`.
+    """Write `text`, the reason for which the program ends, to its log file line by line.
 
-    The file may be another process's, or inaccessible, so stderr also gets the text.
+    Errors of the disk are ignored, because the caller prints the text to stderr too.
     """
     with suppress(OSError), closing(_file_handler(file)) as handler:
         handler.setFormatter(_formatter("console"))
@@ -193,7 +200,7 @@ def _shared(fmt: str) -> list[Processor]:
 def _formatter(fmt: str) -> logging.Formatter:
     renderer: Processor = render_console
     if fmt == "json":
-        renderer = structlog.processors.JSONRenderer()  # beyond ASCII are terminals' codes, too
+        renderer = structlog.processors.JSONRenderer()  # escapes non-ASCII terminal codes
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[*_shared(fmt), structlog.stdlib.PositionalArgumentsFormatter()],
         processors=[structlog.processors.format_exc_info, _redact_event, renderer],
@@ -214,7 +221,7 @@ def _report_retry(details: RetryDetails) -> None:
 
 
 class _FileHandler(logging.handlers.RotatingFileHandler):
-    """A log file that a full disk only leaves gaps in: stderr has every line as well."""
+    """A log file that omits lines while the disk is full: another stream has every line too."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):

@@ -19,7 +19,7 @@ PROGRESS = "measuring.json"
 """File of a state folder with the progress of the measurement that the lock's holder makes."""
 
 GRACE_SECONDS = 8.0
-"""After a stop, how long an orderly end may take: pm2, systemd and people wait about ten."""
+"""Limit in seconds on an orderly end after a stop: pm2, systemd and people wait about ten."""
 
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Errors of a disk that may accept writes again later."""
@@ -44,7 +44,7 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
         wait: waits that many seconds.
 
     Raises:
-        Stopped: `wait` was ended.
+        Stopped: `wait` raised it.
         ConfigError: the folder cannot be made or written for another reason.
     """
     probe = state_dir / f"space-{os.getpid()}"
@@ -101,7 +101,7 @@ class StateLock:
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Give the folder up."""
+        """Release the lock; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -127,8 +127,8 @@ def is_locked(state_dir: Path) -> bool:
 def stop_on_signals(stop: threading.Event, grace: float = GRACE_SECONDS) -> Iterator[None]:
     """Set `stop` on SIGINT, SIGTERM or SIGHUP; exit at once on the second of them.
 
-    Whatever still runs after `grace` seconds (a reply that does not come) is cut short: the
-    journal is as safe then as at any other moment.
+    If the process still runs `grace` seconds after the first signal, for example in a request
+    without a reply, it exits with status 0. The journal is consistent at any moment.
 
     The interpreter writes each signal's number into a pipe that a thread reads. A Python handler
     could not call `stop.set()` safely: it may interrupt the main thread inside `stop.wait()`, at

@@ -1,4 +1,4 @@
-"""The miner's side of the validator API: one method a call, one exception type an outcome."""
+"""The miner's client of the validator API: a method per call, an exception type per outcome."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from neurons.wire.protocol import (
 REQUESTS_A_MINUTE = 9
 """One under the documented limit of 10."""
 LIST_BYTES = 2**25
-"""Most bytes to read of a list with all miners' rows: some 140,000 open commitments."""
+"""Limit in bytes on a reply that lists all miners' rows; some 140,000 open commitments fit."""
 QUICK_ATTEMPTS = 3
 QUICK_SECONDS = 8.0
 _QUICKLY = stamina.RetryingCaller(
@@ -50,7 +50,8 @@ class Queue:
     Attributes:
         rows: this hotkey's submissions that no validator has marked yet.
         performers: this hotkey's rows of `top_performers`.
-        listed: the numbers of all submissions in the list, which is newest first and cut off.
+        listed: the numbers of all submissions in the list, newest first and at most as many as
+            requested; -1 for a row without a number.
     """
 
     rows: Sequence[QueuedSubmission]
@@ -61,13 +62,14 @@ class Queue:
 class ApiClient(Connection):
     """Calls of one validator API by one hotkey.
 
-    Every method raises the types of `neurons.wire.outcomes`. GETs are tried a few times; a POST
-    only when it certainly did not reach the server. Longer pauses are the caller's.
+    Methods raise the exceptions of `neurons.wire.outcomes`. A GET is tried up to QUICK_ATTEMPTS
+    times. A POST is tried again only if it certainly did not reach the server. The caller handles
+    longer pauses. Only POSTs have the headers with the hotkey and its signature.
 
-    Args and errors are `Connection`'s; the two headers go to the four routes that need them only.
+    The other arguments and errors are those of `Connection`.
 
     Args:
-        wait: the limiter's wait in seconds, so that a stop ends it.
+        wait: called with the seconds that the rate limiter pauses; it may raise `Stopped`.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class ApiClient(Connection):
         return self._get("/get_weights", Weights, {"round_id": round_id})
 
     def register(self, model_name: str, league: str) -> RegisterReply:
-        """POST /register_miner; a second time is harmless."""
+        """POST /register_miner; repeating it does no harm."""
         body = RegisterRequest(hotkey=self.hotkey, model_name=model_name, league=league)
         return self._post("/register_miner", body, RegisterReply)
 
@@ -118,11 +120,11 @@ class ApiClient(Connection):
         return self._post("/reveal_submission", request, RevealReply)
 
     def submit(self, request: SubmitRequest) -> SubmitReply:
-        """POST /submit_kernel, which the server does not recognise when it comes twice."""
+        """POST /submit_kernel; the server stores a repeated request as another submission."""
         return self._post("/submit_kernel", request, SubmitReply)
 
     def _list(self, route: str, reply: type[Reply], query: Query | None = None) -> Reply:
-        """GET a list and keep this hotkey's rows; others' rows cannot spoil them."""
+        """GET a list; reduce other hotkeys' rows to their numbers, so invalid ones do no harm."""
         return self._get(route, reply, query, each=self._own_or_number, reply_bytes=LIST_BYTES)
 
     def _own_or_number(self, row: dict[str, Any]) -> object:
@@ -149,7 +151,7 @@ class ApiClient(Connection):
 
 
 class _Pending(Message):
-    """GET /pending_reveals with the rows of others taken out as they were read."""
+    """Reply of GET /pending_reveals after `_own_or_number` has reduced other hotkeys' rows."""
 
     current_block: Block
     pending_reveals: Sequence[PendingReveal | int | None]
@@ -160,9 +162,9 @@ class _Pending(Message):
 
 
 class _Stats(Message):
-    """GET /get_submission_stats, with only the numbers of other miners' rows."""
+    """Reply of GET /get_submission_stats, with other hotkeys' rows reduced to their numbers."""
 
-    total_submissions: int  # without it, an empty object would pass as an empty queue
+    total_submissions: int  # required: an empty object is not an empty queue
     recent_submissions: Sequence[QueuedSubmission | int | None] = ()
     top_performers: Sequence[Performer | int | None] = ()
 

@@ -1,4 +1,4 @@
-"""HTTP below the API's calls: safe addresses, a rate limit, bounded and validated replies.
+"""HTTP for clients of the API: safe addresses, a rate limit, bounded and validated replies.
 
 The miner's and the validator's clients both use `Connection`.
 """
@@ -39,7 +39,7 @@ REPLY_BYTES = 2**20
 REPLY_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
 CLOCK_SECONDS = 30.0
-"""Difference of the clocks above which a warning is logged."""
+"""Difference of the clocks, in seconds, above which a warning is logged."""
 
 Reply = TypeVar("Reply", bound=BaseModel)
 
@@ -54,7 +54,7 @@ class Connection:
         identity: signs the hotkey's headers, which are sent to this host only.
         transport: replaces the network in tests.
         now: Unix seconds of this machine, compared with the server's Date.
-        reply_seconds: limit on the time until a reply begins, and again until it ends.
+        reply_seconds: limit on the time until a reply begins, and then on the time until it ends.
         reply_bytes: the largest body that is read.
 
     Raises:
@@ -145,7 +145,7 @@ class Connection:
         return parse_reply(route, data, reply, each)
 
     def _read(self, route: str, response: httpx.Response, most: int) -> bytes:
-        """Return the body within one deadline; httpx's timeout restarts with every packet."""
+        """Return the body; one deadline covers it, as httpx's timeout restarts at every packet."""
         deadline = time.monotonic() + self._reply_seconds
         data = bytearray()
         for piece in response.iter_bytes():

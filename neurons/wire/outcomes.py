@@ -32,11 +32,11 @@ class Untrusted(Retry):
 
 
 class Banned(Retry):
-    """403: the server refuses this machine's address until a moment that it may have named."""
+    """403: the server refuses this machine's address for some hours, which it may name."""
 
 
 class Busy(Retry):
-    """429 or 503: the server did not take the request, and may have named a pause."""
+    """The server did not process the request (429, 503 or its own fault); it may name a pause."""
 
 
 class TooEarly(Retry):
@@ -44,21 +44,24 @@ class TooEarly(Retry):
 
 
 class Uncertain(Retry):
-    """The request may have been carried out, but no usable reply confirms it: look it up first."""
+    """The server may have processed the request, but no usable reply confirms it.
+
+    The caller must read the server's lists before it repeats the request.
+    """
 
 
 class ReplyLost(Uncertain):
-    """The request was sent and the connection broke, or no reply came in time."""
+    """The request was sent, but the connection broke or no complete reply came in time."""
 
 
 class ServerFault(Uncertain):
-    """A 5xx."""
+    """A 5xx other than 503."""
 
 
 class ForeignPage(Uncertain):
-    """An answer that is not the API's own: a proxy's page, a redirect, a route that is not there.
+    """A reply that the API did not write: a proxy's page, a redirect, or an unknown route.
 
-    It has no information about the submission, and it may pass, as a proxy's fault does.
+    It does not show whether the submission arrived, and its cause may be temporary.
     """
 
 
@@ -79,7 +82,7 @@ class Unauthorized(Refused):
 
 
 class Forbidden(Refused):
-    """403: this caller may not do that."""
+    """403: this hotkey may not make the call."""
 
 
 class HotkeyMismatch(Forbidden):
@@ -103,18 +106,19 @@ class AlreadyRevealed(Refused):
 
 
 class HashMismatch(Refused):
-    """400: salt and URL do not give the commitment. Five of these ban the address."""
+    """400: the hash of the revealed values is not the commitment. Five of these ban the address."""
 
 
 def fault_of(
     route: str, status: int, headers: Mapping[str, str], body: bytes, now: float
 ) -> Retry | Held:
-    """Return the fault that the reply `status` to a request of `route` means.
+    """Return the exception for an error reply to a request of `route`.
 
     Args:
-        status: the HTTP status, not a 2xx.
-        headers: of the reply, with case-insensitive names.
-        now: Unix seconds, against which a Retry-After date counts.
+        status: the HTTP status; no 2xx.
+        headers: the reply's headers, with case-insensitive names.
+        body: the reply's body.
+        now: Unix seconds; a Retry-After date is converted to seconds from then.
     """
     detail = api_detail(body)
     text = page_title(body) if detail is None else detail
@@ -162,7 +166,7 @@ def fault_of(
 
 
 _WORDS_OF_ANY_SERVER = ((404, "Not Found"), (405, "Method Not Allowed"))
-"""FastAPI's own answers for a missing route: another version or another program."""
+"""FastAPI's replies for an unknown route, as another version or another program sends them."""
 
 
 _FAULTS_BEFORE_THE_ROUTE = ((400, "There was an error parsing the body"),)
@@ -216,7 +220,7 @@ def api_detail(body: bytes) -> str | None:
         detail = json.loads(body)["detail"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if isinstance(detail, list):  # FastAPI's 422: `input` repeats the body, so take the rest
+    if isinstance(detail, list):  # FastAPI's 422; its `input`, which repeats the body, is left out
         rows = [row for row in detail if isinstance(row, dict)]
         detail = "; ".join(f"{_place(row.get('loc'))}: {row.get('msg')}" for row in rows)
     return _on_one_line(str(detail)[:DETAIL_BYTES])

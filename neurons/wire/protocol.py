@@ -22,7 +22,7 @@ HOTKEY_HEADER = "Hotkey"
 SIGNATURE_HEADER = "Signature"
 TIMESTAMP_HEADER = "Timestamp"
 NONCE_HEADER = "Nonce"
-"""The last two go with a validator's request, which `request_text` signs as a whole."""
+"""Only validators send the last two headers; they sign `request_text` of the whole request."""
 
 WIRE_VERSION = 2
 """The version of this project's server: commitments and signatures bind a whole submission. The
@@ -41,13 +41,13 @@ KNOWN_LENGTHS = frozenset(
 
 
 def commitment_hash(salt: str, fork_url: str) -> str:
-    """Return the lower-case SHA-256 hex of the salt's text followed by the URL, to the letter."""
+    """Return the SHA-256 in lower-case hex of the salt's text followed by the unchanged URL."""
     return hashlib.sha256((salt + fork_url).encode()).hexdigest()
 
 
 FIGURES = ("tokens_per_sec", "vram_mb")
 LARGEST = 1e12
-"""No figure of a request is larger: sums and means of stored figures stay finite."""
+"""Limit on every figure of a request, so that sums and means of stored figures stay finite."""
 
 Benchmarks = dict[str, dict[str, float]]
 """Sequence length (as text) to `tokens_per_sec` and `vram_mb` (MiB) measured there."""
@@ -94,7 +94,7 @@ def _finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-_Plain = AfterValidator(_plain)  # PostgreSQL cannot store NUL, and nothing needs the others
+_Plain = AfterValidator(_plain)  # PostgreSQL cannot store NUL; no field needs the others
 
 Text = Annotated[str, Field(min_length=1, max_length=128), _Plain]
 """A name, a hotkey or another short text."""
@@ -105,7 +105,7 @@ Address = Annotated[str, Field(min_length=1, max_length=512), _Plain]
 Salt = Annotated[str, Field(min_length=1, max_length=256), _Plain]
 
 SignatureText = Annotated[str, Field(min_length=1, max_length=160), _Plain]
-"""A signature in hex: 128 digits, and a little room."""
+"""A signature in hex, usually of 128 digits."""
 
 Target = Annotated[int, Field(ge=SHORTEST_TARGET, le=2**31 - 1)]
 """A sequence length in tokens that can be submitted."""
@@ -114,7 +114,7 @@ RowId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """A row of the server's database."""
 
 Block = Annotated[int, Field(ge=0, le=2**53)]
-"""A block number, of the server's clock; larger ones would not survive every JSON reader."""
+"""A block number by the server's clock; some JSON parsers round larger integers."""
 
 Place = Annotated[int, Field(ge=1, le=2**31 - 1)]
 """A rank, 1 for the best."""
@@ -125,7 +125,7 @@ Shown = Annotated[float | None, AfterValidator(_finite_or_none)]
 """A figure that a server shows; None if it is not finite."""
 
 Cosine = Annotated[float, Field(ge=-1.01, le=1.01, allow_inf_nan=False)]
-"""A cosine, with room for its rounding."""
+"""A cosine, with a margin for rounding errors."""
 Magnitude = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
 Speed = Annotated[float, Field(gt=0, le=HIGHEST_CLAIM, allow_inf_nan=False)]
 Mebibytes = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
@@ -201,7 +201,7 @@ class Round(Message):
     winner_hotkey: str | None = None
     total_submissions: int = 0
     wire_version: int = 1
-    """This project's own server's addition: the newest version of the wire that it takes."""
+    """An addition of this project's server: the newest wire version that it accepts."""
 
 
 Version = Literal[2] | None
@@ -427,9 +427,9 @@ class CreateRoundRequest(Message):
     baseline_submission_id: RowId | None = None
 
 
-# Version 2: commitments and signatures that bind every field, so that no part can be exchanged.
-# The public wire, version 1, leaves out the target of a submission, the number of a reveal, and
-# the commit and claim of a commitment.
+# In version 2, commitments and signatures bind every field, so that nobody can replace one. In
+# version 1, the public wire, they bind neither the target of a submission, nor the number of a
+# reveal, nor the commit and the claim of a commitment.
 
 COMMITTED = {"miner_hotkey", "fork_url", "commit_hash", "tokens_per_sec", "vram_mb", "benchmarks"}
 """The fields of a reveal that its commitment binds, in addition to the salt and the target."""
@@ -454,7 +454,7 @@ def request_text(method: str, target: str, timestamp: str, nonce: str, body: byt
     Args:
         target: the path, and `?` with the query if there is one, as sent.
         timestamp: Unix seconds, as in the header.
-        nonce: as in the header; one is taken once.
+        nonce: as in the header; the server accepts each nonce once.
         body: the bytes sent, empty without a body.
     """
     digest = hashlib.sha256(body).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 GENESIS_UNIX = 1_609_459_200
-"""Unix time of block 0 (2021-01-01T00:00:00Z): the server counts by its clock, not by the chain."""
+"""Unix time of block 0 (2021-01-01T00:00:00Z): the server's clock determines the block number."""
 
 BLOCK_SECONDS = 12
 """Seconds in a block on the public server."""

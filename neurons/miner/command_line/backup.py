@@ -64,7 +64,10 @@ def restore(given: Given, file: Path) -> int:
 
 
 def is_database(file: Path) -> bool:
-    """Return whether a file begins as SQLite's do; opening it later reports an unreadable one."""
+    """Return whether a file has SQLite's header.
+
+    Return True for an unreadable file too, because opening it later reports that error.
+    """
     try:
         with file.open("rb") as stream:
             return stream.read(len(MAGIC)) == MAGIC

@@ -1,4 +1,4 @@
-"""The commands that look, measure or decide, and start no daemon."""
+"""The commands that inspect, measure or decide, and start no daemon."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ WATCH_SECONDS = 1.0
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print `text`, its printable characters without secrets, to stdout unless one is given."""
+    """Print `text` without secrets and control characters to `stream`, by default stdout."""
     stream = stream or sys.stdout
     stream.write(_harmless(text) + "\n")
     stream.flush()
@@ -69,7 +69,8 @@ def read_settings(given: Given, process: Process | None = "miner") -> tuple[Sett
     """Return the settings and whether the run stays on this machine.
 
     Args:
-        process: whose needs are checked; None for a command that only looks into the journal.
+        process: the process whose required settings are checked; None for a command that needs
+            only the journal.
 
     Raises:
         ConfigError: the problems of the settings, one per line.

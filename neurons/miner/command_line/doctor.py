@@ -34,10 +34,10 @@ CHAIN_SECONDS = 12.0
 
 
 def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
-    """Yield every check that applies, the quick ones first.
+    """Yield the finding of every check that applies, those of quick checks first.
 
     Args:
-        embedded: the run stays on this machine, so nothing outside it is looked at.
+        embedded: whether the run stays on this machine, so that nothing outside it is checked.
     """
     yield from machine(settings)
     if embedded:
@@ -165,7 +165,7 @@ def fork(settings: Settings) -> Finding:
 
 
 def wallet(settings: Settings) -> Iterator[Finding]:
-    """The hotkey's file."""
+    """Check that the hotkey's file can be loaded."""
     try:
         me = identity.load_identity(*settings.miner_wallet)
     except ConfigError as error:
@@ -176,7 +176,7 @@ def wallet(settings: Settings) -> Iterator[Finding]:
 
 
 def api(settings: Settings) -> Iterator[Finding]:
-    """The validator API, and its clock against this machine's."""
+    """Check that the validator API replies, and compare its clock with this machine's."""
     url = str(settings.validator_api_url)
     try:
         reply = httpx.get(f"{url}/health", timeout=HTTP_SECONDS)
@@ -220,7 +220,7 @@ def token(settings: Settings) -> Finding:
 
 
 def registration(settings: Settings) -> Finding:
-    """The hotkey's uid on the subnet."""
+    """Check that the hotkey is registered on the subnet."""
     if settings.subtensor_network == identity.OFFLINE:
         return ok("registration", "not looked up: SUBTENSOR_NETWORK=offline")
     try:

@@ -12,19 +12,19 @@ from quasar_kernels.compile_specs import ARCHITECTURES
 from quasar_kernels.diagnosis import TOLERANCE, Build, Builds, PathsTaken, PathTaken
 
 CAPABILITIES = tuple(divmod(arch, 10) for arch in ARCHITECTURES)
-"""(major, minor) of every GPU that the kernels are kept for."""
+"""(major, minor) of every compute capability for which the kernels are compiled."""
 
 OLDEST = (8, 0)
 """The CUDA kernels are written for this capability and later ones."""
 
 AT_ONCE = 3
-"""Capabilities that are built side by side: each process holds torch, half a gigabyte."""
+"""Number of capabilities compiled at a time: each process loads torch, half a gigabyte."""
 
 _UNKNOWN = "Report this line: its cause is not a known one."
 
 
 def compile_kernels(capability: tuple[int, int]) -> Builds:
-    """Compile the CUDA kernels for (major, minor), which need not be here, as at first use.
+    """Compile the CUDA kernels for (major, minor), as at first use; no such GPU is needed.
 
     Raises:
         MeasurementError: the process came to no result.

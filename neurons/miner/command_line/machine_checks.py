@@ -36,17 +36,17 @@ class Finding:
 
 
 def ok(name: str, detail: str) -> Finding:
-    """A check that passed."""
+    """Return the finding of a check that passed."""
     return Finding(name, "ok", detail)
 
 
 def warning(name: str, detail: str, remedy: str) -> Finding:
-    """Something that does not stop the miner."""
+    """Return the finding of a fault with which the miner can work."""
     return Finding(name, "warning", detail, remedy)
 
 
 def failure(name: str, detail: str, remedy: str) -> Finding:
-    """Something that the miner cannot work with."""
+    """Return the finding of a fault with which the miner cannot work."""
     return Finding(name, "failure", detail, remedy)
 
 
@@ -55,7 +55,7 @@ DISK_NEEDED_GB, DISK_WANTED_GB = 1.0, 5.0
 
 
 def machine(settings: Settings) -> Iterator[Finding]:
-    """Yield the checks of this machine alone."""
+    """Yield the findings about this machine; the checks use no network."""
     yield python()
     yield from software(settings.device)
     yield gpu(settings.device)
@@ -73,7 +73,7 @@ def machine(settings: Settings) -> Iterator[Finding]:
 
 
 def python() -> Finding:
-    """The interpreter's version."""
+    """Check the interpreter's version."""
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < PYTHON_MINIMUM:
         return failure(
@@ -83,7 +83,7 @@ def python() -> Finding:
 
 
 def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[Finding]:
-    """torch and triton, as a child process sees them: this one never imports torch."""
+    """Check torch and triton in a child process, because this process never imports torch."""
     repair = "Remove .venv and run scripts/install.sh miner."
     try:
         environment = look(Options(device))
@@ -105,7 +105,7 @@ def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[
 
 
 def gpu(device: str) -> Finding:
-    """The GPUs and the driver, read from NVML."""
+    """Check the GPUs and the driver that NVML reports."""
     devices = gpus()
     if devices:
         names = ", ".join(f"{one.name} ({one.memory_mb / 1024:.0f} GiB)" for one in devices)
@@ -117,7 +117,7 @@ def gpu(device: str) -> Finding:
 
 
 def compiler() -> Finding:
-    """The C compiler and Python's headers, with which Triton builds its launcher on a GPU."""
+    """Check the C compiler and Python's headers, with which Triton builds its GPU launcher."""
     header = Path(sysconfig.get_path("include", "posix_prefix")) / "Python.h"
     path = shutil.which("gcc") or shutil.which("clang")
     if path and header.is_file():
@@ -129,7 +129,7 @@ def compiler() -> Finding:
 
 
 def git() -> Finding:
-    """The git program."""
+    """Check that git is installed in a version that this project supports."""
     text = _output(["git", "--version"])
     numbers = re.search(r"(\d+)\.(\d+)", text)
     install = "On Debian and Ubuntu: sudo apt install git"
@@ -150,7 +150,7 @@ def _output(command: list[str]) -> str:
 
 
 def optuna() -> Finding:
-    """The library that AGENT_ITERATIONS searches with."""
+    """Check that optuna is installed, which the search of AGENT_ITERATIONS uses."""
     if find_spec("optuna") is None:
         return failure(
             "optuna",
@@ -161,7 +161,7 @@ def optuna() -> Finding:
 
 
 def optimiser(program: str) -> Finding:
-    """The program of TUNE_COMMAND."""
+    """Check that the program of TUNE_COMMAND exists and can be executed."""
     if shutil.which(program) is None:
         remedy = "Name a program of the PATH, or a file that may be executed."
         return failure("optimiser", f"TUNE_COMMAND: there is no program {program}", remedy)
@@ -170,7 +170,7 @@ def optimiser(program: str) -> Finding:
 
 def disk(folder: Path) -> Finding:
     """Check the state folder's free space and permissions."""
-    # unlike Path.exists, os.path.exists is silent about a folder that this user cannot look into
+    # unlike Path.exists, os.path.exists raises no error for a folder that this user cannot enter
     present = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     free = shutil.disk_usage(present).free / 1e9
     detail = f"{free:.1f} GB free at {present}"

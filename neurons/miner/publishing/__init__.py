@@ -1,1 +1,1 @@
-"""The fork that carries the kernels: the overlay in it, and GitHub."""
+"""Publishing of the kernels: the fork, the overlay in it, and GitHub's API."""

@@ -45,7 +45,7 @@ Method = TypeVar("Method", bound=Callable[..., object])
 
 
 def _with_sound_clone(method: Method) -> Method:
-    """Run a method of `Fork`; where the miner's own clone proves damaged, run it on a new one."""
+    """Run a method of `Fork`; if it fails on a damaged clone, run it again on a new clone."""
 
     @functools.wraps(method)
     def run(self: Fork, *args: object) -> object:
@@ -68,19 +68,19 @@ class Fork:
     Every method may be called again at any time, also after a crash in the middle of it.
 
     Args:
-        remote_url: the fork; None with `repo_path`, whose `origin` it is then.
-        upstream_url: where the first commit comes from when the fork is empty or not there yet.
+        remote_url: the fork's address; None with `repo_path`, whose `origin` is then the fork.
+        upstream_url: the repository whose history is used if the fork is empty or missing.
         worktree: the folder of the miner's own clone.
         branch: the branch that carries the kernels; a checkout's own branch with `repo_path`.
-        token: sent to one host alone, by the environment of single git calls.
-        token_host: that host; by default `remote_url`'s.
+        token: sent to `token_host` alone, through the environment of the git calls that need it.
+        token_host: host and port; by default those of `remote_url`, or github.com without one.
         repo_path: an existing checkout to use instead of a clone.
-        timeout: seconds a git call may take; the first fetch may take five times that.
+        timeout: seconds that a git call may take; a fetch may take five times as long.
         author: `name <email>` of the commits.
         create: makes the fork at its host when this machine has no clone of it yet.
-        scope: the part to lay over the fork: the operator and the layer, or the operator alone.
+        scope: the part to publish: the operator and the layer, or the operator alone.
         stop: ends a running git call when set.
-        overlay: returns the folder of the kernels to lay over it; None for the shipped ones.
+        overlay: returns the folder of the kernels to publish; None for the shipped ones.
 
     Raises:
         ConfigError: an address or the branch's name cannot be used.
@@ -127,7 +127,7 @@ class Fork:
 
     @property
     def url(self) -> str:
-        """The address that is submitted, to the letter: no slash at the end, no credential."""
+        """The exact address that is submitted, without a trailing slash and credentials."""
         return self._remote.public_url
 
     @property
@@ -140,7 +140,7 @@ class Fork:
     @_with_sound_clone
     @disk_faults()
     def prepare(self) -> None:
-        """Bring the worktree to the branch's tip with the overlay laid over it, contract kept."""
+        """Bring the worktree to the branch's tip, copy the overlay over it, check the rules."""
         if self._is_lost():
             self._make_clone()
         tip = self._tip()
@@ -184,7 +184,7 @@ class Fork:
 
     @_with_sound_clone
     def push(self, commit: str) -> None:
-        """Make `commit` the tip of the remote's branch; never overwrites others' commits."""
+        """Make `commit` the tip of the remote's branch; never overwrite others' commits."""
         self._restore()
         remote, branch = self._remote, self.branch
         there = self._remote_tip()
@@ -246,11 +246,11 @@ class Fork:
         return self._own and not is_clone(self._git, self._remote)
 
     def _is_damaged(self) -> bool:
-        """Whether the miner's own clone is damaged; a checkout at REPO_PATH is its owner's."""
+        """Return whether the miner's own clone is damaged; False for a checkout at REPO_PATH."""
         return self._own and self.worktree.is_dir() and is_damaged(self._git)
 
     def _restore(self) -> None:
-        """Clone again where the clone is lost: unchanged kernels give the same commit again."""
+        """Clone again if the clone is lost; unchanged kernels then give the same commit."""
         if self._is_lost():
             self.prepare()
             self.commit()
@@ -276,7 +276,7 @@ class Fork:
         return self._git.probe("merge-base", "--is-ancestor", older, newer) is not None
 
     def _tip(self) -> str:
-        """Return the commit on which the overlay goes."""
+        """Return the commit on top of which the overlay is committed."""
         remote, branch = self._remote, self.branch
         heads, default = read_heads(self._git, remote, self._token)
         there, here = heads.get(branch), self._local_tip()
@@ -296,7 +296,7 @@ class Fork:
         return there
 
     def _first_tip(self, heads: dict[str, str], default: str) -> str:
-        """Return where a new branch starts: the fork's default branch, else the upstream's."""
+        """Return a new branch's first commit: the fork's default branch, else the upstream's."""
         remote, token, namespace = self._remote, self._token, "origin"
         if not heads and self._upstream is not None:
             remote, token, namespace = self._upstream, None, "upstream"

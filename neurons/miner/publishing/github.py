@@ -38,7 +38,7 @@ def web_address(api_url: str) -> str:
 
 
 def check_token(api_url: str, token: str, owner: str) -> frozenset[str] | None:
-    """Return the scopes of a classic token; None for a fine-grained one, which names none.
+    """Return the scopes of a classic token; None for a fine-grained one, which has no scopes.
 
     Raises:
         Held: GitHub rejects the token, it belongs to another account, or it may not push.

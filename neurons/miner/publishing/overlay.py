@@ -25,7 +25,8 @@ class Overlay:
     """The files that are laid over a fork, and the identity that commits them.
 
     Args:
-        scope: which of the files.
+        scope: `layer` for the operator and the layer, `ops` for the operator alone.
+        author: `name <email>` of the commits.
         root: returns the folder of the files; None for the shipped ones.
     """
 
@@ -97,8 +98,9 @@ class Overlay:
     def undone_files(self, tool: HardenedGit, tip: str) -> dict[str, str | None]:
         """Return the files that an earlier overlay changed and this one lacks.
 
-        Path to the blob that was there before it, or to None where there was none: a file that
-        was dropped, or the layer after FORK_SCOPE has become `ops`.
+        The result maps each path to the hash of its blob before the overlay, or to None if there
+        was no such file. This overlay lacks a file because the file was dropped, or because
+        FORK_SCOPE was changed to `ops`, which leaves out the layer.
         """
         files = set(map(str, self.files))
         undone: dict[str, str | None] = {}
@@ -110,7 +112,7 @@ class Overlay:
         return undone
 
     def refuse_dirty(self, tool: HardenedGit, tip: str) -> None:
-        """Refuse a checkout with changes, other than the overlay's of a run that was cut off."""
+        """Raise Held if a checkout has other changes than `lay` makes, possibly in part."""
         wanted = self._wanted(tool, tip)
 
         def half_done(name: str) -> bool:
@@ -155,7 +157,7 @@ def _blob(path: Path) -> str:
 
 def _blob_bytes(tool: HardenedGit, blob: str) -> bytes:
     content = str(tool.cat_file("blob", blob)).encode("utf-8", "surrogateescape")
-    # the tool drops a newline at the end
+    # HardenedGit removes a newline at the end
     return content if len(content) == int(tool.cat_file("-s", blob)) else content + b"\n"
 
 

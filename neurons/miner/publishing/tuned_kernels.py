@@ -16,17 +16,19 @@ FOLDER, FILE = "tuned", "tuned.json"
 
 
 class Evidence(BaseModel):
-    """Why tuned kernels are published.
+    """The comparison for which tuned kernels are published.
 
     Attributes:
-        shipped: the digest of the shipped kernels that were changed: an update of the program
-            ends their use.
-        overlay: their own digest, which names their folder.
-        proposed_by: the command.
+        shipped: the digest of the shipped kernels at the time of the search; if an update of the
+            program changes these, the tuned kernels are no longer used.
+        overlay: the digest of the tuned kernels, which is also their folder's name.
+        proposed_by: the command that proposed them.
         gpu: the GPU that timed them; None for a CPU.
-        length: of the sequences that were timed, in tokens.
-        pairs: blocks of three processes in which both were timed.
-        ratio, low, high: their speed over that of the kernels before, and its 99% interval.
+        length: the length in tokens of the timed sequences.
+        pairs: blocks of three processes in which both overlays were timed.
+        ratio, low, high: the speed of the tuned kernels divided by the speed of the earlier ones,
+            and the bounds of the ratio's 99% interval.
+        at: the time in UTC at which they were accepted.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,7 +48,7 @@ class Evidence(BaseModel):
 class TunedKernels:
     """The tuned kernels in a state folder, if there are any.
 
-    A crash while new ones are written leaves those of before.
+    A crash while new ones are written leaves the earlier ones in use.
     """
 
     def __init__(self, state_dir: Path, scope: Scope = "layer") -> None:
@@ -90,7 +92,7 @@ class TunedKernels:
 
 
 def copy_overlay(root: Path, target: Path) -> None:
-    """Copy only the files of an overlay."""
+    """Copy the files of the overlay at `root`, and no other files, to `target`."""
     for name in overlay_files(root=root):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / name, target / name)

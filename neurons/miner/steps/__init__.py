@@ -1,3 +1,3 @@
-"""The arrows of the cycle, one file a step: publish, measure, claim, commit and
+"""The steps of the cycle, one module for each: publish, measure, claim, commit and
 reveal (or submit), follow.
 """

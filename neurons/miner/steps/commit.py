@@ -1,4 +1,4 @@
-"""CLAIMED to COMMITTED: sends the commitment hash; the salt is on the disk before it goes out."""
+"""CLAIMED to COMMITTED: writes the salt to the disk, then sends the commitment hash."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def run(submission: Submission, context: Context) -> Submission:
 
     After a crash or a lost reply, the miner reads the server's list first and sends the same
     commitment again: the server holds at most one, and the journal holds its salt. The miner
-    requests the round before each attempt, since the public server opens the next round only then
-    and answers 500 before.
+    requests the round before each attempt: the public server starts the next round only at such a
+    request, and answers commitments with 500 until then.
     """
     if submission.state is State.COMMITTING:
         row = find(submission, context)
@@ -65,13 +65,13 @@ def _send(submission: Submission, context: Context, now: Round) -> Submission:
     except Uncertain:
         row = find(submission, context)
         if row is None:
-            raise  # the same commitment goes out again later
+            raise  # the same commitment is sent again later
         return _committed(submission, context, row)
     return _committed(submission, context, reply, round_id=now.id, round_start=now.start_time)
 
 
 def _settle(submission: Submission, context: Context, refusal: AlreadyCommitted) -> Submission:
-    """The server holds the commitment: find it in its list, or hold."""
+    """Find the commitment in the server's list; raise Held if the list lacks it for some time."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         row = find(submission, context)

@@ -1,4 +1,4 @@
-"""NEW to PUBLISHED: puts the kernels into the fork, and onto the remote unless that comes later."""
+"""NEW to PUBLISHED: commits the kernels to the fork; pushes them unless PUBLISH_AT defers that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ REJECTIONS_ALLOWED = 3
 def run(submission: Submission, context: Context) -> Submission:
     """Commit the kernels in the fork's checkout and publish them.
 
-    Before work is spent: the miner stops at three rejections in a row, and is registered.
+    Before that, the miner checks the number of rejections, and registers the hotkey if the target
+    is known.
+
+    Raises:
+        Held: `Journal.rejections` has reached REJECTIONS_ALLOWED, or the fork cannot be published.
+        Retry: the server or the fork's host cannot be reached.
     """
     rejections = context.journal.rejections(submission.hotkey)
     if rejections >= REJECTIONS_ALLOWED:

@@ -28,7 +28,7 @@ def checkout_config(tool: HardenedGit) -> dict[str, str]:
     """Return the settings that disable the checkout's filters.
 
     Raises:
-        Held: the folder is not the root of a checkout, or its settings cannot be overruled.
+        Held: the folder is not the root of a checkout, or it has settings that are refused.
     """
     top = Path(tool.rev_parse("--show-toplevel"))
     if top.resolve() != tool.folder.resolve():

@@ -1,4 +1,4 @@
-"""Clones: made whole or not at all, and brought back in order after a crash."""
+"""Clones of forks: created completely or not at all, and repaired after a crash."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from neurons.runtime.errors import Retry
 from neurons.runtime.git.command import HardenedGit, scratch_beside
 from neurons.runtime.git.remote import Remote, Token, parse_remote
 
-_FETCH_FACTOR = 5  # a first fetch moves the whole history: it gets this many timeouts
+_FETCH_FACTOR = 5  # a first fetch transfers the whole history: a fetch may take this many timeouts
 
 # Bytes as they are in the repository, regardless of its .gitattributes.
 _PLAIN_BYTES = "* -text -eol -ident -filter -working-tree-encoding\n"
@@ -42,7 +42,11 @@ def fetch_branch(
     tip: str,
     namespace: str = "origin",
 ) -> None:
-    """Bring the remote's branch, which is at `tip`, here, unless it is here already."""
+    """Fetch the remote's branch, which is at `tip`, unless this repository already has it.
+
+    Raises:
+        Retry: the branch moved during the fetch.
+    """
     ref = f"refs/remotes/{namespace}/{branch}"
     if tool.probe("rev-parse", "--verify", "--quiet", ref) == tip:
         return
@@ -59,21 +63,21 @@ def fetch_branch(
 
 
 def is_clone(tool: HardenedGit, remote: Remote) -> bool:
-    """Return whether the tool's folder is a whole clone of this very remote."""
+    """Return whether the tool's folder is a complete clone of `remote`."""
     if not (tool.folder / ".git").is_dir():
         return False
     return tool.probe("config", "--get", "remote.origin.url") == remote.url
 
 
 def make_clone(tool: HardenedGit, remote: Remote, token: Token | None, branch: str) -> None:
-    """Clone into a sibling of the tool's folder, then rename it: whole, or not there at all."""
+    """Clone into a folder next to the tool's, then rename it: a clone is complete or missing."""
     worktree = tool.folder
     with scratch_beside(worktree) as scratch:
         made = scratch / "clone"
         made.mkdir()
         inside = HardenedGit(made, timeout=tool.timeout, stop=tool.stop)
         inside.init("--quiet", "--template=", f"--initial-branch={branch}")
-        inside.config("core.symlinks", "false")  # a link is a small text file: leads nowhere
+        inside.config("core.symlinks", "false")  # links become text files and lead nowhere
         inside.config("remote.origin.url", remote.url)
         information = made / ".git" / "info"
         information.mkdir(exist_ok=True)
@@ -101,7 +105,7 @@ def is_damaged(tool: HardenedGit) -> bool:
 
 
 def check_out(tool: HardenedGit, branch: str, tip: str) -> None:
-    """Set the clone's branch and files to `tip`, even after a crash left others there."""
+    """Set the clone's branch and files to `tip`, whatever a crash has left there."""
     folder = tool.folder / ".git"
     for lock in [*folder.glob("*.lock"), *(folder / "refs").rglob("*.lock")]:
         lock.unlink()  # this process is the clone's only user, so the lock's owner is dead

@@ -1,8 +1,8 @@
-"""git without surprises: a clean environment, deadlines, and errors that name a remedy.
+"""git with a restricted environment, deadlines, and errors that name a remedy.
 
-GitPython hands every git process this process's whole environment, and git itself reads hooks,
-helpers and rewrites from many files. Here a git process gets a short list of variables, no system
-and user settings, no hooks, no prompts, and only the one transport that its remote needs.
+GitPython passes this process's whole environment to every git process, and git reads hooks, helpers
+and rewrites from many files. Here a git process has a short list of variables, no system and user
+settings, no hooks, no prompts, and only the transport that its remote needs.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Limits:
 
     Attributes:
         memory: bytes of its address space.
-        file: bytes of the longest file that it writes.
-        seconds: of a processor's time.
-        output: bytes that it prints.
+        file: bytes of any file that it writes.
+        seconds: CPU time.
+        output: bytes that it prints to stdout.
     """
 
     memory: int
@@ -119,7 +119,7 @@ class HardenedGit(git.Git):
     def online(
         self, remote: Remote, token: Token | None, command: str, *args: str, timeout: float = 0
     ) -> str:
-        """Run a command that talks to `remote`; only such a call, to its host, has the token."""
+        """Run a command that connects to `remote`; `token` is sent only to the token's host."""
         env = {"GIT_ALLOW_PROTOCOL": remote.protocol}
         config = dict(self.overrides)
         if token and remote.protocol in ("http", "https") and token.host == remote.host:
@@ -130,7 +130,7 @@ class HardenedGit(git.Git):
         )
 
     def probe(self, command: str, *args: str) -> str | None:
-        """Run a command whose failure is an answer: its output, or None when it fails."""
+        """Run a command that may fail; return its output, or None if it fails."""
         answer: Any = self._call_process(
             command, *args, with_extended_output=True, with_exceptions=False
         )
@@ -142,7 +142,7 @@ class HardenedGit(git.Git):
             self._require_version()
         env = {name: value for name, value in environment().items() if _INHERITED.fullmatch(name)}
         env |= _ENVIRONMENT | self._configuration(self.overrides)
-        # A broken clone must not make git fall back on a repository further up.
+        # If the clone is broken, git must not use a repository in a folder above it.
         env["GIT_CEILING_DIRECTORIES"] = str(self.folder.resolve().parent)
         env |= options.get("env") or {}
         timeout = options.get("kill_after_timeout") or self.timeout

@@ -1,8 +1,8 @@
 """A proxy for git when it fetches from an untrusted address: public hosts only, limited bytes.
 
 git uses it as its http.proxy. For each connection, also after a redirect, the gateway resolves the
-name, checks the addresses, and connects to a checked address, so a second answer of the name server
-has no effect.
+name once, checks the addresses, and connects to a checked address, so a later, different reply of
+the name server has no effect.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def is_public(address: str) -> bool:
 
 
 class Gateway(socketserver.ThreadingTCPServer):
-    """A proxy on loopback for CONNECT alone, open between `with` and its end.
+    """A proxy on loopback that accepts only CONNECT and runs during its `with` block.
 
     Args:
         hosts: the names of allowed hosts.
-        most: bytes that all connections together may bring.
+        most: limit in bytes on the data received through all connections together.
         public: returns whether connections to an address are allowed.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Addresses of forks, and the token that may travel to one of them alone."""
+"""Addresses of forks, and the token that may be sent to one host alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Remote:
 
     @property
     def origin(self) -> str:
-        """Scheme and host with a slash at the end: the only place that may see the token."""
+        """Scheme and host with a slash at the end: git sends the token only to such addresses."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}/"
 
@@ -43,7 +43,7 @@ def parse_remote(text: str, *, base: Path | None = None, with_token: bool = Fals
 
     Args:
         text: as an operator or a checkout's `origin` gives it.
-        base: the folder against which a relative path counts.
+        base: the folder at which a relative path starts; by default the working directory.
         with_token: whether an ssh address of GitHub is turned into https, which takes a token.
 
     Raises:
@@ -103,7 +103,7 @@ def _ssh(text: str, host: str, path: str, with_token: bool) -> Remote:
 
 @dataclass(frozen=True)
 class Token:
-    """A token that prints as nothing, the one host it is for, and the header that carries it."""
+    """A token, which `repr` omits, and the only host (with its port) to which it is sent."""
 
     value: str = field(repr=False)
     host: str = ""
@@ -114,5 +114,5 @@ class Token:
 
     @property
     def basic(self) -> str:
-        """The token as HTTP's basic authentication has it."""
+        """The value for HTTP basic authentication: base64 of `x-access-token:TOKEN`."""
         return base64.b64encode(f"x-access-token:{self.value}".encode()).decode()
