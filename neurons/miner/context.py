@@ -83,7 +83,11 @@ class Context:
     quiet_seconds: float = LONGEST_SECONDS
 
     def wait(self, seconds: float) -> None:
-        """Wait `seconds`, or raise `Stopped`."""
+        """Wait `seconds`.
+
+        Raises:
+            Stopped: a stop came before or during the wait.
+        """
         (self.waiter or Waiter(self.stop))(seconds)
 
     @property
@@ -101,7 +105,7 @@ class Context:
         """Check out the published commit if that is necessary; return whether it is checked out.
 
         After a restart the checkout is prepared again. If the kernels have changed since the
-        commit, the result is False: they must be published first.
+        commit, the result is False, and the changed kernels must be published first.
         """
         if self.content_digest() != submission.content_digest:
             return False

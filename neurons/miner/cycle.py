@@ -1,4 +1,4 @@
-"""The life of a submission as a pure state machine: no I/O, no clock, no randomness."""
+"""A submission's states and transitions as pure functions: no I/O, no clock, no randomness."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class Submission:
             database counts rounds from 1 again.
         round_total: number of the round's submissions before a direct one was sent; None if it
             certainly did not arrive.
-        queued_at: time of the first poll that found it in the validators' queue; set again after
-            the reveal.
+        queued_at: time of the first poll that found it in the validators' queue; cleared at the
+            reveal and set by the first such poll after it.
         judged_early_at: time of the poll that found that it had left the queue before its reveal.
         report: the report's path relative to the state folder.
     """

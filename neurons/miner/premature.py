@@ -7,7 +7,7 @@ from neurons.miner.cycle import Submission
 
 
 def submission_mode(context: Context) -> str:
-    """Return `commit_reveal` or `direct`: the setting, or for `auto` by the journal's evidence."""
+    """Return `commit_reveal` or `direct`: the setting, or for `auto` a choice by the journal."""
     chosen = context.settings.submission_mode
     if chosen != "auto":
         return chosen

@@ -19,9 +19,9 @@ class Length(BaseModel):
     """The samples of one length.
 
     Attributes:
-        length: in tokens.
-        planned: number of samples; noise may require more.
-        speeds: of the accepted samples so far, in tokens/s.
+        length: the length in tokens.
+        planned: the number of samples in the plan; noise may require more.
+        speeds: the speeds of the accepted samples so far, in tokens/s.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -25,7 +25,9 @@ def earlier_samples(folder: Path, environment: Environment, code: str, target: i
 
     Args:
         folder: the folder of the reports.
-        environment, code: the machine and the source digest.
+        environment: the present machine.
+        code: the source digest of the present code.
+        target: the target length in tokens.
 
     Returns:
         Samples of the lengths that validators time, and the newest ones of the target, from the

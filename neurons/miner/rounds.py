@@ -18,7 +18,7 @@ class RoundNow(str, Enum):
 
 
 def compare_round(submission: Submission, now: Round) -> RoundNow:
-    """Return whether the round that the server names is the one that was submitted to."""
+    """Return how the server's round `now` relates to the round of the submission."""
     own = submission.round_id or 0
     if now.id > own:
         return RoundNow.LATER
@@ -35,9 +35,9 @@ def ask_round(submission: Submission, client: ApiClient) -> RoundNow:
 def is_due(last: Submission | None, now: Round, content_digest: str, mode: str) -> bool:
     """Return whether a new submission is worth making after `last`, the newest closed one.
 
-    The same content is submitted once a round; after a submission that ended without a verdict
-    there is nothing to repeat, so it is due as well. One that was judged before its reveal, and
-    so was never revealed, is worth a direct submission.
+    The same content is submitted once a round. If `last` ended without a verdict, a new submission
+    repeats none, so it is due. If `last` was judged before its reveal and never revealed, a direct
+    submission is due.
     """
     if last is None or last.state not in VERDICTS:
         return True

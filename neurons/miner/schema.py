@@ -99,11 +99,15 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
 )
-"""In order, never edited once released: a change of the schema is a new entry."""
+"""Name and statements of each migration, in order. A change of the schema is a new entry: released
+entries are never edited.
+"""
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open the journal at `path`, made with mode 0600 in a folder of mode 0700, up to date.
+    """Open the journal at `path` and apply missing migrations.
+
+    The file is created with mode 0600 in a folder of mode 0700 if it is missing.
 
     Raises:
         ConfigError: the file is damaged, of a newer version, or cannot be opened. It is kept.
@@ -126,7 +130,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def copy_database(path: Path) -> sqlite3.Connection:
-    """Return a copy of the journal at `path` in memory, up to date; the file is only read.
+    """Return a copy of the journal at `path` in memory, with all migrations; only read the file.
 
     Raises:
         ConfigError: the file is damaged, of a newer version, or cannot be opened.

@@ -80,8 +80,8 @@ def others(context: Context) -> list[Submission]:
 def looks_again(held: Submission, now: float) -> bool:
     """Return whether a held commitment is due for another try without a person.
 
-    Its round ends even if no person acts. A submission that is held finally has no state
-    to go back to.
+    Its round ends even if no person acts. A submission that can only be abandoned has no
+    `resume_state`, so it is never due.
     """
     return (
         held.state is State.HELD

@@ -27,7 +27,7 @@ class Standing:
         performer: the row that shows its verdict. The public server lists the fastest claims
             there, judged or not; a row without rank and score is ignored.
         queue_length: how many submissions were listed.
-        others: the numbers of this hotkey's other rows in the submission's round.
+        others: the numbers of this hotkey's other rows since the start of the submission's round.
     """
 
     queued: bool | None = None

@@ -41,6 +41,7 @@ class Tuner:
     """Tries one proposal of each command after each cycle, in a separate thread.
 
     Attributes:
+        kept: the tuned kernels in the state folder.
         host: the fork's worktree, with the modules that the kernels import.
         blocks: number of blocks of three processes in which the trees are compared.
         check, measure, probe: those of the harness, or fakes.
@@ -83,7 +84,7 @@ class Tuner:
             yield self.settings.tune_words
 
     def start(self, length: int) -> None:
-        """Start a proposal for a target of `length` tokens, if one is due and none is running."""
+        """Start the commands for a target of `length` tokens if a proposal is due and none runs."""
         commands = list(self.commands())
         if not (self.due and commands) or (self._thread and self._thread.is_alive()):
             return

@@ -20,7 +20,7 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs that NVML reports; none where there is no driver."""
+    """Return the GPUs that NVML reports; an empty list if there is no driver."""
     nvml: Any = importlib.import_module("pynvml")  # it ships no types
     try:
         nvml.nvmlInit()

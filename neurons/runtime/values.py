@@ -135,7 +135,7 @@ class Form(str):
 
 
 def form_of(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """Return how a value of this type is written; the last `Form` among its metadata counts."""
+    """Return how a value of this type is written, by the last `Form` in its metadata if any."""
     forms = [one for one in metadata if isinstance(one, Form)]
     if forms:
         return forms[-1]

@@ -162,7 +162,7 @@ def unix_time(moment: str) -> float:
 
 
 class Message(BaseModel):
-    """Base of every message: unknown fields of a newer server are kept out, not refused."""
+    """Base of every message; it ignores unknown fields, which a newer server may send."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 

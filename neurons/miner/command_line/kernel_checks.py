@@ -27,7 +27,7 @@ def compile_kernels(capability: tuple[int, int]) -> Builds:
     """Compile the CUDA kernels for (major, minor), as at first use; no such GPU is needed.
 
     Raises:
-        MeasurementError: the process came to no result.
+        MeasurementError: the process failed or timed out.
     """
     function = "quasar_kernels.diagnosis:compile_for"
     return Builds.model_validate(call(function, *capability, options=Options("cpu", 120.0)))
@@ -37,7 +37,7 @@ def find_paths(device: str) -> PathsTaken:
     """Run the operator on every GPU (`cuda`) or the `cpu`; return the implementations that ran.
 
     Raises:
-        MeasurementError: the process came to no result, or torch cannot use the device.
+        MeasurementError: the process failed or timed out, or torch cannot use the device.
     """
     function = "quasar_kernels.diagnosis:find_paths"
     return PathsTaken.model_validate(call(function, device, options=Options(device)))

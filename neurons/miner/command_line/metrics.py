@@ -34,7 +34,7 @@ log = get_logger("metrics")
 
 
 def figures(status: Status, now: float) -> Iterator[tuple[str, str, dict[str, str], float]]:
-    """Yield name, meaning, labels and value of every figure that the journal gives at `now`."""
+    """Yield name, meaning, labels and value of every figure from the journal at the time `now`."""
     ended = Counter(one.state.value for one in status.history if one.closed)
     for state, count in sorted(ended.items()):
         yield "ended", "Submissions by their end, of the newest 1000", {"state": state}, count
@@ -78,7 +78,7 @@ def exposition(state_dir: Path, hotkey: str | None = None) -> bytes:
 
 
 def health(state_dir: Path, hotkey: str | None = None) -> dict[str, Any]:
-    """Return `status`: ok, held (a person has to act) or degraded (the disk is full), and why."""
+    """Return `status` (ok; held: a person must act; degraded: the disk is full) and its reason."""
     if shutil.disk_usage(state_dir).free < START_BYTES:
         return {"status": "degraded", "reason": f"the disk of {state_dir} is full"}
     one = read_status(state_dir, hotkey).submission
@@ -89,7 +89,7 @@ def health(state_dir: Path, hotkey: str | None = None) -> dict[str, Any]:
 
 @contextmanager
 def serving(state_dir: Path, port: int | None, hotkey: str | None = None) -> Iterator[int | None]:
-    """Answer on `port` of 127.0.0.1 (0: a free one) while the block runs; None: do nothing.
+    """Serve on `port` of 127.0.0.1 while the block runs; 0 selects a free port, None none.
 
     Raises:
         ConfigError: the port is taken, or prometheus-client is not installed.

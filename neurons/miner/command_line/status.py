@@ -34,8 +34,8 @@ class Status:
     """The newest submission, the newest one with a verdict, and whether a miner is running.
 
     Attributes:
-        judges_early_at: when the API of the submission last showed a sign, within the length of a
-            round, of judging a commitment before its reveal, in Unix seconds; None without one.
+        judges_early_at: the Unix time at which the submission's API last seemed to judge a
+            commitment before its reveal; None if it did not within the length of a round.
         measuring: the progress of the measurement that the running miner or `bench` makes.
         history: the newest submissions, newest first, up to the requested number.
         others: live submissions of hotkeys other than the configured one.

@@ -20,7 +20,7 @@ LOG_EVERY_BLOCKS = 25
 FRESH_LOOKS = 4
 """Most attempts to read the queue after a reveal, a second apart."""
 FRESH_SECONDS = 5.0
-"""Age of a reveal within which no validator has cloned and measured the submission."""
+"""Seconds after a reveal in which no validator can have cloned and measured the submission."""
 LOST_REPLIES = 2
 """Failures in a row after which a commitment that is no longer pending counts as revealed."""
 STUBBORN_SECONDS = 60.0

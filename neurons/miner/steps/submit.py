@@ -12,7 +12,7 @@ from neurons.wire.outcomes import Banned, Busy, Uncertain, Unreachable, Untruste
 from neurons.wire.protocol import Performer, QueuedSubmission, Round, unix_time
 
 NOT_SENT = (Unreachable, Untrusted, Busy, Banned)
-"""After these outcomes the server certainly has no submission."""
+"""The exceptions after which the server certainly does not have the submission."""
 LATE_SECONDS = 90.0
 """Longest time for which a gateway delivers a request after its sender has disconnected."""
 CLOCK_SLACK_SECONDS = 5.0

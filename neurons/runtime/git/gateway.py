@@ -52,7 +52,7 @@ class Gateway(socketserver.ThreadingTCPServer):
 
     Attributes:
         refusal: why a connection was refused or cut, as a sentence; "" for none.
-        unreachable: why a host that is allowed was not reached; "" for none.
+        unreachable: why an allowed host could not be reached, as a sentence; "" for none.
     """
 
     daemon_threads = True
