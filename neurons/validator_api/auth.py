@@ -64,7 +64,7 @@ class RateLimiter:
         self._lock = threading.Lock()
 
     def wait(self, hotkey: str) -> float:
-        """Count a call; return 0, or the seconds until the hotkey may call (not counted then)."""
+        """Count a call and return 0; above the limit, only return the seconds to wait."""
         if not self._limit:
             return 0.0
         with self._lock:

@@ -1,7 +1,7 @@
 """The subject: the process that holds the code under test and calls it for the referee.
 
-It knows no secret: neither the nonce of the reply nor its descriptor, and no expected value. The
-referee judges everything that it answers.
+It has no secrets: neither the nonce of the reply, nor its descriptor, nor any expected value. The
+referee checks every reply.
 """
 
 from __future__ import annotations
@@ -90,12 +90,13 @@ class InProcessSubject:
     def operate(self, *, initial: bool = False, final: bool = False) -> Tensors:
         """Call the operator on q, k, v and beta; return `o` and, with `final`, any `state`.
 
-        The result of the call before is held as `earlier`.
+        The output of the previous call is held as `earlier`.
         """
         options: dict[str, Any] = {"output_final_state": True} if final else {}
         if initial:
             options["initial_state"] = self._held["initial"]
-        # The caller's stream uses the result at once, without waiting for work on other streams.
+        # The caller's stream reads the result at once. It does not wait for other streams, so an
+        # operator that computes there without synchronizing fails the check.
         with recording(self._device), _poisoned():
             o, state = self._operator(*(self._held[name] for name in OPERANDS), **options)
         if "o" in self._held:
@@ -144,8 +145,9 @@ class InProcessSubject:
         """Set the layer's weights and a new x, and call the layer until it is warm.
 
         Args:
-            weights: written into the memory of the present ones.
-            seed: of x `[1, length, hidden_size]`.
+            weights: by name; copied into the memory of the layer's weights.
+            length: in tokens.
+            seed: of x `[1, length, hidden_size]` fp32.
             size, maps_seed: of the chain's maps.
 
         Raises:
@@ -217,7 +219,7 @@ class _Server:
     def use(self, body: dict[str, Any], _tensors: Tensors) -> dict[str, Any]:
         device = torch.device(body["device"])
         if device.type == "cpu" and body["single"]:
-            torch.set_num_threads(1)  # small tensors: on a busy machine more threads only spin
+            torch.set_num_threads(1)  # small tensors, for which more threads only wait
         self._local = InProcessSubject(self._loaded.operator, self._loaded.layer_class, device)
         timed = device.type == "cuda" and not body["single"]
         gpu = quiet_snapshot() if timed else None
@@ -261,7 +263,7 @@ class _Server:
 
 
 def serve(channel: Channel) -> NoReturn:
-    """Answer the referee until it closes the socket."""
+    """Serve the referee's requests until it closes the socket."""
     try:
         _Server(channel).serve()
     except (WireError, OSError):

@@ -58,7 +58,7 @@ def active(session: Session) -> Round | None:
 
 
 def current(session: Session, context: RequestContext) -> Round:
-    """Return the active round, opened if there is none."""
+    """Return the active round; open one if there is none."""
     row = active(session)
     return row if row is not None else _open(session, context, rules.ROUND_HOURS)
 

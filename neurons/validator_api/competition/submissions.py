@@ -23,9 +23,9 @@ from neurons.wire import protocol, rules
 
 NOT_FOUND = "Submission not found"
 LEAGUE_ENTRIES = 64
-"""Registrations of one hotkey, each for a model and a league."""
+"""Most registrations of one hotkey, each for a model and a league."""
 OPEN_A_HOTKEY = 10
-"""Submissions of one hotkey that may wait at once, one for each target."""
+"""Most open submissions of one hotkey."""
 
 
 def register(
@@ -94,8 +94,8 @@ def submit(
 ) -> protocol.SubmitReply:
     """Store a direct submission; a repetition within a round returns the first one.
 
-    So a repeated request does no harm, and a miner cannot have one claim judged until noise
-    favours it.
+    So a repeated request has no effect, and a miner cannot have the same claim judged again and
+    again until noise favours it.
 
     Args:
         client: the key under which bans count the caller.
@@ -127,7 +127,7 @@ def reveal(
     """Check the reveal against its commitment and store its claim.
 
     Raises:
-        CommitmentMismatch: it does not hash to the commitment; nothing was stored.
+        CommitmentMismatch: the reveal does not hash to the commitment; nothing was stored.
     """
     row = _revealable(session, request, context, settings)
     _check_commitment(row, request)
@@ -173,7 +173,7 @@ def _revealable(
 
 
 def _check_commitment(row: Submission, request: protocol.RevealRequest) -> None:
-    """Refuse a reveal of something else than was committed to.
+    """Refuse a reveal that does not match its commitment.
 
     The public server accepts a Docker image instead of the fork, which leaves the fork open until
     the reveal. This server always checks the fork's address.
@@ -213,7 +213,7 @@ def _same_in_round(
     claim: dict[str, Any],
     context: RequestContext,
 ) -> Submission | None:
-    """Return the hotkey's direct submission of this very claim in the present round, if any."""
+    """Return the hotkey's direct submission of exactly this claim in this round, if any."""
     exact = {name: claim[name] for name in ("fork_url", "commit_hash", "tokens_per_sec", "vram_mb")}
     alike = session.scalars(
         select(Submission)
@@ -255,7 +255,7 @@ def _add(
 
 
 def _withdraw_replaced(session: Session, row: Submission, context: RequestContext) -> None:
-    """Withdraw older rows of the hotkey: one waits for each target, and `OPEN_A_HOTKEY` in all.
+    """Withdraw the hotkey's older rows of this target, and its oldest above `OPEN_A_HOTKEY`.
 
     A commitment replaces only another commitment; a revealed row stays in the queue until the
     reveal. A validator may still mark a row that it has begun to judge.

@@ -52,7 +52,7 @@ def page(
     """Render the template `name` with these values.
 
     Args:
-        now: when the values were read; shown at the foot of the page.
+        now: time at which the values were read (naive UTC); shown at the foot of the page.
         refresh: seconds until a browser reloads the page; None for a page that never changes.
         paused: whether the reader has switched the reloading off.
     """
