@@ -102,7 +102,7 @@ class Confinement(Protocol):
 
 
 class _Pipes:
-    """The two streams of a child, which are read at once so that it never blocks on a full pipe."""
+    """The two streams of a child, read continuously so that it never blocks on a full pipe."""
 
     def __init__(self, result_fd: int, log_fd: int) -> None:
         self.result = bytearray()

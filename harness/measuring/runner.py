@@ -84,7 +84,7 @@ def check_import(tree: Path, options: Options = DEFAULT) -> float:
         Seconds that it took after torch's import.
 
     Raises:
-        MeasurementError: they cannot be imported, of kind `import` where a module is missing.
+        MeasurementError: they cannot be imported; the kind is `import` if a module is missing.
     """
     quick = replace(options, device="cpu", timeout=min(options.timeout, QUICK_SECONDS))
     return float(str(_work(_tree_job("import", tree.resolve(), 1), quick)["import_seconds"]))

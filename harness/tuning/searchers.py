@@ -17,7 +17,7 @@ def further_gpus(gpus: Sequence[Any], count: int) -> list[str]:
     """Return the UUIDs of `count` GPUs of the first one's model, or fewer, without the first.
 
     Args:
-        gpus: those that this process sees, as `torch.cuda.get_device_properties` has them.
+        gpus: properties of this process's GPUs, from `torch.cuda.get_device_properties`.
     """
     first, *others = gpus
     return [f"GPU-{gpu.uuid}" for gpu in others if gpu.name == first.name][:count]

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 
-with contextlib.suppress(ValueError):  # the code under test may write there, and imports come late
+with contextlib.suppress(ValueError):  # untrusted code may write there, and more imports follow
     sys.path.remove(os.getcwd())
 
 from pydantic import ValidationError

@@ -227,7 +227,13 @@ class _Stages:
 def compare_layer(
     checker: Checker, where: str, weights: dict[str, Tensor], x: Tensor, y: Tensor
 ) -> None:
-    """Compare the layer's output with the definition, all of it where memory allows."""
+    """Compare the layer's output with the definition, in full if memory allows.
+
+    Args:
+        where: names the comparison in the figures.
+        weights: the layer's, by name.
+        x, y: input and output, `[1, T, hidden_size]`.
+    """
     length = x.shape[1]
     compared, dtype = length, torch.float64
     if length > LAYER_EXACT:

@@ -22,7 +22,7 @@ class Gpu:
     """A GPU, or a MIG slice of one.
 
     Attributes:
-        name: as CUDA_VISIBLE_DEVICES has it; else its number in nvidia-smi.
+        name: its entry in CUDA_VISIBLE_DEVICES; if that is unset, its number in nvidia-smi.
         visible: CUDA_VISIBLE_DEVICES for a process that sees only `files`: a UUID, since NVML
             counts GPUs without a file as well.
         files: its device files, and those that all GPUs share.

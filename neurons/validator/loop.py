@@ -1,7 +1,7 @@
 """The validator's loop: from the queue to written verdicts, one submission at a time on each GPU.
 
-The attempt is recorded before the evaluation begins. If the validator dies during it, the next
-start continues with the other submissions.
+The attempt is recorded before the evaluation begins. If the validator crashes during it, the
+next start continues with the other submissions.
 """
 
 from __future__ import annotations

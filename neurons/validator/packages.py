@@ -74,7 +74,8 @@ def find_packages(private: Iterable[Path] = ()) -> Packages:
         reason = _reason(entry, kept)
         if not reason:
             shown += [entry, os.path.realpath(entry)]
-        elif os.path.realpath(entry) != str(PROJECT.resolve()):  # `runner` shows it
+        elif os.path.realpath(entry) != str(PROJECT.resolve()):
+            # the runner itself makes this project's code readable
             withheld[entry] = reason
     shown += [part for prefix in _prefixes() for part in _parts(prefix, kept)]
     shown = [one for one in dict.fromkeys(shown) if not _is_within(one, ["/usr", *shown])]

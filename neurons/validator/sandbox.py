@@ -83,7 +83,7 @@ class Sandbox:
         for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME"):
             words += ["--setenv", name, str(folder / "cache" / name.lower())]
         words += ["--setenv", "USER", "sandbox", "--setenv", "LOGNAME", "sandbox"]
-        if self.packages.user_base:  # else the user site would be sought below the new HOME
+        if self.packages.user_base:  # otherwise Python looks for the user site in the new HOME
             words += ["--setenv", "PYTHONUSERBASE", self.packages.user_base]
         return [*words, "--", *self._limits(), *_filtered(argv, pinned=not self.gpu)]
 

@@ -21,7 +21,7 @@ _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 """Offsets in `struct seccomp_data`; of the argument, the low half (little-endian)."""
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _X32 = 0x40000000
-"""System calls from here on are those of x86-64 with short pointers, under other numbers."""
+"""System calls from this number on belong to the x32 ABI, which numbers them differently."""
 _NEW_NAMESPACES = 0x7E020000
 """The flags of clone(2) that make a namespace."""
 _FAMILIES = (1, 2, 10, 16)

@@ -63,7 +63,7 @@ class InProcessSubject:
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Store new values, in the same memory if shape and dtype are unchanged.
 
-        The tensors' version counters stay as they were.
+        The tensors' version counters stay, so that code cannot recognise new values by them.
         """
         for name, new in tensors.items():
             old = self._held.get(name)

@@ -32,7 +32,11 @@ def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
 
 
 def check_not_banned(session: Session, client: str, now: datetime) -> None:
-    """Refuse a banned client."""
+    """Refuse a banned client.
+
+    Raises:
+        Banned: the client is banned at `now`.
+    """
     row = session.get(IpBan, client)
     if row is not None and row.banned_until is not None and row.banned_until > now:
         hours = (row.banned_until - now).total_seconds() / 3600

@@ -31,7 +31,12 @@ OPEN_A_HOTKEY = 10
 def register(
     session: Session, request: protocol.RegisterRequest, context: RequestContext
 ) -> protocol.RegisterReply:
-    """Register the hotkey for a model and league; the first time it gets the next free uid."""
+    """Register the hotkey for a model and league; the first time it gets the next free uid.
+
+    Raises:
+        Invalid: there is no such league.
+        Conflict: the hotkey has LEAGUE_ENTRIES registrations.
+    """
     leagues = [league for _, league, _ in rules.LEAGUES]
     if request.league not in leagues:
         raise Invalid(f"Invalid league. Must be one of: {', '.join(leagues)}")
@@ -63,6 +68,11 @@ def commit(
 
     Args:
         client: the key under which bans count the caller.
+
+    Raises:
+        NotFound: the hotkey is not registered.
+        Banned: the client is banned.
+        Conflict: the commitment's hash is stored already.
     """
     _check_may_submit(session, request.miner_hotkey, client, context)
     same = select(Submission.id).where(Submission.commitment_hash == request.commitment_hash)
@@ -99,6 +109,10 @@ def submit(
 
     Args:
         client: the key under which bans count the caller.
+
+    Raises:
+        NotFound: the hotkey is not registered.
+        Banned: the client is banned.
     """
     _check_may_submit(session, request.miner_hotkey, client, context)
     claim = _claim(request, request.target_sequence_length)
@@ -127,6 +141,10 @@ def reveal(
     """Check the reveal against its commitment and store its claim.
 
     Raises:
+        NotFound: the hotkey has no such commitment, or it has expired or was replaced.
+        Conflict: it is revealed already.
+        TooEarly: its reveal block has not come.
+        Invalid: it commits to a Docker image only.
         CommitmentMismatch: the reveal does not hash to the commitment; nothing was stored.
     """
     row = _revealable(session, request, context, settings)
