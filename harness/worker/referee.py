@@ -69,7 +69,7 @@ class SubjectProxy:
 
     def __init__(self, channel: Channel, pid: int) -> None:
         self._channel, self._pid = channel, pid
-        self._sent = 0
+        self._sent = 0  # bytes of the largest tensor so far, which limits the size of replies
 
     def ask(
         self, op: str, tensors: Mapping[str, Tensor] | None = None, **fields: Any

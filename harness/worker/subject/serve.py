@@ -128,7 +128,14 @@ class InProcessSubject:
         return {name: grad for name, grad in gradients.items() if grad is not None}
 
     def time(self, length: int) -> dict[str, Any]:
-        """Run the validator's loop; keep its layer, input and last output for later requests."""
+        """Run the validator's loop; keep its layer, input and last output for later requests.
+
+        Returns:
+            The fields of `timing.LoopResult`.
+
+        Raises:
+            WorkerError: `gate`, if the figures of the run are invalid.
+        """
 
         def keep(layer: Any, x: Tensor, y: Tensor) -> None:
             self._layer, self._held = layer, {"x": x, "y": y}
@@ -208,6 +215,7 @@ class _Server:
         self._local: InProcessSubject | None = None
 
     def load(self, body: dict[str, Any], _tensors: Tensors) -> dict[str, Any]:
+        """Import the tree at `body["tree"]`; return the fields of `tasks.Imported`."""
         loaded = load_tree(Path(body["tree"]))
         self._loaded = loaded
         return {
@@ -217,6 +225,10 @@ class _Server:
         }
 
     def use(self, body: dict[str, Any], _tensors: Tensors) -> dict[str, Any]:
+        """Select the device; return the GPU's state before a timed run.
+
+        `single` is true for a correctness check, which is not timed and uses one CPU thread.
+        """
         device = torch.device(body["device"])
         if device.type == "cpu" and body["single"]:
             torch.set_num_threads(1)  # small tensors, for which more threads only wait
@@ -226,6 +238,7 @@ class _Server:
         return {"gpu": None if gpu is None else gpu.model_dump(mode="json")}
 
     def answer(self, body: dict[str, Any], tensors: Tensors) -> dict[str, Any] | Tensors | None:
+        """Do the operation `body["op"]` and return its result; `load` and `use` come first."""
         op = body.pop("op")
         if self._local is None:
             return {"load": self.load, "use": self.use}[op](body, tensors)
