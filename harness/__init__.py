@@ -1,4 +1,4 @@
-"""The measuring harness: the loop that a validator times, run here first."""
+"""The measuring harness: runs a validator's timing loop on the miner's own machine."""
 
 from quasar_kernels import __version__
 

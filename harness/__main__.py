@@ -1,7 +1,7 @@
 """`python -m harness`: check and time a tree as a validator does, and write a report.
 
-It needs torch, triton, pydantic and the tree's own imports. Of the project it imports only the
-kernels' rules and the shared code of command lines.
+It needs torch, triton, pydantic and the packages that the tree imports. Of the project's other
+packages it imports only `quasar_kernels`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from quasar_kernels import interrupts
 
 if __name__ == "__main__":
-    interrupts.exit_at_once()  # until all below is imported
+    interrupts.exit_at_once()  # on Ctrl-C during the imports below
 
 import argparse
 import json
@@ -145,7 +145,8 @@ _COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
-    0: every length was measured, and checked code keeps a validator's rules; 1: not so; 2: usage.
+    0: every length was measured, and checked code obeys a validator's rules; 1: a measurement
+    failed, or checked code breaks a rule; 2: the command line is wrong.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     if words and words[0] in _COMMANDS:

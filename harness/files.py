@@ -1,4 +1,4 @@
-"""Files that their readers see whole."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Write a file that concurrent readers see whole, old or new; it is not flushed to the disk.
+    """Replace a file's text atomically: readers get the old text or the new one, never a part.
+
+    The text is not flushed to the disk (no fsync), so a power failure can lose it.
 
     Raises:
-        OSError: the folder or the disk takes no file; an old file stays.
+        OSError: the file cannot be written; an existing file stays unchanged.
     """
     part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)  # a killed writer's could have another mode
+    part.unlink(missing_ok=True)  # one that a killed writer left may have another mode
     try:
         part.touch(mode=mode)
         part.write_text(text, encoding="utf-8")

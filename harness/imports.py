@@ -1,4 +1,4 @@
-"""Why a tree cannot be imported when a module is missing, and the command that installs one."""
+"""Explain why a tree's import failed, and give the command that installs a missing module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DISTRIBUTION = "quasar-kernels"
 
 
 def explain_import(error: ImportError, tree: Path) -> str | None:
-    """Return the failed import as a sentence; None if the module belongs to the tree itself.
+    """Return a sentence about the failed import; None if the module belongs to the tree itself.
 
     Args:
         error: the error of an import in `tree`.
@@ -31,7 +31,7 @@ def explain_import(error: ImportError, tree: Path) -> str | None:
 
 
 def install_command(module: str) -> str:
-    """Return the command that installs `module` into this Python, in the project's range."""
+    """Return the command that installs `module`, in the version range that the project needs."""
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:

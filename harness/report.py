@@ -35,7 +35,7 @@ class Report(Frozen):
     failures: tuple[Failure, ...] = ()
 
     def by_length(self) -> dict[int, list[Sample]]:
-        """Return the samples, each with its machine, by sequence length, in their order."""
+        """Return the samples by length, in their order, each with the report's environment."""
         groups: dict[int, list[Sample]] = {}
         for sample in self.measurements:
             whole = sample.model_copy(update={"environment": self.environment})
@@ -69,9 +69,9 @@ def build_report(
 
 
 def _to_file(report: Report) -> dict[str, Any]:
-    """Return the content of a file: each correctness check once, in `gates`.
+    """Return the content of a file, which lists each correctness check once, in `gates`.
 
-    In a sample, `gate` is the place of its check among them.
+    In a sample, `gate` is the index of its check in that list.
     """
     body, gates = report.model_dump(mode="json"), list[Any]()
     for sample in body["measurements"]:
@@ -105,7 +105,8 @@ def _digest(report: dict[str, Any]) -> str:
 def write_report(path: Path, report: Report) -> str:
     """Write `report` and its SHA-256 to `path` in one step and return the digest.
 
-    A crash leaves the old file or the new one. After a power cut `load_report` notices a torn one.
+    A crash leaves the old file or the new one. A power failure may leave an incomplete file,
+    which `load_report` detects.
 
     Raises:
         OSError: the folder cannot be written.

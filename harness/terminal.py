@@ -1,4 +1,4 @@
-"""Command lines for a person: progress, and an end without a traceback."""
+"""Terminal output of commands: progress lines, and an end without a traceback on a signal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def printable(text: str, kept: str = "") -> str:
 class Progress:
     """Prints a line for each event and, on a terminal, the current activity below these lines.
 
-    Use it in `with`, at whose end the current activity vanishes. Only a terminal needs rich.
+    Use it in a `with` block; at the end of the block the current activity disappears. rich is
+    needed only on a terminal.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:

@@ -12,10 +12,10 @@ VALIDATOR_LENGTHS = (512, 1024, 2048)
 """Lengths that a validator times besides the target of the submission."""
 
 CPU_LIMIT = 2048
-"""Longest sequence timed on a CPU: longer runs take minutes and mean nothing for a GPU."""
+"""Longest sequence timed on a CPU: longer runs take minutes and do not predict a GPU's speed."""
 
 ORACLE_LENGTH = 65536
-"""Length up to which every correctness check compares the operator, whatever the memory."""
+"""Every correctness check compares the operator up to this length, even if memory is short."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def parse_lengths(text: str) -> list[int]:
     """Return the lengths in a text such as 512,1024, for argparse's `type`.
 
     Raises:
-        argparse.ArgumentTypeError: the text is no such list.
+        argparse.ArgumentTypeError: the text is not a list of positive integers.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):

@@ -68,10 +68,10 @@ def plot(differences: Differences, names: tuple[str, str] = ("A", "B")) -> str:
 
 
 def overload(own: int = 0) -> str:
-    """Return a warning when the host has more work than cores; "" when it has not.
+    """Return a warning if the host's load exceeds its usable cores, otherwise "".
 
     Args:
-        own: threads of this comparison, which are part of the load once it runs.
+        own: number of threads of this comparison, which do not count as other work.
     """
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
@@ -92,10 +92,10 @@ class Comparison:
     """The settings with which two trees are compared.
 
     Attributes:
-        blocks: of three processes each, at each length.
+        blocks: number of blocks at each length; a block times three processes.
         checked: False times unchecked code.
         measure, check: those of the runner, or fakes.
-        order: draws the order of each block; independent of the host's noise.
+        order: random generator that draws the order within each block.
         on_block: called with the length, the block's number from 1, and the block.
     """
 
@@ -108,10 +108,10 @@ class Comparison:
     on_block: Callable[[int, int, Block], object] = field(default=_ignore, compare=False)
 
     def run(self, a: Path, b: Path, lengths: Sequence[int]) -> Iterator[tuple[int, Difference]]:
-        """Yield each length with the difference of the two trees, which may be one.
+        """Yield each length with the difference of the two trees, which may be the same folder.
 
         Raises:
-            MeasurementError: a tree is wrong or cannot be timed.
+            MeasurementError: a tree fails its correctness check or cannot be timed.
         """
         results = {tree: self._correctness(tree, max(lengths)) for tree in (a, b)}
         for length in lengths:
@@ -162,7 +162,8 @@ class BlockPrinter:
 def checked_out(name: str, repository: Path) -> Iterator[Path]:
     """Yield the root of a tree: the folder `name`, or the repository's content at that commit.
 
-    An overlay is laid over the installed fla. `COMMIT:FOLDER` names a folder of a commit.
+    An overlay is copied over a copy of the installed fla. `COMMIT:FOLDER` names a folder of a
+    commit.
 
     Raises:
         MeasurementError: it is neither a folder nor a commit, or it holds no kernels.

@@ -1,4 +1,4 @@
-"""Checks a tree's rules, import and correctness, then measures its speed; there is no claim."""
+"""Checks a tree's rules, import and correctness, then measures its speed; derives no claim."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def judge_tree(
 
     Args:
         tree: root of a fork's checkout, or an overlay, which is copied over the installed fla.
-        lengths: in tokens; the correctness check of the longest covers all.
+        lengths: in tokens; the correctness check runs at the longest one, which covers all.
         timeout: seconds for each process.
     """
     rules = list(_rules(tree))

@@ -1,4 +1,4 @@
-"""`python -m harness profile`: where the time of a call goes, by torch's own profiler."""
+"""`python -m harness profile`: where the time of a call goes, by torch's profiler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def table(profile: Profile, most: int) -> str:
 
 
 def ncu_command(tree: Path, length: int) -> str:
-    """Return the command line that shows Nsight Compute one call after the warm-ups."""
+    """Return the command that profiles one call after the warm-ups with Nsight Compute."""
     words = [
         "ncu",
         "--set",

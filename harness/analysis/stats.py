@@ -31,9 +31,10 @@ def spread(values: Sequence[float]) -> float:
 
 
 def agreement(sample: Sample) -> float | None:
-    """Return a single cold call's seconds over those of a call in the loop, where it was timed.
+    """Return the time of a single call with a cold L2 divided by that of a call in the loop.
 
-    About 1 where the GPU is the limit, below where calls wait for the host.
+    None if no single calls were timed. The ratio is about 1 if the GPU limits the speed, and lower
+    if calls wait for the host.
     """
     if not sample.call_seconds:
         return None

@@ -33,7 +33,7 @@ RUNS_MOST = 16
 """Most runs of one length: further ones would hardly change the claim."""
 
 EXPECTED_OF = 10
-"""Number of samples for whose expected slowest one `expected` stands."""
+"""`expected` is the expected speed of the slowest of this many samples."""
 
 REFUTED = 4e-5
 """Chance, under normal noise, that a further run refutes a claim limited by `noise`. It is less
@@ -116,9 +116,10 @@ def limits_of(runs: Sequence[Sample]) -> dict[str, float]:
 
 
 def is_settled(runs: Sequence[Sample]) -> bool:
-    """Return whether further runs of a length would hardly raise its claim, or are too many.
+    """Return whether a length has enough runs for its claim.
 
-    They hardly raise the claim if the noise is known so well that it does not limit the claim.
+    It has RUNS_MOST, or at least two that show the noise so well that it does not limit the claim;
+    further runs would then hardly raise the claim.
     """
     counted = accepted(runs)
     if not 1 < len(counted) < RUNS_MOST:  # one run shows no noise at all

@@ -17,7 +17,7 @@ THERMAL_SHARE = 0.01
 TAINTS = frozenset(
     {"hardware slowdown", "thermal slowdown", "hardware thermal slowdown", "power brake"}
 )
-"""Slowdowns that a healthy GPU does not have. Fast kernels do reach the power cap."""
+"""Slowdowns that a healthy GPU does not report. The power cap is omitted: fast kernels reach it."""
 
 
 def rejection(sample: Sample) -> str | None:

@@ -1,1 +1,1 @@
-"""The machine that measures, and the bounds of its GPU."""
+"""Descriptions of the measuring machine, and the hardware bounds of GPUs."""

@@ -31,7 +31,7 @@ class Gpu:
 
     Attributes:
         name: the driver's name, or its beginning.
-        memory_gib: the sold size; GB of HBM are counted as GiB.
+        memory_gib: the advertised size; GB of HBM are counted as GiB.
         bandwidth: of the memory, in bytes per second.
         operations: of dense bf16 products with fp32 sums, per second.
         cycles: of all multiprocessors together at the boost clock, per second.
@@ -100,9 +100,10 @@ def known(name: str) -> Gpu | None:
 
 
 def published_bound(gpu: Gpu) -> float:
-    """Return the hardware bound in tokens/s: inputs read and outputs written once, and products.
+    """Return the hardware bound in tokens/s, from the least memory traffic and operations.
 
-    It uses the vendor's specification; `roofline` uses the clocks of the present card.
+    It uses the vendor's specification; `roofline.hardware_bound` uses the clocks that the card
+    itself reports.
     """
     return min(gpu.bandwidth / bytes_per_token(), gpu.operations / operations_per_token())
 
@@ -138,7 +139,7 @@ def best_target(memory_gib: float, capability: str | None) -> int | None:
 
 
 def settings(memory_gib: float, capability: str | None) -> dict[str, str]:
-    """Return the recommended lines of a .env for this memory."""
+    """Return the recommended settings in a .env for this memory, as names and values."""
     target = best_target(memory_gib, capability)
     lines = {"TARGET_SEQUENCE_LENGTH": str(target) if target else "auto"}
     if memory_gib < 48:

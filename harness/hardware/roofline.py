@@ -28,8 +28,8 @@ def bytes_per_token() -> int:
 def operations_per_token() -> int:
     """Return the least operations per token: the layer's products and one step of its state.
 
-    The products are those of q, k, v, the output and the gate of rank `head_dim`; a step
-    multiplies the state by k, updates it, and multiplies it by q.
+    The products are those of q, k, v, the output projection and the output gate of rank
+    `head_dim`; a step multiplies the state by k, updates it, and multiplies it by q.
     """
     hidden, size = WORKLOAD.hidden_size, WORKLOAD.head_dim
     width = WORKLOAD.num_heads * size
@@ -46,7 +46,7 @@ def hardware_bound(machine: Environment | None) -> float | None:
         return None
     rates = []
     if machine.memory_bus_bits and machine.memory_clock_max_mhz:
-        # two transfers per clock of NVML
+        # two transfers in each clock that NVML reports
         moved = machine.memory_bus_bits / 8 * 2 * machine.memory_clock_max_mhz * 1e6
         rates.append(moved / bytes_per_token())
     per_clock = TENSOR_OPERATIONS.get(machine.compute_capability or "")

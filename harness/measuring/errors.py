@@ -58,6 +58,7 @@ class MeasurementError(Exception):
 
 
 def not_started(program: str, error: OSError) -> MeasurementError:
+    """Return the error for a program that cannot be started, with a remedy if one is known."""
     remedy = ""
     if isinstance(error, (PermissionError, FileNotFoundError)):
         remedy = (

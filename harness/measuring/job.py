@@ -12,7 +12,7 @@ from harness.sample import Kind
 
 
 class Exit(IntEnum):
-    """Exit status of a worker; where it has sent a reply, the reply alone counts."""
+    """Exit status of a worker; the runner ignores it if the worker has sent a reply."""
 
     DONE = 0
     BAD_JOB = 2
@@ -24,11 +24,11 @@ class Job(Frozen):
     """A worker's task.
 
     `check` runs the tree's correctness check, `time` the validator's loop at `length` tokens,
-    `prove` takes the speed of untrusted code by the worker's own clock, `import` only imports
+    `prove` measures the speed of untrusted code by the referee's clock, `import` only imports
     the tree, `probe` only describes the machine, `call` only calls `function` (`module:name`) with
     `arguments`. With `cross_check`, `time` also times a chain of calls after the loop. Processes
     that share the file `gpu_lock` import at the same time and are timed one after another; each
-    ends itself after `seconds`, in which waiting for the lock does not count.
+    ends itself after `seconds`, not counting the wait for the lock.
     The reply repeats `nonce`, so that output of the code under test cannot pass for a reply.
     `parent` is the pid of the starting process.
     """

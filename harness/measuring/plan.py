@@ -61,7 +61,7 @@ class EachLength:
         ]
 
     def implied(self, failures: Sequence[Failure]) -> list[Failure]:
-        """Return a failure of each length that is longer than one that is too long."""
+        """Return a failure for each length above the shortest one that failed as too long."""
         limits = [failure for failure in failures if failure.kind in self.too_long]
         shortest = min(limits, key=lambda failure: failure.length, default=None)
         if shortest is None:
@@ -79,15 +79,15 @@ class ForClaim:
     """Plan of the fewest samples that a claim for one target needs.
 
     The target is sampled until its noise is known. The other lengths that validators time are
-    sampled once each, because their speed is not judged. Free places of the first round also
-    sample the target, because a further round repeats the imports.
+    sampled once each, because their speed is not judged. Processes of the first round that no
+    other length needs also sample the target, because a further round repeats the imports.
 
     Attributes:
         others: the lengths that validators time too.
         runs: least samples of the target.
         most: most samples of the target.
         at_once: processes of a round.
-        confirming: existing samples of the target, which one more sample must confirm.
+        confirming: number of existing samples of the target, which one more must confirm.
     """
 
     target: int
@@ -112,7 +112,7 @@ class ForClaim:
         return missing + [self.target] * self._further(runs, self.at_once - len(missing))
 
     def _further(self, runs: Sequence[Sample], room: int) -> int:
-        """Return how many samples of the target are missing; `room` is free in this round."""
+        """Return how many samples of the target are missing; `room` processes are unused."""
         if self.confirming:
             least = self.confirming + 1
         else:
@@ -124,7 +124,7 @@ class ForClaim:
         return 0
 
     def implied(self, failures: Sequence[Failure]) -> list[Failure]:
-        """Return a failure of the target if another length failed: validators time that too."""
+        """Return a failure of the target if another length failed that validators time too."""
         first = next((one for one in failures if one.length in self.others), None)
         if first is None or self.target in _failed(failures):
             return []

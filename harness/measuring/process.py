@@ -42,9 +42,10 @@ def die_with_parent() -> None:
 
 
 def hide(*, hidden: bool = True) -> None:
-    """Close this process's memory, descriptors and environment to others of its user (Linux).
+    """Deny other processes of its user access to this process's memory and /proc files (Linux).
 
-    A forked process inherits it, and sees its own descriptors only with `hidden=False`.
+    These files include its descriptors and its environment. A forked process inherits the setting,
+    and sees its own descriptors only after `hide(hidden=False)`.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, int(not hidden), 0, 0, 0)
@@ -101,7 +102,7 @@ class Confinement(Protocol):
 
 
 class _Pipes:
-    """The two streams of a child, which are read at once so that it never blocks on a full pipe."""
+    """The two streams of a child, read continuously so that it never blocks on a full pipe."""
 
     def __init__(self, result_fd: int, log_fd: int) -> None:
         self.result = bytearray()
@@ -168,7 +169,7 @@ def _start(
 ) -> tuple[subprocess.Popen[bytes], int, int]:
     """Start the child as the leader of a new group.
 
-    Returns it, the open end of its result pipe, and the number of the other end in the child.
+    Returns the child, the read end of its result pipe, and the child's descriptor of the other.
     """
     result_read, result_write = os.pipe()
     try:

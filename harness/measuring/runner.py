@@ -1,4 +1,4 @@
-"""Everything that is done in a worker: look at the machine, check a tree, and time it."""
+"""Runs workers, which describe the machine, check a tree, and time it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OWN_CODE = (PROJECT / "harness", PROJECT / "quasar_kernels")
 """Folders of this project that a worker reads."""
 
 QUICK_SECONDS = 120.0
-"""Limit of a process that computes nothing."""
+"""Time limit of a worker that computes nothing."""
 
 PATIENCE = 20
 """Hard timeout of a worker that queues for the GPU lock, as a multiple of its time limit."""
@@ -63,13 +63,13 @@ def call(
 
     Args:
         function: `module:name`; it returns a pydantic model.
-        tree: a folder that it reads, which a confinement then exposes.
+        tree: a folder that the function reads, which a confinement then exposes.
 
     Returns:
         The model as JSON values.
 
     Raises:
-        MeasurementError: it raised, or returned no result.
+        MeasurementError: the function raised, or returned no result.
     """
     job: dict[str, JsonValue] = {"task": "call", "function": function, "arguments": list(arguments)}
     if tree is not None:
@@ -84,7 +84,7 @@ def check_import(tree: Path, options: Options = DEFAULT) -> float:
         Seconds that it took after torch's import.
 
     Raises:
-        MeasurementError: they cannot be imported, of kind `import` where a module is missing.
+        MeasurementError: they cannot be imported; the kind is `import` if a module is missing.
     """
     quick = replace(options, device="cpu", timeout=min(options.timeout, QUICK_SECONDS))
     return float(str(_work(_tree_job("import", tree.resolve(), 1), quick)["import_seconds"]))
@@ -94,7 +94,7 @@ def check(tree: Path, length: int, options: Options = DEFAULT) -> Correctness:
     """Run the correctness check on `tree` in a fresh process and return its result.
 
     Raises:
-        MeasurementError: the check did not come to an end.
+        MeasurementError: the check did not finish.
     """
     return _parsed(Correctness, _work(_tree_job("check", tree.resolve(), length), options))
 
@@ -117,7 +117,8 @@ def measure(
 
     Args:
         tree: root of a fork, the folder that holds `fla/`.
-        cross_check: time one chain of calls after the loop, which must not be slower.
+        cross_check: also time a chain of calls after the loop, and reject the sample if the loop
+            was much faster than the chain (`proof.RATIO`).
         proven: measure the speed by the referee's clock instead of the loop, for untrusted code
             (docs/honesty.md); cannot be combined with `gpu_lock`.
         cold_cache: start with empty kernel caches, as on a machine that never ran this code.
@@ -125,7 +126,7 @@ def measure(
             after another. Waiting for it does not count as their seconds.
 
     Raises:
-        MeasurementError: no sample, and why.
+        MeasurementError: the worker gave no sample; `kind` and `reason` give the cause.
     """
     job = _tree_job("prove" if proven else "time", tree.resolve(), length)
     job |= {"cross_check": cross_check, "cache": "cold" if cold_cache else "shared"}
@@ -164,7 +165,7 @@ def confirm(sample: Sample, correctness: Correctness) -> Sample:
 
 
 def covers(correctness: Correctness, length: int) -> bool:
-    """Return whether a check compared sequences as long as `length`, or as long as any check."""
+    """Return whether a check compared sequences of `length`, or of the longest required length."""
     return correctness.longest >= min(length, ORACLE_LENGTH)
 
 
@@ -232,7 +233,7 @@ def read_reply(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]
     """Return the body of a worker's reply.
 
     Raises:
-        MeasurementError: there is none that can be trusted, and why.
+        MeasurementError: there is no reply that can be trusted.
     """
 
     def failure(reason: str, kind: Kind, remedy: str = "") -> MeasurementError:
@@ -240,7 +241,7 @@ def read_reply(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]
 
     if ended.stopped:
         raise failure("stopped on request", "stopped")
-    # SIGALRM is from its own `GpuLock`
+    # the worker's `GpuLock` sends SIGALRM when its time is up
     if ended.timed_out or ended.returncode == -signal.SIGALRM:
         raise failure(f"not done within {timeout:g} s", "timeout")
     if ended.exceeded:

@@ -43,7 +43,7 @@ def processes_at_once(machine: Environment) -> int:
 class Recorder:
     """Receives the events of a measurement; a subclass records the events that it needs.
 
-    Events are delivered one at a time, some of them in threads.
+    Events are delivered one at a time, some of them from other threads.
     """
 
     def planned(self, samples: Sequence[Sample], missing: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ class Recorder:
 
 
 COOLING_SECONDS = 30.0
-"""The pause after a sample that does not count."""
+"""Pause after a round with a rejected sample."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,10 @@ class Policy:
     Attributes:
         checked: False measures unchecked code.
         cold: lengths whose first sample starts with empty kernel caches.
-        attempts: samples of a length in a row of which one must count (`claim.rejection`);
-            1 counts every sample.
-        left_out: kinds of failure that cost a length its samples; others end the measurement.
+        attempts: number of rejected samples of one length in a row (`claim.rejection`) that ends
+            the measurement; 1 accepts every sample.
+        left_out: kinds of failure after which only the failed length is omitted, with its samples;
+            others end the measurement.
     """
 
     checked: bool = True
@@ -114,7 +115,7 @@ class Sampler:
         soak: heats the GPU while the processes of the first round import; on a cold GPU clocks
             are higher than a validator's may be.
         measure, check: those of the runner, or fakes.
-        wait: waits that many seconds.
+        wait: a function that sleeps for the given seconds.
         samples, failures: in the order of measurement.
     """
 
@@ -185,7 +186,7 @@ class Sampler:
             self.wait(COOLING_SECONDS)
 
     def _require_quiet(self) -> None:
-        """Raise a MeasurementError when too many samples of a length in a row do not count."""
+        """Raise a MeasurementError if too many samples of a length in a row were rejected."""
         for length, number in self._rejected.items():
             if number >= self.policy.attempts:
                 last = next(one for one in reversed(self.samples) if one.length == length)
@@ -292,7 +293,7 @@ def _error_of(checking: Future[Correctness | None]) -> MeasurementError | None:
 
 @contextmanager
 def _held_lock() -> Iterator[tuple[Path, Callable[[], None]]]:
-    """Yield a GPU lock's file that no process can take before its release, and that release."""
+    """Yield the file of a GPU lock that this process holds, and a function that releases it."""
     with tempfile.TemporaryDirectory(prefix="gpu-lock-") as folder:
         path = Path(folder, "lock")
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

@@ -24,7 +24,7 @@ CHECKED_TOKENS = 4000
 
 
 def errors_of(scan: Any, tiles: Any) -> dict[str, float]:
-    """Return the relative RMS errors by kind of input; unwritten outputs are NaN.
+    """Return the output's relative RMS errors by kind of input; NaN if a part was not written.
 
     Args:
         scan: the module `fla.ops.quasar.triton_kernels.scan`.

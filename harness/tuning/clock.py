@@ -34,8 +34,8 @@ def soak(seconds: float = 0.3) -> None:
 def graph_ms(calls: Call | Sequence[Call], repeats: int = 11, warm: float = 0.2) -> float:
     """Return the median milliseconds of one call in a CUDA graph of all `calls`.
 
-    Each timing has at least three milliseconds of replays without gaps. Before the first one,
-    `warm` seconds of replays bring the clocks to those of this work.
+    Each of the `repeats` timings takes about three milliseconds of consecutive replays. Before the
+    first one, `warm` seconds of replays bring the clocks to those of this work.
     """
     calls = calls if isinstance(calls, Sequence) else (calls,)
     with replayed(calls) as replay:

@@ -36,7 +36,7 @@ def blocks_at_once(function: int, threads: int, shared: int) -> int:
     """Return the driver's number of blocks of a kernel that a multiprocessor can hold.
 
     Raises:
-        RuntimeError: the driver does not know the kernel.
+        RuntimeError: the driver returned an error.
     """
     count = ctypes.c_int()
     status = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveBlocksPerMultiprocessor(

@@ -1,4 +1,4 @@
-"""Inputs of the operator: like a layer's, with keys that share a direction, and that forget."""
+"""Inputs of the operator: like a layer's, with correlated keys, and with fast decay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 def layer_like(
     tokens: int, batch: int = 1, heads: int = HEADS, width: int = WIDTH, device: str = "cuda"
 ) -> Inputs:
-    """q, k, v [B, T, H, S] bf16 as a layer with default weights makes them, and beta [H] fp32."""
+    """Return q, k, v [B, T, H, S] bf16 as a layer with default weights has, and beta [H] fp32."""
     channels = heads * width
 
     def projected() -> Tensor:
@@ -30,16 +30,17 @@ def layer_like(
 
 
 def correlated(inputs: Inputs, noise: float) -> Inputs:
-    """Replace the keys by one common vector a head, `noise` times as much noise added."""
+    """Replace the keys by one common vector per head plus `noise` times standard normal noise."""
     q, k, v, beta = inputs
     common = torch.randn(1, 1, HEADS, WIDTH, device="cuda")
     return q, (common + noise * torch.randn(k.shape, device="cuda")).bfloat16(), v, beta
 
 
 def forgetting(tokens: int, slow_heads: int = 0) -> Inputs:
-    """Like `layer_like`, but all heads forget within a thousand tokens, save the first ones.
+    """Return inputs whose state decays within a thousand tokens, except in the first heads.
 
-    Keys are noise in all directions, and the step size of `slow_heads` heads is next to nothing.
+    Keys are normal noise of deviation 0.15. beta is 1e-3 in the first `slow_heads` heads, and 1 in
+    the others; q and v are those of `layer_like`.
     """
     q, k, v, beta = layer_like(tokens)
     beta = torch.ones_like(beta)

@@ -1,6 +1,7 @@
 """The further GPUs of a search: a process on each tries candidates of the same study.
 
-A candidate's time is relative to that of the start on the same GPU, so their speeds do not mix.
+A candidate's time is relative to that of the start on the same GPU, so differences between the
+GPUs do not affect the comparison.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ def further_gpus(gpus: Sequence[Any], count: int) -> list[str]:
     """Return the UUIDs of `count` GPUs of the first one's model, or fewer, without the first.
 
     Args:
-        gpus: those that this process sees, as `torch.cuda.get_device_properties` has them.
+        gpus: properties of this process's GPUs, from `torch.cuda.get_device_properties`.
     """
     first, *others = gpus
     return [f"GPU-{gpu.uuid}" for gpu in others if gpu.name == first.name][:count]
@@ -24,7 +25,7 @@ def further_gpus(gpus: Sequence[Any], count: int) -> list[str]:
 
 @contextmanager
 def searchers(command: Sequence[str], gpus: Sequence[str]) -> Iterator[None]:
-    """Run `command` once for each GPU, which alone it sees; the block ends when all have ended.
+    """Run `command` once for each GPU, with only that GPU visible; wait for all at the end.
 
     An error in the block kills them.
     """

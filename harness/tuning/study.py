@@ -44,7 +44,7 @@ class Refused(Exception):
 
 
 Report = Callable[[int, float], None]
-"""`report(step, value)` records the value so far, and ends a trial worse than most at that step."""
+"""`report(step, value)` records the value so far, and ends a trial worse than the median."""
 
 Objective = Callable[[Tiles, Report], float]
 """Returns the tiles' time divided by the start's (less is better), or raises `Refused`."""

@@ -1,1 +1,1 @@
-"""The child process: it imports torch and the code under test, and outlives neither."""
+"""The child process that measures: a referee, and a subject that runs the code under test."""

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 
-with contextlib.suppress(ValueError):  # the code under test may write there, and imports come late
+with contextlib.suppress(ValueError):  # untrusted code may write there, and more imports follow
     sys.path.remove(os.getcwd())
 
 from pydantic import ValidationError
@@ -34,12 +34,12 @@ def main() -> int:
         sys.stderr.write(f"harness.worker takes a job on stdin: {error}\n")
         return Exit.BAD_JOB
     if os.getppid() != job.parent:
-        return Exit.PARENT_GONE  # it died before `die_with_parent`
+        return Exit.PARENT_GONE  # the parent ended before `die_with_parent`
     os.set_inheritable(job.result_fd, False)
     status = answer(job, subject)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not through exit handlers: a crash while CUDA is torn down would not concern the result.
+    # Skips exit handlers: a crash during CUDA's teardown must not affect the result.
     if subject is not None:
         subject.end()
     os._exit(status)

@@ -26,7 +26,7 @@ SCALED = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "g_proj.0.weight")
 """The weights that read the input; their columns are multiplied by each call's factors."""
 
 CALLS_MOST = 8192
-"""Calls of a chain: of 512 tokens, they take 100 ms at 12 microseconds each."""
+"""Most calls of a chain: at 512 tokens and 12 microseconds per call they take 100 ms."""
 
 LARGEST = 48
 """Largest number in a digest, four times the largest that occurs. Without a limit, the subject
@@ -42,7 +42,8 @@ class ChainMaps:
     """The maps from outputs to digests and from digests to factors.
 
     Attributes:
-        signs: +-1 for each run of tokens, as many of each, over the unit of rounding; `[runs]`.
+        signs: `[runs]`, +1 for half of the runs of tokens and -1 for the others, divided by the
+            unit of rounding.
         mixing: multiples of 1/256 below 1, `[channels, channels]`: sums of products with digests
             are exact in fp32, so that each process computes the same factors.
     """
@@ -110,7 +111,7 @@ class Link:
 
     Args:
         weights: `[outputs, channels]` each; their columns are scaled in place.
-        calls: of the longest chain.
+        calls: number of calls of the longest chain.
     """
 
     def __init__(self, maps: ChainMaps, weights: Sequence[Tensor], calls: int) -> None:
@@ -133,11 +134,11 @@ class Link:
 
     @torch.no_grad()
     def __call__(self, y: Tensor) -> None:
-        """Process a call's output `[1, T, channels]`, with a CUDA graph per address of it."""
+        """Process a call's output `[1, T, channels]`, with one CUDA graph for each address of y."""
         place = y.data_ptr()
         if not y.is_cuda or (place not in self._graphs and len(self._graphs) == _GRAPHS_MOST):
             self._link(y)
-        elif place not in self._graphs:  # the libraries have to be ready before a capture
+        elif place not in self._graphs:  # libraries must be initialised before a capture
             self._graphs[place] = None
             self._link(y)
         else:

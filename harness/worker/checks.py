@@ -16,7 +16,7 @@ TOLERANCE = 1e-2
 
 
 class Problems(Frozen):
-    """What a check has found, one text for each."""
+    """The problems that a check found, one text for each."""
 
     texts: tuple[str, ...] = ()
 
@@ -29,7 +29,7 @@ def find_broken_rules(tree: str) -> Problems:
 
 
 def find_missing() -> Problems:
-    """Import torch and Triton, look for a fork's other packages, and return what is not there."""
+    """Import torch and Triton, look for a fork's other packages, and return the missing ones."""
     missing = []
     for name in ("torch", *(["triton"] if platform.system() == "Linux" else [])):
         try:

@@ -1,6 +1,6 @@
 """The correctness check: the operator and the layer against the float64 definition.
 
-Inputs are fresh, from a secret seed, so that nothing can be prepared for them. The limits are
+Inputs are drawn from a secret seed, so that code cannot be prepared for them. The limits are
 those of `compare.LIMITS`.
 """
 
@@ -30,15 +30,16 @@ LAYER_EXACT = 4096
 GRADIENT_LENGTH = 130
 
 SLOWEST, FASTEST = 0.005, 2.8
-"""beta of the heads in one comparison: the slowest remembers all of its SLOW_LENGTH tokens or more.
-New layers' heads forget so fast that pieces with a short overlap would be right without a state."""
+"""Least and largest beta of the heads in one comparison. The state of the slowest head depends on
+all tokens, SLOW_LENGTH or more. In new layers states decay so fast that code which computes pieces
+with a short overlap, without passing the state on, would be accepted."""
 SLOW_LENGTH = 1024
 
 SAMPLED = 4096
-"""Tokens of an input that are looked at after a call, when it has more than `ORACLE_LENGTH`."""
+"""Number of tokens of an input that are compared after a call, if it has over `ORACLE_LENGTH`."""
 
 BURST = 1000.0
-"""Some values are larger by this factor; a trace of them shows in later outputs."""
+"""Factor of some values, so large that a remainder of them shows in later outputs."""
 
 
 Inputs = dict[str, Tensor]
@@ -57,7 +58,7 @@ def _layer_like(checker: Checker, length: int) -> Inputs:
 
 
 def _with_keys_alike(checker: Checker, inputs: Inputs, noise: float) -> Inputs:
-    """Return the inputs with keys that differ from one another by this share, or not at all."""
+    """Return the inputs with keys that are equal except for relative noise; 0 makes them equal."""
     shape = inputs["k"].shape
     one = F.silu(0.5 * checker.normal(1, 1, *shape[2:]))
     return {**inputs, "k": (one * (1 + noise * checker.normal(*shape))).to(checker.dtype)}
@@ -84,7 +85,7 @@ class _Stages:
         return _on(self.checker.device, self.subject.operate(initial=initial, final=final))
 
     def _same(self, name: str, where: str, expected: Mapping[str, Tensor]) -> None:
-        """Compare the subject's tensors, long ones in part, with those that it received."""
+        """Compare the subject's stored tensors with the expected ones; long ones only in part."""
         length = max(tensor.shape[1] for tensor in expected.values() if tensor.ndim > 1)
         rows = None
         if length > ORACLE_LENGTH:
@@ -99,7 +100,7 @@ class _Stages:
         """Compare the operator at fixed lengths, at two secret ones, and at `length`."""
         lengths = {*LENGTHS, length}
         wanted = len(lengths) + 2
-        while len(lengths) < wanted:  # a fixed length would be no secret
+        while len(lengths) < wanted:  # a length that is fixed already is not secret
             lengths.add(2 + self.checker.below(max(LENGTHS)))
         for tokens in sorted(lengths):
             self._compare(_layer_like(self.checker, tokens), f"{tokens} tokens")
@@ -126,7 +127,7 @@ class _Stages:
         checker.compare(name, where, actual, expected, limit or checker.limits.operator)
 
     def burst(self) -> None:
-        """Small values after large ones must come out as accurate as without those."""
+        """Small values after large ones must give outputs as accurate as without the large ones."""
         inputs = _layer_like(self.checker, 600)
         inputs["v"][:, :20] *= BURST
         actual, expected = self._operate(inputs)["o"], _oracle(inputs)[0]
@@ -136,7 +137,7 @@ class _Stages:
         )
 
     def state(self) -> None:
-        """The final state, without and with an initial one that the outputs depend on."""
+        """Compare the final state without and with an initial state; with one, also the outputs."""
         checker, where = self.checker, "257 tokens"
         limit = checker.limits.operator
         inputs = _layer_like(checker, 257)
@@ -155,7 +156,7 @@ class _Stages:
                 checker.compare("final state", where, result["state"], state, limit)
 
     def reuse(self) -> None:
-        """New values in the same memory must give new outputs, and leave the old ones alone."""
+        """New values in the same memory must give new outputs and leave earlier ones unchanged."""
         checker, where = self.checker, "257 tokens, inputs rewritten unseen"
         limit = checker.limits.operator
         first = self._operate(_layer_like(checker, 257))["o"]
@@ -168,12 +169,12 @@ class _Stages:
         checker.bound("operator: two calls on one input differ", where, apart, limit)
 
     def causality(self, length: int) -> None:
-        """Changing the future must leave every bit of the past."""
+        """Changing later tokens must not change a bit of earlier outputs."""
         checker = self.checker
         inputs, other = _layer_like(checker, length), _layer_like(checker, length)
         cut = 1 + checker.below(length - 1)
         before = self._operate(inputs)["o"]
-        for name in "qkv":  # beta has no time
+        for name in "qkv":  # beta has no time dimension
             inputs[name][:, cut:] = other[name][:, cut:]
         after = self._operate(inputs)["o"]
         name = "operator: past outputs that see the future"
@@ -194,7 +195,7 @@ class _Stages:
             checker.unchanged("layer: weights changed", name, value, weights[name])
 
     def gradients(self) -> None:
-        """Every parameter must get a real gradient, that of the definition in float64."""
+        """Each parameter's gradient must agree with that of the definition in float64."""
         checker = self.checker
         weights = _on(checker.device, self.subject.build())
         x = checker.normal(1, GRADIENT_LENGTH, WORKLOAD.hidden_size)
@@ -226,14 +227,20 @@ class _Stages:
 def compare_layer(
     checker: Checker, where: str, weights: dict[str, Tensor], x: Tensor, y: Tensor
 ) -> None:
-    """Compare the layer's output with the definition, all of it where memory allows."""
+    """Compare the layer's output with the definition, in full if memory allows.
+
+    Args:
+        where: names the comparison in the figures.
+        weights: the layer's, by name.
+        x, y: input and output, `[1, T, hidden_size]`.
+    """
     length = x.shape[1]
     compared, dtype = length, torch.float64
     if length > LAYER_EXACT:
         dtype = torch.float32
         if not _fits(checker.device, 20 * 4 * length * WORKLOAD.hidden_size):
-            compared = LAYER_EXACT  # still exact: the output there does not depend on the rest
-            # in parts: a mask of all would take as much memory as y
+            compared = LAYER_EXACT  # causal, so later tokens do not matter
+            # in parts, because a mask for all of y would take much memory
             parts = torch.split(y, LAYER_EXACT, dim=1)
             bad = sum(int((~part.isfinite()).sum()) for part in parts)
             checker.bound("layer: values not finite", where, bad, 0)
@@ -272,7 +279,7 @@ def check_correctness(
 ) -> Correctness:
     """Check `chunk_quasar` and the layer class on `device`, also at `length` tokens.
 
-    The first stage that finds a fault is the last one.
+    The check stops after the first stage that finds a fault.
 
     Args:
         seed: of the inputs; None draws a secret one.

@@ -1,4 +1,4 @@
-"""The GPU lock of a process, and the seconds that the process has used without its waits."""
+"""The GPU lock of a process, and the seconds that the process has used, not counting waits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 class GpuLock:
     """The lock that allows one timed process at a time among those that share a file.
 
-    Until `take` the process shares the lock; `take` waits until no other process has it, and keeps
-    it until the process ends. Without a file there is no lock.
+    Before `take`, the process shares the lock. `take` waits until the process holds the lock
+    exclusively, which lasts until the process ends. Without a file there is no lock.
 
     Args:
         path: the file; None for a process that is alone.
@@ -25,7 +25,7 @@ class GpuLock:
         self._lock = -1
         if path is not None:
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            self._pass(fcntl.LOCK_SH)  # a process that is timed now must not be disturbed
+            self._pass(fcntl.LOCK_SH)  # waits while another process is timed
         self._limit()
 
     def take(self) -> None:

@@ -1,4 +1,4 @@
-"""Inputs that referee and subject draw alike, so that gigabytes need not be sent."""
+"""Inputs that the referee and the subject draw from one seed, instead of sending gigabytes."""
 
 from __future__ import annotations
 

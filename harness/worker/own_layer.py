@@ -23,12 +23,12 @@ that skip forgotten tokens would take longer than in the public loop."""
 
 
 def secret_seed() -> int:
-    """Return a secret seed from the system: the subject can predict a generator from its output."""
+    """Return a secret seed from the system's generator, whose values the subject cannot predict."""
     return secrets.randbits(62)
 
 
 def draw_weights(device: torch.device) -> dict[str, Tensor]:
-    """Return weights distributed as a new layer's: the subject's weights could make it trivial."""
+    """Return weights distributed like a new layer's; the subject could supply trivial ones."""
     width, hidden = WORKLOAD.num_heads * WORKLOAD.head_dim, WORKLOAD.hidden_size
     generator = torch.Generator(device).manual_seed(secret_seed())
 

@@ -1,7 +1,7 @@
 """The speed of untrusted code by the referee's own clock; docs/honesty.md has the reasons.
 
 The layer is called in chains: each input depends on the output of the call before. The referee
-times a chain, and computes its calls itself: all of them for a fork.
+times a chain, then computes its calls itself: all of them for a fork, some for one's own code.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ from harness.worker.referee import SubjectProxy
 from harness.workload import WORKLOAD
 
 CHAINS, CHAIN_SECONDS = 3, 0.1
-"""Timed chains, and least seconds of one. The best counts: interference only slows one down."""
+"""Number of timed chains, and least seconds of each. The fastest counts, because interference only
+slows chains down."""
 
 SHORT, CHAINS_OF_SHORT = 16_384, 8
-"""Calls of fewer tokens wait for the host, whose slow phases last longer than three chains."""
+"""Calls of fewer than SHORT tokens wait for the host. They get CHAINS_OF_SHORT chains, because slow
+phases of a host last longer than three chains."""
 
 REST = 1.0
 """Seconds for which the GPU rests before the chains of longer calls, as it does while a process of
@@ -91,10 +93,10 @@ def take(subject: SubjectProxy, length: int, device: torch.device, *, enough: fl
     """Request calls of the subject's layer on `length` tokens, and time them.
 
     Args:
-        enough: seconds of a call, of which no better chain is wanted.
+        enough: seconds per call; a chain that is as fast ends the search for faster ones.
 
     Raises:
-        WorkerError: its answers are none.
+        WorkerError: the subject failed, ended or did not keep to the protocol.
     """
     weights, seed, maps_seed = draw_weights(device), secret_seed(), secret_seed()
     size = output_size(weights, device)
@@ -114,7 +116,7 @@ def take(subject: SubjectProxy, length: int, device: torch.device, *, enough: fl
 def time_link(length: int, device: torch.device) -> float:
     """Return the seconds that the harness's own work takes between two calls of a chain.
 
-    To be called before the subject has loaded any code, which could slow this down.
+    Call this before the subject loads any code, because that code could slow this down.
     """
     try:
         return _time_link(length, device)
@@ -131,15 +133,15 @@ def _time_link(length: int, device: torch.device) -> float:
     )
     scaled = [weights[name] for name in SCALED]
     link = Link(ChainMaps.draw(length, 1.0, 0, device), scaled, CALLS_MOST)
-    # On a GPU a product writes the output, as in a layer: the power limit then lowers the clock as
-    # much, and the link finds the output in the cache.
+    # On a GPU a matrix product writes the output, as in a layer. So the power limit lowers the
+    # clock as much, and the link finds the output in the cache.
     write = _product(y) if on_gpu else y.neg_
     calls, alone, both = CALLS_LEAST, math.inf, math.inf
     for attempt in range(6):
         link.start(0, calls)
         without = _time(calls, device, write)
         seconds = _time(calls, device, write, lambda: link(y))
-        if attempt:  # the first chain captures
+        if attempt:  # the first attempt captures the graphs
             alone, both = min(alone, without), min(both, seconds)
         calls = max(CALLS_LEAST, min(math.ceil(0.02 / seconds), CALLS_MOST))
     return max(0.0, both - alone)
@@ -152,7 +154,7 @@ def _product(y: Tensor) -> Callable[[], object]:
 
 
 def _time(calls: int, device: torch.device, *steps: Callable[[], object]) -> float:
-    """Return the seconds that each of some calls of all steps takes."""
+    """Return the mean seconds of one call of all steps, over `calls` calls."""
     _synchronize(device)
     started = time.monotonic()
     for _ in range(calls):
@@ -170,9 +172,10 @@ def _synchronize(device: torch.device) -> None:
 def _best_chain(
     subject: SubjectProxy, length: int, device: torch.device, enough: float = 0.0
 ) -> Chain:
-    """Time chains of CHAIN_SECONDS, if that many calls can be verified, and return the fastest.
+    """Time chains and return the fastest.
 
-    Each follows an untimed one, which wakes the GPU up.
+    A chain takes CHAIN_SECONDS, or less if the referee cannot verify so many calls. Each follows a
+    short untimed chain, which ends the GPU's idle state.
     """
     # one's own code needs no exact chain
     rest = REST if device.type == "cuda" and length >= SHORT and not enough else 0.0
@@ -230,10 +233,10 @@ def cross_check(subject: SubjectProxy, length: int, device: torch.device, per_ca
 def verify(proof: Proof, device: torch.device, most: int = CALLS_MOST) -> None:
     """Compute the calls of the chain, or `most` of them, and compare their digests.
 
-    To be called when the subject has ended: its memory is needed.
+    Call this after the subject has ended, because it needs the subject's memory.
 
     Args:
-        most: if the chain has more calls, the last one and others at random.
+        most: number of calls to compute; of a longer chain, the last one and random others.
 
     Raises:
         WorkerError: `gate`, when a digest is not that of the layer.
@@ -269,7 +272,7 @@ def _verify(
 
 
 def _sums(maps: ChainMaps, weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Tensor:
-    """Return the numbers `[calls, channels]` that the digests of calls round, by these factors."""
+    """Return the sums `[calls, channels]` of which digests are the rounded values, by `factors`."""
     sums, first = torch.zeros_like(factors), 0
     for y in outputs(weights, x, factors):
         sums += maps.sums(y, first)

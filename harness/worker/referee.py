@@ -1,8 +1,8 @@
-"""The referee's side of the subject: another process behind a channel, whose answers are untrusted.
+"""The referee's side of the subject: another process, behind a channel; its replies are untrusted.
 
-They share no address space and no descriptor but the channel. The subject can neither look into
-the referee nor, where Linux has Landlock's scopes, signal it. The referee's own clock gives the
-speed of untrusted code: see `proof.py`.
+The two share no address space and no descriptor but the channel. The subject can neither read
+the referee's memory nor, where Linux has Landlock's scopes, signal it. The referee's own clock
+gives the speed of untrusted code: see `proof.py`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _KINDS: tuple[Kind, ...] = ("gate", "import", "crash", "out_of_memory")
 
 
 def fork_subject() -> SubjectProxy:
-    """Start the subject as a copy of this process, which has torch and no secret yet.
+    """Fork the subject from this process, which has imported torch and holds no secret yet.
 
-    To be called before the job is read, CUDA touched or a thread started.
+    Call this before the job is read, CUDA is initialised or a thread is started.
     """
     ours, theirs = socket.socketpair()
     hide()
@@ -44,7 +44,7 @@ def fork_subject() -> SubjectProxy:
     if pid == 0:
         try:
             _become_subject(parent, theirs)
-        finally:  # never into the referee's code, nor through exit handlers
+        finally:  # never returns to the referee's code or runs exit handlers
             os._exit(Exit.CRASH)
     theirs.close()
     return SubjectProxy(Channel(ours), pid)
@@ -69,15 +69,15 @@ class SubjectProxy:
 
     def __init__(self, channel: Channel, pid: int) -> None:
         self._channel, self._pid = channel, pid
-        self._sent = 0
+        self._sent = 0  # bytes of the largest tensor so far, which limits the size of replies
 
     def ask(
         self, op: str, tensors: Mapping[str, Tensor] | None = None, **fields: Any
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Request an operation and return the answer: JSON values and tensors on the CPU.
+        """Request an operation and return the reply: JSON values and tensors on the CPU.
 
         Raises:
-            WorkerError: it failed, ended or does not keep to the protocol.
+            WorkerError: the subject failed, ended or does not keep to the protocol.
         """
         for tensor in (tensors or {}).values():
             self._sent = max(self._sent, tensor.numel() * tensor.element_size())

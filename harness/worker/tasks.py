@@ -66,7 +66,7 @@ def _check(job: Job, subject: SubjectProxy | None) -> BaseModel:
     device = device_of(job.device)  # before the code under test is loaded, which could hide the GPU
     proxy, _ = _load(job, subject)
     if device.type == "cpu":
-        torch.set_num_threads(1)  # on a busy machine, more threads wait for each other
+        torch.set_num_threads(1)  # on a busy machine, threads wait for one another
     proxy.ask("use", device=str(device), single=True)
     return check_correctness(proxy, job.length, device, source_digest=job.source_digest)
 
@@ -151,10 +151,10 @@ def _sample(
 
 
 def _answer(model: type[Model], body: dict[str, Any]) -> Model:
-    """Return the subject's answer as a model.
+    """Return the subject's reply as a model.
 
     Raises:
-        WorkerError: the answer does not fit the model.
+        WorkerError: the reply does not fit the model.
     """
     try:
         return model.model_validate(body)

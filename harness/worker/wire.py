@@ -40,7 +40,7 @@ _LONGEST = 1 << 40
 
 
 class WireError(Exception):
-    """The received bytes are no message; if `gone` is true, the other side has closed."""
+    """The received bytes are not a valid message; if `gone` is true, the other side has closed."""
 
     def __init__(self, reason: str, *, gone: bool = False) -> None:
         super().__init__(reason)

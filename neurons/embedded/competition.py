@@ -1,4 +1,4 @@
-"""A subnet on this machine for people to watch: its pages, and a competition with its ranking."""
+"""A demonstration subnet on this machine: its pages, and a competition with a ranking."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Competition:
     """The competition that `python -m neurons.embedded` runs.
 
     Args:
-        folder: for all files; without it, the embedded run's own state.
+        folder: for all files; None selects the embedded run's state folder.
         miners: honest miners, each the real daemon for one cycle.
         inference: whether each has an inference server, and the validator verifies it.
         cheat: whether one more participant submits a kernel that skips the recurrence.
-        serve: whether pages, API and validator stay until `stop` is set.
+        serve: whether pages, API and validator keep running until `stop` is set.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Competition:
         yield from results.table()
 
     def _clear(self) -> None:
-        """Delete an earlier competition: this one's miners would have to beat its winner."""
+        """Delete an earlier competition, whose winner this one's miners would have to beat."""
         for old in self.folder.glob(f"{DATABASE}*"):
             old.unlink()
         for name in ("cheat.git", GUEST, *(entry.name for entry in self.entries)):
@@ -223,11 +223,11 @@ class Competition:
                 self._pause()
 
     def _pause(self) -> None:
-        """Wait a moment.
+        """Wait half a second.
 
         Raises:
-            Stopped: on request.
-            QuasarError: the validator cannot judge.
+            Stopped: a stop was requested.
+            QuasarError: the validator cannot judge a submission.
         """
         if self._stop.wait(0.5):
             self._check()

@@ -22,7 +22,7 @@ class Results:
         url: the API's address.
         entries: all participants.
         validator: signs the request that ends the round.
-        lines: of the validator's log since the competition began, as objects.
+        lines: the lines of the validator's log since the competition began, as objects.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Results:
         return all(entry.row and entry.reason for entry in self._entries)
 
     def end_round(self) -> str:
-        """End the round as its validator may, and store the weights; return a line about it."""
+        """End the round by a validator's request and store the weights; return a line about it."""
         with closing(Connection(self._url, self._validator)) as api:
             ending = api.exchange("GET", "/get_current_round", Round)
             api.exchange("POST", f"/finalize_round/{ending.id}", Message, bound=True)

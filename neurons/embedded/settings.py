@@ -64,7 +64,7 @@ def is_embedded(
 
 
 def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
-    """Return the settings of an embedded run, before its children have a port.
+    """Return the settings of an embedded run, without the ports of its children.
 
     The user's settings apply, except those that would reach beyond this machine.
     """

@@ -48,7 +48,7 @@ log = get_logger("embedded")
 
 
 class EmbeddedSubnet:
-    """The miner's counterparties in an embedded run. As a context manager, it runs them.
+    """The processes that a miner needs in an embedded run. As a context manager, it runs them.
 
     Args:
         settings: from `embedded_settings`.
@@ -58,7 +58,7 @@ class EmbeddedSubnet:
         ConfigError: the fork, a hotkey or the port cannot be created.
 
     Attributes:
-        settings: the argument with the addresses of the API and of the fork.
+        settings: the argument `settings`, with the addresses of the API and of the fork added.
         identity: the miner's throwaway hotkey.
         validator: the validator's throwaway hotkey.
         lines: the latest lines of the validator's log, as objects.
@@ -123,7 +123,7 @@ class EmbeddedSubnet:
         """Raise the fault that has stopped the run, if there is one; call it after a stop.
 
         Raises:
-            QuasarError: it postponed a submission too often.
+            QuasarError: the validator postponed a submission too often.
             ConfigError: a part ended with a fault that only a person can correct.
         """
         if self._failure is not None:

@@ -1,4 +1,4 @@
-"""Creates a git repository from the installed fla-core, as the upstream of trials without network.
+"""Creates a git repository from the installed fla-core, as the upstream of offline runs.
 
 It imports the same modules as the public fork, so imports take as long or fail in the same way.
 Its only commit depends on content alone, so the same fla-core gives the same hash everywhere.
@@ -48,11 +48,11 @@ def make_upstream(path: Path, change: Callable[[Path], object] = lambda _: None)
     """Make, or bring up to date, the bare repository at `path`; return its file:// address.
 
     Args:
-        change: given the folder of the source before it is committed, may write into it.
+        change: called with the folder of the source before the commit; it may change files there.
 
     Raises:
         ConfigError: fla-core is not installed.
-        Held: `path` holds something else.
+        Held: `path` exists and is not a git repository.
     """
     path = path.absolute()
     if path.exists() and not (path / "HEAD").is_file():

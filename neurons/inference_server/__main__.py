@@ -1,7 +1,7 @@
 """`python -m neurons.inference_server`: answers POST /inference with the reference model.
 
-It loads REFERENCE_MODEL once, decodes greedily, and returns the logits of one step, by which a
-validator compares it with its own. This process, other than the miner's, loads torch.
+It loads REFERENCE_MODEL once, decodes greedily, and returns the logits of one step, which a
+validator compares with those of its own server. Unlike the miner's process, this one loads torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from quasar_kernels import interrupts
 
 if __name__ == "__main__":
-    interrupts.exit_at_once()  # until all below is imported
+    interrupts.exit_at_once()  # on Ctrl-C during the imports below
 
 import asyncio
 import signal
@@ -64,7 +64,7 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
         decoding, _shown(settings.reference_model), device, limits, settings.validator_hotkeys
     )
     server = Server(app, _log_ready, port_file)
-    for number in STOP_SIGNALS:  # uvicorn raises the signal that ended it again
+    for number in STOP_SIGNALS:  # uvicorn raises the signal again after it has stopped
         signal.signal(number, lambda *_: None)
     place = listen(
         settings.inference_host,
@@ -91,7 +91,7 @@ def _load(settings: Settings, device: str) -> Decodes:
 
 
 def _shown(model: str) -> str:
-    """Return a model's name as clients see it: of a folder on this machine the last part."""
+    """Return a model's name as clients see it: for a folder on this machine, its last component."""
     return Path(model).name if Path(model).is_absolute() or Path(model).is_dir() else model
 
 

@@ -1,4 +1,4 @@
-"""The routes of the inference server: limits, the queue, and an end where the client has gone.
+"""The routes of the inference server: limits, the queue, and cancellation after a disconnect.
 
 Validators' requests have a reserved place in the queue.
 """
@@ -26,13 +26,13 @@ from neurons.wire.protocol import HOTKEY_HEADER
 from neurons.wire.signed_request import NotSigned, check_signed_request
 
 LOADING_SECONDS, BUSY_SECONDS = 10, 2
-"""Retry-After while the model loads, and while the queue is full."""
+"""Retry-After in seconds while the model loads, and while the queue is full."""
 LOOK_SECONDS = 0.1
 GONE = "The client has gone"
 OUTCOMES = {499: "cancelled", 500: "failed", 503: "busy"}
-"""The outcome that a status counts as; of others, `refused`."""
+"""The outcome in the metrics by status; every other status counts as `refused`."""
 PROBLEMS = 3
-"""The most faults of a body that an error names."""
+"""Most faults of a request's body that an error names."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Limits:
 
 
 class ValidatorRequests:
-    """Knows requests that a validator has signed as a whole; each counts once.
+    """Recognises requests that a validator has signed as a whole; accepts each of them once.
 
     Args:
         hotkeys: the validators' ss58 addresses.
@@ -102,7 +102,7 @@ def create_app(
     """Return the server over `decoding`, which it starts and stops.
 
     Args:
-        validators: hotkeys whose signed requests are answered next.
+        validators: hotkeys whose signed requests are answered before others.
     """
     signed = ValidatorRequests(validators)
 
@@ -185,7 +185,7 @@ def _later(reason: str, seconds: int) -> HTTPException:
 
 
 async def _read(request: Request, most: int) -> bytes:
-    """Return the body, read no further than a request may be long."""
+    """Return the body; raise a 413 once it exceeds `most` bytes, and a 499 after a disconnect."""
     data = bytearray()
     try:
         async for piece in request.stream():
@@ -228,7 +228,7 @@ def _checked(body: InferenceRequest, decoder: Decodes, limits: Limits) -> Infere
 
 
 async def _answer(request: Request, job: Job) -> Generation:
-    """Wait for the answer; where the client has gone the job is cancelled."""
+    """Wait for the answer; cancel the job if the client disconnects."""
     answer = asyncio.wrap_future(job.answer)
     try:
         while not (await asyncio.wait({answer}, timeout=LOOK_SECONDS))[0]:

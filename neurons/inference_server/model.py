@@ -1,7 +1,7 @@
 """The reference model: loaded through transformers, and decoded greedily over a static cache.
 
-One step is the same operations on the same buffers whatever the request: on a GPU it is compiled,
-captured once as a CUDA graph and replayed, and nothing waits for the GPU between two tokens.
+A step runs the same operations on the same buffers for every request. On a GPU it is compiled,
+captured once as a CUDA graph and replayed, and the host does not wait for the GPU at each token.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from neurons.inference_server.queue import Generation
 from neurons.runtime.observe import get_logger
 
 BUCKET = 256
-"""Caches are a multiple of this long, so that a few of them serve every request."""
+"""Caches have a multiple of this many positions, so that a few of them serve every request."""
 LOOK_STEPS = 16
-"""Steps between two looks at whether anybody still waits for the answer."""
+"""Steps between two checks whether the request was cancelled."""
 WARM_UPS = 3
 CAUSE_CHARACTERS = 300
 """A compiler's message may be pages long."""
@@ -64,7 +64,7 @@ class _Lane:
         self._graph: Any = None
 
     def start(self, prompt: Sequence[int]) -> None:
-        """Read the prompt; `logits` are then those of the first token, which is in `tokens`."""
+        """Process the prompt; store the first new token in `tokens`, its logits in `logits`."""
         count = len(prompt)
         if self.cache.layers[0].is_initialized:
             self.cache.reset()
@@ -75,14 +75,14 @@ class _Lane:
         self._choose()
 
     def step(self) -> None:
-        """Read the newest token and choose the next."""
+        """Process the newest token and choose the next one."""
         if self._graph is not None:
             self._graph.replay()
         else:
             self._advance()
 
     def capture(self) -> None:
-        """Keep a step as a CUDA graph; `start` has to come after it."""
+        """Capture a step as a CUDA graph; call `start` afterwards, as this changes the buffers."""
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -124,8 +124,8 @@ class Decoder:
     Args:
         model: from `load_model`.
         graphs: whether steps are captured as CUDA graphs; on a CPU there are none.
-        compiler: the backend of torch.compile that compiles steps, once for all lengths; None
-            leaves them as they are, and so does one that fails, with a warning.
+        compiler: the backend of torch.compile that compiles steps, once for all lengths. Steps are
+            not compiled if it is None, or if it fails, which logs a warning.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Decoder:
 
     @property
     def longest(self) -> int:
-        """The most positions that the model was made for."""
+        """The most positions that the model supports."""
         return int(self.model.config.max_position_embeddings)
 
     @torch.inference_mode()
@@ -158,13 +158,13 @@ class Decoder:
         capture_at: int | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Generation:
-        """Return `new_tokens` tokens; an end-of-text token ends nothing.
+        """Return `new_tokens` tokens; an end-of-text token does not end the generation.
 
         Args:
             capture_at: the token, from 1, whose logits are kept.
 
         Raises:
-            InterruptedError: `cancelled` became true; looked at every few tokens.
+            InterruptedError: `cancelled` returned true; it is called every LOOK_STEPS tokens.
         """
         begun = time.perf_counter()
         lane = self._lane(len(prompt) + new_tokens)
@@ -174,7 +174,7 @@ class Decoder:
         first = time.perf_counter() - begun
         for number in range(2, new_tokens + 1):
             if number % LOOK_STEPS == 0:
-                self._wait()  # else the host runs ahead, and the end of a request comes late
+                self._wait()  # otherwise queued steps would delay a cancellation
                 if cancelled():
                     raise InterruptedError
             lane.step()
@@ -186,7 +186,7 @@ class Decoder:
 
     @torch.inference_mode()
     def _compile(self, compiler: Compiler) -> None:
-        """Compile a step now, as a first request would wait for it."""
+        """Compile a step now; otherwise the first request would wait for the compilation."""
         begun = time.perf_counter()
         # sizes are symbolic: a cache of another length uses the same compiled code
         self._one_token = torch.compile(
@@ -211,7 +211,7 @@ class Decoder:
         length = -(-positions // BUCKET) * BUCKET
         if length not in self._lanes:
             lane = _Lane(self.model, self._one_token, length)
-            lane.start([0])  # which makes the cache's buffers
+            lane.start([0])  # allocates the cache's buffers
             if self._graphs:
                 lane.capture()
                 log.info("decoding is captured", positions=length)

@@ -12,9 +12,9 @@ from neurons.runtime.observe import get_logger
 from neurons.wire.inference_protocol import InferenceRequest
 
 WAITING_EACH = 2
-"""Requests of one client that may wait."""
+"""Most waiting requests of one client."""
 RESERVED = 4
-"""Requests of validators that may wait, in addition to all others."""
+"""Most waiting requests of validators, in addition to all others."""
 
 log = get_logger("inference")
 
@@ -48,7 +48,7 @@ class Decodes(Protocol):
         capture_at: int | None = None,
         cancelled: Callable[[], bool] = ...,
     ) -> Generation:
-        """Answer one request."""
+        """Generate tokens as `model.Decoder.generate` does."""
 
 
 @dataclass(eq=False)
@@ -126,7 +126,7 @@ class Decoding:
         return job
 
     def _take(self) -> Job | None:
-        """Return the next job, a validator's before others; None after a short wait."""
+        """Return the next job, a validator's before others; None if none comes within 0.2 s."""
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._jobs), 0.2):
                 return None

@@ -15,9 +15,9 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
 }
-"""Its sizes, as Qwen2Config takes them."""
+"""The model's sizes, as arguments of Qwen2Config."""
 SPREAD = 0.15
-"""Standard deviation of the weights: logits as far apart as a trained model's."""
+"""Standard deviation of the weights, with which logits differ as much as a trained model's."""
 
 
 def make_model(folder: Path, seed: int = 1) -> None:

@@ -54,7 +54,8 @@ class ApiFault(QuasarError):
 class ValidatorApi(Connection):
     """Calls of one validator API with a validator's headers.
 
-    Args and errors are `Connection`'s.
+    Further arguments and errors of the constructor are those of `Connection`. Each call raises
+    ApiFault without a usable reply, and ConfigError if the API does not accept the hotkey.
 
     Args:
         identity: the validator's hotkey, which VALIDATOR_HOTKEYS of the API must list.

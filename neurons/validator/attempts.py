@@ -85,7 +85,7 @@ class Attempts:
         for name in _ADDED:
             if name not in columns:
                 self._database.execute(f"ALTER TABLE attempts ADD COLUMN {name} TEXT")
-        # An attempt that is still marked as running: the validator died during it.
+        # If an attempt is still marked as running, the validator crashed during it.
         self._database.execute("UPDATE attempts SET running = 0, deaths = deaths + 1 WHERE running")
 
     def close(self) -> None:

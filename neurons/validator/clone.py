@@ -22,7 +22,7 @@ CLONE_SECONDS = 120.0
 CHECKOUT_SECONDS = 60.0
 
 FETCHED_BYTES = 2**28
-"""Bytes of one fork that may cross the network, and of its longest file here, git's included."""
+"""Limit in bytes on the download of a fork, and on each file that git writes here."""
 TREE_BYTES, TREE_FILES = 2**28, 20_000
 """Most bytes and files of a commit's tree."""
 PATH_BYTES, PATH_PARTS, TREE_FOLDERS = 512, 32, 5_000

@@ -1,6 +1,6 @@
-"""The GPUs that forks may use, and their device files: one for each fork, whatever the machine has.
+"""The GPUs that forks may use, and their device files. Each fork gets only one GPU.
 
-A speed is that of one GPU. With the others in sight, a fork could distribute a call over all.
+A claim is the speed of one GPU. A fork that could use several could distribute a call over them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Gpu:
     """A GPU, or a MIG slice of one.
 
     Attributes:
-        name: as CUDA_VISIBLE_DEVICES has it; else its number in nvidia-smi.
+        name: its entry in CUDA_VISIBLE_DEVICES; if that is unset, its number in nvidia-smi.
         visible: CUDA_VISIBLE_DEVICES for a process that sees only `files`: a UUID, since NVML
             counts GPUs without a file as well.
         files: its device files, and those that all GPUs share.
@@ -38,9 +38,9 @@ class Gpu:
 def find_gpus(environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs that CUDA shows, at least one.
 
-    The list ends where CUDA's does, at a name that is unknown or repeated. A MIG slice is the only
-    one: CUDA uses one slice in a process, and slices share a file and the power. Where NVML does
-    not name the first GPU's file, the files are those of every GPU.
+    The list ends where CUDA's does, at a name that is unknown or repeated. A MIG slice is not
+    combined with other GPUs: CUDA uses one slice in a process, and slices share a device file and
+    the power. If NVML does not identify the first GPU, the files are those of every GPU.
     """
     shared = tuple(DEV / file for file in _SHARED if (DEV / file).exists())
     visible = environ.get("CUDA_VISIBLE_DEVICES")

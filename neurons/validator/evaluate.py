@@ -40,7 +40,7 @@ AMBIGUOUS: frozenset[Kind] = frozenset(
     {"timeout", "out_of_memory", "limit", "crash", "protocol", "import"}
 )
 """Failures that a faulty machine also causes: a control run then decides whether they count.
-Another fork may cause them too, so a process that fails next to others is repeated alone."""
+Another fork may cause them too, so a process that fails while others run is repeated alone."""
 
 BUDGET = 2.0
 """Limit of a submission's measurements, as a multiple of the seconds of one process."""
@@ -58,7 +58,7 @@ class FaultyMachine(Postponed):
 
 @dataclass(frozen=True)
 class Evaluator:
-    """The parts of an evaluation other than the submission.
+    """Evaluates submissions on one device, with these settings.
 
     Evaluations that run at the same time share a lock. An evaluation holds it exclusively while it
     times the target, so that no other fork slows that down or helps, and during repetitions.
@@ -69,8 +69,8 @@ class Evaluator:
         sources: allowed sources of forks.
         stop: ends an evaluation promptly, without a verdict.
         confinement: the sandbox of a fork's code; None runs it with this user's rights.
-        share: the sandbox while others run at the same time; None if evaluations never do.
-        lock: that of all evaluations.
+        share: the sandbox while other evaluations may run; None if there is only one evaluator.
+        lock: the lock that all evaluators share.
         gpu: the name of this evaluation's GPU in the log, if there are several.
         measure, check: those of `harness.measuring.runner`, or fakes.
     """
@@ -156,7 +156,7 @@ class Evaluator:
         return Options(device, timeout, self.stop, confinement)
 
     def _time(self, tree: Path, submission: QueuedSubmission) -> Verdict:
-        """Check the longest length, time all, and compare the target's speed with the claim."""
+        """Check the longest length, time all lengths, and compare the target's with the claim."""
         target = submission.target_sequence_length
         lengths = sorted({*VALIDATOR_LENGTHS, target}, reverse=True)
         deadline = time.monotonic() + BUDGET * self.timeout

@@ -27,7 +27,7 @@ TRIES = 3
 BUSY = (429, 503)
 """Statuses of a server that may answer later."""
 REPLY_SECONDS = 180.0
-"""From the request to the last byte of its reply."""
+"""Seconds from the request to the last byte of its reply."""
 REPLY_BYTES = 2**23
 PAUSE_SECONDS = 2.0
 
@@ -35,11 +35,11 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class _NoAnswer(Exception):
-    """A server gave no answer that can be compared, and why."""
+    """A server gave no reply that can be compared; the message gives the cause."""
 
 
 class _Busy(_NoAnswer):
-    """A server that others keep busy, or a network that is slow: it may answer later."""
+    """The server is busy or the network is slow, so a later request may succeed."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class LogitVerifier:
         servers: addresses by hotkey; miners without one are not verified.
         least_cosine, most_difference: limits for the logits.
         new_tokens: tokens to generate.
-        signer: signs the requests, so that a server can give a validator's priority.
+        signer: signs the requests, so that a server can give them a validator's priority.
     """
 
     reference: str
@@ -63,10 +63,12 @@ class LogitVerifier:
     signer: Signer | None = None
 
     def verify(self, submission: QueuedSubmission, *, final: bool = False) -> Verification | None:
-        """Return whether the miner's server has the reference model; None where it has no server.
+        """Return the result for the miner's server; None if the miner has no server.
+
+        It passes if the logits show that the server runs the reference model.
 
         Args:
-            final: whether a server that is busy has failed, after earlier postponements.
+            final: whether a busy server counts as failed, after earlier postponements.
 
         Raises:
             Postponed: the validator's own server does not answer, or the miner's is busy.
@@ -139,7 +141,10 @@ class LogitVerifier:
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """Return the cosine of two lists of logits and the largest difference; NaN passes nothing."""
+    """Return the cosine of two lists of logits and the largest difference.
+
+    Logits without a finite cosine give -1 and 1e9, so that the verification fails.
+    """
     product = math.fsum(a * b for a, b in zip(ours, theirs, strict=True))
     lengths = math.sqrt(math.fsum(a * a for a in ours) * math.fsum(b * b for b in theirs))
     difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
@@ -149,7 +154,7 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, floa
 
 
 def parse_servers(words: Sequence[str]) -> dict[str, str]:
-    """Return addresses by hotkey from `hotkey=address` words, as the settings checked them."""
+    """Return addresses by hotkey from `hotkey=address` words, which the settings have validated."""
     pairs = (word.split("=", 1) for word in words)
     return {hotkey: address.rstrip("/") for hotkey, address in pairs}
 
@@ -190,7 +195,10 @@ def _read(
 async def _reply(
     method: str, url: str, body: bytes | None, headers: Mapping[str, str]
 ) -> tuple[int, bytes]:
-    """Return a reply's status and body; it waits for as long as something comes now and then."""
+    """Return a reply's status and body.
+
+    httpx limits only the wait for the next bytes, so the caller must limit the total time.
+    """
     async with (
         httpx.AsyncClient(timeout=REPLY_SECONDS, trust_env=False) as http,
         http.stream(method, url, content=body, headers=dict(headers)) as response,

@@ -1,7 +1,7 @@
 """The validator's loop: from the queue to written verdicts, one submission at a time on each GPU.
 
-The attempt is recorded before the evaluation begins. If the validator dies during it, the next
-start continues with the other submissions.
+The attempt is recorded before the evaluation begins. If the validator crashes during it, the
+next start continues with the other submissions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from neurons.validator.weights import WeightSetter
 from neurons.wire.protocol import QueuedSubmission
 
 BUSY_ALLOWED = 6
-"""Postponements, an hour of them, after which a miner's busy inference server has failed."""
+"""Postponements (about an hour in all) after which a miner's busy inference server has failed."""
 
 POLL_SECONDS = 30.0
 """Pause between two polls of the queue while some GPUs are idle and others are not."""
@@ -41,7 +41,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Evaluation:
-    """An evaluation that runs, and its seconds once it has ended."""
+    """A running evaluation, and the seconds that it took once it has ended."""
 
     submission: QueuedSubmission
     evaluator: Evaluator
@@ -99,11 +99,12 @@ class Validator:
     def run_once(self) -> None:
         """Judge the submissions in the queue; those that failed before come last.
 
-        After each one, rounds that are over end and weights are set: a full queue may never end.
+        After each one, finalize rounds that are over and set weights, because a busy queue may
+        never become empty.
 
         Raises:
             ApiFault: the API does not answer.
-            ConfigError: the API does not take this validator's verdicts.
+            ConfigError: the API does not accept this validator's verdicts.
         """
         self._free, self._seen = [*self._evaluators], set()
         with ThreadPoolExecutor(len(self._evaluators)) as pool:
@@ -116,7 +117,7 @@ class Validator:
                 self._abandon()
 
     def _start(self, pool: ThreadPoolExecutor) -> bool:
-        """Start the evaluation of each submission that is due and has a GPU; return if any was."""
+        """Start due submissions while evaluators are free; return whether there were any."""
         any_due = False
         while self._free and not self._stop.is_set() and (submission := self._next()) is not None:
             any_due = True
@@ -124,15 +125,15 @@ class Validator:
             verdict = self._attempts.of(submission).verdict
             if verdict is None:
                 self._begin(pool, submission)
-            else:  # the API did not take it
+            else:  # an earlier call could not write it to the API
                 self._settle(submission, partial(self._write, submission, verdict))
         return any_due
 
     def _next(self) -> QueuedSubmission | None:
         """Return the next submission to judge; each evaluation changes the order.
 
-        Submissions of one hotkey follow one another. One during which the validator has died is
-        judged alone, so that it costs no other its attempts.
+        Submissions of one hotkey are judged one after another. A submission during which the
+        validator crashed is judged alone, so that another crash does not count for others.
         """
         running = [one.submission for one in self._running.values()]
         if any(self._attempts.of(one).deaths for one in running):
@@ -177,7 +178,7 @@ class Validator:
                 self._set_weights()
 
     def _settle(self, submission: QueuedSubmission, work: Callable[[], None]) -> None:
-        """Do the last work on a submission, or note why there is no verdict."""
+        """Finish a submission by calling `work`, or record why there is no verdict."""
         try:
             work()
         except Stopped:
@@ -197,7 +198,7 @@ class Validator:
                 remedy=fault.remedy or "none: it is tried again",
                 seconds=round(pause),
             )
-        except Exception as error:  # one submission must not end the others' evaluation
+        except Exception as error:  # one submission must not prevent the evaluation of others
             self._attempts.postpone(submission, f"{type(error).__name__}: {error}")
             log.exception("no verdict", submission=submission.id)
 

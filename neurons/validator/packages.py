@@ -74,7 +74,8 @@ def find_packages(private: Iterable[Path] = ()) -> Packages:
         reason = _reason(entry, kept)
         if not reason:
             shown += [entry, os.path.realpath(entry)]
-        elif os.path.realpath(entry) != str(PROJECT.resolve()):  # its own code is shown by parts
+        elif os.path.realpath(entry) != str(PROJECT.resolve()):
+            # the runner itself makes this project's code readable
             withheld[entry] = reason
     shown += [part for prefix in _prefixes() for part in _parts(prefix, kept)]
     shown = [one for one in dict.fromkeys(shown) if not _is_within(one, ["/usr", *shown])]
@@ -101,7 +102,7 @@ def check_imports(
         withheld: as in `Packages`.
 
     Raises:
-        ConfigError: it cannot, with the module and the remedy.
+        ConfigError: a package cannot be imported; the message has the module and the remedy.
     """
     missing = _missing(confinement, stop)
     if not missing:
@@ -174,7 +175,7 @@ def _reason(entry: str, kept: Mapping[str, str]) -> str:
 
 
 def _is_within(path: str, folders: Iterable[str]) -> bool:
-    """Return whether `path` is seen in one of `folders`, where hidden entries are masked."""
+    """Return whether `path` is visible in one of `folders`, whose hidden entries are masked."""
     return any(path.startswith(f"{one}/") and path[len(one) + 1] != "." for one in folders)
 
 
@@ -183,7 +184,7 @@ def _above(path: str) -> tuple[Path, ...]:
 
 
 def _prefixes() -> Iterator[str]:
-    """Yield the interpreter's path, and each link on the way to it."""
+    """Yield the targets of the interpreter's links, and its prefixes."""
     program = sys.executable
     while os.path.islink(program):
         program = os.path.normpath(os.path.join(os.path.dirname(program), os.readlink(program)))

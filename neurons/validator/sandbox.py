@@ -69,7 +69,8 @@ class Sandbox:
     ) -> list[str]:
         """Return the command that runs `argv` with only `readable` and `env`, in an empty `folder`.
 
-        `folder` is in memory and gone with the process; the one outside is not touched.
+        In the sandbox, `folder` is in memory and is deleted with the process. The folder of the
+        same path outside is not touched.
         """
         words = ["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else []
         words += [self.bubblewrap, "--die-with-parent", "--new-session", "--unshare-ipc"]
@@ -82,7 +83,7 @@ class Sandbox:
         for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME"):
             words += ["--setenv", name, str(folder / "cache" / name.lower())]
         words += ["--setenv", "USER", "sandbox", "--setenv", "LOGNAME", "sandbox"]
-        if self.packages.user_base:  # else the user site would be sought below the new HOME
+        if self.packages.user_base:  # otherwise Python looks for the user site in the new HOME
             words += ["--setenv", "PYTHONUSERBASE", self.packages.user_base]
         return [*words, "--", *self._limits(), *_filtered(argv, pinned=not self.gpu)]
 
@@ -108,7 +109,7 @@ class Sandbox:
         return find_leaks(lambda argv, folder: self.command(argv, {}, folder, []))
 
     def _as_user(self) -> list[str]:
-        if os.geteuid() == 0:  # another user in earnest: the limit of processes is not for root
+        if os.geteuid() == 0:  # changes the user: root is exempt from the limit of processes
             capabilities = ["--cap-drop", "ALL"]
             return [*capabilities, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         names = ["--unshare-user", "--disable-userns", "--cap-drop", "ALL"]
@@ -160,7 +161,7 @@ def _filtered(argv: Sequence[str], *, pinned: bool) -> list[str]:
 
 
 def _show(path: str) -> Iterator[str]:
-    for parent in reversed(Path(path).parents):  # else they are for root alone
+    for parent in reversed(Path(path).parents):  # otherwise only root could enter them
         yield from ("--perms", "0755", "--dir", str(parent))
     yield from ("--ro-bind", path, path)
 
@@ -186,14 +187,14 @@ def cores_for_forks() -> frozenset[int]:
 
 
 def open_sandbox(gpu: Gpu | None = None, private: Iterable[Path] = ()) -> Sandbox:
-    """Return a sandbox that was seen to hold on this machine.
+    """Return a sandbox whose isolation was tested on this machine.
 
     Args:
-        gpu: the one that forks use.
+        gpu: the GPU that forks use; None for none.
         private: folders and files that no fork may read, even if packages are below them.
 
     Raises:
-        ConfigError: this machine gives none, and why.
+        ConfigError: no sandbox works on this machine; the message has the reasons.
     """
     bubblewrap = shutil.which("bwrap")
     memory = int(MEMORY_SHARE * machine_memory("MemTotal"))

@@ -21,7 +21,7 @@ _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 """Offsets in `struct seccomp_data`; of the argument, the low half (little-endian)."""
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _X32 = 0x40000000
-"""System calls from here on are those of x86-64 with short pointers, under other numbers."""
+"""System calls from this number on belong to the x32 ABI, which numbers them differently."""
 _NEW_NAMESPACES = 0x7E020000
 """The flags of clone(2) that make a namespace."""
 _FAMILIES = (1, 2, 10, 16)
@@ -114,12 +114,12 @@ if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(installed), 0, 0
     sys.exit("the kernel takes no seccomp filter: " + os.strerror(ctypes.get_errno()))
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Installs the filter of its first argument (38: PR_SET_NO_NEW_PRIVS, 22: PR_SET_SECCOMP), and
-becomes the command of the others."""
+"""Installs the filter in its first argument (38: PR_SET_NO_NEW_PRIVS, 22: PR_SET_SECCOMP), and
+executes the command in the further arguments."""
 
 
 def this_architecture() -> Architecture | None:
-    """Return this machine's architecture; None where its calls are not known here."""
+    """Return this machine's architecture; None if this module does not know its system calls."""
     return ARCHITECTURES.get(platform.machine())
 
 
@@ -127,8 +127,8 @@ def assemble(architecture: Architecture, *, pinned: bool) -> bytes:
     """Return the filter as an array of `struct sock_filter`.
 
     Args:
-        pinned: whether threads stay on their cores. A look at them every now and then misses one
-            that takes others for a moment.
+        pinned: whether to forbid sched_setaffinity. The sandbox's periodic check of cores misses a
+            thread that uses other cores only for a moment.
     """
     denied = {*architecture.denied.values()}
     if pinned:
@@ -163,7 +163,7 @@ def _instructions(architecture: Architecture, denied: set[int]) -> Iterator[Inst
 
 
 def _only(number: int, arguments: Sequence[int], refusal: int) -> Iterator[Instruction]:
-    """Allow a call with these first arguments alone."""
+    """Allow the system call `number` only with these first arguments."""
     yield _EQUAL, 0, 2 * len(arguments) + 2, number
     yield _LOAD, 0, 0, _FIRST_ARGUMENT
     for argument in arguments:

@@ -11,13 +11,13 @@ from neurons.validator.evaluate import Evaluator
 from neurons.validator.sandbox import Sandbox
 
 CORES_EACH, BYTES_EACH = 2, 8 * 2**30
-"""Least cores and memory of an evaluation: two processes, which import torch and start CUDA."""
+"""Least cores and bytes of memory of an evaluation; its two processes import torch and use CUDA."""
 
 log = get_logger("validator")
 
 
 def evaluators_for(evaluator: Evaluator, gpus: Sequence[Gpu]) -> list[Evaluator]:
-    """Return the evaluators that may run at the same time, each with a GPU of the first's model.
+    """Return evaluators that may run at the same time, each with a GPU of the first GPU's model.
 
     Without a sandbox, which separates forks from each other, there is only one.
 

@@ -23,9 +23,9 @@ class Verdict:
 
     Attributes:
         score: measured over claimed speed, or 0.0 for a submission that failed.
-        actual: tokens per second measured at the target length, when it came to that.
+        actual: tokens per second measured at the target length; None if it was not timed.
         measured: everything that was timed, by length.
-        device: the GPU or CPU that timed it, when it came to that.
+        device: the GPU or CPU that timed it; None if nothing was timed.
     """
 
     score: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quasar_kernels import interrupts
 
 if __name__ == "__main__":
-    interrupts.exit_at_once()  # until the imports below are done
+    interrupts.exit_at_once()  # on Ctrl-C during the imports below
 
 import signal
 import threading

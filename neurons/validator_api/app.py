@@ -59,7 +59,7 @@ def create_app(api: Api) -> FastAPI:
                 await task
         api.storage.close()
 
-    # FastAPI's own pages of the API load scripts from elsewhere; /docs is among `pages`.
+    # FastAPI's documentation pages load scripts from other hosts; `routes.pages` serves /docs.
     app = FastAPI(
         title="QUASAR validator API",
         lifespan=lifespan,
@@ -83,9 +83,9 @@ async def _end_rounds(api: Api) -> None:
         await asyncio.sleep(api.round_check_seconds)
         try:
             await asyncio.to_thread(api.end_overdue_round)
-        except DatabaseAway as error:  # it has been logged, once
+        except DatabaseAway as error:  # `Availability` has logged it
             log.debug("the round waits for the database", reason=str(error))
-        except Exception:  # one fault must not end all rounds to come
+        except Exception:  # an error must not stop this loop
             log.exception("the round could not be looked at")
 
 

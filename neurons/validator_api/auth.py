@@ -64,7 +64,7 @@ class RateLimiter:
         self._lock = threading.Lock()
 
     def wait(self, hotkey: str) -> float:
-        """Count a call; return 0, or the seconds until the hotkey may call (not counted then)."""
+        """Count a call and return 0; above the limit, only return the seconds to wait."""
         if not self._limit:
             return 0.0
         with self._lock:
@@ -118,7 +118,7 @@ TheCaller = Annotated[Caller, Depends(caller)]
 
 
 def check_fork_url(fork_url: str, *, allow_files: bool) -> None:
-    """Refuse a malformed address, and one that other machines' validators cannot clone."""
+    """Raise a 400 for an address that is malformed or that validators elsewhere cannot clone."""
     try:
         parts = urlsplit(fork_url)
     except ValueError:  # such as https://[
@@ -150,7 +150,11 @@ class ValidatorCall:
     expires_at: datetime
 
     def spend(self, session: Session) -> None:
-        """Record the nonce; refuse a repeated request with 401."""
+        """Record the nonce.
+
+        Raises:
+            Replayed: the nonce was used before (401).
+        """
         session.execute(delete(UsedNonce).where(UsedNonce.expires_at <= self.made_at))
         if session.get(UsedNonce, (self.hotkey, self.nonce)) is not None:
             raise Replayed("Nonce was used before")
@@ -183,13 +187,13 @@ Validator = Annotated[ValidatorCall, Depends(validator)]
 
 
 def check_same_hotkey(claimed: str, hotkey: str) -> None:
-    """Refuse a body with another hotkey than the signed headers."""
+    """Raise a 403 if a body's hotkey is not that of the signed headers."""
     if claimed != hotkey:
         raise HTTPException(403, "Hotkey mismatch")
 
 
 def check_signed(route: str, body: CommitRequest | ClaimRequest) -> None:
-    """Refuse a body without its hotkey's signature, in version 2 of the whole body."""
+    """Raise a 401 if a body lacks its hotkey's signature; version 2 signs the whole body."""
     if body.version is not None:
         texts = [bound_text(route, body)]
     elif isinstance(body, CommitRequest):

@@ -1,1 +1,1 @@
-"""The machine as its worker sees it: GPU state, software, heat, and a control calculation."""
+"""The machine of a worker: its software, the state of its GPU, and the heat soak."""

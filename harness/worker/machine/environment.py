@@ -1,4 +1,4 @@
-"""The machine and the software as the process that measures sees them."""
+"""The machine and the software as the measuring process sees them."""
 
 from __future__ import annotations
 

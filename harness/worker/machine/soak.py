@@ -1,4 +1,4 @@
-"""Heat: a GPU kept busy until its temperature is that of sustained work."""
+"""Heat soak: keeps a GPU busy until its temperature is that of sustained work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.worker.machine.telemetry import snapshot
 
 LOOK_SECONDS = 2.0
 STEADY_C = 1
-"""A temperature that rises by less between two looks is steady."""
+"""A temperature that rises by fewer degrees Celsius in LOOK_SECONDS is steady."""
 
 
 class Soak(Frozen):
@@ -25,8 +25,8 @@ class Soak(Frozen):
 def soak(most_seconds: float) -> Soak:
     """Keep the GPU busy until its temperature is steady, or for `most_seconds`.
 
-    On a cold GPU clocks are higher than a validator's busy one has, and the first runs faster than
-    the later ones.
+    On a cold GPU the clocks are higher than on a validator's busy one, and the first runs are
+    faster than later ones.
 
     Raises:
         RuntimeError: there is no CUDA device.

@@ -1,4 +1,4 @@
-"""The state of a GPU read from NVML, where the driver and nvidia-ml-py are there."""
+"""The state of a GPU, read from NVML if the driver and nvidia-ml-py are installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.hardware.machine import Snapshot
 QUIET_SECONDS = 3.0
 
 WATCHED = 20
-"""States of a GPU that are kept of one run, evenly spread over it."""
+"""Number of states of a GPU that are kept for one run, evenly spread over it."""
 
 Answer = TypeVar("Answer")
 
@@ -57,7 +57,7 @@ def quiet_snapshot(
 ) -> Snapshot | None:
     """Read the GPU's state once no other process uses it, or at the latest after `seconds`.
 
-    A process that was timed just before may still give its memory back.
+    A process that was timed just before may still be freeing its memory.
     """
     look = look or snapshot
     until = time.monotonic() + seconds
@@ -128,7 +128,7 @@ def snapshot(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> Snaps
 
 
 def facts(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the fields of an `Environment` that NVML has of this GPU; no load changes them."""
+    """Return the fields of an `Environment` that NVML reports; they do not depend on the load."""
     return _with_nvml(_constants, nvml, environ) or {}
 
 

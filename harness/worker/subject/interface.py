@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Subject(Protocol):
-    """The code under test: `serve.InProcessSubject` here, `referee.SubjectProxy` elsewhere."""
+    """The code under test: `serve.InProcessSubject`, or `referee.SubjectProxy` through a socket."""
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Store new values, in the same memory if the shape is unchanged."""
@@ -21,7 +21,7 @@ class Subject(Protocol):
         """Return the stored tensors, or these rows of their token dimension."""
 
     def operate(self, *, initial: bool = False, final: bool = False) -> dict[str, Tensor]:
-        """Call the operator; return `o`, and `state` if `final` is true."""
+        """Call the operator; return `o` `[1, T, H, S]` and, if `final`, `state` `[1, H, S, S]`."""
 
     def build(self) -> dict[str, Tensor]:
         """Make a new layer and return its weights."""
@@ -33,7 +33,7 @@ class Subject(Protocol):
         """Call the layer on x; return `y`."""
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients of sum(layer(x) * toward)."""
+        """Return the gradients of sum(layer(x) * toward) by each weight and by x (`input`)."""
 
     def tampered(self) -> list[str]:
         """Return the names of guarded functions that were replaced."""

@@ -1,7 +1,7 @@
 """The subject: the process that holds the code under test and calls it for the referee.
 
-It knows no secret: neither the nonce of the reply nor its descriptor, and no expected value. The
-referee judges everything that it answers.
+It has no secrets: neither the nonce of the reply, nor its descriptor, nor any expected value. The
+referee checks every reply.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class InProcessSubject:
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Store new values, in the same memory if shape and dtype are unchanged.
 
-        The tensors' version counters stay as they were.
+        The tensors' version counters stay, so that code cannot recognise new values by them.
         """
         for name, new in tensors.items():
             old = self._held.get(name)
@@ -90,12 +90,13 @@ class InProcessSubject:
     def operate(self, *, initial: bool = False, final: bool = False) -> Tensors:
         """Call the operator on q, k, v and beta; return `o` and, with `final`, any `state`.
 
-        The result of the call before is held as `earlier`.
+        The output of the previous call is held as `earlier`.
         """
         options: dict[str, Any] = {"output_final_state": True} if final else {}
         if initial:
             options["initial_state"] = self._held["initial"]
-        # The caller's stream uses the result at once, without waiting for work on other streams.
+        # The caller's stream reads the result at once. It does not wait for other streams, so an
+        # operator that computes there without synchronizing fails the check.
         with recording(self._device), _poisoned():
             o, state = self._operator(*(self._held[name] for name in OPERANDS), **options)
         if "o" in self._held:
@@ -127,7 +128,14 @@ class InProcessSubject:
         return {name: grad for name, grad in gradients.items() if grad is not None}
 
     def time(self, length: int) -> dict[str, Any]:
-        """Run the validator's loop; keep its layer, input and last output for later requests."""
+        """Run the validator's loop; keep its layer, input and last output for later requests.
+
+        Returns:
+            The fields of `timing.LoopResult`.
+
+        Raises:
+            WorkerError: `gate`, if the figures of the run are invalid.
+        """
 
         def keep(layer: Any, x: Tensor, y: Tensor) -> None:
             self._layer, self._held = layer, {"x": x, "y": y}
@@ -144,8 +152,9 @@ class InProcessSubject:
         """Set the layer's weights and a new x, and call the layer until it is warm.
 
         Args:
-            weights: written into the memory of the present ones.
-            seed: of x `[1, length, hidden_size]`.
+            weights: by name; copied into the memory of the layer's weights.
+            length: in tokens.
+            seed: of x `[1, length, hidden_size]` fp32.
             size, maps_seed: of the chain's maps.
 
         Raises:
@@ -206,6 +215,7 @@ class _Server:
         self._local: InProcessSubject | None = None
 
     def load(self, body: dict[str, Any], _tensors: Tensors) -> dict[str, Any]:
+        """Import the tree at `body["tree"]`; return the fields of `tasks.Imported`."""
         loaded = load_tree(Path(body["tree"]))
         self._loaded = loaded
         return {
@@ -215,15 +225,20 @@ class _Server:
         }
 
     def use(self, body: dict[str, Any], _tensors: Tensors) -> dict[str, Any]:
+        """Select the device; return the GPU's state before a timed run.
+
+        `single` is true for a correctness check, which is not timed and uses one CPU thread.
+        """
         device = torch.device(body["device"])
         if device.type == "cpu" and body["single"]:
-            torch.set_num_threads(1)  # small tensors: on a busy machine more threads only spin
+            torch.set_num_threads(1)  # small tensors, for which more threads only wait
         self._local = InProcessSubject(self._loaded.operator, self._loaded.layer_class, device)
         timed = device.type == "cuda" and not body["single"]
         gpu = quiet_snapshot() if timed else None
         return {"gpu": None if gpu is None else gpu.model_dump(mode="json")}
 
     def answer(self, body: dict[str, Any], tensors: Tensors) -> dict[str, Any] | Tensors | None:
+        """Do the operation `body["op"]` and return its result; `load` and `use` come first."""
         op = body.pop("op")
         if self._local is None:
             return {"load": self.load, "use": self.use}[op](body, tensors)
@@ -261,7 +276,7 @@ class _Server:
 
 
 def serve(channel: Channel) -> NoReturn:
-    """Answer the referee until it closes the socket."""
+    """Serve the referee's requests until it closes the socket."""
     try:
         _Server(channel).serve()
     except (WireError, OSError):

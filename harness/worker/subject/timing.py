@@ -1,6 +1,6 @@
 """The validator's loop, call for call, single calls after it, and guards against a patched clock.
 
-Imported before any code under test, so that the functions it remembers are the real ones.
+This module is imported before any code under test, so that it stores the original functions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LoopResult(Frozen):
 
 
 def tampered() -> list[str]:
-    """Return the names of guarded functions that are no longer the real ones."""
+    """Return the names of guarded functions that are no longer the original ones."""
     return [
         f"{owner.__name__}.{name}"
         for (owner, name), true in zip(_GUARDED, _TRUE, strict=True)
@@ -76,7 +76,7 @@ def recording(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device's work; a CPU has none left."""
+    """Wait until the device has finished its work; on a CPU this does nothing."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -91,8 +91,8 @@ def time_layer(
     """Build the layer and run the loop: warm-ups, then timed calls between two synchronizes.
 
     The previous output, and with it its autograd graph, stays alive during each call, as in the
-    validator's script: peak memory depends on it. `inspect(layer, x, output)` sees the last
-    timed output once the clock has stopped.
+    validator's script: peak memory depends on it. `inspect(layer, x, output)` is called
+    with the last timed output after the clock has stopped.
 
     Raises:
         InvalidRunError: a guarded function was replaced, or the two clocks disagree.
@@ -142,7 +142,7 @@ def time_layer(
 
 
 def _require_honest(inner: float, elapsed: float, outer: float) -> None:
-    """Raise unless the system clock's figure is between two monotonic readings."""
+    """Raise if a guarded function was replaced, or the system and monotonic clocks disagree."""
     replaced = tampered()
     if replaced:
         raise InvalidRunError(f"the code under test replaced {', '.join(replaced)}")
@@ -154,11 +154,11 @@ def _require_honest(inner: float, elapsed: float, outer: float) -> None:
 
 
 def cold_calls(layer: Any, x: torch.Tensor) -> tuple[float, ...]:
-    """Return the GPU's seconds for each of some calls under bf16 autocast, gradients recorded.
+    """Return the GPU seconds of each of COLD_CALLS calls under bf16 autocast with gradients.
 
-    Before each, memory of four times the L2 cache is written, so that nothing of the last call is
-    left in it. The GPU waits until the host has queued the call, so gaps do not count. Empty where
-    there is no memory for that.
+    Before each call, memory of four times the size of the L2 cache is written, so that the cache
+    has no data of the previous call. The GPU sleeps until the host has queued the call, so that
+    waits for the host do not count. The result is empty if there is too little memory.
 
     Args:
         layer: returns a tuple, the output first.

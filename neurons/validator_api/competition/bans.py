@@ -23,7 +23,7 @@ log = get_logger("validator_api")
 def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
     """Return the key for counting an address's failures; None if several clients share it.
 
-    This machine's addresses, and an unknown one, are shared: there the hotkey counts.
+    Several clients may share a loopback address or an unknown one, so the hotkey replaces it.
     """
     ip = parse_ip(address or "")
     if ip is None or ip.is_loopback:
@@ -32,7 +32,11 @@ def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
 
 
 def check_not_banned(session: Session, client: str, now: datetime) -> None:
-    """Refuse a banned client."""
+    """Refuse a banned client.
+
+    Raises:
+        Banned: the client is banned at `now`.
+    """
     row = session.get(IpBan, client)
     if row is not None and row.banned_until is not None and row.banned_until > now:
         hours = (row.banned_until - now).total_seconds() / 3600
@@ -46,7 +50,7 @@ def record_failure(session: Session, key: str, now: datetime) -> None:
         row = IpBan(ip_address=key, failure_count=0)
         session.add(row)
     if row.banned_until is not None and row.banned_until <= now:
-        row.failure_count, row.banned_until = 0, None  # served: it starts again from nothing
+        row.failure_count, row.banned_until = 0, None  # the ban is over, so counting starts again
     row.failure_count += 1
     if row.failure_count >= FAILURES_BEFORE_BAN:
         row.banned_until = now + timedelta(hours=BAN_HOURS)
@@ -64,7 +68,7 @@ def _drop_queued(session: Session, key: str, now: datetime) -> int:
 
 
 def record_success(session: Session, key: str) -> None:
-    """Forget the failures counted so far; a present ban lasts to its end."""
+    """Reset the count of failures, unless the client has a ban."""
     row = session.get(IpBan, key)
     if row is not None and row.banned_until is None:
         row.failure_count = 0

@@ -19,7 +19,7 @@ class CommitmentMismatch(Invalid):
 
 
 class NotFound(Refusal):
-    """The hotkey, submission or round is not there."""
+    """The hotkey, submission or round does not exist."""
 
 
 class Banned(Refusal):
@@ -27,7 +27,7 @@ class Banned(Refusal):
 
 
 class Replayed(Refusal):
-    """A validator's signed request came a second time."""
+    """A validator's signed request was received a second time."""
 
 
 class Conflict(Refusal):

@@ -121,7 +121,7 @@ def verification_stats(session: Session, round_id: int | None) -> dict[str, Any]
 
 
 def submission_rate(session: Session, window_minutes: int, now: datetime) -> dict[str, Any]:
-    """Return how many submissions came in during the last minutes."""
+    """Return the number of submissions in the last `window_minutes`, and their rate per minute."""
     since = now - timedelta(minutes=window_minutes)
     recent = count(session, Submission.created_at >= since)
     return {

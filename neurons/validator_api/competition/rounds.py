@@ -58,7 +58,7 @@ def active(session: Session) -> Round | None:
 
 
 def current(session: Session, context: RequestContext) -> Round:
-    """Return the active round, opened if there is none."""
+    """Return the active round; open one if there is none."""
     row = active(session)
     return row if row is not None else _open(session, context, rules.ROUND_HOURS)
 
@@ -81,7 +81,11 @@ def end_overdue(session: Session, context: RequestContext) -> None:
 def create(
     session: Session, request: protocol.CreateRoundRequest, context: RequestContext
 ) -> Round:
-    """End the active round, if any, and open the next one."""
+    """End the active round, if any, and open the next one.
+
+    Raises:
+        NotFound: there is no such baseline submission.
+    """
     baseline = request.baseline_submission_id
     if baseline is not None and session.get(Submission, baseline) is None:
         raise NotFound("Submission not found")
@@ -113,7 +117,12 @@ def finalize(session: Session, row: Round, context: RequestContext) -> list[rank
 
 
 def finalize_by_id(session: Session, round_id: int, context: RequestContext) -> dict[str, Any]:
-    """Complete one round for a validator; return the reply's content."""
+    """Complete one round for a validator; return the reply's content.
+
+    Raises:
+        NotFound: there is no such round.
+        Invalid: the round is completed already.
+    """
     row = session.get(Round, round_id)
     if row is None:
         raise NotFound("Round not found")

@@ -23,15 +23,20 @@ from neurons.wire import protocol, rules
 
 NOT_FOUND = "Submission not found"
 LEAGUE_ENTRIES = 64
-"""Registrations of one hotkey, each for a model and a league."""
+"""Most registrations of one hotkey, each for a model and a league."""
 OPEN_A_HOTKEY = 10
-"""Submissions of one hotkey that may wait at once, one for each target."""
+"""Most open submissions of one hotkey."""
 
 
 def register(
     session: Session, request: protocol.RegisterRequest, context: RequestContext
 ) -> protocol.RegisterReply:
-    """Register the hotkey for a model and league; the first time it gets the next free uid."""
+    """Register the hotkey for a model and league; the first time it gets the next free uid.
+
+    Raises:
+        Invalid: there is no such league.
+        Conflict: the hotkey has LEAGUE_ENTRIES registrations.
+    """
     leagues = [league for _, league, _ in rules.LEAGUES]
     if request.league not in leagues:
         raise Invalid(f"Invalid league. Must be one of: {', '.join(leagues)}")
@@ -63,6 +68,11 @@ def commit(
 
     Args:
         client: the key under which bans count the caller.
+
+    Raises:
+        NotFound: the hotkey is not registered.
+        Banned: the client is banned.
+        Conflict: the commitment's hash is stored already.
     """
     _check_may_submit(session, request.miner_hotkey, client, context)
     same = select(Submission.id).where(Submission.commitment_hash == request.commitment_hash)
@@ -94,11 +104,15 @@ def submit(
 ) -> protocol.SubmitReply:
     """Store a direct submission; a repetition within a round returns the first one.
 
-    So a repeated request does no harm, and a miner cannot have one claim judged until noise
-    favours it.
+    So a repeated request has no effect, and a miner cannot have the same claim judged again and
+    again until noise favours it.
 
     Args:
         client: the key under which bans count the caller.
+
+    Raises:
+        NotFound: the hotkey is not registered.
+        Banned: the client is banned.
     """
     _check_may_submit(session, request.miner_hotkey, client, context)
     claim = _claim(request, request.target_sequence_length)
@@ -127,7 +141,11 @@ def reveal(
     """Check the reveal against its commitment and store its claim.
 
     Raises:
-        CommitmentMismatch: it does not hash to the commitment; nothing was stored.
+        NotFound: the hotkey has no such commitment, or it has expired or was replaced.
+        Conflict: it is revealed already.
+        TooEarly: its reveal block has not come.
+        Invalid: it commits to a Docker image only.
+        CommitmentMismatch: the reveal does not hash to the commitment; nothing was stored.
     """
     row = _revealable(session, request, context, settings)
     _check_commitment(row, request)
@@ -173,7 +191,7 @@ def _revealable(
 
 
 def _check_commitment(row: Submission, request: protocol.RevealRequest) -> None:
-    """Refuse a reveal of something else than was committed to.
+    """Refuse a reveal that does not match its commitment.
 
     The public server accepts a Docker image instead of the fork, which leaves the fork open until
     the reveal. This server always checks the fork's address.
@@ -213,7 +231,7 @@ def _same_in_round(
     claim: dict[str, Any],
     context: RequestContext,
 ) -> Submission | None:
-    """Return the hotkey's direct submission of this very claim in the present round, if any."""
+    """Return the hotkey's direct submission of exactly this claim in this round, if any."""
     exact = {name: claim[name] for name in ("fork_url", "commit_hash", "tokens_per_sec", "vram_mb")}
     alike = session.scalars(
         select(Submission)
@@ -255,7 +273,7 @@ def _add(
 
 
 def _withdraw_replaced(session: Session, row: Submission, context: RequestContext) -> None:
-    """Withdraw older rows of the hotkey: one waits for each target, and `OPEN_A_HOTKEY` in all.
+    """Withdraw the hotkey's older rows of this target, and its oldest above `OPEN_A_HOTKEY`.
 
     A commitment replaces only another commitment; a revealed row stays in the queue until the
     reveal. A validator may still mark a row that it has begun to judge.

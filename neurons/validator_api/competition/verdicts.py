@@ -28,6 +28,11 @@ def mark_validated(
 
     Args:
         validator: the hotkey that signed the request.
+
+    Raises:
+        Invalid: the request has no `submission_id`.
+        NotFound: there is no such submission.
+        Conflict: the submission is not revealed yet.
     """
     if request.submission_id is None:
         raise Invalid(NO_ID)
@@ -46,7 +51,11 @@ def mark_validated(
 
 
 def record_verification(session: Session, verification: protocol.Verification) -> dict[str, Any]:
-    """Store the outcome of a logit verification."""
+    """Store the outcome of a logit verification.
+
+    Raises:
+        NotFound: there is no such submission.
+    """
     row = _submission(session, verification.submission_id)
     row.verification_passed = verification.verified
     row.cosine_similarity = verification.cosine_similarity

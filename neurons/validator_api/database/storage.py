@@ -28,7 +28,7 @@ from neurons.validator_api.database.versions import bring_up_to_date
 Result = TypeVar("Result")
 
 BUSY_SECONDS = 10.0
-"""Seconds that a transaction waits for others before it fails."""
+"""Seconds that a transaction waits for other transactions before it fails."""
 CONNECT_SECONDS = 5
 CONNECTION = {
     "connect_timeout": CONNECT_SECONDS,
@@ -37,7 +37,7 @@ CONNECTION = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
-"""libpq's limits for a server that stopped answering; options in DATABASE_URL win."""
+"""libpq's limits for a server that stopped answering; options in DATABASE_URL take precedence."""
 WRITE_LOCK = 24
 """The number of PostgreSQL's advisory lock that writers share."""
 PASSING = (OperationalError, InterfaceError, NoConnection)
@@ -69,7 +69,7 @@ class Availability:
         """Surround one transaction; `act` is its kind, since on a full disk only writes fail.
 
         Raises:
-            DatabaseAway: it failed through the database.
+            DatabaseAway: the transaction failed because the database cannot be used now.
         """
         try:
             yield
@@ -162,7 +162,7 @@ class Storage:
         return result
 
     def close(self) -> None:
-        """Give all connections back."""
+        """Close all connections."""
         self._engine.dispose()
 
     def _closed(self, error: SQLAlchemyError) -> ConfigError | DatabaseAway:

@@ -32,7 +32,7 @@ class Base(DeclarativeBase):
     type_annotation_map: ClassVar[dict[Any, Any]] = {float: Double()}
 
     def facts(self) -> dict[str, Any]:
-        """Return the columns by name, with times as the wire has them."""
+        """Return the columns by name, with times as ISO 8601 text, as on the wire."""
         values = {one.key: getattr(self, one.key) for one in self.__table__.columns}
         times = {k: v.isoformat() for k, v in values.items() if isinstance(v, datetime)}
         return values | times

@@ -1,1 +1,1 @@
-"""The pages for people: what they show, the plot, and how they are rendered."""
+"""The HTML pages: their data, their plot and their rendering."""

@@ -19,7 +19,8 @@ from quasar_kernels.line_plot import Line, line_plot
 
 TEMPLATES = Path(__file__).with_name("templates")
 HEADERS = {
-    # A second defence besides escaping: browsers run and load nothing that a page contains.
+    # In addition to escaping: browsers run no scripts, and load only the style sheet and images
+    # that a page contains.
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -52,7 +53,7 @@ def page(
     """Render the template `name` with these values.
 
     Args:
-        now: when the values were read; shown at the foot of the page.
+        now: time at which the values were read (naive UTC); shown at the foot of the page.
         refresh: seconds until a browser reloads the page; None for a page that never changes.
         paused: whether the reader has switched the reloading off.
     """

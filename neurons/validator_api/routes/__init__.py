@@ -1,1 +1,1 @@
-"""The routes: the order of their checks, and their transactions."""
+"""The HTTP routes: each checks its request and runs a transaction."""

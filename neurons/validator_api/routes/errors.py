@@ -1,4 +1,4 @@
-"""Translates errors to answers: `{"detail": ...}`, or a page for clients that accept HTML."""
+"""Maps errors to responses: `{"detail": ...}`, or a page for clients that accept HTML."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from neurons.validator_api.database.storage import DatabaseAway
 from neurons.validator_api.pages.render import page
 
 AWAY_SECONDS = 5
-"""Retry-After where the database cannot be used."""
+"""Retry-After in seconds if the database cannot be used."""
 
 STATUSES = (
     (errors.NotFound, 404),
@@ -50,7 +50,7 @@ log = get_logger("validator_api")
 
 
 def answer_errors(app: FastAPI) -> None:
-    """Let the application answer each error with its status."""
+    """Register the handlers that answer each error with its status."""
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(errors.Refusal, _refusal)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -79,7 +79,7 @@ def _invalid(request: Request, error: Exception) -> Response:
 
 
 def _away(request: Request, _: Exception) -> Response:
-    """Answer 503; the driver's message goes to the log alone."""
+    """Answer 503; only the log has the driver's message."""
     detail = "The database cannot be used now. Send the same again later."
     return _answer(request, 503, detail, {"Retry-After": str(AWAY_SECONDS)})
 

@@ -14,7 +14,7 @@ revision = "0002"
 down_revision = "0001"
 
 MULTIPLIERS = (0.5, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0)
-"""Of version 0.1.0, by full 100,000 tokens of the target length."""
+"""Multipliers of version 0.1.0, by the number of whole 100,000 tokens in the target length."""
 SHARES = (0.60, 0.25, 0.10, 0.05)
 
 
