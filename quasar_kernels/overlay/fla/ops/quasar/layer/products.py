@@ -14,8 +14,8 @@ _NARROW = (torch.bfloat16, torch.float16)
 def packed(matrices: tuple[torch.Tensor, ...], dtype: torch.dtype) -> list[torch.Tensor]:
     """Return `matrices` in `dtype`, the first four of them stacked into one.
 
-    It is computed at every call, in one launch if nothing is recorded. A cache could be out of
-    date: some changes of a parameter do not change its version (`p.data`, sharding).
+    They are converted at every call, in one launch if autograd is off. A cache could be out of
+    date, because some changes of a parameter do not change its version (`p.data`, sharding).
     """
     stacked, others = matrices[:4], matrices[4:]
     if torch.is_grad_enabled():
