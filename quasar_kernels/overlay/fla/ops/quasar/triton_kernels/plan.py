@@ -70,8 +70,8 @@ def plan_segments(
     """Cut the sequences of `q` [B, T, H, S] into segments.
 
     Args:
-        tiles: replace the choice of `tiles_for`.
-        segments: replaces the number of segments of `segments_for`; not with cu_seqlens.
+        tiles: replaces the choice of `tiles_for`.
+        segments: replaces the number of segments of `segments_for`; only without cu_seqlens.
         launch: the call that `tuning.tiles_for` times to tune an unknown GPU.
     """
     B, T, H, S = q.shape
