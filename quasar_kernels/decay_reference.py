@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 Step = Callable[[int, Tensor], tuple[Tensor, Tensor]]
-"""Takes a token's place and the state, and returns the output there and the next state."""
+"""Takes a token's index and the state, and returns the token's output and the next state."""
 
 
 def wkv6_recurrence(
@@ -74,7 +74,7 @@ def ssd_recurrence(
         x: `[batch, T, H, P]`, any floating dtype.
         dt: `[batch, T, H]`, step sizes, not negative.
         A: `[H]`, rates of decay, negative.
-        B, C: `[batch, T, G, N]`; each of the G groups serves H / G heads in a row.
+        B, C: `[batch, T, G, N]`; H / G adjacent heads share each of the G groups.
         D: `[H]`, the skip's factors, or None for none.
         initial_state: `[sequences, H, N, P]` or None for zeros.
         cu_seqlens: bounds of the sequences packed along T (batch = 1), empty ones included.

@@ -3,8 +3,8 @@
     S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
 
 Sources: DeltaNet, arXiv 2406.06484; Gated DeltaNet, arXiv 2412.06464. Every function is
-differentiable by autograd and runs on any device. This is the specification of `delta_rule`;
-nothing in it is shared with the kernels.
+differentiable by autograd and runs on any device. This module is the specification of `delta_rule`
+and shares no code with the kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TOGETHER = 32
-"""Chunks that are prepared at once, so that a GPU has few and large operations."""
+"""Chunks that are prepared at once, so that a GPU runs few and large operations."""
 
 Walk = Callable[..., tuple[Tensor, Tensor]]
 

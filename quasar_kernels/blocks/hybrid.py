@@ -24,7 +24,7 @@ OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46, "quasar": 1.0}
 0.28 for an input of RMS 1; with them, their outputs are equally large."""
 _OUTPUTS = {"rwkv6": "output.weight", "mamba2": "output.weight", "quasar": "layer.o_proj.weight"}
 BlockState = dict[str, Any]
-"""Each mixer's state by its name."""
+"""Each mixer's state, by the mixer's name."""
 
 
 class HybridBlock(nn.Module):
