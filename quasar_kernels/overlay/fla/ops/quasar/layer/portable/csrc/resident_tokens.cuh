@@ -13,7 +13,7 @@
 // Each group has its own pipeline: STAGES pieces of 64 output channels x 64 inputs, halves of the
 // weight tiles that pack_weights.cu writes. While one group waits or computes its results, the other
 // multiplies. Where a multiprocessor holds two blocks (228 KB of shared memory), a block is one
-// group: then nothing is held twice, and no group waits for another.
+// group: then no operand is held twice, and no group waits for another.
 //
 // Tokens of a warp: row g (+ 8 h) of the operand m holds token 4 g + 2 m + h, so a lane owns four
 // neighbours. Inputs: in the order of pack_weights.cu's groups of 16 or 32.
