@@ -88,7 +88,7 @@ class Step(NamedTuple):
         return self.bytes / bandwidth * tokens * 1e3, self.flops / rate * tokens * 1e3
 
 
-# Segment maps and their scan have no floor: a sequential pass over the tokens needs neither.
+# Segment maps and their scan have no floor: a sequential pass over the tokens would not need them.
 OPERATOR = (
     Step("operator: maps of the segments", r"segment_map"),
     Step("operator: scan over the maps", r"segment_scan"),

@@ -6,8 +6,8 @@
 //
 // Heads 0 .. 3 of the gated norm are operands in registers, so every group computes them. The other
 // heads are in shared memory, and the groups divide them. Two groups therefore compute 12 heads
-// instead of 8; the 4 additional heads are 5% of all products. Only y is written. The last product's
-// operands are fp16 for any dtype of o, narrow and y, as in the kernel for Hopper.
+// instead of 8; the 4 additional heads are 5% of all products. Only y is written. The last
+// product's operands are fp16 for any dtype of o, narrow and y, as in the kernel for Hopper.
 //
 // The weight tiles include the factors of sigmoid(x) = (1 + tanh(x / 2)) / 2 and the norm's weight.
 
