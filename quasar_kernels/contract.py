@@ -104,7 +104,7 @@ class Violation:
 
 
 Scope = Literal["layer", "ops"]
-"""The published part of the overlay: all of it, or the files of `QUASAR_DIR` alone."""
+"""The published part of the overlay: all of it, or only the files of `QUASAR_DIR`."""
 
 
 def overlay_files(scope: Scope = "layer", root: Path = OVERLAY) -> list[PurePosixPath]:

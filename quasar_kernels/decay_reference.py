@@ -1,4 +1,4 @@
-"""The definitions of WKV6 and of SSD, walked token by token in plain torch, float64 by default.
+"""The definitions of WKV6 and of SSD, computed token by token in torch, float64 by default.
 
     WKV6, of RWKV-6: o_t = (S_{t-1} + diag(u) k_t v_t^T)^T r_t
                      S_t = diag(exp(w_t)) S_{t-1} + k_t v_t^T
@@ -32,7 +32,7 @@ def wkv6_recurrence(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Walk WKV6 token by token.
+    """Compute WKV6 token by token.
 
     Args:
         r, k: `[B, T, H, K]`, any floating dtype.
@@ -68,7 +68,7 @@ def ssd_recurrence(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Walk SSD token by token.
+    """Compute SSD token by token.
 
     Args:
         x: `[batch, T, H, P]`, any floating dtype.

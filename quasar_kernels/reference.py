@@ -45,7 +45,7 @@ def quasar_recurrence(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Walk the recurrence token by token.
+    """Compute the recurrence token by token.
 
     Args:
         q, k, v: `[B, T, H, S]`, any floating dtype.
@@ -53,7 +53,7 @@ def quasar_recurrence(
         initial_state: `[N, H, S, S]`, key dimension first, or None for zeros; N is B, or the number
             of packed sequences.
         cu_seqlens: `[N + 1]` integers, bounds of the sequences packed along T (B = 1); a sequence
-            may be empty. None for one sequence a batch row.
+            may be empty. None for one sequence per batch row.
         dtype: the arithmetic's and the results' dtype.
 
     Returns:

@@ -48,7 +48,7 @@ SPEED = {512: 2.5e6, 2048: 8e6, 16_384: 40e6, 100_000: 105e6, 1_000_000: 140e6}
 QUIET_SPEED = {512: 7e6, 1024: 12e6, 2048: 24e6}
 """The same on an idle host, for which the fastest of the processes counts."""
 OPS_SPEED = {1_000_000: 70e6}
-"""The same with the operator alone published, under the fork's own layer."""
+"""The same if only the operator is published, under the fork's own layer."""
 PEAK_BYTES = {1_000_000: 10e9}
 """Most memory in that loop: a card of 24 GB then reaches a million tokens."""
 FIRST_CALL_SECONDS = 10.0

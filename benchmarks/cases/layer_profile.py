@@ -61,7 +61,7 @@ def launches_of(calls: Sequence[Sequence[tuple[str, float, float]]]) -> list[Ent
 
 
 def profiled(call: Callable[[], object]) -> list[Entry]:
-    """Profile `CALLS` calls in a row and return the launches of one."""
+    """Profile `CALLS` consecutive calls and return the launches of one."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(CALLS):
             call()

@@ -136,7 +136,11 @@ def measure_operator() -> Iterator[Entry]:
 def times(
     table: str, made_for: Callable[[int, bool], Mapping[str, Callable[[], Any]]], repeats: int
 ) -> Iterator[Entry]:
-    """Time calls on one GPU and on all; `made_for(tokens of a GPU, alone)` makes them."""
+    """Time calls on one GPU and on all GPUs.
+
+    `made_for(tokens, alone)` returns the calls for `tokens` per GPU; `alone` is whether only one of
+    several GPUs computes.
+    """
     world = dist.get_world_size()
     for tokens, gpus in ((MILLION, 1), (MILLION, world), (MILLION // world, world)):
         timed = made_for(tokens, gpus == 1 < world)

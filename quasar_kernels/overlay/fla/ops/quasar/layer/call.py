@@ -54,7 +54,7 @@ class Weights(NamedTuple):
         return self.q_taps, self.k_taps, self.v_taps
 
     def joined_taps(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the convolutions' taps `[3 H S, taps]` and bias `[3 H S]` (or None), in a row."""
+        """Return the concatenated taps `[3 H S, taps]` and biases `[3 H S]` (or None)."""
         shifts = self.q_shift, self.k_shift, self.v_shift
         taps = torch.cat(self.taps()).squeeze(1)  # type: ignore[arg-type] # the layer has them
         return taps, None if shifts[0] is None else torch.cat(shifts)  # type: ignore[arg-type]

@@ -245,7 +245,7 @@ def _is_for_kernel(rows: torch.Tensor, weights: Weights, qkv: Sequence[torch.Ten
 
 
 def project_rows(call: Call, rows: torch.Tensor, weights: Weights) -> torch.Tensor:
-    """Return silu(causal convolution(rows W^T)) of q, k and v side by side, in fp32 products.
+    """Return silu(causal convolution(rows W^T)) for q, k and v, concatenated; products in fp32.
 
     Differentiable; any number of taps.
 

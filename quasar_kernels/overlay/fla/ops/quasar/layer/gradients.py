@@ -297,7 +297,7 @@ def launch_conv_silu_grad(
         bias: `[C]` contiguous, or None.
         position: `[R]` int32, each token's place in its own sequence; or the number of tokens of
             each sequence if all have the same; or None for one sequence.
-        dys: one to three tensors `[R, N]` contiguous, which side by side are the gradient `[R, C]`
+        dys: one to three tensors `[R, N]` contiguous; concatenated they are the gradient `[R, C]`
             of the convolution's result.
         dx: `[R, C]`, last stride 1, of any dtype.
 

@@ -24,7 +24,7 @@ def _programs_per_wave(device: torch.device) -> int:
 
 
 def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, int]:
-    """Return how many segments each sequence gets and their length, a multiple of `chunk`.
+    """Return the number of segments of each sequence and their length, a multiple of `chunk`.
 
     Args:
         tokens: tokens of the (longest) sequence.

@@ -108,8 +108,8 @@ def project(
             in both, and saturate at 65504.
 
     Returns:
-        `[T, 1536]`, q, k and v side by side, and `[T, 64]`, both in `dtype`. SiLU is computed
-        in fp32.
+        q, k and v concatenated, `[T, 1536]`, and the narrow gate, `[T, 64]`, both in `dtype`. SiLU
+        is computed in fp32.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.

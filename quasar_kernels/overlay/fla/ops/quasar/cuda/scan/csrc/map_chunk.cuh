@@ -239,8 +239,8 @@ __device__ __forceinline__ void load_channels(float (&out)[2][4], u32 at,
   unpack_columns<Scalar::fp16>(k, out);
 }
 
-// Calls f(x, here) for each element of rows g + 8 R that can be on the diagonal of G; `here` says
-// whether this lane's element is, if the warp's first row is `row`.
+// Calls f(x, here) for each element of rows g + 8 R that can be on the diagonal of G. `here` is
+// true if this lane's element is on the diagonal; `row` is the warp's first row.
 template <int R, class Rows, class F>
 __device__ __forceinline__ void for_diagonal(Rows& G, int row, int lane, const F& f) {
   const int odd = lane >> 2 & 1;

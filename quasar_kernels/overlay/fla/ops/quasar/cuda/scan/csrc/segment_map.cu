@@ -69,7 +69,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   const int row = panel * PANEL + warp * 16;  // the first of this warp's 16
 
   // Step s handles the tile that is s-th from the end. One group of copies has one step's values
-  // and the next step's keys; the first keys are a group alone.
+  // and the next step's keys; the first group has only keys.
   constexpr int FIRST = 2;  // their stage
   const u32 all_keys = shared_address(shared.keys), all_values = shared_address(shared.values);
   const Pipeline<3> pipeline{shared_address(shared.full)};

@@ -74,8 +74,8 @@ __device__ __forceinline__ void load_operand(u32 (&x)[4], const uint4 (&from)[32
   x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
 }
 
-// The threads that share operands in shared memory: a group alone needs no barrier of the block, since
-// each of its warps has its own tokens.
+// Synchronizes the threads that share operands in shared memory. In a block of one group these are
+// the threads of a warp, because each warp has its own tokens.
 __device__ __forceinline__ void operands_sync() {
   if (GROUPS > 1)
     __syncthreads();
