@@ -22,7 +22,7 @@ LETTERS, LETTER = 14, 8.8
 KEY = 22
 """Length of the piece of line before a label."""
 MARKED = 20
-"""Lines of at most so many points show each as a dot."""
+"""Number of points up to which a line shows each point as a dot."""
 
 DARK = {
     "#0b6e4f": "#2fc08f",

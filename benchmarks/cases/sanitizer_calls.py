@@ -47,7 +47,7 @@ class OperatorCase(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
     states: bool = False  # the call has initial states and returns the final ones
     segments: int | None = None  # of each sequence; a segment has many tiles if there are few
-    gradients: bool = False  # the backward pass, too
+    gradients: bool = False  # whether the backward pass runs, too
     options: tuple[str, ...] = ()  # of NVRTC
 
 
@@ -119,7 +119,7 @@ def operator_error(case: OperatorCase) -> float:
     from fla.ops.quasar.cuda.scan import forward as cuda_scan
     from fla.ops.quasar.scan import ScanInputs
 
-    cuda_scan.LONG = 1024  # so that segments this short may stop, too
+    cuda_scan.LONG = 1024  # so that pass 1 may also stop in segments this short
     T, N = sum(case.lengths), len(case.lengths)
     shape = (case.batch, T, case.heads, case.width)
     q, k, v = (torch.randn(shape).mul(0.3).to(case.dtype) for _ in range(3))

@@ -1,8 +1,8 @@
 """The choice of an operator's implementation: kernels of this project or a library, or torch.
 
 Every fallback is logged. If torch computes a call on a GPU although kernels for it exist, or if
-kernels lower in the order compute it because better ones are missing or fail, one log line for each
-cause names the cause and the remedy.
+kernels later in the order compute it because earlier ones are missing or fail, one log line for
+each cause names the cause and the remedy.
 """
 
 from __future__ import annotations

@@ -94,14 +94,14 @@ class HybridBlock(nn.Module):
 
         Args:
             x: `[B, T, width]`.
-            state: the result of an earlier call, which this call may overwrite (`copy.deepcopy` it
-                to continue from it twice); None starts from zero states.
+            state: the state that an earlier call returned. This call may overwrite it: use
+                `copy.deepcopy` to continue from it twice. None starts from zero states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             keep: whether to return the state, for decoding.
-            cp_context: from `build_cp_context`: x is this rank's slice of packed sequences, whose
-                bounds replace cu_seqlens. There is no earlier state, and all ranks must call.
-                `keep` needs a single sequence, whose state the last rank returns. Gradients of
-                parameters are those of the slice: sum them over the ranks.
+            cp_context: from `build_cp_context`. x is then this rank's slice of packed sequences,
+                and the context's bounds replace cu_seqlens. `state` must be None, and all ranks
+                must call. `keep` needs a single sequence, whose state the last rank returns. The
+                gradients of the parameters are those of the slice: sum them over the ranks.
 
         Returns:
             y `[B, T, width]`, and the state after each sequence or None.

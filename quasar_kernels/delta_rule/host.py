@@ -110,7 +110,8 @@ def switched() -> Iterator[None]:
     """Replace fla's four functions by ours in every loaded module, until the block ends.
 
     fla computes the calls that these kernels do not support (`reason_against`). Import fla's layers
-    before this block, because later imports are not changed. The change also affects other threads.
+    before this block, because only modules that are loaded when it begins are changed and restored.
+    The change also affects other threads.
     """
     ours = {id(_originals[name]): _ours(name) for name in _HOSTS}
     changed = []

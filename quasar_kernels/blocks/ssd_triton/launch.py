@@ -240,9 +240,9 @@ def ssd_triton(
 ) -> tuple[Tensor, Tensor]:
     """Apply SSD by the Triton kernels, differentiably; as `blocks.ssd.ssd`, on a GPU.
 
-    x, B and C may be columns of one projection: they are read in place. A recorded call keeps
-    the state before every chunk for its backward pass: for heads of 64 channels and a state of 64
-    in bf16 as many bytes as x has.
+    x, B and C may be columns of one projection: they are read in place. A call recorded by autograd
+    keeps the state before every chunk for its backward pass. For heads of 64 channels and a state
+    of 64 in bf16, these states have as many bytes as x.
 
     Args:
         segments: segments of each sequence instead of the built-in choice.

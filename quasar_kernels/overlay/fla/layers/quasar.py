@@ -169,9 +169,9 @@ class QuasarAttention(nn.Module):
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             cp_context: from `build_cp_context`. hidden_states is then this rank's slice of packed
                 sequences, and the context's bounds replace cu_seqlens. All ranks must call. With
-                `use_cache` the slice must have one sequence, and decoding continues on the last
-                rank, with its cache. The gradients of the parameters are those of the slice: sum
-                them over the ranks.
+                `use_cache` the slice must have one sequence; to decode its next tokens, use the
+                cache that the sequence's last rank returns. The gradients of the parameters are
+                those of the slice: sum them over the ranks.
 
         Returns:
             (y `[B, T, hidden_size]`, None, the cache). Under autocast y has autocast's dtype.

@@ -53,7 +53,7 @@ LIBRARY = Stages(_project, _output)
 
 
 def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return rows weight^T; in fp32 if the rows are bf16 and fewer than `MANY_TOKENS`.
+    """Return rows weight^T, by `unrounded` if the rows are bf16 and fewer than `MANY_TOKENS`.
 
     Rounding q, k and v to bf16 before their convolution causes a quarter of the layer's error.
     Below `MANY_TOKENS`, keeping them in fp32 costs little time.

@@ -246,9 +246,9 @@ def segment_input_grad_kernel(
     With dP = tril(dO V'^T) and dM = -strict_tril(dD V'^T): dQ = dO S^T + dP K,
     dK = V' dS^T - dV S^T + dP^T Q + (a dM + (a dM)^T) K + 2 K dlambda; dk already contains the
     first term. As V'_t = a_t (v_t - S_(t-1)^T k_t), and nothing else depends on a_t,
-    da_t = dv_t V'_t / a_t^2. Each program writes one fp32 number to dbeta; with READ_STEP, where
-    beta is a, one per token and head. With log decays g, it writes each token's writes for later
-    tokens minus its reads of earlier ones to dg [B, T, H] fp32.
+    da_t = dv_t V'_t / a_t^2. Each program stores one fp32 number in dbeta; with READ_STEP, where
+    beta is a, one per token and head. With log decays g, it stores each token's writes for later
+    tokens minus its reads of earlier ones in dg [B, T, H] fp32.
     fresh (V'), do, dv, dq and dk share the strides stride_o. Grid: (segments * H,).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
