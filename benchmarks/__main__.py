@@ -26,7 +26,7 @@ def described() -> dict[str, str]:
 
 
 def main() -> int:
-    """Run a case, or list all."""
+    """Run a case, or list all cases; return the exit status."""
     name, *arguments = sys.argv[1:] or ["--help"]
     cases = described()
     if name in cases:

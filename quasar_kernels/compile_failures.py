@@ -2,7 +2,7 @@
 
 It knows messages of nvcc, cicc, ptxas, NVRTC, the driver, gcc, ninja, torch and Triton. The tools
 of this project use it: the doctor, and benchmarks.resources.compile. The overlay is published alone
-and cannot import it, so nvrtc.py there keeps a line for each of the few failures that it can meet.
+and cannot import it, so its nvrtc.py has a separate short list of failures.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _HOST_COMPILER = r"(?:gcc|g\+\+|cc1plus|cc|c\+\+|clang\+*)(?:-\d+)?"
 _KNOWN = (
     (r"cuda out of memory|cuda_error_out_of_memory", GPU_FULL),
     (r"out of memory|memory allocation failure|std::bad_alloc|cannot allocate memory", MEMORY),
-    (r"loop in catastrophic error processing", MEMORY),  # NVRTC had none left to report it with
+    (r"loop in catastrophic error processing", MEMORY),  # NVRTC has no memory for the report
     (r"\bkilled\b|(?:status|code) (?:137|-9)\b", MEMORY),
     (r"driver version is insufficient|driver on your system is too old", DRIVER_OLD),
     (r"unsupported toolchain|unsupported_ptx_version|insufficient_driver", DRIVER_OLD),

@@ -1,7 +1,7 @@
 """The fork's rules as data, and a check of any tree against them. Imports no torch.
 
-A validator reads five files of the fork before it times anything; a tree that breaks a rule scores
-zero. `check_tree` finds every broken rule beforehand and names the remedy.
+A validator reads five files of the fork before it times the fork; a tree that breaks a rule scores
+zero. `check_tree` finds every broken rule before a submission and names the remedy.
 """
 
 from __future__ import annotations
@@ -104,14 +104,16 @@ class Violation:
 
 
 Scope = Literal["layer", "ops"]
-"""The published part of the overlay: all of it, or the files of `QUASAR_DIR` alone."""
+"""The published part of the overlay: all of it, or only the files of `QUASAR_DIR`."""
 
 
 def overlay_files(scope: Scope = "layer", root: Path = OVERLAY) -> list[PurePosixPath]:
-    """Return the files that a scope publishes, relative to a fork's root, sorted; no byte code.
+    """Return the files that a scope publishes, relative to a fork's root, sorted.
+
+    Byte code is omitted.
 
     Args:
-        root: the root of another overlay than the shipped one.
+        root: the root of the overlay, by default the shipped one.
     """
     files = sorted(
         PurePosixPath(path.relative_to(root).as_posix())

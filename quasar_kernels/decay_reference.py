@@ -1,4 +1,4 @@
-"""The definitions of WKV6 and of SSD, walked token by token in plain torch, float64 by default.
+"""The definitions of WKV6 and of SSD, computed token by token in torch, float64 by default.
 
     WKV6, of RWKV-6: o_t = (S_{t-1} + diag(u) k_t v_t^T)^T r_t
                      S_t = diag(exp(w_t)) S_{t-1} + k_t v_t^T
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 Step = Callable[[int, Tensor], tuple[Tensor, Tensor]]
-"""Takes a token's place and the state, and returns the output there and the next state."""
+"""Takes a token's index and the state, and returns the token's output and the next state."""
 
 
 def wkv6_recurrence(
@@ -32,7 +32,7 @@ def wkv6_recurrence(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Walk WKV6 token by token.
+    """Compute WKV6 token by token.
 
     Args:
         r, k: `[B, T, H, K]`, any floating dtype.
@@ -68,13 +68,13 @@ def ssd_recurrence(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Walk SSD token by token.
+    """Compute SSD token by token.
 
     Args:
         x: `[batch, T, H, P]`, any floating dtype.
         dt: `[batch, T, H]`, step sizes, not negative.
         A: `[H]`, rates of decay, negative.
-        B, C: `[batch, T, G, N]`; each of the G groups serves H / G heads in a row.
+        B, C: `[batch, T, G, N]`; H / G adjacent heads share each of the G groups.
         D: `[H]`, the skip's factors, or None for none.
         initial_state: `[sequences, H, N, P]` or None for zeros.
         cu_seqlens: bounds of the sequences packed along T (batch = 1), empty ones included.

@@ -3,8 +3,8 @@
     S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
 
 Sources: DeltaNet, arXiv 2406.06484; Gated DeltaNet, arXiv 2412.06464. Every function is
-differentiable by autograd and runs on any device. This is the specification of `delta_rule`;
-nothing in it is shared with the kernels.
+differentiable by autograd and runs on any device. This module is the specification of `delta_rule`
+and shares no code with the kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TOGETHER = 32
-"""Chunks that are prepared at once, so that a GPU has few and large operations."""
+"""Chunks that are prepared at once, so that a GPU runs few and large operations."""
 
 Walk = Callable[..., tuple[Tensor, Tensor]]
 
@@ -35,7 +35,7 @@ def delta_recurrence(
     scale: float = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Walk the recurrence token by token.
+    """Compute the recurrence token by token.
 
     Args:
         q, k: `[B, T, H, K]`, any floating dtype.
@@ -44,7 +44,7 @@ def delta_recurrence(
         g: `[B, T, H]`, log decays, or None for none.
         initial_state: `[N, H, K, V]` or None for zeros; N is B, or the number of packed sequences.
         cu_seqlens: `[N + 1]` integers, bounds of the sequences packed along T (B = 1); a sequence
-            may be empty. None for one sequence a batch row.
+            may be empty. None for one sequence per batch row.
         scale: factor of the output.
         dtype: the arithmetic's and the results' dtype.
 
@@ -130,7 +130,7 @@ def _walk_chunks(
 
 
 def _walk_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Walk a few chunks of q, k, v, beta and g; terms without the state are computed together.
+    """Process a few chunks of q, k, v, beta and g; terms without the state are computed together.
 
     Padding tokens of the last chunk have no step size and no decay, so they change nothing.
     """

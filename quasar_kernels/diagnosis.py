@@ -36,7 +36,7 @@ class Build(_Frozen):
     program: str
     dtype: str
     seconds: float
-    machine_code: bool = False  # else PTX for an older GPU, which the driver translates
+    machine_code: bool = False  # false: PTX for an older GPU, which the driver translates
     error: str = ""
     remedy: str = ""  # of the error, if a remedy is known
 

@@ -1,8 +1,8 @@
 """Charts of lines as SVG, for light and dark pages; the same figures give the same bytes.
 
-Benchmarks draw with it, and the training of a model its loss. A chart has one panel or several
-below one another; each panel shows its own lines in colour and those of the other panels pale
-behind them, over the same axes.
+The benchmarks' pages and the loss curve of a training use it. A chart has one panel, or several one
+below the other. Each panel shows its own lines in colour, and behind them the lines of the other
+panels in a pale colour, over the same axes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH, HEIGHT, SMALL_HEIGHT, NARROW = 640, 400, 190, 320
-"""A chart's width, a panel's height where it is the only one or one of several, and the width of
-one of two columns."""
+"""In pixels: a chart's width, the height of a single panel and of one of several panels, and the
+width of one of two columns."""
 LEFT, TOP, TITLE, BOTTOM = 62, 34, 28, 50
-"""Room for the y axis, the chart's title, a panel's title and the x axis, in pixels."""
+"""Space for the y axis, the chart's title, a panel's title and the x axis, in pixels."""
 LETTERS, LETTER = 14, 8.8
-"""Height of all text, and a letter's mean width. A telephone shows 8 of the 14 pixels."""
+"""Height of all text and mean width of a letter, in pixels. A telephone scales 14 pixels to 8."""
 KEY = 22
 """Length of the piece of line before a label."""
 MARKED = 20
-"""Lines of at most so many points show each as a dot."""
+"""Number of points up to which a line shows each point as a dot."""
 
 DARK = {
     "#0b6e4f": "#2fc08f",
@@ -107,7 +107,7 @@ class _Axis(NamedTuple):
 
 
 def _round_step(step: float) -> float:
-    """Return the smallest of 1, 2, 2.5 or 5 times a power of ten that is no less."""
+    """Return the smallest of 1, 2, 2.5 or 5 times a power of ten that is not below the step."""
     power = 10.0 ** math.floor(math.log10(step))
     return power * next(n for n in (1, 2, 2.5, 5, 10) if n * power >= step * (1 - 1e-9))
 
@@ -136,7 +136,7 @@ def panel_plot(
     """Return the SVG of panels over the same axes.
 
     Args:
-        columns: of panels, from left to right. With two or more the panels' titles are the only
+        columns: number of columns of panels. With two or more, the panels' titles are the only
             labels.
     """
     labels = {line.label for panel in panels for line in panel.lines}
@@ -251,10 +251,10 @@ def _labels(lines: Sequence[Line], x: _Axis, y: _Axis, looks: Sequence[_Look]) -
 
 
 def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return positions at least `gap` apart, in the order of `wanted` and as near to it as can be.
+    """Return positions at least `gap` apart, in the same order and near to `positions`.
 
-    The squared distances are the least where nothing reaches past `low` or `high`; positions that
-    do are moved back, past `low` only where there is no room for all.
+    The sum of the squared moves is minimal, unless a position is below `low` or above `high`. Such
+    positions are moved to the limit; if there is no room for all, some stay below `low`.
     """
     order = sorted(range(len(positions)), key=positions.__getitem__)
     groups: list[tuple[float, int]] = []  # the mean place less the gaps before it, and how many

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Way = Literal["recorded", "no_grad", "training"]
-"""`recorded`: a forward pass for autograd, the output of the call before alive, as validators time
-it; `no_grad`: the same without gradients; `training`: forward and backward pass."""
+"""`recorded`: a forward pass recorded by autograd while the previous call's output is still
+allocated, as validators time it; `no_grad`: the same without gradients; `training`: forward and
+backward pass."""
 
 KEPT_MIB = 3072
 """Default of QUASAR_KEEP_MIB; `fla.ops.quasar.layer.node` has the same."""
@@ -31,7 +32,7 @@ VALIDATORS = LayerSize()
 
 
 def is_fused(capability: str | None, size: LayerSize = VALIDATORS) -> bool:
-    """Return whether the layer's fused kernels serve a GPU of this compute capability ("9.0")."""
+    """Return whether a GPU of this compute capability ("9.0") runs the layer's fused kernels."""
     return capability == "9.0" and size == VALIDATORS
 
 
@@ -80,8 +81,8 @@ def peak_bytes(
 ) -> int:
     """Return an estimate of the peak of a call's allocated memory, with input and parameters.
 
-    Up to 65,536 tokens the estimate is too high, because CUDA graphs reuse memory; above, it is
-    accurate within some percent. The driver's context, half a GiB, comes in addition.
+    Up to 65,536 tokens the estimate is too high, because CUDA graphs reuse memory. For longer calls
+    its error is a few percent. It does not include the driver's context of half a GiB.
     """
     kept = way != "no_grad" and tokens * kept_bytes(size) <= keep_mib << 20
     return FIXED_BYTES[way] + tokens * bytes_per_token(way, kept, fused, size)

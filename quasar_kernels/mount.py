@@ -1,8 +1,8 @@
 """Make `fla.ops.quasar` and `fla.layers.quasar` resolve to the overlay over the installed fla-core.
 
-For tests and tools of this project. A measurement does not mount: it runs in a process that has
-the fork's own tree first on its path. Mounting imports nothing: a finder serves the overlay's
-modules when they are first imported, so it costs no time before.
+Tests and tools of this project use it. A measurement does not mount: it runs in a process whose
+path starts with the fork's own tree. Mounting itself imports nothing and takes no time: a finder
+locates the overlay's modules when they are first imported.
 """
 
 from __future__ import annotations

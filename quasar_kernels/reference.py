@@ -3,9 +3,9 @@
     lambda_t = |k_t|^2        alpha_t = (1 - exp(-beta lambda_t)) / (lambda_t + 1e-8)
     S_t = (I - alpha_t k_t k_t^T) S_{t-1} + alpha_t k_t v_t^T        o_t = S_t^T q_t
 
-Source: Error-Free Linear Attention, arXiv 2512.12602. It is delta_reference.py's rule with this
-step size. Every function is differentiable by autograd and runs on any device. This is the
-specification of the kernels; nothing in it is shared with them.
+Source: Error-Free Linear Attention, arXiv 2512.12602. The recurrence is the delta rule of
+delta_reference.py with this step size. Every function is differentiable by autograd and runs on any
+device. This module is the specification of the kernels and shares no code with them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def quasar_recurrence(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Walk the recurrence token by token.
+    """Compute the recurrence token by token.
 
     Args:
         q, k, v: `[B, T, H, S]`, any floating dtype.
@@ -53,7 +53,7 @@ def quasar_recurrence(
         initial_state: `[N, H, S, S]`, key dimension first, or None for zeros; N is B, or the number
             of packed sequences.
         cu_seqlens: `[N + 1]` integers, bounds of the sequences packed along T (B = 1); a sequence
-            may be empty. None for one sequence a batch row.
+            may be empty. None for one sequence per batch row.
         dtype: the arithmetic's and the results' dtype.
 
     Returns:
@@ -137,8 +137,8 @@ def quasar_layer(
 def relative_rms(actual: Tensor, expected: Tensor) -> float:
     """Return rms(actual - expected) / rms(expected), computed in float64.
 
-    NaN anywhere gives NaN, which no bound accepts; an expected value of all zeros gives 0 for an
-    exact match and infinity otherwise.
+    If either tensor contains NaN, the result is NaN, which fails every comparison with a limit. If
+    all expected values are zero, it is 0 for an exact match and infinity otherwise.
     """
     if actual.shape != expected.shape:
         raise ValueError(f"shapes differ: {tuple(actual.shape)} and {tuple(expected.shape)}")

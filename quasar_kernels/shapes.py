@@ -83,7 +83,7 @@ def check_state(
 
 
 def expect_sizes(**sizes: int) -> None:
-    """Raise ValueError unless each is a whole number from 1."""
+    """Raise ValueError unless each size is a whole number and at least 1."""
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} must be a whole number from 1; got {size!r}")

@@ -2,10 +2,10 @@
 
     python -m benchmarks claim_acceptance --fork PATH --out benchmarks/h200/acceptance.json
 
-PATH is a checkout of the public fork. The claim is measured twice as by the miner: completely, and
-confirmed by one run. Then validator_loop.py, which is independent of the harness, runs in fresh
-processes: at the target, and at other lengths that the harness has measured. This takes about seven
-minutes on an H200. The exit status is 1 if a limit is missed.
+PATH is a checkout of the public fork. The claim is measured twice, with the miner's code: once
+completely, and once confirmed by a single run. Then validator_loop.py, which is independent of the
+harness, runs in fresh processes: at the target, and at other lengths that the harness has measured.
+This takes about seven minutes on an H200. The exit status is 1 if a limit is missed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from harness.workload import VALIDATOR_LENGTHS
 FAILS = True
 LOOP = Path(__file__).with_name("validator_loop.py")
 TARGET, RUNS = 1_000_000, 20
-"""Length of the claim, and validators' runs of it."""
+"""The target of the claim in tokens, and the number of validators' runs at it."""
 COMPARED = (16_384, 100_000, 1_000_000)
 """Lengths at which both loops must agree."""
 
 COMPARED_RUNS = 14
-"""Validators' runs of such a length: medians of five runs would differ by 1% in 10% of cases."""
+"""Number of a validator's runs at such a length; with five, medians would differ by 1% in 10% of
+cases."""
 
 
 def validator_runs(
@@ -62,7 +63,7 @@ def validator_runs(
             for tokens in some
         ]
         for process in started:  # all processes import before one is timed
-            assert process.stdout is not None  # noqa: S101 # it is a pipe
+            assert process.stdout is not None  # noqa: S101 # Popen got stdout=PIPE
             while (line := process.stdout.readline()) != "ready\n":
                 if not line:
                     sys.exit(f"the validator's loop ended with status {process.wait()}")
@@ -74,7 +75,7 @@ def validator_runs(
 
 
 def sampler_of(tree: Path, machine: Environment) -> Sampler:
-    """Return the miner's sampler, without samples."""
+    """Return a sampler with the miner's settings, without samples."""
     options = Options("cuda", 60.0)
     soak = partial(call, "harness.worker.machine.soak:soak", 12.0, options=options)
     return Sampler(
@@ -87,7 +88,7 @@ def sampler_of(tree: Path, machine: Environment) -> Sampler:
 
 
 def judge(tree: Path, run: Run) -> Run:
-    """Measure, derive the claim, and compare both with the other loop; add the results to a run."""
+    """Measure, derive the claim, compare both with validator_loop.py; add the results to a run."""
     began = time.monotonic()
     machine = probe()
     at_once = processes_at_once(machine)

@@ -40,7 +40,7 @@ class Shape(NamedTuple):
 def _alike(
     name: str, factors: Callable[[Generator, tuple[int, int]], Seconds], *, healthy: bool = False
 ) -> Shape:
-    """Return a shape of independent runs that wait for the GPU alone."""
+    """Return a shape of independent runs that wait only for the GPU."""
 
     def draw(generator: Generator, trials: int, runs: int) -> Runs:
         elapsed = factors(generator, (trials, runs))
@@ -142,6 +142,7 @@ SHAPES = (
     _heavy(0.004, one_sided=False),
     _heavy(0.004, one_sided=True),
 )
-"""The second shape's deviation of 0.8% is that of undisturbed pairs of runs of 262,144 tokens and
-more on an H200. In three reports, 20 processes of a million tokens that reached its power limit had
-ranges of 6 to 10%. The busy host is the pair at 65,536 tokens of the same report."""
+"""The second shape's deviation of 0.8% was measured with undisturbed pairs of runs of 262,144
+tokens and more on an H200. In three reports, 20 processes of a million tokens reached the GPU's
+power limit, and their times ranged over 6 to 10%. The busy host is the pair at 65,536 tokens of the
+same report."""

@@ -5,8 +5,8 @@
 PATH is a checkout of the public fork, over which this project's kernels are laid. For each length,
 fresh processes time the tree in turn by the referee's clock, by validator_loop.py, and by the
 referee's clock with a cheat in the layer. Then one process proves its speed many times in a row,
-each time with other weights and inputs. The exit status is 1 when a limit is missed. Ten minutes or
-so on an H200; `--lengths`, `--repeats` and `--without` make it shorter.
+each time with other weights and inputs. The exit status is 1 if a limit is missed. This takes about
+ten minutes on an H200; `--lengths`, `--repeats` and `--without` make it shorter.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def measurements(runs: Runs, trial: int) -> list[Sample]:
 
 
 def claim(samples: list[Sample]) -> tuple[float, int]:
-    """Return the claim, and after how many of the samples a miner would stop measuring."""
+    """Return the claim, and the number of samples after which a miner would stop measuring."""
     count = next(
         n for n in range(LEAST_RUNS, RUNS_MOST + 1) if n == RUNS_MOST or is_settled(samples[:n])
     )
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def limits(run: Run) -> list[Criterion]:
-    """Return each limit with the figure that must keep it."""
+    """Return each limit with its figure."""
     entries = run.table("shapes")
     refuted = [
         Criterion(f"{e.of['shape']}: refuted", e.figures["refuted"], REFUTED_MOST, digits=".1e")

@@ -62,7 +62,7 @@ LEADS: dict[tuple[Rule, Way, Shape], float] = {
     (GATED, "forward and backward", MIDDLE): 3,
     (GATED, "forward and backward", BATCHED): 1,
 }
-"""Least speed-up of CUDA over fla, by graph replay and, if both were timed so, from rest."""
+"""Least speed-up of CUDA over fla, by graph replay and, if both were timed that way, from rest."""
 BEST_SHARES: dict[tuple[Rule, Way, Shape], float] = {
     (GATED, "forward", WIDE_BATCHED): 1 / 1.5,
     (GATED, "forward and backward", WIDE): 1 / 1.5,
@@ -161,7 +161,7 @@ def selected(rule: Rule, name: str) -> Iterator[Function]:
 
 
 def rest(x: Inputs) -> Inputs:
-    """Return beta and, if present, the log decays."""
+    """Return beta and, for the gated rule, the log decays."""
     return {name: x[name] for name in ("beta", "g") if name in x}
 
 

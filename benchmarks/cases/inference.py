@@ -3,8 +3,8 @@
     scripts/install.sh miner inference
     python -m benchmarks inference --out benchmarks/h200/inference.json
 
-A Qwen2 of the reference model's real size (0.5B) with random weights, so nothing is downloaded.
-`--device cpu --size tiny --new 16` is a trial without a GPU.
+The model is a Qwen2 of the reference model's size (0.5B) with random weights, so nothing is
+downloaded. `--device cpu --size tiny --new 16` is a trial without a GPU.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def decode(decoder: Decoder, new: int) -> Call:
 
 
 def ways(model: Any, device: str) -> Iterator[Way]:
-    """Yield every way, each made when it is its turn."""
+    """Yield every way; each is created only when the previous one has been timed."""
     yield Way("generate", lambda new: generate(model, new))
     eager = Decoder(model, graphs=False)
     if device == "cpu":

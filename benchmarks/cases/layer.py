@@ -3,11 +3,11 @@
     python -m benchmarks layer --fork PATH --tree overlay --out benchmarks/h200/overlay.json
 
 PATH is a checkout of the public fork (https://github.com/troy12x/flash-linear-attention); without
-it, this project's layer is timed over the installed fla. Trees of this project are checked first,
-at several lengths in parallel. Then the tree is timed in fresh processes, one at a time; this
-project's layer only at lengths that fit into the GPU's memory. The fork computes something else
-than the recurrence, and the baseline misses a limit of the check with correlated keys: both are
-timed unchecked.
+it, this project's layer is timed over the installed fla. Trees of this project are first checked
+for correctness, at several lengths in parallel. Then the tree is timed in fresh processes, one at a
+time; this project's layer is timed only at lengths that fit into the GPU's memory. The other trees
+are timed without a check: the fork does not compute the recurrence, and the baseline misses a limit
+of the check with correlated keys.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ AT_ONCE = 10
 SPEED = {512: 2.5e6, 2048: 8e6, 16_384: 40e6, 100_000: 105e6, 1_000_000: 140e6}
 """Least tokens/s in the validator's loop, by tokens, with the layer published."""
 QUIET_SPEED = {512: 7e6, 1024: 12e6, 2048: 24e6}
-"""The same where the host is quiet, which it was for the fastest of the processes."""
+"""The same on an idle host, for which the fastest of the processes counts."""
 OPS_SPEED = {1_000_000: 70e6}
-"""The same with the operator alone published, under the fork's own layer."""
+"""The same if only the operator is published, under the fork's own layer."""
 PEAK_BYTES = {1_000_000: 10e9}
 """Most memory in that loop: a card of 24 GB then reaches a million tokens."""
 FIRST_CALL_SECONDS = 10.0
@@ -73,7 +73,7 @@ def check_of(checks: Mapping[int, Check], length: int) -> Correctness | None:
     """Return the check of the next length, or of the longest; None if there are no checks.
 
     Raises:
-        MeasurementError: it did not pass, or gave no result.
+        MeasurementError: the check failed, or returned no result.
     """
     if not checks:
         return None

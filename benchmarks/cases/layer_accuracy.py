@@ -2,8 +2,9 @@
 
     python -m benchmarks layer_accuracy --fork PATH --out benchmarks/h200/layer-accuracy.json
 
-PATH is a checkout of the public fork. Outputs and gradients against the float64 layer, decoding,
-weights exchanged with the public layer, and sequences of 5 and 10 million tokens. It holds 50 GB.
+PATH is a checkout of the public fork. The case compares outputs and gradients with the float64
+layer, checks decoding, exchanges weights with the public layer, and runs sequences of 5 and 10
+million tokens. It needs 50 GB of GPU memory.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ TIMED_CALLS = 3
 OUTPUT_ERROR, OUTPUT_COSINE, OUTPUT_DIFFERENCE = 8e-3, 0.9999, 0.1
 """Relative RMS error, cosine and largest difference of outputs against float64."""
 EXCHANGE_ERROR = 1e-2
-"""Relative RMS error of the public layer with our weights, and of ours with its weights: they are
-one function, but the public layer rounds more often."""
+"""Limits on the relative RMS error of the public layer with our weights, and of ours with its
+weights. Both compute the same function, but the public layer rounds more often."""
 GRADIENT_ERROR = 2e-2
 """Relative RMS error of every gradient against float64."""
 LONG_RUNS = {("training", 5_000_000), ("slices", 10_000_000)}
@@ -83,7 +84,7 @@ def check_gradients(layer: Any, tokens: int) -> Entry:
 
 
 def slices(layer: Any, parts: Iterator[Tensor]) -> Iterator[Tensor]:
-    """Yield the layer's outputs for consecutive parts of one sequence, the state carried."""
+    """Yield the layer's outputs for consecutive parts of one sequence, each from the last state."""
     cache = None
     for part in parts:
         y, _, cache = layer(part, past_key_values=cache, use_cache=True)
@@ -130,7 +131,7 @@ def check_exchange(layer_class: type, fork: Path, folder: Path) -> Entry:
 
 
 def answer_as_public(tree: str, sent: str, received: str) -> None:
-    """Run the public layer: its initial weights, and its output with the weights that were sent."""
+    """Run the public layer: save its initial weights, and its output with the weights in `sent`."""
     layer = new(load_tree(Path(tree)).layer_class)
     weights = {name: value.clone() for name, value in layer.state_dict().items()}
     message = torch.load(sent, map_location=DEVICE)
@@ -166,7 +167,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def drawn_in_slices(tokens: int) -> Iterator[Tensor]:
-    """Yield a sequence slice by slice, so that it need not lie in memory as a whole."""
+    """Yield a sequence slice by slice, so that it is never in memory as a whole."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     shape = WORKLOAD.batch_size, SLICE, WORKLOAD.hidden_size
     for _ in range(tokens // SLICE):
@@ -175,7 +176,7 @@ def drawn_in_slices(tokens: int) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def long_inference(layer: Any) -> Entry:
-    """Run millions of tokens without gradients, in one call, and in slices, which must agree."""
+    """Run millions of tokens without gradients, in one call and in slices; compare the outputs."""
     x = torch.cat(list(drawn_in_slices(LONG_TOKENS)), dim=1)
     free()
     elapsed = seconds(partial(output, layer, x))
@@ -190,7 +191,7 @@ def long_inference(layer: Any) -> Entry:
 
 @torch.no_grad()
 def longest_inference(layer: Any) -> Entry:
-    """Run a sequence in slices alone."""
+    """Run a sequence only in slices."""
 
     def sliced() -> None:
         with recording(DEVICE):

@@ -2,7 +2,7 @@
 
     python -m benchmarks layer_memory --out benchmarks/h200/layer-memory.json
 
-`--tree overlay-portable` measures it without Hopper's own instructions.
+`--tree overlay-portable` measures the layer without the instructions that only Hopper has.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m benchmarks layer_profile --fork PATH --out benchmarks/h200/layer-profile.json
 
-PATH is a checkout of the public fork; --tree takes another of the trees than the overlay. The time
-of a call is measured in the validator's loop without the profiler; the bandwidth of a copy and the
-rate of a product, of which the floors in the document are made, are measured in the same process.
+PATH is a checkout of the public fork; --tree selects another tree than the overlay. The time of a
+call is measured in the validator's loop without the profiler. The same process measures the
+bandwidth of a copy and the rate of a product, from which the document's floors are computed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def launches_of(calls: Sequence[Sequence[tuple[str, float, float]]]) -> list[Ent
 
 
 def profiled(call: Callable[[], object]) -> list[Entry]:
-    """Profile `CALLS` calls in a row and return the launches of one."""
+    """Profile `CALLS` consecutive calls and return the launches of one."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(CALLS):
             call()
@@ -88,7 +88,7 @@ def profile_tree(name: str, loaded: Loaded, commit: str | None) -> Run:
     output: object = None
 
     def call() -> None:
-        nonlocal output  # alive during the next call, as in the validator's loop
+        nonlocal output  # stays allocated during the next call, as in the validator's loop
         with recording(DEVICE):
             output = layer(x)
 

@@ -30,7 +30,7 @@ from quasar_kernels.blocks.language.training import Training, read_text
 
 TEXT = Path(pydoc_data.topics.__file__)
 HELD_OUT = 0.1
-"""Share of the text, at its end, that is not trained on."""
+"""Share of the text, at its end, that is held out from training."""
 
 EVERY = 10
 """Steps that one point of a loss curve averages."""

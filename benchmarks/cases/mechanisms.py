@@ -24,7 +24,7 @@ from quasar_kernels.mount import mount
 
 TOKENS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 SOAK_SECONDS = 0.3
-"""Work before a process's first timing, so that the clocks are those of sustained work."""
+"""Work before a process's first timing, so that the GPU has the clocks of sustained work."""
 LIMIT, GRACE = 3600.0, 15.0
 """Seconds of a run, and seconds after its end before a call's process is killed."""
 PACKAGES = ("fla-core", "mamba_ssm")

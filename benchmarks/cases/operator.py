@@ -2,9 +2,10 @@
 
     python -m benchmarks operator --out benchmarks/h200/operator.json [--without cuda]
 
-Speed, accuracy against float64, the gain of stopping early, memory, decoding and the first call
-with empty kernel caches. `triton` and `cuda` are this project's operator with QUASAR_BACKEND of
-that name; `baseline` is fla's delta rule with the step size. --quick leaves the baseline out.
+The case measures speed, accuracy against float64, the gain of stopping early, memory, decoding and
+the first call with empty kernel caches. `triton` and `cuda` are this project's operator with
+QUASAR_BACKEND of that name; `baseline` is fla's delta rule with the step size. --quick omits the
+baseline.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ ERRORS = {"layer-like": 6e-3, "correlated 10%": 9e-3, "correlated 1%": 9e-3}
 CUDA's errors must also be at most Triton's, in the same run and at every length.
 """
 SEARCH_COST = 1.05
-"""Accepted slowdown by checks for an early stop if no head can stop."""
+"""Accepted slowdown by the checks for an early stop in calls in which no head can stop."""
 MEMORY_TIMES_OUTPUT = 1.2
 FIRST_CALL_SECONDS = 8.0
 
@@ -88,7 +89,7 @@ def exact(x: Inputs) -> Tensor:
 
 @contextmanager
 def selected(name: str) -> Iterator[Function]:
-    """Yield the operator of that name; its kernels are selected in the block."""
+    """Yield the operator of that name; its kernels stay selected while the context is open."""
     if name == BASELINE:
         yield _baseline
         return

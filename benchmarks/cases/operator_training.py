@@ -2,8 +2,8 @@
 
     python -m benchmarks operator_training --out benchmarks/h200/operator_training.json
 
-Speed, and the gradients' accuracy against float64. Implementations are those of the case
-`operator`; --without leaves one out, --quick the baseline.
+The case measures speed, and the gradients' accuracy against float64. The implementations are those
+of the case `operator`; --without omits one, --quick omits the baseline.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ MOST_MS = {Shape(1, 16_384, 8, 64): 0.28, Shape(1, 1_000_000, 8, 64): 9.0}
 LEADS = {"triton": 0.85, "cuda": 2.5}
 """Least speed-up of forward and backward over the baseline, at every shape.
 
-Triton serves where CUDA cannot. It is slower than the baseline at one shape: batches, heads of 128.
+Triton is used where CUDA cannot be. It is slower than the baseline at one shape: a batch with heads
+of 128.
 """
 
 PROTOCOL = """\

@@ -4,8 +4,8 @@
         torchrun --nproc_per_node 2 -m benchmarks parallel --out benchmarks/h200x2/parallel.json
 
 Each process drives one GPU and holds a slice of the sequence. A run with one process measures one
-GPU alone, with the code of several ranks and an exchange with itself. Without the variable, the
-longest call's second step does not find its 116 GB in one piece.
+GPU alone, with the code of several ranks and an exchange with itself. Without the environment
+variable, fragmentation keeps the second step of the longest call from allocating its 116 GB.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STRAINED = (
     *((CHECKED, kind) for kind in ("layer-like", "slow heads")),
     *((8 * CHECKED, kind) for kind in ("bursts", "slow heads")),
 )
-"""Tokens in all and inputs of the comparisons."""
+"""The comparisons: the number of tokens over all ranks, and the kind of inputs."""
 REPEATS = 7
 PARTS = ("operator", "equality", "terms", "layer", "long", "fla")
 
@@ -66,7 +66,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def events_ms(call: Callable[[], object], times: int = 1) -> float:
-    """Return the time of one of several calls by events on this GPU, after a barrier."""
+    """Return the mean milliseconds of several calls by events on this GPU, after a barrier."""
     torch.cuda.synchronize()
     dist.barrier()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -88,7 +88,7 @@ def together_ms(call: Callable[[], object], times: int) -> float:
 
 
 def context_of(tokens: int, taps: int | None = None) -> Any:
-    """Return the context of one sequence with about so many tokens on each rank, in whole tiles."""
+    """Return the context of one sequence with about `tokens` on each rank, in whole tiles."""
     from fla.ops.quasar.parallel.context import build_cp_context
 
     world = dist.get_world_size()
@@ -121,7 +121,7 @@ def both_ways(
 
 
 def calls(tokens: int, context: Any) -> Mapping[str, Callable[[], object]]:
-    """Return the operator's calls over so many tokens on this rank."""
+    """Return the operator's calls over `tokens` tokens on this rank."""
     from fla.ops.quasar import chunk_quasar
 
     leaves = [y.requires_grad_() for y in made.layer_like(own_tokens(tokens, context))]
@@ -136,7 +136,11 @@ def measure_operator() -> Iterator[Entry]:
 def times(
     table: str, made_for: Callable[[int, bool], Mapping[str, Callable[[], Any]]], repeats: int
 ) -> Iterator[Entry]:
-    """Time calls on one GPU and on all; `made_for(tokens of a GPU, alone)` makes them."""
+    """Time calls on one GPU and on all GPUs.
+
+    `made_for(tokens, alone)` returns the calls for `tokens` per GPU; `alone` is whether only one of
+    several GPUs computes.
+    """
     world = dist.get_world_size()
     for tokens, gpus in ((MILLION, 1), (MILLION, world), (MILLION // world, world)):
         timed = made_for(tokens, gpus == 1 < world)
@@ -160,7 +164,7 @@ def strained(kind: str, tokens: int) -> Any:
 
 
 def by_windows(x: torch.Tensor) -> torch.Tensor:
-    """Return the norms `[windows, H]` of x `[1, T, H, S]`, of 512 tokens each."""
+    """Return the norms `[windows, H]` of x `[1, T, H, S]` over windows of 512 tokens."""
     norms: torch.Tensor = x.reshape(-1, 512, *x.shape[2:]).norm(dim=(1, 3))
     return norms
 
@@ -284,9 +288,9 @@ def measure_layer() -> Iterator[Entry]:
 
 
 def measure_long(tokens: int) -> Iterator[Entry]:
-    """Time one training step of the layer with very many tokens on each GPU, and its memory.
+    """Measure time and memory of one training step of the layer with very many tokens on each GPU.
 
-    Before, one GPU alone takes half as many.
+    Before that, one GPU alone computes a step with half as many tokens.
     """
     world = dist.get_world_size()
     for own, gpus in ((tokens // 2, 1), (tokens, world)):
@@ -327,7 +331,7 @@ def measure_fla() -> Iterator[Entry]:
                 of = {"pass": name, "tokens_per_gpu": tokens, "gpus": gpus}
                 try:
                     figures = {"ms": together_ms(call, 8)}
-                except RuntimeError as error:  # fla refuses some versions of Triton, on all ranks
+                except RuntimeError as error:  # on all ranks, for some versions of Triton
                     yield Entry(table="gated", of=of, by=by, failure=str(error))
                 else:
                     yield Entry(table="gated", of=of, by=by, figures=figures)

@@ -27,7 +27,7 @@ from benchmarks.models.ways import Prepared, prepare
 from quasar_kernels.blocks.language.recorded import RecordedStep
 
 RECALL = 0.99
-"""A trained model must answer more than this share of held-out queries rightly."""
+"""A trained model must answer more than this share of held-out queries correctly."""
 
 WAYS = {
     "fp32": "fp32, the definition in torch",
@@ -104,7 +104,7 @@ def taught(
 ) -> Entry:
     """Train a prepared model in place, in this process or with its group.
 
-    With `replayed`, a GPU replays a recorded step, which one process alone can take.
+    With `replayed`, a GPU replays a recorded step; this needs a training in a single process.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     started = time.perf_counter()
@@ -157,7 +157,7 @@ def _now(device: torch.device) -> float:
 
 @torch.no_grad()
 def recall(prepared: Prepared, task: Task, device: torch.device, batches: int) -> float:
-    """Return the share of right answers in batches that are not trained on."""
+    """Return the share of correct answers in held-out batches."""
     shares = []
     for n in range(batches):
         batch = draw(task, HELD_OUT + n, device)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.cases.sanitizer_calls operator|layer|handshake|memcheck|racecheck|initcheck
 
-Add a case to OPERATOR or LAYER to have it watched. The others run a kernel of
-sanitizer_controls.cu: a faulty one for each tool, and one that is right. Exit status 1 when a
-result is wrong. --limit ends the process after that many seconds in any case; --clear is
-for a tool that does not see bulk stores.
+`operator` and `layer` run the cases in OPERATOR and LAYER; add a case there to check another call.
+The others run a kernel of sanitizer_controls.cu: a faulty one for each tool, and for `handshake` a
+correct one. The exit status is 1 if a result is wrong. --limit ends the process after that many
+seconds in any case; --clear is for a tool that does not track bulk stores.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class OperatorCase(NamedTuple):
     width: int = 64
     dtype: torch.dtype = torch.bfloat16
     states: bool = False  # the call has initial states and returns the final ones
-    segments: int | None = None  # of each sequence: few walk over many tiles
-    gradients: bool = False  # the backward pass, too
+    segments: int | None = None  # of each sequence; a segment has many tiles if there are few
+    gradients: bool = False  # whether the backward pass runs, too
     options: tuple[str, ...] = ()  # of NVRTC
 
 
@@ -119,7 +119,7 @@ def operator_error(case: OperatorCase) -> float:
     from fla.ops.quasar.cuda.scan import forward as cuda_scan
     from fla.ops.quasar.scan import ScanInputs
 
-    cuda_scan.LONG = 1024  # so that segments this short may stop, too
+    cuda_scan.LONG = 1024  # so that pass 1 may also stop in segments this short
     T, N = sum(case.lengths), len(case.lengths)
     shape = (case.batch, T, case.heads, case.width)
     q, k, v = (torch.randn(shape).mul(0.3).to(case.dtype) for _ in range(3))
@@ -169,7 +169,7 @@ def layer_error(case: LayerCase) -> float:
     """Run a case of the layer and return its output's relative error.
 
     Raises:
-        RuntimeError: its own kernels did not take it.
+        RuntimeError: the fused kernels did not compute the case.
     """
     from fla.layers import quasar
     from fla.ops.quasar.cuda.program import Variant
@@ -197,7 +197,7 @@ def layer_error(case: LayerCase) -> float:
 
 
 def always(stage: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the stage, but raising RuntimeError where others would take its place silently."""
+    """Return the stage, raising RuntimeError where the layer would silently use another one."""
 
     def compute_or_raise(*call: object) -> object:
         result = stage(*call)
@@ -211,7 +211,7 @@ def always(stage: Callable[..., Any]) -> Callable[..., Any]:
 def clear_outputs() -> None:
     """Fill the operator's outputs with zeros before they are written, from now on in this process.
 
-    On Hopper o is written by bulk stores. A tool that does not see these reports reads of o as
+    On Hopper o is written by bulk stores. A tool that does not track these reports reads of o as
     reads of uninitialised memory. The comparison of o shows whether all of it is written.
     """
     empty_like = torch.empty_like
@@ -252,9 +252,9 @@ def main() -> int:
     args = parser.parse_args()
     if args.clear:
         clear_outputs()
-    signal.alarm(args.limit)  # ends it in the driver, too
+    signal.alarm(args.limit)  # ends the process even while it waits in the driver
     os.environ["QUASAR_BACKEND"] = "cuda"  # a call of another implementation is an error
-    os.environ["QUASAR_GRAPHS"] = "0"  # graphs need the allocator that the tools do without
+    os.environ["QUASAR_GRAPHS"] = "0"  # graphs need torch's memory cache, which the tools disable
     mount()
     torch.manual_seed(0)
     wrong = []

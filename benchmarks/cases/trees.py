@@ -31,17 +31,17 @@ class Tree(NamedTuple):
 
     source: Path
     files: tuple[PurePosixPath, ...] = ()
-    ours: bool = False  # held to the rules of the fork's kernels
-    portable: bool = False  # without Hopper's own instructions, as on every other card
+    ours: bool = False  # whether the tree must keep the rules for the fork's kernels
+    portable: bool = False  # without the instructions that only Hopper has, as on other GPUs
     lengths: tuple[int, ...] = SOME_LENGTHS
-    checks: tuple[int, ...] = ()  # their lengths; a speed counts with the check at the next one
-    cold: tuple[int, ...] = SOME_LENGTHS  # whose first process has empty kernel caches
+    checks: tuple[int, ...] = ()  # lengths of checks; a speed needs a passed one at the next length
+    cold: tuple[int, ...] = SOME_LENGTHS  # lengths whose first process has empty kernel caches
     runs: int = 1  # processes per length
     short_runs: int = 1  # the same up to SHORT tokens
 
     @property
     def has_layer(self) -> bool:
-        """Whether the tree replaces the fork's layer, whose memory is known beforehand."""
+        """Whether the tree replaces the fork's layer by ours, whose memory can be computed."""
         return PurePosixPath("fla/layers/quasar.py") in self.files
 
     def fitting(self, fits: Callable[[int], bool]) -> Tree:
@@ -57,7 +57,7 @@ class Tree(NamedTuple):
 
 TREES = {
     "public-fork": Tree(ROOT),
-    # with empty caches it tunes for half a minute, whatever the length
+    # with empty caches it tunes for half a minute at any length
     "baseline": Tree(BASELINE, (QUASAR_DIR / "chunk.py",), cold=(512,)),
     "overlay-ops": Tree(
         OVERLAY,
@@ -85,9 +85,9 @@ TREES = {
         cold=(),
     ),
 }
-"""The fork as it is; the fork's layer over flash-linear-attention's delta rule; this project's
-kernels as FORK_SCOPE=ops and FORK_SCOPE=layer publish them; and the latter as another card than
-Hopper's runs them."""
+"""The fork without changes; the fork's layer over flash-linear-attention's delta rule; this
+project's kernels as FORK_SCOPE=ops and FORK_SCOPE=layer publish them; and the latter with the code
+that other GPUs than Hopper run."""
 
 
 def make_tree(fork: Path | None, folder: Path, tree: Tree) -> Path:
@@ -135,7 +135,7 @@ def loaded(fork: Path | None, tree: Tree) -> Iterator[Loaded]:
 
 
 def _without_hopper(nvrtc: Path) -> None:
-    """Let no GPU have Hopper's capability: the kernels are then compiled without `wgmma`."""
+    """Change nvrtc.py so that no GPU counts as Hopper and kernels are compiled without `wgmma`."""
     text = nvrtc.read_text(encoding="utf-8")
     if text.count(HOPPER) != 1:
         raise ValueError(f"{nvrtc} must contain the line {HOPPER!r} once")

@@ -2,7 +2,8 @@
 
     python validator_loop.py TREE TOKENS
 
-It prints `ready` when the layer is imported, starts at a line on stdin, and prints tokens/s.
+It prints `ready` after importing the layer, waits for a line on stdin, runs the loop and prints
+tokens/s.
 """
 
 from __future__ import annotations

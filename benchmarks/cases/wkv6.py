@@ -2,9 +2,10 @@
 
     python -m benchmarks wkv6 --out benchmarks/h200/wkv6.json [--without NAME]
 
-Forward, forward and backward; outputs and gradients against float64. `triton` and `cuda` are
-quasar_kernels.blocks.wkv6; `chunk_rwkv6` and `fused_recurrent_rwkv6` are fla's, with the same
-arguments. Implementations that work token by token are measured up to 16,384 tokens.
+The case times the forward pass, and forward and backward, and compares outputs and gradients with
+float64. `triton` and `cuda` are quasar_kernels.blocks.wkv6; `chunk_rwkv6` and
+`fused_recurrent_rwkv6` are fla's, with the same arguments. Implementations that work token by token
+are measured up to 16,384 tokens.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def exact(x: Inputs) -> torch.Tensor:
 
 @contextmanager
 def selected(name: str) -> Iterator[Function]:
-    """Yield the function of that name; in the block, this project's kernels run at every length."""
+    """Yield the function of that name; in the context, our kernels run at every length."""
     if name in OURS:
         call = OPERATOR.named(name).call
         yield lambda x: call(*x.values(), None, None)[0]

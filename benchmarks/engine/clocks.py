@@ -105,7 +105,7 @@ def states_in_turn(nbytes: int) -> int:
 
 
 def copy_ms(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
-    """Return the milliseconds to copy all pairs by the driver or a kernel, whichever is faster."""
+    """Return the milliseconds of copying all pairs, by the faster of the driver and a kernel."""
     pairs = list(zip(sources, targets, strict=True))
     by_driver = [partial(target.copy_, source) for source, target in pairs]
     by_kernel = [partial(torch.neg, source, out=target) for source, target in pairs]

@@ -89,7 +89,7 @@ def timing(call: Callable[[], object], rested: bool = False) -> dict[str, float]
 
 
 def peak_of(call: Callable[[], object]) -> int:
-    """Return the most bytes that are allocated during a call, which ran once before."""
+    """Return the peak of allocated bytes during a call, after one run to warm up."""
     call()
     free()
     call()
@@ -114,10 +114,10 @@ class Comparison(NamedTuple):
         names: Sequence[str],
         rested: Collection[str] = (),
     ) -> Iterator[Entry]:
-        """Compare one call with float64, see whether it repeats bit for bit, and time it.
+        """Compare one call with float64, check that two runs are bit-identical, and time it.
 
         Args:
-            of: names the call, with its `way`.
+            of: the call's name as entries have it, with its `way`.
             do: gradient of the output.
             rested: which implementations are timed from rest, too.
         """
@@ -142,7 +142,7 @@ class Comparison(NamedTuple):
                     del call
                 figures = {**times, **memory, "repeats": same}
                 yield entry(by=name, figures=figures, errors=errors)
-            except Exception as error:  # a library refuses a call, or there is too little memory
+            except Exception as error:  # an unsupported call, or too little memory
                 yield entry(by=name, failure=f"{type(error).__name__}: {error}")
             free()
 
@@ -154,7 +154,7 @@ def decoding(
     steps: Mapping[str, Step],
     errors: Mapping[str, dict[str, float]] | None = None,
 ) -> Iterator[Entry]:
-    """Time one token by implementation, many states in turn, and copies of as many states.
+    """Time one token for each implementation, alternating between many states, and copies of them.
 
     Args:
         steps: by implementation.

@@ -10,7 +10,7 @@ from benchmarks.report.markdown import table
 OUTPUT_ERROR, GRADIENT_ERROR = 6e-3, 1e-2
 """Largest accepted relative RMS errors of an operator's outputs and gradients in bf16."""
 COPY_SHARE = 0.8
-"""Share of a copy's bandwidth, of equal size, that decoding at the largest batch must reach."""
+"""Share of the bandwidth of an equally large copy that decoding at the largest batch must reach."""
 
 
 class Criterion(NamedTuple):

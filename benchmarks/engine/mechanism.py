@@ -44,13 +44,13 @@ class Calls(NamedTuple):
 
     draw: Callable[[int, int], Inputs]  # arguments: numbers of sequences and of tokens
     exact: Exact
-    chunks: Chunks  # o of whole sequences
-    step: Step  # o of one token after states, which it may overwrite
+    chunks: Chunks  # returns o of whole sequences
+    step: Step  # returns o of one token from states, which it may overwrite
     state: Callable[[int], Any]  # draws states of sequences: a tensor or a similar object
     operations: Callable[[list[int]], float] = lambda _: 0.0
-    """Unavoidable operations of products in a forward pass over sequences of these lengths."""
+    """Returns the least floating-point operations of the products in a forward pass, by lengths."""
     packs: str = ""  # the reason against packed sequences; empty if they are supported
-    parameters: tuple[Tensor, ...] = ()  # tensors with gradients besides the inputs
+    parameters: tuple[Tensor, ...] = ()  # further tensors that need gradients
     like: str = "v"  # the input that has the output's shape and dtype
     changes_state: bool = True  # whether a step reads the state and writes it
     backward_operations: float = 2  # ratio of the backward pass to the forward pass

@@ -26,9 +26,9 @@ DECODED_BATCH = 64
 LONGEST_MS = 1000.0
 """A call that would take longer is omitted."""
 GRAPH_MS = 15.0
-"""Calls up to here are replayed as CUDA graphs; the host is no matter beyond."""
+"""Tokens up to which calls are replayed as CUDA graphs; longer ones are not limited by the host."""
 ERROR = 0.1
-"""Relative RMS error from which on an implementation is wrong, and not timed."""
+"""Relative RMS error from which an implementation counts as wrong and is not timed."""
 NOT_REACHED = "not reached within the limit"
 
 
@@ -73,7 +73,7 @@ class Work:
         return gradients(lambda leaves: calls.chunks(leaves, bounds), x, d, calls.parameters)
 
     def expected(self, way: Way, tokens: int, packed: bool) -> dict[str, Tensor]:
-        """Return a call's results over its first tokens, from inputs of these alone, in float64."""
+        """Return a call's float64 results over its first tokens, from their inputs only."""
         key = (way, tokens, packed)
         if key not in self._expected:
             x, bounds = wide(part(self.x, tokens)), None
@@ -94,10 +94,10 @@ class Work:
     def errors(self, way: Way, tokens: int, bounds: Bounds | None = None) -> dict[str, float]:
         """Compare a call with float64 over its first tokens.
 
-        Gradients are those of a loss over these, which later tokens must not change.
+        Gradients are those of a loss over these tokens; later tokens must not change them.
 
         Raises:
-            Wrong: the error is too large, or something anywhere is not finite.
+            Wrong: an error is too large, or any element of a result is not finite.
         """
         clocks.poison()
         first = min(tokens, CHECKED_TOKENS)
@@ -115,7 +115,7 @@ class Work:
 
         Raises:
             Wrong: as `errors`.
-            torch.OutOfMemoryError: there is too little memory for it.
+            torch.OutOfMemoryError: there is too little memory for the call.
         """
         errors = self.errors(way, tokens, bounds)
         x, d = part(self.x, tokens), self.d[:, :tokens]
@@ -185,7 +185,7 @@ def compared(
     """Return the relative RMS errors by tensor.
 
     Raises:
-        Wrong: one is too large, or `whole` is not finite somewhere.
+        Wrong: an error is too large, or an element of `whole` is not finite.
     """
     for name, t in whole.items():
         if not bool(t.isfinite().all()):
@@ -235,7 +235,7 @@ def entries(
     """Measure everything; an entry without figures has the reason.
 
     Args:
-        power: of the tokens that the time grows with.
+        power: exponent of the growth of the time with the number of tokens.
         left: returns the remaining seconds.
     """
     for way in WAYS:
@@ -278,7 +278,7 @@ def attempt(
         reason = "out of memory"
     except Wrong as error:
         reason = f"wrong: {error}"
-    except Exception as error:  # a compiler's, a launch's: the others are measured all the same
+    except Exception as error:  # a compiler or a launch failed; the other calls are still measured
         line = (str(error).strip().splitlines() or [""])[0]
         reason = f"{type(error).__name__}: {line}"[:200]
     finally:

@@ -19,7 +19,7 @@ from benchmarks.engine.results import ROOT
 
 
 class Lost(Exception):
-    """A process ended before its function did; the message gives the reason."""
+    """A process ended before its function returned; the message gives the reason."""
 
 
 def command(function: Callable[..., Any], *arguments: Any, results: int = 1) -> list[str]:

@@ -22,7 +22,7 @@ from quasar_kernels.delta_reference import delta_chunked
 
 
 def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute it by chunks."""
+    """Compute the operator exactly, by chunks."""
     scale = x["q"].shape[-1] ** -0.5
     tensors = (x["q"], x["k"], x["v"], x["beta"], x.get("g"))
     return delta_chunked(*tensors, state, bounds, scale=scale)

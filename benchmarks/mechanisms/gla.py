@@ -10,7 +10,7 @@ from benchmarks.engine.mechanism import FLA, Calls, Implementation, calls, impor
 from quasar_kernels.blocks.chunked import decayed_attention
 
 GATE_NORMALIZER = 16
-"""Its log decays are log-sigmoids over this (arXiv 2312.06635)."""
+"""Log decays are log-sigmoids divided by this (arXiv 2312.06635)."""
 
 
 def draw(shape: Shape, device: str) -> Inputs:
@@ -20,7 +20,7 @@ def draw(shape: Shape, device: str) -> Inputs:
 
 
 def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute it by halved chunks."""
+    """Compute the operator exactly, by halving chunks repeatedly."""
     q = x["q"] * x["q"].shape[-1] ** -0.5
     return decayed_attention(q, x["k"], x["v"], x["g"], None, state, bounds)
 

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 BLOCK_WIDTH, BLOCK_HEADS = 512, 8
 PROMPT = 32
-"""Tokens after which the block decodes."""
+"""Tokens of the prompt before the decoded token."""
 
 SIZES = Sizes(width=192, heads=3, layers=4, inner=640)
 """Sizes of the model with 3.8 million parameters: heads of 64 channels, and of 128 in Mamba-2."""
 RECIPE = Recipe(tokens=511, batch=64)
-"""Sequences of 512 tokens: the last is a target alone."""
+"""Sequences of 512 tokens, of which the last one is only a target."""
 TRIAL = Recipe(tokens=31, batch=2)
 """Without a GPU."""
 SETTINGS = {
@@ -55,7 +55,7 @@ class States:
         return States(copy.deepcopy(self.held), self._exact)
 
     def double(self) -> States:
-        """Return float64's."""
+        """Return the states for the float64 block."""
         return States(self._exact, self._exact)
 
 
@@ -133,7 +133,7 @@ def trainings(device: str) -> Iterator[Entry]:
             training.step()
         start = time.perf_counter()
         for _ in range(steps):
-            loss = training.step()  # it reads the loss, which waits for the GPU
+            loss = training.step()  # it reads the loss, so the host waits for the GPU
         seconds = (time.perf_counter() - start) / steps
         chosen = training.model.backends(torch.bfloat16 if on_gpu else None)
         peak = torch.cuda.max_memory_allocated() if on_gpu else 0

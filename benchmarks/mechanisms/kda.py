@@ -31,8 +31,8 @@ def draw(shape: Shape, device: str) -> Inputs:
 
 
 def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute it token by token."""
-    # a key reads the state after its decay, and subtracts its share of that value
+    """Compute the operator token by token."""
+    # a key reads the state after the decay, and its token subtracts a share of the value read
     write = x["beta"][..., None] * x["k"]
     read = -x["k"] * x["g"].exp()
     q = x["q"] * x["q"].shape[-1] ** -0.5

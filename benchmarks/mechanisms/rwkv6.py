@@ -23,7 +23,7 @@ from quasar_kernels.decay_reference import wkv6_recurrence
 
 
 def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute it by halved chunks."""
+    """Compute the operator exactly, by halving chunks repeatedly."""
     return decayed_attention(x["r"], x["k"], x["v"], x["w"], x["u"], state, bounds)
 
 
@@ -46,7 +46,7 @@ def make_fla(device: str) -> Calls:
 
 
 def make_sequential(device: str) -> Calls:
-    """Return the calls of the definition."""
+    """Return calls that compute the definition token by token."""
 
     def recur(x: Inputs, state: Tensor | None) -> Tensor:
         return wkv6_recurrence(**x, initial_state=state, dtype=torch.float32)[0]

@@ -21,7 +21,7 @@ BOUND = -0.6065306597126334
 
 
 def draw(shape: Shape, device: str) -> Inputs:
-    """Draw its inputs: r, k, v, a and b in bf16, the log decays w in fp32."""
+    """Draw r, k, v, a and b in bf16, and the log decays w in fp32."""
     r, k, v = (noise(shape, device).bfloat16() for _ in range(3))
     w = BOUND * noise(shape, device).sigmoid()
     removed = F.normalize(noise(shape, device), dim=-1)

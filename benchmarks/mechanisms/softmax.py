@@ -13,7 +13,7 @@ from benchmarks.engine.comparison import Inputs, Shape
 from benchmarks.engine.mechanism import HEADS, WIDTH, Bounds, Calls, Implementation, calls, noise
 
 CACHE_TOKENS = 4096
-"""Keys and values that it decodes behind."""
+"""Keys and values in the cache of a decoded token."""
 
 
 def draw(shape: Shape, device: str) -> Inputs:
@@ -41,7 +41,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def make(device: str) -> Calls:
-    """Return its calls."""
+    """Return the calls of torch's attention."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):

@@ -31,7 +31,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `[B, T, width]` of as much."""
+        """Return the block's output `[B, T, width]` for x `[B, T, width]`."""
         x = x + self._mixed(self.mixer_norm(x))
         return torch.add(x, self.mlp(self.mlp_norm(x)))
 
@@ -47,10 +47,10 @@ class Model(nn.Module):
     """Predicts the token after some places of a sequence; input and output share an embedding.
 
     Args:
-        layers: blocks, each a QuasarAttention layer and an MLP.
+        layers: number of blocks, each a QuasarAttention layer and an MLP.
 
     Attributes:
-        checkpointed: whether the backward pass computes each block again; False at first.
+        checkpointed: whether the backward pass computes each block again; initially False.
     """
 
     def __init__(self, vocabulary: int, width: int, heads: int, layers: int = 2) -> None:
@@ -67,7 +67,7 @@ class Model(nn.Module):
             cast(Block, block).by_definition = True
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """Return logits `[B, P, vocabulary]` behind the places `[B, P]` of the tokens `[B, T]`."""
+        """Return logits `[B, P, vocabulary]` after the places `[B, P]` of the tokens `[B, T]`."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)

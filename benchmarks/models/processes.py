@@ -17,7 +17,7 @@ def in_group(world: int, kind: str, function: Callable[..., Any], *arguments: An
 
     Args:
         kind: `cuda` (NCCL, one GPU for each process) or `cpu` (gloo).
-        function: picklable, like its arguments: new processes import it.
+        function: must be picklable, as must its arguments, because new processes import it.
 
     Raises:
         Exception: a process failed; the others are ended.

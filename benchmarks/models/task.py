@@ -2,7 +2,7 @@
 
 The task of Arora et al., "Zoology" (arXiv 2312.04927): a sequence begins with pairs, and each key
 appears once more at a distance drawn from a power law. There the model must predict its value. The
-other tokens are noise from another part of the vocabulary, so every query has one right answer.
+other tokens are noise from another part of the vocabulary, so every query has one correct answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 POWER = 0.01
-"""Exponent of the distances' power law, Zoology's: nearly as many queries in each octave."""
+"""Exponent of the distances' power law, as in Zoology: each octave of distances has nearly as many
+queries."""
 
 
 class Task(NamedTuple):
@@ -29,8 +30,8 @@ class Batch(NamedTuple):
     """Sequences with their queries."""
 
     tokens: Tensor  # [B, T] int64
-    places: Tensor  # [B, pairs] int64: where the queries stand
-    answers: Tensor  # [B, pairs] int64: the token that follows each
+    places: Tensor  # [B, pairs] int64: the indices of the queries in their sequence
+    answers: Tensor  # [B, pairs] int64: the token that the model must predict for each query
 
     def part(self, rank: int, world: int) -> Batch:
         """Return the sequences of one of `world` processes; all together are the batch."""
@@ -38,7 +39,7 @@ class Batch(NamedTuple):
 
 
 def draw(task: Task, seed: int, device: torch.device) -> Batch:
-    """Draw a batch of a task; the same seed and device give the same one.
+    """Draw a batch of a task; equal seeds and devices give equal batches.
 
     Raises:
         ValueError: the sequence or the vocabulary is too short for the pairs.

@@ -19,15 +19,15 @@ class Prepared(NamedTuple):
     """A model, ready for a way of training."""
 
     parameters: list[nn.Parameter]
-    call: Callable[[Tensor, Tensor], Tensor]  # the model's, in the way's precision
+    call: Callable[[Tensor, Tensor], Tensor]  # runs the model in the precision of the way
 
 
 def prepare(model: Model, way: str, device: torch.device, backend: str = "inductor") -> Prepared:
     """Return `model`, on `device`, ready for a way of training.
 
     Args:
-        way: one of `WAYS`; those on several GPUs want a process group.
-        backend: of `torch.compile`.
+        way: one of `WAYS`; those on several GPUs need an initialized process group.
+        backend: the backend of `torch.compile`.
     """
     if way == "fp32":
         torch.backends.cudnn.allow_tf32 = False  # products do not use it by default
@@ -50,7 +50,7 @@ def prepare(model: Model, way: str, device: torch.device, backend: str = "induct
 
 
 def shard(model: Model, device: torch.device, policy: MixedPrecisionPolicy) -> None:
-    """Shard the parameters of each block, then the model's others, over the process group."""
+    """Shard the parameters of each block, then the other parameters, over the process group."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for part in (*model.blocks, model):
         fully_shard(part, mesh=mesh, mp_policy=policy)

@@ -29,12 +29,12 @@ OTHER = ROOT / "benchmarks" / "h100" / "overlay-portable.json"
 """Speeds of the portable path on another GPU than that of its kernels."""
 SHOWN = (512, 2048, 16_384, 100_000, 262_144, 1_000_000)
 LONG = 100_000
-"""Length from which on the kernels decide the time of a call, and tensors its memory."""
+"""Tokens from which kernels determine the time of a call, and its tensors the memory."""
 PEAKS = (
     ("Hopper", DATA / "layer-memory.json", "9.0"),
     ("portable", ROOT / "benchmarks" / "h100" / "layer-memory-portable.json", "8.0"),
 )
-"""Paths, their measured peaks, and a capability that takes them."""
+"""Paths, their measured peaks, and a compute capability that uses them."""
 SMALL = {
     "MIG slice 1g.5gb": 4.75,
     "8 GB": 8.0,
@@ -188,7 +188,7 @@ def contributed() -> list[Run]:
     """Return the contributed runs.
 
     Raises:
-        SystemExit: a file is no checked run of this project's layer on a GPU.
+        SystemExit: a file is not a checked run of this project's layer on a GPU.
     """
     runs = []
     for path in sorted(CARDS.glob("*.json")):

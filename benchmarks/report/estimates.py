@@ -1,15 +1,16 @@
 """Expected speeds of the layer on other cards, from kernels that were measured on one GPU.
 
-A call takes as long as one of 512 tokens, which is launches and the host, and the time of every
-kernel per token. Each kernel is moved to a card by published rates:
+The estimated time of a call is that of a call of 512 tokens, which consists of launches and the
+host's work, plus each kernel's time per token times the tokens. A kernel's time on another card
+follows from published rates. Its bound is the longer of the times for its bytes and its operations.
 
-- A kernel near its bound, the longer of moving its bytes and of its operations, keeps its share of
-  the bound. Where it multiplies by `mma.sync`, it needs no fewer cycles: the published rate may be
-  that of other instructions.
-- A kernel far from its bound waits within the multiprocessors. It takes the same cycles, and at
-  least its bound.
-- A kernel without a bound (maps and their scan) takes longer by the larger of the ratios of
-  bandwidths and of cycles.
+- A kernel near its bound keeps its share of the bound. If it multiplies by `mma.sync`, it takes at
+  least as many cycles as on the measured GPU, because the published rate may be that of other
+  instructions.
+- A kernel far from its bound is limited by latencies within the multiprocessors. It takes the same
+  number of cycles, but at least its bound.
+- The time of a kernel without a bound (maps and their scan) grows by the larger of the ratios of
+  bandwidths and of cycles per second.
 
 A card is assumed to reach the shares of its published rates that a copy and a large product reach
 on the measured GPU.
@@ -88,7 +89,7 @@ class Implementation(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """The speeds to expect on cards that were not measured."""
+    """The expected speeds on cards that were not measured."""
 
     hopper: Implementation
     portable: Implementation
@@ -99,7 +100,7 @@ class Estimates(NamedTuple):
         """Read the measurements.
 
         Raises:
-            OSError, pydantic.ValidationError: a file is missing, or is no run.
+            OSError, pydantic.ValidationError: a file is missing, or is not a run.
             ValueError: a GPU is not in the table of cards.
         """
         latency_ms = LATENCY_TOKENS / speeds(load(SPEEDS))[LATENCY_TOKENS] * 1e3
@@ -122,7 +123,7 @@ class Estimates(NamedTuple):
         return self.hopper if gpu.hopper else self.portable
 
     def speed(self, tokens: int, gpu: Gpu) -> float:
-        """Return the tokens/s to expect in the validator's loop."""
+        """Return the expected tokens/s in the validator's loop."""
         return self.path(gpu).speed(tokens, gpu)
 
 

@@ -30,7 +30,7 @@ TREES = {
 }
 """Label and colour of each tree."""
 Runs = Mapping[str, Run]
-"""By the names of their files."""
+"""The runs by the names of their files."""
 OTHERS = ("layer-profile", "layer-profile-ops", "layer-accuracy", "layer-training")
 
 
@@ -174,7 +174,7 @@ def checks(runs: Runs) -> str:
 
 
 def failed(run: Run) -> list[str]:
-    """Return for each reason which lengths gave nothing."""
+    """Return for each reason the lengths without a result."""
     lengths: dict[str, list[str]] = {}
     for entry in run.table("processes"):
         if entry.failure:
@@ -183,7 +183,7 @@ def failed(run: Run) -> list[str]:
 
 
 def bound_of(machine: Environment) -> float | None:
-    """Return the tokens/s that nothing exceeds on a GPU; None for an unknown GPU."""
+    """Return the hardware bound on the tokens/s of a GPU; None for an unknown GPU."""
     card = known(machine.gpu or "")
     return hardware_bound(machine) or (published_bound(card) if card else None)
 
@@ -217,7 +217,7 @@ def load_runs() -> Runs:
     """Read the runs.
 
     Raises:
-        OSError, pydantic.ValidationError: a file is missing, or is no run.
+        OSError, pydantic.ValidationError: a file is missing, or is not a run.
     """
     return {name: load(DATA / f"{name}.json") for name in (*TREES, *OTHERS)}
 

@@ -1,6 +1,6 @@
 """The steps of a call of the layer, their kernels, and each step's floor: the least time it needs.
 
-This file alone counts bytes and floating-point operations. The counts follow from the validator's
+Only this file counts bytes and floating-point operations. The counts follow from the validator's
 shapes: each input is read once, each output written once. They omit the parameters and the states
 between segments, a few MB.
 """
@@ -88,7 +88,7 @@ class Step(NamedTuple):
         return self.bytes / bandwidth * tokens * 1e3, self.flops / rate * tokens * 1e3
 
 
-# Segment maps and their scan have no floor: a sequential pass over the tokens needs neither.
+# Segment maps and their scan have no floor: a sequential pass over the tokens would not need them.
 OPERATOR = (
     Step("operator: maps of the segments", r"segment_map"),
     Step("operator: scan over the maps", r"segment_scan"),

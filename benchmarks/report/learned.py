@@ -24,7 +24,7 @@ COLOURS = {
 ALL = "#111111"
 """The colour of the hybrid with every branch."""
 SHOWN = 5
-"""The text's plot ends at this multiple of the lowest loss; all models soon fall below it."""
+"""Upper end of the text's plot, as a multiple of the lowest loss; all models soon are below it."""
 
 
 Choice = tuple[str, ...]

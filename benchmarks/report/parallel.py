@@ -22,7 +22,8 @@ FOLDS = {
     ("layer", "forward_ms"): 2,
     ("layer", "training_ms"): 5,
 }
-"""Folds of a call: two a forward pass, which the layer's backward pass repeats; one backward."""
+"""Folds of a call: two per forward pass, which the layer's backward pass repeats, and one in a
+backward pass."""
 GB_PER_S = 50.0
 """Assumed rate between hosts of 8 GPUs."""
 ON_HOST = 8
@@ -30,9 +31,10 @@ COLOURS = {"operator": "#0b6e4f", "layer": "#2a5ca8"}
 
 
 def projected_ms(run: Run, table: str, name: str, gpus: int) -> float:
-    """Return the time of a million tokens on each of `gpus` GPUs: two GPUs', more folds and bytes.
+    """Return the milliseconds for a million tokens on each of `gpus` GPUs.
 
-    The fold's figure is that of a loop, in which the host's launches take longer than the GPU.
+    They are the time of two GPUs plus that of the further folds and exchanged bytes. The fold was
+    timed in a loop in which the host's launches take longer than the GPU.
     """
     (terms,) = run.table("terms")
     _, two, _ = figures_of(run, table)

@@ -14,7 +14,7 @@ from quasar_kernels.line_plot import FROM_ZERO, Line, Panel, panel_plot
 RUN = DATA / "recall.json"
 PLOT = RESULTS / "recall.svg"
 ALIKE = 100
-"""Steps over which losses are compared; when a model begins to recall is a matter of rounding."""
+"""Steps over which losses are compared. Later, rounding decides when a model begins to recall."""
 COLOURS = {
     "fp32": "#777777",
     "bf16": "#0b6e4f",

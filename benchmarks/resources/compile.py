@@ -55,9 +55,9 @@ from quasar_kernels.contract import OVERLAY
 from quasar_kernels.mount import mount
 
 SHARED_LIMIT = 99 * 1024
-"""Shared memory that a block may have on sm_86, 89 and 120 (CUDA C++ Programming Guide).
+"""Bytes of shared memory that a block may have on sm_86, 89 and 120 (CUDA C++ Programming Guide).
 
-No Triton kernel needs more on any GPU, so that the same tiles run on all of them.
+This is the limit of the Triton kernels on every GPU, so that the same tiles run on all of them.
 """
 
 SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -67,7 +67,9 @@ BLOCKS = OVERLAY.parent / "blocks"
 """The folder of the blocks, some of which have .cu files."""
 
 RESERVED = 1024
-"""Bytes of each block from Hopper on that the system keeps; cuobjdump counts them."""
+"""Bytes of shared memory that the system reserves for each block from Hopper on.
+
+cuobjdump counts them."""
 
 NVCC_OPTIONS = ("-std=c++17", "-O3", "-lineinfo", "-Xptxas", "-v", "--cubin")
 
@@ -102,7 +104,7 @@ def compile_triton(spec: CompileSpec, arch: int) -> list[Compiled]:
         cubin.write_bytes(binary.asm["cubin"])
         registers, stack, *_ = resource_usage(cubin)[name]
     spills = spilled_bytes(log)
-    if stack and name not in spills:  # it came from the cache; without a stack nothing is spilled
+    if stack and name not in spills:  # read from Triton's cache; without a stack nothing is spilled
         spills = spilled_bytes(_compile_logged(spec, arch, fresh=True)[1])
     needs = Resources(registers, stack, spills[name] if stack else 0, binary.metadata.shared)
     return [_fitted(spec.name, arch, needs, SHARED_LIMIT)]
@@ -122,7 +124,7 @@ def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
     """Compile one .cu file for one architecture; return a result per kernel, or one skipped."""
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
-        target = "sm_90a" if arch == 90 else f"sm_{arch}"  # as at run time: wgmma is in 90a alone
+        target = "sm_90a" if arch == 90 else f"sm_{arch}"  # as at run time; only 90a has wgmma
         log = output([str(nvcc), *NVCC_OPTIONS, f"-arch={target}", str(source), "-o", str(cubin)])
         usage, spills = resource_usage(cubin), spilled_bytes(log)
     rows = []
@@ -157,12 +159,12 @@ def compile_all(archs: Sequence[int], match: str = "", *, keep: bool = False) ->
     """Compile every kernel whose name, or file name, contains `match`, over all cores.
 
     Args:
-        keep: use results of earlier runs that depended on the same, and keep those of this one.
+        keep: whether to use cached results with equal dependencies, and to cache new results.
     """
     mount()
     nvcc = find_nvcc()
     jobs: list[_Job] = []
-    for source in sources():  # first, as each takes long
+    for source in sources():  # first, because each takes long
         if nvcc is None:
             raise SystemExit(f"{source.name}: nvcc was not found; install the project's dev extra")
         for arch in archs:
@@ -231,7 +233,7 @@ def _kept(job: _Job) -> list[Compiled]:
 
 def _triton_parts(spec: CompileSpec) -> list[str]:
     launch = (spec.num_warps, spec.num_stages, sorted(spec.options.items()))
-    return [ast_source(spec).hash(), str(launch)]  # the hash covers all functions it calls
+    return [ast_source(spec).hash(), str(launch)]  # the hash covers all functions that it calls
 
 
 def _cuda_parts(source: Path) -> list[str]:

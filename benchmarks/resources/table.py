@@ -26,7 +26,7 @@ PAGE = ROOT / "docs" / "results" / "kernel-resources.md"
 WRITE = "python -m benchmarks.resources.compile --write"
 
 NO_KERNEL = "no kernel"
-"""The entry of a .cu file that has no kernel for an architecture, because others are used there."""
+"""The entry of a .cu file that has no kernel for an architecture, where other kernels are used."""
 
 
 @dataclass(frozen=True)

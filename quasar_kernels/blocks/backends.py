@@ -1,8 +1,8 @@
 """The choice of an operator's implementation: kernels of this project or a library, or torch.
 
-No fallback is silent. If torch computes a GPU's call although kernels for it exist, or if later
-kernels compute it because the first ones are missing or fail, the log names the cause and the
-remedy, once for each cause.
+Every fallback is logged. If torch computes a call on a GPU although kernels for it exist, or if
+kernels later in the order compute it because earlier ones are missing or fail, one log line for
+each cause names the cause and the remedy.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Kernels(NamedTuple):
     """One implementation of an operator: this project's or a library's."""
 
     name: str
-    module: str  # what must be importable
-    remedy: str  # if it is not
+    module: str  # the module that must be importable
+    remedy: str  # how to make it importable
     call: Callable[..., tuple[Tensor, Tensor]]  # imports the module
     packed: bool = True  # whether it takes packed sequences
-    widest: int = 0  # channels that a head's keys may have; 0 is any number
-    widths: tuple[int, ...] = ()  # the only channels that keys and values may have, if not empty
-    tokens: range | None = None  # of a call for which it is chosen unless named; None is any
+    widest: int = 0  # the largest supported number of key channels of a head; 0 is any number
+    widths: tuple[int, ...] = ()  # if not empty, the only supported widths of keys and values
+    tokens: range | None = None  # lengths for which it is chosen if not named; None is any
 
 
 class Operator:
     """An operator with its implementations: kernels in the order of choice, and torch.
 
-    QUASAR_<name>_BACKEND names one of them to take alone; QUASAR_BACKEND=torch goes before it.
+    QUASAR_<name>_BACKEND names the only one to use; QUASAR_BACKEND=torch takes precedence.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Operator:
     ) -> Backend:
         """Return the implementation for a call on tensors of this device and dtype, and the reason.
 
-        `width` and `values` are the channels of a head's keys and values, 0 values as many as keys;
-        `tokens` are the call's, None for a long one.
+        `width` and `values` are the numbers of channels of a head's keys and values; 0 values means
+        as many as keys. `tokens` is the number of tokens of the call; None means a long call.
 
         Raises:
             ValueError: QUASAR_BACKEND or the operator's own variable has no known value.
@@ -144,7 +144,7 @@ class Operator:
                 return results
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # of a compiler or a launch; the next one computes it
+            except Exception as error:  # a compiler or a launch failed; try the next kernels
                 line = (str(error).strip().splitlines() or [""])[0]
                 self._failed[kernels.name] = f"{kernels.name} failed: {type(error).__name__} {line}"
 

@@ -15,8 +15,8 @@ class Earlier:
     """The tokens up to `reach` places before each token of a call.
 
     Args:
-        x: `[B, T, C]`.
-        before: `[N, reach, C]`, the tokens before each sequence's first one; None is zeros.
+        x: `[B, T, C]`, the inputs of the call's tokens.
+        before: `[N, reach, C]`, the inputs before each sequence's first token; None is zeros.
         reach: the largest distance in tokens.
         cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
 

@@ -24,7 +24,7 @@ OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46, "quasar": 1.0}
 0.28 for an input of RMS 1; with them, their outputs are equally large."""
 _OUTPUTS = {"rwkv6": "output.weight", "mamba2": "output.weight", "quasar": "layer.o_proj.weight"}
 BlockState = dict[str, Any]
-"""Each mixer's state by its name."""
+"""Each mixer's state, by the mixer's name."""
 
 
 class HybridBlock(nn.Module):
@@ -94,14 +94,14 @@ class HybridBlock(nn.Module):
 
         Args:
             x: `[B, T, width]`.
-            state: the result of an earlier call, which this call may overwrite (`copy.deepcopy` it
-                to continue from it twice); None starts from zero states.
+            state: the state that an earlier call returned. This call may overwrite it: use
+                `copy.deepcopy` to continue from it twice. None starts from zero states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             keep: whether to return the state, for decoding.
-            cp_context: from `build_cp_context`: x is this rank's slice of packed sequences, whose
-                bounds replace cu_seqlens. There is no earlier state, and all ranks must call.
-                `keep` needs a single sequence, whose state the last rank returns. Gradients of
-                parameters are those of the slice: sum them over the ranks.
+            cp_context: from `build_cp_context`. x is then this rank's slice of packed sequences,
+                and the context's bounds replace cu_seqlens. `state` must be None, and all ranks
+                must call. `keep` needs a single sequence, whose state the last rank returns. The
+                gradients of the parameters are those of the slice: sum them over the ranks.
 
         Returns:
             y `[B, T, width]`, and the state after each sequence or None.

@@ -44,7 +44,7 @@ class Mamba2(nn.Module):
 
     Raises:
         ValueError: a size below 1, a state outside 16 to 128, or heads that do not divide
-            `expand * width` or are no multiple of groups.
+            `expand * width` or are not a multiple of groups.
     """
 
     def __init__(

@@ -17,11 +17,11 @@ from torch import Tensor
 
 
 class MixerSlice:
-    """One rank's slice, of a context that `build_cp_context` returns.
+    """One rank's slice of packed sequences.
 
     Args:
-        context: of this package or fla's.
-        tokens: of the slice.
+        context: from `build_cp_context` of the overlay or of fla.
+        tokens: number of tokens of the slice.
     """
 
     def __init__(self, context: Any, tokens: int) -> None:
@@ -52,7 +52,7 @@ class MixerSlice:
             final: `[sequences, H, K, V]`, the same.
             reads: `[1, T, H, K]`, the factors of the state in o.
             log_decays: `[1, T, H, K]`, or with 1 in K's place.
-            reads_decayed: whether a token reads the state behind its own decay.
+            reads_decayed: whether a token reads the state after its own decay.
         """
         own, wide = self._place.bounds, log_decays[0].to(final.dtype)
         since = wide[: own[1]].cumsum(0)
@@ -69,7 +69,10 @@ class MixerSlice:
         )
 
     def _folded(self, maps: Tensor) -> Tensor:
-        """Return the state `[H, K, V]` that enters; zeros, of all ranks' maps, if none does."""
+        """Return the state `[H, K, V]` that enters the slice, from all ranks' maps.
+
+        It is zero if the first sequence begins in the slice.
+        """
         rank, before = self._place.rank, self._place.before
         if before == 0:
             return 0 * maps[rank, ..., 1:]

@@ -30,12 +30,14 @@ class RWKV6TimeMixing(nn.Module):
 
     Args:
         width: channels of the input and the output.
-        heads: each of width / heads channels.
-        layer, layers: this layer's place from 0 and how many there are; the start depends on it.
+        heads: number of heads, of width / heads channels each.
+        layer, layers: this layer's index from 0 and the number of layers, on which the initial
+            parameters depend.
         mix_rank, decay_rank: ranks of the low-rank maps from the data to mixing and decay.
 
     Raises:
-        ValueError: a size below 1, width is no multiple of heads, or the layer is none of `layers`.
+        ValueError: a size is below 1, width is not a multiple of heads, or `layer` is not in
+            0 to `layers` - 1.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class RWKV6TimeMixing(nn.Module):
         depth, height = layer / max(1, layers - 1), 1 - layer / layers
         channel = torch.arange(width)
         rising = channel / width
-        # the share of the token before; by the first channels and the upper layers the less
+        # the share of the previous token, smaller in the first channels and in upper layers
         mixing = [
             1 - rising**height,
             1 - rising**height,
@@ -99,7 +101,7 @@ class RWKV6TimeMixing(nn.Module):
                 without an earlier state.
 
         Returns:
-            y `[B, T, width]` and the state behind each sequence.
+            y `[B, T, width]` and the state after each sequence.
 
         Raises:
             ValueError: shapes that do not fit one another.
@@ -125,7 +127,7 @@ class RWKV6TimeMixing(nn.Module):
 
     def _mixed(self, x: Tensor, before: Tensor) -> tuple[Tensor, ...]:
         """Return x mixed with the token before, `[B, T, width]` for each stream."""
-        # parameters in x's dtype, or all streams would be widened to theirs
+        # with the parameters in x's dtype; otherwise all streams would get the parameters' dtype
         mix_input, mix = self.mix_input.to(x.dtype), self.mix.to(x.dtype)
         change = before - x
         hidden = torch.tanh((x + change * mix_input) @ self.mix_down)
@@ -134,9 +136,9 @@ class RWKV6TimeMixing(nn.Module):
         return (x + change * (mix[:, None, None] + shares)).unbind(0)
 
     def _normed(self, o: Tensor) -> Tensor:
-        """Return o `[B, T, heads, S]` normed a head, then scaled and shifted, `[B, T, width]`.
+        """Return o `[B, T, heads, S]` normed per head, then scaled and shifted, `[B, T, width]`.
 
-        That is `norm`, whose own gradient takes twice as long.
+        The result is that of the module `norm`, whose gradient would take twice as long.
         """
         weight, bias = self.norm.weight, self.norm.bias
         heads = F.layer_norm(o.to(weight.dtype), o.shape[-1:], eps=self.norm.eps)

@@ -46,7 +46,7 @@ def wkv6(
         Both results have gradients with respect to all tensors.
 
     Raises:
-        ValueError: an argument is no tensor, shapes, dtypes or devices do not match, or
+        ValueError: an argument is not a tensor, shapes, dtypes or devices do not match, or
             QUASAR_BACKEND or QUASAR_WKV6_BACKEND has an unknown value.
     """
     expect("r", r, ("B", "T", "H", "K"))

@@ -47,24 +47,26 @@ def chunk_delta_rule(
         cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), empty
             ones included.
         cu_seqlens_cpu: a copy of them on the host, which saves a synchronisation.
-        cp_context: of fla's `build_cp_context`, in the contiguous layout, or of
-            `fla.ops.quasar.parallel.context`'s, which allows slices of any lengths: the tensors are
-            this rank's slice of packed sequences (B = 1), whose bounds replace cu_seqlens. Every
-            rank must call. States, which fla does not support here, are those of the slice's
-            sequences; the initial one of a sequence that enters from another rank is ignored.
-        kwargs: `chunk_size`, which changes nothing here.
+        cp_context: from fla's `build_cp_context`, in the contiguous layout, or from that of
+            `fla.ops.quasar.parallel.context`, which allows slices of any lengths. The tensors are
+            then this rank's slice of packed sequences (B = 1), and the context's bounds replace
+            cu_seqlens. Every rank must call. States, which fla does not support here, are those of
+            the slice's sequences; the initial state of a sequence that begins on an earlier rank is
+            ignored.
+        kwargs: `chunk_size`, which is accepted and ignored.
 
     Returns:
         o `[B, T, HV, V]` in q's dtype, and the final state `[N, HV, K, V]` fp32 (fp64 for fp64
         inputs) or None. Gradients reach q, k, v, beta and initial_state, from both results.
 
     Raises:
-        ValueError: arguments that are no tensors of these dtypes, shapes that do not fit one
-            another, no head or channel, tensors on several devices, bounds that do not rise from 0
-            to T or differ from their copy where both are on the host, a scale that is no number, an
-            unknown option, or QUASAR_BACKEND has no known value.
-        CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not take the call.
-        RuntimeError: the exchange with other ranks failed, as one ended or did not come in time.
+        ValueError: an argument is not a tensor of these dtypes, the shapes do not fit one another,
+            there is no head or channel, the tensors are on several devices, the bounds do not rise
+            from 0 to T, bounds on the host differ from `cu_seqlens_cpu`, the scale is not a number,
+            an option is unknown, or QUASAR_BACKEND has no known value.
+        CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not support the call.
+        RuntimeError: the exchange with other ranks failed, because a rank ended or did not arrive
+            in time.
     """
     inputs.without(kwargs)
     if cp_context is not None:
@@ -108,19 +110,19 @@ def chunk_gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """Apply the gated delta rule (arXiv 2412.06464) to whole sequences.
 
-    As `chunk_delta_rule`, whose arguments have the same meaning, with a decay of the state before
-    each token: S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T. Only sums of g
-    between tokens are exponentiated, which are not positive, so nothing overflows however strong
-    the decay is; where g is 0, nothing is lost.
+    The arguments mean the same as for `chunk_delta_rule`. In addition, the state decays before each
+    token: S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T. Only sums of g
+    between tokens are exponentiated. They are not positive, so no decay can overflow.
 
     Args:
         g: `[B, T, HV]`, log decays, not positive; with `use_gate_in_kernel` the input of
             -exp(A_log) softplus(g + dt_bias).
-        use_beta_sigmoid_in_kernel: the step sizes are beta's sigmoid.
-        allow_neg_eigval: they are twice that.
-        state_v_first: states are `[N, HV, V, K]`.
-        chunk_indices: the host's kernels use them; here they change nothing.
-        cp_context: as there.
+        use_beta_sigmoid_in_kernel: whether the step sizes are sigmoid(beta).
+        allow_neg_eigval: whether the step sizes are 2 sigmoid(beta); it needs
+            `use_beta_sigmoid_in_kernel`.
+        state_v_first: whether states are `[N, HV, V, K]`.
+        chunk_indices: accepted because fla has this argument, and ignored.
+        cp_context: as in `chunk_delta_rule`.
         kwargs: `use_gate_in_kernel`, `A_log` and `dt_bias` `[HV]`, the older name of
             `state_v_first`, and `chunk_size`.
 

@@ -26,7 +26,7 @@ class Heads(NamedTuple):
         return -(-self.values // self.width) if self.square else 1
 
     def scalars(self, x: Tensor) -> Tensor:
-        """Repeat beta or g `[B, T, HV]` for the heads of `cut`."""
+        """Repeat beta or g `[B, T, HV]` for the heads that `cut` returns."""
         return x if self.parts == 1 else x.repeat_interleave(self.parts, 2)
 
     def cut(self, v: Tensor) -> Tensor:

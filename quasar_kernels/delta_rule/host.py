@@ -5,9 +5,9 @@
     with switched():
         y, *_ = model(x)  # DeltaNet and Gated DeltaNet layers of fla
 
-For `chunk_gated_delta_rule`, `register` uses fla's dispatch. It calls a verifier at each call, so
-that fla computes the calls that these kernels do not support. fla does not dispatch the other
-functions, so they are replaced in every loaded module that has imported one.
+For `chunk_gated_delta_rule`, `register` uses fla's dispatch. fla calls a verifier at each call, and
+computes the calls that these kernels do not support. fla does not dispatch the other functions, so
+`switched` replaces all four in every loaded module that has imported one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def reason_against(name: str, *args: Any, **kwargs: Any) -> str | None:
     arguments = dict(zip(_parameters(name), args, strict=False)) | kwargs
     q, v, beta = (arguments.get(x) for x in ("q", "v", "beta"))
     if not (isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor)):
-        return None  # ours refuse them by name
+        return None  # these kernels raise an error that names the argument
     for option in ("gk", "gv"):
         if arguments.get(option) is not None:
             return f"{option} is given"
@@ -76,7 +76,7 @@ def _parameters(name: str) -> tuple[str, ...]:
 
 
 class QuasarBackend(BaseBackend):
-    """These kernels to the host's dispatch; FLA_QUASAR_DELTA_RULE=0 switches them off."""
+    """These kernels as a backend of fla's dispatch; FLA_QUASAR_DELTA_RULE=0 disables them."""
 
     backend_type = "quasar_kernels"
     env_var = "FLA_QUASAR_DELTA_RULE"
@@ -109,8 +109,9 @@ def register() -> None:
 def switched() -> Iterator[None]:
     """Replace fla's four functions by ours in every loaded module, until the block ends.
 
-    fla computes the calls that these kernels do not support (`reason_against`). Import fla's
-    layers before. Other threads see the change, too.
+    fla computes the calls that these kernels do not support (`reason_against`). Import fla's layers
+    before this block, because only modules that are loaded when it begins are changed and restored.
+    The change also affects other threads.
     """
     ours = {id(_originals[name]): _ours(name) for name in _HOSTS}
     changed = []

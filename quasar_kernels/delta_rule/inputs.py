@@ -34,11 +34,11 @@ def check(
 
     Args:
         v_first: whether states are `[N, HV, V, K]`.
-        scalars: `[B, T, HV]`, by their names.
+        scalars: beta and g, `[B, T, HV]`, by name.
 
     Raises:
-        ValueError: an argument is no tensor of a floating dtype, does not fit the others or is on
-            another device; there is no head or channel; or `scale` is no number.
+        ValueError: an argument is not a tensor of a floating dtype, does not fit the others or is
+            on another device; there is no head or channel; or `scale` is not a number.
     """
     expect("q", q, ("B", "T", "H", "K"))
     device, (B, T, H, K) = q.device, q.shape
@@ -72,7 +72,7 @@ def bounds_on_host(
     That copy is compared only with bounds on the host.
 
     Raises:
-        ValueError: they do not rise from 0 to `tokens`, or the copy differs.
+        ValueError: the bounds do not rise from 0 to `tokens`, or the copy differs.
     """
     check_bounds(cu_seqlens_cpu, 1, "cu_seqlens_cpu")
     if cu_seqlens is None:
@@ -141,7 +141,7 @@ def log_decays(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None) -> Tenso
     """Return -exp(A_log) softplus(g + dt_bias), of `[B, T, HV]` and `[HV]` each, in fp32.
 
     Raises:
-        ValueError: there is no A_log, or one of both has another shape, dtype or device than fits.
+        ValueError: A_log is missing, or shape, dtype or device of A_log or dt_bias does not fit.
     """
     if A_log is None:
         raise ValueError("use_gate_in_kernel=True needs A_log, of shape [HV]")
@@ -154,7 +154,7 @@ def log_decays(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None) -> Tenso
 
 
 def value_first(state_v_first: bool, options: dict[str, Any]) -> bool:
-    """Return whether states are `[V, K]`; takes the host's older name for it out of `options`.
+    """Return whether states are `[V, K]`; remove fla's older name of this option from `options`.
 
     Raises:
         ValueError: both names are given.
@@ -177,7 +177,7 @@ def turned(state: Tensor | None, turn: bool) -> Tensor | None:
 
 
 def linked(results: Results, *inputs: Tensor | None) -> Results:
-    """Return results without tokens, through which zero gradients reach all inputs."""
+    """Return the results of a call without tokens, connected so that inputs get zero gradients."""
     wanting = [x for x in inputs if x is not None and x.requires_grad]
     if not wanting or not torch.is_grad_enabled():
         return results

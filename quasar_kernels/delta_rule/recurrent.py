@@ -35,12 +35,13 @@ def fused_recurrent_delta_rule(
 
     Args:
         beta: `[B, T, HV]`; None is 1; step sizes per channel of the values are not supported.
-        cu_seqlens: on q's device; on a GPU its values are not checked, to avoid waiting.
-        inplace_state: return the final state, in `initial_state`'s storage if there is one and no
-            gradient is needed. It must be contiguous fp32 (fp64 for fp64 inputs).
+        cu_seqlens: on q's device; on a GPU its values are not checked, because the host would wait.
+        inplace_state: return the final state. It overwrites `initial_state` if there is one and no
+            gradient is needed; the state must be contiguous fp32 (fp64 for fp64 inputs).
 
     Raises:
-        ValueError: as `chunk_delta_rule`; or `inplace_state` with a state that cannot hold it.
+        ValueError: as `chunk_delta_rule`; or `inplace_state` with a state of another dtype or
+            layout.
     """
     inputs.without(kwargs)
     _check(q, k, v, scale, initial_state, cu_seqlens, beta=beta)
@@ -97,7 +98,7 @@ def fused_recurrent_gated_delta_rule(
         beta: `[B, T, HV]`; None is 1.
 
     Raises:
-        ValueError: as both; or there are gk or gv; or `inplace_state` with `state_v_first`.
+        ValueError: as both; or gk or gv is not None; or `inplace_state` with `state_v_first`.
     """
     turn = inputs.value_first(state_v_first, kwargs)
     inputs.without(kwargs)

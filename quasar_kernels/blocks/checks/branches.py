@@ -17,7 +17,7 @@ class Branch(NamedTuple):
     name: str
     activation: float  # RMS of its contribution
     gradient: float  # norm of its parameters' gradients
-    without: float  # the loss when it adds nothing
+    without: float  # the loss if the branch's contribution is zero
 
 
 class Block(NamedTuple):
@@ -27,7 +27,7 @@ class Block(NamedTuple):
     branches: tuple[Branch, ...]
 
     def ratio(self, of: str) -> float:
-        """Return the largest over the smallest of a figure of the branches."""
+        """Return the ratio of a figure's largest to its smallest value among the branches."""
         values = [getattr(branch, of) for branch in self.branches]
         return max(values) / min(values) if min(values) != 0 else float("inf")
 

@@ -29,7 +29,7 @@ HURT = 1e-3
 
 
 def check_model(model: nn.Module, steps: int, device: torch.device) -> Iterator[Finding]:
-    """Check a model on its device, stage by stage, without a change of its parameters.
+    """Check a model on its device, stage by stage; its parameters are not changed.
 
     Args:
         model: takes tokens `[B, T]` int64, returns logits `[B, T, vocabulary]`, and has
@@ -40,7 +40,7 @@ def check_model(model: nn.Module, steps: int, device: torch.device) -> Iterator[
     vocabulary: int = model.vocabulary  # type: ignore[assignment]
     try:
         yield from forward(model, vocabulary, device)
-    except Exception as error:  # the model's own code
+    except Exception as error:  # the code of the user's model may raise any type
         text = f"it raises {type(error).__name__}: {error}"
         yield Finding(gate="G1", what="runs", verdict=Verdict.FAIL, told=text)
         return
@@ -98,7 +98,7 @@ def forward(model: nn.Module, vocabulary: int, device: torch.device) -> Iterator
         changed = tokens.clone()
         changed[:, place:] = (changed[:, place:] + 1) % vocabulary
         moved = (_logits(model, changed) - logits)[:, :place].abs().max()
-        # a comparison with NaN is false: it must not vanish in a max
+        # comparisons with NaN are false, so `max` could drop a NaN
         share = float(moved / logits.square().mean().sqrt())
         leak = share if math.isnan(share) else max(leak, share)
     limit = LEAK[tokens.is_cuda]

@@ -25,7 +25,7 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be read, or is another training's; the message names a remedy."""
+    """A checkpoint is unreadable or belongs to another training; the message names a remedy."""
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:

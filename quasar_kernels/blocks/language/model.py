@@ -16,7 +16,7 @@ class LanguageModel(nn.Module):
     """Predicts the next token.
 
     Raises:
-        ValueError: sizes that a block refuses.
+        ValueError: sizes for which `HybridBlock` raises it.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -62,11 +62,11 @@ class LanguageModel(nn.Module):
         Args:
             tokens: `[B, T]`, one or more.
             states: the result of an earlier call; None starts from zero states.
-            cp_context: the tokens are this rank's slice of one sequence, from its start; the last
-                rank's states go on.
+            cp_context: the tokens are this rank's slice of one sequence, which starts from zero
+                states. To continue the sequence, use the states of the last rank.
 
         Returns:
-            logits `[B, T, vocabulary]` and the states behind the tokens.
+            logits `[B, T, vocabulary]` and the states after the tokens.
         """
         x, new_states = self.embedding(tokens), []
         for n, block in enumerate(self.blocks):
@@ -89,12 +89,12 @@ def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
 def sampled(
     model: LanguageModel, prompt: Tensor, count: int, temperature: float, seed: int
 ) -> Tensor:
-    """Draw `count` tokens behind a prompt, one by one from the states.
+    """Sample `count` tokens after a prompt, one by one from the states.
 
     Args:
         prompt: `[T]` tokens, at least one.
         temperature: divides the logits; 0 takes the likeliest token.
-        seed: the same one draws the same tokens.
+        seed: equal seeds give equal tokens.
 
     Returns:
         `[count]` int64.

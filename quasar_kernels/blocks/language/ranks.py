@@ -23,16 +23,16 @@ mount()
 from fla.ops.quasar.parallel.context import build_cp_context  # noqa: E402
 
 TIMEOUT = timedelta(minutes=5)
-"""Longest wait for another rank; torchrun ends the others of a rank that fails within seconds."""
+"""Longest wait for another rank. If a rank fails, torchrun ends the others within seconds."""
 
 
 class Ranks:
     """This process's place among those that torchrun started.
 
     Args:
-        sequence: processes that share sequences.
-        data: such groups, each with other sequences.
-        device: of the model.
+        sequence: number of processes that share sequences.
+        data: number of such groups, each with different sequences.
+        device: the model's device.
 
     Raises:
         ValueError: torchrun did not start `sequence * data` processes.

@@ -1,1 +1,1 @@
-"""SSD in Triton: segments of the sequences side by side, chunks of a segment one by one."""
+"""SSD in Triton: segments of the sequences in parallel, chunks of a segment one by one."""

@@ -53,12 +53,12 @@ def gradient_kernel(
 ):
     """Compute the gradients of one segment and head from BV columns of the values.
 
-    dy is contiguous. The gradients of b and c are sums over heads and all columns, that of dt over
-    all columns: each program of axis 1 writes its part, `[V / BV, B, T, H, K]` and `[V / BV, B, T,
-    H]`. Those of a and d have a part per segment, too, `[V / BV, segments, H]`. `states` are the
-    gradients of the states before the segments, or None if each sequence is one segment.
-    `d_final`, the final state's gradient, may be None, and so may d and dd. TOTAL is
-    B * T, SEGMENTS the number of all segments. Grid: (segments * H, V / BV).
+    dy is contiguous. The gradients of b and c are sums over heads and all columns, that of dt is a
+    sum over all columns. Each program writes its part of a sum: `[V / BV, B, T, H, K]` for b and c,
+    `[V / BV, B, T, H]` for dt. The gradients of a and d also have a part per segment,
+    `[V / BV, segments, H]`. `states` are the gradients of the states before the segments, or None
+    if each sequence is one segment. `d_final`, the final state's gradient, may be None, as may d
+    and dd. TOTAL is B * T, SEGMENTS is the total number of segments. Grid: (segments * H, V / BV).
 
     The gradient of a log decay is a sum over pairs of an earlier token, and a later one or its own.
     """

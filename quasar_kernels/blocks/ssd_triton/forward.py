@@ -23,7 +23,7 @@ from fla.ops.quasar.triton_kernels.device_functions import decay_between, load_s
 def load_tokens(x, first, rows, left, columns, STRIDE, start, WIDTH: tl.constexpr):
     """Load rows `[rows, columns]` of one head, whose first column is `start`, in x's dtype.
 
-    `first` is the place of row 0 among all tokens; rows from `left` on are zeros.
+    `first` is the index of row 0 among all tokens; rows from `left` on are zeros.
     """
     mask = (rows < left)[:, None] & (columns < WIDTH)[None, :]
     place = x + (first + rows)[:, None].to(tl.int64) * STRIDE + (start + columns)[None, :]
@@ -34,7 +34,8 @@ def load_tokens(x, first, rows, left, columns, STRIDE, start, WIDTH: tl.constexp
 def load_steps(dt, rate, first, rows, left, i_h, H: tl.constexpr):
     """Return step sizes and log decays `[C]` of one head; zeros from row `left` on.
 
-    A log decay is cut off where its exponential is 0 in fp32: so -inf is a number.
+    Log decays are clamped to a value whose exponential is 0 in fp32, because sums of -inf would
+    give NaN.
     """
     step = tl.load(dt + (first + rows) * H + i_h, mask=rows < left, other=0.0)
     return step, tl.maximum(step * rate, -104.0)

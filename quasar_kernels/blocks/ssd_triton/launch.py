@@ -42,16 +42,17 @@ def tiles_for(N: int, P: int, dtype: torch.dtype) -> Tiles:
 
 
 def padded_state(N: int, dtype: torch.dtype) -> int:
-    """Return the state size that the kernels take for one of N.
+    """Return the state size to which a state of size N is padded for the kernels.
 
-    In bf16 with a state of 16, tiles of 16 and of 32 keys gave wrong final states: Triton 3.6, an
-    H200. So bf16 uses the sizes that are right, 64 or 128; padding with zeros changes nothing.
+    With Triton 3.6 on an H200, bf16 kernels gave wrong final states for a state of 16 with tiles of
+    16 and of 32 keys. So bf16 uses the tested sizes 64 and 128; padding with zeros does not change
+    the result.
     """
     return N if dtype != torch.bfloat16 else 64 if N <= 64 else 128
 
 
 class Inputs(NamedTuple):
-    """A call's tensors; x, B and C have heads side by side, tokens at any one stride."""
+    """A call's tensors; heads of x, B and C are adjacent, and the stride of tokens is free."""
 
     x: Tensor  # [batch, T, H, P]
     dt: Tensor  # [batch, T, H] fp32, contiguous
@@ -133,7 +134,7 @@ def backward(
 ) -> tuple[Inputs, Tensor | None]:
     """Return the gradients of the inputs, and of the initial state if there is one.
 
-    dy and d_final, the results', are contiguous, and d_final fp32.
+    dy and d_final, the gradients of the results, are contiguous, and d_final is fp32.
     """
     x, dt, A, B, C, D = inputs
     batch, T, H, N, _ = plan.shape
@@ -168,7 +169,7 @@ def backward(
 
 
 def step(inputs: Inputs, initial_state: Tensor | None, tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """Take the only token of each sequence; `initial_state` is contiguous fp32."""
+    """Process the only token of each sequence; `initial_state` is contiguous fp32."""
     x, dt, A, B, C, D = inputs
     batch, _, H, P = x.shape
     G, N = B.shape[2:]
@@ -215,7 +216,7 @@ class SSDFunction(torch.autograd.Function):
 
 
 def _in_rows(x: Tensor) -> Tensor:
-    """Return x `[batch, T, heads, width]` with heads side by side and one stride of tokens."""
+    """Return x `[batch, T, heads, width]` with adjacent heads and one stride between tokens."""
     batch, T, _, width = x.shape
     row = x.stride(1)
     strides = (T * row if batch > 1 else x.stride(0), row, width, 1)
@@ -239,13 +240,13 @@ def ssd_triton(
 ) -> tuple[Tensor, Tensor]:
     """Apply SSD by the Triton kernels, differentiably; as `blocks.ssd.ssd`, on a GPU.
 
-    x, B and C may be columns of one projection: they are read in place. A recorded call keeps
-    the state before every chunk for its backward pass: for heads of 64 channels and a state of 64
-    in bf16 as many bytes as x has.
+    x, B and C may be columns of one projection: they are read in place. A call recorded by autograd
+    keeps the state before every chunk for its backward pass. For heads of 64 channels and a state
+    of 64 in bf16, these states have as many bytes as x.
 
     Args:
         segments: segments of each sequence instead of the built-in choice.
-        tiles: other ones than `tiles_for` gives.
+        tiles: replaces the choice of `tiles_for`.
 
     Raises:
         ValueError: `cu_seqlens` does not cut one row of T tokens.

@@ -85,7 +85,7 @@ class Plan(NamedTuple):
 
     @property
     def constants(self) -> tuple[int, ...]:
-        """The kernels' first constants."""
+        """The first compile-time constants of the kernels, in their order."""
         _, _, H, K, V = self.shape
         return H, K, V, self.tiles.keys, self.tiles.values, self.tiles.chunk
 
@@ -117,7 +117,7 @@ def plan_call(
     segments: int | None,
     tiles: Tiles,
 ) -> Plan:
-    """Cut a call into segments; the first reading of a `cu_seqlens` synchronises.
+    """Cut a call into segments; reading a `cu_seqlens` for the first time synchronises.
 
     `segments` replaces the built-in number of segments of the longest possible sequence.
 

@@ -1,1 +1,1 @@
-"""WKV6 in Triton: segments of the sequences side by side, chunks of a segment one by one."""
+"""WKV6 in Triton: segments of the sequences in parallel, chunks of a segment one by one."""

@@ -42,7 +42,7 @@ def tiles_for(K: int, V: int, dtype: torch.dtype) -> Tiles:
         walks = Walk(4, 2), Walk(4, 2), Walk(8, 1)
         return Tiles(keys, min(64, values), 32, *walks, precision)
     if dtype == torch.bfloat16:
-        # eight warps on chunks of 16 tokens and 64 values gave wrong gradients: Triton 3.6, an H200
+        # with Triton 3.6 on an H200, 8 warps on 16 tokens and 64 values gave wrong gradients
         walks = Walk(4, 1), Walk(4, 1), Walk(8 if values >= 128 else 4, 1)
         return Tiles(keys, min(128, values), 16, *walks, precision)
     walks = Walk(4, 1), Walk(8, 1), Walk(8, 1)
@@ -205,7 +205,7 @@ def wkv6_triton(
 
     Args:
         segments: replaces the built-in number of segments of each sequence.
-        tiles: replace the choice of `tiles_for`.
+        tiles: replaces the choice of `tiles_for`.
 
     Raises:
         ValueError: the bounds `cu_seqlens` do not fit one row of T tokens.

@@ -13,7 +13,7 @@ from quasar_kernels.compile_specs import CompileSpec, typed
 
 
 def wkv6_specs(architecture: int = 90) -> list[CompileSpec]:
-    """Return the kernels for heads of 64 in bf16, and on Hopper wide ones and fp32, too."""
+    """Return the kernels for heads of 64 in bf16, on Hopper also for wide heads and in fp32."""
     specs = []
     for kind, dtype, K in (
         ("bf16", torch.bfloat16, 64),
@@ -21,7 +21,7 @@ def wkv6_specs(architecture: int = 90) -> list[CompileSpec]:
         ("fp32", torch.float32, 64),
     ):
         if architecture != 90 and (kind, K) != ("bf16", 64):
-            continue  # they are compiled for one GPU alone: they take long
+            continue  # compiled for one architecture only, because that takes long
         tiles = launch.tiles_for(K, K, dtype)
         sizes: dict[str, Any] = {"H": 8, "K": K, "V": K, "BK": tiles.keys}
         tile = sizes | {"BV": tiles.values, "C": tiles.chunk}

@@ -22,7 +22,7 @@ def step_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
 ):
-    """The output and the next state of one sequence and head, of BV columns of the values.
+    """Compute the output and the next state of one sequence and head for BV columns of the values.
 
     r, k and w are `[B, 1, H, K]`, v and o `[B, 1, H, V]`, states `[B, H, K, V]`; `initial_state`
     may be None. All arithmetic is fp32. Grid: (B * H, V / BV).

@@ -82,7 +82,7 @@ __device__ __forceinline__ Element narrowed(float x) {
 #endif
 }
 
-// start copying `rows` rows of WIDTH elements, which lie `stride` apart
+// start copying `rows` rows of WIDTH elements, which are `stride` elements apart
 template <int WIDTH, int THREADS, class X>
 __device__ __forceinline__ void copy_rows(X* to, const X* from, i64 stride, int rows) {
   constexpr int PIECE = 16 / sizeof(X), PIECES = WIDTH / PIECE;
@@ -104,8 +104,8 @@ __device__ __forceinline__ void load4(float* to, const float* from) {
 }
 
 // TOKENS tokens of a head and COLUMNS columns of its values; with GRADIENT also of the outputs'
-// gradients. Copies arrive in one of two `raw` parts while the other's tokens, converted to floats
-// and with decays in place of their logarithms, are walked.
+// gradients. Copies write one of the two `raw` parts while the kernel processes the tokens of the
+// other part, converted to floats and with decays instead of their logarithms.
 template <int TOKENS, int COLUMNS, bool GRADIENT>
 struct Stage {
   static constexpr int OUT = GRADIENT ? COLUMNS : 4;
@@ -117,7 +117,7 @@ struct Stage {
   float r[TOKENS * KEYS], k[TOKENS * KEYS], decay[TOKENS * KEYS];
   float v[TOKENS * COLUMNS], dout[TOKENS * OUT];
 
-  // start copying `tokens` tokens from `first` on; all threads, also where there are none
+  // start copying `tokens` tokens from `first` on; all threads must call it, even for 0 tokens
   template <int THREADS>
   __device__ __forceinline__ void copy(const Arguments& arg, const Chain& chain, int first,
                                        int tokens, int column, int part) {

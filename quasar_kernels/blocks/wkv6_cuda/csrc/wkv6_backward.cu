@@ -3,8 +3,8 @@
 // Grid: (sequences * heads, V / COLUMNS). A lane holds LANE_COLUMNS columns of one row of the state
 // and of its gradient, and of the states before CHECKPOINT tokens, which it recomputes from the
 // checkpoint that the forward kernel stored. The gradients of r, k and w are sums over columns:
-// over a lane's, over the warps' (in shared memory) and over the blocks', which the host adds. The
-// gradient of v is a sum over rows.
+// each lane adds its columns, the warps' sums are added through shared memory, and the host adds
+// the blocks' sums. The gradient of v is a sum over rows.
 //
 // Shared memory: a cp.async pipeline of two stages of TOKENS tokens, their conversion to fp32, and
 // the warps' partial sums.

@@ -3,8 +3,8 @@
     q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
     y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
-The layer records one autograd node. The shapes decide how much it saves for the backward pass
-(layer/node.py): for a million tokens nothing but the output.
+The layer records one autograd node. The shapes decide whether it saves intermediate results for the
+backward pass (layer/node.py); for a million tokens it saves only its input and its weights.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class QuasarAttention(nn.Module):
         hidden_size: width of the input and the output.
         head_dim: channels of a head, for keys and values alike.
         num_heads: heads; the projections are `num_heads * head_dim` wide.
-        mode: `chunk`, or `fused_recurrent` to walk token by token.
+        mode: `chunk`, or `fused_recurrent` to process the tokens one by one.
         use_short_conv: whether q, k and v pass a causal depthwise convolution and silu.
         conv_size: taps of the convolution.
         conv_bias: whether the convolutions have a bias.
@@ -143,7 +143,7 @@ class QuasarAttention(nn.Module):
         self.o_norm = GatedRMSNorm(head_dim)
         self.o_proj = nn.Linear(width, hidden_size, bias=False)
 
-    @torch.compiler.disable  # a compiler sees none of the kernels, nor the graphs of short calls
+    @torch.compiler.disable  # torch.compile can trace neither the kernels nor the CUDA graphs
     @on_its_device
     def forward(
         self,
@@ -167,10 +167,11 @@ class QuasarAttention(nn.Module):
                 no cache is given.
             output_attentions: accepted for the common signature; there are no attention maps.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
-            cp_context: of `build_cp_context`: hidden_states is this rank's slice of packed
-                sequences, whose bounds replace cu_seqlens, and every rank calls. With `use_cache`
-                the slice has one sequence; decoding continues with the cache of its last rank.
-                Parameters' gradients are those of the slice: sum them over the ranks.
+            cp_context: from `build_cp_context`. hidden_states is then this rank's slice of packed
+                sequences, and the context's bounds replace cu_seqlens. All ranks must call. With
+                `use_cache` the slice must have one sequence; to decode its next tokens, use the
+                cache that the sequence's last rank returns. The gradients of the parameters are
+                those of the slice: sum them over the ranks.
 
         Returns:
             (y `[B, T, hidden_size]`, None, the cache). Under autocast y has autocast's dtype.
@@ -179,7 +180,7 @@ class QuasarAttention(nn.Module):
             ValueError: a mask that is not two-dimensional, or both a mask and `cu_seqlens`; or
                 with a cp_context a mask, a cache, or several sequences and `use_cache`.
             RuntimeError: the exchange with other ranks failed.
-            TypeError: FSDP2 or tensor parallelism shards a projection by itself.
+            TypeError: FSDP2 or tensor parallelism shards a single projection of the layer.
         """
         B, T, _ = hidden_states.shape
         x, kept = hidden_states, None
@@ -255,7 +256,10 @@ class QuasarAttention(nn.Module):
     def _conv_inputs(
         self, rows: torch.Tensor, weights: Weights, dtype: torch.dtype
     ) -> tuple[torch.Tensor, ...]:
-        """Return the convolution's states, of q, k and v, behind a sequence that ends with rows."""
+        """Return the convolution states of q, k and v after a sequence whose last inputs are rows.
+
+        rows is `[n, hidden]`, n at most the number of taps; each state is `[1, H S, taps]`.
+        """
         rows = F.pad(rows.detach().to(dtype), (0, 0, self.conv_size - rows.shape[0], 0))
         states = (F.linear(rows, w.detach().to(dtype)).mT for w in weights[:3])
         return tuple(state.unsqueeze(0).contiguous() for state in states)
@@ -312,7 +316,7 @@ class QuasarAttention(nn.Module):
         if keep:
             parts = None
             if conv_state is not None:
-                # of q, k and v, each contiguous: decoding overwrites them
+                # q, k and v have separate contiguous states, because decoding overwrites them
                 parts = tuple(conv_state.unflatten(1, (3, -1)).transpose(0, 1).contiguous())
             owned = {"owned": not state.requires_grad} if ours else {}
             cache.update(
@@ -327,7 +331,7 @@ class QuasarAttention(nn.Module):
         state: torch.Tensor,
         dtype: torch.dtype,
     ) -> Any:
-        """Process a few tokens by a CUDA graph; overwrites `state` and `parts` (convolution)."""
+        """Process a few tokens by a CUDA graph; overwrite `state` and the convolution's `parts`."""
         weights = self._weights()
         count = len(weights)
 
@@ -351,10 +355,13 @@ class QuasarAttention(nn.Module):
         return self.hidden_size, self.head_dim, self.num_heads, self.mode, self.norm_eps
 
     def _weights(self) -> Weights:
-        """Return the parameters, without a module's search for attributes: at 512 tokens it counts.
+        """Return the parameters.
+
+        They are read from the modules' dictionaries, because `nn.Module.__getattr__` would take a
+        considerable share of a call with 512 tokens.
 
         Raises:
-            TypeError: FSDP2 or tensor parallelism shards a projection by itself.
+            TypeError: FSDP2 or tensor parallelism shards a single projection of the layer.
         """
         parts: dict[str, Any] = self._modules
         narrow, wide = parts["g_proj"]._modules.values()
@@ -420,8 +427,9 @@ class QuasarAttention(nn.Module):
     ) -> tuple[torch.Tensor, Any, Any]:
         """Compute y, and the states after x when `keep`; all matrix products in `dtype`.
 
-        `walk` goes token by token, and with `overwrite` leaves the new state in `state`'s storage.
-        With `across`, a slice's `Neighbours` and context, `halo` `[rows, hidden]` precedes it.
+        With `walk` the operator processes one token after the other; if also `overwrite`, it writes
+        the new state to `state`'s storage. `across` holds the `Neighbours` and the context of a
+        rank's slice x; `halo` `[rows, hidden]` are then the inputs before x.
         """
         extra = 0 if halo is None else halo.shape[0]
         if halo is not None:
@@ -435,7 +443,7 @@ class QuasarAttention(nn.Module):
             multiply = project if self.use_short_conv and conv_state is None else F.linear
             mixed = multiply(x.reshape(B * T, self.hidden_size).to(dtype), projections)
             qkv, narrow = mixed.split([3 * self.key_dim, self.head_dim], dim=-1)
-            # a copy, so that `mixed`, gigabytes for a million tokens, can go
+            # a copy, so that `mixed`, gigabytes for a million tokens, can be freed
             narrow = narrow.to(dtype).contiguous()
             if self.use_short_conv:
                 taps, bias = weights.joined_taps()
@@ -486,7 +494,11 @@ def _convolve(
     state: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Convolve `[B, T, C]`; `state` `[N, C, W]` holds the inputs before it, or is None for none."""
+    """Return silu of x `[B, T, C]`, convolved, and the new state.
+
+    `state` `[N, C, W]` holds the inputs before each sequence. If it is None, the sequences start
+    from zeros and the new state is None.
+    """
     B, T, C = x.shape
     if state is None:
         position = positions(B, T, cu_seqlens, x.device)

@@ -1,9 +1,10 @@
 """Selects the implementation of a `chunk_quasar` call, CUDA C++, Triton or torch, and runs kernels.
 
-QUASAR_BACKEND decides: `auto` (the default) uses CUDA for supported calls and Triton for others on
-a GPU; `cuda` raises for unsupported calls, so that nothing else is measured by mistake; `triton`
-and `torch` use those. When the CUDA kernels cannot be built or run, `auto` logs one line with the
-cause and the remedy, and uses Triton from then on.
+QUASAR_BACKEND decides. `auto` (the default) uses CUDA C++ for the calls that it supports, Triton
+for other calls on a GPU, and torch for the rest. `cuda` raises for unsupported calls, so that no
+other implementation is measured by mistake. `triton` and `torch` select these implementations. When
+the CUDA kernels cannot be built or run, `auto` logs one line with the cause and the remedy, and
+uses Triton from then on.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ def scan_forward(
     """Run the forward pass by kernels: CUDA C++ if it supports the call, otherwise Triton.
 
     Args:
-        inputs: of any dtypes and strides; q's device is the current one.
+        inputs: of any dtypes and strides; q's device must be the current one.
         output_final_state: whether to return the state after each sequence.
-        backend: QUASAR_BACKEND's value; it is read once a call.
+        backend: the value of QUASAR_BACKEND, which the caller reads once per call.
 
     Raises:
         CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not support the call or a
@@ -109,8 +110,8 @@ def scan_backward(
     """Return the gradients of the inputs, computed where the forward pass ran, or in Triton.
 
     Args:
-        saved: of `scan_forward`'s result.
-        do: like v.
+        saved: from the result of `scan_forward`.
+        do: the gradient of o, with v's shape.
         d_final: `[sequences, H, S, S]`, or None.
         backend: that of the forward pass.
     """
@@ -169,7 +170,7 @@ def cuda_forward(
 def cuda_backward(
     saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None, backend: switches.Backend
 ) -> Gradients | None:
-    """Run `cuda_scan_bwd.backward` behind `cuda_forward`, or return None if Triton is used.
+    """Run `cuda_scan_bwd.backward` after `cuda_forward`, or return None if Triton is used.
 
     Raises:
         CudaUnavailableError: `backend` is `cuda`, and a launch fails.

@@ -1,8 +1,8 @@
 """The part of the chunk form that needs no state, for all chunks at once.
 
-That is B = (I + strict_tril(a K K^T))^-1 a. Nothing in it depends on another chunk, so it runs in
-batches of small matrices, and both walks of the segmented scan find it done: their chain of
-dependent products limits short sequences and small batches.
+That part is B = (I + strict_tril(a K K^T))^-1 a. It depends on no other chunk, so the kernel
+computes it in batches of small matrices before both passes of the segmented scan. This shortens the
+passes' chain of dependent products, which limits the speed for short sequences and small batches.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ def chunk_intra_kernel(
 ):
     """Write B of a segment's chunks, N chunks at a time, for one head.
 
-    In kappa = sqrt(a) k, M = strict_tril(kappa kappa^T) and its inverse have no entry beyond 1, as
-    |kappa|^2 = 1 - exp(-beta |k|^2), so fp16 operands are safe and have the digits of tf32. With
-    READ_STEP, beta holds a itself, a token and head, and a |k|^2 is the caller's concern.
+    With kappa = sqrt(a) k, no entry of M = strict_tril(kappa kappa^T) or of the inverse exceeds 1,
+    because |kappa|^2 = 1 - exp(-beta |k|^2). So fp16 operands cannot overflow and have the digits
+    of tf32. With READ_STEP, beta holds a itself for each token and head, and the caller must bound
+    a |k|^2.
     Grid: (segments * H, programs that share a segment).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
@@ -93,7 +94,7 @@ def chunk_intra_kernel(
 
 
 def inverse_width(chunk: int, dtype: torch.dtype) -> int:
-    """Elements of a row of B: C for fp32, else C leading and C low parts."""
+    """Return the elements of a row of B: C for fp32, otherwise C leading and C low parts."""
     return chunk * (1 if dtype == torch.float32 else 2)
 
 
@@ -111,7 +112,7 @@ def chunk_intra(
     Args:
         plan: how the sequences are cut.
         k: `[B, T, H, S]`, bf16, fp16 or fp32, last stride 1.
-        steps: fp32 contiguous.
+        steps: the step sizes or beta, fp32 contiguous.
         scratch: `[B, T, H, S]` in k's dtype, last stride 1, or None: B is stored in it if its
             rows are wide enough. A kernel that overwrites a chunk of it must read that chunk's B
             first.

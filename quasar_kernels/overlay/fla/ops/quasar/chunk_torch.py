@@ -6,10 +6,10 @@ any widths:
     M = strict_tril(a K K^T)    U = (I + M)^-1 a V    W = (I + M)^-1 a K
     V' = U - W S                O = Q S + tril(Q K^T) V'                S' = S + K^T V'
 
-With log decays, each product is multiplied by exp of their sum between its tokens, which is never
-positive. V' and S' are computed chunk by chunk, everything else for all chunks at once. Long
-sequences are processed in blocks. Autograd keeps only the state between blocks, and the backward
-pass computes the blocks again.
+With log decays, each product of two tokens is multiplied by the exponential of the sum of the log
+decays between them; that sum is never positive. V' and S' are computed chunk by chunk, everything
+else for all chunks at once. Long sequences are processed in blocks. Autograd keeps only the states
+between blocks, and the backward pass computes the blocks again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ BLOCK_ELEMENTS = 1 << 23
 
 
 LEAST_LOG_DECAY = -110.0
-"""Lower log decays are clamped to this, whose exp is 0 in fp32, so that sums keep precision."""
+"""The least log decay, to which lower ones are clamped so that sums keep their precision.
+
+Its exponential is 0 in fp32."""
 
 
 @torch.compiler.disable

@@ -14,8 +14,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def on_its_device(function: Function) -> Function:
     """Make the device of a call's first tensor the current one while the call runs.
 
-    Kernels are launched on the current device, on its current stream. Every public function that
-    launches one is decorated with this, and so is every backward pass, so that functions they call
+    Kernels are launched on the current device, on its current stream. This decorates every public
+    function that launches a kernel and every backward pass, so that the functions that they call
     need not set the device. If the device is already current, this costs half a microsecond.
     """
 

@@ -180,7 +180,7 @@ def launch_fused_recurrent(
     """Launch the kernel; no autograd. Arguments and results as in `run_recurrent`.
 
     Args:
-        tiles: replace the choice of `tiles_for`.
+        tiles: replaces the choice of `tiles_for`.
     """
     B, T, H, S = v.shape
     N = B if cu_seqlens is None else cu_seqlens.numel() - 1
@@ -268,7 +268,7 @@ def _run(q, k, v, *arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 class FusedRecurrentQuasarFunction(torch.autograd.Function):
-    """Forward, the recurrence; backward, the torch chunk form, which computes the results again."""
+    """Runs the recurrence; the backward pass recomputes and differentiates the torch chunk form."""
 
     @staticmethod
     def forward(ctx, q, k, v, beta, initial_state, g, output_final_state, cu_seqlens, scale):
@@ -292,7 +292,7 @@ class FusedRecurrentQuasarFunction(torch.autograd.Function):
             o, final = chunk_quasar_torch(
                 q, k, v, beta, initial, True, cu_seqlens, scale=ctx.scale, g=g
             )
-            # without tokens, a result may be independent of the leaves
+            # without tokens, a result may not depend on any of the inputs
             pairs = [(o, do)] if d_final is None else [(o, do), (final, d_final)]
             pairs = [(x, dx) for x, dx in pairs if x.requires_grad]
             if not pairs:
@@ -325,8 +325,9 @@ def fused_recurrent_quasar(
     arguments are those of `chunk_quasar`, and:
 
     Args:
-        inplace_state: return the final state; it overwrites `initial_state`, if there is one and
-            autograd records nothing, so that only o is allocated.
+        inplace_state: return the final state, even without `output_final_state`. If there is an
+            `initial_state` and autograd records nothing, the final state overwrites it, so that
+            only o is allocated.
 
     Raises:
         ValueError: `cu_seqlens` with B other than 1; bounds that do not fit one row of T tokens

@@ -13,7 +13,8 @@ class StepSizes(NamedTuple):
 
     values: torch.Tensor  # fp32 for the kernels
     per_token: bool
-    """True: `values` `[B, T, H]` are alpha. False: they are beta `[H]`, and alpha is gate.py's."""
+    """Whether `values` are alpha, `[B, T, H]`; otherwise they are beta `[H]`, and gate.py's formula
+    gives alpha."""
 
     @classmethod
     def of(cls, beta: torch.Tensor) -> StepSizes:
@@ -47,7 +48,7 @@ class ScanInputs(NamedTuple):
         *rest: Any,
         **named: Any,
     ) -> ScanInputs:
-        """Return the inputs with `beta`, as `StepSizes.of` takes it, in the place of `steps`."""
+        """Return the inputs; `beta` `[H]` or `[B, T, H]` gives the step sizes (`StepSizes.of`)."""
         return cls(q, k, v, StepSizes.of(beta), *rest, **named)
 
     def with_equal_heads(self) -> ScanInputs:

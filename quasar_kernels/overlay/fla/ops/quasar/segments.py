@@ -10,14 +10,15 @@ from typing import NamedTuple
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-_known_bounds = WeakIdKeyDictionary()  # of tensors: their version, and their values
+_known_bounds = WeakIdKeyDictionary()  # from a tensor to its version and its values
 
 
 def host_bounds(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
     """Return the values of `[N + 1]` bounds.
 
-    A copy from a GPU waits for it, so the layers of a model share one: it is made once for each
-    version of a tensor. Code that changes values without torch must pass another tensor.
+    A copy from a GPU makes the host wait, so the values are copied once for each version of a
+    tensor, and the layers of a model share the copy. torch increases the version when it changes a
+    tensor; code that changes the values in another way must pass another tensor.
     """
     if cu_seqlens.is_inference():  # it has no version
         return tuple(cu_seqlens.tolist())
@@ -50,7 +51,7 @@ def packed_table(bounds: Sequence[int], length: int, device: torch.device) -> Pa
 def _packed_table(bounds: tuple[int, ...], length: int, device: torch.device) -> PackedTable:
     table, first = [], [0]
     for n, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        # an empty sequence has one empty segment, which passes its initial state on
+        # an empty sequence has one empty segment, whose final state is the initial state
         starts = range(start, stop, length) or (start,)
         for t in starts:
             place = (t == starts[0]) + 2 * (t == starts[-1])

@@ -48,7 +48,7 @@ def _checked(status: int, what: str) -> None:
 
 
 def _enter_context(device: int) -> None:
-    # a thread that never used the runtime has no context; torch works in the primary one
+    # a thread that never used the CUDA runtime has no context; torch uses the primary context
     driver, handle, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
     _checked(driver.cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet")
     _checked(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "primary context")
@@ -66,7 +66,7 @@ class Kernel(NamedTuple):
     arguments: int  # bytes of the first parameter
 
     def launch(self, grid: tuple[int, int], parameters: ctypes.Array[Any], stream: int) -> None:
-        """Start `grid` blocks on a stream (its handle) of the kernel's device, which is current.
+        """Start `grid` blocks on a stream (its handle) of the kernel's device, the current device.
 
         Raises:
             CudaUnavailableError: the driver refused the launch.
@@ -137,13 +137,13 @@ def tensor_map(
     of the tensor are read as zero and never written.
 
     Args:
-        address: of its first element, a multiple of 16.
+        address: the address of the tensor's first element, a multiple of 16.
         sizes, strides: in elements, the innermost first; the innermost stride, 1, is omitted, and
             the others are multiples of 8.
         box: the sizes of a tile; the innermost is 64.
 
     Raises:
-        CudaUnavailableError: the driver rejects it.
+        CudaUnavailableError: the driver rejects the description.
     """
     encode = getattr(_driver(), "cuTensorMapEncodeTiled", None)
     if encode is None:

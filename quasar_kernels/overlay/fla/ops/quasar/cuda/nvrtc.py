@@ -57,7 +57,7 @@ def remedy_for(text: str) -> str:
 
 
 def _library_paths() -> Iterator[str]:
-    # best first: torch's own major version, from the wheels, then torch's folder, then the system
+    # in order of preference: the wheels with torch's major version, torch's folder, the system
     chosen = switches.nvrtc_library()
     if chosen is not None:
         yield chosen
@@ -113,8 +113,9 @@ def _version(library: ctypes.CDLL) -> tuple[int, int]:
 def target_for(capability: tuple[int, int], supported: Sequence[int]) -> str:
     """Return NVRTC's name of the architecture to compile for.
 
-    Machine code where the toolkit knows the GPU; else PTX for the newest it knows, which the driver
-    translates. `capability` is (major, minor), `supported` holds numbers such as 90.
+    If the toolkit supports the GPU, this is the name for machine code. Otherwise it is the name for
+    PTX of the newest architecture that the toolkit supports, which the driver translates.
+    `capability` is (major, minor); `supported` holds numbers such as 90.
     """
     requested = 10 * capability[0] + capability[1]
     if requested in supported:
@@ -143,14 +144,14 @@ def compile_cached(
     """Return the machine code (or PTX, ending in NUL) of a program for a GPU.
 
     Args:
-        name: a file name's stem, for the cache and for messages.
+        name: the stem of the cached file's name, also used in messages.
         program: the source; it may include `headers`.
-        headers: texts by the name under which they are included.
+        headers: the texts of included files, by the name in the include line.
         capability: (major, minor) of the GPU.
         options: further options of NVRTC; architecture and language are set here.
 
     Raises:
-        CudaUnavailableError: no NVRTC, or it does not compile the program.
+        CudaUnavailableError: NVRTC is missing or does not compile the program.
     """
     library = load_library()
     target = target_for(capability, _supported(library))
@@ -162,7 +163,7 @@ def compile_cached(
     code = _read(path)
     if code is None:
         code = _compile(library, name, program, headers, flags)
-        # without a writable cache the next process compiles for a second; nothing else changes
+        # without a writable cache, the next process compiles again, which takes a second
         with contextlib.suppress(OSError):
             write_whole(path, hashlib.sha256(code).digest() + code)
     return code
@@ -180,7 +181,8 @@ def compile_files(
         name, capability, options: as for `compile_cached`.
 
     Raises:
-        CudaUnavailableError: a file cannot be read, and whatever `compile_cached` raises it for.
+        CudaUnavailableError: a file cannot be read, NVRTC is missing, or it does not compile the
+            program.
     """
     try:
         texts = read_sources(sources)

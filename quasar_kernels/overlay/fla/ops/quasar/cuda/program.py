@@ -46,7 +46,7 @@ class CudaProgram:
     """Sources that are compiled together, and their loaded variants; thread-safe.
 
     Args:
-        name: its name, for files in the cache and for messages.
+        name: the program's name in the names of cached files and in messages.
         sources: its .cu files.
         arguments: the structure of each kernel's first parameter, by the kernel's name without
             `quasar_` and with {} for the dtype, if it has one.
@@ -117,7 +117,7 @@ class CudaProgram:
     def attempt(
         self, backend: Backend, program: LoadedProgram, function: Callable[..., Result], *args: Any
     ) -> Result | None:
-        """Return `function(*args, program=program)`, or None if a launch fails, which disables it.
+        """Return `function(*args, program=program)`; if a launch fails, disable it, return None.
 
         Raises:
             CudaUnavailableError: a launch fails, and `backend`, QUASAR_BACKEND's value, is `cuda`.
@@ -154,14 +154,14 @@ POINTER, INT64, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctyp
 
 
 def fields(kind: type, names: str) -> list[tuple[str, type]]:
-    """Return fields of a `ctypes.Structure`, of one kind."""
+    """Return a `ctypes.Structure`'s fields of type `kind`; spaces separate the names."""
     return [(name, kind) for name in names.split()]
 
 
 def serializer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
     """Return a function that serializes a structure's values, arrays element by element, to bytes.
 
-    It takes a third of the time of filling the structure.
+    The function takes a third of the time that filling the structure takes.
     """
     kinds: list[Any] = [field[1] for field in structure._fields_]
     codes = "".join(

@@ -13,12 +13,12 @@ from fla.ops.quasar.switches import Backend
 
 
 class Call(NamedTuple):
-    """A call's settings: all that the result depends on besides input and weights."""
+    """A call's settings: everything that the result depends on except the input and the weights."""
 
     heads: int
     head_dim: int
-    eps: float  # of the norm
-    dtype: torch.dtype  # of the products
+    eps: float  # added to the mean square in the norm
+    dtype: torch.dtype  # of the matrix products
     cu_seqlens: torch.Tensor | None  # [N + 1] bounds of sequences packed in one row
     backend: Backend  # QUASAR_BACKEND's value
 
@@ -54,9 +54,9 @@ class Weights(NamedTuple):
         return self.q_taps, self.k_taps, self.v_taps
 
     def joined_taps(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the convolutions' taps `[3 H S, taps]` and bias `[3 H S]` (or None), in a row."""
+        """Return the concatenated taps `[3 H S, taps]` and biases `[3 H S]` (or None)."""
         shifts = self.q_shift, self.k_shift, self.v_shift
-        taps = torch.cat(self.taps()).squeeze(1)  # type: ignore[arg-type] # they are there
+        taps = torch.cat(self.taps()).squeeze(1)  # type: ignore[arg-type] # the layer has them
         return taps, None if shifts[0] is None else torch.cat(shifts)  # type: ignore[arg-type]
 
 
@@ -69,19 +69,19 @@ class Activations:
 
     scan: ScanInputs | None  # of the operator
     narrow: torch.Tensor  # [R, S], the output gate's narrow half
-    output_weights: tuple[torch.Tensor, ...]  # in the form of the stages that made them
+    output_weights: tuple[torch.Tensor, ...]  # in the layout that the same `Stages` read
     rows: torch.Tensor | None = None  # [R, hidden], x in the products' dtype, if kept
     products: torch.Tensor | None = None  # [R, 3 H S + S], x W: q, k, v and narrow, if kept
-    o: Any = None  # [R, H, S], the operator's output, once it is there
+    o: Any = None  # [R, H, S], the operator's output; None before the operator has run
 
 
 class Stages(NamedTuple):
     """An implementation of the layer's stages before and after its operator."""
 
     project: Callable[[Call, torch.Tensor, Weights, bool, bool], Activations | None]
-    """Compute everything before the operator; `keep` and `output` are `layer_forward`'s.
+    """Compute everything before the operator; `keep` and `output` are those of `layer_forward`.
 
-    Returns None for an unsupported call and after a launch that failed."""
+    Returns None for an unsupported call and after a failed launch."""
     output: Callable[[Call, Activations], torch.Tensor | None]
     """Compute `[R, hidden]` from `o`, `narrow` and `output_weights`, or return None as above."""
 

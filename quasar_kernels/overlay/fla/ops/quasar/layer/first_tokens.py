@@ -23,7 +23,8 @@ from fla.ops.quasar.triton_kernels.launch import Launcher
 CHANNELS = 64
 """Output channels of one program."""
 FEW, MANY = 4, 16
-"""Sequences of one program: FEW fill a tensor core's tile, MANY read the weights less often."""
+"""Sequences of one program: FEW fill a tensor core's tile; with MANY, fewer programs read the
+weights."""
 
 
 @triton.jit
@@ -163,7 +164,7 @@ _first_tokens, _halo_tokens = Launcher(first_tokens_kernel), Launcher(halo_token
 def replace_first_tokens(
     x: torch.Tensor, weights: Weights, bounds: torch.Tensor | None, count: int, qkv: torch.Tensor
 ) -> None:
-    """Overwrite q, k and v of each sequence's first tokens, with zeros before each sequence.
+    """Overwrite q, k and v of each sequence's first tokens; inputs before a sequence are zeros.
 
     The host does not wait for the GPU.
 
@@ -198,10 +199,10 @@ def replace_halo_tokens(
     halo: int,
     qkv: Sequence[torch.Tensor],
 ) -> None:
-    """Overwrite q, k and v of a slice's first tokens, with the halo before them.
+    """Overwrite q, k and v of a slice's first tokens by those that the halo before them gives.
 
     Args:
-        call: the layer's.
+        call: the layer's call.
         rows: `[halo + tokens, hidden]`: the inputs before the tokens, and those of the tokens.
         weights: the layer's.
         halo: rows before the tokens; it and `tokens` are at most the convolution's taps - 1.
@@ -244,7 +245,7 @@ def _is_for_kernel(rows: torch.Tensor, weights: Weights, qkv: Sequence[torch.Ten
 
 
 def project_rows(call: Call, rows: torch.Tensor, weights: Weights) -> torch.Tensor:
-    """Return silu(causal convolution(rows W^T)) of q, k and v side by side, in fp32 products.
+    """Return silu(causal convolution(rows W^T)) for q, k and v, concatenated; products in fp32.
 
     Differentiable; any number of taps.
 

@@ -3,7 +3,7 @@
 q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
 y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
-It has three steps. The first and the last have three implementations, which are `Stages`.
+The pass has three steps. The first and the last have three implementations, each a `Stages`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from fla.ops.quasar.layer.portable.stages import PORTABLE
 from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
 
 APART = 1 << 13
-"""From this many tokens, the last kernel is launched after a graph: copying y would cost more."""
+"""Tokens from which the last kernel is launched after the graph instead of in it.
+
+In the graph it would write to the graph's memory, and copying y from there would take longer."""
 
 
 def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
@@ -41,7 +43,7 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
 
 
 def copied_as(call: Call, x: torch.Tensor, weights: Weights) -> torch.dtype:
-    """Return the smallest dtype of a copy of x with which the layer gives the same bits."""
+    """Return the smallest dtype to which x can be copied without changing the layer's result."""
     fused = (
         kernels.find_program(call, x, weights) for kernels in (hopper.KERNELS, portable.KERNELS)
     )
@@ -99,7 +101,7 @@ def layer_forward(
         results = _run(stages, call, x, weights, keep, output, across)
         if results is not None:
             return results
-    return _run(LIBRARY, call, x, weights, keep, output, across)  # these support every call
+    return _run(LIBRARY, call, x, weights, keep, output, across)  # LIBRARY supports every call
 
 
 def _run(

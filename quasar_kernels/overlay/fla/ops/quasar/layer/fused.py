@@ -1,9 +1,9 @@
 """The layer's stages in fused kernels: one before the operator, one after it.
 
 They compute whole sequences without a cached state and without autograd, with products in bf16 or
-fp16. The kernels read one sequence in fp32: a 16-bit input is converted, and several sequences are
-passed as one (first_tokens.py). If a launch fails, one line is logged, and the kernels are not used
-again in this process.
+fp16. The kernels read one sequence in fp32: a 16-bit input is converted to fp32, and several
+sequences are passed as one (first_tokens.py). If a launch fails, one line is logged, and the
+kernels are not used again in this process.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from fla.ops.quasar.triton_kernels.device_functions import operand
 from fla.ops.quasar.triton_kernels.launch import Launcher
 
 MANY_TOKENS = 1 << 15
-"""From this many tokens, programs that process all heads fill a GPU."""
+"""Tokens from which there are enough programs to fill a GPU if each processes all heads."""
 
 
 @triton.jit(do_not_specialize=["R"])

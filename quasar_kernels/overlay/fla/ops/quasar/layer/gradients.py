@@ -13,24 +13,30 @@ import triton.language as tl
 from fla.ops.quasar.triton_kernels.launch import Launcher
 
 _PROGRAMS = 4096
-"""Programs that a launch is cut into: several for each place of a GPU, few enough to add up."""
+"""Target number of programs of a launch.
+
+Several programs run one after the other in each slot of a GPU, so that it stays busy. There are few
+enough of them that adding their sums takes little time."""
 _MOST_PROGRAMS = 65_535
 """The largest second dimension of CUDA's grids."""
 
 
 @triton.jit
 def sigmoid(x):
-    """Return 1 / (1 + exp(-x)) in a third of the instructions of tl.sigmoid, to a few units."""
+    """Return 1 / (1 + exp(-x)) with an error of a few ulp.
+
+    This takes a third of the instructions of tl.sigmoid.
+    """
     root = tl.rsqrt(1.0 + tl.exp2(x * -1.4426950408889634))
     return root * root
 
 
 @triton.jit
 def conv_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
-    """Return a row's convolution, and x1, x2 and x3 as it has seen them.
+    """Return a row's convolution, and x1, x2 and x3 as the convolution used them.
 
-    x0 is the row and x1, x2, x3 are the rows before it, which with PACKED count as zeros from
-    before its sequence, in which it has the `place`.
+    x0 is the row; x1, x2 and x3 are the rows 1, 2 and 3 before it. With PACKED, `place` is the
+    row's place in its sequence, and rows before the start of the sequence are replaced by zeros.
     """
     if PACKED:
         x1 = tl.where(place >= 1, x1, 0.0)
@@ -46,7 +52,7 @@ def load_taps(weight, bias, cols, inside, BC: tl.constexpr, HAS_BIAS: tl.constex
     w1 = tl.load(weight + cols * 4 + 1, mask=inside, other=0.0).to(tl.float32)
     w2 = tl.load(weight + cols * 4 + 2, mask=inside, other=0.0).to(tl.float32)
     w3 = tl.load(weight + cols * 4 + 3, mask=inside, other=0.0).to(tl.float32)
-    b = tl.full([BC], -0.0, dtype=tl.float32)  # a compiler drops its sum, and not that with 0
+    b = tl.full([BC], -0.0, dtype=tl.float32)  # a compiler can omit x + -0.0, but not x + 0.0
     if HAS_BIAS:
         b += tl.load(bias + cols, mask=inside, other=0.0).to(tl.float32)
     return w0, w1, w2, w3, b
@@ -54,7 +60,7 @@ def load_taps(weight, bias, cols, inside, BC: tl.constexpr, HAS_BIAS: tl.constex
 
 @triton.jit
 def _conv_row_grad(x0, x1, x2, x3, dy, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
-    # the gradient of the row's convolution before silu, and the rows before it that it has seen
+    # return the gradient of the row's convolution before silu, and the rows before it, as conv_row
     y, x1, x2, x3 = conv_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED)
     gate = sigmoid(y)
     return dy.to(tl.float32) * gate * (1.0 + y * (1.0 - gate)), x1, x2, x3
@@ -62,7 +68,8 @@ def _conv_row_grad(x0, x1, x2, x3, dy, w0, w1, w2, w3, bias, place, PACKED: tl.c
 
 @triton.jit
 def _pass_back(g, b1, b2, b3, w0, w1, w2, w3, place, PACKED: tl.constexpr):
-    # b1, b2, b3 are the gradients so far of the rows before; returns those after g, the done first
+    # b1, b2 and b3 are the partial gradients of the three rows before this one, g is the gradient
+    # of this row's convolution. Add g's contributions; the complete gradient is returned first.
     g0, g1, g2 = g * w0, g * w1, g * w2
     if PACKED:
         g0 = tl.where(place >= 3, g0, 0.0)
@@ -95,11 +102,12 @@ def conv_silu_grad_kernel(
     """Write dx of ROWS rows and BC of C channels, and the sums of their taps' and bias's gradients.
 
     The channels are those of C / N tensors dy, each `[B * T, N]` contiguous, side by side. x and dx
-    `[B * T, C]` have rows stride_x and stride_dx apart, and sequences of T of them. With PACKED,
-    `position` `[T]` holds each row's place in its own sequence within them. sums, fp32, takes
-    `[5, C]` a program's rows, four taps and the bias. The convolution is computed again. A row's
-    gradient is done three rows later, so that four more rows than ROWS, a multiple of 4, are
-    walked. Grid: (B * ceil(T / ROWS), C / N * ceil(N / BC)).
+    are `[B * T, C]`, B sequences of T rows, with row strides stride_x and stride_dx. With PACKED,
+    the T rows contain several sequences, and `position` `[T]` holds each row's place in its
+    sequence. Each program writes the sums over its rows, fp32 `[5, C]`: the gradients of the four
+    taps and of the bias. The kernel computes the convolution again. A row's gradient is complete
+    three rows later, so a program processes ROWS + 4 rows; ROWS is a multiple of 4.
+    Grid: (B * ceil(T / ROWS), C / N * ceil(N / BC)).
     """
     blocks = tl.cdiv(T, ROWS)
     before = (tl.program_id(0) // blocks).to(tl.int64) * T  # rows of other sequences
@@ -160,7 +168,7 @@ def conv_silu_grad_kernel(
             p1 = tl.load(p_at + 1, mask=row + 1 < seen_rows, other=0)
             p2 = tl.load(p_at + 2, mask=row + 2 < seen_rows, other=0)
             p3 = tl.load(p_at + 3, mask=row + 3 < seen_rows, other=0)
-        counts = tl.where(row < own_rows, 1.0, 0.0)  # the rows after ROWS are another program's
+        counts = tl.where(row < own_rows, 1.0, 0.0)  # another program counts the rows after ROWS
 
         g, m1, m2, m3 = _conv_row_grad(x0, h1, h2, h3, dy0, w0, w1, w2, w3, b, p0, PACKED)
         done, b1, b2, b3 = _pass_back(g, b1, b2, b3, w0, w1, w2, w3, p0, PACKED)
@@ -217,11 +225,11 @@ def gated_rmsnorm_grad_kernel(
     BS: tl.constexpr,
     BR: tl.constexpr,
 ):
-    """Write dx and dgate of y = rmsnorm(x) * weight * sigmoid(gate), and y where it is no None.
+    """Write dx and dgate of y = rmsnorm(x) * weight * sigmoid(gate), and y unless it is None.
 
-    All are `[R, H, S]` contiguous, the norm over S. A program takes TILES times BR rows of one
-    head; sums `[R / (TILES * BR), 2, H, S]` fp32 takes the gradient of the weight and the sum of
-    dgate. Grid: (H, R / (TILES * BR)).
+    All are `[R, H, S]` contiguous, and the norm is over S. A program processes TILES * BR rows of
+    one head, and writes its sums of the weight's gradient and of dgate to `sums`, fp32
+    `[R / (TILES * BR), 2, H, S]`. Grid: (H, R / (TILES * BR)).
     """
     head = tl.program_id(0)
     rows = tl.program_id(1).to(tl.int64) * TILES * BR + tl.arange(0, BR)
@@ -267,7 +275,7 @@ def padded(n: int) -> int:
 
 
 def sequences(position: torch.Tensor | int | None, rows: int) -> tuple[int, torch.Tensor | None]:
-    """Return the rows of each sequence, and each one's place in its own where they are packed."""
+    """Return the number of rows per sequence, and for packed ones each row's place in its own."""
     if isinstance(position, int):
         return position, None
     return rows, position
@@ -281,19 +289,20 @@ def launch_conv_silu_grad(
     dys: tuple[torch.Tensor, ...],
     dx: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch the convolution's gradient: fill dx, return those of the taps and of the bias.
+    """Launch the kernel of the convolution's gradient; it writes dx.
 
     Args:
         x: `[R, C]`, last stride 1.
         weight: `[C, 4]` contiguous.
         bias: `[C]` contiguous, or None.
-        position: `[R]` int32, each token's place in its own sequence; the tokens of each sequence
-            where all have as many; None for one sequence.
-        dys: one to three tensors `[R, N]` contiguous, which side by side are the result's gradient.
+        position: `[R]` int32, each token's place in its own sequence; or the number of tokens of
+            each sequence if all have the same; or None for one sequence.
+        dys: one to three tensors `[R, N]` contiguous; concatenated they are the gradient `[R, C]`
+            of the convolution's result.
         dx: `[R, C]`, last stride 1, of any dtype.
 
     Returns:
-        `[C, 4]` and `[C]`, fp32.
+        The gradients of the taps `[C, 4]` and of the bias `[C]`, fp32.
     """
     R, C = x.shape
     N = C // len(dys)
@@ -331,8 +340,8 @@ def launch_gated_rmsnorm_grad(
         x, gate, dy: `[R, H, S]` contiguous.
         weight: `[S]`.
         eps: added to the mean square.
-        y: like x, takes the gated norm; or None.
-        overwrite: whether dx takes the place of dy, and dgate that of gate.
+        y: tensor like x to which the gated norm is written, or None.
+        overwrite: whether dx overwrites dy, and dgate overwrites gate.
 
     Returns:
         dx and dgate, like x; the gradient of the weight `[S]` and the sum of dgate over the rows

@@ -28,7 +28,7 @@ from fla.ops.quasar.layer.gradients import (
 )
 
 BACKWARD_ELEMENTS = 1 << 24
-"""Elements of its input that a backward pass in torch holds in fp32 at a time: 64 MB a tensor."""
+"""Elements of its input that a backward pass in torch converts to fp32 at a time: 64 MB each."""
 
 CONV_TAPS = 4
 """Convolution width that the Triton kernel is written for; other widths take the torch path."""
@@ -57,9 +57,10 @@ def causal_conv_silu_kernel(
 ):
     """Convolve ROWS rows of BC channels with 4 causal taps, each row read once; then silu.
 
-    x `[B * T, C]` has rows `stride_x` apart, y is contiguous. Rows before a sequence of T count as
-    zeros; with PACKED, `position` `[T]` holds each row's place in its own sequence within them.
-    Four rows are computed while the next four are on their way. Grid: (B * ceil(T / ROWS), C / BC).
+    x `[B * T, C]` holds B sequences of T rows, `stride_x` apart; y is contiguous. Rows before a
+    sequence count as zeros. With PACKED, the T rows contain several sequences, and `position` `[T]`
+    holds each row's place in its sequence. Four rows are computed while the next four are loaded.
+    Grid: (B * ceil(T / ROWS), C / BC).
     """
     blocks = tl.cdiv(T, ROWS)
     before = (tl.program_id(0) // blocks).to(tl.int64) * T  # rows of other sequences
@@ -268,7 +269,7 @@ def _gated_rmsnorm_backward(x, gate, weight, eps, dy):
 
 
 class CausalConvSiluFunction(torch.autograd.Function):
-    """Saves its inputs alone; the backward computes the convolution again."""
+    """Saves only its inputs; the backward pass computes the convolution again."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, position):
@@ -285,7 +286,7 @@ class CausalConvSiluFunction(torch.autograd.Function):
 
 
 class GatedRMSNormFunction(torch.autograd.Function):
-    """Saves its inputs alone; the backward computes the norm again."""
+    """Saves only its inputs; the backward pass computes the norm again."""
 
     @staticmethod
     def forward(ctx, x, gate, weight, eps):
@@ -302,7 +303,7 @@ class GatedRMSNormFunction(torch.autograd.Function):
 
 
 class RecomputeFunction(torch.autograd.Function):
-    """Runs a function without recording it; the backward runs it again, recorded."""
+    """Runs a function without autograd; the backward pass runs it again with autograd."""
 
     @staticmethod
     def forward(ctx, function, *tensors):
@@ -337,11 +338,11 @@ def causal_conv_silu(
 
     Args:
         x: `[R, C]`, rows of any stride; R tokens of one or more sequences, one after the other.
-        weight: `[C, W]`; the last tap meets the token itself.
+        weight: `[C, W]`; the last tap multiplies the token itself.
         bias: `[C]` or None.
-        position: `[R]` int32, each token's place in its own sequence; the tokens of each sequence
-            where all have as many; None for one sequence.
-        dtype: of the result; None is x's.
+        position: `[R]` int32, each token's place in its own sequence; or the number of tokens of
+            each sequence if all have the same; or None for one sequence.
+        dtype: the result's dtype; None is x's.
 
     Returns:
         `[R, C]`, computed in fp32 (fp64 for fp64 x). Gradients reach x, weight, bias.

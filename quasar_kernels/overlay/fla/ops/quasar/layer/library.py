@@ -15,7 +15,7 @@ from fla.ops.quasar.layer.products import packed, unrounded
 from fla.ops.quasar.scan import ScanInputs, StepSizes
 
 MANY_TOKENS = 1 << 15
-"""From so many tokens on the library's product before the convolution is rounded."""
+"""Tokens from which the library's product before the convolution is rounded to 16 bits."""
 
 
 def _project(
@@ -53,10 +53,10 @@ LIBRARY = Stages(_project, _output)
 
 
 def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return rows weight^T, in fp32 where the rows are few and in bf16.
+    """Return rows weight^T, by `unrounded` if the rows are bf16 and fewer than `MANY_TOKENS`.
 
-    Rounding q, k and v to bf16 before their convolution is a quarter of the layer's whole error.
-    Below `MANY_TOKENS` keeping them in fp32 costs little.
+    Rounding q, k and v to bf16 before their convolution causes a quarter of the layer's error.
+    Below `MANY_TOKENS`, keeping them in fp32 costs little time.
     """
     if rows.shape[0] < MANY_TOKENS and rows.dtype == torch.bfloat16:
         return unrounded(rows, weight)
@@ -70,7 +70,7 @@ def gated(
     norm_weight: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """Return o `[..., H, S]`, normed and gated; by one kernel if autograd is off."""
+    """Return the gated norm of o `[..., H, S]`; by one kernel if autograd is off."""
     S = o.shape[-1]
     one_kernel = o.is_cuda and o.dtype in (torch.bfloat16, torch.float16)
     if one_kernel and S <= MAX_HEAD_DIM and not torch.is_grad_enabled():
@@ -84,7 +84,8 @@ def positions(
 ) -> torch.Tensor | int | None:
     """Return the tokens' positions in their sequences, in the form of `causal_conv_silu`.
 
-    That is each token's place `[T]`, int32, for packed sequences; T for several rows; else None.
+    For packed sequences this is each token's place in its sequence, `[T]` int32; for several rows
+    it is T; otherwise None.
     """
     if cu_seqlens is None:
         return None if B == 1 else T

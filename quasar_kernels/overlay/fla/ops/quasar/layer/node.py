@@ -31,8 +31,8 @@ KEPT_MIB = 3072
 MOST_WORK = 1 << 34
 """Largest tokens times channels squared of a replayed backward pass with saved results.
 
-The GPU's time is proportional to it: 65,536 tokens of 512 channels take 2 ms. Longer passes do not
-wait for the host, so a graph would only take memory.
+The GPU's time is proportional to it: 65,536 tokens of 512 channels take 2 ms. In longer passes the
+GPU does not wait for the host, so a graph would only take memory.
 """
 
 
@@ -46,7 +46,7 @@ def keeps(call: Call, x: torch.Tensor) -> bool:
     shapes alone, so both passes of activation checkpointing save the same.
 
     Raises:
-        ValueError: QUASAR_KEEP_MIB is no whole number.
+        ValueError: QUASAR_KEEP_MIB is not a whole number.
     """
     if _is_short(call, x):
         return False
@@ -111,7 +111,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
 
     inputs: tuple[torch.Tensor, ...] = (x, dy)
     most = MOST_ELEMENTS
-    if segments is not None:  # saved results may be large: all are read in place
+    if segments is not None:  # saved results may be large, so the graph reads them without a copy
         inputs, tensors, most = (), (x, dy, *tensors), MOST_WORK // x.shape[-1]
     with torch.autocast(dy.device.type, enabled=False):
         d_weights, dx = replayed(
@@ -147,10 +147,10 @@ def layer_gradients(
 ) -> tuple[Tensors, Tensors]:
     """Return the weights' gradients, None for those not `needed`, and two factors of x's gradient.
 
-    These are the gradient of the products and the weights of the products. `found` has the forward
-    pass's intermediate results; None recomputes them. Tensors are freed after their last use,
-    because for a million tokens each needs gigabytes. With `across`, as in `layer_forward`, the
-    results of its `first_gradients` are appended to `first`.
+    The factors are the gradient of the products and the weights of the products. `found` holds the
+    forward pass's intermediate results; if it is None, they are recomputed. Tensors are freed after
+    their last use, because for a million tokens each takes gigabytes. With `across`, as in
+    `layer_forward`, the results of its `first_gradients` are appended to `first`.
     """
     B, T, D = x.shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
@@ -220,9 +220,10 @@ def _output_stage_gradients(
     out_weight: torch.Tensor,
     dy: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Return the gradients of o `[R, H, S]`, of the gate `[R, H S]`, and of the weights there.
+    """Return the gradients of o `[R, H, S]`, of the gate `[R, H S]`, and of the stage's weights.
 
-    The latter are the gate's wide half and its bias, the norm's and the output's weight, in fp32.
+    These weights are the gate's wide half and its bias, the norm's weight and the output's weight;
+    their gradients are fp32.
     """
     gate = F.linear(narrow, *gate_weights).view(o.shape)
     d_normed = torch.mm(dy, out_weight).view(o.shape)

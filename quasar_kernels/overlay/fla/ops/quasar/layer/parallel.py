@@ -68,7 +68,7 @@ class Neighbours:
         return rows[rows.shape[0] - self._halo :]
 
     def return_halo(self, d_halo: torch.Tensor) -> torch.Tensor:
-        """Return the gradient `[rows, hidden]` of this rank's last inputs as others' halo."""
+        """Return the gradient `[rows, hidden]` of this rank's last inputs from others' halos."""
         rank, most = self.place.rank, self._most
         if not most:
             return d_halo
@@ -82,7 +82,7 @@ class Neighbours:
         return total[most - self._rows[rank] :]
 
     def correct(self, call: Call, x: torch.Tensor, weights: Weights, scan: ScanInputs) -> None:
-        """Replace q, k and v of the first tokens by those that the halo gives."""
+        """Replace q, k and v of the first tokens by those computed with the halo."""
         if self._first and self.halo is not None:
             rows = torch.cat([self.halo, x[0, : self._first]])
             replace_halo_tokens(call, rows, weights, self._halo, scan[:3])
@@ -104,7 +104,7 @@ class Neighbours:
         weights: Weights,
         d_qkv: Sequence[torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
-        """Remove the first tokens' gradients from `d_qkv`; return the gradients that they lead to.
+        """Remove the first tokens' gradients from `d_qkv` and propagate them with the halo.
 
         Returns:
             The gradients of the halo `[rows, hidden]`, of the first inputs, and of the weights.
@@ -132,7 +132,7 @@ class Neighbours:
 
 
 class HaloFunction(torch.autograd.Function):
-    """`Neighbours.gather_halo` for autograd: the halo's gradient returns to its ranks."""
+    """`Neighbours.gather_halo` for autograd: ranks receive the gradients of rows that they sent."""
 
     @staticmethod
     def forward(ctx: Any, neighbours: Neighbours, x: torch.Tensor) -> torch.Tensor:

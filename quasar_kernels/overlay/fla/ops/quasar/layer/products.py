@@ -14,8 +14,8 @@ _NARROW = (torch.bfloat16, torch.float16)
 def packed(matrices: tuple[torch.Tensor, ...], dtype: torch.dtype) -> list[torch.Tensor]:
     """Return `matrices` in `dtype`, the first four of them stacked into one.
 
-    It is computed at every call, in one launch if nothing is recorded. A cache could be out of
-    date: some changes of a parameter do not change its version (`p.data`, sharding).
+    They are converted at every call, in one launch if autograd is off. A cache could be out of
+    date, because some changes of a parameter do not change its version (`p.data`, sharding).
     """
     stacked, others = matrices[:4], matrices[4:]
     if torch.is_grad_enabled():
@@ -56,10 +56,10 @@ def product_in(rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> 
 
 
 def over_tokens(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return a^T b `[A, B]`, a sum over all tokens, in fp32: a weight's gradient.
+    """Return a^T b `[A, B]` in fp32, the sum over all tokens that is a weight's gradient.
 
-    The library splits the sum so that it fills the GPU (512 x 64 results of 65,536 tokens take as
-    long as reading a and b). Separate products for runs of tokens were never faster.
+    The library splits the sum so that it fills the GPU: a 512 x 64 result of 65,536 tokens takes as
+    long as reading a and b. Separate products for runs of tokens were never faster.
 
     Args:
         a: `[R, A]`, last stride 1.

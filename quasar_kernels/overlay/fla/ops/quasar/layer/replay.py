@@ -74,7 +74,7 @@ class _Graph:
     def __init__(
         self, compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs, moves: bool
     ) -> None:
-        first: Any = (*inputs, *tensors)[0]  # there is no call without a tensor
+        first: Any = (*inputs, *tensors)[0]  # every call has a tensor
         place = (first.device.index, torch.cuda.current_stream().cuda_stream)
         self.pool = _pools.get(place) or _Pool()
         _pools[place] = self.pool
@@ -164,12 +164,11 @@ def replayed(
     finish: Finish | None = None,
     copied: CopiedAs | None = None,
 ) -> tuple[Tensors, Any]:
-    """Call `compute(*inputs, *tensors)`, as a CUDA graph from the second equal call in a thread on.
+    """Call `compute(*inputs, *tensors)`; replay it from the second call of a thread with one key.
 
     The key consists of shapes, dtypes, the addresses of `tensors`, the device, the stream and
-    `settings`, but no values, so changed parameters take effect. No graph is used for
-    long inputs, fp32 and fp64, other devices than CUDA, calls recorded for autograd, and calls
-    within a capture.
+    `settings`, but no values, so changed parameters take effect. No graph is used for long inputs,
+    fp32 and fp64, devices other than CUDA, calls recorded for autograd, and calls within a capture.
 
     Args:
         owner: the object whose lifetime bounds that of the graphs; None for no replay.
@@ -177,8 +176,8 @@ def replayed(
             returns its outputs and the tensors that only `finish` reads. Copied `inputs` have the
             dtype that `copied` returns.
         inputs: on the current device; they are copied if their addresses differ between calls.
-        tensors: other tensors that it reads or overwrites in place.
-        dtype: of the computation.
+        tensors: other tensors that `compute` reads or overwrites in place.
+        dtype: the dtype of the computation.
         settings: hashable values on which `compute` depends, for example the tensors' sizes.
         most: most elements of the first input for a replay.
         finish: is called with the second result of `compute` before that is overwritten.
@@ -187,7 +186,7 @@ def replayed(
     Returns:
         Copies of the outputs, and the result of `finish`, or None.
     """
-    first: Any = inputs[0] if inputs else tensors[0]  # there is no call without a tensor
+    first: Any = inputs[0] if inputs else tensors[0]  # every call has a tensor
     key = None
     if owner is not None and _may_be_replayed(first, dtype, most):
         key = _graph_key(inputs, tensors, dtype, settings)
@@ -204,7 +203,7 @@ def replayed(
 def _find_graph(
     owner: Any, key: Key, compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs
 ) -> _Graph | None:
-    """Return the graph of a call, captured now if the call is the second; None for a launch."""
+    """Return the call's graph, which a second call captures; None if it must launch its kernels."""
     graphs = _owners.get(owner)
     if graphs is None:
         graphs = _owners[owner] = OrderedDict()

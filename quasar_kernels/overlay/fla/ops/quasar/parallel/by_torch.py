@@ -1,7 +1,7 @@
-"""A rank's slice in torch: CPU tensors, and calls that the CUDA kernels do not take.
+"""A rank's slice in torch: for CPU tensors, and for calls that the CUDA kernels do not support.
 
-The map of a slice is its effect on a state of more columns: with the values [v | 0] and the state
-[S | I] in front, the state behind is [R | G].
+The map (G, R) of a slice follows from one call with twice as many value columns: with the values
+[v | 0] and the initial state [S | I], the final state is [R | G].
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fla.ops.quasar.scan import Gradients, Saved, ScanInputs
 
 
 class TorchSlice:
-    """The forward pass of a slice; `o`, `final` and `inputs` are there after `run`.
+    """The forward pass of a slice; `run` sets `o`, `final` and `inputs`.
 
     Args:
-        inputs: of one row, whose initial state may be None; q and k may have fewer heads than v.
-        place: of the slice.
+        inputs: one row, B = 1. The initial state may be None; q and k may have fewer heads than v.
+        place: the slice's place.
     """
 
     o: torch.Tensor  # [1, T, H, V]
@@ -79,15 +79,15 @@ class TorchSlice:
         self.o, self.final = _run(self.inputs, bounds)
 
     def saved(self) -> Saved:
-        """Return what `TorchGradient` needs."""
+        """Return the tensors that `TorchGradient` needs."""
         return Saved(self.inputs, None, None, None)
 
 
 class TorchGradient:
-    """The backward pass of a slice: `saved` is of `TorchSlice`, the gradients are as its results.
+    """The backward pass of a slice, from the `saved` tensors of a `TorchSlice`.
 
     It computes the slice again and differentiates it twice: without and with the gradient that
-    enters from later ranks.
+    enters from later ranks. The gradients of o and of the final state have their shapes.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class TorchGradient:
         return gradient[0]
 
     def overlap(self) -> None:
-        """Do what needs nothing of other ranks: here, nothing."""
+        """Do nothing; other implementations compute what is independent of other ranks here."""
 
     def run(self, G: torch.Tensor, everyone: torch.Tensor) -> Gradients:
         """Return the gradients.
 
         Args:
-            G: `[after - 1, H, K, K]`, of the ranks behind this one that the last sequence passes.
+            G: `[after - 1, H, K, K]`, of the later ranks that the last sequence passes through.
             everyone: `[ranks, H, K, V]`, the results of all ranks' `announce`.
         """
         do, d_final = self._incoming

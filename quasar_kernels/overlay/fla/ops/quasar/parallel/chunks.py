@@ -1,8 +1,9 @@
 """`chunk_quasar` over the ranks of a process group: both passes, each with one exchange.
 
-Forward, each rank computes the map of its slice's last sequence, gathers everyone's, folds those
-before it to the state that enters its slice, and runs from there. Backward, the same happens with
-the gradient of the state, in the other direction.
+In the forward pass, each rank computes the map of its slice's last sequence and gathers the maps of
+all ranks. It folds the maps of earlier ranks to the state that enters its slice, and computes its
+outputs from that state. The backward pass does the same with the gradient of the state, from later
+ranks to earlier ones.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from fla.ops.quasar.switches import Backend, requested_backend
 STOPPING_WORK = 3072 * 512
 """Tokens times 64-channel panels of the longest slice from which pass 1 may stop within segments.
 
-Such a call has a second exchange, so all ranks must decide the same, whatever their GPUs' sizes.
+Such a call has a second exchange. All ranks must make the same decision, so it does not depend on
+the GPU.
 """
 
 
@@ -84,17 +86,17 @@ def run_parallel(context: Any, output_final_state: bool, *inputs: Any) -> Any:
     """Compute `run_chunks` for this rank's slice of one row; every rank of the group must call it.
 
     Args:
-        context: of `build_cp_context`, this package's or fla's.
-        inputs: those of `ChunkQuasarFunction.forward`. The initial state of a sequence that enters
-            from an earlier rank is ignored, and gets a gradient of zeros.
+        context: from `build_cp_context`, this package's or fla's.
+        inputs: those of `ChunkQuasarFunction.forward`. The initial state of a sequence that begins
+            on an earlier rank is ignored, and its gradient is zero.
 
     Returns:
-        o, and the state behind each of the slice's sequences: for a sequence that leaves to a later
-        rank, the state at the slice's end.
+        o `[1, T, H, V]`, and the state `[sequences, H, K, V]` after each of the slice's sequences;
+        for a sequence that continues on a later rank, the state at the slice's end.
 
     Raises:
-        ValueError: more than one row, or the context is of other tokens.
-        RuntimeError: the exchange failed, as a rank had ended or did not come in time.
+        ValueError: the tensors have more than one row, or the context has another number of tokens.
+        RuntimeError: the exchange failed, because a rank had ended or did not arrive in time.
     """
     q = inputs[0]
     if q.shape[0] != 1:
@@ -131,7 +133,7 @@ def slice_backward(
     d_final: torch.Tensor | None,
     backend: Backend,
 ) -> Gradients:
-    """Return the gradients of this rank's inputs; `saved` and `G` are of `slice_forward`."""
+    """Return the gradients of this rank's inputs; `saved` and `G` are from `slice_forward`."""
     gradient = slice_gradient(place, saved, do, d_final, backend)
     finish = start_gather(gradient.announce(), place.group)
     gradient.overlap()
@@ -147,7 +149,7 @@ def rounds_of(place: Place, v: torch.Tensor) -> int:
 def slice_scan(
     place: Place, inputs: ScanInputs, may_stop: bool, backend: Backend
 ) -> CudaSlice | TorchSlice:
-    """Return the forward pass of a slice by the fastest implementation that takes the call."""
+    """Return the forward pass of a slice by the fastest implementation that supports the call."""
     if place.before and inputs.initial_state is not None:
         initial = inputs.initial_state.clone()
         initial[0] = 0

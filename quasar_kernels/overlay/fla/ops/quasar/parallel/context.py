@@ -1,7 +1,7 @@
 """Which tokens of packed sequences a rank holds, and which ranks hold the rest of its sequences.
 
-Ranks hold consecutive slices of one packed row. A slice may begin and end within a sequence, so
-its first sequence may enter from earlier ranks, and its last one may leave to later ranks.
+Ranks hold consecutive slices of one packed row. A slice may begin and end within a sequence, so its
+first sequence may begin on an earlier rank, and its last one may continue on later ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.distributed as dist
 class SequenceContext:
     """A rank's slice, with the attributes of flash-linear-attention's `FLACPContext`.
 
-    That class describes slices of equal lengths only; this one takes its place for any lengths.
+    That class describes slices of equal lengths only; this one describes slices of any lengths.
     """
 
     group: dist.ProcessGroup
@@ -45,7 +45,7 @@ class SequenceContext:
 
 
 class Place(NamedTuple):
-    """What a call needs of a context."""
+    """The values of a context that a call uses."""
 
     group: dist.ProcessGroup
     rank: int
@@ -66,8 +66,8 @@ def build_cp_context(
     """Return the context of this rank's slice, as flash-linear-attention's function of this name.
 
     Args:
-        cu_seqlens: `[N + 1]` bounds of all sequences, the same on every rank. Empty sequences have
-            no place in any slice.
+        cu_seqlens: `[N + 1]` bounds of all sequences, the same on every rank. Empty sequences are
+            in no slice.
         group: the ranks' process group, or a device mesh of one dimension.
         conv1d_kernel_size: taps of a convolution that uses the context.
         cu_seqlens_cpu: a copy on the host, which saves a synchronisation.
@@ -107,12 +107,12 @@ def locate(
     """Return a slice's bounds, ranks before and after, and its first sequence's earlier tokens.
 
     Args:
-        bounds: of all sequences.
-        lengths: of all slices.
+        bounds: the bounds of all sequences.
+        lengths: the tokens of all slices.
     """
     edges = [0, *itertools.accumulate(lengths)]
     begin, end = edges[rank : rank + 2]
-    if begin == end:  # an empty slice passes the state of the sequence around it on
+    if begin == end:  # an empty slice forwards the state of the sequence that contains its place
         pieces = [(a, b) for a, b in itertools.pairwise(bounds) if a < begin < b]
     else:
         pieces = [(a, b) for a, b in itertools.pairwise(bounds) if max(a, begin) < min(b, end)]
@@ -131,8 +131,8 @@ def place_of(context: Any, tokens: int) -> Place:
     """Return the place of a call with `tokens` tokens, of this module's or fla's context.
 
     Raises:
-        ValueError: a layout other than contiguous slices, no group, or bounds of another number of
-            tokens.
+        ValueError: the context has another layout than contiguous slices, no group, or bounds of
+            another number of tokens.
     """
     if getattr(context, "layout", "contiguous") != "contiguous":
         raise ValueError(f"cp_context has layout {context.layout!r}: build it as 'contiguous'")

@@ -1,9 +1,9 @@
 """The exchange between ranks: one all-gather a pass, and the fold of the maps that it returns.
 
-A slice maps the state that enters its last sequence to the state behind it, S_out = G S_in + R.
-Backward, dS_in = G^T dS_out + E for its first sequence. All matrices travel in fp32 (fp64 for fp64
-inputs) and are multiplied in fp64, so that a chain of ranks adds no error. The folds of this module
-serve slices in torch; cuda/scan/slice.py has a kernel.
+A slice maps the state that enters its last sequence to the state after it, S_out = G S_in + R. In
+the backward pass, dS_in = G^T dS_out + E for its first sequence. Ranks exchange all matrices in
+fp32 (fp64 for fp64 inputs) and multiply them in fp64, so that a chain of ranks adds no error. The
+folds of this module are for slices in torch; cuda/scan/slice.py has a kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 class SliceMap(NamedTuple):
     """The affine map of a slice's last sequence, or of every rank's with a leading [ranks]."""
 
-    G: torch.Tensor  # [H, K, K]; without effect where the sequence begins in the slice
+    G: torch.Tensor  # [H, K, K]; unused if the sequence begins in the slice
     R: torch.Tensor  # [H, K, V]
     marked: torch.Tensor  # [H]: 1 where pass 1 stopped too early, so that a second round corrects R
 
@@ -37,9 +37,9 @@ def gather(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def start_gather(x: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], torch.Tensor]:
-    """Start an all-gather beside the current stream; the returned function waits and returns it.
+    """Start an asynchronous all-gather; return a function that waits for it and returns its result.
 
-    Waiting blocks the current stream on a GPU, not the host. For the rest see `gather`.
+    On a GPU the wait blocks the current stream, but not the host. Otherwise as `gather`.
     """
     everyone, work = _gather(x, group, True)
 
@@ -71,7 +71,7 @@ def _explained(error: RuntimeError) -> RuntimeError:
 
 
 def pack_map(G: torch.Tensor, R: torch.Tensor, marked: torch.Tensor) -> torch.Tensor:
-    """Return the fields of a rank's `SliceMap` in one row, as ranks exchange it."""
+    """Return the fields of a rank's `SliceMap` in one row, the form in which ranks exchange it."""
     return torch.cat([G.flatten(), R.flatten(), marked.to(R.dtype)])
 
 
@@ -103,7 +103,7 @@ def leaving_gradient(
 
     Args:
         G: `[after - 1, H, K, K]`, of the ranks that the sequence passes through after this one.
-        E: `[ranks, H, K, V]`.
+        E: `[ranks, H, K, V]`, the offsets of all ranks' maps of the gradient.
     """
     if after == 0:
         return None

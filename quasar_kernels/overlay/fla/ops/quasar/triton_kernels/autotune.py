@@ -26,7 +26,7 @@ from fla.ops.quasar.cache import cache_folder, write_whole
 from fla.ops.quasar.triton_kernels.tiles import Tiles
 
 BUDGET_SECONDS = 20.0
-"""No trial starts later than this; a trial takes a few seconds, with its compilation."""
+"""Seconds after which no further trial starts; a trial takes a few seconds with its compilation."""
 
 GAIN = 0.97
 """A change is kept if its time is below this share of the best time: smaller gains may be noise."""
@@ -98,8 +98,8 @@ def search(
     """Return the best tiles of a greedy search from `default` within `BUDGET_SECONDS`.
 
     Args:
-        trial: returns the time of some tiles, in any unit; infinity if they fail or their output
-            differs.
+        trial: returns the time of a call with the given tiles, in any unit; infinity if the call
+            fails or its output differs.
     """
     until = clock() + BUDGET_SECONDS
     best, least = default, trial(default)
@@ -142,7 +142,7 @@ def tune(
         try:
             tiles = search(default, _trial(block, dtype, device, default, launch))
         except Exception:
-            # for example out of memory: the call itself may succeed, or raises the cause
+            # for example out of memory: the caller's call may still succeed or raises the error
             _log.warning("tuning for %s failed; safe tiles are used", what, exc_info=True)
             return default
         seconds = time.monotonic() - since

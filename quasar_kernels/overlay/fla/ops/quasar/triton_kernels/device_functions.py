@@ -55,7 +55,7 @@ def token_pointers(x, i_b, t, i_h, T, H: tl.constexpr, tokens):
 def decay_between(later, earlier):
     """Return exp of the log decay between tokens, from their running sums; 1 for none.
 
-    Only places where `later` is the later token may be used; the others hold 1 as well.
+    The result is valid only where `later` is the sum of the later token; elsewhere it is 1.
     """
     return tl.exp(tl.minimum(later - earlier, 0.0))
 

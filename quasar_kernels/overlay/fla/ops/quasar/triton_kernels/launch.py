@@ -13,7 +13,7 @@ import torch
 
 
 def _kind(x: Any) -> Any:
-    """Return all properties of an argument on which Triton may specialise a kernel."""
+    """Return all of an argument's properties on which Triton may specialise a kernel."""
     if x is None:
         return None
     if isinstance(x, torch.Tensor):
@@ -26,9 +26,10 @@ def _kind(x: Any) -> Any:
 class Launcher:
     """Launches one Triton kernel on the current device and its current stream.
 
-    Triton does the first launch with arguments of a kind, compiles, and returns the kernel. Later
-    launches call that, as Triton's tutorials do with a compiled kernel. If this is not possible (in
-    the interpreter, with an older Triton), Triton does all launches.
+    For each combination of argument properties, Triton compiles the kernel, does the first launch
+    and returns the compiled kernel. Later launches call the compiled kernel directly, as in
+    Triton's tutorials. If this is not possible (in the interpreter, with an older Triton), Triton
+    does all launches.
 
     Args:
         kernel: a `triton.jit` function whose constexprs follow its other arguments.

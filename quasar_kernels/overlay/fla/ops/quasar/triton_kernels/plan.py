@@ -24,7 +24,7 @@ def _programs_per_wave(device: torch.device) -> int:
 
 
 def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, int]:
-    """Return how many segments each sequence gets and their length, a multiple of `chunk`.
+    """Return the number of segments of each sequence and their length, a multiple of `chunk`.
 
     Args:
         tokens: tokens of the (longest) sequence.
@@ -70,8 +70,8 @@ def plan_segments(
     """Cut the sequences of `q` [B, T, H, S] into segments.
 
     Args:
-        tiles: replace the choice of `tiles_for`.
-        segments: replaces the number of segments of `segments_for`; not with cu_seqlens.
+        tiles: replaces the choice of `tiles_for`.
+        segments: replaces the number of segments of `segments_for`; only without cu_seqlens.
         launch: the call that `tuning.tiles_for` times to tune an unknown GPU.
     """
     B, T, H, S = q.shape

@@ -3,8 +3,8 @@
 With V' = A a (V - K S), O = Q S + P V', P = tril(Q K^T) and S_new = S + K^T V', the gradient dS of
 the state is computed backward: dV' = P^T dO + K dS_new, dD = A^T dV', dV = a dD and
 dS = dS_new + Q^T dO - K^T dV. Its map over a segment is dS_in = G^T dS_out + E with the forward
-pass's G, so the same scan serves to split this into segments. README.md in the parent folder has
-the derivation.
+pass's G, so the same scan kernel computes the gradient between segments. README.md in the parent
+folder has the derivation.
 
 With log decays g, each product is multiplied by the decay between its tokens. The gradient of a log
 decay sums the contributions of earlier tokens to later ones: <S, dS> at the start of each KEEP
@@ -79,20 +79,21 @@ def segment_state_grad_kernel(
     STORE_INITIAL: tl.constexpr,
     IS_VARLEN: tl.constexpr,
 ):
-    """Walk dS over one segment of one head, from its last chunk to its first.
+    """Compute dS over one segment of one head, from its last chunk to its first.
 
-    MAP_ONLY starts from zero (from d_final in a sequence's last segment) and writes E, the gradient
-    before the segment's first token. Otherwise it starts from the scanned gradient behind the
-    segment and writes dv and the part V' dS^T of dk. fresh (V'), do, dv, dk and checkpoints share
-    the strides stride_o; B may lie in dv's own rows. With g and not MAP_ONLY, `begins` [B, T, H]
-    fp32 gets <S, dS> before it at the first token of the segment and of every KEEP.
+    With MAP_ONLY the kernel starts from zero (from d_final in a sequence's last segment) and writes
+    E, the gradient before the segment's first token. Otherwise it starts from the scanned gradient
+    after the segment and writes dv and the part V' dS^T of dk. fresh (V'), do, dv, dk and
+    checkpoints share the strides stride_o; B may be stored in dv's rows. With g and without
+    MAP_ONLY, the kernel writes <S, dS> before the segment's first token, and before the first of
+    every KEEP tokens, to that token's entry of `begins` [B, T, H] fp32.
     Grid: (segments * H,).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
     i_b, i_n, t0, length, is_first, is_last = load_segment(table, i_s, T, NS, SEG, IS_VARLEN)
     if MAP_ONLY:
         if is_first:
-            return  # nothing comes before a sequence's first segment
+            return  # no segment precedes a sequence's first one
     rows = tl.arange(0, C)
     cols = tl.arange(0, BS)
     at = cols[:, None] * S + cols[None, :]
@@ -243,11 +244,11 @@ def segment_input_grad_kernel(
     """Compute the state again over one segment of one head; write dq, finish dk, sum dbeta.
 
     With dP = tril(dO V'^T) and dM = -strict_tril(dD V'^T): dQ = dO S^T + dP K,
-    dK = V' dS^T - dV S^T + dP^T Q + (a dM + (a dM)^T) K + 2 K dlambda, where the first term is in
-    dk already. As V'_t = a_t (v_t - S_(t-1)^T k_t), and nothing else depends on a_t,
-    da_t = dv_t V'_t / a_t^2. dbeta gets one fp32 number per program; with READ_STEP, where beta is
-    a, one per token and head. With log decays g, dg [B, T, H] fp32 gets each token's writes for
-    later tokens minus its reads of earlier ones.
+    dK = V' dS^T - dV S^T + dP^T Q + (a dM + (a dM)^T) K + 2 K dlambda; dk already contains the
+    first term. As V'_t = a_t (v_t - S_(t-1)^T k_t), and nothing else depends on a_t,
+    da_t = dv_t V'_t / a_t^2. Each program stores one fp32 number in dbeta; with READ_STEP, where
+    beta is a, one per token and head. With log decays g, it stores each token's writes for later
+    tokens minus its reads of earlier ones in dg [B, T, H] fp32.
     fresh (V'), do, dv, dq and dk share the strides stride_o. Grid: (segments * H,).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H
@@ -305,7 +306,7 @@ def segment_input_grad_kernel(
             gamma = decay_between(since[:, None], since[None, :])
             VF *= gamma
         a_dM = tl.where(rows[:, None] > rows[None, :], -VF, 0.0)
-        # a is zero for zero keys alone, which nothing depends on
+        # a is zero only for zero keys, on which no result depends
         inverse_a = tl.where(a > 0, 1.0 / tl.where(a > 0, a, 1.0), 0.0)
         da = tl.sum(b_dv.to(tl.float32) * b_f.to(tl.float32), axis=1) * inverse_a * inverse_a
         if READ_STEP:
@@ -372,7 +373,8 @@ def decay_grad_kernel(
 ):
     """Replace the tokens' writes minus reads in dg by the gradient of g.
 
-    It is the sum over the earlier tokens of each KEEP, plus the value of `begins` there.
+    Within every KEEP tokens, a token's gradient is the sum over the earlier tokens, plus the value
+    of `begins` at the first of the KEEP tokens.
     Grid: (segments * H, programs that share a segment).
     """
     i_s, i_h = tl.program_id(0) // H, tl.program_id(0) % H

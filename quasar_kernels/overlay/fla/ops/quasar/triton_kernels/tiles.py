@@ -20,7 +20,7 @@ class Tiles(NamedTuple):
     value_cols: int  # state columns that a program of pass 2 owns
     output_warps: int
     output_stages: int
-    grad_warps: int  # of the backward walks, which own whole states
+    grad_warps: int  # of the backward kernels, whose programs hold whole states
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

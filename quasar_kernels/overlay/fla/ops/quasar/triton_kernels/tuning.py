@@ -33,7 +33,7 @@ def tiles_for(
     device: torch.device,
     launch: Callable[..., torch.Tensor] | None = None,
 ) -> Tiles:
-    """Return the tiles of the chunk kernels; after the first call, a look into a dict.
+    """Return the tiles of the chunk kernels; later calls with equal arguments read a dict.
 
     Args:
         block: channels of a head, padded to a power of two from 16 to 128.
@@ -58,7 +58,7 @@ def tiles_for(
 def _choose(
     block: int, dtype: torch.dtype, device: torch.device, launch: Callable[..., torch.Tensor] | None
 ) -> tuple[Tiles, bool]:
-    # the tiles, and whether later calls may take them without asking again
+    # return the tiles, and whether later calls may use them without another choice
     if device.type != "cuda":
         return safe_tiles(block, dtype), True  # the interpreter
     gpu = Gpu.of(device)
@@ -77,7 +77,7 @@ def _choose(
 
 
 def known_tiles(gpu: Gpu, block: int, dtype: torch.dtype) -> Tiles | None:
-    """Return the tiles measured on a GPU of this very name and capability, or None."""
+    """Return the tiles measured on a GPU of exactly this name and capability, or None."""
     entry = _data()["gpus"].get(gpu.name)
     if entry is None or entry["capability"] != gpu.capability:
         return None
@@ -110,7 +110,7 @@ def shipped_tiles(block: int, dtype: torch.dtype, capability: str) -> dict[str, 
 
 def _pick(name: str, entry: dict[str, Any], block: int, dtype: torch.dtype) -> Tiles:
     rows, kind = entry["tiles"], str(dtype).removeprefix("torch.")
-    if isinstance(rows, str):  # the name of the GPU that has the same
+    if isinstance(rows, str):  # the name of a GPU with the same tiles
         rows = _data()["gpus"][rows]["tiles"]
     for i, row in enumerate(rows):
         if block in row["blocks"] and kind in row["dtypes"]:

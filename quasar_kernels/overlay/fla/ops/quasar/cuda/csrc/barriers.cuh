@@ -19,7 +19,7 @@ __device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
                : "memory");
 }
 
-// initial values become visible to the other block and to bulk copies; before cluster_sync
+// make initial values visible to the other block and to bulk copies; call before cluster_sync
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -33,7 +33,7 @@ __device__ __forceinline__ void arrive_after_copies(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(barrier) : "memory");
 }
 
-// one arrival; the phase also waits for so many bytes of bulk copies
+// one arrival; the phase also waits for `bytes` bytes of bulk copies
 __device__ __forceinline__ void arrive_expecting(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                :
@@ -41,7 +41,7 @@ __device__ __forceinline__ void arrive_expecting(u32 barrier, u32 bytes) {
                : "memory");
 }
 
-// until the phase of this parity is over
+// wait until the phase of this parity is complete
 __device__ __forceinline__ void wait_barrier(u32 barrier, u32 parity) {
   asm volatile(
       "{\n.reg .pred over;\n"

@@ -193,7 +193,7 @@ __device__ __forceinline__ u32 shared_address(const void* p) {
 }
 
 // The address of a lane's row for the loads below, from a chunk's address (a multiple of 128).
-// Columns 16 t .. 16 t + 15 are at row_address ^ 32 t.
+// Columns 16 t .. 16 t + 15 start at row_address ^ 32 t.
 __device__ __forceinline__ u32 row_address(u32 chunk, int lane) {
   return chunk + (lane & 15) * ROW_BYTES + (((lane >> 4) ^ (lane & 7)) << 4);
 }

@@ -40,8 +40,8 @@ __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(PENDING) : "memory");
 }
 
-// Call after warpgroup_wait on the finished products' accumulators. The compiler does not connect
-// the wait with them and could move their use before it.
+// Call after warpgroup_wait on the finished products' accumulators. The compiler knows of no
+// dependency between the wait and the accumulators, and could move their use before it.
 template <int TILES>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&d)[TILES][4]) {
 #pragma unroll

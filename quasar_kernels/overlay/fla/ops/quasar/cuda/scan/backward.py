@@ -39,7 +39,7 @@ from fla.ops.quasar.scan import Gradients, Saved
 from fla.ops.quasar.segments import Segments
 
 _SCAN_COLUMNS = 8  # state columns of one block of the scan: COLUMNS in gradient_scan.cu
-_SMALL = 16 << 20  # up to this many bytes, torch's allocator puts several tensors into one block
+_SMALL = 16 << 20  # bytes up to which torch's allocator puts several tensors into one block
 NO_MAPS = bytes(8 * TENSOR_MAP)
 
 
@@ -76,9 +76,9 @@ serialize = serializer(Arguments)
 
 
 def is_for(q: torch.Tensor) -> bool:
-    """Return whether the kernels support q `[..., S]` of a call that forward.py supports.
+    """Return whether the kernels support a call with q `[..., S]` that forward.py supports.
 
-    For heads of 128, a tile fits into the shared memory of Hopper only.
+    For heads of 128 channels, a tile fits only into the shared memory of Hopper.
     """
     return q.shape[-1] == PANEL or torch.cuda.get_device_capability(q.device.index) == HOPPER
 
@@ -100,7 +100,10 @@ def gradient_maps(
 
 
 def tile_table(table: torch.Tensor, tile: int) -> torch.Tensor:
-    """Cut the rows of a `PackedTable.table` into rows of at most `tile` tokens; synchronises."""
+    """Cut the rows of a `PackedTable.table` into rows of at most `tile` tokens.
+
+    The host waits for the GPU.
+    """
     counts = (table[:, 2] + tile - 1).div(tile, rounding_mode="floor").clamp(min=1)
     sequence, begin, tokens, place = table.repeat_interleave(counts, 0).unbind(1)
     ends = counts.cumsum(0)
@@ -145,14 +148,14 @@ def backward(
 ) -> Gradients:
     """Run the backward pass on the current stream; q's device must be the current one.
 
-    Besides the gradients it allocates one tensor like v, for the checkpoints, and a matrix `[S, S]`
-    in fp32 for each segment and head.
+    In addition to the gradients it allocates one tensor like v, for the checkpoints, and a matrix
+    `[S, S]` in fp32 for each segment and head.
 
     Args:
         saved: from `forward` in forward.py.
-        d_o: like v, contiguous, q's dtype.
+        d_o: the gradient of o, `[B, T, H, S]` contiguous, in q's dtype.
         d_final: `[sequences, H, S, S]` fp32 contiguous, or None for zero.
-        program: PROGRAM, loaded for such a call; None loads it.
+        program: PROGRAM, loaded for this kind of call; None loads it.
 
     Raises:
         CudaUnavailableError: the kernels cannot be compiled, loaded or launched.

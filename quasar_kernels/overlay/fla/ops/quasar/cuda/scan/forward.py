@@ -40,8 +40,9 @@ CHUNK = 16
 TILE = 64
 """Tokens of a tile; segments are multiples of it."""
 LONG = 3072
-"""Least tokens of a segment in which pass 1 may stop early. In shorter segments heads forget too
-little to pay for the second launches, which recompute heads that stopped too early."""
+"""Least tokens of a segment in which pass 1 may stop early. In shorter segments the maps of the
+heads decay too little: the second launches, which recompute heads that stopped too early, would
+cost more time than stopping saves."""
 
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
@@ -126,8 +127,8 @@ def _cut(tokens: int, chains: int, map_wave: int, output_wave: int, tile: int) -
 
     Args:
         tokens: of the (longest) sequence.
-        chains: sequences times heads times a head's panels, each of which is processed
-        sequentially.
+        chains: sequences times heads times a head's panels; the tokens of one chain are processed
+            sequentially.
         map_wave, output_wave: resident blocks of pass 1 and of pass 2 on the whole device.
     """
     # one wave for both passes, with equally many blocks on every multiprocessor
@@ -223,11 +224,11 @@ def forward(
     """Run the forward pass on the current stream; q's device must be the current one.
 
     Args:
-        inputs: `reason_against` is None for its q, k and v. The first reading of a `cu_seqlens`
-            synchronises.
+        inputs: `reason_against` must be None for their q, k and v. At the first call with a
+            `cu_seqlens` on the GPU, the host waits for the GPU to read its values.
         output_final_state: whether to return the state after each sequence.
         segments: replaces the built-in number of segments of each sequence.
-        program: PROGRAM, loaded for such a call; None loads it.
+        program: PROGRAM, loaded for this kind of call; None loads it.
 
     Raises:
         CudaUnavailableError: the kernels cannot be compiled, loaded or launched.

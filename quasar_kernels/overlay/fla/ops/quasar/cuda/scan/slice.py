@@ -1,11 +1,12 @@
 """The segmented scan of one rank's slice in CUDA C++: the forward pass, cut at its exchange.
 
-Besides those of forward.py there are three kernels around the exchange. The last sequence of a
-slice ends with a segment of less than a tile, so that all segments before it are whole tiles and
-have a map. Two scans over these maps, from its first state and from the identity, are the map of
-the slice. From everyone's maps, the fold is the state that enters a slice. If the slice is of one
-sequence, both scans keep what they have behind each segment, and one product adds the entering
-state to the states there; otherwise, and in a second round, the states are scanned again.
+In addition to the kernels of forward.py, three kernels run before and after the exchange. The last
+sequence of a slice ends with a segment of less than a tile, so that all segments before it consist
+of whole tiles and have a map. Two scans over these maps give the map of the slice: R by a scan from
+the sequence's first state, G by a scan from the identity. After the exchange, the fold of all
+ranks' maps gives the state that enters the slice. If the slice has one sequence, both scans store
+their results after each segment, and one product adds the effect of the entering state to the
+stored states. Otherwise, and in a second round, the states are scanned again.
 """
 
 from __future__ import annotations
@@ -100,10 +101,10 @@ class SliceSegments(NamedTuple):
 def slice_segments(
     bounds: tuple[int, ...], length: int, tile: int, device: torch.device
 ) -> SliceSegments:
-    """Cut a slice's sequences into segments of `length` tokens, and cut off the last one's tail.
+    """Cut a slice's sequences into segments of `length` tokens, the last one's tail separately.
 
-    The tail, the tokens behind the last whole tile, is a segment even if it is empty. Cached, since
-    copying a table to a GPU waits for it.
+    The tail, the tokens after the last whole tile, is a segment even if it is empty. The result is
+    cached, because the host waits for the GPU when it copies a table there.
     """
     table, first, tail = [], [0], 0
     for n, (start, stop) in enumerate(pairwise(bounds)):
@@ -145,11 +146,11 @@ class CudaSlice:
     """The forward pass of a slice, as `TorchSlice`.
 
     Args:
-        inputs: as the kernels take them, of one row with tokens.
-        place: of the slice.
+        inputs: as the kernels take them, of one row with at least one token.
+        place: the slice's place.
         may_stop: whether pass 1 may stop within segments. Then there is a second round, which
             corrects the marked heads.
-        program: the forward pass's.
+        program: the program of the forward pass.
         maps_program: PROGRAM.
     """
 
@@ -271,9 +272,10 @@ class CudaSlice:
         return self._packed
 
     def _join_maps(self) -> None:
-        """Compute the map of the last sequence's whole tiles, of the marked heads in a repetition.
+        """Compute the map of the last sequence's whole tiles; in a second round of marked heads.
 
-        Its R starts from the state in front of the sequence, from zero if that is on another rank.
+        R starts from the sequence's initial state, or from zero if the sequence begins on another
+        rank.
         """
         sequences, H, S, _ = self._initial.shape
         state, count = 4 * H * S * S, self._cut.of_last  # state: in bytes
@@ -294,7 +296,7 @@ class CudaSlice:
         kernel.launch((H, 2 * S // SCAN_COLUMNS), parameters, self._stream())
 
     def _with_tail(self) -> torch.Tensor:
-        """Return the map of whole tiles followed by the tail, which are two rows of one call."""
+        """Return the map of the whole tiles and the tail, by a call on the tail from G and R."""
         tail = self._cut.tail
         if tail == 0:
             return self._map
@@ -334,7 +336,7 @@ def fold_maps(
     Args:
         program: PROGRAM.
         G, R: the addresses of G[1] and R[0], `[H, S, S]` fp32.
-        strides: numbers from one n to the next, of G and of R.
+        strides: elements between n and n + 1, of G and of R.
         marks: the address of the marks `[H]` of n = 0, R's stride apart, or 0. `unfinished` `[H]`
             becomes 1 for a head with a mark that is not 0.
         transposed: whether G[n]^T takes the place of G[n].

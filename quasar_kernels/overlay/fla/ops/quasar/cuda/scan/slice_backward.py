@@ -1,7 +1,8 @@
 """The segmented scan of one rank's slice in CUDA C++: the backward pass, cut at its exchange.
 
-The kernels are those of backward.py; only tables and launches differ. The first sequence's first
-segment is treated as any other, so that the scan reaches the gradient in front of the slice.
+The kernels are those of backward.py; only tables and launches differ. The table does not mark the
+first segment of the first sequence as a first one, so that the scan also computes the gradient of
+the state before the slice.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class CudaSliceGradient:
         self._d_states = initial.new_empty(self._cut.segments.total, *initial.shape[1:])
 
     def announce(self) -> torch.Tensor:
-        """Return the state's gradient `[H, S, S]` before the slice if that after it were zero."""
+        """Return the gradient `[H, S, S]` of the state before the slice, given zero after it."""
         count, G = self._cut.of_first, self._saved.G
         self._launch_map(self._cut.without_first, self._d_states)
         if count == 1 or G is None:
@@ -65,7 +66,7 @@ class CudaSliceGradient:
         return torch.baddbmm(gradients[0].double(), G[0].double().mT, behind).float()
 
     def overlap(self) -> None:
-        """Run the pass over the state, which needs no result of later ranks."""
+        """Recompute the states, which does not depend on the other ranks' gradients."""
         self._launch_walk("state_checkpoint", self._parameters())
 
     def run(self, G: torch.Tensor, everyone: torch.Tensor) -> Gradients:
@@ -100,7 +101,7 @@ class CudaSliceGradient:
         return Gradients(dq, dk, dv, d_beta, self._d_initial, self._d_decay)
 
     def _launch_map(self, table: torch.Tensor, d_states: torch.Tensor) -> None:
-        """Write the additions of the table's segments to the state's gradient to `d_states`."""
+        """Write to `d_states` what each segment of the table adds to the state's gradient."""
         H, S = d_states.shape[1:3]
         parameters = self._parameters(table=table, d_states=d_states)
         self._launch("state_gradient_map", (table.shape[0] * H * (S // PANEL), 1), parameters)

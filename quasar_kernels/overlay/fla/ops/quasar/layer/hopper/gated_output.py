@@ -1,7 +1,7 @@
 """The layer's output in one kernel on Hopper.
 
-gate_and_norm.py and a library product compute the same in two kernels, with the gated norm in
-device memory between them, for other sizes, dtypes and GPUs. csrc/gated_output.cu is the kernel.
+csrc/gated_output.cu is the kernel. For other sizes, dtypes and GPUs, gate_and_norm.py and a library
+product compute the same in two kernels, with the gated norm in device memory between them.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def output_layouts(
 def _grid(tiles: int, weight_tiles: int, multiprocessors: int) -> tuple[int, int, int]:
     """Return the blocks of a row of the grid, its rows, and each consumer's tiles of 64 tokens.
 
-    Each of `rows` normalizes all tokens for its share of the weight tiles of 128 outputs. That
-    costs less than idle multiprocessors or a last round of few tiles.
+    Each row of the grid normalizes all tokens, and computes its share of the weight tiles of 128
+    outputs. The repeated norms cost less than idle multiprocessors or a last round of few tiles.
     """
 
     def steps(rows: int) -> int:
@@ -60,7 +60,7 @@ def _grid(tiles: int, weight_tiles: int, multiprocessors: int) -> tuple[int, int
         n for n in range(1, weight_tiles + 1) if weight_tiles % n == 0 and multiprocessors // n >= 2
     ]
     rows = min(fitting, key=lambda rows: steps(rows) * (weight_tiles // rows + _NORM))
-    # in pairs
+    # an even number of blocks, because the kernel's clusters are pairs
     return 2 * -(-tiles // (2 * _CONSUMERS * steps(rows))), rows, steps(rows)
 
 
@@ -75,8 +75,8 @@ def gated_output(
 ) -> torch.Tensor:
     """Return (rmsnorm(o per head) * weight * sigmoid(narrow gate_weight^T + gate_bias)) W^T.
 
-    It records nothing for autograd, and runs on the current stream of o's device, which is the
-    current one.
+    It records nothing for autograd and runs on the current stream. o's device must be the current
+    device.
 
     Args:
         program: the kernels for o's device and dtype.

@@ -1,8 +1,8 @@
 """The layer's fused products on Hopper GPUs: their program, its selection, and swizzled weights.
 
-projection.py and gated_output.py launch the other kernels. They need wgmma, clusters and bulk
-copies, which only compute capability 9.0 has. Other GPUs, and machines on which they cannot be
-compiled, use the layer's general kernels.
+projection.py and gated_output.py launch the program's other kernels. These need wgmma, clusters and
+bulk copies, which only compute capability 9.0 has. On other GPUs, and where the program cannot be
+compiled, the layer uses its general kernels.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _is_hopper(device: int) -> bool:
 def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None if they are not used.
 
-    They are not used on other GPUs, or if they cannot be compiled; then one log line has the cause
-    and the remedy.
+    They are not used on other GPUs than Hopper. If they cannot be compiled, they are not used
+    either, and one line is logged with the cause and the remedy.
     """
     if not x.is_cuda or dtype not in DTYPES or not _is_hopper(x.device.index):
         return None
@@ -155,7 +155,7 @@ def swizzle_weights(
     Args:
         program: the kernels for the weights' device, which is the current one, and `dtype`.
         layouts: the matrices.
-        dtype: bf16 or fp16, which saturates.
+        dtype: bf16 or fp16; conversion to fp16 saturates.
         vectors: the smaller parameters.
 
     Returns:

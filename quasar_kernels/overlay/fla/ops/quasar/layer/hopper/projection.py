@@ -66,13 +66,14 @@ def _steps(tokens: int, runs: int) -> int:
 def _grid(tokens: int, multiprocessors: int) -> tuple[int, int, int, int]:
     """Return blocks of a grid row, grid rows, tiles of each consumer, and the consumers' lag.
 
-    Each grid row loads all tokens for its share of the products, which takes less time than idle
-    multiprocessors or a last round of few tiles. The second consumer of a block starts later by the
-    lag, a number of products: half a tile's, so that both load at different times.
+    Each grid row loads all tokens and computes its share of the products. The repeated loads take
+    less time than idle multiprocessors or a last round of few tiles. The lag is the number of
+    products by which the second consumer of a block starts later: half of those of a tile, so that
+    the consumers load at different times.
     """
 
     def blocks(rows: int) -> int:
-        return multiprocessors // rows // 2 * 2  # in pairs
+        return multiprocessors // rows // 2 * 2  # clusters are pairs of blocks
 
     def cost(rows: int) -> int:
         return _steps(tokens, blocks(rows)) * (-(-_PRODUCTS // rows) + _LOAD)
@@ -94,8 +95,8 @@ def project(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return silu(causal convolution(x W^T)) for q, k and v, and x W^T for the narrow gate.
 
-    It records nothing for autograd, and runs on the current stream of x's device, which is the
-    current one.
+    It records nothing for autograd and runs on the current stream. x's device must be the current
+    device.
 
     Args:
         program: the kernels for x's device and `dtype`.
@@ -107,8 +108,8 @@ def project(
             in both, and saturate at 65504.
 
     Returns:
-        `[T, 1536]`, q, k and v side by side, and `[T, 64]`, both in `dtype`. SiLU is computed
-        in fp32.
+        q, k and v concatenated, `[T, 1536]`, and the narrow gate, `[T, 64]`, both in `dtype`. SiLU
+        is computed in fp32.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.

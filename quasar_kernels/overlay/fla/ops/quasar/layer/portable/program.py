@@ -37,7 +37,7 @@ CHANNELS = 64
 
 _GROUP = 128  # threads
 _PRODUCTS = 3 * WIDTH // CHANNELS + 1  # of q, k and v, and of the narrow gate
-_LOAD, _NORM = 2, 2  # loading a tile, and its gate and norms, take as long as so many products
+_LOAD, _NORM = 2, 2  # loading a tile, and its gate and norms, take as long as this many products
 _BEFORE = TAPS - 1  # rows that the convolution needs before a run's first
 
 
@@ -85,8 +85,8 @@ def _is_capable(device: int) -> bool:
 def portable_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None if they are not used.
 
-    They are not used on GPUs before 8.0 or if they cannot be compiled; then one line is logged that
-    names the cause and the remedy.
+    They are not used on GPUs before compute capability 8.0. If they cannot be compiled, they are
+    not used either, and one line is logged with the cause and the remedy.
     """
     if not x.is_cuda or dtype not in DTYPES or not _is_capable(x.device.index):
         return None
@@ -132,9 +132,9 @@ def _steps(tokens: int, runs: int) -> int:
 def projection_grid(tokens: int, most: int, groups: int) -> tuple[int, int, int]:
     """Return the blocks of a row of the grid, its rows, and the tiles of a block.
 
-    At most `most` blocks run at once; the warps of a block are `groups` that share its products.
-    Each of `rows` loads all tokens for its share of the products. That costs less than idle
-    multiprocessors or a last round of few tiles.
+    At most `most` blocks run at once. The warps of a block form `groups` groups, which divide its
+    products among them. Each row of the grid loads all tokens and computes its share of the
+    products. The repeated loads cost less than idle multiprocessors or a last round of few tiles.
     """
 
     def cost(rows: int) -> int:
@@ -150,8 +150,8 @@ def projection_grid(tokens: int, most: int, groups: int) -> tuple[int, int, int]
 def output_grid(tokens: int, products: int, most: int, groups: int) -> tuple[int, int, int]:
     """Return the blocks of a row of the grid, its rows, and the tiles of a block.
 
-    `most` and `groups` are as in `projection_grid`. Each of `rows` normalizes all tokens for its
-    share of the products of 64 outputs.
+    `most` and `groups` are as in `projection_grid`. Each row of the grid normalizes all tokens and
+    computes its share of the products of 64 outputs.
     """
     tiles = -(-tokens // TOKENS)
 

@@ -1,7 +1,7 @@
 """The layer's stages by mma.sync, on every GPU from compute capability 8.0 without Hopper's.
 
-They serve with QUASAR_BACKEND=cuda alone: with auto the library does, until they have been
-measured to be faster on a GPU without Hopper's instructions.
+They are used only with QUASAR_BACKEND=cuda. With auto, library.py is used instead, because no
+measurement has shown yet that these kernels are faster on a GPU without Hopper's instructions.
 """
 
 from __future__ import annotations

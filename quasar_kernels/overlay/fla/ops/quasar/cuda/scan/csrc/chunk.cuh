@@ -66,7 +66,7 @@ struct ReadStepSizes {
     tokens = segment.tokens - own;
   }
 
-  // those of the chunk that begins at `token` of the segment; zeros outside of the segment
+  // the values of the chunk that begins at `token` of the segment; zeros outside of the segment
   __device__ __forceinline__ ReadSteps of(int token) const {
     return {token >= 0 && token < tokens ? at[(i64)token * heads] : 0.f};
   }

@@ -18,12 +18,13 @@ struct alignas(64) TensorMap {
   u64 opaque[16];
 };
 
-// the kernels' second argument; filled for Hopper alone. q and k in chunks, the others in tiles.
+// The kernels' second argument, filled for Hopper only. q and k have tensor maps of chunks, the
+// others of tiles.
 struct TensorMaps {
   TensorMap q, k, k_tiles, v, o;
 };
 
-// A segment's rows of one head, of which a lane takes 16 bytes of every fourth.
+// A segment's rows of one head; a lane copies 16 bytes of every fourth row.
 struct Rows {
   unsigned short* at;
   i64 stride;
@@ -42,7 +43,7 @@ struct Rows {
     return (i & 1 ? place ^ 64 : place) + 4 * i * ROW_BYTES;
   }
 
-  // Copy the chunk at `token` of the segment; rows behind its end become zero.
+  // Copies the chunk at `token` of the segment; rows after the segment's end become zero.
   __device__ __forceinline__ void load(u32 to, int token, int channel) const {
     const unsigned short* from = at + token * stride + channel;
 #pragma unroll
@@ -54,10 +55,10 @@ struct Rows {
                    : "memory");
   }
 
-  // Copies a chunk back, rows before the segment's end only.
+  // Copies a chunk back to device memory, only the rows before the segment's end.
   __device__ __forceinline__ void store(u32 from, int token, int channel) const {
     unsigned short* to = at + token * stride + channel;
-    uint4 x[4];  // loaded first: four latencies in one
+    uint4 x[4];  // all four are loaded before the first store, so that their latencies overlap
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -98,7 +99,7 @@ template <int STAGES>
 struct Pipeline {
   u32 barriers;
 
-  // one thread of the block, before a barrier of the block
+  // one thread of the block must call it, before a barrier of the block
   __device__ __forceinline__ void init(int warps) const {
     for (int i = 0; i < STAGES; ++i) init_barrier(barriers + 8 * i, warps);
     fence_barrier_init();
@@ -117,8 +118,8 @@ struct Pipeline {
   }
 };
 
-// Bulk copies of a segment's chunks or tiles of one head, by the size in `map`. They run over the
-// segment's end into the next sequence.
+// Bulk copies of a segment's chunks or tiles of one head; `map` has their size. At a segment's end
+// they also copy tokens of the next sequence.
 struct Copies {
   static constexpr bool RUN_OVER = true;
   const TensorMap& map;
@@ -140,7 +141,7 @@ struct Copies {
           : "memory");
   }
 
-  // Stores run behind this; finish_stores waits until they have read shared memory.
+  // Stores are asynchronous; finish_stores waits until they have read shared memory.
   __device__ __forceinline__ void store(u32 from, int token, int channel) const {
     if (elect_lane())
       asm volatile(

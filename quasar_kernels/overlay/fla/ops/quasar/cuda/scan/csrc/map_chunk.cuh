@@ -1,4 +1,4 @@
-// How one chunk enters a segment's affine map: the computation of segment_map.cu.
+// The update of a segment's affine map by one chunk, for segment_map.cu.
 //
 // The segment is processed backward. From G = I, R = 0 a chunk gives
 //     Z = G K^T,  Y = Z A diag(a),  R += Y V,  G -= Y K,
@@ -6,14 +6,14 @@
 // so each warp owns 16 rows and keeps them in registers.
 //
 // Precision: in directions in which keys have small components, errors of G persist over a whole
-// segment. All operands that affect G therefore have 11 significant bits. Keys become fp16 after an
-// exact division by a power of two of their own size; |G| <= 1 fits fp16, and so do Z and A a
-// between such keys. Only Y V has bf16 operands. If keys are alike, Z is a small difference, and
-// the 1 on the diagonal would leave too few digits for it. Each row of G is therefore stored as G -
-// I while it is closer to I's row than to 0, with Z = K^T + (G - I) K^T. Each row switches from G -
-// I to G when its diagonal drops below 1/2. This avoids cancellation early, when G is near I, and
-// late, when G - I is near -I. Rows switch independently: channels with small keys stay near I for
-// long.
+// segment. All operands that affect G therefore have 11 significant bits. Each key is divided by a
+// power of two near its norm, which is exact, and converted to fp16. |G| <= 1 fits fp16, and so do
+// Z and A a for the scaled keys. Only Y V has bf16 operands. If keys are alike, Z is a small
+// difference, and the 1 on the diagonal would leave too few digits for it. Each row of G is
+// therefore stored as G - I while it is closer to I's row than to 0, with Z = K^T + (G - I) K^T.
+// Each row switches from G - I to G when its diagonal drops below 1/2. This avoids cancellation
+// early, when G is near I, and late, when G - I is near -I. Rows switch independently, because
+// channels with small keys stay near I for long.
 
 #pragma once
 
@@ -239,8 +239,8 @@ __device__ __forceinline__ void load_channels(float (&out)[2][4], u32 at,
   unpack_columns<Scalar::fp16>(k, out);
 }
 
-// Calls f(x, here) for each element of rows g + 8 R that can be on the diagonal of G; `here` says
-// whether this lane's element is, if the warp's first row is `row`.
+// Calls f(x, here) for each element of rows g + 8 R that can be on the diagonal of G. `here` is
+// true if this lane's element is on the diagonal; `row` is the warp's first row.
 template <int R, class Rows, class F>
 __device__ __forceinline__ void for_diagonal(Rows& G, int row, int lane, const F& f) {
   const int odd = lane >> 2 & 1;

@@ -1,4 +1,4 @@
-// How one chunk updates the state and yields outputs: the computation of segment_output.cu.
+// The update of the state by one chunk, and its outputs, for segment_output.cu.
 //
 //     D = V - K S,  V' = A diag(a) D,  O = Q S + tril(Q K^T) V',  S += K^T V',
 // where A diag(a) is the WY representation's matrix (chunk.cuh). Columns of S, V' and O are

@@ -1,7 +1,7 @@
 // Pairs of blocks that advance through their segments in step, on Hopper.
 //
 // A pair is a cluster of two blocks: neighbouring heads, or two panels of one head. Their loads and
-// stores are adjacent in device memory, which is faster in pieces of twice the size at a time.
+// stores are adjacent in device memory, and larger adjacent pieces at a time are faster.
 // QUASAR_ALONE disables pairs, for grids with an odd number of blocks.
 
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace quasar::scan {
 
-// waits until the pair's other block is here too, or has exited
+// waits until the pair's other block has also called this, or has exited
 __device__ __forceinline__ void sync_pair() {
 #if QUASAR_PACED
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;"

@@ -14,7 +14,7 @@
 namespace quasar::scan {
 
 constexpr int COLUMNS = 8, STAGES = 4, SCAN_WARPS = S / 16, SCAN_THREADS = 32 * SCAN_WARPS;
-constexpr int PARTS = PANELS * PANELS, WIDTH = S / PARTS;  // of a map that are copied at once
+constexpr int PARTS = PANELS * PANELS, WIDTH = S / PARTS;  // a map's parts; columns of a part
 
 struct ScanShared {
   float map[STAGES][S][WIDTH];  // 32-byte pieces, swizzled by the row's last 2 bits
@@ -29,9 +29,9 @@ __device__ __forceinline__ u32 cut_bf16(float2 x) {
 }
 
 // Runs `steps` segments, whose maps G and offsets R (its COLUMNS columns) are `stride` apart.
-// start(row, column) gives an element of the first state; store(n, row, column, x) takes x as the
-// elements (row, column), (row, column + 1), (row + 8, column), (row + 8, column + 1) behind segment
-// n. Columns count from the block's first. Without `with_offsets`, R counts as zero.
+// start(row, column) returns an element of the first state. store(n, row, column, x) receives in x
+// the elements (row, column), (row, column + 1), (row + 8, column), (row + 8, column + 1) of the
+// state after segment n. Columns count from the block's first. Without `with_offsets`, R is zero.
 template <class Start, class Store>
 __device__ __forceinline__ void scan_maps(const float* maps, const float* offsets, i64 stride,
                                           int steps, bool with_offsets, const Start& start,
@@ -106,7 +106,7 @@ __device__ __forceinline__ void scan_maps(const float* maps, const float* offset
         r[t & 1] = *(const u32*)(residual + part * WIDTH + 8 * t);
         if (t & 1) mma<Scalar::bf16>(z, map_cut, r[0], r[1]);
       }
-      load(copy + STAGES - 1);  // behind this part's reads, which its products wait for
+      load(copy + STAGES - 1);  // after the reads of this part, on which its products depend
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) store_state(n + 1, e, x[e] += y[e] + z[e]);

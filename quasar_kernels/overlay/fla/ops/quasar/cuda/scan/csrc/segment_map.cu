@@ -57,7 +57,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
     arg.stops[unit * PANELS + panel] = 0;
     if (segment.is_first) arg.unfinished[chain] = 0;
   }
-  if (segment.is_last) return;  // no segment starts from the state behind a sequence's last one
+  if (segment.is_last) return;  // no segment starts from the state after a sequence's last one
   const StepSizes steps(arg, segment, head, lane);
   const BlockMasks mask(lane);
   const Tiles keys(maps.k_tiles, arg.k, arg.k_stride, segment, key_head(arg, head), warp, lane);
@@ -68,8 +68,8 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   NearIdentity near = {ALL, ALL};
   const int row = panel * PANEL + warp * 16;  // the first of this warp's 16
 
-  // Step s handles the tile that is s-th from the end. A group of copies, on its way for a step, is
-  // one step's values and the next one's keys; the first keys are one more.
+  // Step s handles the tile that is s-th from the end. One group of copies has one step's values
+  // and the next step's keys; the first group has only keys.
   constexpr int FIRST = 2;  // their stage
   const u32 all_keys = shared_address(shared.keys), all_values = shared_address(shared.values);
   const Pipeline<3> pipeline{shared_address(shared.full)};
@@ -111,7 +111,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   const u32 own_rows = (row_address(all_keys, lane) ^ 32 * warp) + panel * MAP_PANEL_BYTES;
   int s = 0;
   float log_decay_behind = 0.f;  // see absorb_chunk
-  bool faded = false;            // whether the decay alone makes the map next to nothing
+  bool faded = false;            // whether the decay alone makes the map negligible
 #pragma unroll
   for (int phase = 0; phase < 2; ++phase) {  // unrolled: some rows of G - I at first, then none
     const bool any_near = phase == 0;
@@ -151,7 +151,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
         }
       }
     }
-    if (any_near) {  // all of them: none is above 0
+    if (any_near) {  // switches all rows, because no diagonal element of G - I is above 0
       switch_rows<0>(G, near, 0.5f, row, lane);
       switch_rows<1>(G, near, 0.5f, row, lane);
     }

@@ -108,7 +108,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   // whether another sequence begins in the last tile
   const bool runs_over = Chunks::RUN_OVER && arg.table && segment.tokens % TOKENS;
   int stops[PANELS];    // tiles that pass 1 skipped
-  float skipped = 0.f;  // the largest entry of the state behind the skipped tiles
+  float skipped = 0.f;  // the largest entry of the state after the skipped tiles
   // with decays: bounds the skipped state's remaining share over NEGLIGIBLE, as in pass 1, once < 1
   float fading = 0.f;
 #pragma unroll
@@ -124,7 +124,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
         fading = MAP_ROW_BOUND / NEGLIGIBLE<T>;
       }
     pipeline.template consumer_wait<1>(stage, parity);
-    if (runs_over && s == tiles - 1) {  // keys of zero change no state
+    if (runs_over && s == tiles - 1) {  // zero keys leave the state unchanged
       values_pipeline.template consumer_wait<0>(stage, parity);
       const int left = segment.tokens - token(s);
 #pragma unroll
@@ -168,7 +168,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
     }
   }
   if constexpr (DECAY) skipped *= fminf(fading, 1.f);
-  // columns of the state are independent: each warp reports its own
+  // the columns of the state are independent, so each warp checks its own columns
   if (skipped > 0.f && !(skipped <= STATE_RATIO * largest(state)) && lane == 0)
     arg.unfinished[chain] = 1;
   if (!segment.is_last || !arg.final_state) return;

@@ -1,5 +1,5 @@
 // The scan between the passes: states[n] <- maps[n] * state + states[n], which replaces each
-// segment's R by the state behind that segment.
+// segment's R by the state after that segment.
 
 #include "scan_maps.cuh"
 

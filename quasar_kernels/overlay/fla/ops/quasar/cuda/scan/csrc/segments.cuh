@@ -61,7 +61,7 @@ __device__ __forceinline__ bool is_skipped(const Arguments& arg, i64 chain) {
 }
 
 // A map is negligible if the magnitudes in each of its rows sum to less than NEGLIGIBLE. A skipped
-// state may then be STATE_RATIO times as large as the state behind the segment, and the error is at
+// state may then be STATE_RATIO times as large as the state after the segment, and the error is at
 // most one rounding to 16 bits. With decays the skipped state may be larger by the factor by which
 // the decays alone shrink the map: otherwise a small step after a large one would count as a
 // skipped state.
@@ -72,7 +72,7 @@ constexpr float STATE_RATIO = 4.f;
 // 1.
 constexpr float MAP_ROW_BOUND = 16.f;
 
-// The run of tokens that one block walks.
+// The run of tokens that one block processes.
 struct Segment {
   i64 row, sequence, begin;
   int tokens;
@@ -95,7 +95,7 @@ __device__ __forceinline__ Segment find_segment(const Args& arg, int index) {
           place == 0, place == arg.per_sequence - 1};
 }
 
-// where a token of a segment has its entry in [batch, T, heads]
+// the index of a segment's token in [batch, T, heads]
 template <class Args>
 __device__ __forceinline__ i64 entry_of(const Args& arg, const Segment& segment, int head,
                                         int token) {

@@ -1,5 +1,5 @@
-// What the ranks of a process group exchange: the map of a rank's slice, the fold of the maps of
-// several ranks, and the states within a slice that follow from it.
+// The kernels around the exchange between the ranks of a process group: the map of a rank's slice,
+// the fold of the maps of several ranks, and the states within a slice that follow from it.
 
 #include "scan_maps.cuh"
 
@@ -8,7 +8,7 @@ namespace quasar::scan {
 // The map of whole segments, state -> G state + R, of one sequence; mirrored by slice.py.
 struct SliceArguments {
   const float* maps;      // [steps, heads, S, S]: each segment's G
-  float* states;          // each one's R; with `keep` replaced by the state behind it
+  float* states;          // each segment's R; with `keep` replaced by the state after the segment
   float* prefixes;        // the same shape: receives the products of all G so far; may be null
   const float* start;     // [heads, S, S]: the state from which R starts; null: zero
   float* map;             // [2 heads S S + heads]: G, R, and 1 for each marked head

@@ -52,14 +52,14 @@ __device__ __forceinline__ void silu_of_half(float (&y)[2], u32 h) {
 // A consumer's result [64, 128]; addresses are in shared memory.
 struct Result {
   u32 rows;        // RESULT_PITCH bytes each
-  u32 before;      // the last rows of the tile before
+  u32 before;      // the last rows of the previous tile
   u32 last;        // its own last rows: another buffer, as warps 0 and 3 run at different times
   u32 taps;        // [4, CHANNELS] from the result's first channel on, halved
   int full, free;  // named barriers: it is written; it may be overwritten
 };
 
-// One warpgroup: convolve a result and store its rows begin .. end - 1; `to` is where its first row
-// belongs in [T, CHANNELS]. A thread owns 4 channels of its warp's 16 rows.
+// One warpgroup convolves a result and stores its rows begin .. end - 1; `to` points to the first
+// row's place in [T, CHANNELS]. A thread owns 4 channels of its warp's 16 rows.
 template <Scalar T>
 __device__ __forceinline__ void convolve(unsigned short* to, int begin, int end,
                                          const Result& result) {

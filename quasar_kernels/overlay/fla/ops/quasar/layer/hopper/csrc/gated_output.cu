@@ -51,8 +51,8 @@ __device__ __forceinline__ float rsqrt_fast(float x) {
   return y;
 }
 
-// True, but unknown to the compiler. The branch fixes the place of its code: without it, ptxas delays
-// parts of the code until the product needs them, and spills registers.
+// Always true, but unknown to the compiler. A branch on it fixes the position of its code: without
+// the branch, ptxas delays parts of the code until the product needs them, and spills registers.
 __device__ __forceinline__ bool always() {
   u32 rows;
   asm volatile("mov.u32 %0, %%nctaid.z;" : "=r"(rows));

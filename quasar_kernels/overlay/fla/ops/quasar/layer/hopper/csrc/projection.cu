@@ -11,7 +11,7 @@
 // - Consumers: each takes every other tile of 64 tokens. It reads x in fp32, rounds it, keeps all
 //   but the last inputs in registers (the rest in shared memory) and multiplies it by all weight
 //   tiles. Each result of 128 channels goes to shared memory as fp16.
-// - Epilogue: convolves one consumer's result while both consumers multiply on, and stores it
+// - Epilogue: convolves and stores one consumer's result while both consumers compute the next ones
 //   (convolution.cuh). The last three rows of a result stay in shared memory for the next 64,
 //   which belong to the other consumer.
 // Results are fp16 for any output dtype: bf16 would lose three more bits, and they saturate at
@@ -96,7 +96,7 @@ __device__ __forceinline__ void load_tokens(u32 (&a)[KEPT][4], u32 inputs,
   const float* upper = arg.x + (token < last ? token : last) * HIDDEN + 4 * (lane & 3);
   const float* lower = arg.x + (token + 8 < last ? token + 8 : last) * HIDDEN + 4 * (lane & 3);
   const u32 chunk = inputs + warp * CHUNK_BYTES;
-  constexpr int FLIGHT = 8;  // operands whose loads are on the way together
+  constexpr int FLIGHT = 8;  // operands whose loads are in flight at the same time
 #pragma unroll
   for (int t = 0; t < OPERANDS; t += FLIGHT) {
     float4 u[FLIGHT], l[FLIGHT];
@@ -119,8 +119,8 @@ __device__ __forceinline__ void load_tokens(u32 (&a)[KEPT][4], u32 inputs,
   }
 }
 
-// Store a result [64, 64] as it is: its weight tile's rows are permuted so that tiles 4i .. 4i + 3
-// of an accumulator hold 8 neighbours of a row in each thread.
+// Stores a result [64, 64] without the epilogue. The rows of its weight tile are permuted so that
+// tiles 4i .. 4i + 3 of an accumulator hold 8 adjacent elements of a row in each thread.
 template <Scalar T>
 __device__ __forceinline__ void store_narrow(const float (&d)[8][4], const ProjectionArguments& arg,
                                              const Tile& tile) {

@@ -3,7 +3,7 @@
 //
 // A block has one producer warpgroup and two consumer warpgroups, each of which holds 64 tokens in
 // registers as A operands. Both consumers multiply by the same weight tiles, which the producer
-// copies into a ring of STAGES stages. The two blocks of a cluster each fetch one half of every
+// copies into a pipeline of STAGES stages. The two blocks of a cluster each load one half of every
 // weight tile and multicast it to both. `full` barriers count copied bytes, `empty` barriers the
 // consumers' warps of both blocks.
 //
@@ -46,7 +46,7 @@ __device__ __forceinline__ u32 cluster_rank() {
   return rank;
 }
 
-// every thread of both blocks; threads of a warp may come one by one
+// all threads of both blocks must call it; the threads of a warp need not be converged
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
@@ -75,8 +75,9 @@ __device__ __forceinline__ void consumer_sync(int consumer) {
 
 // ---- barriers ----
 
-// One arrival at a barrier of either block, by an address from in_block. It orders nothing in the
-// other block, which would take a fence of all memory; products have read by then (warpgroup_wait).
+// One arrival at a barrier of either block, by an address from in_block. It does not order memory
+// accesses for the other block, which would need a fence of all memory. None is needed, because the
+// products have read the stage before the arrival (warpgroup_wait).
 __device__ __forceinline__ void arrive_in_cluster(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(barrier) : "memory");
 }
@@ -159,7 +160,7 @@ struct PipelineProducer {
 template <int STAGES>
 struct PipelineConsumer {
   u64 descriptor;   // of stage 0's tile
-  u32 full, empty;  // empty: in the block to which this lane reports, of lanes 0 and 1
+  u32 full, empty;  // empty: in the block at whose barrier lane 0 or lane 1 arrives
   bool reports;
   int held = 0;  // the oldest stage not released
   PipelineState<STAGES> place;
@@ -171,7 +172,7 @@ struct PipelineConsumer {
     empty = in_block(shared_address(pipeline.empty), threadIdx.x & (CLUSTER_BLOCKS - 1));
   }
 
-  // Wait for the next weight tile; returns its descriptor.
+  // Waits for the next weight tile and returns its descriptor.
   __device__ __forceinline__ u64 next() {
     wait_barrier(full + 8 * place.stage, place.parity);
     const u64 weight_tile = descriptor + place.stage * (WEIGHT_TILE_BYTES / 16);
@@ -185,7 +186,7 @@ struct PipelineConsumer {
     if (++held == STAGES) held = 0;
   }
 
-  // Skip a weight tile that only the other consumer needs.
+  // Skips a weight tile that only the other consumer needs.
   __device__ __forceinline__ void skip() {
     next();
     __syncwarp();

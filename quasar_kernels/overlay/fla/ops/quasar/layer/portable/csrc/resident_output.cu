@@ -4,10 +4,10 @@
 // Grid: (blocks, rows). A block takes every gridDim.x-th tile of 128 tokens. Rows of the grid divide
 // the output channels among them, so that few tokens still fill the GPU; each computes all norms.
 //
-// Heads 0 .. 3 of the gated norm are the operands in registers, so every group computes them; the
-// others, which shared memory holds, are shared out. With two groups that is 12 heads instead of 8, 5%
-// of all products. Nothing but y is written. The last product's operands are fp16 for any dtype of o,
-// narrow and y, as in the kernel for Hopper.
+// Heads 0 .. 3 of the gated norm are operands in registers, so every group computes them. The other
+// heads are in shared memory, and the groups divide them. Two groups therefore compute 12 heads
+// instead of 8; the 4 additional heads are 5% of all products. Only y is written. The last
+// product's operands are fp16 for any dtype of o, narrow and y, as in the kernel for Hopper.
 //
 // The weight tiles include the factors of sigmoid(x) = (1 + tanh(x / 2)) / 2 and the norm's weight.
 
@@ -155,13 +155,13 @@ __device__ __forceinline__ void compute_head(u32 (*a)[2][4], const OutputArgumen
     multiply<T>(gate, narrow[0], b, 2 * h);
     multiply<T>(gate, narrow[1], b, 2 * h + 1);
   }
-  // True, but unknown to the compiler: without a branch ptxas delays parts of this into the next
-  // heads' products, and spills registers.
+  // Always true, but unknown to the compiler: without a branch ptxas delays parts of this into the
+  // next heads' products, and spills registers.
   if (arg.T > 0) gate_head<T>(a, gate, arg.eps);
 }
 
-// The tile's gated norm, in registers and in shared memory. The loads of o for several heads are on
-// the way together.
+// The tile's gated norm, in registers and in shared memory. The loads of o for several heads are in
+// flight at the same time.
 template <Scalar T>
 __device__ __forceinline__ void gate_and_norm(Held& held, const OutputArguments& arg,
                                               ResidentShared& shared, const OutputTile& tile,

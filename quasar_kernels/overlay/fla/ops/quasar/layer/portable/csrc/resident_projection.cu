@@ -5,10 +5,10 @@
 // tokens, so that no block needs another's results. Rows of the grid divide the products of 64
 // channels among them, so that few tokens still fill the GPU.
 //
-// Convolution: a lane holds four consecutive tokens of its channels, so it needs three results more:
-// of the lane with the tokens before, or of the warp before (through shared memory), or of the
-// block's tile before (through device memory, where they stay in the L2 cache). Results, taps and
-// sums are fp16, as in the kernel for Hopper.
+// Convolution: a lane holds four consecutive tokens of its channels, so it needs the results of the
+// three tokens before them. It gets these from the previous lane, from the previous warp (through
+// shared memory), or from the block's previous tile (through device memory, where they stay in the
+// L2 cache). Results, taps and sums are fp16, as in the kernel for Hopper.
 
 #include "resident_tokens.cuh"
 
@@ -75,8 +75,8 @@ __device__ __forceinline__ float4 load_once(const float* from) {
   return v;
 }
 
-// COUNT operands of this warp's tokens from `operand` on; f(i, m, a) takes them. The loads of FLIGHT
-// operands are on the way together.
+// Calls f(i, m, a) for COUNT operands of this warp's tokens, from `operand` on. The loads of FLIGHT
+// operands are in flight at the same time.
 template <Scalar T, int COUNT, int FLIGHT, class F>
 __device__ __forceinline__ void load_tokens(const ProjectionArguments& arg, const Tile& tile,
                                             int operand, const F& f) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ u32 silu_of_half(u32 h) {
 
 typedef u32 Rows[LANE_TOKENS][8];  // a lane's results: by token, pairs of channels
 
-// The last tokens of a warp, which its lanes 28 .. 31 hold, to where the next warp reads them.
+// Copies a warp's last tokens, which lanes 28 .. 31 hold, to the place that the next warp reads.
 __device__ __forceinline__ void store_last_rows(uint4* to, const Rows& rows) {
 #pragma unroll
   for (int i = 0; i < BEFORE; ++i)

@@ -13,7 +13,7 @@
 // Each group has its own pipeline: STAGES pieces of 64 output channels x 64 inputs, halves of the
 // weight tiles that pack_weights.cu writes. While one group waits or computes its results, the other
 // multiplies. Where a multiprocessor holds two blocks (228 KB of shared memory), a block is one
-// group: then nothing is held twice, and no group waits for another.
+// group: then no operand is held twice, and no group waits for another.
 //
 // Tokens of a warp: row g (+ 8 h) of the operand m holds token 4 g + 2 m + h, so a lane owns four
 // neighbours. Inputs: in the order of pack_weights.cu's groups of 16 or 32.
@@ -74,8 +74,8 @@ __device__ __forceinline__ void load_operand(u32 (&x)[4], const uint4 (&from)[32
   x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
 }
 
-// The threads that share operands in shared memory: a group alone needs no barrier of the block, since
-// each of its warps has its own tokens.
+// Synchronizes the threads that share operands in shared memory. In a block of one group these are
+// the threads of a warp, because each warp has its own tokens.
 __device__ __forceinline__ void operands_sync() {
   if (GROUPS > 1)
     __syncthreads();

@@ -32,7 +32,7 @@ __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
   const i64 end = arg.first ? arg.first[sequence + 1] : begin + arg.per_sequence;
   const int steps = (int)(end - begin) - 2, column = blockIdx.y * COLUMNS;
   if (steps <= 0)
-    return;  // the last segment's gradient is complete, and the first one's is not used
+    return;  // the last segment's gradient is complete, and the first segment's is not used
   const i64 stride = (i64)arg.heads * S * S;
   const float* maps = arg.maps + ((end - 2) * arg.heads + head) * S * S;
   float* states = arg.d_states + ((end - 2) * arg.heads + head) * S * S + column;

@@ -1,7 +1,7 @@
 // Shared by the kernels of the backward pass: their arguments, and the checkpoints between tiles.
 //
 // The state and its gradient are computed in opposite directions, so no single pass has both.
-// state_checkpoint.cu and state_gradient.cu each store their [S, S] matrix behind every S tokens, a
+// state_checkpoint.cu and state_gradient.cu each store their [S, S] matrix after every S tokens, a
 // checkpoint; input_gradient.cu then computes the gradients of the inputs for all tiles of S tokens
 // in parallel. A checkpoint is stored transposed, one value channel a row, in the inputs' dtype. It
 // has the size of one head's S rows in a tensor shaped like the inputs, and is stored in such rows.
@@ -30,7 +30,7 @@ struct GradientArguments {
   int group;  // heads that share one of q and k
 };
 
-// their second argument; filled for Hopper alone. All in tiles of 64 tokens.
+// The kernels' second argument, filled for Hopper only. All tensor maps have tiles of 64 tokens.
 struct GradientMaps {
   TensorMap q, k, v, d_o, dq, dk, dv, checkpoints;
 };
@@ -47,8 +47,8 @@ static_assert(!Tiles::RUN_OVER || WALK_TOKENS == 64, "the tensor maps' tiles hav
 
 typedef StateColumns WalkState[COLUMN_BLOCKS];  // 16 columns each of S or dS, transposed
 
-// f(place, element) for all of a state's elements that this warp owns, `column` its first; `place`
-// is where one is in a state [S, S], keys' channels first
+// f(place, element) for all of a state's elements that this warp owns, from `column` on; `place` is
+// the element's index in a state [S, S], keys' channels first
 template <class F>
 __device__ __forceinline__ void for_each_place(WalkState& state, int column, int lane, const F& f) {
 #pragma unroll
@@ -59,7 +59,7 @@ __device__ __forceinline__ void for_each_place(WalkState& state, int column, int
     });
 }
 
-// f(element) for all that a warp owns of a state
+// f(element) for all elements of a state that this warp owns
 template <class F>
 __device__ __forceinline__ void for_each_column(WalkState& state, const F& f) {
 #pragma unroll

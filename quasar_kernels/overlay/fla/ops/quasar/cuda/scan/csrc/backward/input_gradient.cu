@@ -83,7 +83,7 @@ __device__ __forceinline__ float add_step_sizes(Rows64 (&dK)[PANELS], const floa
     const float a = steps.size(r, lambda[r]);
     float by_lambda, by_beta;
     step_size_slopes(lambda[r], steps.beta, by_lambda, by_beta);
-    const float da = a > 0.f ? d_values[r] / a / a : 0.f;  // for a zero key, a has no effect
+    const float da = a > 0.f ? d_values[r] / a / a : 0.f;  // a is 0 for a zero key, without effect
     factor[r] = 2.f * da * by_lambda;
     d_beta += da * by_beta;
   }
@@ -101,7 +101,7 @@ __device__ __forceinline__ float add_step_sizes(Rows64 (&dK)[PANELS], const floa
   return d_beta;
 }
 
-// Where a tile's matrices are in shared memory.
+// The shared-memory addresses of a tile's matrices.
 struct TileOperands {
   u32 q, k, d_o, v_new, dv, state, d_state;
 };

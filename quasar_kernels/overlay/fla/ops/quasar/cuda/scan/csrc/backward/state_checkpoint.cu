@@ -1,8 +1,8 @@
-// The backward pass's forward recomputation: V' of all tokens, and a checkpoint of the state behind
+// The backward pass's forward recomputation: V' of all tokens, and a checkpoint of the state after
 // every S tokens.
 //
 // Grid, warps and mainloop are those of segment_output.cu: one block for each segment, head and
-// panel of 64 value channels, whose warps own columns of -S^T. A chunk gives
+// panel of 64 value channels; its warps own columns of -S^T. A chunk gives
 //     V' = A diag(a) (V - K S),  S += K^T V',
 // with the WY representation's matrix A diag(a) (chunk.cuh). V' enters the state as it is stored,
 // rounded: later V' then compensate for the rounding of earlier ones, so that their sums over a
@@ -152,7 +152,7 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
     const u32 parity = s >> 1 & 1;
     const u32 chunks = keys + stage * WALK_TILE_BYTES, others = values + stage * WALK_PANEL_BYTES;
     pipeline.template consumer_wait<1>(stage, parity);
-    if (runs_over && s == tiles - 1) {  // keys of zero change no state
+    if (runs_over && s == tiles - 1) {  // zero keys leave the state unchanged
       values_pipeline.template consumer_wait<0>(stage, parity);
       const int left = segment.tokens - s * WALK_TOKENS - warp * CHUNK;
 #pragma unroll

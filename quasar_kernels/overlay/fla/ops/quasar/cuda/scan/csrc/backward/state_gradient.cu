@@ -161,7 +161,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
   const int head = unit % arg.heads, lane = threadIdx.x & 31;
   const int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);  // the compiler knows that it is uniform
   const Segment segment = find_segment(arg, unit / arg.heads);
-  if (MAP && segment.is_first) return;  // nothing comes before a sequence's first segment
+  if (MAP && segment.is_first) return;  // no segment precedes a sequence's first one
   const StepSizes steps(arg, segment, head, lane);
   const BlockMasks mask(lane);
   const int tiles = (segment.tokens + WALK_TOKENS - 1) / WALK_TOKENS;

@@ -25,8 +25,8 @@ struct NoTileDecays {
   __device__ __forceinline__ TileDecays* pointer() { return nullptr; }
 };
 
-// Fills a tile's decays; `log_decays` points to its first token's, `stride` elements apart. The
-// caller must synchronize the block afterwards.
+// Fills a tile's decays. `log_decays` points to the first token's log decay; they are `stride`
+// elements apart. The caller must synchronize the block afterwards.
 __device__ __forceinline__ void fill_decays(TileDecays& out, const float* log_decays, int stride,
                                             int tokens) {
   const int t = threadIdx.x, lane = t & 31;
@@ -56,10 +56,10 @@ struct TokenDecays {
     since[0] = decays->since[token], since[1] = decays->since[token + 8];
   }
 
-  // from the tile's begin to token r
+  // the decay from the tile's begin to token r
   __device__ __forceinline__ float before(int r) const { return exp2_of(since[r]); }
 
-  // from there to the tile's end
+  // the decay from token r to the tile's end
   __device__ __forceinline__ float after(const TileDecays* decays, int r) const {
     return exp2_of(decays->since[S - 1] - since[r]);
   }
@@ -72,7 +72,7 @@ struct TokenDecays {
                                         int lane) const {
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
-      float2 columns;  // reloaded each time: held, they would take the products' registers
+      float2 columns;  // reloaded each time, because the products need the registers
       asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                    : "=f"(columns.x), "=f"(columns.y)
                    : "r"(shared_address(decays->since + j * 64 + 8 * m + 2 * (lane & 3)))
