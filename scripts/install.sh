@@ -32,7 +32,7 @@ check_extras() {
   local name
   for name in "$@"; do
     known_extras | grep -qxF -e "$name" ||
-      stop "there is no extra '$name'; the extras are $(known_extras | paste -sd ' ')."
+      stop "there is no extra '$name': give some of $(known_extras | paste -sd ' '), or none."
   done
 }
 
