@@ -35,7 +35,7 @@ Check = Callable[[str], list[str]]
 
 def public_check(subnet: Path) -> Check:
     """Return the public validator's check of a chunk.py, out of its own source."""
-    source = (subnet / "neurons/validator/__main__.py").read_text()
+    source = (subnet / "neurons/validator.py").read_text()
     (found,) = (
         node
         for node in ast.parse(source).body
