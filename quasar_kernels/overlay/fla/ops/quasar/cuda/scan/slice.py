@@ -127,12 +127,6 @@ def slice_segments(
     return SliceSegments(segments, first[1], first[-1] - first[-2], length, tail, without_first)
 
 
-@functools.lru_cache(64)
-def bounds_of_scans(*bounds: int, device: torch.device) -> torch.Tensor:
-    """Return the bounds of a scan's sequences, by segments."""
-    return torch.tensor(bounds, device=device)
-
-
 def _cut(bounds: tuple[int, ...], v: torch.Tensor, program: LoadedProgram) -> SliceSegments:
     _, _, H, S = v.shape
     kernels = program.kernels["segment_map"], program.kernels["segment_output"]

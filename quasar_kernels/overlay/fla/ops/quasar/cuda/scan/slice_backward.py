@@ -8,6 +8,7 @@ the state before the slice.
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 import torch
@@ -16,10 +17,16 @@ from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.program import LoadedProgram, addresses
 from fla.ops.quasar.cuda.scan import backward
 from fla.ops.quasar.cuda.scan.forward import PANEL
-from fla.ops.quasar.cuda.scan.slice import SCAN_COLUMNS, bounds_of_scans, fold_maps
+from fla.ops.quasar.cuda.scan.slice import SCAN_COLUMNS, fold_maps
 from fla.ops.quasar.gate import divisible
 from fla.ops.quasar.parallel.context import Place
 from fla.ops.quasar.scan import Gradients, Saved
+
+
+@functools.lru_cache(64)
+def _bounds_of_one(segments: int, device: torch.device) -> torch.Tensor:
+    """Return the bounds, in segments, of a scan over one sequence; cached, as the copy waits."""
+    return torch.tensor([0, segments], device=device)
 
 
 class CudaSliceGradient:
@@ -60,7 +67,7 @@ class CudaSliceGradient:
         if count == 1 or G is None:
             return self._d_states[0]
         gradients = self._d_states[:count].clone()
-        first = bounds_of_scans(0, count, device=gradients.device)
+        first = _bounds_of_one(count, gradients.device)
         self._launch_scan(1, self._parameters(d_states=gradients, first=first))
         behind = gradients[1].double()
         return torch.baddbmm(gradients[0].double(), G[0].double().mT, behind).float()
