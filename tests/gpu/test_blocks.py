@@ -22,7 +22,7 @@ from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS, packed
 from tests.quasar_kernels.blocks.calls import Operator, ssd_inputs, wkv6_inputs
 from tests.quasar_kernels.recorded import beside_float64, check
-from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR, RECURRENCE
+from tests.quasar_kernels.tolerances import BETA_GRADIENT, GRADIENT, OPERATOR, RECURRENCE
 
 pytestmark = ON_CUDA_KERNELS
 
@@ -110,7 +110,11 @@ def test_gradients(dtype, name, K, V, lengths):
     T, N = (1500, 1) if lengths is None else (sum(lengths), len(lengths))
     bounds = None if lengths is None else packed(lengths)
     x = [*TRITON[name].inputs(T, K, V, dtype=dtype), noise(N, 4, K, V)]
-    check(*beside_exact(TRITON[name], x, bounds), GRADIENT[dtype])
+    found, wanted = beside_exact(TRITON[name], x, bounds)
+    if name == "ssd" and dtype != FP32:
+        # that of A sums terms of both signs over all tokens, so 16-bit inputs leave fewer digits
+        check([found.pop(4)], [wanted.pop(4)], BETA_GRADIENT)
+    check(found, wanted, GRADIENT[dtype])
 
 
 @operators
