@@ -274,8 +274,9 @@ def _layer_specs() -> list[CompileSpec]:
             gate_and_norm.gate_and_norm_kernel,
             typed("*bf16", "o narrow gate_weight gate_bias y")
             | {"norm_weight": "*fp32", "R": "i32", "stride_n": "i32", "eps": "fp32"},
-            {"H": 8, "S": S, "BS": S, "BR": gate_and_norm.rows_for(S), "HEADS": 8},
-            num_stages=2,
+            {"H": 8, "S": S, "BS": S, "BR": gate_and_norm.ROWS, "HEADS": 8},
+            num_warps=gate_and_norm.WARPS,
+            num_stages=1,
         )
         for S in (64, 128)
     ]

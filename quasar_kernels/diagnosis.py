@@ -87,7 +87,7 @@ def compile_for(major: int, minor: int) -> Builds:
     mount()
     from fla.ops.quasar.cuda.nvrtc import HOPPER
     from fla.ops.quasar.cuda.scan import backward, forward
-    from fla.ops.quasar.layer.hopper import program
+    from fla.ops.quasar.layer.hopper import program, wide_projection
 
     capability = (major, minor)
     wide = forward.options_for(128)
@@ -99,6 +99,7 @@ def compile_for(major: int, minor: int) -> Builds:
     if capability == HOPPER:
         programs["gradients 128"] = partial(backward.PROGRAM.compile, capability, options=wide)
         programs["layer"] = partial(program.PROGRAM.compile, capability)
+        programs["wide layer"] = partial(wide_projection.PROGRAM.compile, capability)
     builds = (_build(name, dtype, run) for name, run in programs.items() for dtype in _DTYPES)
     return Builds(builds=tuple(builds))
 

@@ -22,7 +22,7 @@ BF16 = torch.bfloat16
 class Path(NamedTuple):
     """What was seen of a call's second recorded run and of its backward pass."""
 
-    forward: str  # fused, kernels or steps: who computes where nothing is replayed
+    forward: str  # fused, wide, kernels or steps: what computes if nothing is replayed
     forward_graph: bool
     kept: bool | None  # None: not one node with the kernels' backward pass
     backward_graph: bool
@@ -43,7 +43,8 @@ def seen(monkeypatch):
 
         monkeypatch.setattr(owner, name, run)
 
-    for stages, told in (("HOPPER", "fused"), ("PORTABLE", "fused"), ("LIBRARY", "kernels")):
+    names = {"HOPPER": "fused", "WIDE": "wide", "PORTABLE": "fused", "LIBRARY": "kernels"}
+    for stages, told in names.items():
         watched = SimpleNamespace(**getattr(layer_forward, stages)._asdict())
         spy(watched, "project", lambda found, told=told: told if found else None)
         monkeypatch.setattr(layer_forward, stages, watched)
@@ -73,6 +74,7 @@ def path(seen, layer, shape, dtype, **kwargs):
 
 
 HOPPER = "fused" if CAPABILITY == (9, 0) else "kernels"
+WIDE = "wide" if CAPABILITY == (9, 0) else "kernels"
 CUDA = "fused" if CAPABILITY and CAPABILITY >= (8, 0) else "kernels"
 BOUNDS = torch.tensor([0, 100, 300])
 MASK = torch.ones(2, 300)
@@ -101,8 +103,10 @@ MASK[0, :100] = 0
             {"hidden_size": 2048, "num_heads": 16, "head_dim": 128},
             (2, 4096),
             BF16,
-            Path("kernels", False, True, False),
+            Path(WIDE, False, True, False),
         ),
+        ({"head_dim": 128, "num_heads": 4}, (1, 1024), BF16, Path("kernels", True, False, True)),
+        ({"head_dim": 128, "num_heads": 4}, (1, 8192), BF16, Path(WIDE, True, False, True)),
     ],
 )
 def test_the_way_of_a_recorded_call(seen, arguments, shape, dtype, expected):

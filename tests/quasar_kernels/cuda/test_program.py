@@ -15,6 +15,7 @@ from fla.ops.quasar.cuda.program import Variant, serializer
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.layer.hopper import program as hopper_products
+from fla.ops.quasar.layer.hopper.wide_projection import WideArguments
 from fla.ops.quasar.layer.portable import program as portable_products
 
 from quasar_kernels.blocks.wkv6_cuda import launch as wkv6
@@ -39,6 +40,7 @@ HOPPER = (9, 0)
             hopper_products.ProjectionArguments,
         ),
         ("layer/hopper/csrc/gated_rows.cuh", "OutputArguments", hopper_products.OutputArguments),
+        ("layer/hopper/csrc/wide_projection.cu", "WideArguments", WideArguments),
         (
             "layer/portable/csrc/resident_projection.cu",
             "ProjectionArguments",

@@ -104,7 +104,7 @@ def test_other_cards_than_hopper_s_get_cuda_without_its_instructions(
     choice = backend.choose_backend(*gpu_call)
     assert (choice.backend, targets) == ("cuda", [target])
     assert not choice.program.on_hopper
-    monkeypatch.setattr(hopper_program, "_is_hopper", hopper_program._is_hopper.__wrapped__)
+    monkeypatch.setattr(hopper_program, "_has_hopper", hopper_program._has_hopper.__wrapped__)
     assert hopper_program.hopper_program(gpu_call[0], torch.bfloat16) is None
 
 

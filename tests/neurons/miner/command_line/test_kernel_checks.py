@@ -79,7 +79,7 @@ def test_some_programs_are_hoppers_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(CudaProgram, "compile", compile)
     both = {"operator", "operator 128", "gradients"}
-    for capability, more in (((8, 9), set()), ((9, 0), {"gradients 128", "layer"})):
+    for capability, more in (((8, 9), set()), ((9, 0), {"gradients 128", "layer", "wide layer"})):
         asked.clear()
         builds = compile_for(*capability).builds
         assert {one.program for one in builds} == both | more

@@ -3,7 +3,7 @@
 q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
 y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
-The pass has three steps. The first and the last have three implementations, each a `Stages`.
+The pass has three steps. The first and the last have several implementations, each a `Stages`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fla.ops.quasar.chunk import MAX_HEAD_DIM
 from fla.ops.quasar.layer.call import Activations, Call, LayerResults, Stages, Weights
 from fla.ops.quasar.layer.hopper import stages as hopper
 from fla.ops.quasar.layer.hopper.stages import HOPPER
+from fla.ops.quasar.layer.hopper.wide_projection import WIDE
 from fla.ops.quasar.layer.kernels import CONV_TAPS
 from fla.ops.quasar.layer.library import LIBRARY
 from fla.ops.quasar.layer.portable import stages as portable
@@ -97,7 +98,7 @@ def layer_forward(
             operator's results can use their memory; a backward pass computes them again.
         across: the layer's `parallel.Neighbours` if x is one rank's slice of a sequence.
     """
-    for stages in (HOPPER, PORTABLE):
+    for stages in (HOPPER, WIDE, PORTABLE):
         results = _run(stages, call, x, weights, keep, output, across)
         if results is not None:
             return results

@@ -25,7 +25,7 @@ def _project(
     H, S, dtype = call.heads, call.head_dim, call.dtype
     # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so that a
     # bias is added inside its product
-    projections, *gate_weights, out_weight = packed(weights.of_products(), dtype)
+    projections, *others = packed(weights.of_products(), dtype)
     rows = x.reshape(B * T, D).to(dtype)
     products = project(rows, projections)
     qkv, narrow = products.split([3 * H * S, S], dim=-1)
@@ -34,12 +34,34 @@ def _project(
     taps, bias = weights.joined_taps()
     position = positions(B, T, call.cu_seqlens, x.device)
     qkv = causal_conv_silu(qkv, taps, bias, position, dtype)
-    kept = (rows if keep else None, products if keep and output else None)
-    del rows, products
-    q, k, v = qkv.view(B, T, 3, H, S).unbind(2)
+    kept = products if keep and output else None
+    del products
+    return activations(call, weights, others, qkv, narrow, rows if keep else None, kept, B)
+
+
+def activations(
+    call: Call,
+    weights: Weights,
+    others: Sequence[torch.Tensor],
+    qkv: torch.Tensor,
+    narrow: torch.Tensor,
+    rows: torch.Tensor | None,
+    products: torch.Tensor | None,
+    batch: int,
+) -> Activations:
+    """Return the inputs of the operator, from q, k and v `[R, 3 H S]`, and of this output stage.
+
+    Args:
+        batch: sequences of equal length in qkv, or 1.
+        others: the matrices after the projections, by `packed`.
+        narrow, rows, products: those of `Activations`.
+    """
+    q, k, v = qkv.view(batch, -1, 3, call.heads, call.head_dim).unbind(2)
     beta = F.softplus(weights.beta_log.float())
     scan = ScanInputs(q, k, v, StepSizes(beta, False), cu_seqlens=call.cu_seqlens)
-    return Activations(scan, narrow, (*gate_weights, weights.norm, out_weight), *kept)
+    *gate_weights, out_weight = others
+    output_weights = (*gate_weights, weights.norm, out_weight)
+    return Activations(scan, narrow, output_weights, rows, products)
 
 
 def _output(call: Call, tensors: Activations) -> torch.Tensor:

@@ -7,6 +7,15 @@
 
 #include "wgmma.cuh"
 
+namespace quasar {
+
+// A tensor's description for bulk copies (CUtensorMap), made by driver.py.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+
+}  // namespace quasar
+
 #if QUASAR_WGMMA
 namespace quasar {
 

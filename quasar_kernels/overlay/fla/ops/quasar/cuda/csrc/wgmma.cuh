@@ -63,6 +63,7 @@ __device__ __forceinline__ void fence_proxy_async() {
 #define QUASAR_OUT_4(OUT, m) QUASAR_OUT_2(OUT, m), QUASAR_OUT_2(OUT, m + 2)
 #define QUASAR_OUT_8(OUT, m) QUASAR_OUT_4(OUT, m), QUASAR_OUT_4(OUT, m + 4)
 #define QUASAR_OUT_16(OUT, m) QUASAR_OUT_8(OUT, m), QUASAR_OUT_8(OUT, m + 8)
+#define QUASAR_OUT_32(OUT, m) QUASAR_OUT_16(OUT, m), QUASAR_OUT_16(OUT, m + 16)
 #define QUASAR_D_2 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define QUASAR_D_4 QUASAR_D_2 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define QUASAR_D_8 QUASAR_D_4 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -70,6 +71,12 @@ __device__ __forceinline__ void fence_proxy_async() {
   QUASAR_D_8                                                                  \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49," \
   "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define QUASAR_D_32                                                              \
+  QUASAR_D_16                                                                    \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"             \
+  ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"             \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" \
+  ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 #define QUASAR_PRODUCT_OF(TYPE, OUT, KEEP, TILES, COLUMNS, OPERANDS, MAJOR, ...)    \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE \
@@ -127,14 +134,21 @@ __device__ __forceinline__ void wgmma_tile(float (&d)[16][4], u64 a, u64 b) {
   QUASAR_PRODUCT(16, "128", "%64, %65", "0, 0", "l"(a), "l"(b));
 }
 
+template <Scalar T, bool FIRST = false>
+__device__ __forceinline__ void wgmma_tile(float (&d)[32][4], u64 a, u64 b) {
+  QUASAR_PRODUCT(32, "256", "%128, %129", "0, 0", "l"(a), "l"(b));
+}
+
 #undef QUASAR_OUT_2
 #undef QUASAR_OUT_4
 #undef QUASAR_OUT_8
 #undef QUASAR_OUT_16
+#undef QUASAR_OUT_32
 #undef QUASAR_D_2
 #undef QUASAR_D_4
 #undef QUASAR_D_8
 #undef QUASAR_D_16
+#undef QUASAR_D_32
 #undef QUASAR_PRODUCT_OF
 #undef QUASAR_PRODUCT
 #undef QUASAR_A

@@ -84,12 +84,13 @@ class OutputArguments(ctypes.Structure):
     ]
 
 
-_CSRC = Path(__file__).with_name("csrc")
-PACK_WEIGHTS = _CSRC / "pack_weights.cu"
+CSRC = Path(__file__).with_name("csrc")
+"""The folder of the kernels' sources."""
+PACK_WEIGHTS = CSRC / "pack_weights.cu"
 """The kernel of `swizzle_weights`; each program with swizzled weights compiles this file."""
 PROGRAM = CudaProgram(
     "hopper_products",
-    [PACK_WEIGHTS, _CSRC / "projection.cu", _CSRC / "gated_output.cu"],
+    [PACK_WEIGHTS, CSRC / "projection.cu", CSRC / "gated_output.cu"],
     {
         "pack_weights_{}": SwizzleArguments,
         "projection_{}": ProjectionArguments,
@@ -100,8 +101,13 @@ PROGRAM = CudaProgram(
 
 
 @functools.cache
-def _is_hopper(device: int) -> bool:
+def _has_hopper(device: int) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device) == HOPPER
+
+
+def is_hopper(x: torch.Tensor) -> bool:
+    """Return whether x is on a GPU of compute capability 9.0."""
+    return x.is_cuda and _has_hopper(x.device.index)
 
 
 def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
@@ -110,7 +116,7 @@ def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     They are not used on other GPUs than Hopper. If they cannot be compiled, they are not used
     either, and one line is logged with the cause and the remedy.
     """
-    if not x.is_cuda or dtype not in DTYPES or not _is_hopper(x.device.index):
+    if dtype not in DTYPES or not is_hopper(x):
         return None
     program = PROGRAM.find(Variant(x.device.index, dtype))
     return program if isinstance(program, LoadedProgram) else None

@@ -14,10 +14,6 @@
 
 namespace quasar::scan {
 
-struct alignas(64) TensorMap {
-  u64 opaque[16];
-};
-
 // The kernels' second argument, filled for Hopper only. q and k have tensor maps of chunks, the
 // others of tiles.
 struct TensorMaps {

@@ -1,0 +1,176 @@
+"""The projections, convolution and SiLU of a layer of any width in one kernel on Hopper.
+
+A library product and a separate convolution write the products to memory and read them again: a
+tenth of the layer's time at 2,048 channels, a seventh at 1,024. csrc/wide_projection.cu is the
+kernel. The output stage is that of library.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+
+from fla.ops.quasar import torch_private
+from fla.ops.quasar.cuda.driver import tensor_map
+from fla.ops.quasar.cuda.program import (
+    INT,
+    INT64,
+    POINTER,
+    CudaProgram,
+    LoadedProgram,
+    Variant,
+    addresses,
+    fields,
+    serializer,
+)
+from fla.ops.quasar.layer.call import Activations, Call, Stages, Weights
+from fla.ops.quasar.layer.first_tokens import replace_first_tokens
+from fla.ops.quasar.layer.hopper.program import CSRC, is_hopper
+from fla.ops.quasar.layer.library import LIBRARY, activations
+from fla.ops.quasar.layer.products import packed
+
+COLUMNS = 256
+"""Channels of the kernel's tiles, of which q, k and v together have a multiple."""
+TOKENS = 125
+"""Tokens of a tile; its other three rows are earlier tokens."""
+FEWEST_TILES = 264
+"""Tiles from which the kernel is faster than a library product: two for each multiprocessor."""
+
+_ROWS = 128  # of a tensor map's box, which has 64 inputs
+_CLUSTER = 2  # blocks, each with its own tokens
+
+
+class WideArguments(ctypes.Structure):
+    """`quasar::layer::WideArguments` of wide_projection.cu."""
+
+    _fields_ = [
+        *fields(POINTER, "taps qkv narrow products"),
+        *fields(INT64, "tokens"),
+        *fields(INT, "inputs channels narrow_width pairs"),
+    ]
+
+
+PROGRAM = CudaProgram(
+    "wide_projection",
+    [CSRC / "wide_projection.cu"],
+    {"wide_projection_{}": WideArguments},
+    "the fused projections of wide layers are not used: %s",
+)
+_serialize = serializer(WideArguments)
+
+
+def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
+    """Return whether the kernel supports a call and is faster for it."""
+    if call.dtype.itemsize != 2 or call.backend not in ("auto", "cuda") or not is_hopper(x):
+        return False
+    hidden, channels = x.shape[-1], 3 * call.heads * call.head_dim
+    tokens = x.numel() // max(1, hidden)
+    return (
+        hidden % 64 == channels % COLUMNS == 0
+        and call.head_dim in (64, 128)
+        and weights.q_shift is None
+        and -(-tokens // TOKENS) * (channels // COLUMNS) >= FEWEST_TILES
+        and all(w is None or w.is_contiguous() for w in weights)
+        and not torch.is_grad_enabled()
+    )
+
+
+def find_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
+    """Return the kernel for products in `dtype` on x's device, or None if it cannot be compiled."""
+    program = PROGRAM.find(Variant(x.device.index, dtype))
+    return program if isinstance(program, LoadedProgram) else None
+
+
+@functools.lru_cache(256)
+def _maps(x: int, weights: int, tokens: int, inputs: int, outputs: int) -> bytes:
+    box = (64, _ROWS)
+    return b"".join(
+        tensor_map(address, (inputs, rows), (inputs,), box)
+        for address, rows in ((x, tokens), (weights, outputs))
+    )
+
+
+def project_wide(
+    program: LoadedProgram,
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    taps: torch.Tensor,
+    keep: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return silu(causal convolution(x W^T)) of q, k and v, x W^T of `narrow`, and that of q, k, v.
+
+    It records nothing for autograd and runs on the current stream. The device of `rows` must be
+    the current device.
+
+    Args:
+        program: the kernel for the device and dtype of `rows`.
+        rows: `[T, inputs]` bf16 or fp16, contiguous, of one sequence from its start; inputs are a
+            multiple of 64.
+        weights: `[C + S, inputs]` in the same dtype, contiguous; C is a multiple of 256, S 64 or
+            128.
+        taps: `[C, 4]` fp32, contiguous.
+        keep: whether to return the products of q, k and v; otherwise they are None.
+
+    Returns:
+        `[T, C]`, `[T, S]` and `[T, C]` in the dtype of `rows`. Products, taps and the convolution's
+        sums are fp16 in both dtypes, and saturate at 65504. SiLU is computed in fp32.
+
+    Raises:
+        CudaUnavailableError: the driver refused the launch.
+    """
+    (T, inputs), C = rows.shape, taps.shape[0]
+    S = weights.shape[0] - C
+    qkv, narrow = rows.new_empty(T, C), rows.new_empty(T, S)
+    products = rows.new_empty(T, C) if keep else None
+    if T:
+        pairs = -(-T // (_CLUSTER * TOKENS))
+        clusters = min(program.multiprocessors // _CLUSTER, pairs * (C // COLUMNS + 1))
+        arguments = _serialize(*addresses(taps, qkv, narrow, products), T, inputs, C, S, pairs)
+        maps = _maps(*addresses(rows, weights), T, inputs, C + S)
+        stream = torch_private.raw_stream(rows.device.index)
+        program.kernels["wide_projection"].launch(
+            (_CLUSTER * clusters, 1), (ctypes.c_char_p * 2)(arguments, maps), stream
+        )
+    return qkv, narrow, products
+
+
+def _project(
+    call: Call, x: torch.Tensor, weights: Weights, keep: bool, output: bool
+) -> Activations | None:
+    program = find_program(x, call.dtype) if takes(call, x, weights) else None
+    if program is None:
+        return None
+    return PROGRAM.attempt(call.backend, program, _launch, call, x, weights, keep, output)
+
+
+def _launch(
+    call: Call,
+    x: torch.Tensor,
+    weights: Weights,
+    keep: bool,
+    output: bool,
+    *,
+    program: LoadedProgram,
+) -> Activations:
+    B, T, D = x.shape
+    projections, *others = packed(weights.of_products(), call.dtype)
+    rows = x.reshape(B * T, D).to(call.dtype)
+    taps, _ = weights.joined_taps()
+    qkv, narrow, products = project_wide(
+        program, rows, projections, taps.float().contiguous(), keep and output
+    )
+    bounds, count = call.cu_seqlens, B
+    if bounds is not None:
+        bounds, count = bounds.to(x.device), len(bounds) - 1
+    if count > 1:
+        replace_first_tokens(rows, weights, bounds, count, qkv)
+    return activations(call, weights, others, qkv, narrow, rows if keep else None, products, B)
+
+
+WIDE = Stages(_project, LIBRARY.output)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

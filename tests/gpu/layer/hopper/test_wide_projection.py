@@ -1,0 +1,154 @@
+"""The fused projection of layers of other widths, on a Hopper GPU, against float64."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fla.layers.quasar import QuasarAttention
+from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
+from fla.ops.quasar.cuda.program import Variant
+from fla.ops.quasar.layer import forward as layer_forward
+from fla.ops.quasar.layer.hopper import wide_projection as wide
+
+from quasar_kernels.reference import quasar_layer, relative_rms
+from tests.gpu.calls import ON_HOPPER, packed
+from tests.quasar_kernels.tolerances import LAYER_GRADIENT, PROJECTION
+
+pytestmark = ON_HOPPER
+
+BF16, FP16 = torch.bfloat16, torch.float16
+dtypes = pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+
+
+def noise(T, inputs):
+    return torch.randn(T, inputs, device="cuda")
+
+
+def draw(inputs, channels, S):
+    """Weights of q, k, v and the narrow gate, and the taps."""
+    weights = torch.randn(channels + S, inputs, device="cuda") / inputs**0.5
+    return weights, torch.rand(channels, 4, device="cuda") - 0.5
+
+
+def project(x, weights, taps, dtype=BF16, keep=False):
+    program = wide.PROGRAM.load(Variant(x.device.index, dtype))
+    return wide.project_wide(program, x.to(dtype), weights.to(dtype), taps, keep)
+
+
+def exact(x, weights, taps, dtype=BF16):
+    """The same three results in float64, of rounded x and weights."""
+    C = taps.shape[0]
+    products = x.to(dtype).double() @ weights.to(dtype).double().T
+    mixed = F.conv1d(F.pad(products[:, :C].T, (3, 0)), taps.double().unsqueeze(1), groups=C)
+    return F.silu(mixed).T, products[:, C:], products[:, :C]
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("inputs", "channels", "S"),
+    [(64, 256, 64), (256, 768, 64), (320, 1536, 128), (1024, 3072, 64), (2048, 6144, 128)],
+)
+@pytest.mark.parametrize("T", [1, 3, 124, 125, 126, 250, 251, 1000, 4099])
+def test_it_matches_float64(dtype, inputs, channels, S, T):
+    x, parts = noise(T, inputs), draw(inputs, channels, S)
+    for found, wanted in zip(project(x, *parts, dtype, True), exact(x, *parts, dtype), strict=True):
+        assert found.dtype == dtype
+        assert relative_rms(found, wanted) <= PROJECTION[dtype]
+        wrong = (found.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+        assert wrong.max() <= 3 * PROJECTION[dtype]
+
+
+def test_a_token_reaches_itself_and_three_more():
+    x, parts = noise(20_000, 512), draw(512, 1536, 64)
+    before = project(x, *parts)
+    for changed in (0, 124, 125, 10_001):
+        other = x.clone()
+        other[changed] += 1
+        after = project(other, *parts)
+        rows = (before[0] != after[0]).any(1).nonzero().flatten()
+        assert rows.tolist() == list(range(changed, changed + 4))
+        assert (before[1] != after[1]).any(1).nonzero().flatten().tolist() == [changed]
+
+
+def test_repeated_projections_are_equal():
+    x, parts = noise(30_000, 1024), draw(1024, 3072, 64)
+    first = project(x, *parts, keep=True)
+    for _ in range(3):
+        assert all(map(torch.equal, project(x, *parts, keep=True), first))
+
+
+def test_it_counts_past_two_to_the_31st_element():
+    x, parts = noise(720_000, 1024), draw(1024, 3072, 64)
+    found = project(x, *parts)
+    for result, wanted in zip(found, exact(x[-1003:], *parts), strict=False):
+        assert relative_rms(result[-1000:], wanted[-1000:]) <= PROJECTION[BF16]
+
+
+@dtypes
+@pytest.mark.parametrize("factor", [1, 100, 1e6])  # the largest is beyond fp16
+def test_what_is_out_of_range_stays_finite(dtype, factor):
+    weights, taps = draw(512, 1536, 64)
+    found, *_ = project(noise(500, 512), 1e4 * weights, factor * taps, dtype)
+    assert torch.isfinite(found).all()
+
+
+def make_layer(width=512, S=128):
+    torch.manual_seed(0)
+    return QuasarAttention(hidden_size=width, head_dim=S, num_heads=width // S)
+
+
+def forward(layer, x, **kwargs):
+    with torch.autocast("cuda", BF16):
+        return layer(x, **kwargs)[0]
+
+
+@pytest.mark.parametrize("shape", [(1, 3000), (3, 1001)])
+def test_a_layer_and_its_gradients_match_float64(monkeypatch, shape):
+    monkeypatch.setattr(wide, "FEWEST_TILES", 1)
+    layer = make_layer()
+    x = torch.randn(*shape, 512)
+    exact = {name: p.detach().double().requires_grad_() for name, p in layer.named_parameters()}
+    of_x = x.double().requires_grad_()
+    wanted = quasar_layer(exact, of_x, num_heads=4, head_dim=128)
+    dy = torch.randn_like(wanted)
+    wanted.backward(dy)
+    given = x.cuda().requires_grad_()
+    y = forward(layer.cuda(), given)
+    y.backward(dy.cuda().to(y.dtype))
+    assert relative_rms(y, wanted) <= 1e-2
+    assert relative_rms(given.grad, of_x.grad) <= LAYER_GRADIENT[BF16]
+    for name, p in layer.named_parameters():
+        limit = 3 if name == "beta_log" else 1
+        assert relative_rms(p.grad, exact[name].grad) <= limit * LAYER_GRADIENT[BF16], name
+
+
+def test_packed_sequences_are_separate_calls(monkeypatch):
+    monkeypatch.setattr(wide, "FEWEST_TILES", 1)
+    layer, lengths = make_layer().cuda(), [700, 2, 0, 125, 900]
+    x = torch.randn(1, sum(lengths), 512, device="cuda")
+    with torch.no_grad():
+        together = forward(layer, x, cu_seqlens=packed(lengths)).split(lengths, dim=1)
+        for part, found in zip(x.split(lengths, dim=1), together, strict=True):
+            if part.numel():
+                assert relative_rms(found, forward(layer, part).double()) <= 1e-2
+
+
+def test_a_refused_launch_falls_back(monkeypatch, caplog):
+    def refuse(*_):
+        raise CudaUnavailableError("refused")
+
+    layer, x = make_layer(), torch.randn(1, 20_000, 512, device="cuda")
+    layer.cuda()
+    monkeypatch.setattr(wide.PROGRAM, "_entries", {})
+    with torch.no_grad():
+        expected = forward(layer, x)
+        monkeypatch.setattr(wide, "project_wide", refuse)
+        with caplog.at_level(logging.WARNING, "fla.ops.quasar"):
+            y = forward(layer, x)
+        assert "the fused projections of wide layers are not used: refused" in caplog.text
+        monkeypatch.setattr(layer_forward, "WIDE", layer_forward.LIBRARY)
+        assert torch.equal(y, forward(layer, x))
+    assert relative_rms(y, expected.double()) <= 1e-2
