@@ -22,7 +22,13 @@ from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS, packed
 from tests.quasar_kernels.blocks.calls import Operator, ssd_inputs, wkv6_inputs
 from tests.quasar_kernels.recorded import beside_float64, check
-from tests.quasar_kernels.tolerances import BETA_GRADIENT, GRADIENT, OPERATOR, RECURRENCE
+from tests.quasar_kernels.tolerances import (
+    ADVERSARIAL,
+    BETA_GRADIENT,
+    GRADIENT,
+    OPERATOR,
+    RECURRENCE,
+)
 
 pytestmark = ON_CUDA_KERNELS
 
@@ -123,9 +129,12 @@ def test_gradients(dtype, name, K, V, lengths):
 def test_any_decay(operator, dtype, decay):
     found, wanted = beside_exact(operator, operator.inputs(1000, dtype=dtype, decay=decay))
     assert all(torch.isfinite(y).all() for y in found)
-    # beyond, the decays' own gradients are rounding
-    sure = None if decay < 10 else operator.steady
-    check(found[:sure], wanted[:sure], max(OPERATOR[dtype], GRADIENT[dtype]))
+    limit = max(OPERATOR[dtype], GRADIENT[dtype])
+    if decay < 10:
+        check(found, wanted, limit)
+    else:  # the decays' own gradients are rounding, and fp32 exponents of hundreds lose digits
+        sure = operator.steady
+        check(found[:sure], wanted[:sure], max(limit, ADVERSARIAL))
 
 
 def test_strong_decays_cost_their_neighbours_no_digits():

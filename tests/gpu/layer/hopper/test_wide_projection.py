@@ -13,7 +13,7 @@ from fla.ops.quasar.cuda.program import Variant
 from fla.ops.quasar.layer import forward as layer_forward
 from fla.ops.quasar.layer.hopper import wide_projection as wide
 
-from quasar_kernels.reference import quasar_layer, relative_rms
+from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms
 from tests.gpu.calls import ON_HOPPER, packed
 from tests.quasar_kernels.tolerances import LAYER_GRADIENT, PROJECTION
 
@@ -82,9 +82,9 @@ def test_repeated_projections_are_equal():
 
 def test_it_counts_past_two_to_the_31st_element():
     x, parts = noise(720_000, 1024), draw(1024, 3072, 64)
-    found = project(x, *parts)
-    for result, wanted in zip(found, exact(x[-1003:], *parts), strict=False):
-        assert relative_rms(result[-1000:], wanted[-1000:]) <= PROJECTION[BF16]
+    found, wanted = project(x, *parts)[:2], exact(x[-1003:], *parts)[:2]
+    for result, exactly in zip(found, wanted, strict=True):
+        assert relative_rms(result[-1000:], exactly[-1000:]) <= PROJECTION[BF16]
 
 
 @dtypes
@@ -108,32 +108,30 @@ def forward(layer, x, **kwargs):
 @pytest.mark.parametrize("shape", [(1, 3000), (3, 1001)])
 def test_a_layer_and_its_gradients_match_float64(monkeypatch, shape):
     monkeypatch.setattr(wide, "FEWEST_TILES", 1)
-    layer = make_layer()
-    x = torch.randn(*shape, 512)
-    exact = {name: p.detach().double().requires_grad_() for name, p in layer.named_parameters()}
-    of_x = x.double().requires_grad_()
-    wanted = quasar_layer(exact, of_x, num_heads=4, head_dim=128)
-    dy = torch.randn_like(wanted)
-    wanted.backward(dy)
-    given = x.cuda().requires_grad_()
-    y = forward(layer.cuda(), given)
-    y.backward(dy.cuda().to(y.dtype))
-    assert relative_rms(y, wanted) <= 1e-2
-    assert relative_rms(given.grad, of_x.grad) <= LAYER_GRADIENT[BF16]
-    for name, p in layer.named_parameters():
-        limit = 3 if name == "beta_log" else 1
-        assert relative_rms(p.grad, exact[name].grad) <= limit * LAYER_GRADIENT[BF16], name
+    layer, x = make_layer().cuda(), torch.randn(*shape, 512, device="cuda", requires_grad=True)
+    y = forward(layer, x)
+    wide_x = x.detach().double().requires_grad_()
+    leaves = {name: p.detach().double().requires_grad_() for name, p in layer.named_parameters()}
+    wanted = quasar_layer(leaves, wide_x, num_heads=4, head_dim=128, operator=quasar_chunked)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    wanted.backward(dy.double())
+    errors = {name: relative_rms(p.grad, leaves[name].grad) for name, p in layer.named_parameters()}
+    errors |= {"x": relative_rms(x.grad, wide_x.grad), "y": relative_rms(y, wanted)}
+    assert all(error <= LAYER_GRADIENT[BF16] for error in errors.values()), errors
 
 
 def test_packed_sequences_are_separate_calls(monkeypatch):
     monkeypatch.setattr(wide, "FEWEST_TILES", 1)
+    monkeypatch.setattr(wide, "FEWEST_TOKENS", 1)
     layer, lengths = make_layer().cuda(), [700, 2, 0, 125, 900]
     x = torch.randn(1, sum(lengths), 512, device="cuda")
     with torch.no_grad():
         together = forward(layer, x, cu_seqlens=packed(lengths)).split(lengths, dim=1)
         for part, found in zip(x.split(lengths, dim=1), together, strict=True):
             if part.numel():
-                assert relative_rms(found, forward(layer, part).double()) <= 1e-2
+                # two results of 16 bits, one of them with fp32 products
+                assert relative_rms(found, forward(layer, part).double()) <= 2e-2
 
 
 def test_a_refused_launch_falls_back(monkeypatch, caplog):

@@ -36,6 +36,15 @@ def test_the_calls_that_it_takes(monkeypatch, options, tokens, dtype, backend, t
         assert wide.takes(call, x, layer._weights()) is taken
 
 
+@pytest.mark.parametrize(("shape", "taken"), [((4, 1000), True), ((10, 500), False)])
+def test_it_takes_no_short_sequences(monkeypatch, shape, taken):
+    monkeypatch.setattr(wide, "is_hopper", lambda x: True)
+    call = Call(16, 64, 1e-5, BF16, None, "auto")
+    weights = QuasarAttention(1024, 64, 16)._weights()
+    with torch.no_grad():
+        assert wide.takes(call, torch.empty(*shape, 1024, device="meta"), weights) is taken
+
+
 def test_nothing_is_taken_without_a_hopper_gpu():
     call = Call(16, 64, 1e-5, BF16, None, "auto")
     x = torch.empty(1, 3000, 1024)

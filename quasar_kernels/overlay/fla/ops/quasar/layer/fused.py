@@ -98,7 +98,7 @@ class FusedKernels(NamedTuple):
         )
         weight_tiles = swizzle_weights(program, layouts, call.dtype, vectors)
         qkv, narrow = self.project(program, rows, weight_tiles[0], taps, call.dtype)
-        count, bounds = _sequences(call, x), call.cu_seqlens
+        count, bounds = sequences_of(call, x), call.cu_seqlens
         if count > 1:
             bounds = None if bounds is None else bounds.to(x.device)
             replace_first_tokens(rows, weights, bounds, count, qkv)
@@ -124,7 +124,7 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
         return False
     if not x.is_contiguous() or x.data_ptr() % 16:
         return False
-    if x.shape[0] * x.shape[1] < FEWEST_TOKENS * max(1, _sequences(call, x)):
+    if x.shape[0] * x.shape[1] < FEWEST_TOKENS * max(1, sequences_of(call, x)):
         return False
     return all(
         w is None
@@ -134,7 +134,8 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
     )
 
 
-def _sequences(call: Call, x: torch.Tensor) -> int:
+def sequences_of(call: Call, x: torch.Tensor) -> int:
+    """Return the number of sequences of a call."""
     return x.shape[0] if call.cu_seqlens is None else len(call.cu_seqlens) - 1
 
 

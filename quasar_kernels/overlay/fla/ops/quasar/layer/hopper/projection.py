@@ -1,8 +1,8 @@
 """The layer's projections, convolution and SiLU in one kernel on Hopper.
 
 Separate kernels read and write the projections three times: eight gigabytes for a million tokens.
-csrc/projection.cu is the kernel. Other sizes, dtypes and GPUs use a library product and the
-convolution of kernels.py.
+csrc/projection.cu is the kernel. wide_projection.py has one for other widths; other dtypes and GPUs
+use a library product and the convolution of kernels.py.
 """
 
 from __future__ import annotations
