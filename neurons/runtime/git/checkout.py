@@ -30,13 +30,13 @@ def checkout_config(tool: HardenedGit) -> dict[str, str]:
     Raises:
         Held: the folder is not the root of a checkout, or it has settings that are refused.
     """
-    top = Path(tool.rev_parse("--show-toplevel"))
+    top = Path(tool.run("rev-parse", "--show-toplevel"))
     if top.resolve() != tool.folder.resolve():
         raise Held(
             f"REPO_PATH={tool.folder} is not the top of its checkout, which is {top}.",
             "Set REPO_PATH to the top folder of your fork's checkout.",
         )
-    names = set(tool.config("--list", "--name-only", "-z").split("\0"))
+    names = set(tool.run("config", "--list", "--name-only", "-z").split("\0"))
     refused = sorted(name for name in names if _REFUSED.fullmatch(name.lower()))
     if refused:
         raise Held(
@@ -84,7 +84,8 @@ def checkout_origin(tool: HardenedGit, *, with_token: bool) -> Remote:
 
 def changed_files(tool: HardenedGit) -> list[str]:
     """Return the new files, and the files that differ from the commit that is checked out."""
-    listing = tool.status(
+    listing = tool.run(
+        "status",
         *("--porcelain=v1", "-z", "--no-renames"),
         *("--untracked-files=all", "--ignore-submodules=all"),
     )
