@@ -102,8 +102,8 @@ class SubjectProxy:
         self._sent = max(self._sent, 4 * math.prod(shape))
         self.ask("draw", name=name, shape=list(shape), seed=seed)
 
-    def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> dict[str, Tensor]:
-        return self.ask("fetch", None if rows is None else {"rows": rows}, names=names)[1]
+    def fetch(self, names: Sequence[str], rows: Sequence[int] | None = None) -> dict[str, Tensor]:
+        return self.ask("fetch", names=names, rows=rows)[1]
 
     def operate(self, *, initial: bool = False, final: bool = False) -> dict[str, Tensor]:
         return self.ask("operate", initial=initial, final=final)[1]
@@ -120,8 +120,8 @@ class SubjectProxy:
     def gradients(self) -> dict[str, Tensor]:
         return self.ask("gradients")[1]
 
-    def tampered(self) -> list[str]:
-        return [str(name) for name in self.ask("tampered")[0].get("names", ())]
+    def tampered(self) -> dict[str, Any]:
+        return self.ask("tampered")[0]
 
     def end(self) -> None:
         """End the process; its memory, on the GPU too, is free afterwards."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from harness.hardware.machine import Frozen, NotNegative, Telemetry
+from harness.hardware.machine import Telemetry
 from harness.measuring.job import Exit, Job, Reply
 from harness.sample import Sample
 from harness.worker.failures import WorkerError, describe_failure
@@ -22,17 +22,10 @@ if TYPE_CHECKING:
     import torch
 
     from harness.worker.referee import SubjectProxy
+    from harness.worker.subject.tree import Imported
 
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class Imported(Frozen):
-    """The time of a tree's import, and the loaded files, relative to the tree."""
-
-    import_seconds: NotNegative
-    operator_file: str
-    layer_file: str
 
 
 def _probe(job: Job, _subject: SubjectProxy | None) -> BaseModel:
@@ -49,6 +42,8 @@ def _call(job: Job, _subject: SubjectProxy | None) -> BaseModel:
 
 
 def _load(job: Job, subject: SubjectProxy | None) -> tuple[SubjectProxy, Imported]:
+    from harness.worker.subject.tree import Imported
+
     assert subject is not None  # noqa: S101 # see WITH_SUBJECT
     return subject, _answer(Imported, subject.ask("load", tree=job.tree)[0])
 

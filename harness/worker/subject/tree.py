@@ -12,21 +12,28 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from harness.hardware.machine import Frozen, NotNegative
 from harness.imports import explain_import
 from harness.worker.failures import WorkerError
 
 _ONLY_FROM_TREE = ("fla.ops.quasar", "fla.layers.quasar")
 
 
+class Imported(Frozen):
+    """The time of a tree's import, and the loaded files, relative to the tree."""
+
+    import_seconds: NotNegative
+    operator_file: str
+    layer_file: str
+
+
 @dataclass(frozen=True)
 class Loaded:
-    """The code under test, and the files that it was loaded from, relative to the tree."""
+    """The code under test."""
 
     operator: Any
     layer_class: Any
-    operator_file: str
-    layer_file: str
-    import_seconds: float
+    imported: Imported
 
 
 def load_tree(tree: Path) -> Loaded:
@@ -55,9 +62,11 @@ def load_tree(tree: Path) -> Loaded:
     return Loaded(
         operator=operator.chunk_quasar,
         layer_class=layer.QuasarAttention,
-        operator_file=_relative(operator, tree),
-        layer_file=_relative(layer, tree),
-        import_seconds=import_seconds,
+        imported=Imported(
+            import_seconds=import_seconds,
+            operator_file=_relative(operator, tree),
+            layer_file=_relative(layer, tree),
+        ),
     )
 
 
