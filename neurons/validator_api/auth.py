@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from neurons.runtime.identity import verify
 from neurons.runtime.values import HOTKEY, LOOPBACK
 from neurons.validator_api.competition.bans import ban_key
-from neurons.validator_api.competition.errors import Replayed
+from neurons.validator_api.competition.errors import Refusal
 from neurons.validator_api.competition.rounds import utc
 from neurons.validator_api.database.tables import UsedNonce
 from neurons.wire import protocol
@@ -150,14 +150,10 @@ class ValidatorCall:
     expires_at: datetime
 
     def spend(self, session: Session) -> None:
-        """Record the nonce.
-
-        Raises:
-            Replayed: the nonce was used before (401).
-        """
+        """Record the nonce; raise a Refusal if it was used before."""
         session.execute(delete(UsedNonce).where(UsedNonce.expires_at <= self.made_at))
         if session.get(UsedNonce, (self.hotkey, self.nonce)) is not None:
-            raise Replayed("Nonce was used before")
+            raise Refusal(401, "Nonce was used before")
         session.add(UsedNonce(hotkey=self.hotkey, nonce=self.nonce, expires_at=self.expires_at))
         session.flush()
 

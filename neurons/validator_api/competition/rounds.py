@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from neurons.runtime.observe import get_logger
 from neurons.validator_api.competition import ranking
-from neurons.validator_api.competition.errors import Invalid, NotFound
+from neurons.validator_api.competition.errors import Refusal
 from neurons.validator_api.database.tables import (
     ACTIVE,
     COMPLETED,
@@ -83,12 +83,11 @@ def create(
 ) -> Round:
     """End the active round, if any, and open the next one.
 
-    Raises:
-        NotFound: there is no such baseline submission.
+    Raises a Refusal if there is no such baseline submission.
     """
     baseline = request.baseline_submission_id
     if baseline is not None and session.get(Submission, baseline) is None:
-        raise NotFound("Submission not found")
+        raise Refusal(404, "Submission not found")
     return _open(session, context, request.duration_hours, baseline)
 
 
@@ -117,17 +116,12 @@ def finalize(session: Session, row: Round, context: RequestContext) -> list[rank
 
 
 def finalize_by_id(session: Session, round_id: int, context: RequestContext) -> dict[str, Any]:
-    """Complete one round for a validator; return the reply's content.
-
-    Raises:
-        NotFound: there is no such round.
-        Invalid: the round is completed already.
-    """
+    """Complete an active round for a validator, or raise a Refusal; return the reply's content."""
     row = session.get(Round, round_id)
     if row is None:
-        raise NotFound("Round not found")
+        raise Refusal(404, "Round not found")
     if row.status != ACTIVE:
-        raise Invalid("Round already finalized")
+        raise Refusal(400, "Round already finalized")
     ranked = finalize(session, row, context)
     return {
         "status": row.status,

@@ -106,9 +106,6 @@ class Storage:
         ConfigError: DATABASE_URL cannot be read, its driver is missing, the server refuses, or a
             newer program has changed the database.
         DatabaseAway: the server cannot be reached, or is about to start.
-
-    Attributes:
-        writes: how many transactions this process has committed.
     """
 
     def __init__(self, database_url: str) -> None:
@@ -118,7 +115,6 @@ class Storage:
         self._readers = sessionmaker(self._engine)
         self._turn = threading.Lock()
         self._available = Availability(self.url)
-        self.writes = 0
         try:
             with writing.begin() as connection:
                 bring_up_to_date(connection, self.url)
@@ -155,11 +151,9 @@ class Storage:
             raise DatabaseAway("those before have not been written yet")
         try:
             with self._available.of("write"), self._writers.begin() as session:
-                result = work(session)
-            self.writes += 1
+                return work(session)
         finally:
             self._turn.release()
-        return result
 
     def close(self) -> None:
         """Close all connections."""
