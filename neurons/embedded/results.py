@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 
 from neurons.embedded.participants import Entry
+from neurons.runtime.identity import Identity
 from neurons.wire.connection import Connection
 from neurons.wire.protocol import Message, Round, Weights
 from neurons.wire.rules import TOP_SHARES
-from neurons.wire.signed_request import Signer
 
 
 class Results:
@@ -29,7 +29,7 @@ class Results:
         self,
         url: str,
         entries: Sequence[Entry],
-        validator: Signer,
+        validator: Identity,
         lines: Collection[Mapping[str, Any]],
     ) -> None:
         self._url, self._entries, self._validator = url, entries, validator

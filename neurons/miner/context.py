@@ -23,11 +23,11 @@ from neurons.miner.tuner import Tuner
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.git.faults import HostRefused
 from neurons.runtime.heartbeat import LONGEST_SECONDS
+from neurons.runtime.identity import Identity
 from neurons.runtime.observe import forget_secret
 from neurons.runtime.process import Waiter
 from neurons.runtime.settings import Settings
 from neurons.wire.client import ApiClient
-from neurons.wire.connection import Signer
 from quasar_kernels.contract import overlay_digest
 
 _SHOWN: dict[State, tuple[str, ...]] = {
@@ -63,7 +63,7 @@ class Context:
     """
 
     settings: Settings
-    identity: Signer
+    identity: Identity
     journal: Journal
     client: ApiClient
     fork: Fork

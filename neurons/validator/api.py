@@ -11,6 +11,7 @@ import stamina
 from pydantic import ValidationError
 
 from neurons.runtime.errors import ConfigError, Held, QuasarError, Retry
+from neurons.runtime.identity import Identity
 from neurons.runtime.observe import get_logger
 from neurons.wire.connection import Connection, Reply
 from neurons.wire.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
@@ -26,7 +27,6 @@ from neurons.wire.protocol import (
     Weight,
     Weights,
 )
-from neurons.wire.signed_request import Signer
 
 QUEUE_PAGES = 10
 """Most pages of the queue that one call reads."""
@@ -68,7 +68,7 @@ class ValidatorApi(Connection):
     def __init__(
         self,
         base_url: str,
-        identity: Signer,
+        identity: Identity,
         *,
         stop: threading.Event | None = None,
         transport: httpx.BaseTransport | None = None,

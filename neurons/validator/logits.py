@@ -16,9 +16,10 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from neurons.runtime.errors import Postponed
+from neurons.runtime.identity import Identity
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest, ModelInfo
 from neurons.wire.protocol import QueuedSubmission, Verification
-from neurons.wire.signed_request import Signer, signed_headers
+from neurons.wire.signed_request import signed_headers
 
 PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50
 """The request's sizes, as in the public validator; the step is drawn from 1 to the last."""
@@ -60,7 +61,7 @@ class LogitVerifier:
     most_difference: float = 0.1
     stop: threading.Event = field(default_factory=threading.Event)
     new_tokens: int = NEW_TOKENS
-    signer: Signer | None = None
+    signer: Identity | None = None
 
     def verify(self, submission: QueuedSubmission, *, final: bool = False) -> Verification | None:
         """Return the result for the miner's server; None if the miner has no server.
@@ -163,13 +164,13 @@ def _failed(submission: QueuedSubmission, reason: str) -> Verification:
     return Verification(submission_id=submission.id, verified=False, reason=reason[:2000])
 
 
-def _ask(address: str, request: InferenceRequest, signer: Signer | None) -> InferenceReply:
+def _ask(address: str, request: InferenceRequest, signer: Identity | None) -> InferenceReply:
     body, url = request.model_dump_json().encode(), f"{address}/inference"
     return _read("POST", url, body, InferenceReply, signer)
 
 
 def _read(
-    method: str, url: str, body: bytes | None, kind: type[_Model], signer: Signer | None = None
+    method: str, url: str, body: bytes | None, kind: type[_Model], signer: Identity | None = None
 ) -> _Model:
     """Return a checked reply of bounded length, within one deadline."""
     headers: dict[str, str] = {}

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import stamina
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
-from neurons.wire.connection import REPLY_SECONDS, Connection, Limiter, Query, Reply, Signer
+from neurons.runtime.identity import Identity
+from neurons.wire.connection import REPLY_SECONDS, Connection, Limiter, Query, Reply
 from neurons.wire.outcomes import ReplyLost, ServerFault, Unreachable
 from neurons.wire.protocol import (
-    Block,
     CommitReply,
     CommitRequest,
     Message,
-    PendingReveal,
     PendingReveals,
     Performer,
     QueuedSubmission,
@@ -43,20 +41,30 @@ _QUICKLY = stamina.RetryingCaller(
 )
 
 
-@dataclass(frozen=True)
-class Queue:
-    """One hotkey's rows of GET /get_submission_stats, and the extent of that list.
+class Queue(Message):
+    """Reply of GET /get_submission_stats; rows of other hotkeys are reduced to their numbers."""
 
-    Attributes:
-        rows: this hotkey's submissions that no validator has marked yet.
-        performers: this hotkey's rows of `top_performers`.
-        listed: the numbers of all submissions in the list, newest first and at most as many as
-            requested; -1 for a row without a number.
-    """
+    total_submissions: int  # required: an empty object is not an empty queue
+    recent_submissions: Sequence[QueuedSubmission | int | None] = ()
+    top_performers: Sequence[Performer | int | None] = ()
 
-    rows: Sequence[QueuedSubmission]
-    performers: Sequence[Performer]
-    listed: Sequence[int]
+    @property
+    def rows(self) -> list[QueuedSubmission]:
+        """This hotkey's submissions that no validator has marked yet."""
+        rows = [row for row in self.recent_submissions if isinstance(row, QueuedSubmission)]
+        return [row for row in rows if not row.validated]
+
+    @property
+    def performers(self) -> list[Performer]:
+        """This hotkey's rows of `top_performers`."""
+        return [row for row in self.top_performers if isinstance(row, Performer)]
+
+    @property
+    def listed(self) -> list[int]:
+        """The numbers of all listed submissions, newest first; -1 for a row without a number."""
+        rows = self.recent_submissions
+        numbers = [row.id if isinstance(row, QueuedSubmission) else row for row in rows]
+        return [-1 if number is None else number for number in numbers]
 
 
 class ApiClient(Connection):
@@ -75,7 +83,7 @@ class ApiClient(Connection):
     def __init__(
         self,
         base_url: str,
-        identity: Signer,
+        identity: Identity,
         *,
         transport: httpx.BaseTransport | None = None,
         wait: Callable[[float], object] = time.sleep,
@@ -96,11 +104,11 @@ class ApiClient(Connection):
 
         The public server cannot filter by hotkey, and lists all hotkeys' rows.
         """
-        return self._list("/pending_reveals", _Pending, {"hotkey": self.hotkey}).own()
+        return self._list("/pending_reveals", _Pending, {"hotkey": self.hotkey})
 
     def queue(self, limit: int) -> Queue:
         """GET /get_submission_stats with up to `limit` submissions that await a validator."""
-        return self._list("/get_submission_stats", _Stats, {"limit": limit}).own()
+        return self._list("/get_submission_stats", Queue, {"limit": limit})
 
     def weights(self, round_id: int) -> Weights:
         """GET /get_weights of one round, best rank first."""
@@ -150,31 +158,10 @@ class ApiClient(Connection):
         return self.exchange(method, route, reply, **options)
 
 
-class _Pending(Message):
-    """Reply of GET /pending_reveals after `_own_or_number` has reduced other hotkeys' rows."""
+class _Pending(PendingReveals):
+    """Reply of GET /pending_reveals, without the numbers that other hotkeys' rows became."""
 
-    current_block: Block
-    pending_reveals: Sequence[PendingReveal | int | None]
-
-    def own(self) -> PendingReveals:
-        rows = [row for row in self.pending_reveals if isinstance(row, PendingReveal)]
-        return PendingReveals(current_block=self.current_block, pending_reveals=rows)
-
-
-class _Stats(Message):
-    """Reply of GET /get_submission_stats, with other hotkeys' rows reduced to their numbers."""
-
-    total_submissions: int  # required: an empty object is not an empty queue
-    recent_submissions: Sequence[QueuedSubmission | int | None] = ()
-    top_performers: Sequence[Performer | int | None] = ()
-
-    def own(self) -> Queue:
-        rows = [row for row in self.recent_submissions if isinstance(row, QueuedSubmission)]
-        numbers = [
-            row.id if isinstance(row, QueuedSubmission) else row for row in self.recent_submissions
-        ]
-        return Queue(
-            rows=[row for row in rows if not row.validated],
-            performers=[row for row in self.top_performers if isinstance(row, Performer)],
-            listed=[-1 if number is None else number for number in numbers],
-        )
+    @field_validator("pending_reveals", mode="before")
+    @classmethod
+    def _own(cls, rows: object) -> object:
+        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else rows

@@ -18,6 +18,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from neurons.runtime.errors import ConfigError
+from neurons.runtime.identity import Identity
 from neurons.runtime.observe import get_logger, redact, register_secret
 from neurons.runtime.values import LOOPBACK
 from neurons.wire.outcomes import (
@@ -30,7 +31,6 @@ from neurons.wire.outcomes import (
     http_date,
 )
 from neurons.wire.protocol import HOTKEY_HEADER, SIGNATURE_HEADER
-from neurons.wire.signed_request import Signer as Signer
 from neurons.wire.signed_request import signed_headers
 
 Query = Mapping[str, str | int | float | bool]
@@ -67,7 +67,7 @@ class Connection:
     def __init__(
         self,
         base_url: str,
-        identity: Signer,
+        identity: Identity,
         *,
         transport: httpx.BaseTransport | None = None,
         now: Callable[[], float] = time.time,

@@ -85,10 +85,6 @@ class Forbidden(Refused):
     """403: this hotkey may not make the call."""
 
 
-class HotkeyMismatch(Forbidden):
-    """403: the body names another hotkey than the header."""
-
-
 class NotRegistered(Refused):
     """404: the hotkey has to be registered first."""
 
@@ -181,7 +177,7 @@ def _refusal(status: int, detail: str, reason: str) -> Refused:
             "Check WALLET_MINER_NAME and WALLET_HOTKEY, and that this program is up to date.",
         )
     if status == 403 and "mismatch" in text:
-        return HotkeyMismatch(reason, "Check that one wallet is used: WALLET_HOTKEY.")
+        return Forbidden(reason, "Check that one wallet is used: WALLET_HOTKEY.")
     if status == 403 and "not registered on subnet" in text:
         return Forbidden(
             reason,

@@ -6,9 +6,8 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from neurons.runtime.identity import verify
+from neurons.runtime.identity import Identity, verify
 from neurons.wire.protocol import (
     HOTKEY_HEADER,
     NONCE_HEADER,
@@ -22,17 +21,6 @@ SKEW_SECONDS = 60
 
 _TIMESTAMP = re.compile(r"[0-9]{1,12}")
 _NONCE = re.compile(r"[0-9a-f]{32,64}")
-
-
-class Signer(Protocol):
-    """An identity that can sign requests."""
-
-    @property
-    def hotkey(self) -> str:
-        """The ss58 address."""
-
-    def sign(self, text: str) -> str:
-        """Return the signature of `text` in hex, without 0x."""
 
 
 class NotSigned(Exception):
@@ -54,7 +42,7 @@ class SignedRequest:
 
 
 def signed_headers(
-    signer: Signer, method: str, target: str, body: bytes, now: float
+    signer: Identity, method: str, target: str, body: bytes, now: float
 ) -> dict[str, str]:
     """Return the headers that sign one request.
 
