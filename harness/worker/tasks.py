@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from harness.hardware.machine import Telemetry
 from harness.measuring.job import Exit, Job, Reply
 from harness.sample import Sample
-from harness.worker.failures import WorkerError, describe_failure
+from harness.worker.failures import WorkerError, as_worker_error
 from harness.worker.gpu_lock import GpuLock
 
 if TYPE_CHECKING:
@@ -146,11 +146,7 @@ def _sample(
 
 
 def _answer(model: type[Model], body: dict[str, Any]) -> Model:
-    """Return the subject's reply as a model.
-
-    Raises:
-        WorkerError: the reply does not fit the model.
-    """
+    """Return the subject's reply as a model; raise a WorkerError if it does not fit."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
@@ -178,17 +174,13 @@ def answer(job: Job, subject: SubjectProxy | None) -> Exit:
 
 
 def perform(job: Job, subject: SubjectProxy | None) -> tuple[Reply, Exit]:
-    """Do the job and return the reply and the exit status.
-
-    Args:
-        subject: the process for the code under test; None for a task that has no tree.
-    """
+    """Do the job, with the subject if it has a tree; return the reply and the exit status."""
     try:
         body = _TASKS[job.task](job, subject).model_dump(mode="json")
         return Reply(nonce=job.nonce, body=body), Exit.DONE
     except Exception as error:  # the runner must get a reply in any case
         if not isinstance(error, WorkerError):
             traceback.print_exc()
-        failure = describe_failure(error)
-        reply = Reply(nonce=job.nonce, failure=failure["kind"], reason=failure["reason"])
+        failure = as_worker_error(error)
+        reply = Reply(nonce=job.nonce, failure=failure.kind, reason=str(failure))
         return reply, Exit.CRASH

@@ -16,13 +16,9 @@ from neurons.wire.rules import TOP_SHARES
 
 
 class Results:
-    """Reads the results of the entries from the API and the validator's log.
+    """Reads the results of the entries from the API and the lines of the validator's log.
 
-    Args:
-        url: the API's address.
-        entries: all participants.
-        validator: signs the request that ends the round.
-        lines: the lines of the validator's log since the competition began, as objects.
+    The validator signs the request that ends the round.
     """
 
     def __init__(

@@ -47,12 +47,8 @@ the public fork imports.
 def make_upstream(path: Path, change: Callable[[Path], object] = lambda _: None) -> str:
     """Make, or bring up to date, the bare repository at `path`; return its file:// address.
 
-    Args:
-        change: called with the folder of the source before the commit; it may change files there.
-
-    Raises:
-        ConfigError: fla-core is not installed.
-        Held: `path` exists and is not a git repository.
+    `change` may change the files in the folder that is committed. Raises a ConfigError if fla-core
+    is not installed, and Held if `path` is no git repository.
     """
     path = path.absolute()
     if path.exists() and not (path / "HEAD").is_file():

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from harness.worker.chain import CALLS_MOST, SCALED, ChainMaps, Link
-from harness.worker.failures import WorkerError, describe_failure
+from harness.worker.failures import WorkerError, as_worker_error
 from harness.worker.inputs import drawn, fill
 from harness.worker.machine.telemetry import quiet_snapshot
 from harness.worker.subject.timing import (
@@ -48,12 +48,7 @@ def _poisoned() -> Iterator[None]:
 
 
 class InProcessSubject:
-    """The code under test in this process, and the tensors that it is called on.
-
-    Args:
-        operator: `chunk_quasar`.
-        layer_class: `QuasarAttention`.
-    """
+    """The code under test in this process, and the tensors that it is called on."""
 
     def __init__(self, operator: Any, layer_class: Any, device: torch.device) -> None:
         self._operator, self._layer_class, self._device = operator, layer_class, device
@@ -128,13 +123,9 @@ class InProcessSubject:
         return {name: grad for name, grad in gradients.items() if grad is not None}
 
     def time(self, length: int) -> dict[str, Any]:
-        """Run the validator's loop; keep its layer, input and last output for later requests.
+        """Run the validator's loop; return the fields of `timing.LoopResult`.
 
-        Returns:
-            The fields of `timing.LoopResult`.
-
-        Raises:
-            WorkerError: `gate`, if the figures of the run are invalid.
+        The layer, its input and last output are kept. Raises a WorkerError for invalid figures.
         """
 
         def keep(layer: Any, x: Tensor, y: Tensor) -> None:
@@ -149,16 +140,10 @@ class InProcessSubject:
     def prepare(
         self, weights: Mapping[str, Tensor], length: int, seed: int, size: float, maps_seed: int
     ) -> dict[str, Any]:
-        """Set the layer's weights and a new x, and call the layer until it is warm.
+        """Set the layer's weights, by name, and a new x; call it until it is warm.
 
-        Args:
-            weights: by name; copied into the memory of the layer's weights.
-            length: in tokens.
-            seed: of x `[1, length, hidden_size]` fp32.
-            size, maps_seed: of the chain's maps.
-
-        Raises:
-            WorkerError: the layer has no such weight.
+        `seed` is of x `[1, length, hidden_size]` fp32; `size` and `maps_seed` are of the chain's
+        maps. Raises a WorkerError if the layer has no such weight.
         """
         if self._layer is None:
             self.build()
@@ -188,13 +173,9 @@ class InProcessSubject:
             self._held["y"] = self._layer(self._held["x"])[0].detach()
 
     def chain(self, seed: int, calls: int) -> Tensors:
-        """Call the layer in a chain: each input depends on the output of the call before.
+        """Call the layer in a chain; return its digests `[calls, channels]`.
 
-        Args:
-            seed: of the calls' keys.
-
-        Returns:
-            digests `[calls, channels]`.
+        Each input depends on the output of the call before, and on keys of this seed.
         """
         self._link.start(seed, calls)
         for _ in range(calls):
@@ -247,7 +228,8 @@ def serve(channel: Channel) -> NoReturn:
             except Exception as error:  # the code under test may raise anything
                 if not isinstance(error, WorkerError):
                     traceback.print_exc()
-                channel.send({"failure": describe_failure(error)})
+                failure = as_worker_error(error)
+                channel.send({"failure": {"reason": str(failure), "kind": failure.kind}})
                 continue
             contents = {name: a for name, a in answer.items() if isinstance(a, Tensor)}
             channel.send({n: a for n, a in answer.items() if n not in contents}, contents)

@@ -63,7 +63,9 @@ def _with_sound_clone(method: Method) -> Method:
 class Fork:
     """One branch of one fork, and the worktree that holds it.
 
-    Every method may be called again at any time, also after a crash in the middle of it.
+    Every method may be called again at any time, also after a crash in the middle of it. Methods
+    raise Held for faults that a person must correct, and Retry for faults that pass. An address or
+    branch that cannot be used is a ConfigError.
 
     Args:
         remote_url: the fork's address; None with `repo_path`, whose `origin` is then the fork.
@@ -75,14 +77,7 @@ class Fork:
         repo_path: an existing checkout to use instead of a clone.
         timeout: seconds that a git call may take; a fetch may take five times as long.
         create: makes the fork at its host when this machine has no clone of it yet.
-        scope: the part to publish: the operator and the layer, or the operator alone.
-        stop: ends a running git call when set.
         overlay: returns the folder of the kernels to publish; None for the shipped ones.
-
-    Raises:
-        ConfigError: an address or the branch's name cannot be used.
-
-    Methods raise Held for faults that a person must correct, and Retry for faults that pass.
     """
 
     def __init__(
@@ -128,7 +123,6 @@ class Fork:
 
     @property
     def branch(self) -> str:
-        """The branch that carries the kernels."""
         if self._own:
             return self._branch_name
         return checkout_branch(self._git)

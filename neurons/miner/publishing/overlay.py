@@ -20,12 +20,7 @@ SUBJECT = "Lay the QuasarAttention kernels over the fork"
 
 
 class Overlay:
-    """The files that are laid over a fork.
-
-    Args:
-        scope: `layer` for the operator and the layer, `ops` for the operator alone.
-        root: returns the folder of the files; None for the shipped ones.
-    """
+    """The files that are laid over a fork, for a scope, from the folder that `root` returns."""
 
     def __init__(self, scope: Scope, root: Callable[[], Path] | None = None) -> None:
         self._scope, self._root = scope, root or (lambda: OVERLAY)
@@ -94,9 +89,8 @@ class Overlay:
     def undone_files(self, tool: HardenedGit, tip: str) -> dict[str, str | None]:
         """Return the files that an earlier overlay changed and this one lacks.
 
-        The result maps each path to the hash of its blob before the overlay, or to None if there
-        was no such file. This overlay lacks a file because the file was dropped, or because
-        FORK_SCOPE was changed to `ops`, which leaves out the layer.
+        Each path maps to the hash of its blob before the overlay, or to None. The file was dropped,
+        or FORK_SCOPE was changed to `ops`, which leaves out the layer.
         """
         files = set(map(str, self.files))
         undone: dict[str, str | None] = {}

@@ -53,11 +53,7 @@ class DatabaseAway(QuasarError):
 
 
 class Availability:
-    """Records whether a database fails, and logs only changes.
-
-    Args:
-        url: the database's address in the log.
-    """
+    """Records whether the database at `url` fails, and logs only changes."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -66,46 +62,34 @@ class Availability:
 
     @contextmanager
     def of(self, act: str) -> Iterator[None]:
-        """Surround one transaction; `act` is its kind, since on a full disk only writes fail.
+        """Surround a transaction of a kind, as on a full disk only writes fail.
 
-        Raises:
-            DatabaseAway: the transaction failed because the database cannot be used now.
+        Raises DatabaseAway if the database cannot be used now.
         """
         try:
             yield
         except PASSING as error:
             cause = reason(error)
-            self._note_failure(act, cause)
+            with self._lock:
+                first = not self._failing
+                self._failing.setdefault(act, time.monotonic())
+            if first:
+                log.error(
+                    "the database does not do what it is asked; such calls get 503 until it does",
+                    database=self._url,
+                    reason=cause,
+                )
             raise DatabaseAway(cause) from error
-        if self._failing:
-            self._note_success(act)
-
-    def _note_failure(self, act: str, cause: str) -> None:
-        with self._lock:
-            first = not self._failing
-            self._failing.setdefault(act, time.monotonic())
-        if first:
-            log.error(
-                "the database does not do what it is asked; such calls get 503 until it does",
-                database=self._url,
-                reason=cause,
-            )
-
-    def _note_success(self, act: str) -> None:
         with self._lock:
             since = self._failing.pop(act, None)
-            last = since is not None and not self._failing
-        if last and since is not None:
-            log.info("the database is back", seconds=round(time.monotonic() - since, 1))
+            if since is not None and not self._failing:
+                log.info("the database is back", seconds=round(time.monotonic() - since, 1))
 
 
 class Storage:
     """The database behind the API, brought to the present version when it is opened.
 
-    Raises:
-        ConfigError: DATABASE_URL cannot be read, its driver is missing, the server refuses, or a
-            newer program has changed the database.
-        DatabaseAway: the server cannot be reached, or is about to start.
+    Raises a ConfigError if it cannot be used, and DatabaseAway if its server cannot be reached.
     """
 
     def __init__(self, database_url: str) -> None:
@@ -128,24 +112,16 @@ class Storage:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Open a session that changes nothing.
-
-        Raises:
-            DatabaseAway: the database cannot be used now.
-        """
+        """Open a session that changes nothing; raise DatabaseAway if the database fails."""
         with self._available.of("read"), self._readers() as session:
             yield session
 
     def write(self, work: Callable[[Session], Result]) -> Result:
         """Run `work` in one transaction and commit it.
 
-        Writers run one after another, also those of other servers on the same database, so that
-        the checks of `work` are still valid when it writes. Writers of this process wait here,
-        without a connection.
-
-        Raises:
-            DatabaseAway: the database cannot be used now. Nothing was written, unless the
-                connection was lost in the middle of the commit; repeating the call shows it.
+        Writers run one after another, also those of other servers on the same database, so that the
+        checks of `work` are still valid when it writes. After DatabaseAway nothing was written,
+        unless the connection was lost in the middle of the commit; repeating the call shows it.
         """
         if not self._turn.acquire(timeout=BUSY_SECONDS):
             raise DatabaseAway("those before have not been written yet")
@@ -156,7 +132,6 @@ class Storage:
             self._turn.release()
 
     def close(self) -> None:
-        """Close all connections."""
         self._engine.dispose()
 
     def _closed(self, error: SQLAlchemyError) -> ConfigError | DatabaseAway:
