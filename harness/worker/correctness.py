@@ -233,10 +233,7 @@ def compare_layer(
 ) -> None:
     """Compare the layer's output with the definition, in full if memory allows.
 
-    Args:
-        where: names the comparison in the figures.
-        weights: the layer's, by name.
-        x, y: input and output, `[1, T, hidden_size]`.
+    x and y are `[1, T, hidden_size]`; `where` names the comparison in the figures.
     """
     length = x.shape[1]
     compared, dtype = length, torch.float64
@@ -283,12 +280,8 @@ def check_correctness(
 ) -> Correctness:
     """Check `chunk_quasar` and the layer class on `device`, also at `length` tokens.
 
-    The check stops after the first stage that finds a fault.
-
-    Args:
-        seed: of the inputs; None draws a secret one.
-
-    Raises whatever the subject raises.
+    It stops after the first stage that finds a fault. Inputs are drawn from `seed`, a secret one if
+    None. Exceptions of the subject pass.
     """
     started = time.monotonic()
     checker = Checker.draw(device, seed)

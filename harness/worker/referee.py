@@ -74,10 +74,9 @@ class SubjectProxy:
     def ask(
         self, op: str, tensors: Mapping[str, Tensor] | None = None, **fields: Any
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Request an operation and return the reply: JSON values and tensors on the CPU.
+        """Request an operation; return the reply: JSON values and tensors on the CPU.
 
-        Raises:
-            WorkerError: the subject failed, ended or does not keep to the protocol.
+        Raises a WorkerError if the subject failed, ended or does not keep to the protocol.
         """
         for tensor in (tensors or {}).values():
             self._sent = max(self._sent, tensor.numel() * tensor.element_size())
@@ -150,11 +149,7 @@ def _failure_of(failure: dict[str, Any]) -> WorkerError:
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device that `cuda`, `cpu` or `auto` means here.
-
-    Raises:
-        WorkerError: there is no CUDA device.
-    """
+    """Return the device of `cuda`, `cpu` or `auto`; raise a WorkerError for a missing one."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise WorkerError("no CUDA device is visible to torch; use --device cpu", "crash")

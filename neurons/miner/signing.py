@@ -38,7 +38,6 @@ def committed_version(submission: Submission) -> int | None:
 
 
 def commit_request(submission: Submission, identity: Identity) -> CommitRequest:
-    """Return the request with the journal's commitment."""
     commitment = str(submission.commitment_hash)
     request = CommitRequest(
         miner_hotkey=submission.hotkey,
@@ -51,7 +50,6 @@ def commit_request(submission: Submission, identity: Identity) -> CommitRequest:
 
 
 def submit_request(submission: Submission, identity: Identity, wire_version: int) -> SubmitRequest:
-    """Return the request of a direct submission."""
     target = submission.target_sequence_length
     request = SubmitRequest(target_sequence_length=target, **signed_claim(submission, identity))
     return _bound("/submit_kernel", request, identity, wire_version)
@@ -86,7 +84,6 @@ def signed_claim(submission: Submission, identity: Identity) -> dict[str, Any]:
 
 
 def reveal_request(submission: Submission, identity: Identity) -> RevealRequest:
-    """Return the request that reveals the journal's commitment."""
     request = RevealRequest(
         submission_id=int(submission.submission_id or 0),
         commitment_salt=str(submission.salt),

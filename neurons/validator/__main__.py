@@ -79,8 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     """Judge the queue once, or until a signal; return the exit status.
 
-    Raises:
-        ConfigError: the wallet, address, lock or the API's list of validators is wrong.
+    Raises a ConfigError if the wallet, address, lock or the API's list of validators is wrong.
     """
     folder = settings.state_dir / "validator"
     stop = threading.Event()
@@ -120,8 +119,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
 def open_round(settings: Settings, *, hours: int) -> int:
     """End the running round and open the next; another process may be judging.
 
-    Raises:
-        ConfigError: the wallet, address or the API's list of validators is wrong.
+    Raises a ConfigError as `run` does.
     """
     with closing(_api(settings, threading.Event())) as api:
         try:

@@ -48,22 +48,13 @@ class BadFork(QuasarError):
 
 @dataclass(frozen=True)
 class Sources:
-    """Allowed sources of clones.
-
-    Attributes:
-        hosts: names of hosts for https; empty for every host with a public address.
-        files: whether a fork on this machine's disk may be cloned.
-    """
+    """Allowed sources: https hosts, none for every public one, and files of this machine."""
 
     hosts: tuple[str, ...] = ("github.com",)
     files: bool = False
 
     def check(self, fork_url: str) -> Remote:
-        """Return the remote of a submitted address.
-
-        Raises:
-            BadFork: the address is malformed or its source is not allowed.
-        """
+        """Return the remote of a submitted address, or raise BadFork."""
         schemes = ("https", "file") if self.files else ("https",)
         parts = urlsplit("")
         try:
@@ -108,12 +99,9 @@ def clone(
     """Clone the fork into `folder` at the commit, as a validator does, and return its root.
 
     Only the tip of the default branch is cloned; another commit is fetched by its hash. No hook,
-    submodule, filter, link or transport that the fork names takes effect. A commit beyond this
-    module's limits is refused before its checkout. All users may read the result.
-
-    Raises:
-        BadFork: the address or the commit does not exist, or is refused.
-        Retry: a temporary failure of the network or of this machine.
+    submodule, filter, link or transport that the fork names takes effect. All users may read the
+    result. Raises BadFork if the address or commit does not exist, or exceeds this module's limits,
+    and Retry for a temporary failure.
     """
     remote = sources.check(fork_url)
     if not re.fullmatch(r"[0-9a-f]{40}", commit_hash):

@@ -39,8 +39,7 @@ class Loaded:
 def load_tree(tree: Path) -> Loaded:
     """Import the layer and the operator with `tree` first on the path, as a validator does.
 
-    Raises:
-        WorkerError: they were loaded from elsewhere, or a module that they import is missing.
+    Raises a WorkerError if they come from elsewhere or need a module that is missing.
     """
     _compile_sources(tree)
     sys.path.insert(0, str(tree))

@@ -43,11 +43,7 @@ def fetch_branch(
     tip: str,
     namespace: str = "origin",
 ) -> None:
-    """Fetch the remote's branch, which is at `tip`, unless this repository already has it.
-
-    Raises:
-        Retry: the branch moved during the fetch.
-    """
+    """Fetch the remote's branch, which is at `tip`; raise Retry if it moves meanwhile."""
     ref = f"refs/remotes/{namespace}/{branch}"
     if tool.probe("rev-parse", "--verify", "--quiet", ref) == tip:
         return

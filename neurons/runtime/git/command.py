@@ -72,11 +72,8 @@ _CONFIG = {
 class Limits:
     """Limits of a git process that works on an untrusted repository.
 
-    Attributes:
-        memory: bytes of its address space.
-        file: bytes of any file that it writes.
-        seconds: CPU time.
-        output: bytes that it prints to stdout.
+    Bytes of its address space, of each file that it writes and of its output, and seconds of CPU
+    time.
     """
 
     memory: int
@@ -85,20 +82,13 @@ class Limits:
     output: int
 
     def around(self, command: list[str]) -> list[str]:
-        """Return the command that runs under these limits."""
         limits = [f"--as={self.memory}", f"--fsize={self.file}", f"--cpu={self.seconds}"]
         return ["prlimit", *limits, "--core=0", "--", *command]
 
 
 @dataclass
 class HardenedGit:
-    """Runs git in `folder`, hardened as described above.
-
-    Attributes:
-        timeout: seconds that a command may take.
-        stop: ends a running command when set.
-        overrides: settings that outrank those of the repository.
-    """
+    """Runs git in `folder`, hardened as described above, with `overrides` of its settings."""
 
     folder: Path
     timeout: float = 120.0
@@ -115,11 +105,7 @@ class HardenedGit:
     ) -> str:
         """Run a command and return its output without the newline at the end.
 
-        Args:
-            env: further variables of its environment.
-
-        Raises:
-            Held, Retry: it failed, took too long or was stopped.
+        Raises Held or Retry if it fails, takes too long or is stopped.
         """
         status, output, complaint = self._run([command, *args], env, timeout)
         if status != 0:

@@ -21,10 +21,7 @@ log = get_logger("validator_api")
 
 
 def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
-    """Return the key for counting an address's failures; None if several clients share it.
-
-    Several clients may share a loopback address or an unknown one, so the hotkey replaces it.
-    """
+    """Return the key for counting failures: the address, or the hotkey if several share it."""
     ip = parse_ip(address or "")
     if ip is None or ip.is_loopback:
         return f"hotkey {hotkey}" if hotkey else None

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 
 class Refusal(Exception):
-    """The request breaks a rule of the competition; nothing was written.
-
-    Args:
-        status: the HTTP status of the answer.
-    """
+    """The request breaks a rule of the competition, with an HTTP status; nothing was written."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)

@@ -25,10 +25,7 @@ OPEN_A_HOTKEY = 10
 def register(
     session: Session, request: protocol.RegisterRequest, context: RequestContext
 ) -> protocol.RegisterReply:
-    """Register the hotkey for a model and league; the first time it gets the next free uid.
-
-    Raises a Refusal for an unknown league, and after LEAGUE_ENTRIES registrations.
-    """
+    """Register the hotkey for a model and league, at first with the next free uid."""
     leagues = [league for _, league, _ in rules.LEAGUES]
     if request.league not in leagues:
         raise Refusal(400, f"Invalid league. Must be one of: {', '.join(leagues)}")
@@ -91,10 +88,8 @@ def submit(
 ) -> protocol.SubmitReply:
     """Store a direct submission; a repetition within a round returns the first one.
 
-    So a repeated request has no effect, and a miner cannot have the same claim judged again and
-    again until noise favours it.
-
-    Raises a Refusal as `commit` does.
+    So a repeated request has no effect, and a miner cannot have the same claim judged again until
+    noise favours it.
     """
     _check_may_submit(session, request.miner_hotkey, client, context)
     claim = _claim(request, request.target_sequence_length)
@@ -167,8 +162,7 @@ def _revealable(
 def _check_commitment(row: Submission, request: protocol.RevealRequest) -> None:
     """Refuse a reveal that does not match its commitment.
 
-    The public server accepts a Docker image instead of the fork, which leaves the fork open until
-    the reveal. This server always checks the fork's address.
+    The public server accepts a Docker image instead, which leaves the fork open until the reveal.
     """
     salt = request.commitment_salt
     if row.commitment_version == protocol.WIRE_VERSION:
@@ -248,10 +242,9 @@ def _add(
 
 
 def _withdraw_replaced(session: Session, row: Submission, context: RequestContext) -> None:
-    """Withdraw the hotkey's older rows of this target, and its oldest above `OPEN_A_HOTKEY`.
+    """Withdraw the hotkey's older rows of this target, and its oldest above OPEN_A_HOTKEY.
 
-    A commitment replaces only another commitment; a revealed row stays in the queue until the
-    reveal. A validator may still mark a row that it has begun to judge.
+    A commitment replaces only another commitment. A validator may still mark a withdrawn row.
     """
     waiting = session.execute(
         select(Submission.id, Submission.target_sequence_length, Submission.is_revealed)

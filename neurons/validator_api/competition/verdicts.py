@@ -25,11 +25,6 @@ def mark_validated(
     """Store a validator's score; a score above 0 clears the client's failures.
 
     A completed round keeps its places, even if verdicts follow.
-
-    Raises a Refusal if there is no such submission or it is not revealed yet.
-
-    Args:
-        validator: the hotkey that signed the request.
     """
     if request.submission_id is None:
         raise Refusal(400, NO_ID)
