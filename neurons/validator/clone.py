@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from harness.measuring.process import delete, scratch_folder
 from neurons.runtime.errors import Held, QuasarError, Retry
 from neurons.runtime.git.command import HardenedGit, Limits
-from neurons.runtime.git.gateway import AnyHost, Gateway
+from neurons.runtime.git.gateway import Gateway
 from neurons.runtime.git.remote import Remote, parse_remote
 
 CLONE_SECONDS = 120.0
@@ -109,7 +109,7 @@ def clone(
     with contextlib.ExitStack() as stack:
         overrides, gateway = dict(_OVERRIDES), None
         if remote.protocol == "https" and not urllib.request.getproxies().get("https"):
-            gateway = stack.enter_context(Gateway(sources.hosts or AnyHost(), FETCHED_BYTES))
+            gateway = stack.enter_context(Gateway(sources.hosts, FETCHED_BYTES))
             overrides["http.proxy"] = gateway.url
         try:
             tree = _clone(remote, commit_hash, folder, overrides, stop)

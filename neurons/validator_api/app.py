@@ -83,7 +83,7 @@ async def _end_rounds(api: Api) -> None:
         await asyncio.sleep(api.round_check_seconds)
         try:
             await asyncio.to_thread(api.end_overdue_round)
-        except DatabaseAway as error:  # `Availability` has logged it
+        except DatabaseAway as error:  # `Storage` has logged it
             log.debug("the round waits for the database", reason=str(error))
         except Exception:  # an error must not stop this loop
             log.exception("the round could not be looked at")

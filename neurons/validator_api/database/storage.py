@@ -52,40 +52,6 @@ class DatabaseAway(QuasarError):
     """The database cannot be used now; the same call may succeed later."""
 
 
-class Availability:
-    """Records whether the database at `url` fails, and logs only changes."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._lock = threading.Lock()
-        self._failing: dict[str, float] = {}
-
-    @contextmanager
-    def of(self, act: str) -> Iterator[None]:
-        """Surround a transaction of a kind, as on a full disk only writes fail.
-
-        Raises DatabaseAway if the database cannot be used now.
-        """
-        try:
-            yield
-        except PASSING as error:
-            cause = reason(error)
-            with self._lock:
-                first = not self._failing
-                self._failing.setdefault(act, time.monotonic())
-            if first:
-                log.error(
-                    "the database does not do what it is asked; such calls get 503 until it does",
-                    database=self._url,
-                    reason=cause,
-                )
-            raise DatabaseAway(cause) from error
-        with self._lock:
-            since = self._failing.pop(act, None)
-            if since is not None and not self._failing:
-                log.info("the database is back", seconds=round(time.monotonic() - since, 1))
-
-
 class Storage:
     """The database behind the API, brought to the present version when it is opened.
 
@@ -98,7 +64,8 @@ class Storage:
         self._writers = sessionmaker(writing)
         self._readers = sessionmaker(self._engine)
         self._turn = threading.Lock()
-        self._available = Availability(self.url)
+        self._failing: dict[str, float] = {}  # since when, by the kind of transaction
+        self._lock = threading.Lock()
         try:
             with writing.begin() as connection:
                 bring_up_to_date(connection, self.url)
@@ -113,7 +80,7 @@ class Storage:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """Open a session that changes nothing; raise DatabaseAway if the database fails."""
-        with self._available.of("read"), self._readers() as session:
+        with self._watched("read"), self._readers() as session:
             yield session
 
     def write(self, work: Callable[[Session], Result]) -> Result:
@@ -126,10 +93,35 @@ class Storage:
         if not self._turn.acquire(timeout=BUSY_SECONDS):
             raise DatabaseAway("those before have not been written yet")
         try:
-            with self._available.of("write"), self._writers.begin() as session:
+            with self._watched("write"), self._writers.begin() as session:
                 return work(session)
         finally:
             self._turn.release()
+
+    @contextmanager
+    def _watched(self, act: str) -> Iterator[None]:
+        """Surround a transaction, and log when those of its kind begin or cease to fail.
+
+        On a full disk only writes fail. Raises DatabaseAway if the database cannot be used now.
+        """
+        try:
+            yield
+        except PASSING as error:
+            cause = reason(error)
+            with self._lock:
+                first = not self._failing
+                self._failing.setdefault(act, time.monotonic())
+            if first:
+                log.error(
+                    "the database does not do what it is asked; such calls get 503 until it does",
+                    database=self.url,
+                    reason=cause,
+                )
+            raise DatabaseAway(cause) from error
+        with self._lock:
+            since = self._failing.pop(act, None)
+            if since is not None and not self._failing:
+                log.info("the database is back", seconds=round(time.monotonic() - since, 1))
 
     def close(self) -> None:
         self._engine.dispose()
