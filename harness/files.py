@@ -7,12 +7,10 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Replace a file's text atomically: readers get the old text or the new one, never a part.
+    """Replace a file's text: readers get the old text or the new one, never a part.
 
-    The text is not flushed to the disk (no fsync), so a power failure can lose it.
-
-    Raises:
-        OSError: the file cannot be written; an existing file stays unchanged.
+    It is not flushed to the disk (no fsync), so a power failure can lose it. An OSError leaves the
+    old file.
     """
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)  # one that a killed writer left may have another mode

@@ -13,11 +13,7 @@ DISTRIBUTION = "quasar-kernels"
 
 
 def explain_import(error: ImportError, tree: Path) -> str | None:
-    """Return a sentence about the failed import; None if the module belongs to the tree itself.
-
-    Args:
-        error: the error of an import in `tree`.
-    """
+    """Return why an import in `tree` failed; None for a module of the tree itself."""
     module = (error.name or "").split(".")[0]
     if not module.isidentifier() or module in sys.stdlib_module_names or (tree / module).exists():
         return None

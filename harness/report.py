@@ -49,11 +49,7 @@ def build_report(
     samples: Sequence[Sample],
     failures: Sequence[Failure] = (),
 ) -> Report:
-    """Return a report that states the environment once.
-
-    Raises:
-        ValueError: the samples come from different machines or software.
-    """
+    """Return a report; raise a ValueError for samples of several machines or software."""
     environments = [one.environment for one in samples if one.environment is not None]
     if any(environment != environments[0] for environment in environments):
         raise ValueError("samples of different environments cannot share one report")
@@ -69,10 +65,7 @@ def build_report(
 
 
 def _to_file(report: Report) -> dict[str, Any]:
-    """Return the content of a file, which lists each correctness check once, in `gates`.
-
-    In a sample, `gate` is the index of its check in that list.
-    """
+    """Return a file's content: checks are listed once, in `gates`, and samples have indices."""
     body, gates = report.model_dump(mode="json"), list[Any]()
     for sample in body["measurements"]:
         sample["gate"] = gate = sample.pop("correctness")
@@ -84,11 +77,7 @@ def _to_file(report: Report) -> dict[str, Any]:
 
 
 def _from_file(body: dict[str, Any]) -> Report:
-    """Return the report in a file of any version.
-
-    Raises:
-        ValidationError, LookupError, TypeError: the fields do not fit.
-    """
+    """Return the report in a file of any version; a ValidationError if fields do not fit."""
     gates = body.pop("gates", [])
     for sample in body["measurements"]:
         gate = sample["gate"]
@@ -105,11 +94,7 @@ def _digest(report: dict[str, Any]) -> str:
 def write_report(path: Path, report: Report) -> str:
     """Write `report` and its SHA-256 to `path` in one step and return the digest.
 
-    A crash leaves the old file or the new one. A power failure may leave an incomplete file,
-    which `load_report` detects.
-
-    Raises:
-        OSError: the folder cannot be written.
+    A power failure may leave an incomplete file, which `load_report` detects. Raises an OSError.
     """
     body = _to_file(report)
     digest = _digest(body)
@@ -120,12 +105,7 @@ def write_report(path: Path, report: Report) -> str:
 
 
 def load_report(path: Path) -> Report:
-    """Read a report back.
-
-    Raises:
-        ReportError: the file is missing, torn, altered since it was written, or of another
-            schema; the remedy is to measure again.
-    """
+    """Read a report back; raise a ReportError for one that is torn, altered or foreign."""
     remedy = "measure again"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

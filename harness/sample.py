@@ -20,14 +20,12 @@ Kind = Literal[
     "disturbed",
     "stopped",
 ]
-"""Reasons for a missing sample, as in reports; `gate` is a failed correctness check."""
+"""Reasons for a missing sample: `limit` exceeds the confinement, `gate` is a failed correctness
+check, `import` needs a module that this Python lacks."""
 
 
 class Check(Frozen):
-    """The worst figure of one kind in a correctness check, and its limit.
-
-    `value` is None if the figure is not finite; then the check fails.
-    """
+    """The worst figure of a kind in a check, and its limit; one that is not finite is None."""
 
     name: str
     where: str = Field(description="the length or the tensor that gave this figure")
@@ -62,7 +60,6 @@ class Correctness(Frozen):
 
     @property
     def failed(self) -> tuple[Check, ...]:
-        """The checks that did not pass."""
         return tuple(check for check in self.checks if not check.passed)
 
 

@@ -19,19 +19,15 @@ def missing_files(tree: Path) -> list[Path]:
 
 
 def unreadable_files(tree: Path) -> list[PurePosixPath]:
-    """Return the compiled files that Python could load without a source.
+    """Return the compiled files below `fla` that Python could load without a source.
 
-    Paths are relative to the tree's `fla` folder. Byte code in `__pycache__` is omitted, because
-    workers compile every source file themselves.
+    `__pycache__` is omitted, because workers compile every source file themselves.
     """
     return [path for path in compiled_files(tree / "fla") if path.parent.name != "__pycache__"]
 
 
 def source_digest(tree: Path) -> str:
-    """Return the SHA-256 over names and contents of all files below the tree's `fla` folder.
-
-    The digest omits byte code, which workers neither write nor read.
-    """
+    """Return the SHA-256 over the names and contents of the files below the tree's `fla`."""
     digest = hashlib.sha256()
     for folder, names, files in os.walk(tree / "fla"):
         names[:] = sorted(name for name in names if name != "__pycache__")
@@ -45,10 +41,7 @@ def source_digest(tree: Path) -> str:
 
 
 def tree_commit(tree: Path) -> str | None:
-    """Return the commit checked out in `tree`, with `-dirty` when it has changes.
-
-    None when the tree is not a git checkout or git is missing.
-    """
+    """Return the commit of a checkout, `-dirty` if it has changes; None for no checkout."""
     if not (tree / ".git").exists():
         return None  # the commit of a surrounding checkout does not describe this folder
     # A checkout's configuration can name programs that git runs; these options prevent it.

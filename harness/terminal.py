@@ -15,20 +15,12 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Return untrusted text without control characters, which could steer a terminal.
-
-    Args:
-        kept: characters that stay although they are not printable, such as a line feed.
-    """
+    """Return untrusted text without unprintable characters, except those in `kept`."""
     return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 class Progress:
-    """Prints a line for each event and, on a terminal, the current activity below these lines.
-
-    Use it in a `with` block; at the end of the block the current activity disappears. rich is
-    needed only on a terminal.
-    """
+    """Prints a line for each event and, on a terminal, the current activity below these lines."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr

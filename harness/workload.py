@@ -67,11 +67,7 @@ WORKLOAD = Workload()
 
 
 def parse_lengths(text: str) -> list[int]:
-    """Return the lengths in a text such as 512,1024, for argparse's `type`.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is not a list of positive integers.
-    """
+    """Return the lengths in a text such as 512,1024; raise argparse's ArgumentTypeError."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of lengths such as 512,1024")
@@ -81,11 +77,8 @@ def parse_lengths(text: str) -> list[int]:
 def lengths_for(target: int, device: str) -> tuple[int, ...]:
     """Return the lengths to measure for a submission at `target` tokens, shortest first.
 
-    The target itself is omitted on a CPU when it is longer than `CPU_LIMIT`: then nothing can
-    be claimed for it.
-
-    Raises:
-        ValueError: `target` is not a positive number of tokens, or `device` is unknown.
+    The target itself is omitted on a CPU when it is longer than `CPU_LIMIT`. Raises a ValueError
+    for an impossible target or an unknown device.
     """
     if target < 1:
         raise ValueError(f"target length {target} must be at least 1 token")

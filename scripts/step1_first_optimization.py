@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis.ab_compare import (
-    BlockPrinter,
     Comparison,
+    block_printer,
     plot,
     table,
 )
@@ -121,7 +121,7 @@ def main(
                 *(Options(args.device), args.blocks),
                 checked=False,
                 measure=timer,
-                on_block=BlockPrinter(Progress(), args.blocks),
+                on_block=block_printer(Progress(), args.blocks),
             )
             results = []
             if fork is None:

@@ -67,15 +67,10 @@ def plot(differences: Differences, names: tuple[str, str] = ("A", "B")) -> str:
     return line_plot(f"{names[0]} and {names[1]}", "tokens", "tokens/s", lines)
 
 
-def overload(own: int = 0) -> str:
-    """Return a warning if the host's load exceeds its usable cores, otherwise "".
-
-    Args:
-        own: number of threads of this comparison, which do not count as other work.
-    """
-    cores = len(os.sched_getaffinity(0))
-    load = os.getloadavg()[0]
-    if load - own <= cores:
+def overload() -> str:
+    """Return a warning if the host's load exceeds its usable cores, otherwise ""."""
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    if load <= cores:
         return ""
     return (
         f"warning: the load is {load:.1f} on {cores} usable cores; other work makes these speeds "
@@ -83,35 +78,27 @@ def overload(own: int = 0) -> str:
     )
 
 
-def _ignore(_length: int, _number: int, _block: Block) -> None:
-    pass
+OnBlock = Callable[[int, int, Block], object]
+"""Called with the length, the block's number from 1, and the block."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The settings with which two trees are compared.
-
-    Attributes:
-        blocks: number of blocks at each length; a block times three processes.
-        checked: False times unchecked code.
-        measure, check: those of the runner, or fakes.
-        order: random generator that draws the order within each block.
-        on_block: called with the length, the block's number from 1, and the block.
-    """
+    """The settings with which two trees are compared."""
 
     options: Options = DEFAULT
-    blocks: int = BLOCKS
+    blocks: int = BLOCKS  # number of blocks at each length; a block times three processes
     checked: bool = True
     measure: Measure = measure
     check: CheckTree = check
+    # draws the order within each block
     order: random.Random = field(default_factory=random.SystemRandom, compare=False)
-    on_block: Callable[[int, int, Block], object] = field(default=_ignore, compare=False)
+    on_block: OnBlock = field(default=lambda *_: None, compare=False)
 
     def run(self, a: Path, b: Path, lengths: Sequence[int]) -> Iterator[tuple[int, Difference]]:
-        """Yield each length with the difference of the two trees, which may be the same folder.
+        """Yield each length with the difference of the two trees, maybe one folder.
 
-        Raises:
-            MeasurementError: a tree fails its correctness check or cannot be timed.
+        Raises a MeasurementError if a tree fails its correctness check or cannot be timed.
         """
         results = {tree: self._correctness(tree, max(lengths)) for tree in (a, b)}
         for length in lengths:
@@ -138,35 +125,21 @@ class Comparison:
         return sample.tokens_per_sec
 
 
-class BlockPrinter:
-    """Prints each block after its measurement, and one warning if the host is overloaded."""
-
-    def __init__(self, progress: Progress, blocks: int) -> None:
-        self._progress, self._blocks, self._warned = progress, blocks, False
-        self._warn(own=0)
-
-    def _warn(self, own: int) -> None:
-        if not self._warned and (warning := overload(own)):
-            self._progress.say(warning)
-            self._warned = True
-
-    def __call__(self, length: int, number: int, block: Block) -> None:
-        self._progress.say(
-            f"{length:>9} tokens, block {number} of {self._blocks}: A {block.a:,.0f}, "
-            f"B {block.b:,.0f}, A again {block.control:,.0f} tokens/s"
-        )
-        self._warn(own=len(os.sched_getaffinity(0)))  # a worker on a CPU uses all of them
+def block_printer(progress: Progress, blocks: int) -> OnBlock:
+    """Return a function that prints each block; warn now if the host is overloaded."""
+    if warning := overload():
+        progress.say(warning)
+    return lambda length, number, block: progress.say(
+        f"{length:>9} tokens, block {number} of {blocks}: A {block.a:,.0f}, "
+        f"B {block.b:,.0f}, A again {block.control:,.0f} tokens/s"
+    )
 
 
 @contextmanager
 def checked_out(name: str, repository: Path) -> Iterator[Path]:
-    """Yield the root of a tree: the folder `name`, or the repository's content at that commit.
+    """Yield the root of a tree: a folder, or a commit (or COMMIT:FOLDER) of the repository.
 
-    An overlay is copied over a copy of the installed fla. `COMMIT:FOLDER` names a folder of a
-    commit.
-
-    Raises:
-        MeasurementError: it is neither a folder nor a commit, or it holds no kernels.
+    Raises a MeasurementError if it is neither, or holds no kernels.
     """
     if Path(name).is_dir():
         with whole_tree(Path(name)) as tree:
@@ -218,7 +191,7 @@ def main(argv: Sequence[str]) -> int:
     comparison = Comparison(
         *(Options(arguments.device, arguments.timeout), arguments.blocks),
         checked=not arguments.ungated,
-        on_block=BlockPrinter(progress, arguments.blocks),
+        on_block=block_printer(progress, arguments.blocks),
     )
     try:
         with (

@@ -45,19 +45,14 @@ def take_block(
 
 @dataclass(frozen=True)
 class Difference:
-    """The speed of B relative to A.
+    """The speed of B relative to A."""
 
-    Attributes:
-        ratio: the median of B's speed over A's.
-        low, high: the interval of that ratio, at a confidence of at least 99%.
-        control: the median of A's second speed over its first, the difference of equal code.
-        a, b: the medians of the speeds, in the unit of the blocks.
-    """
-
+    # the median of B's speed over A's; low, high: its interval of at least 99% confidence
     ratio: float
     low: float
     high: float
-    control: float
+    control: float  # the median of A's second speed over its first, the difference of equal code
+    # a, b: the medians of the speeds, in the unit of the blocks
     a: float
     b: float
 
@@ -82,14 +77,11 @@ class Difference:
 
 
 def difference(blocks: Sequence[Block]) -> Difference:
-    """Return B's speed over A's.
+    """Return B's speed over A's; raise a ValueError for too few blocks or a bad speed.
 
     Each block gives two ratios, of B to A and of B to the control. Under a true ratio r the number
-    of them above r is, in each block, 0, 1 or 2 with equal probability. The interval contains the
-    r for which the sum over all blocks is not among the least likely ones, of together ERROR_RATE.
-
-    Raises:
-        ValueError: fewer than LEAST_BLOCKS blocks, or a speed that is not a positive finite number.
+    of them above r is, in each block, 0, 1 or 2 with equal probability. The interval contains the r
+    for which the sum over all blocks is not among the least likely ones, of together ERROR_RATE.
     """
     if len(blocks) < LEAST_BLOCKS:
         raise ValueError(f"{len(blocks)} blocks allow no verdict; take at least {LEAST_BLOCKS}")

@@ -37,11 +37,7 @@ def speeds_of(report: Report) -> dict[int, float]:
 
 
 def entries(file: Path) -> Iterator[Entry]:
-    """Yield the file's versions, the oldest first, one for each commit that changed it.
-
-    Raises:
-        subprocess.CalledProcessError: the file is not in a git repository.
-    """
+    """Yield the file's versions, the oldest first, one for each commit that changed it."""
     folder, name = file.resolve().parent, file.name
     log = _git(folder, "log", "--reverse", "--format=%h%x09%as%x09%s", "--", name)
     for line in log.splitlines():

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.measuring.runner import MeasurementError, Options, check, confirm, measure
 from harness.measuring.trees import whole_tree
-from harness.sample import Check, Correctness, Sample
+from harness.sample import Correctness, Sample
 from harness.source import unreadable_files
-from quasar_kernels.contract import Violation, check_tree, compiled_files
+from quasar_kernels.contract import check_tree, compiled_files
+
+_KINDS = (
+    ("NaN and Inf", "not finite"),
+    ("repeatability", "two calls on one input"),
+    ("cosine", ": cosine"),
+    ("largest difference", "largest difference"),
+    ("other checks", ""),
+)
+"""Kinds of checks, each with a part of their names."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +43,7 @@ def judge_tree(
 
     Args:
         tree: root of a fork's checkout, or an overlay, which is copied over the installed fla.
-        lengths: in tokens; the correctness check runs at the longest one, which covers all.
-        timeout: seconds for each process.
+        lengths: in tokens; the correctness check at the longest one covers all.
     """
     rules = list(_rules(tree))
     yield from rules
@@ -70,7 +78,8 @@ def _rules(tree: Path) -> Iterator[Finding]:
     imports = [v for v in broken if "import" in v.rule.lower() or "forbidden" in v.rule]
     files = [v for v in broken if v not in imports]
     for name, violations in (("files", files), ("imports", imports)):
-        yield _rule(name, violations)
+        text = "; ".join(map(str, violations[:3])) or "as required"
+        yield Finding(name, not violations, text)
     # Python writes byte code next to an overlay that it imports; this is never published.
     is_fork = (tree / "fla/__init__.py").exists()
     compiled = compiled_files(tree / "fla") if is_fork else unreadable_files(tree)
@@ -78,28 +87,13 @@ def _rules(tree: Path) -> Iterator[Finding]:
     yield Finding("compiled files", not compiled, text)
 
 
-def _rule(name: str, violations: Sequence[Violation]) -> Finding:
-    return Finding(name, not violations, "; ".join(map(str, violations[:3])) or "as required")
-
-
 def _correctness(correctness: Correctness) -> Iterator[Finding]:
-    not_finite = [c for c in correctness.checks if c.value is None or "not finite" in c.name]
-    yield _checks("NaN and Inf", not_finite, "none")
-    for name, part in (
-        ("repeatability", "two calls on one input"),
-        ("cosine", ": cosine"),
-        ("largest difference", "largest difference"),
-    ):
-        yield _checks(
-            name, [c for c in correctness.checks if part in c.name and c not in not_finite], "-"
-        )
-    shown = ("two calls on one input", ": cosine", "largest difference", "not finite")
-    rest = [c for c in correctness.checks if not any(part in c.name for part in shown)]
-    yield _checks("other checks", [c for c in rest if not c.passed], f"{len(rest)} passed")
-
-
-def _checks(name: str, checks: Iterable[Check], otherwise: str) -> Finding:
-    worst = sorted(checks, key=lambda c: (c.passed, not c.at_least, -(c.value or 0)))
-    failed = [c for c in worst if not c.passed]
-    text = "; ".join(map(str, failed[:2] or worst[:1])) or otherwise
-    return Finding(name, not failed, text)
+    """Yield a finding for each kind of check, a check under the first kind that it fits."""
+    left = list(correctness.checks)
+    for name, part in _KINDS:
+        checks = [c for c in left if part in c.name or (part == "not finite" and c.value is None)]
+        left = [c for c in left if c not in checks]
+        worst = sorted(checks, key=lambda c: (c.passed, not c.at_least, -(c.value or 0)))
+        failed = [c for c in worst if not c.passed]
+        text = "; ".join(map(str, failed[:2] or worst[:1])) or "none"
+        yield Finding(name, not failed, text)

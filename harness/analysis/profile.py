@@ -29,20 +29,8 @@ def table(profile: Profile, most: int) -> str:
 def ncu_command(tree: Path, length: int) -> str:
     """Return the command that profiles one call after the warm-ups with Nsight Compute."""
     words = [
-        "ncu",
-        "--set",
-        "full",
-        "--profile-from-start",
-        "off",
-        "--export",
-        "quasar",
-        "--force",
-        sys.executable,
-        "-m",
-        TASK,
-        str(tree),
-        str(length),
-        "cuda",
+        *["ncu", "--set", "full", "--profile-from-start", "off", "--export", "quasar", "--force"],
+        *(sys.executable, "-m", TASK, str(tree), str(length), "cuda"),
     ]
     return f"PYTHONPATH={shlex.quote(str(PROJECT))} {shlex.join(words)}"
 

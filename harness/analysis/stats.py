@@ -20,11 +20,7 @@ of a single call with a cold L2, by CUDA events, over that of a call in the loop
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return (max - min) / min of positive values; 0 for a single one.
-
-    Raises:
-        ValueError: no values, or one that is not a positive finite number.
-    """
+    """Return (max - min) / min of positive values; raise a ValueError for others."""
     if not values or not all(math.isfinite(value) and value > 0 for value in values):
         raise ValueError(f"spread needs positive finite values, not {list(values)}")
     return (max(values) - min(values)) / min(values)

@@ -57,30 +57,23 @@ class NoClaim(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """The claimed speed of a submission, and its basis.
-
-    Attributes:
-        tokens_per_sec, vram_mb: at `target_sequence_length`; memory (MiB) is the largest seen.
-        benchmarks: each measured length, as text, with its `tokens_per_sec` and `vram_mb`: the
-            claim at the target, elsewhere the slowest accepted run less `headroom`.
-        runs: number of accepted runs at the target; `median` is their speed in tokens/s.
-        limits: the limits by name, before the headroom; the claim is the lowest.
-        rejected: a sentence for each rejected run of any length.
-    """
+    """The claimed speed of a submission, and its basis."""
 
     target_sequence_length: int
+    # tokens_per_sec, vram_mb: at `target_sequence_length`; memory (MiB) is the largest seen
     tokens_per_sec: float
     vram_mb: float
+    # each measured length, as text, with its `tokens_per_sec` and `vram_mb`: the claim at the
+    # target, elsewhere the slowest accepted run less `headroom`
     benchmarks: dict[str, dict[str, float]]
     headroom: float
-    runs: int
+    runs: int  # number of accepted runs at the target; `median` is their speed in tokens/s
     median: float
-    limits: dict[str, float]
-    rejected: tuple[str, ...] = ()
+    limits: dict[str, float]  # the limits by name, before the headroom; the claim is the lowest
+    rejected: tuple[str, ...] = ()  # a sentence for each rejected run of any length
 
     @property
     def limited_by(self) -> str:
-        """The name of the least limit."""
         return min(self.limits, key=lambda name: self.limits[name])
 
     @property
@@ -118,8 +111,7 @@ def limits_of(runs: Sequence[Sample]) -> dict[str, float]:
 def is_settled(runs: Sequence[Sample]) -> bool:
     """Return whether a length has enough runs for its claim.
 
-    It has RUNS_MOST, or at least two that show the noise so well that it does not limit the claim;
-    further runs would then hardly raise the claim.
+    It has RUNS_MOST, or at least two whose noise does not limit the claim.
     """
     counted = accepted(runs)
     if not 1 < len(counted) < RUNS_MOST:  # one run shows no noise at all
@@ -131,14 +123,12 @@ def is_settled(runs: Sequence[Sample]) -> bool:
 def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: float = 0.0) -> Claim:
     """Return the claim for `target` tokens from samples by length.
 
-    A sample counts when the same code passed its check, its GPU was undisturbed and its speed is
-    possible (`rejection`). Of runs with the same slowest, mean and deviation, fewer give a lower
-    claim; a length without an accepted run is never claimed.
+    Of runs with the same slowest, mean and deviation, fewer give a lower claim; a length without an
+    accepted run (`rejection`) is never claimed.
 
     Raises:
         NoClaim: no accepted run at the target, a process there that took more than half of a
-            validator's time, or a run that cannot be trusted (not a positive finite number, filed
-            under another length, another version of the code, another machine).
+            validator's time, or a run that cannot be trusted.
         ValueError: `headroom` is not in [0, 1).
     """
     if not 0 <= headroom < 1:

@@ -22,15 +22,9 @@ tokens on an undisturbed H200 had 0.2 to 1.1%."""
 def lower_bound(speeds: Sequence[float], share: float) -> float:
     """Return the speed below which a further sample lies with probability `share`.
 
-    With equal mean and deviation, fewer samples give a lower bound. One sample does not show the
-    noise, so its bound is 0.
-
-    Args:
-        speeds: positive speeds of fresh processes at one length on one machine.
-        share: in (0, 0.5).
-
-    Raises:
-        ValueError: no speeds, or a share outside its range.
+    With equal mean and deviation, fewer samples give a lower bound; the bound of a single one is 0.
+    Speeds are positive, of fresh processes at one length on one machine. Raises a ValueError for no
+    speeds, or a share that is not in (0, 0.5).
     """
     if not speeds:
         raise ValueError("a bound needs at least one speed")
@@ -45,11 +39,7 @@ def lower_bound(speeds: Sequence[float], share: float) -> float:
 
 @cache
 def student_quantile(probability: float, freedom: int) -> float:
-    """Return the quantile of Student's distribution with `freedom` degrees, by bisection.
-
-    Raises:
-        ValueError: the probability is not in (0.5, 1), or there is no degree of freedom.
-    """
+    """Return the quantile of Student's distribution for a probability above 0.5."""
     if not 0.5 < probability < 1 or freedom < 1:
         raise ValueError(f"no quantile for probability {probability}, {freedom} degrees of freedom")
     low, high = 0.0, 1.0

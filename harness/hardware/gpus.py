@@ -27,25 +27,15 @@ depends on the length, so targets are the lengths at which leagues begin."""
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card's specification by its vendor.
+    """A card's specification by its vendor."""
 
-    Attributes:
-        name: the driver's name, or its beginning.
-        memory_gib: the advertised size; GB of HBM are counted as GiB.
-        bandwidth: of the memory, in bytes per second.
-        operations: of dense bf16 products with fp32 sums, per second.
-        cycles: of all multiprocessors together at the boost clock, per second.
-        capability: CUDA compute capability.
-        source: NVIDIA's document with these figures.
-    """
-
-    name: str
-    memory_gib: float
-    bandwidth: float
-    operations: float
-    cycles: float
-    capability: str
-    source: str
+    name: str  # the driver's name, or its beginning
+    memory_gib: float  # the advertised size; GB of HBM are counted as GiB
+    bandwidth: float  # of the memory, in bytes per second
+    operations: float  # of dense bf16 products with fp32 sums, per second
+    cycles: float  # of all multiprocessors together at the boost clock, per second
+    capability: str  # CUDA compute capability
+    source: str  # NVIDIA's document with these figures
 
     @property
     def label(self) -> str:
@@ -100,11 +90,7 @@ def known(name: str) -> Gpu | None:
 
 
 def published_bound(gpu: Gpu) -> float:
-    """Return the hardware bound in tokens/s, from the least memory traffic and operations.
-
-    It uses the vendor's specification; `roofline.hardware_bound` uses the clocks that the card
-    itself reports.
-    """
+    """Return the bound in tokens/s by the vendor's memory bandwidth and operations."""
     return min(gpu.bandwidth / bytes_per_token(), gpu.operations / operations_per_token())
 
 
@@ -129,10 +115,7 @@ def longest(memory_gib: float, capability: str | None, way: Way = "recorded") ->
 
 
 def best_target(memory_gib: float, capability: str | None) -> int | None:
-    """Return the target of the highest league that fits into the memory, or None.
-
-    Below the second league longer targets are faster.
-    """
+    """Return the target of the highest league that fits into the memory, or None."""
     leagues = range(LEAGUE, HIGHEST + 1, LEAGUE)
     candidates = sorted({*leagues, *(n for n in LENGTHS if n < LEAGUE)}, reverse=True)
     return next((n for n in candidates if fits(n, memory_gib, capability)), None)

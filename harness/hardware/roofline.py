@@ -38,10 +38,7 @@ def operations_per_token() -> int:
 
 
 def hardware_bound(machine: Environment | None) -> float | None:
-    """Return the hardware bound of this GPU at its highest clocks, in tokens/s.
-
-    None for a CPU, or if the machine's figures are unknown.
-    """
+    """Return the bound of this GPU at its highest clocks, in tokens/s; None if unknown."""
     if machine is None or machine.device == "cpu":
         return None
     rates = []
@@ -57,12 +54,10 @@ def hardware_bound(machine: Environment | None) -> float | None:
 
 
 def speed_of_light(speed: float, bound: float, baseline: float) -> float:
-    """Return the share of the baseline's time above the hardware bound that `speed` saves.
+    """Return the share of the baseline's time above the bound that `speed` saves.
 
-    0 at the baseline, 1 at the bound, negative below the baseline; all three are tokens/s.
-
-    Raises:
-        ValueError: the baseline is not slower than the bound.
+    0 at the baseline, 1 at the bound, negative below the baseline; all three are tokens/s. Raises a
+    ValueError if the baseline is not slower than the bound.
     """
     if not 0 < baseline < bound:
         raise ValueError(f"a baseline of {baseline} tokens/s must be positive and below {bound}")

@@ -37,18 +37,12 @@ _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASS")
 
 @dataclass(frozen=True)
 class Options:
-    """Device, timeout, stop and confinement of workers.
+    """Device, timeout, stop and confinement of workers."""
 
-    Attributes:
-        device: `cuda`, `cpu` (which hides the GPUs) or `auto`, as the validator chooses.
-        timeout: seconds for each process, everything included.
-        stop: when set, the process is ended promptly.
-        confinement: isolates the process; None runs it with this user's rights.
-    """
-
-    device: str = "auto"
-    timeout: float = WORKLOAD.timeout_seconds
+    device: str = "auto"  # `cuda`, `cpu` (which hides the GPUs) or `auto`, as the validator chooses
+    timeout: float = WORKLOAD.timeout_seconds  # seconds for each process, everything included
     stop: threading.Event | None = None
+    # isolates the process; None runs it with this user's rights
     confinement: Confinement | None = None
 
 

@@ -16,13 +16,9 @@ class MeasurementError(Exception):
     """A worker gave no result.
 
     Attributes:
-        reason: a sentence.
-        kind: `timeout`, `out_of_memory`, `limit` (more than its confinement allows), `gate` (the
-            correctness check failed), `import` (this Python lacks a module that the tree imports),
-            `crash`, `protocol`, `disturbed` or `stopped`.
+        reason, remedy: sentences; the remedy is "" if none is known.
         log_tail: the end of the worker's output, for diagnosis.
         correctness: the result of the correctness check, if it failed.
-        remedy: a sentence, if the worker knows a remedy.
         length: the length that was measured, in tokens, if there are several.
     """
 

@@ -24,12 +24,7 @@ class Plan(Protocol):
         """All lengths, in tokens."""
 
     def missing(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> list[int]:
-        """Return the length of each sample that is missing, in the order in which to take them.
-
-        Args:
-            samples: those that count.
-            failures: at most one of each length.
-        """
+        """Return the length of each missing sample, in the order in which to take them."""
 
     def implied(self, failures: Sequence[Failure]) -> list[Failure]:
         """Return the failures of further lengths that follow from these."""
@@ -43,8 +38,7 @@ def _failed(failures: Sequence[Failure]) -> set[int]:
 class EachLength:
     """The same number of samples at each length, the shortest length first.
 
-    Attributes:
-        too_long: kinds of failure after which longer lengths are not tried.
+    After a failure of a kind in `too_long`, longer lengths are not tried.
     """
 
     lengths: tuple[int, ...]
@@ -78,28 +72,21 @@ class EachLength:
 class ForClaim:
     """Plan of the fewest samples that a claim for one target needs.
 
-    The target is sampled until its noise is known. The other lengths that validators time are
-    sampled once each, because their speed is not judged. Processes of the first round that no
-    other length needs also sample the target, because a further round repeats the imports.
-
-    Attributes:
-        others: the lengths that validators time too.
-        runs: least samples of the target.
-        most: most samples of the target.
-        at_once: processes of a round.
-        confirming: number of existing samples of the target, which one more must confirm.
+    The target is sampled until its noise is known, the other lengths that validators time once
+    each. Processes of the first round that no other length needs also sample the target, because a
+    further round repeats the imports.
     """
 
     target: int
     others: tuple[int, ...] = ()
+    # runs, most: least and most samples of the target
     runs: int = 1
     most: int = RUNS_MOST
-    at_once: int = 1
-    confirming: int = 0
+    at_once: int = 1  # processes of a round
+    confirming: int = 0  # number of existing samples of the target, which one more must confirm
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The target and the other lengths."""
         return tuple(sorted({self.target, *self.others}))
 
     def missing(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> list[int]:

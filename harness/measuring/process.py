@@ -52,10 +52,7 @@ def hide(*, hidden: bool = True) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete the file or folder `path` as far as permissions allow.
-
-    rm(1) deletes folders of any depth; `shutil.rmtree` exceeds Python's recursion limit.
-    """
+    """Delete a path by rm(1), as deep folders exceed the recursion of `shutil.rmtree`."""
     subprocess.run(["rm", "-rf", "--", str(path)], stderr=subprocess.DEVNULL, check=False)
 
 
@@ -83,11 +80,7 @@ class Ended:
 
 
 class Confinement(Protocol):
-    """The confinement of a child: changes its command line and monitors its resources.
-
-    Attributes:
-        parent: the pid that the child sees as its parent's.
-    """
+    """The confinement of a child, which sees its parent's pid as `parent`."""
 
     @property
     def parent(self) -> int: ...
@@ -167,10 +160,7 @@ def _end(pid: int, pipes: _Pipes) -> None:
 def _start(
     argv: Sequence[str], env: Mapping[str, str], cwd: Path
 ) -> tuple[subprocess.Popen[bytes], int, int]:
-    """Start the child as the leader of a new group.
-
-    Returns the child, the read end of its result pipe, and the child's descriptor of the other.
-    """
+    """Start the child in a new group; return it and both ends of its result pipe."""
     result_read, result_write = os.pipe()
     try:
         child = subprocess.Popen(
@@ -203,18 +193,14 @@ def run_supervised(
 ) -> Ended:
     """Run `argv` in its own process group and return how it ended.
 
+    The calling thread must stay until this returns: a child that requested a signal at its parent's
+    death gets it when the thread that started it ends. Raises an OSError if it cannot be started.
+
     Args:
         message: returns the child's stdin; its argument is the number of the descriptor to which
-            the child must write its result. Stdout and stderr are kept for diagnosis only.
+            the child must write its result.
         timeout: seconds until the group gets SIGTERM and, after `TERM_GRACE`, SIGKILL.
-        stop: when set, the child is ended in the same way.
-        exceeded: returns which limit the child of this pid exceeds; it is ended then as well.
-
-    The calling thread must stay until this returns: a child that requested a signal at its
-    parent's death gets it when the thread that started it ends.
-
-    Raises:
-        OSError: the child cannot be started.
+        stop, exceeded: end the child in the same way, once the event is set or a limit is returned.
     """
     hide()  # otherwise code under test could open the result's pipe here
     child, result_read, result_write = _start(argv, env, cwd)

@@ -47,11 +47,7 @@ CheckTree = Callable[..., Correctness]
 
 
 def probe(options: Options = DEFAULT) -> Environment:
-    """Return the machine as a worker sees it, the resolved device included.
-
-    Raises:
-        MeasurementError: torch cannot be imported, or there is no such device.
-    """
+    """Return the machine as a worker sees it; a MeasurementError without torch or the device."""
     quick = replace(options, timeout=min(options.timeout, QUICK_SECONDS))
     return Environment.model_validate(_work({"task": "probe"}, quick))
 
@@ -61,15 +57,11 @@ def call(
 ) -> dict[str, JsonValue]:
     """Call a function of this project in a fresh process with empty caches of compiled kernels.
 
+    Raises a MeasurementError if the function raised, or returned no result.
+
     Args:
-        function: `module:name`; it returns a pydantic model.
+        function: `module:name`; it returns a pydantic model, of which this returns the JSON values.
         tree: a folder that the function reads, which a confinement then exposes.
-
-    Returns:
-        The model as JSON values.
-
-    Raises:
-        MeasurementError: the function raised, or returned no result.
     """
     job: dict[str, JsonValue] = {"task": "call", "function": function, "arguments": list(arguments)}
     if tree is not None:
@@ -80,22 +72,14 @@ def call(
 def check_import(tree: Path, options: Options = DEFAULT) -> float:
     """Import the layer and the operator of `tree` in a fresh process without a GPU.
 
-    Returns:
-        Seconds that it took after torch's import.
-
-    Raises:
-        MeasurementError: they cannot be imported; the kind is `import` if a module is missing.
+    Return the seconds that it took. The MeasurementError's kind is `import` if a module is missing.
     """
     quick = replace(options, device="cpu", timeout=min(options.timeout, QUICK_SECONDS))
     return float(str(_work(_tree_job("import", tree.resolve(), 1), quick)["import_seconds"]))
 
 
 def check(tree: Path, length: int, options: Options = DEFAULT) -> Correctness:
-    """Run the correctness check on `tree` in a fresh process and return its result.
-
-    Raises:
-        MeasurementError: the check did not finish.
-    """
+    """Run the correctness check in a fresh process; a MeasurementError if it does not finish."""
     return _parsed(Correctness, _work(_tree_job("check", tree.resolve(), length), options))
 
 
@@ -112,21 +96,18 @@ def measure(
     """Run the validator's loop on `tree` at `length` tokens in a fresh process.
 
     The correctness check is another process (`check`), so that the timed one starts like a
-    validator's: nothing compiled, tuned or allocated before its first call. `confirm` adds its
-    result to the sample.
+    validator's. `confirm` adds its result to the sample. Raises a MeasurementError if there is no
+    sample.
 
     Args:
         tree: root of a fork, the folder that holds `fla/`.
         cross_check: also time a chain of calls after the loop, and reject the sample if the loop
             was much faster than the chain (`proof.RATIO`).
-        proven: measure the speed by the referee's clock instead of the loop, for untrusted code
+        proven: measure by the referee's clock instead of the loop, for untrusted code
             (docs/honesty.md); cannot be combined with `gpu_lock`.
-        cold_cache: start with empty kernel caches, as on a machine that never ran this code.
-        gpu_lock: a file; processes that share it import at the same time, and are timed one
-            after another. Waiting for it does not count as their seconds.
-
-    Raises:
-        MeasurementError: the worker gave no sample; `kind` and `reason` give the cause.
+        cold_cache: start with empty kernel caches.
+        gpu_lock: a file; processes that share it import at the same time, and are timed one after
+            another. Waiting for it does not count as their seconds.
     """
     job = _tree_job("prove" if proven else "time", tree.resolve(), length)
     job |= {"cross_check": cross_check, "cache": "cold" if cold_cache else "shared"}
@@ -137,11 +118,7 @@ def measure(
 
 
 def require_passed(correctness: Correctness) -> Correctness:
-    """Return the result of a correctness check that passed.
-
-    Raises:
-        MeasurementError: it failed.
-    """
+    """Return a correctness check that passed; raise a MeasurementError otherwise."""
     if not correctness.passed:
         failed = "; ".join(str(one) for one in correctness.failed[:3])
         raise MeasurementError(f"wrong results: {failed}", "gate", correctness=correctness)
@@ -151,8 +128,7 @@ def require_passed(correctness: Correctness) -> Correctness:
 def confirm(sample: Sample, correctness: Correctness) -> Sample:
     """Return the sample with the correctness check that covers it.
 
-    Raises:
-        MeasurementError: the check failed, or is of other code or of shorter sequences.
+    Raises a MeasurementError if the check failed, or is of other code or of shorter sequences.
     """
     require_passed(correctness)
     if correctness.source_digest != sample.source_digest:
@@ -189,15 +165,10 @@ def _work(
     cold_cache: bool = False,
     patience: float = 1.0,
 ) -> dict[str, JsonValue]:
-    """Run a job in a worker and return the body of its reply.
+    """Run a job, fields of a `Job`, in a worker and return the body of its reply.
 
-    Args:
-        job: fields of a `Job`; the others are added here.
-        cold_cache: start with empty kernel caches.
-        patience: the process is killed after this multiple of the options' seconds.
-
-    Raises:
-        MeasurementError: the worker gave no result that can be trusted.
+    The process is killed after `patience` times the options' seconds. Raises a MeasurementError if
+    there is no result that can be trusted.
     """
     nonce = secrets.token_hex(16)
     confinement = options.confinement
@@ -230,11 +201,7 @@ def _work(
 
 
 def read_reply(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]:
-    """Return the body of a worker's reply.
-
-    Raises:
-        MeasurementError: there is no reply that can be trusted.
-    """
+    """Return the body of a worker's reply; raise a MeasurementError if it is not trusted."""
 
     def failure(reason: str, kind: Kind, remedy: str = "") -> MeasurementError:
         return MeasurementError(reason, kind, ended.log_tail, remedy=remedy)

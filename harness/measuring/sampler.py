@@ -74,20 +74,15 @@ COOLING_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Policy:
-    """The requirements of a measurement, and the consequences of a failure.
-
-    Attributes:
-        checked: False measures unchecked code.
-        cold: lengths whose first sample starts with empty kernel caches.
-        attempts: number of rejected samples of one length in a row (`claim.rejection`) that ends
-            the measurement; 1 accepts every sample.
-        left_out: kinds of failure after which only the failed length is omitted, with its samples;
-            others end the measurement.
-    """
+    """The requirements of a measurement, and the consequences of a failure."""
 
     checked: bool = True
-    cold: Container[int] = ()
+    cold: Container[int] = ()  # lengths whose first sample starts with empty kernel caches
+    # number of rejected samples of one length in a row (`claim.rejection`) that ends the
+    # measurement; 1 accepts every sample
     attempts: int = 1
+    # kinds of failure that omit only the failed length, with its samples; others end the
+    # measurement
     left_out: frozenset[Kind] = frozenset()
 
 
@@ -109,25 +104,19 @@ class Sampler:
     Workers start in rounds. Those of a round import together while the correctness check runs, and
     are timed one after another once it has passed. Samples that do not count are kept, so that a
     claim can name them.
-
-    Attributes:
-        at_once: processes of one round.
-        soak: heats the GPU while the processes of the first round import; on a cold GPU clocks
-            are higher than a validator's may be.
-        measure, check: those of the runner, or fakes.
-        wait: a function that sleeps for the given seconds.
-        samples, failures: in the order of measurement.
     """
 
     tree: Path
     options: Options
     policy: Policy = field(default_factory=Policy)
     recorder: Recorder = field(default_factory=Recorder)
-    at_once: int = 1
+    at_once: int = 1  # processes of one round
+    # heats the GPU while the first round imports, as on a cold GPU clocks are higher
     soak: Callable[[], object] | None = None
     measure: Measure = measure
     check: CheckTree = check
     wait: Callable[[float], object] = time.sleep
+    # samples, failures: in the order of measurement
     samples: list[Sample] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     rounds: int = 0
@@ -136,21 +125,16 @@ class Sampler:
     _recording: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, length: int) -> list[Sample]:
-        """Return the samples of one length that count."""
         return [sample for sample in self._counted() if sample.length == length]
 
     def _counted(self) -> list[Sample]:
         return accepted(self.samples) if self.policy.attempts > 1 else self.samples
 
     def run(self, plan: Plan) -> None:
-        """Take the missing samples.
+        """Take the missing samples; raise the MeasurementError that ends the measurement.
 
         A length that fails loses its samples, because a length that works only at times must not be
         claimed.
-
-        Raises:
-            MeasurementError: a failure that ends the measurement, with its `length`. The samples
-                stay.
         """
         self._leave_out(plan.implied(self.failures))
         while missing := plan.missing(self._counted(), self.failures):
@@ -198,8 +182,7 @@ class Sampler:
     def _errors(self, longest: int, lengths: Sequence[int]) -> list[tuple[int, MeasurementError]]:
         """Start the check and a process for each length; return the failures.
 
-        The first error ends the processes that have not been timed yet, because their samples would
-        not be used.
+        The first error ends the processes that have not been timed yet.
         """
         stop = _Stop(self.options.stop)
         options = replace(self.options, stop=stop)
@@ -267,11 +250,7 @@ class Sampler:
                     self.recorder.heated(result)
 
     def _correctness(self, length: int, options: Options) -> Correctness | None:
-        """Return a check that covers the length: of an earlier sample, or a new one.
-
-        Raises:
-            MeasurementError: it failed or did not end.
-        """
+        """Return a check that covers the length: of an earlier sample, or a new one."""
         if not self.policy.checked:
             return None
         for earlier in (sample.correctness for sample in self.samples):

@@ -14,8 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from harness.analysis.ab_compare import BLOCKS
 from harness.imports import install_command
@@ -26,7 +31,6 @@ EX_CONFIG = 78
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trials", type=int, default=100, help="of the whole study (100)")
     parser.add_argument("--seconds", type=float, default=600.0, help="for this run (600)")
@@ -65,6 +69,31 @@ def _only_search(arguments: argparse.Namespace, trials: int, start: dict[str, in
     ]
 
 
+def further_gpus(gpus: Sequence[Any], count: int) -> list[str]:
+    """Return the UUIDs of at most `count` GPUs of the first one's model, without the first.
+
+    Times are relative to those of the start on the same GPU, so differences between GPUs cancel.
+    """
+    first, *others = gpus
+    return [f"GPU-{gpu.uuid}" for gpu in others if gpu.name == first.name][:count]
+
+
+@contextmanager
+def searchers(command: Sequence[str], gpus: Sequence[str]) -> Iterator[None]:
+    """Run `command` on each GPU and wait for all at the end; an error in the block kills them."""
+    processes = [
+        subprocess.Popen(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu}) for gpu in gpus
+    ]
+    try:
+        yield
+        for process in processes:
+            process.wait()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 @ends_quietly
 def main(argv: list[str] | None = None) -> int:
     """Search, compare the best tiles with the start, write the result; return the exit status."""
@@ -76,7 +105,6 @@ def main(argv: list[str] | None = None) -> int:
         return EX_CONFIG
     from harness.tuning.candidates import Candidates
     from harness.tuning.entry import TUNED, tiles_of, with_tiles
-    from harness.tuning.searchers import further_gpus, searchers
     from harness.tuning.study import best_tiles, conclude, done, open_study, search
 
     lengths = sorted(arguments.lengths)
@@ -88,8 +116,8 @@ def main(argv: list[str] | None = None) -> int:
     study = open_study(storage, candidates.name)
     before = done(study)
     trials = arguments.trials if arguments.more is None else before + arguments.more
-    further = further_gpus(candidates.gpus, arguments.gpus - 1)
-    with searchers(_only_search(arguments, trials, start), further):
+    others = further_gpus(candidates.gpus, arguments.gpus - 1)
+    with searchers(_only_search(arguments, trials, start), others):
         search(
             *(study, start, candidates.objective(start)),
             trials=trials,

@@ -24,12 +24,7 @@ CHECKED_TOKENS = 4000
 
 
 def errors_of(scan: Any, tiles: Any) -> dict[str, float]:
-    """Return the output's relative RMS errors by kind of input; NaN if a part was not written.
-
-    Args:
-        scan: the module `fla.ops.quasar.triton_kernels.scan`.
-        tiles: its `Tiles`.
-    """
+    """Return the output's relative RMS errors by kind of input; NaN if a part was not written."""
     layer = layer_like(CHECKED_TOKENS)
     kinds = {"layer": layer, "correlated": correlated(layer, NOISE["correlated 10%"])}
     errors = {}
@@ -46,11 +41,8 @@ class Candidates:
     """Checks and times tiles of the Triton operator: heads of `WIDTH`, bf16, on the first GPU.
 
     Args:
-        lengths: in tokens, ascending; a candidate that is slow at short lengths is not timed at
-            longer ones.
-
-    Raises:
-        SystemExit: there is no GPU.
+        lengths: in tokens, ascending; a candidate that is slow at short ones is not timed at longer
+            ones.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:

@@ -69,10 +69,7 @@ def replayed(calls: Sequence[Call]) -> Iterator[Callable[[int], float]]:
 
 
 def steady(run: Callable[[int], float], least_ms: float, repeats: int, warm: float) -> float:
-    """Return the median of `run(times)`, milliseconds per call, after `warm` seconds of calls.
-
-    `times` is chosen so that each of the `repeats` timings takes about `least_ms`.
-    """
+    """Return the median of `run(times)`, milliseconds per call, after `warm` seconds of calls."""
     run(2)
     once = run(3)
     times = max(1, round(least_ms / once))

@@ -15,12 +15,7 @@ KIND = "bfloat16"
 
 
 def tiles_of(data: Mapping[str, Any], gpu: Mapping[str, str]) -> dict[str, int]:
-    """Return a GPU's tiles for heads of WIDTH in bf16; empty if there are none.
-
-    Args:
-        data: content of tuned.json.
-        gpu: its name with the key `gpu`, and its `capability`.
-    """
+    """Return the tiles in tuned.json for heads of WIDTH in bf16; empty if there are none."""
     entry = data["gpus"].get(gpu["gpu"])
     if entry is None or entry["capability"] != gpu["capability"]:
         return {}
@@ -36,9 +31,6 @@ def with_tiles(data: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, 
     """Return `data` with the tiles of a search's result before the other rows of its GPU.
 
     A GPU that had no entry gets the safe tiles of its capability for everything else.
-
-    Raises:
-        KeyError: the result lacks a field.
     """
     name, capability = result["gpu"], result["capability"]
     entry = data["gpus"].get(name)

@@ -33,11 +33,7 @@ def launched() -> Iterator[list[Any]]:
 
 
 def blocks_at_once(function: int, threads: int, shared: int) -> int:
-    """Return the driver's number of blocks of a kernel that a multiprocessor can hold.
-
-    Raises:
-        RuntimeError: the driver returned an error.
-    """
+    """Return how many blocks of a kernel a multiprocessor holds; or a RuntimeError."""
     count = ctypes.c_int()
     status = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveBlocksPerMultiprocessor(
         ctypes.byref(count), ctypes.c_void_p(function), threads, ctypes.c_size_t(shared)
@@ -58,13 +54,7 @@ def footprint(
     most: int,
     blocks: Callable[[int, int, int], int] = blocks_at_once,
 ) -> Footprint:
-    """Return the resource usage of each kernel.
-
-    Args:
-        kernels: the result of `launched`.
-        most: warps that a multiprocessor can hold.
-        blocks: `blocks_at_once` or a fake.
-    """
+    """Return the usage of each of `kernels`; a multiprocessor can hold `most` warps."""
     usage: Footprint = {}
     for kernel in kernels:
         warps, shared = kernel.metadata.num_warps, kernel.metadata.shared

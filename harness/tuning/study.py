@@ -51,12 +51,7 @@ Objective = Callable[[Tiles, Report], float]
 
 
 def open_study(storage: Path | str, name: str, seed: int | None = None) -> optuna.Study:
-    """Open the study of this name, or create it.
-
-    Args:
-        storage: file of an SQLite database, or the URL of a database that several hosts can reach.
-        seed: the sampler's seed; None draws a random one.
-    """
+    """Open or create the study of this name in an SQLite file or the database at a URL."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = storage if isinstance(storage, str) else f"sqlite:///{storage.resolve()}"
     return optuna.create_study(
@@ -128,10 +123,9 @@ def _with(value: int, values: Iterable[int]) -> list[int]:
 
 
 def candidates(study: optuna.Study) -> list[dict[str, Any]]:
-    """Return each candidate's tiles, time, refusal and footprint, the fastest first.
+    """Return each candidate's tiles, time over the start's, refusal and footprint.
 
-    `time` is relative to the start's. Candidates without a time, which were refused or pruned as
-    slower, come last.
+    The fastest come first; those without a time, which were refused or pruned, last.
     """
     ended = [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
     results = [
@@ -147,11 +141,7 @@ def candidates(study: optuna.Study) -> list[dict[str, Any]]:
 
 
 def best_tiles(study: optuna.Study) -> Tiles:
-    """Return the best tiles so far, or the start if no candidate has completed.
-
-    Raises:
-        KeyError: the search has not started.
-    """
+    """Return the best tiles so far, or the start if no candidate has completed."""
     start: Tiles = study.user_attrs["start"]
     try:
         return {**start, **study.best_params}
@@ -164,9 +154,7 @@ def conclude(
 ) -> tuple[Tiles, Difference, dict[str, Any]]:
     """Return the tiles to use, how much faster the best ones are, and the evidence.
 
-    Args:
-        blocks: speeds of the start (A) and of the best tiles (B), in any unit. The best tiles are
-            used only if these show them to be faster.
+    The best ones (B) are used only if the blocks show them to be faster than the start (A).
     """
     gain = difference(list(blocks))
     tiles = best_tiles(study) if gain.faster else study.user_attrs["start"]

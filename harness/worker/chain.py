@@ -39,16 +39,13 @@ _GRAPHS_MOST = 8
 
 @dataclass(frozen=True)
 class ChainMaps:
-    """The maps from outputs to digests and from digests to factors.
+    """The maps from outputs to digests and from digests to factors."""
 
-    Attributes:
-        signs: `[runs]`, +1 for half of the runs of tokens and -1 for the others, divided by the
-            unit of rounding.
-        mixing: multiples of 1/256 below 1, `[channels, channels]`: sums of products with digests
-            are exact in fp32, so that each process computes the same factors.
-    """
-
+    # `[runs]`, +1 for half of the runs of tokens and -1 for the others, divided by the unit of
+    # rounding
     signs: Tensor
+    # multiples of 1/256 below 1, `[channels, channels]`: sums of products with digests are exact in
+    # fp32, so that each process computes the same factors
     mixing: Tensor
 
     @classmethod
@@ -64,8 +61,7 @@ class ChainMaps:
     def sums(self, y: Tensor, first: int = 0) -> Tensor:
         """Return the signed sums `[B, channels]` of the norms of runs of y `[B, T, channels]`.
 
-        Args:
-            first: place of y's first run in the sequence.
+        `first` is the place of y's first run in the sequence.
         """
         whole = y.shape[1] // RUN * RUN
         runs = y[:, :whole].reshape(len(y), whole // RUN, RUN, y.shape[2])
@@ -76,19 +72,11 @@ class ChainMaps:
         return norms.mul_(self.signs[first : first + norms.shape[1], None]).sum(1)
 
     def fractions(self, key: Tensor, digest: Tensor) -> Tensor:
-        """Return multiples of 1/256 in [0, 1) that depend on a call's key and the digest before it.
-
-        Args:
-            key, digest: `[channels]`.
-        """
+        """Return multiples of 1/256 in [0, 1) by key and digest, `[channels]` each."""
         return torch.addmv(key, self.mixing, digest).remainder_(1)
 
     def factors(self, keys: Tensor, digests: Tensor) -> Tensor:
-        """Return the factors of the input's channels, of mean 0 and variance 1, for some calls.
-
-        Args:
-            keys, digests: `[calls, channels]`.
-        """
+        """Return factors of mean 0 and variance 1 by `[calls, channels]` keys and digests."""
         both = zip(keys, digests, strict=True)
         return _WIDTH * torch.stack([self.fractions(*one) for one in both]) + _offset()
 
@@ -109,9 +97,7 @@ def _offset() -> float:
 class Link:
     """The work between two calls: store the digest, and multiply the weights by the next factors.
 
-    Args:
-        weights: `[outputs, channels]` each; their columns are scaled in place.
-        calls: number of calls of the longest chain.
+    The weights, `[outputs, channels]` each, are scaled in place. A chain has at most `calls` calls.
     """
 
     def __init__(self, maps: ChainMaps, weights: Sequence[Tensor], calls: int) -> None:

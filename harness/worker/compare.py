@@ -93,23 +93,17 @@ class Checker:
 
     @classmethod
     def draw(cls, device: torch.device, seed: int | None = None) -> Checker:
-        """Return an empty checker: bf16 on CUDA, fp32 on a CPU, as in the validator's loop.
-
-        Args:
-            seed: the inputs' seed; None draws a secret one.
-        """
+        """Return an empty checker: bf16 on CUDA, fp32 on a CPU, as in the validator's loop."""
         seed = int.from_bytes(os.urandom(7), "big") if seed is None else seed
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         return cls(device, dtype, torch.Generator(device).manual_seed(seed))
 
     @property
     def limits(self) -> Limits:
-        """The limits for this dtype."""
         return LIMITS[self.dtype]
 
     @property
     def passed(self) -> bool:
-        """Whether every check so far passed."""
         return all(check.passed for check in self.worst.values())
 
     def normal(self, *shape: int) -> Tensor:
@@ -117,7 +111,6 @@ class Checker:
         return torch.randn(*shape, generator=self.generator, device=self.device)
 
     def seed(self) -> int:
-        """Return a secret seed."""
         return self.below(1 << 62)
 
     def below(self, stop: int) -> int:

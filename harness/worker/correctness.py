@@ -17,7 +17,8 @@ from torch import Tensor
 from harness.sample import Correctness
 from harness.worker.compare import Checker
 from harness.worker.inputs import drawn
-from harness.worker.subject.interface import Subject
+from harness.worker.referee import SubjectProxy
+from harness.worker.subject.serve import InProcessSubject
 from harness.workload import ORACLE_LENGTH, WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer
 
@@ -41,6 +42,9 @@ SAMPLED = 4096
 BURST = 1000.0
 """Factor of some values, so large that a remainder of them shows in later outputs."""
 
+
+Subject = SubjectProxy | InProcessSubject
+"""The code under test, in another process or in this one."""
 
 Inputs = dict[str, Tensor]
 """Operator inputs as the layer makes them: q, k, v `[1, T, H, S]`, beta `[H]` fp32."""
@@ -89,8 +93,8 @@ class _Stages:
         length = max(tensor.shape[1] for tensor in expected.values() if tensor.ndim > 1)
         rows = None
         if length > ORACLE_LENGTH:
-            rows = torch.tensor([self.checker.below(length) for _ in range(SAMPLED)])
-            expected = {n: t[:, rows.to(t.device)] for n, t in expected.items() if t.ndim > 1}
+            rows = [self.checker.below(length) for _ in range(SAMPLED)]
+            expected = {n: t[:, rows] for n, t in expected.items() if t.ndim > 1}
         held = self.subject.fetch(tuple(expected), rows)
         for label, tensor in expected.items():
             now = held[label].to(tensor.device)
@@ -229,10 +233,7 @@ def compare_layer(
 ) -> None:
     """Compare the layer's output with the definition, in full if memory allows.
 
-    Args:
-        where: names the comparison in the figures.
-        weights: the layer's, by name.
-        x, y: input and output, `[1, T, hidden_size]`.
+    x and y are `[1, T, hidden_size]`; `where` names the comparison in the figures.
     """
     length = x.shape[1]
     compared, dtype = length, torch.float64
@@ -279,12 +280,8 @@ def check_correctness(
 ) -> Correctness:
     """Check `chunk_quasar` and the layer class on `device`, also at `length` tokens.
 
-    The check stops after the first stage that finds a fault.
-
-    Args:
-        seed: of the inputs; None draws a secret one.
-
-    Raises whatever the subject raises.
+    It stops after the first stage that finds a fault. Inputs are drawn from `seed`, a secret one if
+    None. Exceptions of the subject pass.
     """
     started = time.monotonic()
     checker = Checker.draw(device, seed)
@@ -305,7 +302,7 @@ def check_correctness(
         stage()
         if not checker.passed:
             break  # after a failure the later stages need not run
-    replaced = subject.tampered()
+    replaced = [str(name) for name in subject.tampered().get("names", ())]
     checker.bound("functions replaced", ", ".join(replaced) or "none", len(replaced), 0)
     return Correctness(
         passed=checker.passed,

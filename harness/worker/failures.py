@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 from harness.sample import Kind
 
 
@@ -26,17 +24,10 @@ def _out_of_memory(error: BaseException) -> bool:
     )
 
 
-class FailureFields(TypedDict):
-    """A failure as another process receives it."""
-
-    reason: str
-    kind: Kind
-
-
-def describe_failure(error: Exception) -> FailureFields:
-    """Return the kind and the reason of an exception."""
+def as_worker_error(error: Exception) -> WorkerError:
+    """Return an exception with its kind and its first line as the reason."""
     if isinstance(error, WorkerError):
-        return {"reason": str(error), "kind": error.kind}
+        return error
     first = (str(error).splitlines() or [""])[0]
-    reason = f"{type(error).__name__}: {first}"
-    return {"reason": reason, "kind": "out_of_memory" if _out_of_memory(error) else "crash"}
+    kind: Kind = "out_of_memory" if _out_of_memory(error) else "crash"
+    return WorkerError(f"{type(error).__name__}: {first}", kind)

@@ -60,9 +60,7 @@ def output_size(weights: Mapping[str, Tensor], device: torch.device) -> float:
 def outputs(weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Iterator[Tensor]:
     """Yield the layer's outputs for `x * factors`, in segments of whole runs of RUN tokens.
 
-    Args:
-        x: `[1, T, channels]`.
-        factors: `[calls, channels]`.
+    x is `[1, T, channels]`, the factors `[calls, channels]`.
     """
     taps = weights["q_conv1d.weight"].shape[-1]
     size = max(RUN, SEGMENT // len(factors) // RUN * RUN)

@@ -71,10 +71,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Proof:
-    """The best chain and its inputs.
-
-    `vram_bytes` and `first_call_seconds` are the subject's report.
-    """
+    """The best chain and its inputs; the last two figures are the subject's own report."""
 
     weights: dict[str, Tensor]
     x: tuple[int, int]  # length and seed
@@ -92,11 +89,8 @@ class Proof:
 def take(subject: SubjectProxy, length: int, device: torch.device, *, enough: float = 0.0) -> Proof:
     """Request calls of the subject's layer on `length` tokens, and time them.
 
-    Args:
-        enough: seconds per call; a chain that is as fast ends the search for faster ones.
-
-    Raises:
-        WorkerError: the subject failed, ended or did not keep to the protocol.
+    A chain that takes at most `enough` seconds per call ends the search for faster ones. Raises a
+    WorkerError if the subject failed, ended or did not keep to the protocol.
     """
     weights, seed, maps_seed = draw_weights(device), secret_seed(), secret_seed()
     size = output_size(weights, device)
@@ -211,12 +205,9 @@ def _run_chain(subject: SubjectProxy, calls: int) -> Chain:
 
 
 def cross_check(subject: SubjectProxy, length: int, device: torch.device, per_call: float) -> None:
-    """Compare the seconds of a call in the loop of one's own code with those in a chain.
+    """Compare a call's seconds in the loop of one's own code with those in a chain.
 
-    Ends the subject.
-
-    Raises:
-        WorkerError: the loop was faster by more than RATIO, or the calls did not compute the layer.
+    Ends the subject. Raises a WorkerError if the loop was faster by more than RATIO.
     """
     enough = RATIO[device.type] * per_call
     proof = take(subject, length, device, enough=enough)
@@ -233,13 +224,9 @@ def cross_check(subject: SubjectProxy, length: int, device: torch.device, per_ca
 def verify(proof: Proof, device: torch.device, most: int = CALLS_MOST) -> None:
     """Compute the calls of the chain, or `most` of them, and compare their digests.
 
-    Call this after the subject has ended, because it needs the subject's memory.
-
-    Args:
-        most: number of calls to compute; of a longer chain, the last one and random others.
-
-    Raises:
-        WorkerError: `gate`, when a digest is not that of the layer.
+    Call this after the subject has ended, because it needs the subject's memory. Of a long chain,
+    the last call and random others are computed. Raises a WorkerError for a digest that is not the
+    layer's.
     """
     (length, seed), (size, maps_seed) = proof.x, proof.maps
     x = drawn((1, length, WORKLOAD.hidden_size), seed, device)

@@ -74,10 +74,9 @@ class SubjectProxy:
     def ask(
         self, op: str, tensors: Mapping[str, Tensor] | None = None, **fields: Any
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Request an operation and return the reply: JSON values and tensors on the CPU.
+        """Request an operation; return the reply: JSON values and tensors on the CPU.
 
-        Raises:
-            WorkerError: the subject failed, ended or does not keep to the protocol.
+        Raises a WorkerError if the subject failed, ended or does not keep to the protocol.
         """
         for tensor in (tensors or {}).values():
             self._sent = max(self._sent, tensor.numel() * tensor.element_size())
@@ -102,8 +101,8 @@ class SubjectProxy:
         self._sent = max(self._sent, 4 * math.prod(shape))
         self.ask("draw", name=name, shape=list(shape), seed=seed)
 
-    def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> dict[str, Tensor]:
-        return self.ask("fetch", None if rows is None else {"rows": rows}, names=names)[1]
+    def fetch(self, names: Sequence[str], rows: Sequence[int] | None = None) -> dict[str, Tensor]:
+        return self.ask("fetch", names=names, rows=rows)[1]
 
     def operate(self, *, initial: bool = False, final: bool = False) -> dict[str, Tensor]:
         return self.ask("operate", initial=initial, final=final)[1]
@@ -120,8 +119,8 @@ class SubjectProxy:
     def gradients(self) -> dict[str, Tensor]:
         return self.ask("gradients")[1]
 
-    def tampered(self) -> list[str]:
-        return [str(name) for name in self.ask("tampered")[0].get("names", ())]
+    def tampered(self) -> dict[str, Any]:
+        return self.ask("tampered")[0]
 
     def end(self) -> None:
         """End the process; its memory, on the GPU too, is free afterwards."""
@@ -150,11 +149,7 @@ def _failure_of(failure: dict[str, Any]) -> WorkerError:
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device that `cuda`, `cpu` or `auto` means here.
-
-    Raises:
-        WorkerError: there is no CUDA device.
-    """
+    """Return the device of `cuda`, `cpu` or `auto`; raise a WorkerError for a missing one."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise WorkerError("no CUDA device is visible to torch; use --device cpu", "crash")

@@ -12,27 +12,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from harness.hardware.machine import Frozen, NotNegative, Telemetry
+from harness.hardware.machine import Telemetry
 from harness.measuring.job import Exit, Job, Reply
 from harness.sample import Sample
-from harness.worker.failures import WorkerError, describe_failure
+from harness.worker.failures import WorkerError, as_worker_error
 from harness.worker.gpu_lock import GpuLock
 
 if TYPE_CHECKING:
     import torch
 
     from harness.worker.referee import SubjectProxy
+    from harness.worker.subject.tree import Imported
 
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class Imported(Frozen):
-    """The time of a tree's import, and the loaded files, relative to the tree."""
-
-    import_seconds: NotNegative
-    operator_file: str
-    layer_file: str
 
 
 def _probe(job: Job, _subject: SubjectProxy | None) -> BaseModel:
@@ -49,6 +42,8 @@ def _call(job: Job, _subject: SubjectProxy | None) -> BaseModel:
 
 
 def _load(job: Job, subject: SubjectProxy | None) -> tuple[SubjectProxy, Imported]:
+    from harness.worker.subject.tree import Imported
+
     assert subject is not None  # noqa: S101 # see WITH_SUBJECT
     return subject, _answer(Imported, subject.ask("load", tree=job.tree)[0])
 
@@ -151,11 +146,7 @@ def _sample(
 
 
 def _answer(model: type[Model], body: dict[str, Any]) -> Model:
-    """Return the subject's reply as a model.
-
-    Raises:
-        WorkerError: the reply does not fit the model.
-    """
+    """Return the subject's reply as a model; raise a WorkerError if it does not fit."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
@@ -183,17 +174,13 @@ def answer(job: Job, subject: SubjectProxy | None) -> Exit:
 
 
 def perform(job: Job, subject: SubjectProxy | None) -> tuple[Reply, Exit]:
-    """Do the job and return the reply and the exit status.
-
-    Args:
-        subject: the process for the code under test; None for a task that has no tree.
-    """
+    """Do the job, with the subject if it has a tree; return the reply and the exit status."""
     try:
         body = _TASKS[job.task](job, subject).model_dump(mode="json")
         return Reply(nonce=job.nonce, body=body), Exit.DONE
     except Exception as error:  # the runner must get a reply in any case
         if not isinstance(error, WorkerError):
             traceback.print_exc()
-        failure = describe_failure(error)
-        reply = Reply(nonce=job.nonce, failure=failure["kind"], reason=failure["reason"])
+        failure = as_worker_error(error)
+        reply = Reply(nonce=job.nonce, failure=failure.kind, reason=str(failure))
         return reply, Exit.CRASH

@@ -60,11 +60,7 @@ class Channel:
             end.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
 
     def send(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Send a header, which must not have the key `tensors`, and tensors of any device.
-
-        Raises:
-            OSError: the other side has closed.
-        """
+        """Send a header without the key `tensors`, and tensors; an OSError if it is closed."""
         host = {name: t.detach().cpu().contiguous() for name, t in (tensors or {}).items()}
         shapes = [
             (name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in host.items()
@@ -76,13 +72,9 @@ class Channel:
                 self._end.sendall(_bytes_of(tensor))
 
     def receive(self, limit: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the next header and its tensors, on the CPU.
+        """Return the next header and its tensors, on the CPU, of at most `limit` bytes.
 
-        Args:
-            limit: bytes that all tensors together may have.
-
-        Raises:
-            WireError: the message is malformed or too long, or the other side has closed.
+        Raises a WireError if the message is malformed or too long, or the other side has closed.
         """
         size = bytearray(4)
         self._fill(memoryview(size))

@@ -69,7 +69,6 @@ def command(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
     return flags.run_command(command, "python -m neurons.embedded", arguments)
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -28,7 +29,7 @@ from neurons.embedded.subnet import QUIET_SECONDS, EmbeddedSubnet
 from neurons.runtime.child import Child
 from neurons.runtime.errors import QuasarError
 from neurons.runtime.heartbeat import heartbeat
-from neurons.runtime.identity import Identity, create_throwaway
+from neurons.runtime.identity import create_throwaway
 from neurons.runtime.loading import environment
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
@@ -67,13 +68,12 @@ class Competition:
         settings = embedded_settings({**flags, "log_format": "json"}, environment())
         self.folder = settings.state_dir
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        key = partial(create_throwaway, settings.wallet_path)
         self.entries = [
-            Entry(f"miner-{n}", f"overlay, steps of {tokens}", self._key(settings, f"miner-{n}"))
+            Entry(f"miner-{n}", f"overlay, steps of {tokens}", key(f"miner-{n}"))
             for n, tokens in enumerate(CHUNKS[:miners], 1)
         ]
-        self.cheat = None
-        if cheat:
-            self.cheat = Entry("cheat", "skips the recurrence", self._key(settings, "cheat"))
+        self.cheat = Entry("cheat", "skips the recurrence", key("cheat")) if cheat else None
         self._stop, self._ports, self._serve = stop, {}, serve
         self._check: Callable[[], None] = lambda: None
         if inference:
@@ -89,11 +89,7 @@ class Competition:
         return are_as_they_should_be(self.entries, self.cheat)
 
     def run(self) -> Iterator[str]:
-        """Run everything; yield lines about its progress, the ranking last.
-
-        Raises:
-            QuasarError: a part does not start or does not end.
-        """
+        """Run everything; yield lines about its progress; a QuasarError if a part fails."""
         self._clear()
         with EmbeddedSubnet(self.settings, self._stop) as subnet:
             self._check, url = subnet.check, str(subnet.settings.validator_api_url)
@@ -134,15 +130,12 @@ class Competition:
 
     def _invite(self, settings: Settings) -> Path:
         """Write the settings file with which one more miner joins; return its path."""
-        self._key(settings, GUEST)
+        create_throwaway(settings.wallet_path, GUEST)
         values = miner_settings(settings, GUEST, self.folder / GUEST)
         file = self.folder / "guest.env"
         text = "".join(f"{name}={value}\n" for name, value in values.items())
         write_atomically(file, text, mode=0o600)
         return file
-
-    def _key(self, settings: Settings, name: str) -> Identity:
-        return create_throwaway(settings.wallet_path, name)
 
     def _verification(self) -> dict[str, object]:
         address = "http://127.0.0.1:{}".format
@@ -223,12 +216,7 @@ class Competition:
                 self._pause()
 
     def _pause(self) -> None:
-        """Wait half a second.
-
-        Raises:
-            Stopped: a stop was requested.
-            QuasarError: the validator cannot judge a submission.
-        """
+        """Wait half a second; raise Stopped, or the fault that has stopped the subnet."""
         if self._stop.wait(0.5):
             self._check()
             raise Stopped("stop requested")

@@ -13,11 +13,9 @@ log = get_logger("embedded")
 
 
 class LogTail:
-    """Reads the lines that are added to a log file after its creation.
+    """Reads the lines that are added to a log of JSON objects after its creation.
 
-    Args:
-        name: the name of the writing process, with which each shown line begins.
-        file: a log with one JSON object per line; it may be missing, and may be truncated.
+    The file may be missing, and may be truncated. Each shown line begins with `name`.
     """
 
     def __init__(self, name: str, file: Path) -> None:

@@ -37,36 +37,26 @@ CHEATS_CLAIM = 5e6
 
 @dataclass
 class Entry:
-    """One participant, its kernel and its result.
-
-    Attributes:
-        row: the API's row of its submission; None before its verdict.
-        weight: its share of the emission in the round that has ended.
-        reason: the reason of its verdict, from the validator's log.
-    """
+    """One participant, its kernel and its result."""
 
     name: str
     kernel: str
     identity: Identity
-    row: dict[str, Any] | None = None
-    weight: float = 0.0
-    reason: str = ""
+    row: dict[str, Any] | None = None  # the API's row of its submission; None before its verdict
+    weight: float = 0.0  # its share of the emission in the round that has ended
+    reason: str = ""  # the reason of its verdict, from the validator's log
 
     @property
     def rank(self) -> int | None:
-        """Its rank, or None."""
         return None if self.row is None else self.row.get("rank")
 
 
 def start_miner(
     settings: Settings, entry: Entry, chunk: int, home: Path, log_file: Path
 ) -> subprocess.Popen[bytes]:
-    """Start the daemon for one cycle with a copy of code and kernels for this miner.
+    """Start the daemon for one cycle with its own copy of code and kernels in `home`.
 
-    Args:
-        settings: the subnet's settings.
-        chunk: tokens in a step of its kernel.
-        home: the folder of its code, fork and state.
+    Its kernel's steps have `chunk` tokens.
     """
     code = home / "code"
     shutil.rmtree(code, ignore_errors=True)
@@ -93,12 +83,7 @@ def start_miner(
 
 
 def submit_cheat(settings: Settings, url: str, entry: Entry, repository: Path) -> None:
-    """Submit a fork that keeps the rules but skips the recurrence, with a high claim.
-
-    Args:
-        url: the API's address.
-        repository: the path of the fork, which this function creates.
-    """
+    """Submit a fork that keeps the rules but skips the recurrence, with a high claim."""
 
     def change(source: Path) -> None:
         # compiled files would break the rule book, and the fork would not be timed

@@ -4,56 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from neurons.embedded.participants import Entry
+from neurons.runtime.identity import Identity
 from neurons.wire.connection import Connection
 from neurons.wire.protocol import Message, Round, Weights
 from neurons.wire.rules import TOP_SHARES
-from neurons.wire.signed_request import Signer
 
 
+@dataclass(frozen=True)
 class Results:
-    """Reads the results of the entries from the API and the validator's log.
+    """Reads the results of the entries from the API and the validator's log."""
 
-    Args:
-        url: the API's address.
-        entries: all participants.
-        validator: signs the request that ends the round.
-        lines: the lines of the validator's log since the competition began, as objects.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        entries: Sequence[Entry],
-        validator: Signer,
-        lines: Collection[Mapping[str, Any]],
-    ) -> None:
-        self._url, self._entries, self._validator = url, entries, validator
-        self._lines = lines
+    url: str
+    entries: Sequence[Entry]
+    validator: Identity  # signs the request that ends the round
+    lines: Collection[Mapping[str, Any]]  # of the validator's log since the competition began
 
     def all_judged(self) -> bool:
         """Store the verdicts in the entries; return whether each has one."""
-        reply = httpx.get(f"{self._url}/get_submission_stats", params={"limit": 100})
+        reply = httpx.get(f"{self.url}/get_submission_stats", params={"limit": 100})
         rows = reply.json()["top_performers"]
         reasons = {int(line["submission"]): str(line["reason"]) for line in self._logged("verdict")}
-        for entry in self._entries:
+        for entry in self.entries:
             own = [row for row in rows if row["miner_hotkey"] == entry.identity.hotkey]
             entry.row = next((row for row in own if row.get("validated")), entry.row)
             entry.reason = reasons.get(int((entry.row or {}).get("id", -1)), "")
-        return all(entry.row and entry.reason for entry in self._entries)
+        return all(entry.row and entry.reason for entry in self.entries)
 
     def end_round(self) -> str:
         """End the round by a validator's request and store the weights; return a line about it."""
-        with closing(Connection(self._url, self._validator)) as api:
+        with closing(Connection(self.url, self.validator)) as api:
             ending = api.exchange("GET", "/get_current_round", Round)
             api.exchange("POST", f"/finalize_round/{ending.id}", Message, bound=True)
             only = {"round_id": ending.id}
             shares = api.exchange("GET", "/get_weights", Weights, query=only).weights
-        for entry in self._entries:
+        for entry in self.entries:
             own = [row.weight for row in shares if row.hotkey == entry.identity.hotkey]
             entry.weight = sum(own)
         return f"round {ending.round_number} has ended"
@@ -61,13 +51,13 @@ class Results:
     def are_final(self) -> bool:
         """Store the final places; return whether the validator has computed the same weights."""
         self.all_judged()
-        shares = {entry.identity.hotkey: entry.weight for entry in self._entries if entry.weight}
+        shares = {entry.identity.hotkey: entry.weight for entry in self.entries if entry.weight}
         return any(line["shares"] == shares for line in self._logged("weights"))
 
     def table(self) -> Iterator[str]:
         """Yield the ranking of the round, a line each."""
         yield f"{'rank':>4}  {'miner':<8} {'kernel':<24} {'claim':>11} {'weight':>6}  verdict"
-        for entry in sorted(self._entries, key=lambda entry: entry.rank or 99):
+        for entry in sorted(self.entries, key=lambda entry: entry.rank or 99):
             claim = (entry.row or {}).get("tokens_per_sec", 0.0)
             yield (
                 f"{entry.rank or '-':>4}  {entry.name:<8} {entry.kernel:<24} "
@@ -75,7 +65,7 @@ class Results:
             )
 
     def _logged(self, event: str) -> list[Mapping[str, Any]]:
-        return [line for line in list(self._lines) if line["event"] == event]
+        return [line for line in list(self.lines) if line["event"] == event]
 
 
 def are_as_they_should_be(honest: Sequence[Entry], cheat: Entry | None) -> bool:

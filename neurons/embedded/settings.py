@@ -53,11 +53,7 @@ CPU_HEADROOM = 0.5
 def is_embedded(
     flags: Mapping[str, object], env_file: Path | None, environ: Mapping[str, str]
 ) -> bool:
-    """Return whether nothing names a real subnet: no .env, no flag, no variable.
-
-    Raises:
-        ConfigError: the named .env does not exist.
-    """
+    """Return whether nothing names a real subnet; a ConfigError for a missing .env."""
     if find_env_file(env_file, environ) is not None:
         return False
     return not any(flags.get(name) or environ.get(name.upper()) for name in OUTSIDE)
@@ -100,12 +96,9 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
 
 
 def choose_port(file: Path) -> int:
-    """Return the last run's port if it is free, or else any free port.
+    """Return the last run's port, which a live submission names, or any free one.
 
-    A live submission names the last run's port.
-
-    Raises:
-        ConfigError: no port is free.
+    Raises a ConfigError if no port is free.
     """
     try:
         last = int(file.read_text())
@@ -155,12 +148,7 @@ def validator_environment(settings: Settings) -> dict[str, str]:
 
 
 def miner_settings(settings: Settings, name: str, home: Path) -> dict[str, str]:
-    """Return the settings of one more miner, by environment variable.
-
-    Args:
-        name: the name of the miner's wallet.
-        home: the folder of the miner's fork and state.
-    """
+    """Return the settings of one more miner, whose fork and state lie in `home`."""
     return {
         **_passed_on(settings, *MINER_TAKES),
         "FORK_REMOTE": str(home / "fork.git"),

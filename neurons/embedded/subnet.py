@@ -48,19 +48,17 @@ log = get_logger("embedded")
 
 
 class EmbeddedSubnet:
-    """The processes that a miner needs in an embedded run. As a context manager, it runs them.
+    """The processes of a miner's embedded run; as a context manager, it runs them.
+
+    Raises a ConfigError if the fork, a hotkey or the port cannot be created.
 
     Args:
         settings: from `embedded_settings`.
         stop: when set, the wait for the API ends.
 
-    Raises:
-        ConfigError: the fork, a hotkey or the port cannot be created.
-
     Attributes:
         settings: the argument `settings`, with the addresses of the API and of the fork added.
-        identity: the miner's throwaway hotkey.
-        validator: the validator's throwaway hotkey.
+        identity, validator: the throwaway hotkeys of miner and validator.
         lines: the latest lines of the validator's log, as objects.
     """
 
@@ -120,12 +118,7 @@ class EmbeddedSubnet:
         self._thread.join()
 
     def check(self) -> None:
-        """Raise the fault that has stopped the run, if there is one; call it after a stop.
-
-        Raises:
-            QuasarError: the validator postponed a submission too often.
-            ConfigError: a part ended with a fault that only a person can correct.
-        """
+        """Raise the fault that has stopped the run, if any; a ConfigError needs a person."""
         if self._failure is not None:
             raise self._failure
 

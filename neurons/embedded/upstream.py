@@ -47,12 +47,8 @@ the public fork imports.
 def make_upstream(path: Path, change: Callable[[Path], object] = lambda _: None) -> str:
     """Make, or bring up to date, the bare repository at `path`; return its file:// address.
 
-    Args:
-        change: called with the folder of the source before the commit; it may change files there.
-
-    Raises:
-        ConfigError: fla-core is not installed.
-        Held: `path` exists and is not a git repository.
+    `change` may change the files in the folder that is committed. Raises a ConfigError if fla-core
+    is not installed, and Held if `path` is no git repository.
     """
     path = path.absolute()
     if path.exists() and not (path / "HEAD").is_file():
@@ -71,17 +67,19 @@ def _commit(repository: Path, source: Path, index: Path) -> None:
     """Commit `source` as the root commit of `main`; repeating it changes nothing."""
     tool = HardenedGit(source)
     if not repository.exists():
-        tool.init("--quiet", "--bare", "--template=", "--initial-branch=main", str(repository))
+        tool.run(
+            "init", "--quiet", "--bare", "--template=", "--initial-branch=main", str(repository)
+        )
     env = {
         "GIT_DIR": str(repository),
         "GIT_WORK_TREE": str(source),
         "GIT_INDEX_FILE": str(index),
-        **commit_environment("quasar-miner", "quasar-miner@users.noreply.github.com", COMMITTED_AT),
+        **commit_environment(COMMITTED_AT),
     }
-    tool.add("--all", "--force", ".", env=env)
-    tree = tool.write_tree(env=env)
-    commit = tool.commit_tree(tree, "-m", f"Import {PACKAGE} {_version()}", env=env)
-    tool.update_ref("refs/heads/main", commit, env=env)
+    tool.run("add", "--all", "--force", ".", env=env)
+    tree = tool.run("write-tree", env=env)
+    commit = tool.run("commit-tree", tree, "-m", f"Import {PACKAGE} {_version()}", env=env)
+    tool.run("update-ref", "refs/heads/main", commit, env=env)
 
 
 def _write_source(source: Path) -> None:

@@ -37,7 +37,6 @@ log = observe.get_logger("inference")
 @flags.show_version
 @click.make_pass_decorator(flags.Given, ensure=True)
 def command(given: flags.Given, port_file: Path | None) -> int:
-    """Read the settings and serve."""
     return flags.start("inference", given, log, lambda settings: run(settings, port_file))
 
 
@@ -47,11 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(settings: Settings, port_file: Path | None = None) -> int:
-    """Serve until a signal; return the exit status.
-
-    Raises:
-        ConfigError: a dependency is not installed, or the port is in use.
-    """
+    """Serve until a signal; raise a ConfigError for a missing dependency or a port in use."""
     try:
         from neurons.inference_server.app import Limits, create_app
     except ModuleNotFoundError as error:

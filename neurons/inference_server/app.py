@@ -45,11 +45,7 @@ class Limits:
 
 
 class ValidatorRequests:
-    """Recognises requests that a validator has signed as a whole; accepts each of them once.
-
-    Args:
-        hotkeys: the validators' ss58 addresses.
-    """
+    """Recognises requests that one of these hotkeys has signed; accepts each once."""
 
     def __init__(self, hotkeys: Collection[str]) -> None:
         self._hotkeys = frozenset(hotkeys)
@@ -85,7 +81,6 @@ class Metrics:
         waiting.set_function(lambda: decoding.waiting)
 
     def note(self, answer: Generation, seconds: float) -> None:
-        """Count an answer."""
         self.requests.labels("answered").inc()
         self.tokens.inc(len(answer.tokens))
         self.first.observe(answer.first_token_seconds)
@@ -99,11 +94,7 @@ def create_app(
     limits: Limits,
     validators: Collection[str] = (),
 ) -> FastAPI:
-    """Return the server over `decoding`, which it starts and stops.
-
-    Args:
-        validators: hotkeys whose signed requests are answered before others.
-    """
+    """Return the server, which starts and stops `decoding`; validators are answered first."""
     signed = ValidatorRequests(validators)
 
     @asynccontextmanager

@@ -33,14 +33,10 @@ log = get_logger("inference")
 
 
 def load_model(name: str, device: str, dtype: str) -> Any:
-    """Return the model in evaluation mode.
+    """Return the model of a name of the hub, or of a folder, in evaluation mode.
 
-    Args:
-        name: of a model of the hub, or a folder that holds one.
-        dtype: one of `DTYPES`, or `auto`: bfloat16 on a GPU, float32 on a CPU.
-
-    Raises:
-        OSError, ValueError: there is no such model, or not one that decodes text.
+    `dtype` is one of `DTYPES`, or `auto`: bfloat16 on a GPU, float32 on a CPU. Raises an OSError or
+    ValueError if there is no such model of text.
     """
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
@@ -122,10 +118,9 @@ class Decoder:
     """Greedy decoding of one request at a time: the same answer to the same prompt.
 
     Args:
-        model: from `load_model`.
         graphs: whether steps are captured as CUDA graphs; on a CPU there are none.
-        compiler: the backend of torch.compile that compiles steps, once for all lengths. Steps are
-            not compiled if it is None, or if it fails, which logs a warning.
+        compiler: the backend of torch.compile, which compiles steps once for all lengths. If it is
+            None, or fails with a warning, steps are not compiled.
     """
 
     def __init__(
@@ -160,11 +155,8 @@ class Decoder:
     ) -> Generation:
         """Return `new_tokens` tokens; an end-of-text token does not end the generation.
 
-        Args:
-            capture_at: the token, from 1, whose logits are kept.
-
-        Raises:
-            InterruptedError: `cancelled` returned true; it is called every LOOK_STEPS tokens.
+        The logits of token `capture_at`, from 1, are kept. Raises an InterruptedError when
+        `cancelled`, which is called every LOOK_STEPS tokens, returns true.
         """
         begun = time.perf_counter()
         lane = self._lane(len(prompt) + new_tokens)

@@ -55,9 +55,7 @@ class Decodes(Protocol):
 class Job:
     """A queued or running request; set `cancelled` if its client has disconnected.
 
-    Attributes:
-        client: the key under which the limit per client counts it.
-        reserved: whether it is a validator's; such requests are answered first.
+    `reserved` requests, those of validators, are answered first.
     """
 
     request: InferenceRequest
@@ -74,10 +72,7 @@ class Full(Exception):
 class Decoding:
     """The thread that loads the model and then answers jobs in their order.
 
-    Args:
-        load: returns the decoder; it runs in the thread.
-        most: limit on waiting jobs, of which at most `WAITING_EACH` are of one client. Jobs of
-            validators do not count.
+    At most `most` jobs wait, `WAITING_EACH` of one client; those of validators do not count.
 
     Attributes:
         decoder: None while the model is loading.
@@ -95,11 +90,9 @@ class Decoding:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting jobs."""
         return len(self._jobs)
 
     def start(self) -> None:
-        """Load the model and process jobs."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -107,11 +100,7 @@ class Decoding:
         self.done.set()
 
     def put(self, request: InferenceRequest, client: str = "", *, reserved: bool = False) -> Job:
-        """Queue a request and return its job.
-
-        Raises:
-            Full: the limit of this client or of the queue is reached.
-        """
+        """Queue a request and return its job; raise Full at the limit of client or queue."""
         job = Job(request, client, reserved)
         with self._changed:
             self._jobs = [one for one in self._jobs if not one.cancelled.is_set()]

@@ -50,7 +50,7 @@ from neurons.runtime.identity import (
     registered_uid,
     wallet_warnings,
 )
-from neurons.runtime.process import StateLock, Stopped, Waiter, stop_on_signals, wait_for_space
+from neurons.runtime.process import StateLock, Stopped, stop_on_signals, wait_for_space, wait_unless
 from neurons.runtime.settings import Settings
 from neurons.wire.client import ApiClient
 
@@ -106,7 +106,7 @@ def _mine(given: Given, *, once: bool) -> int:
     settings, embedded = read_settings(given)
     stop = threading.Event()
     with stop_on_signals(stop), ExitStack() as stack:
-        wait_for_space(settings.state_dir, Waiter(stop))
+        wait_for_space(settings.state_dir, partial(wait_unless, stop))
         stack.enter_context(StateLock(settings.state_dir))
         observe.configure(
             settings.log_level, settings.log_format, file=log_file(given), ordinary=sys.stdout
@@ -139,7 +139,7 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
             settings, me = subnet.settings, subnet.identity
         else:
             me = load_identity(*settings.miner_wallet)
-        client = ApiClient(str(settings.validator_api_url), me, wait=Waiter(stop))
+        client = ApiClient(str(settings.validator_api_url), me, wait=partial(wait_unless, stop))
         stack.callback(client.close)
         journal = stack.enter_context(Journal(settings.state_dir / JOURNAL))
         for submission in journal.live_submissions():

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from structlog.stdlib import BoundLogger
@@ -23,11 +24,11 @@ from neurons.miner.tuner import Tuner
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.git.faults import HostRefused
 from neurons.runtime.heartbeat import LONGEST_SECONDS
+from neurons.runtime.identity import Identity
 from neurons.runtime.observe import forget_secret
-from neurons.runtime.process import Waiter
+from neurons.runtime.process import wait_unless
 from neurons.runtime.settings import Settings
 from neurons.wire.client import ApiClient
-from neurons.wire.connection import Signer
 from quasar_kernels.contract import overlay_digest
 
 _SHOWN: dict[State, tuple[str, ...]] = {
@@ -45,50 +46,38 @@ _SHOWN: dict[State, tuple[str, ...]] = {
 
 @dataclass
 class Context:
-    """One miner's objects and settings.
-
-    Attributes:
-        stop: set when the daemon must end.
-        measure, check, probe: time one length, check the code, and describe the machine, in child
-            processes.
-        content_digest: returns the digest of the kernels' present content.
-        now: returns Unix seconds for records; waits do not depend on it.
-        waiter: called by `wait`; None waits on `stop`.
-        jitter: returns a random number in [0, 1] for the pauses of retries.
-        published: the commit that this process has created in the worktree.
-        registered: the leagues in which this process has registered.
-        tuner: searches for faster kernels between cycles; None for no search.
-        logged_failures: the submissions whose present failure this process has logged.
-        quiet_seconds: the longest time without a log line during a step, in seconds.
-    """
+    """One miner's objects and settings."""
 
     settings: Settings
-    identity: Signer
+    identity: Identity
     journal: Journal
     client: ApiClient
     fork: Fork
     log: BoundLogger
     stop: threading.Event = field(default_factory=threading.Event)
+    # measure, check, probe: those of `harness.measuring.runner`, or fakes
     measure: Measure = measure
     check: CheckTree = check
     probe: Callable[..., Environment] = probe
+    # returns the digest of the kernels' present content
     content_digest: Callable[[], str] = overlay_digest
+    # returns Unix seconds for records; waits do not depend on it
     now: Callable[[], float] = time.time
+    # called by `wait`; None waits on `stop`, which ends the daemon
     waiter: Callable[[float], None] | None = None
+    # returns a random number in [0, 1] for the pauses of retries
     jitter: Callable[[], float] = random.random
     tuner: Tuner | None = None
-    published: str | None = None
+    published: str | None = None  # the commit that this process has created in the worktree
+    # the leagues in which this process has registered
     registered: set[str] = field(default_factory=set)
+    # the submissions whose present failure this process has logged
     logged_failures: set[int] = field(default_factory=set)
-    quiet_seconds: float = LONGEST_SECONDS
+    quiet_seconds: float = LONGEST_SECONDS  # the longest time without a log line during a step
 
     def wait(self, seconds: float) -> None:
-        """Wait `seconds`.
-
-        Raises:
-            Stopped: a stop came before or during the wait.
-        """
-        (self.waiter or Waiter(self.stop))(seconds)
+        """Wait `seconds`; raise Stopped if a stop comes before their end."""
+        (self.waiter or partial(wait_unless, self.stop))(seconds)
 
     @property
     def target(self) -> int | None:
@@ -102,10 +91,9 @@ class Context:
         return 1.0 if self.client.on_loopback else 15.0
 
     def lays_out(self, submission: Submission) -> bool:
-        """Check out the published commit if that is necessary; return whether it is checked out.
+        """Check out the published commit, if necessary; return whether it is checked out.
 
-        After a restart the checkout is prepared again. If the kernels have changed since the
-        commit, the result is False, and the changed kernels must be published first.
+        If the kernels have changed since the commit, the changed kernels must be published first.
         """
         if self.content_digest() != submission.content_digest:
             return False
@@ -117,10 +105,8 @@ class Context:
     def verify_again(self, submission: Submission) -> None:
         """Check again that a validator can clone the published commit.
 
-        Raises:
-            Held: the fork no longer holds the commit.
-            Retry: its host cannot be reached or refuses access. As the same access worked before,
-                the miner tries again instead of waiting for a person.
+        Raises Held if the fork no longer holds it. If its host refuses access, which it granted
+        before, this raises Retry instead of waiting for a person.
         """
         commit = str(submission.commit_hash)
         try:
@@ -131,12 +117,9 @@ class Context:
             raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
 
     def look(self, submission: Submission) -> Standing:
-        """Return the standing of `submission` by the API's public lists.
+        """Return the standing of `submission` by the API's public lists, or raise Retry.
 
         Foreign submissions are journalled and logged, because a rank of the hotkey may be theirs.
-
-        Raises:
-            Retry: the server cannot be reached.
         """
         standing = look(submission, self.client)
         foreign = self.journal.note_foreign(
@@ -152,10 +135,9 @@ class Context:
         return standing
 
     def in_its_round(self, submission: Submission) -> Submission:
-        """Journal the server's new round if its database was emptied before the submission came.
+        """Journal the server's new round if its database was emptied before this came.
 
-        The queue lists such a submission. A submission that was in the old database is lost; it is
-        returned unchanged.
+        The queue lists such a submission. One that was in the old database is lost, and unchanged.
         """
         try:
             now = self.client.current_round()

@@ -103,22 +103,7 @@ _STEPS: dict[State, Step] = {
 
 @dataclass(frozen=True)
 class Submission:
-    """One row of the journal. Times are Unix seconds, memory is MiB, speed is tokens/s.
-
-    Attributes:
-        resume_state: the state to continue in after FAILED, or after HELD when a person has acted;
-            None in HELD if the submission can only be abandoned.
-        attempts: consecutive failures in the present state.
-        salt: secret until the reveal; not shown by `repr`.
-        round_start: the start of the round in the server's text, because a server with an emptied
-            database counts rounds from 1 again.
-        round_total: number of the round's submissions before a direct one was sent; None if it
-            certainly did not arrive.
-        queued_at: time of the first poll that found it in the validators' queue; cleared at the
-            reveal and set by the first such poll after it.
-        judged_early_at: time of the poll that found that it had left the queue before its reveal.
-        report: the report's path relative to the state folder.
-    """
+    """One row of the journal. Times are Unix seconds, memory is MiB, speed is tokens/s."""
 
     id: int
     hotkey: str
@@ -128,22 +113,32 @@ class Submission:
     api_url: str
     auto_target: bool = False
     state: State = State.NEW
+    # the state to continue in after FAILED, or after HELD when a person has acted; None in HELD if
+    # the submission can only be abandoned
     resume_state: State | None = None
     content_digest: str | None = None
     fork_url: str | None = None
     commit_hash: str | None = None
-    report: str | None = None
+    report: str | None = None  # the report's path relative to the state folder
     tokens_per_sec: float | None = None
     vram_mb: float | None = None
     benchmarks: Benchmarks | None = None
+    # secret until the reveal; not shown by `repr`
     salt: str | None = field(default=None, repr=False)
     commitment_hash: str | None = None
     round_id: int | None = None
+    # the start of the round in the server's text, because a server with an emptied database counts
+    # rounds from 1 again
     round_start: str | None = None
+    # number of the round's submissions before a direct one was sent; None if it certainly did not
+    # arrive
     round_total: int | None = None
     submission_id: int | None = None
     reveal_block: int | None = None
+    # time of the first poll that found it in the validators' queue; cleared at the reveal and set
+    # by the first such poll after it
     queued_at: float | None = None
+    # time of the poll that found that it had left the queue before its reveal
     judged_early_at: float | None = None
     rank: int | None = None
     weight: float | None = None
@@ -152,7 +147,7 @@ class Submission:
     reason: str | None = None
     remedy: str | None = None
     retry_at: float | None = None
-    attempts: int = 0
+    attempts: int = 0  # consecutive failures in the present state
     created_at: float = 0.0
     updated_at: float = 0.0
 
@@ -182,9 +177,7 @@ def next_step(submission: Submission) -> Step | None:
 def advance(submission: Submission, state: State, now: float, **changes: Any) -> Submission:
     """Return `submission` in `state` with `changes` and without failures.
 
-    Raises:
-        IllegalTransition: there is no such transition, a field that the state requires is missing,
-            or a frozen field would change.
+    Raises an IllegalTransition for a missing transition or field, or a changed frozen field.
     """
     if state not in _NEXT.get(submission.state, ()):
         raise IllegalTransition(f"{submission.state.value} does not lead to {state.value}.")
@@ -206,12 +199,10 @@ def _moved(submission: Submission, state: State, now: float, **changes: Any) -> 
 
 
 def backoff_seconds(attempts: int, jitter: float, after: float | None = None) -> float:
-    """Return the seconds before the next attempt.
+    """Return the seconds before the next attempt, after `attempts` failures in a row.
 
-    Args:
-        attempts: consecutive failures, from 1.
-        jitter: a random number in [0, 1], which scales the pause by 0.5 to 1.
-        after: seconds of the server's Retry-After; a lower bound, which is capped.
+    A random `jitter` in [0, 1] scales the pause by 0.5 to 1. `after`, the server's Retry-After, is
+    a lower bound up to a limit.
     """
     longest = min(RETRY_MAX_SECONDS, RETRY_FIRST_SECONDS * 2.0 ** min(attempts - 1, 30))
     requested = min(after or 0.0, RETRY_AFTER_MAX_SECONDS)
@@ -247,10 +238,8 @@ def hold(
 def resume(submission: Submission, now: float) -> Submission:
     """Return a FAILED or HELD `submission` in its `resume_state`.
 
-    Resuming from HELD resets the number of failures; resuming from FAILED does not.
-
-    Raises:
-        IllegalTransition: it is in another state, or has no state to resume.
+    Resuming from HELD resets the number of failures; resuming from FAILED does not. Raises an
+    IllegalTransition if it has no state to resume.
     """
     if submission.state not in (State.FAILED, State.HELD) or submission.resume_state is None:
         raise IllegalTransition(f"{submission.state.value} has no state to resume.")

@@ -39,13 +39,10 @@ REMIND_SECONDS = 3600.0
 def run_cycle(context: Context) -> Submission:
     """Process a submission until it is closed or HELD, or until a stop; return it.
 
-    The live submission of this hotkey and target continues in its state. A HELD one continues too,
-    since the person who started the program has read the reason. Without one, the miner creates
-    one. Commitments to other targets are finished first. After a premature commitment, the miner
-    submits the same claim directly.
-
-    Raises:
-        Stopped: the miner was stopped before there was a submission.
+    The live submission of this hotkey and target continues. A HELD one continues too, since the
+    person who started the program has read the reason. Commitments to other targets are finished
+    first. After a premature commitment, the miner submits the same claim directly. Raises Stopped
+    if a stop comes before there is a submission.
     """
     for other in _despite_full_disk(context, lambda: selection.others(context)):
         _drive(other, context)
@@ -58,11 +55,7 @@ def run_cycle(context: Context) -> Submission:
 def run_forever(
     context: Context, after_cycle: Callable[[Submission], object] = lambda _: None
 ) -> None:
-    """Run cycles until stopped, each when there is something new to submit.
-
-    Args:
-        after_cycle: called after each cycle, with the submission that it ended with.
-    """
+    """Run cycles until stopped, each when there is something new to submit."""
     watch = _Watch(context)
     interval = max(context.settings.optimization_interval, SHORTEST_INTERVAL_SECONDS)
     try:
@@ -97,11 +90,7 @@ def _stop_tuning(context: Context) -> None:
 
 
 def release(journal: Journal, submission: Submission, now: float) -> Submission:
-    """Resume a held submission: a person has confirmed that its reason is resolved.
-
-    Raises:
-        IllegalTransition: the submission is not held, or can only be abandoned.
-    """
+    """Resume a held submission, as a person decided; or raise an IllegalTransition."""
     if submission.state is State.HELD and submission.resume_state is None:
         raise cycle.IllegalTransition(
             f"Submission {submission.id} cannot go on: {submission.reason} Abandon it instead."
@@ -153,9 +142,7 @@ def _despite_full_disk(context: Context, act: Callable[[], Result]) -> Result:
     """Return the result of `act`; while the disk is full, pause and call it again.
 
     The journal cannot record this fault. `act` must read its starting point from the journal.
-
-    Raises:
-        Stopped: the miner was stopped while the disk was full.
+    Raises Stopped at a stop during a pause.
     """
     failures = 0
     while True:
@@ -205,11 +192,7 @@ def _take(step: Step, submission: Submission, context: Context) -> Submission:
 
 
 def _resume(submission: Submission, context: Context) -> Submission:
-    """Wait until a failed submission may be tried again.
-
-    The wait is bounded and uses the monotonic clock, so setting the system clock back cannot
-    prolong it.
-    """
+    """Wait until a failed submission may be tried again, for a bounded time."""
     left = (submission.retry_at or 0.0) - context.now()
     left = min(max(left, 0.0), cycle.RETRY_AFTER_MAX_SECONDS + 1.0)
     # the log shows the reason again after a restart

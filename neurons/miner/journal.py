@@ -46,12 +46,10 @@ class StaleSubmission(QuasarError):
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a submission's history.
+    """One line of a submission's history, at a time in Unix seconds.
 
-    Attributes:
-        at: Unix seconds.
-        kind: `moved`: the state changed; `acknowledged`: a person released a held submission;
-            `noted`: a fact was added and the state stayed the same.
+    The kind is `moved` (the state changed), `acknowledged` (a person released it) or `noted` (a
+    fact was added).
     """
 
     at: float
@@ -63,12 +61,8 @@ class Event:
 class Journal:
     """The submissions of one state folder. One thread uses it; the lock admits one daemon.
 
-    Args:
-        path: the database; its folder is made with mode 0700, the file with 0600.
-        copy: work on a copy in memory. The file, even one of an older version, stays unchanged.
-
-    Raises:
-        ConfigError: the file is damaged, of a newer version, or cannot be opened. It is kept.
+    With `copy`, it works on a copy in memory, and the file, even of an older version, stays
+    unchanged. Raises a ConfigError if the file is damaged, of a newer version, or cannot be opened.
     """
 
     def __init__(self, path: Path, *, copy: bool = False) -> None:
@@ -76,7 +70,6 @@ class Journal:
         self._database = copy_database(path) if copy else open_database(path)
 
     def close(self) -> None:
-        """Close the database."""
         self._database.close()
 
     def __enter__(self) -> Journal:
@@ -86,10 +79,9 @@ class Journal:
         self.close()
 
     def insert(self, draft: Submission) -> Submission:
-        """Insert a live submission; return it with the `id` that the database assigned.
+        """Insert a submission and return it with its `id`.
 
-        Raises:
-            sqlite3.IntegrityError: its hotkey already has a live submission for the target.
+        Raises an IntegrityError if its hotkey already has a live submission for the target.
         """
         with transaction(self._database):
             cursor = self._database.execute(_INSERT, _values(draft))
@@ -152,9 +144,8 @@ class Journal:
     ) -> Submission:
         """Replace `before` by `after` and record it as an event, in one transaction.
 
-        Raises:
-            StaleSubmission: the submission is no longer in `before`'s state.
-            sqlite3.IntegrityError: the hotkey has another live submission for the target.
+        Raises StaleSubmission if it is no longer in `before`'s state, and an IntegrityError if the
+        hotkey has another live submission for the target.
         """
         with transaction(self._database):
             cursor = self._database.execute(
@@ -196,10 +187,7 @@ class Journal:
         return self._newest(f"state IN {CLOSED_STATES}", hotkey, target_sequence_length)
 
     def rejections(self, hotkey: str) -> int:
-        """Count the REJECTED verdicts since the last VALIDATED one or acknowledgement by a person.
-
-        Submissions that end in another state have no score and do not count.
-        """
+        """Count the REJECTED verdicts since the last VALIDATED one or acknowledgement."""
         row = self._database.execute(
             """SELECT count(*) FROM events JOIN submissions ON submissions.id = events.submission
                 WHERE hotkey = :hotkey AND events.kind = 'moved' AND events.state = 'REJECTED'

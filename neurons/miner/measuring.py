@@ -56,12 +56,7 @@ def describe_machine(
     look: Callable[[Options], Environment] = probe,
     stop: threading.Event | None = None,
 ) -> Environment:
-    """Return the machine's description, as a child process determines it.
-
-    Raises:
-        Held: nothing can be measured on the machine.
-        Stopped: `stop` was set.
-    """
+    """Return the machine's description by a child process; or raise Held or Stopped."""
     try:
         return look(Options(device, stop=stop))
     except MeasurementError as error:
@@ -77,10 +72,8 @@ def targets_to_try(target: int | None, device: str) -> tuple[int, ...]:
     """Return the targets to try in this order: the first that can be measured is claimed.
 
     `auto` (None) starts with the longest. Among long targets the speed hardly changes, so the
-    league's multiplier decides; among short ones, longer targets are faster.
-
-    Raises:
-        Held: the target is too long for a CPU.
+    league's multiplier decides; among short ones, longer targets are faster. Raises Held if the
+    target is too long for a CPU.
     """
     if target is None and device == "cuda":
         leagues = [least for least, _, _ in LEAGUES if least > LENGTHS[0]]
@@ -100,11 +93,7 @@ def targets_to_try(target: int | None, device: str) -> tuple[int, ...]:
 def targets_here(
     target: int | None, environment: Environment, settings: Settings
 ) -> tuple[int, ...]:
-    """Return the targets of `targets_to_try` that fit into the GPU's memory, if it is known.
-
-    Raises:
-        Held: as `targets_to_try` and `fitting_targets`.
-    """
+    """Return the `targets_to_try` that fit into the GPU's memory, if known; or raise Held."""
     targets = targets_to_try(target, environment.device)
     if environment.gpu is None or environment.gpu_memory_mb is None:
         return targets
@@ -123,14 +112,8 @@ def fitting_targets(
     """Return those targets that fit into a GPU's memory by a computed estimate.
 
     If none fits with a margin, the targets that may fit without it are returned. The estimate is
-    for the published layer. With other code (FORK_SCOPE=ops, REPO_PATH) all targets are returned,
-    and too long ones fail when they are measured.
-
-    Args:
-        gpu, memory_gib, capability: the GPU's name, memory and compute capability.
-
-    Raises:
-        Held: none of them can fit.
+    for the published layer. With other code (FORK_SCOPE=ops, REPO_PATH) all targets are returned.
+    Raises Held if none can fit.
     """
     if settings.fork_scope == "ops" or settings.repo_path is not None:
         return targets
@@ -151,12 +134,7 @@ def fitting_targets(
 
 @dataclass
 class ReportRecorder(Recorder):
-    """Writes the report after every round, the progress file, and the log.
-
-    Attributes:
-        path: the report, in the state folder's `reports`.
-        commit: the measured commit.
-    """
+    """Writes the report at `path` after every round, the progress file, and the log."""
 
     path: Path
     commit: str | None
@@ -219,25 +197,20 @@ class ClaimMeasurement:
     """The measurement of one commit on one machine, from which a claim is derived.
 
     A method that measures raises Held or Retry if the measurement fails, and Stopped at a stop.
-
-    Attributes:
-        runs, most: least and most samples of the target.
-        crashes: consecutive crashes of workers before this measurement.
-        fresh: whether to ignore earlier reports.
     """
 
     sampler: Sampler
     recorder: ReportRecorder
+    # runs, most: least and most samples of the target
     runs: int
     most: int
-    crashes: int = 0
-    fresh: bool = False
+    crashes: int = 0  # consecutive crashes of workers before this measurement
+    fresh: bool = False  # whether to ignore earlier reports
 
     def run_targets(self, targets: Iterable[int]) -> None:
-        """Measure the first of these targets that succeeds, with the lengths that validators time.
+        """Measure the first target that succeeds, with the validators' lengths.
 
-        Unchanged kernels on an unchanged machine reuse the samples of an earlier submission or of
-        `bench`, if one more sample confirms them.
+        Unchanged kernels on an unchanged machine reuse earlier samples, if one more confirms them.
         """
         with self.recorder.showing_progress():
             for target in targets:
@@ -257,10 +230,7 @@ class ClaimMeasurement:
             self._run(EachLength(tuple(lengths), self.runs, TOO_LONG))
 
     def continue_from(self, report: Report) -> bool:
-        """Use the samples of a report from before a crash.
-
-        Return False, and use none, if the commit, the code or the machine differs.
-        """
+        """Use a report from before a crash; return whether it fits."""
         code, environment = source_digest(self.sampler.tree), self.recorder.environment
         if (
             report.commit != self.recorder.commit
@@ -325,9 +295,7 @@ def new_measurement(
 ) -> ClaimMeasurement:
     """Return a measurement without samples, for the miner or `bench`.
 
-    Args:
-        name: the report's file name, without `.json`.
-        parts: replacements of the sampler's `measure`, `check` and `wait`.
+    `name` is the report's, without `.json`; `parts` replace those of the sampler.
     """
     target, on_cpu = settings.target_sequence_length, environment.device == "cpu"
     path = settings.state_dir / "reports" / f"{name}.json"

@@ -36,10 +36,7 @@ def note_early_judgement(submission: Submission, context: Context) -> Submission
 
 
 def suspect_early_judgement(submission: Submission, context: Context) -> None:
-    """Journal that a validator may have fetched `submission` before its reveal.
-
-    With `auto`, the next submissions are direct, which no validator can fetch too early.
-    """
+    """Journal that a validator may have fetched `submission` before its reveal."""
     context.journal.note_early_judgement(context.client.base_url, context.now())
     context.log.info(
         "a validator may have fetched the commitment before its reveal",

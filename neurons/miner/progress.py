@@ -8,33 +8,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from harness.files import write_atomically
+from harness.hardware.machine import Frozen
 from harness.sample import Sample
 from neurons.runtime.process import PROGRESS
 
 
-class Length(BaseModel):
-    """The samples of one length.
-
-    Attributes:
-        length: the length in tokens.
-        planned: the number of samples in the plan; noise may require more.
-        speeds: the speeds of the accepted samples so far, in tokens/s.
-    """
-
-    model_config = ConfigDict(frozen=True)
+class Length(Frozen):
+    """The samples of one length: its speeds in tokens/s, and how many the plan has so far."""
 
     length: int
     planned: int
     speeds: tuple[float, ...]
 
 
-class Measuring(BaseModel):
+class Measuring(Frozen):
     """The running measurement; `began` is in Unix seconds."""
-
-    model_config = ConfigDict(frozen=True)
 
     began: float
     lengths: tuple[Length, ...]
@@ -77,10 +68,9 @@ class ProgressFile:
 
 
 def read_progress(state_dir: Path) -> Measuring | None:
-    """Return the measurement of the process that holds the state folder's lock; None without one.
+    """Return the measurement of the lock's holder; the caller checks that it is held.
 
-    Each process that takes the lock removes an earlier file, so the file belongs to the lock's
-    holder. The caller must check that the lock is held.
+    Each process that takes the lock removes an earlier file.
     """
     try:
         return Measuring.model_validate_json((state_dir / PROGRESS).read_bytes())

@@ -40,15 +40,8 @@ def propose(
 ) -> None:
     """Run a command in the folder `overlay`, a copy of the kernels that the command changes.
 
-    It runs without secrets in its environment, in a separate process group that is killed after
-    `seconds` or when `stop` is set.
-
-    Args:
-        variables: further variables of its environment.
-        device: `cuda` or `cpu`.
-
-    Raises:
-        Refused: the command failed, took too long or was stopped.
+    It runs without secrets in its environment, with `variables`, in a separate process group that
+    is killed after `seconds` or when `stop` is set. Raises Refused if it fails.
     """
     text = shlex.join(command)
     try:
@@ -72,11 +65,7 @@ def propose(
 
 
 def require_readable(overlay: Path, present: Path, scope: Scope) -> None:
-    """Refuse an unchanged overlay, and files that this project does not publish.
-
-    Raises:
-        Refused: a sentence names the first file.
-    """
+    """Raise Refused for an unchanged overlay, or a file that is not published."""
     total = 0
     for path in sorted(overlay.rglob("*")):
         name = path.relative_to(overlay)

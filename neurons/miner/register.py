@@ -17,8 +17,7 @@ Reply = TypeVar("Reply")
 def register(context: Context, target_sequence_length: int) -> None:
     """Register in the league of the target, unless this process has already done so.
 
-    The public server answers a second league of one hotkey with a 500 although the hotkey is
-    registered, so a 500 is only logged. If the hotkey is not registered, the commitment fails.
+    The public server answers a second league of one hotkey with a 500, which is only logged.
     """
     league, _ = league_of(target_sequence_length)
     if league in context.registered:
@@ -34,11 +33,8 @@ def register(context: Context, target_sequence_length: int) -> None:
 def when_registered(context: Context, target: int, call: Callable[[], Reply]) -> Reply:
     """Return `call()`; when the server does not know the hotkey, register and call again.
 
-    A server may lose its database just after it has registered a hotkey, so a refusal after the
-    first registration is not final.
-
-    Raises:
-        NotRegistered: the server does not know the hotkey after `REGISTRATIONS` registrations.
+    A server may lose its database just after it has registered a hotkey, so NotRegistered is final
+    after `REGISTRATIONS` registrations only.
     """
     for _ in range(REGISTRATIONS):
         try:

@@ -21,17 +21,10 @@ LOOKED_AT = 20
 
 
 def earlier_samples(folder: Path, environment: Environment, code: str, target: int) -> list[Sample]:
-    """Return accepted samples of an earlier measurement of the same code on the same machine.
+    """Return accepted samples of an earlier measurement of this code on this machine.
 
-    Args:
-        folder: the folder of the reports.
-        environment: the present machine.
-        code: the source digest of the present code.
-        target: the target length in tokens.
-
-    Returns:
-        Samples of the lengths that validators time, and the newest ones of the target, from the
-        newest report that has enough of them; an empty list if no report of the last 14 days has.
+    They are of the lengths that validators time, and the newest ones of the target, from the newest
+    report of the last 14 days that has enough of them; otherwise the list is empty.
     """
     newest = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in newest[:LOOKED_AT]:

@@ -35,9 +35,8 @@ def ask_round(submission: Submission, client: ApiClient) -> RoundNow:
 def is_due(last: Submission | None, now: Round, content_digest: str, mode: str) -> bool:
     """Return whether a new submission is worth making after `last`, the newest closed one.
 
-    The same content is submitted once a round. If `last` ended without a verdict, a new submission
-    repeats none, so it is due. If `last` was judged before its reveal and never revealed, a direct
-    submission is due.
+    The same content is submitted once a round, again after an end without a verdict, and directly
+    if it was judged before its reveal and never revealed.
     """
     if last is None or last.state not in VERDICTS:
         return True

@@ -107,11 +107,8 @@ entries are never edited.
 def open_database(path: Path) -> sqlite3.Connection:
     """Open the journal at `path` and apply missing migrations.
 
-    The file is created with mode 0600 in a folder of mode 0700 if it is missing.
-
-    Raises:
-        ConfigError: the file is damaged, of a newer version, or cannot be opened. It is kept.
-        QuasarError: the disk is full or another process keeps the file locked; the file is sound.
+    Raises a ConfigError if it is damaged, of a newer version or cannot be opened, and a QuasarError
+    if the disk is full or another process locks it. The file is kept.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -130,11 +127,9 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def copy_database(path: Path) -> sqlite3.Connection:
-    """Return a copy of the journal at `path` in memory, with all migrations; only read the file.
+    """Return a copy of the journal in memory, with all migrations; only read the file.
 
-    Raises:
-        ConfigError: the file is damaged, of a newer version, or cannot be opened.
-        QuasarError: another process keeps the file locked.
+    Raises the errors of `open_database`.
     """
     if path.exists() and not os.access(path, os.R_OK, effective_ids=True):
         raise ConfigError(f"The journal {path} cannot be read: it belongs to another user.")

@@ -78,11 +78,7 @@ def others(context: Context) -> list[Submission]:
 
 
 def looks_again(held: Submission, now: float) -> bool:
-    """Return whether a held commitment is due for another try without a person.
-
-    Its round ends even if no person acts. A submission that can only be abandoned has no
-    `resume_state`, so it is never due.
-    """
+    """Return whether a held commitment, whose round ends even if no person acts, is due."""
     return (
         held.state is State.HELD
         and held.resume_state in (State.COMMITTED, State.REVEALING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from neurons.miner.cycle import Submission
-from neurons.wire.connection import Signer
+from neurons.runtime.identity import Identity
 from neurons.wire.protocol import (
     WIRE_VERSION,
     ClaimRequest,
@@ -37,8 +37,7 @@ def committed_version(submission: Submission) -> int | None:
     return None
 
 
-def commit_request(submission: Submission, identity: Signer) -> CommitRequest:
-    """Return the request with the journal's commitment."""
+def commit_request(submission: Submission, identity: Identity) -> CommitRequest:
     commitment = str(submission.commitment_hash)
     request = CommitRequest(
         miner_hotkey=submission.hotkey,
@@ -50,14 +49,13 @@ def commit_request(submission: Submission, identity: Signer) -> CommitRequest:
     return _bound("/commit_submission", request, identity, version)
 
 
-def submit_request(submission: Submission, identity: Signer, wire_version: int) -> SubmitRequest:
-    """Return the request of a direct submission."""
+def submit_request(submission: Submission, identity: Identity, wire_version: int) -> SubmitRequest:
     target = submission.target_sequence_length
     request = SubmitRequest(target_sequence_length=target, **signed_claim(submission, identity))
     return _bound("/submit_kernel", request, identity, wire_version)
 
 
-def _bound(route: str, request: Request, identity: Signer, wire_version: int) -> Request:
+def _bound(route: str, request: Request, identity: Identity, wire_version: int) -> Request:
     """Sign the whole request if the server's wire version supports that; return the request."""
     if wire_version < WIRE_VERSION:
         return request
@@ -76,7 +74,7 @@ def _claim(submission: Submission) -> dict[str, Any]:
     }
 
 
-def signed_claim(submission: Submission, identity: Signer) -> dict[str, Any]:
+def signed_claim(submission: Submission, identity: Identity) -> dict[str, Any]:
     """Return the claim's fields with their signature in wire version 1."""
     claim = _claim(submission)
     text = submission_text(
@@ -85,8 +83,7 @@ def signed_claim(submission: Submission, identity: Signer) -> dict[str, Any]:
     return claim | {"signature": identity.sign(text)}
 
 
-def reveal_request(submission: Submission, identity: Signer) -> RevealRequest:
-    """Return the request that reveals the journal's commitment."""
+def reveal_request(submission: Submission, identity: Identity) -> RevealRequest:
     request = RevealRequest(
         submission_id=int(submission.submission_id or 0),
         commitment_salt=str(submission.salt),

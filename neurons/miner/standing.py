@@ -20,30 +20,23 @@ FEWEST_ROWS = 3
 
 @dataclass(frozen=True)
 class Standing:
-    """One submission in the statistics.
+    """One submission in the statistics."""
 
-    Attributes:
-        queued: whether it waits for a validator; None if the list does not show it.
-        performer: the row that shows its verdict. The public server lists the fastest claims
-            there, judged or not; a row without rank and score is ignored.
-        queue_length: how many submissions were listed.
-        others: the numbers of this hotkey's other rows since the start of the submission's round.
-    """
-
+    # whether it waits for a validator; None if the list does not show it
     queued: bool | None = None
+    # the row that shows its verdict. The public server lists the fastest claims there, judged or
+    # not; a row without rank and score is ignored.
     performer: Performer | None = None
-    queue_length: int = 0
+    queue_length: int = 0  # how many submissions were listed
+    # the numbers of this hotkey's other rows since the start of the submission's round
     others: frozenset[int] = frozenset()
 
 
 def look(submission: Submission, client: ApiClient) -> Standing:
     """Return the standing of `submission`, an empty one if the statistics cannot be read.
 
-    Other miners' rows can make the statistics unreadable for days, so the miner must be able to
-    continue without them.
-
-    Raises:
-        Retry: the server cannot be reached.
+    Other miners' rows can make them unreadable for days, so the miner must continue without them.
+    Raises Retry if the server cannot be reached.
     """
     standing = Standing()
     for queue, limit in _lists(client):
@@ -59,13 +52,7 @@ def look(submission: Submission, client: ApiClient) -> Standing:
 
 
 def is_shown_revealed(submission: Submission, client: ApiClient) -> bool:
-    """Return whether a public list shows the submission's row with its revealed data.
-
-    A row that is not revealed has neither the commit nor the claim.
-
-    Raises:
-        Retry: the server cannot be reached.
-    """
+    """Return whether a list shows the submission's commit or claim; or raise Retry."""
     for queue, _ in _lists(client):
         revealed = [
             *(row.id for row in queue.rows if row.commit_hash == submission.commit_hash),
@@ -98,10 +85,7 @@ def _fitting(client: ApiClient, limit: int) -> tuple[Queue, int]:
 
 
 def _is_queued(submission: Submission, queue: Queue, limit: int) -> bool | None:
-    """Return whether the list shows the submission as queued; None if the list is too short.
-
-    The list starts with the newest row and has at most `limit` rows.
-    """
+    """Return whether the list shows the submission; None if the list is too short."""
     if any(row.id == submission.submission_id for row in queue.rows):
         return True
     reached = min((number for number in queue.listed if number >= 0), default=0)

@@ -38,48 +38,33 @@ from quasar_kernels.contract import overlay_digest
 
 @dataclass
 class Tuner:
-    """Tries one proposal of each command after each cycle, in a separate thread.
-
-    Attributes:
-        kept: the tuned kernels in the state folder.
-        host: the fork's worktree, with the modules that the kernels import.
-        blocks: number of blocks of three processes in which the trees are compared.
-        check, measure, probe: those of the harness, or fakes.
-        due: whether a cycle has ended since the last proposal.
-    """
+    """Tries one proposal of each command after each cycle, in a separate thread."""
 
     settings: Settings
-    kept: TunedKernels
-    host: Path
+    kept: TunedKernels  # the tuned kernels in the state folder
+    host: Path  # the fork's worktree, with the modules that the kernels import
     log: BoundLogger
     blocks: int = BLOCKS
     check: CheckTree = check
     measure: Measure = measure
     probe: Callable[..., Environment] = probe
-    due: bool = True
+    due: bool = True  # whether a cycle has ended since the last proposal
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def commands(self) -> Iterator[Sequence[str]]:
         """Yield the commands that make proposals: the search over tiles, and TUNE_COMMAND."""
         if self.settings.agent_iterations:
-            yield (
-                sys.executable,
-                "-m",
-                "harness.tuning",
-                "--overlay",
-                ".",
-                "--more",
-                str(self.settings.agent_iterations),
-                "--seconds",
-                str(self.settings.tune_seconds / 2),
-                "--gpus",
-                str(self.settings.tune_gpus),
-                "--storage",
-                str(self.kept.folder / "trials.sqlite"),
-                "--out",
-                str(self.kept.folder / "tuned-here.json"),
-            )
+            options: dict[str, object] = {
+                "--overlay": ".",
+                "--more": self.settings.agent_iterations,
+                "--seconds": self.settings.tune_seconds / 2,
+                "--gpus": self.settings.tune_gpus,
+                "--storage": self.kept.folder / "trials.sqlite",
+                "--out": self.kept.folder / "tuned-here.json",
+            }
+            words = (str(word) for option in options.items() for word in option)
+            yield (sys.executable, "-m", "harness.tuning", *words)
         if self.settings.tune_command:
             yield self.settings.tune_words
 
@@ -120,12 +105,10 @@ class Tuner:
                 self.log.warning("cannot tune", reason=str(error))
 
     def try_one(self, command: Sequence[str], length: int) -> Difference:
-        """Run a command that proposes an overlay; store it if it is faster; return the difference.
+        """Run a command that proposes an overlay; store it if it is faster.
 
-        Raises:
-            Refused: the proposal is not accepted; the message has the reason.
-            MeasurementError: a tree failed the correctness check or could not be timed.
-            OSError: the disk is full.
+        Raises Refused with the reason, a MeasurementError if a tree failed its check or could not
+        be timed, and an OSError if the disk is full.
         """
         self.kept.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         scope, present, settings = self.settings.fork_scope, self.kept.root(), self.settings

@@ -11,10 +11,7 @@ Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def parse_ip(text: str) -> Ip | None:
-    """Return the address in `1.2.3.4`, `1.2.3.4:80`, `::1` or `[::1]:80`; None for anything else.
-
-    An IPv4-mapped IPv6 address is returned as its IPv4 address.
-    """
+    """Return the address, of IPv4 if mapped, in a text such as `1.2.3.4:80` or `[::1]`, or None."""
     text = text.strip().strip('"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]

@@ -77,7 +77,6 @@ class Child:
         self.starts += 1
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM to the process and its group."""
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)
 

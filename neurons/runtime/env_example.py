@@ -31,7 +31,6 @@ TO_FILL = ("github_token", "github_username", "validator_api_url", "wallet_miner
 
 
 def render() -> str:
-    """Return the text of .env.example."""
     parts = [HEADER]
     for name, field in Settings.model_fields.items():
         if name in GROUPS:

@@ -33,28 +33,20 @@ WITHOUT_EFFECT = {
 
 @dataclass
 class EnvFile:
-    """The content of a .env file.
+    """The content of a .env file."""
 
-    Attributes:
-        values: name to text, without empty ones (an empty value means unset).
-        ignored: names that are no settings; the remedy suggests a similar setting.
-        unsafe: the fault of the file's mode.
-        problems: lines that cannot be read. None of these quotes a value.
-        unread: the names in such lines.
-    """
-
+    # name to text, without empty ones (an empty value means unset)
     values: dict[str, str] = field(default_factory=dict)
+    # names that are no settings; the remedy suggests a similar setting
     ignored: list[Problem] = field(default_factory=list)
-    unsafe: list[Problem] = field(default_factory=list)
+    unsafe: list[Problem] = field(default_factory=list)  # the fault of the file's mode
+    # lines that cannot be read, without their values; `unread` are the names in them
     problems: list[Problem] = field(default_factory=list)
     unread: set[str] = field(default_factory=set)
 
 
 def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
-    """Read `path` line by line; `known` are the names of the settings.
-
-    No value spans lines, so an unclosed quote hides no other line.
-    """
+    """Read `path` line by line, so that an unclosed quote hides no other line."""
     result = EnvFile()
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")

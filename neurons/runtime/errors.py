@@ -27,8 +27,7 @@ class Problem(NamedTuple):
 class ConfigError(QuasarError):
     """A person must correct settings, wallet, journal or lock: exit status 78.
 
-    Args:
-        problems: all problems; a text must contain its remedy. `str` has one per line.
+    The text of a problem must contain its remedy. `str` has one problem per line.
     """
 
     def __init__(self, *problems: Problem | str) -> None:
@@ -47,12 +46,7 @@ def not_writable(state_dir: Path, error: OSError) -> ConfigError:
 
 
 class Held(QuasarError):
-    """One submission must stop until a person acts.
-
-    Args:
-        reason: a sentence without secrets.
-        remedy: a sentence for the person.
-    """
+    """One submission must stop until a person acts; both sentences are free of secrets."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason} {remedy}")
@@ -61,12 +55,7 @@ class Held(QuasarError):
 
 
 class Postponed(QuasarError):
-    """This machine or the network failed, so the submission could not be judged.
-
-    Args:
-        reason: a sentence.
-        remedy: a sentence for a person; "" if waiting is enough.
-    """
+    """This machine or the network failed; a remedy of "" means that waiting is enough."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
@@ -74,12 +63,7 @@ class Postponed(QuasarError):
 
 
 class Retry(QuasarError):
-    """A temporary fault: retry the same step later.
-
-    Args:
-        reason: a sentence without secrets.
-        after: minimum number of seconds before the retry, if the server sent it.
-    """
+    """A temporary fault: retry the same step later, at the earliest `after` seconds from now."""
 
     def __init__(self, reason: str, after: float | None = None) -> None:
         super().__init__(reason)

@@ -33,16 +33,12 @@ class Whole(click.IntRange):
 
 
 class Folder(click.Path):
-    """A path relative to the user's working directory, converted to an absolute path.
-
-    The code that uses the path checks permissions, because that code knows the remedy.
-    """
+    """A path relative to the user's working directory, converted to an absolute path."""
 
     def __init__(self) -> None:
         super().__init__(readable=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the absolute path."""
         return Path(str(super().convert(value, param, ctx))).expanduser().absolute()
 
 

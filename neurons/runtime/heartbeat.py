@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
@@ -28,13 +28,12 @@ def heartbeat(
     terminal: TextIO | None = None,
     **details: object,
 ) -> Iterator[None]:
-    """Log that `work` continues after `first` seconds, then at intervals that double to `longest`.
+    """Log that `work` continues after `first` seconds, at intervals that double to `longest`.
 
-    On a terminal, a line at the bottom shows the elapsed seconds until the next log line
-    overwrites it.
+    On a terminal, a line at the bottom shows the elapsed seconds.
     """
     terminal, ended, began = terminal or sys.stdout, threading.Event(), time.monotonic()
-    live = _ticks(terminal, work, began) if terminal.isatty() else None
+    live = terminal.isatty()
 
     def beat() -> None:
         pause, due = first, began + first
@@ -46,7 +45,9 @@ def heartbeat(
                 pause = min(2 * pause, longest)
                 due += pause
             if live:
-                live()
+                # The cursor returns to the start of the line: the next log line overwrites it.
+                terminal.write(f"\r\x1b[2K{work}, {time.monotonic() - began:.0f} s\r")
+                terminal.flush()
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
@@ -58,15 +59,6 @@ def heartbeat(
         if live:
             terminal.write("\r\x1b[2K")
             terminal.flush()
-
-
-def _ticks(terminal: TextIO, work: str, began: float) -> Callable[[], None]:
-    def tick() -> None:
-        # The cursor returns to the start of the line, so that the next log line overwrites it.
-        terminal.write(f"\r\x1b[2K{work}, {time.monotonic() - began:.0f} s\r")
-        terminal.flush()
-
-    return tick
 
 
 def notify(*facts: str) -> None:

@@ -30,11 +30,7 @@ class ChainUnreachable(QuasarError):
 
 @dataclass(frozen=True)
 class Identity:
-    """A hotkey that can sign.
-
-    Attributes:
-        hotkey: the ss58 address, public.
-    """
+    """A hotkey, by its public ss58 address, that can sign."""
 
     hotkey: str
     _keypair: Any = field(repr=False, compare=False)
@@ -50,10 +46,7 @@ def hotkey_file(name: str, hotkey: str, path: Path) -> Path:
 
 
 def public_hotkey(name: str, hotkey: str, path: Path) -> str | None:
-    """Return the ss58 address that the hotkey's file shows; None if it cannot be read.
-
-    It neither imports bittensor nor needs the private key.
-    """
+    """Return the ss58 address in the hotkey's file, without bittensor; None if unreadable."""
     try:
         address = json.loads(hotkey_file(name, hotkey, path).read_text())["ss58Address"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -80,11 +73,8 @@ def load_identity(
 ) -> Identity:
     """Load the hotkey `hotkey` of the wallet `name` under `path`.
 
-    Args:
-        named_by: the setting that has the wallet's name.
-
-    Raises:
-        ConfigError: the file is missing, encrypted or unreadable; the text has the remedy.
+    The setting `named_by` has the wallet's name. Raises a ConfigError if the file is missing,
+    encrypted or unreadable.
     """
     private = hotkey_file(name, hotkey, path)
     btcli = f"--wallet {name} --wallet-hotkey {hotkey} --wallet-path {path.expanduser()}"
@@ -124,10 +114,7 @@ def load_identity(
 
 
 def create_throwaway(path: Path, name: str = "throwaway", hotkey: str = "default") -> Identity:
-    """Return the hotkey under `path`; create it without a password if it does not exist.
-
-    It has no owner and no value. Runs that stay on this machine use it.
-    """
+    """Return the hotkey under `path`, created without a password if it is missing."""
     if not hotkey_file(name, hotkey, path).exists():
         import bittensor as bt
 
@@ -157,13 +144,9 @@ def verify(hotkey: str, text: str, signature_hex: str) -> bool:
 def registered_uid(
     hotkey: str, netuid: int, network: str, seconds: float = CHAIN_SECONDS
 ) -> int | None:
-    """Read the hotkey's uid on the subnet from the chain.
+    """Read the hotkey's uid on the subnet; None if the hotkey is not registered there.
 
-    Returns:
-        The uid, or None if the hotkey is not registered there.
-
-    Raises:
-        ChainUnreachable: no reply within `seconds`, or the network is `offline`; one line.
+    Raises ChainUnreachable without a reply within `seconds`, or if the network is `offline`.
     """
     answer = _ask_chain(network, seconds, "uid", str(netuid), hotkey)
     return int(answer) if answer.isdecimal() else None
@@ -178,11 +161,7 @@ class Neuron:
 
 
 def subnet_neurons(netuid: int, network: str) -> dict[str, Neuron]:
-    """Read all registered hotkeys of the subnet from the chain.
-
-    Raises:
-        ChainUnreachable: no reply in time, or the network is `offline`; one line.
-    """
+    """Read all registered hotkeys of the subnet, or raise ChainUnreachable."""
     answer = _ask_chain(network, CHAIN_SECONDS, "neurons", str(netuid))
     return {key: Neuron(int(uid), float(stake)) for key, (uid, stake) in json.loads(answer).items()}
 
@@ -194,17 +173,10 @@ def set_weights(
     wallet: tuple[str, str, Path],
     seconds: float = WEIGHTS_SECONDS,
 ) -> dict[str, int]:
-    """Set the weights of the wallet's hotkey on the chain.
+    """Set the weights of the wallet's hotkey on the chain by the ratios of these shares.
 
-    Args:
-        shares: each hotkey's share; only the ratios of the shares matter.
-        wallet: its name, its hotkey, and the folder of wallets.
-
-    Returns:
-        The uids of the hotkeys whose weights were set: those registered on the subnet.
-
-    Raises:
-        ChainUnreachable: the chain did not accept the weights within `seconds`; one line.
+    Returns the uids of the hotkeys that are registered, whose weights were set. Raises
+    ChainUnreachable if the chain did not accept them within `seconds`.
     """
     name, hotkey, path = wallet
     shares_json = json.dumps(dict(shares))
@@ -260,10 +232,9 @@ def list_neurons(client: Any, netuid: str) -> str:
 
 
 def submit_weights(client: Any, netuid: str, name: str, hotkey: str, path: str, shares: str) -> str:
-    """Set the weights through `client`; return the uids of the registered hotkeys as JSON.
+    """Set the weights through `client`; return the uids of registered hotkeys as JSON.
 
-    The client adapts the weights to the subnet's parameters. It sends them in plain text or as a
-    timelocked commitment, as the subnet requires.
+    The client adapts the weights to the subnet, and sends them in plain text or timelocked.
     """
     import bittensor as bt
 

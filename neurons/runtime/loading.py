@@ -32,11 +32,7 @@ def environment() -> MutableMapping[str, str]:
 
 
 def find_env_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """Return the .env that `load_settings` reads; None when there is none.
-
-    Raises:
-        ConfigError: `named`, or the environment's ENV_FILE, does not exist.
-    """
+    """Return the .env that is read, or None; a ConfigError if a named one is missing."""
     chosen = named or (Path(environ["ENV_FILE"]) if environ.get("ENV_FILE") else None)
     if chosen is None:
         return ENV_FILE if ENV_FILE.is_file() else None
@@ -60,12 +56,10 @@ def load_settings(
     """Read, merge and check the settings.
 
     Args:
-        flags: attribute name to value; None means not given.
-        env_file: the .env to read, which must exist. By default, the one that the environment's
-            ENV_FILE names, or else the project's if it exists. /dev/null means none.
-        environ: the environment; without it, this process's.
+        flags, defaults: attribute name to value; a flag of None is not given.
+        env_file: the .env to read; by default, the one that the environment's ENV_FILE names, or
+            else the project's if it exists. /dev/null means none.
         process: the process whose required settings are checked, in addition to each value.
-        defaults: attribute name to a value that replaces the default.
 
     Raises:
         ConfigError: a line for each problem, with the variable, its value and the remedy.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from harness.hardware.nvml import opened
 
 
 @dataclass(frozen=True)
@@ -21,58 +22,41 @@ class Gpu:
 
 def gpus() -> list[Gpu]:
     """Return the GPUs that NVML reports; an empty list if there is no driver."""
-    nvml: Any = importlib.import_module("pynvml")  # it ships no types
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return []
-    try:
-        driver = str(nvml.nvmlSystemGetDriverVersion())
-        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-        return [
-            Gpu(
-                str(nvml.nvmlDeviceGetName(handle)),
-                nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**20,
-                driver,
-            )
-            for handle in handles
-        ]
-    except nvml.NVMLError:
-        return []
-    finally:
-        nvml.nvmlShutdown()
+    with opened() as nvml:
+        if nvml is not None:
+            driver = str(nvml.nvmlSystemGetDriverVersion())
+            handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+            return [
+                Gpu(
+                    str(nvml.nvmlDeviceGetName(handle)),
+                    nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**20,
+                    driver,
+                )
+                for handle in handles
+            ]
+    return []
 
 
 def gpu_states() -> list[dict[str, float]]:
-    """Return the state of every GPU: memory in MiB, degrees Celsius, watts, busy share in percent.
-
-    Values that a GPU does not report are omitted.
-    """
-    nvml: Any = importlib.import_module("pynvml")
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return []
-    readings: dict[str, Callable[[Any], float]] = {
-        "memory_used_mib": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**20,
-        "temperature_celsius": lambda gpu: nvml.nvmlDeviceGetTemperature(
-            gpu, nvml.NVML_TEMPERATURE_GPU
-        ),
-        "power_watts": lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
-        "busy_percent": lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
-    }
-    states = []
-    try:
+    """Return each GPU's memory in MiB, degrees Celsius, watts and busy percent, if reported."""
+    states: list[dict[str, float]] = []
+    with opened() as nvml:
+        if nvml is None:
+            return []
+        readings: dict[str, Callable[[Any], float]] = {
+            "memory_used_mib": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**20,
+            "temperature_celsius": lambda gpu: nvml.nvmlDeviceGetTemperature(
+                gpu, nvml.NVML_TEMPERATURE_GPU
+            ),
+            "power_watts": lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+            "busy_percent": lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+        }
         for index in range(nvml.nvmlDeviceGetCount()):
-            gpu, state = nvml.nvmlDeviceGetHandleByIndex(index), {}
+            gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+            states.append({})
             for name, read in readings.items():
                 with suppress(nvml.NVMLError):
-                    state[name] = float(read(gpu))
-            states.append(state)
-    except nvml.NVMLError:
-        pass
-    finally:
-        nvml.nvmlShutdown()
+                    states[-1][name] = float(read(gpu))
     return states
 
 

@@ -28,7 +28,7 @@ from harness.terminal import printable
 REDACTED = "[redacted]"
 LOG_FILE_BYTES = 10 * 2**20
 LOG_FILES_KEPT = 5
-QUIET = ("bittensor", "httpx", "httpcore", "git", "asyncio", "async_substrate_interface")
+QUIET = ("bittensor", "httpx", "httpcore", "asyncio", "async_substrate_interface")
 """Libraries whose records below WARNING are not logged."""
 
 _SECRET_KEY = re.compile(
@@ -44,10 +44,7 @@ _secrets: set[str] = set()
 
 
 def register_secret(value: str) -> None:
-    """Remove `value`, for example a salt, from every line that is logged from now on.
-
-    Values of fewer than 4 characters are ignored.
-    """
+    """Remove `value` from every line that is logged from now on, unless it is short."""
     if len(value) >= _MINIMUM_SECRET:
         _secrets.add(value)
 
@@ -71,11 +68,7 @@ def redact_text(text: str) -> str:
 
 
 def redact_value(value: Any, key: str = "") -> Any:
-    """Return `value` without secrets, also in nested mappings and sequences.
-
-    Args:
-        key: the value's name; the value of a key such as `token` is a secret as a whole.
-    """
+    """Return `value` without secrets; a key such as `token` makes all of it a secret."""
     if key and value is not None and _SECRET_KEY.search(key):
         return REDACTED
     if isinstance(value, str):
@@ -135,12 +128,10 @@ def configure(
     """Send this process's log to stderr, and to a rotated `file` when one is given.
 
     Args:
-        level: DEBUG, INFO, WARNING or ERROR.
         fmt: `console` for people, `json` for machines (one object a line).
         secrets: values that must never appear in a line.
         file: a log file of mode 0600, at most 5 of 10 MiB; its folder is made.
-        ordinary: receives lines below WARNING in place of stderr, because process managers treat
-            stderr as errors.
+        ordinary: receives lines below WARNING, as process managers treat stderr as errors.
     """
     for secret in secrets:
         register_secret(secret)
@@ -176,10 +167,7 @@ def configure(
 
 
 def append(file: Path, text: str) -> None:
-    """Write `text`, the reason for which the program ends, to its log file line by line.
-
-    Errors of the disk are ignored, because the caller prints the text to stderr too.
-    """
+    """Write the reason for which the program ends to its log file, unless the disk fails."""
     with suppress(OSError), closing(_file_handler(file)) as handler:
         handler.setFormatter(_formatter("console"))
         for line in text.splitlines():
@@ -208,10 +196,7 @@ def _formatter(fmt: str) -> logging.Formatter:
 
 
 def _report_retry(details: RetryDetails) -> None:
-    """Log a quick retry at debug level; another line reports the final failure.
-
-    stamina's own line would name the call, which is no help here.
-    """
+    """Log a quick retry at debug level; stamina's own line would name the call."""
     get_logger("http").debug(
         "no answer, asking again",
         reason=str(details.caused_by),

@@ -38,14 +38,8 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
     """Return once the state folder's disk has space for a start; log while it has not.
 
     A process manager stops restarting a program that ends repeatedly, and a full disk may recover.
-
-    Args:
-        state_dir: created if it is missing.
-        wait: waits that many seconds.
-
-    Raises:
-        Stopped: `wait` raised it.
-        ConfigError: the folder cannot be made or written for another reason.
+    Raises a ConfigError if the folder cannot be made or written for another reason, and what `wait`
+    raises.
     """
     probe = state_dir / f"space-{os.getpid()}"
     while True:
@@ -69,13 +63,10 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
 
 
 class StateLock:
-    """The right to use a state folder, held by one process.
+    """The right to use a state folder, held by one process; a ConfigError if it is taken.
 
-    It is the kernel's flock on an open file: it ends with the process, also by kill -9, so no
-    stale lock exists. The file stays and holds the last owner's pid.
-
-    Raises:
-        ConfigError: another process holds it, or the folder cannot be made or written.
+    It is the kernel's flock on an open file: it ends with the process, also by kill -9, so no stale
+    lock exists. The file stays and holds the last owner's pid.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -101,7 +92,6 @@ class StateLock:
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Release the lock; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -169,18 +159,8 @@ def _watch(reader: int, stop: threading.Event, grace: float) -> None:
         timer.cancel()
 
 
-class Waiter:
-    """Waits that a stop ends at once, on the monotonic clock."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
-
-    def __call__(self, seconds: float) -> None:
-        """Wait `seconds`.
-
-        Raises:
-            Stopped: the stop came before or during the wait.
-        """
-        # Event.wait counts on the monotonic clock: setting the system's clock changes nothing.
-        if self._stop.wait(max(seconds, 0.0)):
-            raise Stopped("stop requested")
+def wait_unless(stop: threading.Event, seconds: float) -> None:
+    """Wait `seconds`; raise Stopped if the stop comes before their end."""
+    # Event.wait counts on the monotonic clock: setting the system's clock changes nothing.
+    if stop.wait(max(seconds, 0.0)):
+        raise Stopped("stop requested")

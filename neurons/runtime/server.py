@@ -25,15 +25,9 @@ HEAD_BYTES = 2**16
 
 
 def listen(host: str, port: int, settings: tuple[str, str]) -> socket.socket:
-    """Return a socket that listens on TCP with TCP_NODELAY.
+    """Return a socket that listens on TCP with TCP_NODELAY; port 0 selects a free one.
 
-    Args:
-        host: a name or an address of this machine.
-        port: 0 selects a free one.
-        settings: the names of the settings of host and port, for the error.
-
-    Raises:
-        ConfigError: the port is in use, or the address is not this machine's.
+    A ConfigError names the `settings` of host and port if they cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -57,12 +51,8 @@ def listen(host: str, port: int, settings: tuple[str, str]) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn with limits on connections and request heads, which trusts no proxy header.
 
-    Clients that send or read slowly are the reverse proxy's task (docs/subnet.md).
-
-    Args:
-        app: the ASGI application.
-        ready: is called with the address and the port when the server listens.
-        port_file: a file for the port, which is written at the same time.
+    Clients that send or read slowly are the reverse proxy's task (docs/subnet.md). `ready` is
+    called with address and port when the server listens; the port file is written then.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ import click
 from neurons.runtime import flags, observe
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.heartbeat import notify
-from neurons.runtime.identity import OFFLINE, load_identity, set_weights
+from neurons.runtime.identity import OFFLINE, Identity, load_identity, set_weights
 from neurons.runtime.loading import environment
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.process import StateLock, stop_on_signals
@@ -40,7 +40,6 @@ from neurons.validator.sandbox import Sandbox, open_sandbox
 from neurons.validator.shares import evaluators_for
 from neurons.validator.weights import WeightSetter
 from neurons.wire.protocol import MOST_HOURS
-from neurons.wire.signed_request import Signer
 
 log = observe.get_logger("validator")
 
@@ -80,8 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     """Judge the queue once, or until a signal; return the exit status.
 
-    Raises:
-        ConfigError: the wallet, address, lock or the API's list of validators is wrong.
+    Raises a ConfigError if the wallet, address, lock or the API's list of validators is wrong.
     """
     folder = settings.state_dir / "validator"
     stop = threading.Event()
@@ -121,8 +119,7 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
 def open_round(settings: Settings, *, hours: int) -> int:
     """End the running round and open the next; another process may be judging.
 
-    Raises:
-        ConfigError: the wallet, address or the API's list of validators is wrong.
+    Raises a ConfigError as `run` does.
     """
     with closing(_api(settings, threading.Event())) as api:
         try:
@@ -155,7 +152,7 @@ def _weight_setter(settings: Settings, api: ValidatorApi) -> WeightSetter:
 
 
 def _logit_verifier(
-    settings: Settings, signer: Signer, stop: threading.Event
+    settings: Settings, signer: Identity, stop: threading.Event
 ) -> LogitVerifier | None:
     if not settings.enable_logit_verification:
         return None

@@ -11,22 +11,11 @@ import stamina
 from pydantic import ValidationError
 
 from neurons.runtime.errors import ConfigError, Held, QuasarError, Retry
+from neurons.runtime.identity import Identity
 from neurons.runtime.observe import get_logger
+from neurons.wire import protocol
 from neurons.wire.connection import Connection, Reply
 from neurons.wire.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
-from neurons.wire.protocol import (
-    Benchmarks,
-    CreateRoundRequest,
-    FailureRequest,
-    MarkValidatedRequest,
-    Message,
-    QueuedSubmission,
-    Round,
-    Verification,
-    Weight,
-    Weights,
-)
-from neurons.wire.signed_request import Signer
 
 QUEUE_PAGES = 10
 """Most pages of the queue that one call reads."""
@@ -40,7 +29,7 @@ PAUSE_SECONDS = 2.0
 log = get_logger("validator")
 
 
-class _Queue(Message):
+class _Queue(protocol.Message):
     """A page of GET /validation_queue, with rows that are not validated yet."""
 
     submissions: Sequence[Any]
@@ -52,23 +41,16 @@ class ApiFault(QuasarError):
 
 
 class ValidatorApi(Connection):
-    """Calls of one validator API with a validator's headers.
+    """Calls of one validator API with the headers of `signer`, a validator.
 
-    Further arguments and errors of the constructor are those of `Connection`. Each call raises
-    ApiFault without a usable reply, and ConfigError if the API does not accept the hotkey.
-
-    Args:
-        identity: the validator's hotkey, which VALIDATOR_HOTKEYS of the API must list.
-        stop: when set, failed calls are not retried.
-
-    Attributes:
-        signer: the identity.
+    Each call raises ApiFault without a usable reply, and ConfigError if the API does not accept the
+    hotkey. Failed calls are not retried once `stop` is set.
     """
 
     def __init__(
         self,
         base_url: str,
-        identity: Signer,
+        identity: Identity,
         *,
         stop: threading.Event | None = None,
         transport: httpx.BaseTransport | None = None,
@@ -82,7 +64,7 @@ class ValidatorApi(Connection):
         self.signer = identity
         self._stop = stop or threading.Event()
 
-    def queue(self) -> list[QueuedSubmission]:
+    def queue(self) -> list[protocol.QueuedSubmission]:
         """Return the revealed submissions without a verdict, the oldest first.
 
         A row that violates the protocol is omitted, so that it cannot block the others.
@@ -90,7 +72,7 @@ class ValidatorApi(Connection):
         queued = []
         for row in self._queued_rows():
             try:
-                queued.append(QueuedSubmission.model_validate(row))
+                queued.append(protocol.QueuedSubmission.model_validate(row))
             except ValidationError as error:
                 log.warning("malformed row in the queue", problem=str(error.errors()[0]["msg"]))
         return sorted(filter(_may_be_judged, queued), key=lambda row: (row.created_at, row.id))
@@ -109,52 +91,52 @@ class ValidatorApi(Connection):
         submission_id: int,
         score: float,
         reason: str | None = None,
-        measured: Benchmarks | None = None,
+        measured: protocol.Benchmarks | None = None,
         device: str | None = None,
     ) -> None:
         """Write the score, its reason, the measured figures by length, and the measuring device."""
-        body = MarkValidatedRequest(
+        body = protocol.MarkValidatedRequest(
             submission_id=submission_id,
             score=score,
             reason=reason and reason[:REASON_LETTERS],
             measured=measured,
             device=device and device[:DEVICE_LETTERS],
         )
-        self._call("POST", "/mark_validated", Message, body=body)
+        self._call("POST", "/mark_validated", protocol.Message, body=body)
 
-    def record_verification(self, verification: Verification) -> None:
+    def record_verification(self, verification: protocol.Verification) -> None:
         """Write the outcome of a logit verification; the API does not rank a failed submission."""
         query = verification.model_dump(exclude_none=True)
-        self._call("POST", "/record_verification", Message, query=query)
+        self._call("POST", "/record_verification", protocol.Message, query=query)
 
     def record_failure(self, address: str) -> None:
         """Count a failed submission against the address it was sent from."""
-        body = FailureRequest(ip_address=address)
-        self._call("POST", "/record_failure", Message, body=body)
+        body = protocol.FailureRequest(ip_address=address)
+        self._call("POST", "/record_failure", protocol.Message, body=body)
 
-    def current_round(self) -> Round:
+    def current_round(self) -> protocol.Round:
         """Return the running round, or the last one if it has not been finalized."""
-        return self._call("GET", "/get_current_round", Round)
+        return self._call("GET", "/get_current_round", protocol.Round)
 
     def finalize_round(self, round_id: int) -> None:
         """Finalize a round that is over, unless another validator has done so."""
         try:
-            self._call("POST", f"/finalize_round/{round_id}", Message)
+            self._call("POST", f"/finalize_round/{round_id}", protocol.Message)
         except ApiFault as fault:
             if "already finalized" not in str(fault):
                 raise
 
-    def create_round(self, hours: int) -> Round:
+    def create_round(self, hours: int) -> protocol.Round:
         """End the running round, if there is one; open and return the next one.
 
         The request is never repeated: a second one would end the new round without a winner.
         """
-        body = CreateRoundRequest(duration_hours=hours)
-        return self._call("POST", "/create_round", Round, attempts=1, body=body)
+        body = protocol.CreateRoundRequest(duration_hours=hours)
+        return self._call("POST", "/create_round", protocol.Round, attempts=1, body=body)
 
-    def weights(self) -> list[Weight]:
+    def weights(self) -> list[protocol.Weight]:
         """Return the shares of the last finalized round, the best rank first."""
-        return list(self._call("GET", "/get_weights", Weights).weights)
+        return list(self._call("GET", "/get_weights", protocol.Weights).weights)
 
     def _call(
         self,
@@ -189,6 +171,6 @@ class ValidatorApi(Connection):
         return temporary and not self._stop.is_set()
 
 
-def _may_be_judged(row: QueuedSubmission) -> bool:
+def _may_be_judged(row: protocol.QueuedSubmission) -> bool:
     """Return whether a row is revealed and unjudged: the public API also lists commitments."""
     return bool(row.is_revealed and not row.validated and row.fork_url and row.commit_hash)

@@ -46,20 +46,13 @@ _ADDED = ("measured", "device")
 
 @dataclass(frozen=True)
 class Attempt:
-    """The attempts at one submission.
+    """The attempts at one submission."""
 
-    Attributes:
-        deaths: evaluations during which the validator crashed.
-        faults: evaluations that failed by a fault of this machine or the network.
-        due: Unix seconds of the next attempt.
-        verdict: a verdict that is not yet written to the API.
-    """
-
-    deaths: int = 0
-    faults: int = 0
-    due: float = 0.0
+    deaths: int = 0  # evaluations during which the validator crashed
+    faults: int = 0  # evaluations that failed by a fault of this machine or the network
+    due: float = 0.0  # Unix seconds of the next attempt
     reason: str = ""
-    verdict: Verdict | None = None
+    verdict: Verdict | None = None  # a verdict that is not yet written to the API
 
     @property
     def set_aside(self) -> bool:
@@ -68,11 +61,7 @@ class Attempt:
 
 
 class Attempts:
-    """One validator's attempts at the submissions of one API, in an SQLite file.
-
-    Args:
-        api_url: distinguishes submissions of several APIs with equal numbers.
-    """
+    """A validator's attempts at the submissions of the API at `api_url`, in an SQLite file."""
 
     def __init__(self, file: Path, api_url: str, clock: Callable[[], float] = time) -> None:
         self._api_url, self._clock = api_url, clock
@@ -89,11 +78,9 @@ class Attempts:
         self._database.execute("UPDATE attempts SET running = 0, deaths = deaths + 1 WHERE running")
 
     def close(self) -> None:
-        """Close the file."""
         self._database.close()
 
     def of(self, submission: QueuedSubmission) -> Attempt:
-        """Return the attempts at a submission."""
         columns = "deaths, faults, due, reason, score, actual, measured, device"
         query = f"SELECT {columns} FROM attempts WHERE submission = ?"  # noqa: S608 # constants
         row = self._database.execute(query, [self._name(submission)]).fetchone()
@@ -106,7 +93,6 @@ class Attempts:
         return Attempt(deaths, faults, due, reason, verdict)
 
     def begin(self, submission: QueuedSubmission) -> None:
-        """Record that an evaluation begins."""
         self._write(submission, running=1)
 
     def stop(self, submission: QueuedSubmission) -> None:
@@ -155,9 +141,8 @@ class Attempts:
     def queue_key(self, submission: QueuedSubmission) -> tuple[int, float, str, int]:
         """Return the sort key of the queue.
 
-        Submissions with fewer failures come first; among these, the hotkey on which the validator
-        has spent the least time, so that a miner's slow submissions cannot delay the submissions
-        of others; then the oldest.
+        Submissions with fewer failures come first; among these, the hotkey on which the least time
+        was spent, so that slow submissions cannot delay those of others; then the oldest.
         """
         known = self.of(submission)
         query = "SELECT coalesce(sum(seconds), 0) FROM spent WHERE hotkey = ?"
@@ -165,7 +150,6 @@ class Attempts:
         return known.deaths + known.faults, spent, submission.created_at, submission.id
 
     def is_due(self, submission: QueuedSubmission) -> bool:
-        """Return whether a submission may be evaluated now."""
         known = self.of(submission)
         return not known.set_aside and known.due <= self._clock()
 

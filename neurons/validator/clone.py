@@ -8,14 +8,14 @@ import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from harness.measuring.process import delete, scratch_folder
 from neurons.runtime.errors import Held, QuasarError, Retry
 from neurons.runtime.git.command import HardenedGit, Limits
-from neurons.runtime.git.gateway import AnyHost, Gateway
+from neurons.runtime.git.gateway import Gateway
 from neurons.runtime.git.remote import Remote, parse_remote
 
 CLONE_SECONDS = 120.0
@@ -48,22 +48,13 @@ class BadFork(QuasarError):
 
 @dataclass(frozen=True)
 class Sources:
-    """Allowed sources of clones.
-
-    Attributes:
-        hosts: names of hosts for https; empty for every host with a public address.
-        files: whether a fork on this machine's disk may be cloned.
-    """
+    """Allowed sources: https hosts, none for every public one, and files of this machine."""
 
     hosts: tuple[str, ...] = ("github.com",)
     files: bool = False
 
     def check(self, fork_url: str) -> Remote:
-        """Return the remote of a submitted address.
-
-        Raises:
-            BadFork: the address is malformed or its source is not allowed.
-        """
+        """Return the remote of a submitted address, or raise BadFork."""
         schemes = ("https", "file") if self.files else ("https",)
         parts = urlsplit("")
         try:
@@ -108,12 +99,9 @@ def clone(
     """Clone the fork into `folder` at the commit, as a validator does, and return its root.
 
     Only the tip of the default branch is cloned; another commit is fetched by its hash. No hook,
-    submodule, filter, link or transport that the fork names takes effect. A commit beyond this
-    module's limits is refused before its checkout. All users may read the result.
-
-    Raises:
-        BadFork: the address or the commit does not exist, or is refused.
-        Retry: a temporary failure of the network or of this machine.
+    submodule, filter, link or transport that the fork names takes effect. All users may read the
+    result. Raises BadFork if the address or commit does not exist, or exceeds this module's limits,
+    and Retry for a temporary failure.
     """
     remote = sources.check(fork_url)
     if not re.fullmatch(r"[0-9a-f]{40}", commit_hash):
@@ -121,7 +109,7 @@ def clone(
     with contextlib.ExitStack() as stack:
         overrides, gateway = dict(_OVERRIDES), None
         if remote.protocol == "https" and not urllib.request.getproxies().get("https"):
-            gateway = stack.enter_context(Gateway(sources.hosts or AnyHost(), FETCHED_BYTES))
+            gateway = stack.enter_context(Gateway(sources.hosts, FETCHED_BYTES))
             overrides["http.proxy"] = gateway.url
         try:
             tree = _clone(remote, commit_hash, folder, overrides, stop)
@@ -155,15 +143,13 @@ def _clone(
     )
     options = ("--depth=1", "--no-tags", "--no-checkout", "--template=", "--quiet")
     above.online(remote, None, "clone", *options, "--", remote.url, tree.name)
-    inside = HardenedGit(
-        tree, timeout=CHECKOUT_SECONDS, stop=stop, overrides=overrides, limits=LIMITS
-    )
+    inside = replace(above, folder=tree, timeout=CHECKOUT_SECONDS)
     if inside.probe("cat-file", "-e", f"{commit_hash}^{{commit}}") is None:
         fetch = ("--depth=1", "--no-tags", "--quiet", "origin", commit_hash)
         inside.online(remote, None, "fetch", *fetch, timeout=CLONE_SECONDS)
     _check_size(inside, commit_hash)
-    inside.execute(["git", "checkout", "--quiet", "--detach", commit_hash])
-    there = inside.execute(["git", "rev-parse", "HEAD"])
+    inside.run("checkout", "--quiet", "--detach", commit_hash)
+    there = inside.run("rev-parse", "HEAD")
     if there != commit_hash:
         raise BadFork(f"The checkout is at commit {there}, not at {commit_hash}.")
     return tree

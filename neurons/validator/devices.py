@@ -5,12 +5,13 @@ A claim is the speed of one GPU. A fork that could use several could distribute 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from harness.hardware.nvml import opened
 
 DEV = Path("/dev")
 _SHARED = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps")
@@ -19,20 +20,14 @@ _SLICE = "MIG-"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a MIG slice of one.
+    """A GPU, or a MIG slice of one."""
 
-    Attributes:
-        name: its entry in CUDA_VISIBLE_DEVICES; if that is unset, its number in nvidia-smi.
-        visible: CUDA_VISIBLE_DEVICES for a process that sees only `files`: a UUID, since NVML
-            counts GPUs without a file as well.
-        files: its device files, and those that all GPUs share.
-        model: the driver's name of it; "" if NVML does not know the GPU.
-    """
-
-    name: str
+    name: str  # its entry in CUDA_VISIBLE_DEVICES; if that is unset, its number in nvidia-smi
+    # CUDA_VISIBLE_DEVICES for a process that sees only `files`: a UUID, since NVML counts GPUs
+    # without a file as well
     visible: str
-    files: tuple[Path, ...]
-    model: str = ""
+    files: tuple[Path, ...]  # its device files, and those that all GPUs share
+    model: str = ""  # the driver's name of it; "" if NVML does not know the GPU
 
 
 def find_gpus(environ: Mapping[str, str]) -> list[Gpu]:
@@ -59,16 +54,13 @@ def find_gpus(environ: Mapping[str, str]) -> list[Gpu]:
 
 def _identified(names: list[str] | None, shared: tuple[Path, ...]) -> Iterator[Gpu]:
     """Yield the GPUs of these names, or all of them, up to the first that NVML does not know."""
-    nvml: Any = importlib.import_module("pynvml")  # it ships no types
-    with suppress(nvml.NVMLError, ValueError):
-        nvml.nvmlInit()
-        try:
-            for name in names or map(str, range(nvml.nvmlDeviceGetCount())):
-                handle, uuid = _handle(nvml, name)
-                file = DEV / f"nvidia{nvml.nvmlDeviceGetMinorNumber(handle)}"
-                yield Gpu(name, uuid, (file, *shared), str(nvml.nvmlDeviceGetName(handle)))
-        finally:
-            nvml.nvmlShutdown()
+    with suppress(ValueError), opened() as nvml:
+        if nvml is None:
+            return
+        for name in names or map(str, range(nvml.nvmlDeviceGetCount())):
+            handle, uuid = _handle(nvml, name)
+            file = DEV / f"nvidia{nvml.nvmlDeviceGetMinorNumber(handle)}"
+            yield Gpu(name, uuid, (file, *shared), str(nvml.nvmlDeviceGetName(handle)))
 
 
 def _handle(nvml: Any, name: str) -> tuple[Any, str]:

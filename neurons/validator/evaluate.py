@@ -62,37 +62,27 @@ class Evaluator:
 
     Evaluations that run at the same time share a lock. An evaluation holds it exclusively while it
     times the target, so that no other fork slows that down or helps, and during repetitions.
-
-    Attributes:
-        folder: the folder of the clones.
-        timeout: seconds for each measuring process.
-        sources: allowed sources of forks.
-        stop: ends an evaluation promptly, without a verdict.
-        confinement: the sandbox of a fork's code; None runs it with this user's rights.
-        share: the sandbox while other evaluations may run; None if there is only one evaluator.
-        lock: the lock that all evaluators share.
-        gpu: the name of this evaluation's GPU in the log, if there are several.
-        measure, check: those of `harness.measuring.runner`, or fakes.
     """
 
     folder: Path
     device: str
-    timeout: float
+    timeout: float  # seconds for each measuring process
     sources: Sources = field(default_factory=Sources)
+    # ends an evaluation promptly, without a verdict
     stop: threading.Event = field(default_factory=threading.Event)
+    # the sandbox of a fork's code; None runs it with this user's rights
     confinement: Confinement | None = None
+    # the sandbox while other evaluations may run; None if there is only one evaluator
     share: Confinement | None = None
     lock: SharedLock = field(default_factory=SharedLock)
-    gpu: str = ""
+    gpu: str = ""  # the name of this evaluation's GPU in the log, if there are several
     measure: Measure = measure
     check: CheckTree = check
 
     def evaluate(self, submission: QueuedSubmission) -> Verdict:
         """Return the verdict on a revealed submission.
 
-        Raises:
-            Postponed: this machine or the network failed, so there is no verdict yet.
-            Stopped: the validator was stopped; there is no verdict.
+        Raises Postponed if this machine or the network failed, and Stopped if the validator was.
         """
         if not is_claim(submission.tokens_per_sec):
             return reject(f"The claim of {submission.tokens_per_sec} tokens/s is no speed.")
@@ -122,12 +112,7 @@ class Evaluator:
             raise Postponed(fault.reason) from fault
 
     def check_machine(self) -> None:
-        """Run a computation in the forks' confinement and check its result.
-
-        Raises:
-            FaultyMachine: the computation failed; the message has the reason.
-            Stopped: the validator was stopped.
-        """
+        """Run a control in the forks' confinement; raise FaultyMachine or Stopped."""
         try:
             with self.lock.shared():
                 call(

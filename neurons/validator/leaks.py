@@ -62,11 +62,7 @@ print(json.dumps(leaks))
 
 
 def find_leaks(confine: Callable[[list[str], Path], list[str]]) -> list[str]:
-    """Return the sandbox's leaks as sentences; empty if there are none.
-
-    Args:
-        confine: returns the command that runs its arguments in the sandbox, in an empty folder.
-    """
+    """Return the leaks, as sentences, of the sandbox that `confine` puts a command into."""
     with tempfile.TemporaryDirectory(prefix="sandbox-") as name, socket.socket() as listener:
         folder = Path(name)
         secret, inside = folder / "secret", folder / "inside"

@@ -16,9 +16,10 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from neurons.runtime.errors import Postponed
+from neurons.runtime.identity import Identity
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest, ModelInfo
 from neurons.wire.protocol import QueuedSubmission, Verification
-from neurons.wire.signed_request import Signer, signed_headers
+from neurons.wire.signed_request import signed_headers
 
 PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50
 """The request's sizes, as in the public validator; the step is drawn from 1 to the last."""
@@ -44,34 +45,24 @@ class _Busy(_NoAnswer):
 
 @dataclass
 class LogitVerifier:
-    """Sends the same secret prompt to two servers and compares their logits.
+    """Sends the same secret prompt to two servers and compares their logits."""
 
-    Attributes:
-        reference: address of the validator's own server.
-        servers: addresses by hotkey; miners without one are not verified.
-        least_cosine, most_difference: limits for the logits.
-        new_tokens: tokens to generate.
-        signer: signs the requests, so that a server can give them a validator's priority.
-    """
-
-    reference: str
-    servers: Mapping[str, str]
+    reference: str  # address of the validator's own server
+    servers: Mapping[str, str]  # addresses by hotkey; miners without one are not verified
+    # least_cosine, most_difference: limits for the logits
     least_cosine: float = 0.99
     most_difference: float = 0.1
     stop: threading.Event = field(default_factory=threading.Event)
     new_tokens: int = NEW_TOKENS
-    signer: Signer | None = None
+    # signs the requests, so that a server can give them a validator's priority
+    signer: Identity | None = None
 
     def verify(self, submission: QueuedSubmission, *, final: bool = False) -> Verification | None:
         """Return the result for the miner's server; None if the miner has no server.
 
-        It passes if the logits show that the server runs the reference model.
-
-        Args:
-            final: whether a busy server counts as failed, after earlier postponements.
-
-        Raises:
-            Postponed: the validator's own server does not answer, or the miner's is busy.
+        It passes if the logits show that the server runs the reference model. If it is `final`, a
+        busy server counts as failed; otherwise, and if the own server does not answer, this raises
+        Postponed.
         """
         address = self.servers.get(submission.miner_hotkey)
         if address is None:
@@ -141,10 +132,7 @@ class LogitVerifier:
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """Return the cosine of two lists of logits and the largest difference.
-
-    Logits without a finite cosine give -1 and 1e9, so that the verification fails.
-    """
+    """Return the cosine of two lists of logits and the largest difference; -1 and 1e9 if none."""
     product = math.fsum(a * b for a, b in zip(ours, theirs, strict=True))
     lengths = math.sqrt(math.fsum(a * a for a in ours) * math.fsum(b * b for b in theirs))
     difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
@@ -163,13 +151,13 @@ def _failed(submission: QueuedSubmission, reason: str) -> Verification:
     return Verification(submission_id=submission.id, verified=False, reason=reason[:2000])
 
 
-def _ask(address: str, request: InferenceRequest, signer: Signer | None) -> InferenceReply:
+def _ask(address: str, request: InferenceRequest, signer: Identity | None) -> InferenceReply:
     body, url = request.model_dump_json().encode(), f"{address}/inference"
     return _read("POST", url, body, InferenceReply, signer)
 
 
 def _read(
-    method: str, url: str, body: bytes | None, kind: type[_Model], signer: Signer | None = None
+    method: str, url: str, body: bytes | None, kind: type[_Model], signer: Identity | None = None
 ) -> _Model:
     """Return a checked reply of bounded length, within one deadline."""
     headers: dict[str, str] = {}

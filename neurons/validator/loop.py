@@ -100,11 +100,8 @@ class Validator:
         """Judge the submissions in the queue; those that failed before come last.
 
         After each one, finalize rounds that are over and set weights, because a busy queue may
-        never become empty.
-
-        Raises:
-            ApiFault: the API does not answer.
-            ConfigError: the API does not accept this validator's verdicts.
+        never become empty. Raises ApiFault if the API does not answer, and a ConfigError if it does
+        not accept this validator's verdicts.
         """
         self._free, self._seen = [*self._evaluators], set()
         with ThreadPoolExecutor(len(self._evaluators)) as pool:

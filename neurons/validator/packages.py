@@ -45,27 +45,19 @@ print(json.dumps([sys.path, targets, base]))
 
 @dataclass(frozen=True)
 class Packages:
-    """Paths of the packages that workers import.
-
-    Attributes:
-        shown: folders and files that a sandbox shows.
-        withheld: entries of `sys.path` that it does not show, each with the reason.
-        user_base: PYTHONUSERBASE of the workers; "" without a user site.
-    """
+    """Paths of the packages that workers import."""
 
     shown: tuple[str, ...] = ()
+    # entries of `sys.path` that a sandbox does not show, each with the reason
     withheld: Mapping[str, str] = field(default_factory=dict)
-    user_base: str = ""
+    user_base: str = ""  # PYTHONUSERBASE of the workers; "" without a user site
 
 
 def find_packages(private: Iterable[Path] = ()) -> Packages:
     """Return where a worker with this process's environment finds packages.
 
-    Args:
-        private: folders and files that no fork may read: wallets, the state, settings.
-
-    Raises:
-        ConfigError: the interpreter does not start.
+    `private` are folders and files that no fork may read: wallets, the state, settings. Raises a
+    ConfigError if the interpreter does not start.
     """
     path, targets, user_base = _ask_worker()
     kept = _private(private)
@@ -97,12 +89,8 @@ def check_imports(
 ) -> None:
     """Return when a worker can import the packages for measuring, or when `stop` is set.
 
-    Args:
-        confinement: the sandbox of the workers; None for workers with this user's rights.
-        withheld: as in `Packages`.
-
-    Raises:
-        ConfigError: a package cannot be imported; the message has the module and the remedy.
+    Raises a ConfigError with the module and the remedy if one cannot be imported in the sandbox, or
+    with this user's rights if that is None.
     """
     missing = _missing(confinement, stop)
     if not missing:

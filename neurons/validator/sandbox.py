@@ -46,21 +46,16 @@ _LINKED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 @dataclass
 class Sandbox:
-    """A `harness.measuring.process.Confinement` by bubblewrap.
-
-    Attributes:
-        memory_bytes: limit for all processes of one child together, with shared memory.
-        gpu: the GPU whose devices are visible to children that may use one; None for none.
-        cores: the cores of a child, which is ended if one of its threads uses another core. Empty
-            for all cores.
-        packages: the folders from which workers import packages, visible read-only.
-    """
+    """A `harness.measuring.process.Confinement` by bubblewrap."""
 
     bubblewrap: str
-    memory_bytes: int
+    memory_bytes: int  # limit for all processes of one child together, with shared memory
+    # the GPU whose devices are visible to children that may use one; None for none
     gpu: Gpu | None = None
     parent: int = 1
+    # the cores of a child, which is ended if a thread uses another one; empty for all
     cores: frozenset[int] = field(default_factory=lambda: cores_for_forks())
+    # the folders from which workers import packages, visible read-only
     packages: Packages = field(default_factory=find_packages)
     _looked: dict[int, float] = field(default_factory=dict)
 
@@ -175,10 +170,7 @@ def _mask(path: str) -> Iterator[str]:
 
 
 def cores_for_forks() -> frozenset[int]:
-    """Return the cores that forks may use; empty if there is only one core.
-
-    In a container, at most the cores of its CPU quota count.
-    """
+    """Return the cores, at most those of the quota, for forks; empty if only one exists."""
     cores = sorted(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):  # no such limit
         quota, period = map(int, QUOTA.read_text().split())
@@ -189,12 +181,8 @@ def cores_for_forks() -> frozenset[int]:
 def open_sandbox(gpu: Gpu | None = None, private: Iterable[Path] = ()) -> Sandbox:
     """Return a sandbox whose isolation was tested on this machine.
 
-    Args:
-        gpu: the GPU that forks use; None for none.
-        private: folders and files that no fork may read, even if packages are below them.
-
-    Raises:
-        ConfigError: no sandbox works on this machine; the message has the reasons.
+    No fork may read `private` paths, even if packages are below them. Raises a ConfigError with the
+    reasons if no sandbox works.
     """
     bubblewrap = shutil.which("bwrap")
     memory = int(MEMORY_SHARE * machine_memory("MemTotal"))

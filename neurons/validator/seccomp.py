@@ -126,9 +126,7 @@ def this_architecture() -> Architecture | None:
 def assemble(architecture: Architecture, *, pinned: bool) -> bytes:
     """Return the filter as an array of `struct sock_filter`.
 
-    Args:
-        pinned: whether to forbid sched_setaffinity. The sandbox's periodic check of cores misses a
-            thread that uses other cores only for a moment.
+    `pinned` forbids sched_setaffinity, as the sandbox's check of cores can miss a short change.
     """
     denied = {*architecture.denied.values()}
     if pinned:

@@ -8,10 +8,7 @@ from contextlib import contextmanager
 
 
 class SharedLock:
-    """A lock that several threads can share, or one thread can hold exclusively.
-
-    A thread that waits for exclusive access goes before threads that want to share.
-    """
+    """A lock that threads share, or one holds exclusively; waiting exclusive ones go first."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

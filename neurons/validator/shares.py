@@ -17,12 +17,9 @@ log = get_logger("validator")
 
 
 def evaluators_for(evaluator: Evaluator, gpus: Sequence[Gpu]) -> list[Evaluator]:
-    """Return evaluators that may run at the same time, each with a GPU of the first GPU's model.
+    """Return evaluators that may run at the same time, each with a GPU of one model.
 
     Without a sandbox, which separates forks from each other, there is only one.
-
-    Args:
-        evaluator: an evaluator with the first GPU.
     """
     sandbox = evaluator.confinement
     if not isinstance(sandbox, Sandbox) or len(gpus) < 2:

@@ -19,18 +19,13 @@ WHOLE = 1000.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """A score, and the sentence that explains it.
+    """A score, and the sentence that explains it."""
 
-    Attributes:
-        score: measured over claimed speed, or 0.0 for a submission that failed.
-        actual: tokens per second measured at the target length; None if it was not timed.
-        measured: everything that was timed, by length.
-        device: the GPU or CPU that timed it; None if nothing was timed.
-    """
-
-    score: float
+    score: float  # measured over claimed speed, or 0.0 for a submission that failed
     reason: str
+    # tokens per second measured at the target length; None if it was not timed
     actual: float | None = None
+    # everything that was timed, by length, on `device`, a GPU or CPU
     measured: Benchmarks = field(default_factory=dict)
     device: str | None = None
 

@@ -23,10 +23,8 @@ log = get_logger("validator")
 class WeightSetter:
     """Sets the chain's weights to the shares of the last finalized round.
 
-    Args:
-        set_weights: sets shares by hotkey on the chain, and returns the uids that it has set; None
-            only logs the weights.
-        interval: seconds after which the same weights are set again, so that they stay in force.
+    `set_weights` sets shares by hotkey and returns the uids that it has set; None only logs them.
+    The same weights are set again after `interval` seconds, so that they stay in force.
     """
 
     api: ValidatorApi
@@ -37,11 +35,7 @@ class WeightSetter:
     _due: float = 0.0
 
     def run_once(self) -> None:
-        """Finalize rounds that are over; set the weights if they have changed or are due.
-
-        Raises:
-            ApiFault: the API does not reply.
-        """
+        """Finalize rounds that are over; set weights that changed; or raise ApiFault."""
         current = self.api.current_round()
         if _is_over(current, self.clock()):
             self.api.finalize_round(current.id)
@@ -66,10 +60,7 @@ class WeightSetter:
 
 
 def shares_of(weights: list[Weight]) -> dict[str, float]:
-    """Return the shares by hotkey in the order of the ranks: 60, 25, 10 and 5 in a hundred.
-
-    The server's figures are ignored. A hotkey with several ranks gets their sum.
-    """
+    """Return the shares by hotkey in the order of the ranks: 60, 25, 10 and 5 in a hundred."""
     shares: dict[str, float] = {}
     for row, share in zip(weights, TOP_SHARES, strict=False):
         shares[row.hotkey] = shares.get(row.hotkey, 0.0) + share

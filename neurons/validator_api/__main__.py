@@ -39,7 +39,6 @@ log = observe.get_logger("validator_api")
 @flags.show_version
 @click.make_pass_decorator(flags.Given, ensure=True)
 def command(given: flags.Given, port_file: Path | None) -> int:
-    """Read the settings and serve."""
     return flags.start("api", given, log, partial(serve, port_file=port_file))
 
 
@@ -49,11 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(settings: Settings, *, port_file: Path | None) -> int:
-    """Serve until a signal.
-
-    Raises:
-        ConfigError: the database cannot be opened, or the port is in use.
-    """
+    """Serve until a signal; raise a ConfigError for an unusable database or port."""
     if not settings.validator_hotkeys and settings.validator_stake is None:
         log.warning("VALIDATOR_HOTKEYS is empty: nobody may write verdicts")
     server = open_server(settings, port_file)
@@ -68,10 +63,9 @@ def serve(settings: Settings, *, port_file: Path | None) -> int:
 
 
 def open_server(settings: Settings, port_file: Path | None = None) -> Server | None:
-    """Return the server when its database can be reached, or None if a signal came first.
+    """Return the server when its database can be reached, or None after a signal.
 
-    Raises:
-        ConfigError: the database cannot be opened.
+    Raises a ConfigError if the database cannot be opened.
     """
     stop = threading.Event()
     logged = False

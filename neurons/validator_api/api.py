@@ -26,17 +26,14 @@ Clock = Callable[[], float]
 class Api:
     """The shared objects of one running API. Tests pass clocks, a chain and shorter pauses.
 
+    Raises the errors of `Storage`.
+
     Args:
         clock: the time of rounds, blocks and bans.
         wall_clock: the time with which validators' signed timestamps are compared.
-        neurons: returns the subnet's registered hotkeys; by default it reads the chain if a
-            setting requires that.
-        round_check_seconds: pause between two checks whether the round is over.
-        chain_seconds: pause between two requests to the chain.
-
-    Raises:
-        ConfigError: the database cannot be opened.
-        DatabaseAway: it cannot be reached yet.
+        neurons: returns the subnet's registered hotkeys; by default, the chain's if settings use
+            it.
+        round_check_seconds, chain_seconds: pauses between checks of the round, and of the chain.
     """
 
     def __init__(
@@ -69,16 +66,11 @@ class Api:
         return RequestContext(rounds.utc(now), block, oldest, uids)
 
     def update_neurons(self) -> None:
-        """Read the registered hotkeys from the chain; after a failure, keep the earlier ones.
-
-        Raises:
-            ChainUnreachable: the chain does not reply.
-        """
+        """Read the registered hotkeys; ChainUnreachable keeps the earlier ones."""
         if self.ask_chain is not None:
             self._neurons = self.ask_chain()
 
     def is_validator(self, hotkey: str) -> bool:
-        """Return whether the hotkey may write verdicts."""
         if hotkey in self.settings.validator_hotkeys:
             return True
         least, neuron = self.settings.validator_stake, self._neurons.get(hotkey)
@@ -97,11 +89,7 @@ class Api:
     def write(
         self, work: Callable[[Session, RequestContext], Result], call: ValidatorCall | None = None
     ) -> Result:
-        """Run `work` in one transaction, which first ends an overdue round.
-
-        Args:
-            call: the validator's signed request, which is accepted once.
-        """
+        """Run `work` in a transaction that first ends an overdue round, and accepts `call` once."""
 
         def transaction(session: Session) -> Result:
             context = self.context()

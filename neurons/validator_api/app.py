@@ -83,7 +83,7 @@ async def _end_rounds(api: Api) -> None:
         await asyncio.sleep(api.round_check_seconds)
         try:
             await asyncio.to_thread(api.end_overdue_round)
-        except DatabaseAway as error:  # `Availability` has logged it
+        except DatabaseAway as error:  # `Storage` has logged it
             log.debug("the round waits for the database", reason=str(error))
         except Exception:  # an error must not stop this loop
             log.exception("the round could not be looked at")
@@ -104,12 +104,9 @@ async def _follow_chain(api: Api) -> None:
 class ClientAddress:
     """Puts the client's address into the scope, or none if only a proxy's is known.
 
-    X-Forwarded-For counts if the peer is a trusted proxy. If another peer of this machine or of a
-    private network forwards a request, the client is unknown: the header may be invented, and
-    all clients share the peer's address.
-
-    Args:
-        trusted: addresses and networks, or `*` for any peer.
+    X-Forwarded-For counts if the peer is a trusted proxy (`*`: any). If another peer of this
+    machine or of a private network forwards a request, the client is unknown: the header may be
+    invented, and all clients share the peer's address.
     """
 
     def __init__(self, app: ASGIApp, trusted: Sequence[str]) -> None:
@@ -119,7 +116,6 @@ class ClientAddress:
         self._warned = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with the address that was found."""
         if scope["type"] == "http" and scope.get("client"):
             address = self._client(scope)
             if address != scope["client"][0]:
@@ -191,7 +187,6 @@ class AccessLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on and log its outcome."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from neurons.runtime.identity import verify
 from neurons.runtime.values import HOTKEY, LOOPBACK
 from neurons.validator_api.competition.bans import ban_key
-from neurons.validator_api.competition.errors import Replayed
+from neurons.validator_api.competition.errors import Refusal
 from neurons.validator_api.competition.rounds import utc
 from neurons.validator_api.database.tables import UsedNonce
 from neurons.wire import protocol
@@ -88,11 +88,7 @@ class RateLimiter:
 
 @dataclass(frozen=True)
 class Caller:
-    """A miner whose signature is valid and whose rate limit is not exceeded.
-
-    Attributes:
-        client: the key under which bans count its failures.
-    """
+    """A miner whose signature is valid; bans count the failures of its key `client`."""
 
     hotkey: str
     client: str
@@ -137,11 +133,9 @@ def check_fork_url(fork_url: str, *, allow_files: bool) -> None:
 
 @dataclass(frozen=True)
 class ValidatorCall:
-    """A request that a validator has signed as a whole.
+    """A request that a validator has signed as a whole, with times in naive UTC.
 
-    Attributes:
-        made_at: time of arrival, in naive UTC.
-        expires_at: time from which its timestamp is refused, so that its nonce can be deleted.
+    At `expires_at` its timestamp is refused, so that its nonce can be deleted.
     """
 
     hotkey: str
@@ -150,14 +144,10 @@ class ValidatorCall:
     expires_at: datetime
 
     def spend(self, session: Session) -> None:
-        """Record the nonce.
-
-        Raises:
-            Replayed: the nonce was used before (401).
-        """
+        """Record the nonce; raise a Refusal if it was used before."""
         session.execute(delete(UsedNonce).where(UsedNonce.expires_at <= self.made_at))
         if session.get(UsedNonce, (self.hotkey, self.nonce)) is not None:
-            raise Replayed("Nonce was used before")
+            raise Refusal(401, "Nonce was used before")
         session.add(UsedNonce(hotkey=self.hotkey, nonce=self.nonce, expires_at=self.expires_at))
         session.flush()
 
@@ -165,8 +155,7 @@ class ValidatorCall:
 async def validator(request: Request) -> ValidatorCall:
     """Return the validator's call if it is signed with path, query, body, nonce and time.
 
-    Raises a 401 without a valid signature of this request, and a 403 if the hotkey is not a
-    validator's.
+    Raises a 401 without a valid signature, and a 403 for a hotkey that is not a validator's.
     """
     api = request.app.state.api
     _claimed(request)
@@ -207,8 +196,7 @@ def check_signed(route: str, body: CommitRequest | ClaimRequest) -> None:
 def public_texts(body: ClaimRequest) -> list[str]:
     """Return the texts that `body.signature` may sign on the public wire.
 
-    The subnet's reference miner signs the benchmarks with lengths in numeric order, because its
-    keys are integers, and an empty text if there are no benchmarks.
+    The reference miner signs lengths in numeric order, and an empty text without benchmarks.
     """
     repo_hash = body.repo_hash if isinstance(body, SubmitRequest) else None
     start = f"{body.fork_url}{body.commit_hash}{body.tokens_per_sec}"

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import stamina
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
-from neurons.wire.connection import REPLY_SECONDS, Connection, Limiter, Query, Reply, Signer
+from neurons.runtime.identity import Identity
+from neurons.wire import protocol
+from neurons.wire.connection import REPLY_SECONDS, Connection, Limiter, Query, Reply
 from neurons.wire.outcomes import ReplyLost, ServerFault, Unreachable
-from neurons.wire.protocol import (
-    Block,
-    CommitReply,
-    CommitRequest,
-    Message,
-    PendingReveal,
-    PendingReveals,
-    Performer,
-    QueuedSubmission,
-    RegisterReply,
-    RegisterRequest,
-    RevealReply,
-    RevealRequest,
-    Round,
-    SubmitReply,
-    SubmitRequest,
-    Weights,
-)
 
 REQUESTS_A_MINUTE = 9
 """One under the documented limit of 10."""
@@ -43,39 +26,46 @@ _QUICKLY = stamina.RetryingCaller(
 )
 
 
-@dataclass(frozen=True)
-class Queue:
-    """One hotkey's rows of GET /get_submission_stats, and the extent of that list.
+class Queue(protocol.Message):
+    """Reply of GET /get_submission_stats; rows of other hotkeys are reduced to their numbers."""
 
-    Attributes:
-        rows: this hotkey's submissions that no validator has marked yet.
-        performers: this hotkey's rows of `top_performers`.
-        listed: the numbers of all submissions in the list, newest first and at most as many as
-            requested; -1 for a row without a number.
-    """
+    total_submissions: int  # required: an empty object is not an empty queue
+    recent_submissions: Sequence[protocol.QueuedSubmission | int | None] = ()
+    top_performers: Sequence[protocol.Performer | int | None] = ()
 
-    rows: Sequence[QueuedSubmission]
-    performers: Sequence[Performer]
-    listed: Sequence[int]
+    @property
+    def rows(self) -> list[protocol.QueuedSubmission]:
+        """This hotkey's submissions that no validator has marked yet."""
+        rows = [
+            row for row in self.recent_submissions if isinstance(row, protocol.QueuedSubmission)
+        ]
+        return [row for row in rows if not row.validated]
+
+    @property
+    def performers(self) -> list[protocol.Performer]:
+        """This hotkey's rows of `top_performers`."""
+        return [row for row in self.top_performers if isinstance(row, protocol.Performer)]
+
+    @property
+    def listed(self) -> list[int]:
+        """The numbers of all listed submissions, newest first; -1 for a row without a number."""
+        rows = self.recent_submissions
+        numbers = [row.id if isinstance(row, protocol.QueuedSubmission) else row for row in rows]
+        return [-1 if number is None else number for number in numbers]
 
 
 class ApiClient(Connection):
     """Calls of one validator API by one hotkey.
 
     Methods raise the exceptions of `neurons.wire.outcomes`. A GET is tried up to QUICK_ATTEMPTS
-    times. A POST is tried again only if it certainly did not reach the server. The caller handles
-    longer pauses. Only POSTs have the headers with the hotkey and its signature.
-
-    The other arguments and errors are those of `Connection`.
-
-    Args:
-        wait: called with the seconds that the rate limiter pauses; it may raise `Stopped`.
+    times, a POST again only if it certainly did not reach the server. Only POSTs have the headers
+    with the hotkey and its signature. `wait` pauses for the rate limiter, and may raise `Stopped`.
     """
 
     def __init__(
         self,
         base_url: str,
-        identity: Signer,
+        identity: Identity,
         *,
         transport: httpx.BaseTransport | None = None,
         wait: Callable[[float], object] = time.sleep,
@@ -87,41 +77,39 @@ class ApiClient(Connection):
         )
         self._limit = None if self.on_loopback else Limiter(REQUESTS_A_MINUTE, wait)
 
-    def current_round(self) -> Round:
+    def current_round(self) -> protocol.Round:
         """GET /get_current_round, which also starts a round if none is active."""
-        return self._get("/get_current_round", Round)
+        return self._get("/get_current_round", protocol.Round)
 
-    def pending_reveals(self) -> PendingReveals:
+    def pending_reveals(self) -> protocol.PendingReveals:
         """GET /pending_reveals: this hotkey's open commitments, and the server's block.
 
         The public server cannot filter by hotkey, and lists all hotkeys' rows.
         """
-        return self._list("/pending_reveals", _Pending, {"hotkey": self.hotkey}).own()
+        return self._list("/pending_reveals", _Pending, {"hotkey": self.hotkey})
 
     def queue(self, limit: int) -> Queue:
         """GET /get_submission_stats with up to `limit` submissions that await a validator."""
-        return self._list("/get_submission_stats", _Stats, {"limit": limit}).own()
+        return self._list("/get_submission_stats", Queue, {"limit": limit})
 
-    def weights(self, round_id: int) -> Weights:
+    def weights(self, round_id: int) -> protocol.Weights:
         """GET /get_weights of one round, best rank first."""
-        return self._get("/get_weights", Weights, {"round_id": round_id})
+        return self._get("/get_weights", protocol.Weights, {"round_id": round_id})
 
-    def register(self, model_name: str, league: str) -> RegisterReply:
+    def register(self, model_name: str, league: str) -> protocol.RegisterReply:
         """POST /register_miner; repeating it does no harm."""
-        body = RegisterRequest(hotkey=self.hotkey, model_name=model_name, league=league)
-        return self._post("/register_miner", body, RegisterReply)
+        body = protocol.RegisterRequest(hotkey=self.hotkey, model_name=model_name, league=league)
+        return self._post("/register_miner", body, protocol.RegisterReply)
 
-    def commit(self, request: CommitRequest) -> CommitReply:
-        """POST /commit_submission."""
-        return self._post("/commit_submission", request, CommitReply)
+    def commit(self, request: protocol.CommitRequest) -> protocol.CommitReply:
+        return self._post("/commit_submission", request, protocol.CommitReply)
 
-    def reveal(self, request: RevealRequest) -> RevealReply:
-        """POST /reveal_submission."""
-        return self._post("/reveal_submission", request, RevealReply)
+    def reveal(self, request: protocol.RevealRequest) -> protocol.RevealReply:
+        return self._post("/reveal_submission", request, protocol.RevealReply)
 
-    def submit(self, request: SubmitRequest) -> SubmitReply:
+    def submit(self, request: protocol.SubmitRequest) -> protocol.SubmitReply:
         """POST /submit_kernel; the server stores a repeated request as another submission."""
-        return self._post("/submit_kernel", request, SubmitReply)
+        return self._post("/submit_kernel", request, protocol.SubmitReply)
 
     def _list(self, route: str, reply: type[Reply], query: Query | None = None) -> Reply:
         """GET a list; reduce other hotkeys' rows to their numbers, so invalid ones do no harm."""
@@ -150,31 +138,10 @@ class ApiClient(Connection):
         return self.exchange(method, route, reply, **options)
 
 
-class _Pending(Message):
-    """Reply of GET /pending_reveals after `_own_or_number` has reduced other hotkeys' rows."""
+class _Pending(protocol.PendingReveals):
+    """Reply of GET /pending_reveals, without the numbers that other hotkeys' rows became."""
 
-    current_block: Block
-    pending_reveals: Sequence[PendingReveal | int | None]
-
-    def own(self) -> PendingReveals:
-        rows = [row for row in self.pending_reveals if isinstance(row, PendingReveal)]
-        return PendingReveals(current_block=self.current_block, pending_reveals=rows)
-
-
-class _Stats(Message):
-    """Reply of GET /get_submission_stats, with other hotkeys' rows reduced to their numbers."""
-
-    total_submissions: int  # required: an empty object is not an empty queue
-    recent_submissions: Sequence[QueuedSubmission | int | None] = ()
-    top_performers: Sequence[Performer | int | None] = ()
-
-    def own(self) -> Queue:
-        rows = [row for row in self.recent_submissions if isinstance(row, QueuedSubmission)]
-        numbers = [
-            row.id if isinstance(row, QueuedSubmission) else row for row in self.recent_submissions
-        ]
-        return Queue(
-            rows=[row for row in rows if not row.validated],
-            performers=[row for row in self.top_performers if isinstance(row, Performer)],
-            listed=[-1 if number is None else number for number in numbers],
-        )
+    @field_validator("pending_reveals", mode="before")
+    @classmethod
+    def _own(cls, rows: object) -> object:
+        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else rows

@@ -18,6 +18,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from neurons.runtime.errors import ConfigError
+from neurons.runtime.identity import Identity
 from neurons.runtime.observe import get_logger, redact, register_secret
 from neurons.runtime.values import LOOPBACK
 from neurons.wire.outcomes import (
@@ -30,7 +31,6 @@ from neurons.wire.outcomes import (
     http_date,
 )
 from neurons.wire.protocol import HOTKEY_HEADER, SIGNATURE_HEADER
-from neurons.wire.signed_request import Signer as Signer
 from neurons.wire.signed_request import signed_headers
 
 Query = Mapping[str, str | int | float | bool]
@@ -50,15 +50,11 @@ class Connection:
     """HTTP to one validator API. Replies are bounded, and each kind of failure has an exception.
 
     Args:
-        base_url: https, or http on this machine.
+        base_url: https, or http on this machine; a ConfigError if it would expose the signature.
         identity: signs the hotkey's headers, which are sent to this host only.
-        transport: replaces the network in tests.
         now: Unix seconds of this machine, compared with the server's Date.
         reply_seconds: limit on the time until a reply begins, and then on the time until it ends.
         reply_bytes: the largest body that is read.
-
-    Raises:
-        ConfigError: the address would expose the signature header.
 
     Attributes:
         clock_offset: seconds by which the server's clock is ahead; None before the first reply.
@@ -67,7 +63,7 @@ class Connection:
     def __init__(
         self,
         base_url: str,
-        identity: Signer,
+        identity: Identity,
         *,
         transport: httpx.BaseTransport | None = None,
         now: Callable[[], float] = time.time,
@@ -93,7 +89,6 @@ class Connection:
         )
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def exchange(
@@ -111,16 +106,14 @@ class Connection:
     ) -> Reply:
         """Send one request and return its validated reply.
 
+        Raises Retry or Held of a type in `outcomes`, or a ValueError if `body` has NaN or an
+        infinity.
+
         Args:
             signed: whether to send the headers with the hotkey and its constant signature.
             bound: whether to sign this whole request, as the API requires of validators.
             each: reduces each JSON object of the reply while it is parsed, so that the rows of
                 other miners take little memory and cannot make the reply invalid.
-            reply_bytes: limit on this reply's body instead of the connection's.
-
-        Raises:
-            Retry, Held: one of the types of `neurons.wire.outcomes`.
-            ValueError: `body` contains NaN or an infinity; nothing was sent.
         """
         headers = dict(self._credentials) if signed else {}
         content = b""
@@ -174,12 +167,7 @@ class Connection:
 
 
 class Limiter:
-    """Allows at most `count` requests in any minute, and delays further ones.
-
-    Args:
-        wait: waits for a number of seconds.
-        clock: a monotonic clock in seconds.
-    """
+    """Allows at most `count` requests in any minute, and delays further ones by `wait`."""
 
     def __init__(
         self,

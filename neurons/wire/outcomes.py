@@ -85,10 +85,6 @@ class Forbidden(Refused):
     """403: this hotkey may not make the call."""
 
 
-class HotkeyMismatch(Forbidden):
-    """403: the body names another hotkey than the header."""
-
-
 class NotRegistered(Refused):
     """404: the hotkey has to be registered first."""
 
@@ -112,13 +108,9 @@ class HashMismatch(Refused):
 def fault_of(
     route: str, status: int, headers: Mapping[str, str], body: bytes, now: float
 ) -> Retry | Held:
-    """Return the exception for an error reply to a request of `route`.
+    """Return the exception for an error reply, no 2xx, to a request of `route`.
 
-    Args:
-        status: the HTTP status; no 2xx.
-        headers: the reply's headers, with case-insensitive names.
-        body: the reply's body.
-        now: Unix seconds; a Retry-After date is converted to seconds from then.
+    A Retry-After date is converted to seconds from `now`.
     """
     detail = api_detail(body)
     text = page_title(body) if detail is None else detail
@@ -181,7 +173,7 @@ def _refusal(status: int, detail: str, reason: str) -> Refused:
             "Check WALLET_MINER_NAME and WALLET_HOTKEY, and that this program is up to date.",
         )
     if status == 403 and "mismatch" in text:
-        return HotkeyMismatch(reason, "Check that one wallet is used: WALLET_HOTKEY.")
+        return Forbidden(reason, "Check that one wallet is used: WALLET_HOTKEY.")
     if status == 403 and "not registered on subnet" in text:
         return Forbidden(
             reason,
@@ -212,10 +204,7 @@ def _refusal(status: int, detail: str, reason: str) -> Refused:
 
 
 def api_detail(body: bytes) -> str | None:
-    """Return the reply's `detail` on one line, without data of the request that it may echo.
-
-    None if the body is not the API's JSON with a `detail`, for example a proxy's page.
-    """
+    """Return the reply's `detail` on one line, without echoed data; None for another page."""
     try:
         detail = json.loads(body)["detail"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -176,10 +176,7 @@ class RegisterRequest(Message):
 
 
 class RegisterReply(Message):
-    """Reply of POST /register_miner; status is `registered` or `already_registered`.
-
-    `uid` is this project's own server's addition.
-    """
+    """Reply of POST /register_miner: `registered` or `already_registered`; `uid` is ours."""
 
     status: str
     hotkey: str
@@ -229,10 +226,7 @@ class CommitReply(Message):
 
 
 class ClaimRequest(Message):
-    """The common fields of a reveal and a direct submission.
-
-    `signature` signs `submission_text(...)` in version 1.
-    """
+    """A claim, whose `signature` signs `submission_text(...)` in version 1."""
 
     miner_hotkey: Text
     fork_url: Address
@@ -377,12 +371,7 @@ class Weights(Message):
 
 
 class ValidationQueue(Message):
-    """Reply of GET /validation_queue, this project's own server's list for validators.
-
-    Attributes:
-        submissions: the oldest first.
-        next_after: the `after` of the next page; None on the last.
-    """
+    """Reply of GET /validation_queue: the oldest first, `next_after` None at the end."""
 
     submissions: Sequence[QueuedSubmission] = ()
     next_after: RowId | None = None
@@ -451,11 +440,7 @@ def bound_text(route: str, body: BaseModel) -> str:
 def request_text(method: str, target: str, timestamp: str, nonce: str, body: bytes) -> str:
     """Return the text that a validator's Signature header signs.
 
-    Args:
-        target: the path, and `?` with the query if there is one, as sent.
-        timestamp: Unix seconds, as in the header.
-        nonce: as in the header; the server accepts each nonce once.
-        body: the bytes sent, empty without a body.
+    `target` is the path with any query, as sent; `timestamp` and `nonce` are as in the headers.
     """
     digest = hashlib.sha256(body).hexdigest()
     return "\n".join(("quasar-request-2", method, target, timestamp, nonce, digest))

@@ -6,9 +6,8 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from neurons.runtime.identity import verify
+from neurons.runtime.identity import Identity, verify
 from neurons.wire.protocol import (
     HOTKEY_HEADER,
     NONCE_HEADER,
@@ -24,17 +23,6 @@ _TIMESTAMP = re.compile(r"[0-9]{1,12}")
 _NONCE = re.compile(r"[0-9a-f]{32,64}")
 
 
-class Signer(Protocol):
-    """An identity that can sign requests."""
-
-    @property
-    def hotkey(self) -> str:
-        """The ss58 address."""
-
-    def sign(self, text: str) -> str:
-        """Return the signature of `text` in hex, without 0x."""
-
-
 class NotSigned(Exception):
     """The headers do not sign this request, or its time differs from the server's."""
 
@@ -43,9 +31,7 @@ class NotSigned(Exception):
 class SignedRequest:
     """A request with a valid signature; the server accepts its nonce once.
 
-    Attributes:
-        expires_at: Unix seconds from which its timestamp is refused, so that its nonce can be
-            deleted.
+    From the Unix time `expires_at` its timestamp is refused, so that the nonce can be deleted.
     """
 
     hotkey: str
@@ -54,14 +40,9 @@ class SignedRequest:
 
 
 def signed_headers(
-    signer: Signer, method: str, target: str, body: bytes, now: float
+    signer: Identity, method: str, target: str, body: bytes, now: float
 ) -> dict[str, str]:
-    """Return the headers that sign one request.
-
-    Args:
-        target: the path with `?` and the query, if there is one, as sent.
-        now: the server's clock in Unix seconds.
-    """
+    """Return the headers that sign a request to `target`, at the server's time `now`."""
     timestamp, nonce = str(round(now)), secrets.token_hex(16)
     return {
         HOTKEY_HEADER: signer.hotkey,
@@ -74,13 +55,9 @@ def signed_headers(
 def check_signed_request(
     method: str, target: str, headers: Mapping[str, str], body: bytes, now: float
 ) -> SignedRequest:
-    """Return the request whose method, target, body, nonce and time the headers sign.
+    """Return the request whose method, target, body, nonce and time are signed.
 
-    Args:
-        now: this server's clock in Unix seconds.
-
-    Raises:
-        NotSigned: the signature, nonce or time is invalid; the message is for the client.
+    Raises NotSigned, with a message for the client, if signature, nonce or time is invalid.
     """
     hotkey, signature = headers.get(HOTKEY_HEADER, ""), headers.get(SIGNATURE_HEADER, "")
     timestamp, nonce = headers.get(TIMESTAMP_HEADER, ""), headers.get(NONCE_HEADER, "")

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import httpx
 import uvicorn
 from bittensor.sp_core import Keypair
 
+from neurons.runtime.identity import Identity
 from neurons.runtime.settings import Settings
 from neurons.validator_api.api import Api
 from neurons.validator_api.app import create_app
@@ -39,18 +39,12 @@ class Clock:
         return self.now
 
 
-@dataclass
-class Hotkey:
+class Hotkey(Identity):
     """A test key; `Hotkey("//Alice")`."""
 
-    uri: str
-
-    def __post_init__(self) -> None:
-        self._keypair = Keypair.create_from_uri(self.uri)
-        self.hotkey: str = self._keypair.ss58_address
-
-    def sign(self, text: str) -> str:
-        return bytes(self._keypair.sign(text.encode())).hex()
+    def __init__(self, uri: str) -> None:
+        keypair = Keypair.create_from_uri(uri)
+        super().__init__(keypair.ss58_address, keypair)
 
     def headers(self) -> dict[str, str]:
         return {"Hotkey": self.hotkey, "Signature": self.sign(self.hotkey)}

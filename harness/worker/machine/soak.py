@@ -25,11 +25,7 @@ class Soak(Frozen):
 def soak(most_seconds: float) -> Soak:
     """Keep the GPU busy until its temperature is steady, or for `most_seconds`.
 
-    On a cold GPU the clocks are higher than on a validator's busy one, and the first runs are
-    faster than later ones.
-
-    Raises:
-        RuntimeError: there is no CUDA device.
+    On a cold GPU the clocks are higher than on a validator's busy one.
     """
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     began = time.monotonic()

@@ -7,17 +7,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from harness.claim.rejection import OTHER_MEMORY_MB
 from harness.hardware.machine import Snapshot
+from harness.hardware.nvml import opened
 
 QUIET_SECONDS = 3.0
 
 WATCHED = 20
 """Number of states of a GPU that are kept for one run, evenly spread over it."""
-
-Answer = TypeVar("Answer")
 
 _SLOWDOWNS = {
     "SwPowerCap": "power cap",
@@ -26,14 +27,6 @@ _SLOWDOWNS = {
     "HwThermalSlowdown": "hardware thermal slowdown",
     "HwPowerBrakeSlowdown": "power brake",
 }
-
-
-def _load() -> Any:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    return pynvml
 
 
 def _handle(nvml: Any, environ: Mapping[str, str]) -> Any:
@@ -118,50 +111,34 @@ def _others(nvml: Any, gpu: Any) -> int:
     return max(len(pids) - int(mine), 0)
 
 
-def snapshot(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> Snapshot | None:
+def snapshot(environ: Mapping[str, str] = os.environ) -> Snapshot | None:
     """Read the GPU's clocks, heat, power, memory, errors and processes now.
 
     Returns None without a GPU, driver or nvidia-ml-py; single figures that this GPU does not
-    report are None. `nvml` is the pynvml module or a fake.
+    report are None.
     """
-    return _with_nvml(_state, nvml, environ)
+    with suppress(ValueError), opened() as nvml:
+        return None if nvml is None else _state(nvml, _handle(nvml, environ))
+    return None
 
 
-def facts(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def facts(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the fields of an `Environment` that NVML reports; they do not depend on the load."""
-    return _with_nvml(_constants, nvml, environ) or {}
+    with suppress(ValueError), opened() as nvml:
+        return {} if nvml is None else _constants(nvml, _handle(nvml, environ))
+    return {}
 
 
-Read = Callable[[Callable[[], Any]], Any]
-
-
-def _with_nvml(
-    ask: Callable[[Any, Any, Read], Answer], nvml: Any, environ: Mapping[str, str]
-) -> Answer | None:
-    """Return the result of `ask(nvml, gpu, reader)`; the reader returns None for an error."""
-    nvml = nvml or _load()
-    if nvml is None:
-        return None
+def _read(nvml: Any, function: Callable[[], Any]) -> Any:
+    """Return a figure, or None if this GPU does not report it."""
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
+        return function()
+    except (nvml.NVMLError, AttributeError):
         return None
 
-    def read(function: Callable[[], Any]) -> Any:
-        try:
-            return function()
-        except (nvml.NVMLError, AttributeError):
-            return None
 
-    try:
-        return ask(nvml, _handle(nvml, environ), read)
-    except (nvml.NVMLError, ValueError):
-        return None
-    finally:
-        read(nvml.nvmlShutdown)
-
-
-def _constants(nvml: Any, gpu: Any, read: Read) -> dict[str, Any]:
+def _constants(nvml: Any, gpu: Any) -> dict[str, Any]:
+    read = partial(_read, nvml)
     limit = read(lambda: nvml.nvmlDeviceGetPowerManagementLimit(gpu))
     ecc = read(lambda: nvml.nvmlDeviceGetEccMode(gpu)[0])
     return {
@@ -181,7 +158,8 @@ def _text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _state(nvml: Any, gpu: Any, read: Read) -> Snapshot:
+def _state(nvml: Any, gpu: Any) -> Snapshot:
+    read = partial(_read, nvml)
     power = read(lambda: nvml.nvmlDeviceGetPowerUsage(gpu))
     # The second version leaves out the memory that the driver reserves.
     memory = read(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2))

@@ -42,16 +42,7 @@ def _prepared(
 
 
 def profile_tree(tree: str, length: int, device_name: str, trace: str) -> Profile:
-    """Profile the timed calls and write their trace.
-
-    Args:
-        length: in tokens.
-        device_name: `cuda`, `cpu` or `auto`.
-        trace: file for the trace, in Chrome's format.
-
-    Raises:
-        OSError: the trace cannot be written.
-    """
+    """Profile the timed calls at `length` tokens; write their trace in Chrome's format."""
     forward, device = _prepared(tree, length, device_name)
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from harness.worker.chain import CALLS_MOST, SCALED, ChainMaps, Link
-from harness.worker.failures import WorkerError, describe_failure
+from harness.worker.failures import WorkerError, as_worker_error
 from harness.worker.inputs import drawn, fill
 from harness.worker.machine.telemetry import quiet_snapshot
 from harness.worker.subject.timing import (
@@ -48,12 +48,7 @@ def _poisoned() -> Iterator[None]:
 
 
 class InProcessSubject:
-    """The code under test in this process, and the tensors that it is called on.
-
-    Args:
-        operator: `chunk_quasar`.
-        layer_class: `QuasarAttention`.
-    """
+    """The code under test in this process, and the tensors that it is called on."""
 
     def __init__(self, operator: Any, layer_class: Any, device: torch.device) -> None:
         self._operator, self._layer_class, self._device = operator, layer_class, device
@@ -82,13 +77,13 @@ class InProcessSubject:
         else:
             self.put({name: drawn(shape, seed, self._device)})
 
-    def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> Tensors:
+    def fetch(self, names: Sequence[str], rows: Sequence[int] | None = None) -> Tensors:
         """Return the held tensors, whole or only some rows of the token dimension."""
         held = {name: self._held[name].detach() for name in names}
-        return held if rows is None else {n: t[:, rows.to(t.device)] for n, t in held.items()}
+        return held if rows is None else {n: t[:, rows] for n, t in held.items()}
 
     def operate(self, *, initial: bool = False, final: bool = False) -> Tensors:
-        """Call the operator on q, k, v and beta; return `o` and, with `final`, any `state`.
+        """Call the operator; return `o` `[1, T, H, S]` and, with `final`, any `state`.
 
         The output of the previous call is held as `earlier`.
         """
@@ -128,13 +123,9 @@ class InProcessSubject:
         return {name: grad for name, grad in gradients.items() if grad is not None}
 
     def time(self, length: int) -> dict[str, Any]:
-        """Run the validator's loop; keep its layer, input and last output for later requests.
+        """Run the validator's loop; return the fields of `timing.LoopResult`.
 
-        Returns:
-            The fields of `timing.LoopResult`.
-
-        Raises:
-            WorkerError: `gate`, if the figures of the run are invalid.
+        The layer, its input and last output are kept. Raises a WorkerError for invalid figures.
         """
 
         def keep(layer: Any, x: Tensor, y: Tensor) -> None:
@@ -149,16 +140,10 @@ class InProcessSubject:
     def prepare(
         self, weights: Mapping[str, Tensor], length: int, seed: int, size: float, maps_seed: int
     ) -> dict[str, Any]:
-        """Set the layer's weights and a new x, and call the layer until it is warm.
+        """Set the layer's weights, by name, and a new x; call it until it is warm.
 
-        Args:
-            weights: by name; copied into the memory of the layer's weights.
-            length: in tokens.
-            seed: of x `[1, length, hidden_size]` fp32.
-            size, maps_seed: of the chain's maps.
-
-        Raises:
-            WorkerError: the layer has no such weight.
+        `seed` is of x `[1, length, hidden_size]` fp32; `size` and `maps_seed` are of the chain's
+        maps. Raises a WorkerError if the layer has no such weight.
         """
         if self._layer is None:
             self.build()
@@ -188,13 +173,9 @@ class InProcessSubject:
             self._held["y"] = self._layer(self._held["x"])[0].detach()
 
     def chain(self, seed: int, calls: int) -> Tensors:
-        """Call the layer in a chain: each input depends on the output of the call before.
+        """Call the layer in a chain; return its digests `[calls, channels]`.
 
-        Args:
-            seed: of the calls' keys.
-
-        Returns:
-            digests `[calls, channels]`.
+        Each input depends on the output of the call before, and on keys of this seed.
         """
         self._link.start(seed, calls)
         for _ in range(calls):
@@ -202,83 +183,55 @@ class InProcessSubject:
             self._link(self._held["y"])
         return {"digests": self._link.digests[:calls].to(torch.int8)}
 
-    def tampered(self) -> list[str]:
-        """Return the names of the guarded functions that the code under test replaced."""
-        return tampered()
+    def tampered(self) -> dict[str, list[str]]:
+        """Return the `names` of the guarded functions that the code under test replaced."""
+        return {"names": tampered()}
 
 
 class _Server:
-    """An `InProcessSubject` behind a channel."""
+    """Answers requests: `load` and `use` first, then methods of the `InProcessSubject`."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._local: InProcessSubject | None = None
+    _local: InProcessSubject | None = None
 
-    def load(self, body: dict[str, Any], _tensors: Tensors) -> dict[str, Any]:
-        """Import the tree at `body["tree"]`; return the fields of `tasks.Imported`."""
-        loaded = load_tree(Path(body["tree"]))
-        self._loaded = loaded
-        return {
-            "import_seconds": loaded.import_seconds,
-            "operator_file": loaded.operator_file,
-            "layer_file": loaded.layer_file,
-        }
+    def load(self, tree: str) -> dict[str, Any]:
+        """Import the tree; return the fields of `tree.Imported`."""
+        self._loaded = load_tree(Path(tree))
+        return self._loaded.imported.model_dump()
 
-    def use(self, body: dict[str, Any], _tensors: Tensors) -> dict[str, Any]:
+    def use(self, device: str, single: bool) -> dict[str, Any]:
         """Select the device; return the GPU's state before a timed run.
 
         `single` is true for a correctness check, which is not timed and uses one CPU thread.
         """
-        device = torch.device(body["device"])
-        if device.type == "cpu" and body["single"]:
+        place = torch.device(device)
+        if place.type == "cpu" and single:
             torch.set_num_threads(1)  # small tensors, for which more threads only wait
-        self._local = InProcessSubject(self._loaded.operator, self._loaded.layer_class, device)
-        timed = device.type == "cuda" and not body["single"]
+        self._local = InProcessSubject(self._loaded.operator, self._loaded.layer_class, place)
+        timed = place.type == "cuda" and not single
         gpu = quiet_snapshot() if timed else None
         return {"gpu": None if gpu is None else gpu.model_dump(mode="json")}
 
-    def answer(self, body: dict[str, Any], tensors: Tensors) -> dict[str, Any] | Tensors | None:
-        """Do the operation `body["op"]` and return its result; `load` and `use` come first."""
-        op = body.pop("op")
-        if self._local is None:
-            return {"load": self.load, "use": self.use}[op](body, tensors)
-        local = self._local
-        calls: dict[str, Callable[[], Any]] = {
-            "put": lambda: local.put(tensors),
-            "draw": lambda: local.draw(body["name"], body["shape"], body["seed"]),
-            "fetch": lambda: local.fetch(tuple(body["names"]), tensors.get("rows")),
-            "operate": lambda: local.operate(initial=body["initial"], final=body["final"]),
-            "build": local.build,
-            "weights": local.weights,
-            "forward": local.forward,
-            "gradients": local.gradients,
-            "time": lambda: local.time(body["length"]),
-            "prepare": lambda: local.prepare(
-                tensors, body["length"], body["seed"], body["size"], body["maps_seed"]
-            ),
-            "chain": lambda: local.chain(body["seed"], body["calls"]),
-            "tampered": lambda: {"names": local.tampered()},
-        }
-        return calls[op]()  # type: ignore[no-any-return]
-
-    def serve(self) -> None:
-        while True:
-            body, tensors = self._channel.receive(1 << 62)
-            try:
-                answer = self.answer(body, tensors) or {}
-            except Exception as error:  # the code under test may raise anything
-                if not isinstance(error, WorkerError):
-                    traceback.print_exc()
-                self._channel.send({"failure": describe_failure(error)})
-                continue
-            contents = {name: a for name, a in answer.items() if isinstance(a, Tensor)}
-            self._channel.send({n: a for n, a in answer.items() if n not in contents}, contents)
+    def answer(self, op: str, fields: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+        """Return the result of an operation; the referee, which names it, is trusted."""
+        operation = getattr(self._local or self, op)
+        return (operation(tensors, **fields) if tensors else operation(**fields)) or {}
 
 
 def serve(channel: Channel) -> NoReturn:
     """Serve the referee's requests until it closes the socket."""
+    server = _Server()
     try:
-        _Server(channel).serve()
+        while True:
+            fields, tensors = channel.receive(1 << 62)
+            try:
+                answer = server.answer(fields.pop("op"), fields, tensors)
+            except Exception as error:  # the code under test may raise anything
+                if not isinstance(error, WorkerError):
+                    traceback.print_exc()
+                failure = as_worker_error(error)
+                channel.send({"failure": {"reason": str(failure), "kind": failure.kind}})
+                continue
+            contents = {name: a for name, a in answer.items() if isinstance(a, Tensor)}
+            channel.send({n: a for n, a in answer.items() if n not in contents}, contents)
     except (WireError, OSError):
         sys.exit(0)
-    raise AssertionError

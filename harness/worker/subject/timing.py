@@ -91,11 +91,9 @@ def time_layer(
     """Build the layer and run the loop: warm-ups, then timed calls between two synchronizes.
 
     The previous output, and with it its autograd graph, stays alive during each call, as in the
-    validator's script: peak memory depends on it. `inspect(layer, x, output)` is called
-    with the last timed output after the clock has stopped.
-
-    Raises:
-        InvalidRunError: a guarded function was replaced, or the two clocks disagree.
+    validator's script: peak memory depends on it. `inspect(layer, x, output)` is called with the
+    last timed output after the clock has stopped. Raises an InvalidRunError if a guarded function
+    was replaced, or the clocks disagree.
     """
     layer = layer_class(**WORKLOAD.layer_arguments()).to(device)
     x = torch.randn(WORKLOAD.batch_size, length, WORKLOAD.hidden_size, device=device)
@@ -159,10 +157,6 @@ def cold_calls(layer: Any, x: torch.Tensor) -> tuple[float, ...]:
     Before each call, memory of four times the size of the L2 cache is written, so that the cache
     has no data of the previous call. The GPU sleeps until the host has queued the call, so that
     waits for the host do not count. The result is empty if there is too little memory.
-
-    Args:
-        layer: returns a tuple, the output first.
-        x: on a CUDA device.
     """
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     size = 4 * torch.cuda.get_device_properties(x.device).L2_cache_size

@@ -12,28 +12,34 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from harness.hardware.machine import Frozen, NotNegative
 from harness.imports import explain_import
 from harness.worker.failures import WorkerError
 
 _ONLY_FROM_TREE = ("fla.ops.quasar", "fla.layers.quasar")
 
 
+class Imported(Frozen):
+    """The time of a tree's import, and the loaded files, relative to the tree."""
+
+    import_seconds: NotNegative
+    operator_file: str
+    layer_file: str
+
+
 @dataclass(frozen=True)
 class Loaded:
-    """The code under test, and the files that it was loaded from, relative to the tree."""
+    """The code under test."""
 
     operator: Any
     layer_class: Any
-    operator_file: str
-    layer_file: str
-    import_seconds: float
+    imported: Imported
 
 
 def load_tree(tree: Path) -> Loaded:
     """Import the layer and the operator with `tree` first on the path, as a validator does.
 
-    Raises:
-        WorkerError: they were loaded from elsewhere, or a module that they import is missing.
+    Raises a WorkerError if they come from elsewhere or need a module that is missing.
     """
     _compile_sources(tree)
     sys.path.insert(0, str(tree))
@@ -55,9 +61,11 @@ def load_tree(tree: Path) -> Loaded:
     return Loaded(
         operator=operator.chunk_quasar,
         layer_class=layer.QuasarAttention,
-        operator_file=_relative(operator, tree),
-        layer_file=_relative(layer, tree),
-        import_seconds=import_seconds,
+        imported=Imported(
+            import_seconds=import_seconds,
+            operator_file=_relative(operator, tree),
+            layer_file=_relative(layer, tree),
+        ),
     )
 
 

@@ -23,7 +23,6 @@ SET_ASIDE = "journal.previous.sqlite"
 
 @click.argument("file", type=Folder())
 def backup(given: Given, file: Path) -> int:
-    """Run `backup`."""
     settings, _ = read_settings(given, process=None)
     journal = find_journal(settings.state_dir)
     if journal is None:
@@ -37,7 +36,6 @@ def backup(given: Given, file: Path) -> int:
 
 @click.argument("file", type=Folder())
 def restore(given: Given, file: Path) -> int:
-    """Run `restore`; the present journal is set aside."""
     settings, _ = read_settings(given, process=None)
     if not file.is_file():
         problem = f"{file} is a folder" if file.is_dir() else f"There is no file {file}"
@@ -64,10 +62,7 @@ def restore(given: Given, file: Path) -> int:
 
 
 def is_database(file: Path) -> bool:
-    """Return whether a file has SQLite's header.
-
-    Return True for an unreadable file too, because opening it later reports that error.
-    """
+    """Return whether a file has SQLite's header; True if opening it will report an error."""
     try:
         with file.open("rb") as stream:
             return stream.read(len(MAGIC)) == MAGIC
@@ -76,11 +71,7 @@ def is_database(file: Path) -> bool:
 
 
 def copy_journal(source: Path, target: Path) -> None:
-    """Copy a journal through SQLite, as it is, to a new file of mode 0600.
-
-    Raises:
-        ConfigError: the target cannot be written, or the source is no journal.
-    """
+    """Copy a journal through SQLite to a new file of mode 0600, or raise a ConfigError."""
     try:
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         with (

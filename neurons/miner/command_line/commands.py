@@ -68,12 +68,8 @@ def _harmless(text: str) -> str:
 def read_settings(given: Given, process: Process | None = "miner") -> tuple[Settings, bool]:
     """Return the settings and whether the run stays on this machine.
 
-    Args:
-        process: the process whose required settings are checked; None for a command that needs
-            only the journal.
-
-    Raises:
-        ConfigError: the problems of the settings, one per line.
+    The required settings of `process` are checked; None is for commands that need only the journal.
+    Raises a ConfigError with the problems, one per line.
     """
     flags = {name: value for name, value in given.settings.items() if name in Settings.model_fields}
     embedded = is_embedded(flags, given.env_file, environment())
@@ -144,7 +140,6 @@ def _watch(read: Callable[[], str]) -> None:
 @as_json
 @click.option("--kernels", is_flag=True, help="Compile the CUDA kernels, and no more.")
 def doctor(given: Given, as_json: bool, kernels: bool) -> int:
-    """Run `doctor`; return 1 when a check fails."""
     if kernels:
         settings, _ = read_settings(given, process=None)
         return _failed(_print_findings(kernel_checks.examine(settings.device), as_json, gap=" -> "))
@@ -242,12 +237,10 @@ def logs(given: Given, lines: int, no_follow: bool) -> int:
 
 
 def release(given: Given) -> int:
-    """Run `release`: a person lets the held submission continue."""
     return _decide(given, daemon.release)
 
 
 def abandon(given: Given) -> int:
-    """Run `abandon`: a person ends the held submission."""
     return _decide(given, daemon.abandon)
 
 

@@ -34,11 +34,7 @@ CHAIN_SECONDS = 12.0
 
 
 def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
-    """Yield the finding of every check that applies, those of quick checks first.
-
-    Args:
-        embedded: whether the run stays on this machine, so that nothing outside it is checked.
-    """
+    """Yield the finding of every check that applies, those of quick checks first."""
     yield from machine(settings)
     if embedded:
         yield ok("settings", "no .env: the whole job runs on this machine (cp .env.example .env)")

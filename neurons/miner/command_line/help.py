@@ -59,7 +59,6 @@ _PREPARE = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && com
 
 
 def show_version(given: Given) -> int:
-    """Run `version`."""
     click.echo(version())
     return 0
 

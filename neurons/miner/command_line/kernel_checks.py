@@ -24,20 +24,18 @@ _UNKNOWN = "Report this line: its cause is not a known one."
 
 
 def compile_kernels(capability: tuple[int, int]) -> Builds:
-    """Compile the CUDA kernels for (major, minor), as at first use; no such GPU is needed.
+    """Compile the CUDA kernels for (major, minor), as at first use, without such a GPU.
 
-    Raises:
-        MeasurementError: the process failed or timed out.
+    Raises a MeasurementError if the process failed or timed out.
     """
     function = "quasar_kernels.diagnosis:compile_for"
     return Builds.model_validate(call(function, *capability, options=Options("cpu", 120.0)))
 
 
 def find_paths(device: str) -> PathsTaken:
-    """Run the operator on every GPU (`cuda`) or the `cpu`; return the implementations that ran.
+    """Run the operator on every GPU (`cuda`) or the `cpu`; return what served it.
 
-    Raises:
-        MeasurementError: the process failed or timed out, or torch cannot use the device.
+    Raises a MeasurementError as `compile_kernels`, or if torch cannot use the device.
     """
     function = "quasar_kernels.diagnosis:find_paths"
     return PathsTaken.model_validate(call(function, device, options=Options(device)))
@@ -53,9 +51,6 @@ def examine(
 
     A finding is a failure if this machine's GPU lacks the CUDA implementation that it should have.
     Without a GPU, every compilation that fails is a failure. Other findings are warnings.
-
-    Args:
-        device: `cuda` or `cpu`.
     """
     yield gpu(device)
     try:
@@ -121,11 +116,7 @@ def _built(one: Build) -> str:
 
 
 def describe_failure(text: str, remedy: str = "") -> tuple[str, str]:
-    """Return a failure's first line with its cause, and the remedy: the known one, else `remedy`.
-
-    Args:
-        remedy: the failure's remedy, a clause.
-    """
+    """Return a failure's first line with its cause, and the known remedy or `remedy`."""
     line = next((x.strip() for x in text.splitlines() if x.strip()), "no reason given")
     known = explain(text)
     if known is not None:

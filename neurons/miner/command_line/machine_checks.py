@@ -73,7 +73,6 @@ def machine(settings: Settings) -> Iterator[Finding]:
 
 
 def python() -> Finding:
-    """Check the interpreter's version."""
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < PYTHON_MINIMUM:
         return failure(

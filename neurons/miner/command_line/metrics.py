@@ -89,10 +89,9 @@ def health(state_dir: Path, hotkey: str | None = None) -> dict[str, Any]:
 
 @contextmanager
 def serving(state_dir: Path, port: int | None, hotkey: str | None = None) -> Iterator[int | None]:
-    """Serve on `port` of 127.0.0.1 while the block runs; 0 selects a free port, None none.
+    """Serve on `port` of 127.0.0.1 during the block; 0 selects a free port, None none.
 
-    Raises:
-        ConfigError: the port is taken, or prometheus-client is not installed.
+    Raises a ConfigError if the port is taken, or prometheus-client is not installed.
     """
     if port is None:
         yield None

@@ -31,24 +31,18 @@ _NEXT_ACTION = {
 
 @dataclass(frozen=True)
 class Status:
-    """The newest submission, the newest one with a verdict, and whether a miner is running.
-
-    Attributes:
-        judges_early_at: the Unix time at which the submission's API last seemed to judge a
-            commitment before its reveal; None if it did not within the length of a round.
-        measuring: the progress of the measurement that the running miner or `bench` makes.
-        history: the newest submissions, newest first, up to the requested number.
-        others: live submissions of hotkeys other than the configured one.
-    """
+    """The newest submission, the newest one with a verdict, and whether a miner is running."""
 
     state_dir: Path
     running: bool
     submission: Submission | None
     verdict: Submission | None
-    judges_early_at: float | None = None
+    judges_early_at: float | None = None  # as `Journal.judges_early` for the submission's API
+    # the progress of the measurement that the running miner or `bench` makes
     measuring: Measuring | None = None
+    # the newest submissions, newest first, up to the requested number
     history: tuple[Submission, ...] = ()
-    others: tuple[Submission, ...] = ()
+    others: tuple[Submission, ...] = ()  # live submissions of hotkeys other than the configured one
 
     def as_json(self) -> dict[str, Any]:
         """Return the output of `status --json`; times are Unix seconds."""
@@ -94,11 +88,7 @@ class Status:
 
 
 def find_journal(state_dir: Path) -> Path | None:
-    """Return the journal's path; None if nothing has run.
-
-    Raises:
-        ConfigError: the folder is another user's.
-    """
+    """Return the journal's path, or None; a ConfigError if it is another user's."""
     path = state_dir / JOURNAL
     try:
         return path if path.is_file() else None
@@ -117,12 +107,8 @@ def of_another_user(state_dir: Path) -> ConfigError:
 def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) -> Status:
     """Read the journal of `state_dir`; without a journal, the status is empty.
 
-    Args:
-        hotkey: shows only this hotkey's submissions; None shows all.
-        history: how many of the newest submissions to list.
-
-    Raises:
-        ConfigError: the journal is damaged, of a newer version or another user's.
+    It shows the submissions of one hotkey or, for None, of all, and the `history` newest ones.
+    Raises a ConfigError if the journal is damaged, of a newer version or another user's.
     """
     measuring = read_progress(state_dir)  # before the lock: its writer may die in between
     running = is_locked(state_dir)
@@ -156,10 +142,7 @@ def summary(submission: Submission, state_dir: Path) -> str:
 
 
 def deadline_of(submission: Submission, now: float) -> float | None:
-    """Return the Unix time at which a FAILED submission is retried; None in other states.
-
-    The pause is limited, also if the clock was set back since.
-    """
+    """Return the Unix time at which a FAILED submission is retried; None in other states."""
     if submission.state is not State.FAILED:
         return None
     return min(submission.retry_at or now, now + RETRY_AFTER_MAX_SECONDS)

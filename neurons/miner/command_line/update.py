@@ -18,10 +18,9 @@ REMEDY = "See docs/operating.md, Updating, also for the way back."
 
 
 def newer_commit(checkout: Path = PROJECT) -> str | None:
-    """Return the newest commit of the current branch at origin if this checkout lacks it.
+    """Return origin's newest commit of the current branch if this checkout lacks it.
 
-    Return None also if there is no checkout, branch or origin, or if origin cannot be read without
-    a token.
+    Return None also if there is no origin or branch, or if origin cannot be read without a token.
     """
     tool = HardenedGit(checkout, timeout=LOOK_SECONDS)
     try:

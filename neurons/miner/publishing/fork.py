@@ -39,8 +39,6 @@ from neurons.runtime.git.faults import HostRefused, disk_faults
 from neurons.runtime.git.remote import Remote, Token, named_remote
 from quasar_kernels.contract import Scope, check_tree
 
-AUTHOR = "quasar-miner <quasar-miner@users.noreply.github.com>"
-
 Method = TypeVar("Method", bound=Callable[..., object])
 
 
@@ -65,7 +63,9 @@ def _with_sound_clone(method: Method) -> Method:
 class Fork:
     """One branch of one fork, and the worktree that holds it.
 
-    Every method may be called again at any time, also after a crash in the middle of it.
+    Every method may be called again at any time, also after a crash in the middle of it. Methods
+    raise Held for faults that a person must correct, and Retry for faults that pass. An address or
+    branch that cannot be used is a ConfigError.
 
     Args:
         remote_url: the fork's address; None with `repo_path`, whose `origin` is then the fork.
@@ -76,16 +76,8 @@ class Fork:
         token_host: host and port; by default those of `remote_url`, or github.com without one.
         repo_path: an existing checkout to use instead of a clone.
         timeout: seconds that a git call may take; a fetch may take five times as long.
-        author: `name <email>` of the commits.
         create: makes the fork at its host when this machine has no clone of it yet.
-        scope: the part to publish: the operator and the layer, or the operator alone.
-        stop: ends a running git call when set.
         overlay: returns the folder of the kernels to publish; None for the shipped ones.
-
-    Raises:
-        ConfigError: an address or the branch's name cannot be used.
-
-    Methods raise Held for faults that a person must correct, and Retry for faults that pass.
     """
 
     def __init__(
@@ -99,7 +91,6 @@ class Fork:
         token_host: str | None = None,
         repo_path: Path | None = None,
         timeout: float = 120.0,
-        author: str = AUTHOR,
         create: Callable[[], object] | None = None,
         scope: Scope = "layer",
         stop: threading.Event | None = None,
@@ -123,7 +114,7 @@ class Fork:
         self.worktree = Path(repo_path or worktree).absolute()
         self._branch_name = branch
         self._timeout, self._stop, self._create = timeout, stop, create
-        self._overlay = Overlay(scope, author, overlay)
+        self._overlay = Overlay(scope, overlay)
 
     @property
     def url(self) -> str:
@@ -132,7 +123,6 @@ class Fork:
 
     @property
     def branch(self) -> str:
-        """The branch that carries the kernels."""
         if self._own:
             return self._branch_name
         return checkout_branch(self._git)
@@ -167,12 +157,12 @@ class Fork:
         if tip is None:
             raise Held(f"The branch {branch} is not there.", "Start again: the miner creates it.")
         if self._own:
-            tool.read_tree(tip)
+            tool.run("read-tree", tip)
         else:
             self._overlay.refuse_dirty(tool, tip)
         commit = self._overlay.commit(tool, tip)
         if commit != tip:
-            tool.update_ref(f"refs/heads/{branch}", commit, tip)
+            tool.run("update-ref", f"refs/heads/{branch}", commit, tip)
         tool.probe("update-index", "-q", "--refresh")
         dirty = changed_files(tool)
         if dirty:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,14 +36,12 @@ def web_address(api_url: str) -> str:
 
 
 def check_token(api_url: str, token: str, owner: str) -> frozenset[str] | None:
-    """Return the scopes of a classic token; None for a fine-grained one, which has no scopes.
+    """Return the scopes of a classic token; None for a fine-grained one, which has none.
 
-    Raises:
-        Held: GitHub rejects the token, it belongs to another account, or it may not push.
-        Retry: GitHub is out of reach or limits the rate.
-        ConfigError: the API's address is not https, so the token would be readable.
+    Raises Held if GitHub rejects it, it belongs to another account, or it may not push; Retry if
+    GitHub is out of reach; and a ConfigError if the API's address is not https.
     """
-    with _session(api_url, token) as session:
+    with _Session(api_url, token) as session:
         user = session.ask("GET", "/user")
         _check_token(user, owner)
         return _scopes(user)
@@ -64,21 +60,12 @@ def ensure_fork(
 ) -> str:
     """Find or request the fork `owner/fork_name` of `upstream`; return its clone address.
 
-    GitHub creates forks asynchronously: this function polls at intervals that double.
-
-    Args:
-        upstream: `owner/name` of the repository to fork.
-        owner: the account of the token.
-        stop: ends a wait when set.
-        first_wait: seconds before the first poll for a requested fork.
-        patience: seconds of polling after which Retry is raised.
-
-    Raises:
-        Held: the token, account or upstream is wrong, or the name is another repository's.
-        Retry: GitHub is out of reach, limits the rate, or has not finished the fork.
+    GitHub creates forks asynchronously: this function polls at intervals that double, from
+    `first_wait` seconds, for `patience` seconds. Raises Held if the token, account or upstream is
+    wrong, or the name is taken, and Retry if GitHub does not answer or has not finished.
     """
     stop = stop or threading.Event()
-    with _session(api_url, token) as session:
+    with _Session(api_url, token) as session:
         user = session.ask("GET", "/user")
         _check_token(user, owner)
         source = session.repository(upstream)
@@ -97,17 +84,30 @@ def ensure_fork(
         return _clone_url(fork, api_url)
 
 
-class _Session:
-    """One connection to the API; raises Held or Retry for every error response."""
+class _Session(httpx.Client):
+    """A connection to the API; `ask` raises Held or Retry for every error response."""
 
-    def __init__(self, client: httpx.Client) -> None:
-        self.client = client
+    def __init__(self, api_url: str, token: str) -> None:
+        parts = urlsplit(api_url)
+        if parts.scheme != "https" and parts.hostname not in LOOPBACK:
+            raise ConfigError(
+                f"GITHUB_API_URL={api_url} is not https: the token would be readable."
+            )
+        register_secret(token)
+        headers = {
+            "Accept": "application/vnd.github+json",
+            "Authorization": f"Bearer {token}",
+            "X-GitHub-Api-Version": "2022-11-28",
+            "User-Agent": "quasar-miner",
+        }
+        # Redirects are not followed: the token is for this host.
+        super().__init__(base_url=api_url.rstrip("/"), headers=headers, timeout=30.0)
 
     def ask(
         self, method: str, path: str, *, body: object = None, allow: tuple[int, ...] = ()
     ) -> httpx.Response:
         try:
-            reply = self.client.request(method, path, json=body)
+            reply = self.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise Retry(f"GitHub is out of reach: {type(error).__name__}.") from None
         if reply.is_success or reply.status_code in allow:
@@ -117,23 +117,6 @@ class _Session:
     def repository(self, name: str) -> dict[str, Any] | None:
         reply = self.ask("GET", f"/repos/{name}", allow=(404,))
         return None if reply.status_code == 404 else _content(reply)
-
-
-@contextmanager
-def _session(api_url: str, token: str) -> Iterator[_Session]:
-    parts = urlsplit(api_url)
-    if parts.scheme != "https" and parts.hostname not in LOOPBACK:
-        raise ConfigError(f"GITHUB_API_URL={api_url} is not https: the token would be readable.")
-    register_secret(token)
-    headers = {
-        "Accept": "application/vnd.github+json",
-        "Authorization": f"Bearer {token}",
-        "X-GitHub-Api-Version": "2022-11-28",
-        "User-Agent": "quasar-miner",
-    }
-    # Redirects are not followed: the token is for this host.
-    with httpx.Client(base_url=api_url.rstrip("/"), headers=headers, timeout=30.0) as client:
-        yield _Session(client)
 
 
 def _content(reply: httpx.Response) -> dict[str, Any]:
@@ -232,10 +215,7 @@ def _await_fork(
 
 
 def _check_fork(fork: dict[str, Any], source: dict[str, Any], name: str) -> None:
-    """Raise Held unless this is a usable fork of the upstream's network.
-
-    GitHub allows one fork per account and network.
-    """
+    """Raise Held unless this is a usable fork of the upstream's network."""
     if _network(fork) != _network(source):
         raise Held(
             f"The repository {name} exists and is no fork of {source.get('full_name')}.",

@@ -11,28 +11,19 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-import git
-
 from neurons.runtime.errors import Held
 from neurons.runtime.git.checkout import changed_files, destination
-from neurons.runtime.git.command import HardenedGit, commit_environment
+from neurons.runtime.git.command import AUTHOR, EMAIL, HardenedGit, commit_environment
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR, Scope, overlay_files
 
 SUBJECT = "Lay the QuasarAttention kernels over the fork"
 
 
 class Overlay:
-    """The files that are laid over a fork, and the identity that commits them.
+    """The files that are laid over a fork, for a scope, from the folder that `root` returns."""
 
-    Args:
-        scope: `layer` for the operator and the layer, `ops` for the operator alone.
-        author: `name <email>` of the commits.
-        root: returns the folder of the files; None for the shipped ones.
-    """
-
-    def __init__(self, scope: Scope, author: str, root: Callable[[], Path] | None = None) -> None:
+    def __init__(self, scope: Scope, root: Callable[[], Path] | None = None) -> None:
         self._scope, self._root = scope, root or (lambda: OVERLAY)
-        self._author = git.Actor._from_string(author)
 
     @property
     def files(self) -> tuple[PurePosixPath, ...]:
@@ -41,7 +32,7 @@ class Overlay:
 
     def lay(self, tool: HardenedGit, tip: str) -> None:
         """Copy the files into the worktree; restore files that only an earlier overlay changed."""
-        scratch = Path(tool.rev_parse("--absolute-git-dir"))
+        scratch = Path(tool.run("rev-parse", "--absolute-git-dir"))
         for name, content in self._wanted(tool, tip).items():
             target = destination(tool.folder, PurePosixPath(name))
             if content is None:
@@ -63,25 +54,25 @@ class Overlay:
         """
         root, names = self._root(), self.files
         sources = [root / name for name in names]
-        blobs = tool.hash_object("-w", "--no-filters", "--", *sources).split()
+        blobs = tool.run("hash-object", "-w", "--no-filters", "--", *sources).split()
         files = self.undone_files(tool, tip) | dict(zip(map(str, names), blobs, strict=True))
         gone = [name for name, blob in files.items() if blob is None]
         if gone:
-            tool.update_index("--force-remove", "--", *gone)
+            tool.run("update-index", "--force-remove", "--", *gone)
         entries = [
             word
             for name, blob in files.items()
             if blob is not None
             for word in ("--cacheinfo", f"100644,{blob},{name}")
         ]
-        tool.update_index("--add", *entries)
-        tree = tool.write_tree()
-        if tree == tool.rev_parse(f"{tip}^{{tree}}"):
+        tool.run("update-index", "--add", *entries)
+        tree = tool.run("write-tree")
+        if tree == tool.run("rev-parse", f"{tip}^{{tree}}"):
             return tip
-        seconds = int(tool.rev_list("--max-count=1", "--timestamp", tip).split()[0]) + 1
-        env = commit_environment(str(self._author.name), str(self._author.email), seconds)
+        seconds = int(tool.run("rev-list", "--max-count=1", "--timestamp", tip).split()[0]) + 1
+        env = commit_environment(seconds)
         message = f"{SUBJECT}\n\nOverlay-Digest: {_digest(self._blobs(tool, tree))}\n"
-        return str(tool.commit_tree(tree, "-p", tip, "-m", message, env=env))
+        return tool.run("commit-tree", tree, "-p", tip, "-m", message, env=env)
 
     def differing(self, tool: HardenedGit, commit: str) -> list[str]:
         """Return the files whose bytes the commit does not hold.
@@ -91,23 +82,22 @@ class Overlay:
         held = self._blobs(tool, commit)
         root = self._root()
         wrong = [str(name) for name in self.files if held.get(str(name)) != _blob(root / name)]
-        if f"\nOverlay-Digest: {_digest(held)}" in tool.cat_file("commit", commit):
+        if f"\nOverlay-Digest: {_digest(held)}" in tool.run("cat-file", "commit", commit):
             return []
         return wrong
 
     def undone_files(self, tool: HardenedGit, tip: str) -> dict[str, str | None]:
         """Return the files that an earlier overlay changed and this one lacks.
 
-        The result maps each path to the hash of its blob before the overlay, or to None if there
-        was no such file. This overlay lacks a file because the file was dropped, or because
-        FORK_SCOPE was changed to `ops`, which leaves out the layer.
+        Each path maps to the hash of its blob before the overlay, or to None. The file was dropped,
+        or FORK_SCOPE was changed to `ops`, which leaves out the layer.
         """
         files = set(map(str, self.files))
         undone: dict[str, str | None] = {}
         for name in self._blobs(tool, tip).keys() - files:
-            changes = iter(tool.rev_list(tip, "--", name).split())
-            if self._is_ours(tool, next(changes)):
-                before = next((x for x in changes if not self._is_ours(tool, x)), None)
+            changes = iter(tool.run("rev-list", tip, "--", name).split())
+            if _is_ours(tool, next(changes)):
+                before = next((x for x in changes if not _is_ours(tool, x)), None)
                 undone[name] = before and tool.probe("rev-parse", "--verify", f"{before}:{name}")
         return undone
 
@@ -135,17 +125,17 @@ class Overlay:
         undone = self.undone_files(tool, tip).items()
         return ours | {name: _blob_bytes(tool, blob) if blob else None for name, blob in undone}
 
-    def _is_ours(self, tool: HardenedGit, commit: str) -> bool:
-        text = tool.cat_file("commit", commit)
-        author = f"\nauthor {self._author.name} <{self._author.email}> "
-        return author in text and f"\n\n{SUBJECT}\n" in text
-
     def _blobs(self, tool: HardenedGit, tree: str) -> dict[str, str]:
         """Return path to blob hash of the kernels' folder and the layer in a commit or tree."""
         paths = {*map(str, self.files), str(QUASAR_DIR), str(LAYER_FILE)}
-        listing = tool.ls_tree("-r", "-z", tree, "--", *sorted(paths))
+        listing = tool.run("ls-tree", "-r", "-z", tree, "--", *sorted(paths))
         rows = [row.split("\t", 1) for row in listing.split("\0") if row]
         return {name: facts.split()[2] for facts, name in rows if facts.startswith("100")}
+
+
+def _is_ours(tool: HardenedGit, commit: str) -> bool:
+    text = tool.run("cat-file", "commit", commit)
+    return f"\nauthor {AUTHOR} <{EMAIL}> " in text and f"\n\n{SUBJECT}\n" in text
 
 
 def _blob(path: Path) -> str:
@@ -156,9 +146,9 @@ def _blob(path: Path) -> str:
 
 
 def _blob_bytes(tool: HardenedGit, blob: str) -> bytes:
-    content = str(tool.cat_file("blob", blob)).encode("utf-8", "surrogateescape")
+    content = tool.run("cat-file", "blob", blob).encode("utf-8", "surrogateescape")
     # HardenedGit removes a newline at the end
-    return content if len(content) == int(tool.cat_file("-s", blob)) else content + b"\n"
+    return content if len(content) == int(tool.run("cat-file", "-s", blob)) else content + b"\n"
 
 
 def _digest(blobs: dict[str, str]) -> str:

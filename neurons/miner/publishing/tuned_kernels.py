@@ -7,49 +7,35 @@ import tempfile
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from harness.files import write_atomically
+from harness.hardware.machine import Frozen
 from quasar_kernels.contract import OVERLAY, Scope, overlay_digest, overlay_files
 
 FOLDER, FILE = "tuned", "tuned.json"
 
 
-class Evidence(BaseModel):
-    """The comparison for which tuned kernels are published.
+class Evidence(Frozen):
+    """The comparison for which tuned kernels are published."""
 
-    Attributes:
-        shipped: the digest of the shipped kernels at the time of the search; if an update of the
-            program changes these, the tuned kernels are no longer used.
-        overlay: the digest of the tuned kernels, which is also their folder's name.
-        proposed_by: the command that proposed them.
-        gpu: the GPU that timed them; None for a CPU.
-        length: the length in tokens of the timed sequences.
-        pairs: blocks of three processes in which both overlays were timed.
-        ratio, low, high: the speed of the tuned kernels divided by the speed of the earlier ones,
-            and the bounds of the ratio's 99% interval.
-        at: the time in UTC at which they were accepted.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
+    # shipped, overlay: the digests of the shipped and of the tuned kernels. If an update of the
+    # program changes the former, the tuned kernels are no longer used.
     shipped: str
     overlay: str
     proposed_by: tuple[str, ...]
-    gpu: str | None
-    length: int
-    pairs: int
+    gpu: str | None  # the GPU that timed them; None for a CPU
+    length: int  # the length in tokens of the timed sequences
+    pairs: int  # blocks of three processes in which both overlays were timed
+    # ratio, low, high: their speed over the earlier ones', and the bounds of its 99% interval
     ratio: float
     low: float
     high: float
-    at: datetime
+    at: datetime  # the time in UTC at which they were accepted
 
 
 class TunedKernels:
-    """The tuned kernels in a state folder, if there are any.
-
-    A crash while new ones are written leaves the earlier ones in use.
-    """
+    """The tuned kernels in a state folder; a crash while they are written changes none."""
 
     def __init__(self, state_dir: Path, scope: Scope = "layer") -> None:
         self.folder, self._scope = state_dir / FOLDER, scope
@@ -70,15 +56,10 @@ class TunedKernels:
         return OVERLAY if evidence is None else self.folder / evidence.overlay
 
     def digest(self) -> str:
-        """Return the digest of the published content."""
         return overlay_digest(self._scope, self.root())
 
     def take(self, overlay: Path, evidence: Evidence) -> None:
-        """Publish the kernels in the folder `overlay` from now on; it is copied.
-
-        Raises:
-            OSError: the state folder accepts no more data; earlier files stay.
-        """
+        """Publish a copy of these kernels from now on; an OSError keeps the earlier ones."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         target = self.folder / evidence.overlay
         if not target.exists():

@@ -54,11 +54,7 @@ def _samples(submission: Submission, context: Context) -> dict[int, list[Sample]
 
 
 def best_claim(samples: Mapping[int, Sequence[Sample]], headroom: float) -> Claim:
-    """Return the claim with the best tokens/s times multiplier over the measured lengths.
-
-    Raises:
-        NoClaim: no length has an accepted sample.
-    """
+    """Return the claim with the best tokens/s times multiplier; NoClaim if there is none."""
     claims = []
     for length in samples:
         try:

@@ -23,9 +23,8 @@ def run(submission: Submission, context: Context) -> Submission:
     """Commit to the fork's URL, and to the whole claim if the server supports it.
 
     After a crash or a lost reply, the miner reads the server's list first and sends the same
-    commitment again: the server holds at most one, and the journal holds its salt. The miner
-    requests the round before each attempt: the public server starts the next round only at such a
-    request, and answers commitments with 500 until then.
+    commitment again. It requests the round before each attempt: the public server starts the next
+    round only at such a request, and answers commitments with 500 until then.
     """
     if submission.state is State.COMMITTING:
         row = find(submission, context)

@@ -102,8 +102,7 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
 def _is_held(submission: Submission, context: Context) -> bool:
     """Return whether a server that counts rounds from 1 again still has the submission.
 
-    Its database may have been emptied just before the commitment arrived. The server answers 409 to
-    a repeated reveal if it has the submission; this does not count towards a ban.
+    It answers 409 to a repeated reveal if it has it; this does not count towards a ban.
     """
     if submission.salt is None:
         return False
@@ -121,8 +120,7 @@ def _place(
 ) -> tuple[int, Weight] | None:
     """Return the submission's rank and weight in its round, if the API shows them.
 
-    The weights name hotkeys, not submissions, so they are assigned to this hotkey's submissions in
-    the round from the best on. After the round's end, unreadable weights are not read again.
+    The weights name hotkeys, so they go to this hotkey's submissions in the round from the best on.
     """
     try:
         weights = context.client.weights(int(submission.round_id or 0)).weights
@@ -176,9 +174,7 @@ def conclude(
 ) -> Conclusion:
     """Return the verdict that a row of the statistics and a place among the weights show.
 
-    Args:
-        foreign: the API's rows of this hotkey that this state folder did not send. Weights name
-            the hotkey alone, so a place may be theirs.
+    `foreign` are rows of this hotkey that this state folder did not send; the place may be theirs.
     """
     rank, weight = (place[0], place[1].weight) if place and not foreign else (None, None)
     if row is not None and row.rank:

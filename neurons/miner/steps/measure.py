@@ -15,10 +15,7 @@ from neurons.miner.measuring import (
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Take the samples that the claim needs.
-
-    After a crash, the report's samples are used if commit, code and machine are the same.
-    """
+    """Take the samples that the claim needs, in addition to those from before a crash."""
     if not context.lays_out(submission):
         return context.move(submission, State.NEW)
     environment = describe_machine(context.settings.device, context.probe, context.stop)

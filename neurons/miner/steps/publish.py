@@ -14,12 +14,8 @@ REJECTIONS_ALLOWED = 3
 def run(submission: Submission, context: Context) -> Submission:
     """Commit the kernels in the fork's checkout and publish them.
 
-    Before that, the miner checks the number of rejections, and registers the hotkey if the target
-    is known.
-
-    Raises:
-        Held: `Journal.rejections` has reached REJECTIONS_ALLOWED, or the fork cannot be published.
-        Retry: the server or the fork's host cannot be reached.
+    Raises Held after too many rejections, and the faults of `Fork`. The hotkey is registered first
+    if the target is known.
     """
     rejections = context.journal.rejections(submission.hotkey)
     if rejections >= REJECTIONS_ALLOWED:

@@ -30,10 +30,9 @@ STUBBORN_SECONDS = 60.0
 def run(submission: Submission, context: Context) -> Submission:
     """Reveal as soon as the server allows it, if a validator can clone the commit.
 
-    A reveal that may have arrived is sent again. The server answers 409 if it has the reveal and
+    A reveal that may have arrived is sent again: the server answers 409 if it has the reveal and
     404 if it has lost the commitment; neither counts towards a ban. Before that, the fork is
-    checked again if the server still lists the commitment as pending; otherwise the server has the
-    reveal already.
+    checked again if the server still lists the commitment as pending.
     """
     for last in (False, True):
         if submission.state is State.COMMITTED:
@@ -174,9 +173,8 @@ def _send(submission: Submission, context: Context) -> Submission:
 def _is_revealed(submission: Submission, context: Context) -> bool:
     """Return whether the reveal arrived although its reply was lost.
 
-    The public lists show a revealed submission until it is judged. After LOST_REPLIES lost replies,
-    a commitment that is no longer listed as pending counts as revealed, if the server is in the
-    same round and therefore has the same database.
+    The public lists show it until it is judged. After LOST_REPLIES, a commitment that is no longer
+    pending counts as revealed, if the server is in the same round and so has the same database.
     """
     if is_shown_revealed(submission, context.client):
         return True

@@ -64,10 +64,9 @@ def _send(submission: Submission, context: Context, wire_version: int) -> Submis
 
 
 def _surely_absent(submission: Submission, now: Round) -> bool:
-    """Return whether a sent submission that is not in the queue certainly did not arrive.
+    """Return whether a sent submission that is not queued certainly did not arrive.
 
-    The public server may not list a judged submission, but counts all submissions of a round. In
-    another round the claim is due again, whatever its result in the first round.
+    The public server counts all submissions of a round. In another round the claim is due again.
     """
     if submission.round_total is None:
         return True
@@ -95,8 +94,7 @@ def _find_late(submission: Submission, context: Context) -> int | None:
 def _find(submission: Submission, context: Context) -> int | None:
     """Return the server's number of this submission, queued or judged; None if it is not listed.
 
-    Rows that are older than this submission's row in the journal belong to an earlier submission of
-    the same claim.
+    Rows older than this submission's row in the journal belong to an earlier one of the same claim.
     """
     queue = context.client.queue(LIMITS[0])
     since = submission.created_at + (context.client.clock_offset or 0.0) - CLOCK_SLACK_SECONDS

@@ -25,18 +25,14 @@ _REFUSED = re.compile(
 
 
 def checkout_config(tool: HardenedGit) -> dict[str, str]:
-    """Return the settings that disable the checkout's filters.
-
-    Raises:
-        Held: the folder is not the root of a checkout, or it has settings that are refused.
-    """
-    top = Path(tool.rev_parse("--show-toplevel"))
+    """Return the settings that disable the checkout's filters; raise Held for bad ones."""
+    top = Path(tool.run("rev-parse", "--show-toplevel"))
     if top.resolve() != tool.folder.resolve():
         raise Held(
             f"REPO_PATH={tool.folder} is not the top of its checkout, which is {top}.",
             "Set REPO_PATH to the top folder of your fork's checkout.",
         )
-    names = set(tool.config("--list", "--name-only", "-z").split("\0"))
+    names = set(tool.run("config", "--list", "--name-only", "-z").split("\0"))
     refused = sorted(name for name in names if _REFUSED.fullmatch(name.lower()))
     if refused:
         raise Held(
@@ -50,11 +46,7 @@ def checkout_config(tool: HardenedGit) -> dict[str, str]:
 
 
 def checkout_branch(tool: HardenedGit) -> str:
-    """Return the name of the branch that is checked out.
-
-    Raises:
-        Held: no branch is checked out.
-    """
+    """Return the name of the branch that is checked out; raise Held if none is."""
     name = tool.probe("symbolic-ref", "--quiet", "--short", "HEAD")
     if name is None:
         raise Held(f"REPO_PATH={tool.folder} is not on a branch.", "Check a branch out there.")
@@ -62,11 +54,7 @@ def checkout_branch(tool: HardenedGit) -> str:
 
 
 def checkout_origin(tool: HardenedGit, *, with_token: bool) -> Remote:
-    """Return the checkout's remote `origin`; `with_token` is as for `parse_remote`.
-
-    Raises:
-        Held: there is none, or it cannot be used.
-    """
+    """Return the checkout's remote `origin`, or raise Held; see `parse_remote`."""
     url = tool.probe("config", "--get", "remote.origin.url")
     if not url:
         raise Held(
@@ -84,7 +72,8 @@ def checkout_origin(tool: HardenedGit, *, with_token: bool) -> Remote:
 
 def changed_files(tool: HardenedGit) -> list[str]:
     """Return the new files, and the files that differ from the commit that is checked out."""
-    listing = tool.status(
+    listing = tool.run(
+        "status",
         *("--porcelain=v1", "-z", "--no-renames"),
         *("--untracked-files=all", "--ignore-submodules=all"),
     )
@@ -92,11 +81,7 @@ def changed_files(tool: HardenedGit) -> list[str]:
 
 
 def destination(root: Path, name: PurePosixPath) -> Path:
-    """Return the path in the fork of the overlay's file `name`, if no part of it is a link.
-
-    Raises:
-        Held: a part of the path is a link, or a file where a folder is needed.
-    """
+    """Return the path in the fork of the overlay's file `name`; raise Held for a link in it."""
     path = root
     for part in name.parts:
         path /= part

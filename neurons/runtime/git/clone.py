@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from neurons.runtime.errors import Retry
@@ -42,11 +43,7 @@ def fetch_branch(
     tip: str,
     namespace: str = "origin",
 ) -> None:
-    """Fetch the remote's branch, which is at `tip`, unless this repository already has it.
-
-    Raises:
-        Retry: the branch moved during the fetch.
-    """
+    """Fetch the remote's branch, which is at `tip`; raise Retry if it moves meanwhile."""
     ref = f"refs/remotes/{namespace}/{branch}"
     if tool.probe("rev-parse", "--verify", "--quiet", ref) == tip:
         return
@@ -75,10 +72,10 @@ def make_clone(tool: HardenedGit, remote: Remote, token: Token | None, branch: s
     with scratch_beside(worktree) as scratch:
         made = scratch / "clone"
         made.mkdir()
-        inside = HardenedGit(made, timeout=tool.timeout, stop=tool.stop)
-        inside.init("--quiet", "--template=", f"--initial-branch={branch}")
-        inside.config("core.symlinks", "false")  # links become text files and lead nowhere
-        inside.config("remote.origin.url", remote.url)
+        inside = replace(tool, folder=made)
+        inside.run("init", "--quiet", "--template=", f"--initial-branch={branch}")
+        inside.run("config", "core.symlinks", "false")  # links become text files and lead nowhere
+        inside.run("config", "remote.origin.url", remote.url)
         information = made / ".git" / "info"
         information.mkdir(exist_ok=True)
         (information / "attributes").write_text(_PLAIN_BYTES)
@@ -100,7 +97,7 @@ def set_aside(worktree: Path) -> None:
 
 def is_damaged(tool: HardenedGit) -> bool:
     """Return whether git finds the tool's repository damaged, for example by a power cut."""
-    slow = HardenedGit(tool.folder, timeout=_FETCH_FACTOR * tool.timeout, stop=tool.stop)
+    slow = replace(tool, timeout=_FETCH_FACTOR * tool.timeout)
     return slow.probe("fsck", "--full", "--no-dangling", "--no-progress") is None
 
 
@@ -109,10 +106,10 @@ def check_out(tool: HardenedGit, branch: str, tip: str) -> None:
     folder = tool.folder / ".git"
     for lock in [*folder.glob("*.lock"), *(folder / "refs").rglob("*.lock")]:
         lock.unlink()  # this process is the clone's only user, so the lock's owner is dead
-    tool.update_ref(f"refs/heads/{branch}", tip)
-    tool.symbolic_ref("HEAD", f"refs/heads/{branch}")
-    tool.reset("--hard", "--quiet")
-    tool.clean("-ffdxq")
+    tool.run("update-ref", f"refs/heads/{branch}", tip)
+    tool.run("symbolic-ref", "HEAD", f"refs/heads/{branch}")
+    tool.run("reset", "--hard", "--quiet")
+    tool.run("clean", "-ffdxq")
 
 
 def make_remote(upstream_url: str, path: Path) -> str:

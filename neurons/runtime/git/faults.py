@@ -27,10 +27,9 @@ _PASSING = re.compile(
 
 
 class HostRefused(Held):
-    """The git host refused access, did not show the repository, or failed its TLS check.
+    """The git host refused access, hid the repository, or failed its TLS check.
 
-    This is permanent at the first contact, but temporary, like an outage, if the same access has
-    worked before.
+    It is permanent, unless the same access has worked before; then it is temporary, like an outage.
     """
 
 
@@ -108,13 +107,7 @@ _LASTING: tuple[tuple[str, str, str, type[Held]], ...] = (
 
 
 def fault(command: str, complaint: str, folder: Path | str = "The folder") -> QuasarError:
-    """Return Retry for a temporary fault of git and Held, with a remedy, for a permanent one.
-
-    Args:
-        command: git's command, such as `push`.
-        complaint: git's standard error.
-        folder: git's working directory.
-    """
+    """Return Retry for a temporary fault by git's standard error, else Held with a remedy."""
     lines = [
         line
         for line in complaint.splitlines()

@@ -14,7 +14,7 @@ import select
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from typing import Any
 
 HTTPS = 443
@@ -46,7 +46,7 @@ class Gateway(socketserver.ThreadingTCPServer):
     """A proxy on loopback that accepts only CONNECT and runs during its `with` block.
 
     Args:
-        hosts: the names of allowed hosts.
+        hosts: the names of allowed hosts; none allows every host with a public address.
         most: limit in bytes on the data received through all connections together.
         public: returns whether connections to an address are allowed.
 
@@ -58,7 +58,7 @@ class Gateway(socketserver.ThreadingTCPServer):
     daemon_threads = True
 
     def __init__(
-        self, hosts: Container[str], most: int, public: Callable[[str], bool] = is_public
+        self, hosts: Collection[str], most: int, public: Callable[[str], bool] = is_public
     ) -> None:
         super().__init__(("127.0.0.1", 0), _Connection)
         self.hosts, self.left, self.most, self.public = hosts, most, most, public
@@ -84,7 +84,7 @@ class Gateway(socketserver.ThreadingTCPServer):
 
     def open(self, host: str, port: int) -> socket.socket | None:
         """Return a connection to an allowed host, or None with `refusal` or `unreachable` set."""
-        if port != HTTPS or host.lower() not in self.hosts:
+        if port != HTTPS or (self.hosts and host.lower() not in self.hosts):
             self.refusal = f"Nothing is fetched from {host}:{port}."
             return None
         try:
@@ -103,13 +103,6 @@ class Gateway(socketserver.ThreadingTCPServer):
             except OSError as error:
                 self.unreachable = f"{host} cannot be reached: {error}."
         return None
-
-
-class AnyHost:
-    """All names; `Gateway` still checks their addresses."""
-
-    def __contains__(self, _: object) -> bool:
-        return True
 
 
 class _Connection(socketserver.BaseRequestHandler):

@@ -34,20 +34,14 @@ class Remote:
 
     @property
     def path(self) -> Path:
-        """The folder of a file remote."""
         return Path(unquote(urlsplit(self.url).path))
 
 
 def parse_remote(text: str, *, base: Path | None = None, with_token: bool = False) -> Remote:
     """Return the remote that `text` names: an https, ssh or file address, or a path.
 
-    Args:
-        text: as an operator or a checkout's `origin` gives it.
-        base: the folder at which a relative path starts; by default the working directory.
-        with_token: whether an ssh address of GitHub is turned into https, which takes a token.
-
-    Raises:
-        ValueError: with a sentence without secrets, for any other kind of address.
+    A relative path starts at `base`. With a token, an ssh address of GitHub becomes https. Raises a
+    ValueError, a sentence without secrets, for others.
     """
     shown = redact_text(text)
     if re.match(r"[A-Za-z0-9_+-]+::", text):
@@ -75,11 +69,7 @@ def parse_remote(text: str, *, base: Path | None = None, with_token: bool = Fals
 
 
 def named_remote(text: str, setting: str) -> Remote:
-    """Return the remote that a setting names.
-
-    Raises:
-        ConfigError: the address cannot be used.
-    """
+    """Return the remote that a setting names, or raise a ConfigError."""
     try:
         return parse_remote(text)
     except ValueError as error:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from neurons.runtime.addresses import client_of, parse_ip
 from neurons.runtime.observe import get_logger
-from neurons.validator_api.competition.errors import Banned
+from neurons.validator_api.competition.errors import Refusal
 from neurons.validator_api.database.tables import IN_QUEUE, IpBan, Submission
 from neurons.wire.rules import BAN_HOURS, FAILURES_BEFORE_BAN
 
@@ -21,10 +21,7 @@ log = get_logger("validator_api")
 
 
 def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
-    """Return the key for counting an address's failures; None if several clients share it.
-
-    Several clients may share a loopback address or an unknown one, so the hotkey replaces it.
-    """
+    """Return the key for counting failures: the address, or the hotkey if several share it."""
     ip = parse_ip(address or "")
     if ip is None or ip.is_loopback:
         return f"hotkey {hotkey}" if hotkey else None
@@ -32,15 +29,11 @@ def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
 
 
 def check_not_banned(session: Session, client: str, now: datetime) -> None:
-    """Refuse a banned client.
-
-    Raises:
-        Banned: the client is banned at `now`.
-    """
+    """Raise a Refusal if the client is banned at `now`."""
     row = session.get(IpBan, client)
     if row is not None and row.banned_until is not None and row.banned_until > now:
         hours = (row.banned_until - now).total_seconds() / 3600
-        raise Banned(f"IP address banned: IP banned for {hours:.1f} more hours")
+        raise Refusal(403, f"IP address banned: IP banned for {hours:.1f} more hours")
 
 
 def record_failure(session: Session, key: str, now: datetime) -> None:

@@ -16,11 +16,7 @@ from neurons.wire import protocol
 
 
 def validation_queue(session: Session, after: int, limit: int) -> protocol.ValidationQueue:
-    """Return a page of the validators' queue, the oldest submissions first.
-
-    Args:
-        after: the number of the last row of the previous page.
-    """
+    """Return the page of the validators' queue after row `after`, the oldest first."""
     rows = session.scalars(
         select(Submission)
         .where(*IN_QUEUE, Submission.id > after)
@@ -47,9 +43,7 @@ def pending_reveals(
 ) -> protocol.PendingReveals:
     """Return the commitments that may yet be revealed, the newest first.
 
-    Args:
-        hotkey: only this one's.
-        before: only those with a smaller number, for the next page.
+    Only those of `hotkey`, and those with a smaller number than `before`, for the next page.
     """
     wanted = select(Submission).where(
         Submission.is_revealed.is_(False),
@@ -79,11 +73,7 @@ def pending_reveals(
 
 
 def submission_stats(session: Session, limit: int) -> protocol.SubmissionStats:
-    """Return the newest unjudged submissions, and the leading and latest verdicts.
-
-    Args:
-        limit: the most rows in each list.
-    """
+    """Return the newest unjudged submissions, and the leading and latest verdicts."""
     newest = session.scalars(
         select(Submission)
         .where(*IN_QUEUE)
@@ -143,8 +133,7 @@ def _speeds(rows: Sequence[Submission]) -> dict[str, float]:
 def _performers(session: Session, limit: int) -> list[protocol.Performer]:
     """Return the newest round's ranking, then the latest verdicts of any round.
 
-    Each row carries its rank in its own round, so that a miner finds its verdict here also when
-    it ranks low, scored 0, or the round has ended since.
+    Each has its rank in its own round, so that a miner finds also a low, failed or old verdict.
     """
     newest = session.scalars(select(Round).order_by(Round.round_number.desc())).first()
     latest = session.scalars(

@@ -40,18 +40,12 @@ BEST_FIRST = (WEIGHTED.desc(), Submission.created_at, Submission.id)
 
 @dataclass(frozen=True)
 class Ranked:
-    """A submission with its place.
-
-    Attributes:
-        rank: 1 + the number of other hotkeys whose best submission is before this one, so a
-            hotkey's second submission does not lower the ranks of others.
-        weight: share of the emission: only a hotkey's best submission gets one.
-    """
+    """A submission with its place."""
 
     submission: Submission
     weighted_score: float
-    rank: int
-    weight: float
+    rank: int  # 1 + the number of other hotkeys whose best submission is before this one
+    weight: float  # share of the emission: only a hotkey's best submission gets one
 
 
 def weighted(submission: Submission) -> float:
@@ -65,11 +59,7 @@ def is_confirmed(submission: Submission) -> bool:
 
 
 def places(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
-    """Yield rank and weight of each submission that counts.
-
-    Args:
-        hotkeys: the submissions' hotkeys, the best submission first.
-    """
+    """Yield rank and weight of each submission that counts, by their hotkeys, the best first."""
     seen: set[str] = set()
     for hotkey in hotkeys:
         earns = hotkey not in seen and len(seen) < len(TOP_SHARES)
@@ -79,13 +69,10 @@ def places(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
 
 
 def standing(session: Session, row: Round, most: int | None = None) -> list[Ranked]:
-    """Return the round's ranking by the present verdicts, best first.
+    """Return the round's ranking by the present verdicts, best first, at most `most` places.
 
     With a baseline (the winner of the previous round), only faster submissions count, unless the
     baseline has been refuted since.
-
-    Args:
-        most: the largest number of submissions to return.
     """
     rows = session.scalars(
         select(Submission).where(*_counted(session, row)).order_by(*BEST_FIRST).limit(most)
@@ -98,11 +85,7 @@ def standing(session: Session, row: Round, most: int | None = None) -> list[Rank
 
 
 def ranked_in(session: Session, row: Round, most: int | None = None) -> list[Ranked]:
-    """Return the round's ranking: the present one of an active round, otherwise the frozen one.
-
-    Args:
-        most: the largest number of submissions to return.
-    """
+    """Return the ranking: the present one of an active round, otherwise the frozen one."""
     if row.status == ACTIVE:
         return standing(session, row, most)
     frozen = session.execute(
@@ -139,11 +122,7 @@ def ranks_of(session: Session, rows: Iterable[Submission]) -> dict[int, int]:
 
 
 def floor(session: Session, baseline: int | None) -> float | None:
-    """Return the weighted score above which a claim ranks; None: every confirmed claim ranks.
-
-    Args:
-        baseline: the submission to beat. If it has been refuted, there is no floor.
-    """
+    """Return the weighted score above which a claim ranks; None: every confirmed claim ranks."""
     return session.scalars(select(WEIGHTED).where(Submission.id == baseline, *COUNTS)).first()
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from neurons.runtime.observe import get_logger
 from neurons.validator_api.competition import ranking
-from neurons.validator_api.competition.errors import Invalid, NotFound
+from neurons.validator_api.competition.errors import Refusal
 from neurons.validator_api.database.tables import (
     ACTIVE,
     COMPLETED,
@@ -30,18 +30,12 @@ log = get_logger("validator_api")
 
 @dataclass(frozen=True)
 class RequestContext:
-    """The time and the hotkeys for one request.
+    """The time and the hotkeys for one request."""
 
-    Attributes:
-        now: naive UTC.
-        block: the server's block number.
-        oldest_block: the reveal block of the oldest commitment that may still be revealed.
-        uids: the chain's uid of each hotkey of the subnet; None if the server assigns them.
-    """
-
-    now: datetime
+    now: datetime  # naive UTC
     block: int
-    oldest_block: int
+    oldest_block: int  # the reveal block of the oldest commitment that may still be revealed
+    # the chain's uid of each hotkey of the subnet; None if the server assigns them
     uids: Mapping[str, int] | None = None
 
 
@@ -51,7 +45,6 @@ def utc(unix: float) -> datetime:
 
 
 def active(session: Session) -> Round | None:
-    """Return the active round, if there is one."""
     return session.scalars(
         select(Round).where(Round.status == ACTIVE).order_by(Round.round_number.desc())
     ).first()
@@ -64,7 +57,6 @@ def current(session: Session, context: RequestContext) -> Round:
 
 
 def is_overdue(session: Session, context: RequestContext) -> bool:
-    """Return whether the active round's time is over."""
     end = session.scalars(select(Round.end_time).where(Round.status == ACTIVE)).first()
     return end is not None and end <= context.now
 
@@ -81,14 +73,10 @@ def end_overdue(session: Session, context: RequestContext) -> None:
 def create(
     session: Session, request: protocol.CreateRoundRequest, context: RequestContext
 ) -> Round:
-    """End the active round, if any, and open the next one.
-
-    Raises:
-        NotFound: there is no such baseline submission.
-    """
+    """End the active round, if any, and open the next one with a known baseline, or none."""
     baseline = request.baseline_submission_id
     if baseline is not None and session.get(Submission, baseline) is None:
-        raise NotFound("Submission not found")
+        raise Refusal(404, "Submission not found")
     return _open(session, context, request.duration_hours, baseline)
 
 
@@ -117,17 +105,12 @@ def finalize(session: Session, row: Round, context: RequestContext) -> list[rank
 
 
 def finalize_by_id(session: Session, round_id: int, context: RequestContext) -> dict[str, Any]:
-    """Complete one round for a validator; return the reply's content.
-
-    Raises:
-        NotFound: there is no such round.
-        Invalid: the round is completed already.
-    """
+    """Complete an active round for a validator, or raise a Refusal; return the reply's content."""
     row = session.get(Round, round_id)
     if row is None:
-        raise NotFound("Round not found")
+        raise Refusal(404, "Round not found")
     if row.status != ACTIVE:
-        raise Invalid("Round already finalized")
+        raise Refusal(400, "Round already finalized")
     ranked = finalize(session, row, context)
     return {
         "status": row.status,
@@ -166,10 +149,7 @@ def weights(
 
 
 def uid_of(session: Session, hotkey: str, context: RequestContext) -> int | None:
-    """Return the hotkey's uid: the chain's, or without a chain, the one that this server assigned.
-
-    None if the hotkey is not registered on the chain.
-    """
+    """Return the hotkey's uid: the chain's, or without a chain, the one assigned here."""
     if context.uids is not None:
         return context.uids.get(hotkey)
     return session.get_one(Miner, hotkey).uid

@@ -10,13 +10,7 @@ from sqlalchemy.orm import Session
 
 from neurons.runtime.settings import Settings
 from neurons.validator_api.competition import bans, rounds
-from neurons.validator_api.competition.errors import (
-    CommitmentMismatch,
-    Conflict,
-    Invalid,
-    NotFound,
-    TooEarly,
-)
+from neurons.validator_api.competition.errors import CommitmentMismatch, Refusal
 from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.tables import UNJUDGED, LeagueEntry, Miner, Submission
 from neurons.wire import protocol, rules
@@ -31,15 +25,10 @@ OPEN_A_HOTKEY = 10
 def register(
     session: Session, request: protocol.RegisterRequest, context: RequestContext
 ) -> protocol.RegisterReply:
-    """Register the hotkey for a model and league; the first time it gets the next free uid.
-
-    Raises:
-        Invalid: there is no such league.
-        Conflict: the hotkey has LEAGUE_ENTRIES registrations.
-    """
+    """Register the hotkey for a model and league, at first with the next free uid."""
     leagues = [league for _, league, _ in rules.LEAGUES]
     if request.league not in leagues:
-        raise Invalid(f"Invalid league. Must be one of: {', '.join(leagues)}")
+        raise Refusal(400, f"Invalid league. Must be one of: {', '.join(leagues)}")
     miner = session.get(Miner, request.hotkey)
     if miner is None:
         highest = session.scalar(select(func.max(Miner.uid)))
@@ -66,18 +55,13 @@ def commit(
 ) -> protocol.CommitReply:
     """Store a commitment, whose reveal opens `blocks_until_reveal` blocks later.
 
-    Args:
-        client: the key under which bans count the caller.
-
-    Raises:
-        NotFound: the hotkey is not registered.
-        Banned: the client is banned.
-        Conflict: the commitment's hash is stored already.
+    Raises a Refusal if the hash is stored already, the hotkey is not registered, or `client`, the
+    key under which bans count the caller, is banned.
     """
     _check_may_submit(session, request.miner_hotkey, client, context)
     same = select(Submission.id).where(Submission.commitment_hash == request.commitment_hash)
     if session.scalar(same) is not None:
-        raise Conflict("Commitment hash already exists. Use a different salt.")
+        raise Refusal(409, "Commitment hash already exists. Use a different salt.")
     block = context.block + settings.blocks_until_reveal
     row = _add(
         session,
@@ -104,15 +88,8 @@ def submit(
 ) -> protocol.SubmitReply:
     """Store a direct submission; a repetition within a round returns the first one.
 
-    So a repeated request has no effect, and a miner cannot have the same claim judged again and
-    again until noise favours it.
-
-    Args:
-        client: the key under which bans count the caller.
-
-    Raises:
-        NotFound: the hotkey is not registered.
-        Banned: the client is banned.
+    So a repeated request has no effect, and a miner cannot have the same claim judged again until
+    noise favours it.
     """
     _check_may_submit(session, request.miner_hotkey, client, context)
     claim = _claim(request, request.target_sequence_length)
@@ -138,15 +115,7 @@ def reveal(
     context: RequestContext,
     settings: Settings,
 ) -> protocol.RevealReply:
-    """Check the reveal against its commitment and store its claim.
-
-    Raises:
-        NotFound: the hotkey has no such commitment, or it has expired or was replaced.
-        Conflict: it is revealed already.
-        TooEarly: its reveal block has not come.
-        Invalid: it commits to a Docker image only.
-        CommitmentMismatch: the reveal does not hash to the commitment; nothing was stored.
-    """
+    """Check the reveal against its commitment and store its claim, or raise a Refusal."""
     row = _revealable(session, request, context, settings)
     _check_commitment(row, request)
     row.is_revealed = True
@@ -175,26 +144,25 @@ def _revealable(
     """Return the hotkey's commitment if it is neither revealed, expired, replaced nor early."""
     row = session.get(Submission, request.submission_id)
     if row is None or row.miner_hotkey != request.miner_hotkey:
-        raise NotFound(NOT_FOUND)
+        raise Refusal(404, NOT_FOUND)
     if row.is_revealed or row.reveal_block is None:
-        raise Conflict("Submission already revealed")
+        raise Refusal(409, "Submission already revealed")
     if row.reveal_block < context.oldest_block:
         last = row.reveal_block + settings.reveal_window_blocks
-        raise NotFound(f"{NOT_FOUND}: the commitment expired at block {last}")
+        raise Refusal(404, f"{NOT_FOUND}: the commitment expired at block {last}")
     if row.withdrawn_at is not None:
-        raise NotFound(f"{NOT_FOUND}: a newer one of this target took its place")
+        raise Refusal(404, f"{NOT_FOUND}: a newer one of this target took its place")
     blocks = row.reveal_block - context.block
     if blocks > 0:
         minutes = blocks * settings.block_time_seconds // 60
-        raise TooEarly(f"Cannot reveal yet. Wait {blocks} blocks (~{minutes} minutes)")
+        raise Refusal(425, f"Cannot reveal yet. Wait {blocks} blocks (~{minutes} minutes)")
     return row
 
 
 def _check_commitment(row: Submission, request: protocol.RevealRequest) -> None:
     """Refuse a reveal that does not match its commitment.
 
-    The public server accepts a Docker image instead of the fork, which leaves the fork open until
-    the reveal. This server always checks the fork's address.
+    The public server accepts a Docker image instead, which leaves the fork open until the reveal.
     """
     salt = request.commitment_salt
     if row.commitment_version == protocol.WIRE_VERSION:
@@ -205,23 +173,24 @@ def _check_commitment(row: Submission, request: protocol.RevealRequest) -> None:
         return
     image = request.docker_image
     if image and protocol.commitment_hash(salt, image) == row.commitment_hash:
-        raise Invalid("This server judges forks: commit to fork_url in place of docker_image.")
+        raise Refusal(400, "This server judges forks: commit to fork_url in place of docker_image.")
     raise CommitmentMismatch
 
 
 def _check_may_submit(session: Session, hotkey: str, client: str, context: RequestContext) -> None:
     """Refuse an unregistered hotkey and a banned client."""
     if session.get(Miner, hotkey) is None:
-        raise NotFound("Miner not registered")
+        raise Refusal(404, "Miner not registered")
     bans.check_not_banned(session, client, context.now)
 
 
 def _check_few_entries(session: Session, hotkey: str) -> None:
     entries = select(func.count()).select_from(LeagueEntry).where(LeagueEntry.hotkey == hotkey)
     if (session.scalar(entries) or 0) >= LEAGUE_ENTRIES:
-        raise Conflict(
+        raise Refusal(
+            409,
             f"This hotkey has {LEAGUE_ENTRIES} registrations. Submissions need none of a new "
-            "model or league."
+            "model or league.",
         )
 
 
@@ -273,10 +242,9 @@ def _add(
 
 
 def _withdraw_replaced(session: Session, row: Submission, context: RequestContext) -> None:
-    """Withdraw the hotkey's older rows of this target, and its oldest above `OPEN_A_HOTKEY`.
+    """Withdraw the hotkey's older rows of this target, and its oldest above OPEN_A_HOTKEY.
 
-    A commitment replaces only another commitment; a revealed row stays in the queue until the
-    reveal. A validator may still mark a row that it has begun to judge.
+    A commitment replaces only another commitment. A validator may still mark a withdrawn row.
     """
     waiting = session.execute(
         select(Submission.id, Submission.target_sequence_length, Submission.is_revealed)

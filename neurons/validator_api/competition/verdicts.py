@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from neurons.validator_api.competition import bans
-from neurons.validator_api.competition.errors import Conflict, Invalid, NotFound
+from neurons.validator_api.competition.errors import Refusal
 from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.competition.submissions import NOT_FOUND
 from neurons.validator_api.database.tables import Submission
@@ -25,20 +25,12 @@ def mark_validated(
     """Store a validator's score; a score above 0 clears the client's failures.
 
     A completed round keeps its places, even if verdicts follow.
-
-    Args:
-        validator: the hotkey that signed the request.
-
-    Raises:
-        Invalid: the request has no `submission_id`.
-        NotFound: there is no such submission.
-        Conflict: the submission is not revealed yet.
     """
     if request.submission_id is None:
-        raise Invalid(NO_ID)
+        raise Refusal(400, NO_ID)
     row = _submission(session, request.submission_id)
     if not row.is_revealed:
-        raise Conflict("Submission not revealed yet")
+        raise Refusal(409, "Submission not revealed yet")
     row.validated_at = context.now
     row.score = request.score
     row.verdict_reason = request.reason
@@ -51,11 +43,7 @@ def mark_validated(
 
 
 def record_verification(session: Session, verification: protocol.Verification) -> dict[str, Any]:
-    """Store the outcome of a logit verification.
-
-    Raises:
-        NotFound: there is no such submission.
-    """
+    """Store the outcome of a logit verification; raise a Refusal for an unknown submission."""
     row = _submission(session, verification.submission_id)
     row.verification_passed = verification.verified
     row.cosine_similarity = verification.cosine_similarity
@@ -68,5 +56,5 @@ def record_verification(session: Session, verification: protocol.Verification) -
 def _submission(session: Session, submission_id: int) -> Submission:
     row = session.get(Submission, submission_id)
     if row is None:
-        raise NotFound(NOT_FOUND)
+        raise Refusal(404, NOT_FOUND)
     return row

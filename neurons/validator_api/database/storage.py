@@ -52,63 +52,10 @@ class DatabaseAway(QuasarError):
     """The database cannot be used now; the same call may succeed later."""
 
 
-class Availability:
-    """Records whether a database fails, and logs only changes.
-
-    Args:
-        url: the database's address in the log.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._lock = threading.Lock()
-        self._failing: dict[str, float] = {}
-
-    @contextmanager
-    def of(self, act: str) -> Iterator[None]:
-        """Surround one transaction; `act` is its kind, since on a full disk only writes fail.
-
-        Raises:
-            DatabaseAway: the transaction failed because the database cannot be used now.
-        """
-        try:
-            yield
-        except PASSING as error:
-            cause = reason(error)
-            self._note_failure(act, cause)
-            raise DatabaseAway(cause) from error
-        if self._failing:
-            self._note_success(act)
-
-    def _note_failure(self, act: str, cause: str) -> None:
-        with self._lock:
-            first = not self._failing
-            self._failing.setdefault(act, time.monotonic())
-        if first:
-            log.error(
-                "the database does not do what it is asked; such calls get 503 until it does",
-                database=self._url,
-                reason=cause,
-            )
-
-    def _note_success(self, act: str) -> None:
-        with self._lock:
-            since = self._failing.pop(act, None)
-            last = since is not None and not self._failing
-        if last and since is not None:
-            log.info("the database is back", seconds=round(time.monotonic() - since, 1))
-
-
 class Storage:
     """The database behind the API, brought to the present version when it is opened.
 
-    Raises:
-        ConfigError: DATABASE_URL cannot be read, its driver is missing, the server refuses, or a
-            newer program has changed the database.
-        DatabaseAway: the server cannot be reached, or is about to start.
-
-    Attributes:
-        writes: how many transactions this process has committed.
+    Raises a ConfigError if it cannot be used, and DatabaseAway if its server cannot be reached.
     """
 
     def __init__(self, database_url: str) -> None:
@@ -117,8 +64,8 @@ class Storage:
         self._writers = sessionmaker(writing)
         self._readers = sessionmaker(self._engine)
         self._turn = threading.Lock()
-        self._available = Availability(self.url)
-        self.writes = 0
+        self._failing: dict[str, float] = {}  # since when, by the kind of transaction
+        self._lock = threading.Lock()
         try:
             with writing.begin() as connection:
                 bring_up_to_date(connection, self.url)
@@ -132,37 +79,51 @@ class Storage:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Open a session that changes nothing.
-
-        Raises:
-            DatabaseAway: the database cannot be used now.
-        """
-        with self._available.of("read"), self._readers() as session:
+        """Open a session that changes nothing; raise DatabaseAway if the database fails."""
+        with self._watched("read"), self._readers() as session:
             yield session
 
     def write(self, work: Callable[[Session], Result]) -> Result:
         """Run `work` in one transaction and commit it.
 
-        Writers run one after another, also those of other servers on the same database, so that
-        the checks of `work` are still valid when it writes. Writers of this process wait here,
-        without a connection.
-
-        Raises:
-            DatabaseAway: the database cannot be used now. Nothing was written, unless the
-                connection was lost in the middle of the commit; repeating the call shows it.
+        Writers run one after another, also those of other servers on the same database, so that the
+        checks of `work` are still valid when it writes. After DatabaseAway nothing was written,
+        unless the connection was lost in the middle of the commit; repeating the call shows it.
         """
         if not self._turn.acquire(timeout=BUSY_SECONDS):
             raise DatabaseAway("those before have not been written yet")
         try:
-            with self._available.of("write"), self._writers.begin() as session:
-                result = work(session)
-            self.writes += 1
+            with self._watched("write"), self._writers.begin() as session:
+                return work(session)
         finally:
             self._turn.release()
-        return result
+
+    @contextmanager
+    def _watched(self, act: str) -> Iterator[None]:
+        """Surround a transaction, and log when those of its kind begin or cease to fail.
+
+        On a full disk only writes fail. Raises DatabaseAway if the database cannot be used now.
+        """
+        try:
+            yield
+        except PASSING as error:
+            cause = reason(error)
+            with self._lock:
+                first = not self._failing
+                self._failing.setdefault(act, time.monotonic())
+            if first:
+                log.error(
+                    "the database does not do what it is asked; such calls get 503 until it does",
+                    database=self.url,
+                    reason=cause,
+                )
+            raise DatabaseAway(cause) from error
+        with self._lock:
+            since = self._failing.pop(act, None)
+            if since is not None and not self._failing:
+                log.info("the database is back", seconds=round(time.monotonic() - since, 1))
 
     def close(self) -> None:
-        """Close all connections."""
         self._engine.dispose()
 
     def _closed(self, error: SQLAlchemyError) -> ConfigError | DatabaseAway:

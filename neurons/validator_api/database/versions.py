@@ -31,11 +31,7 @@ def alembic_config(connection: Connection | None = None) -> Config:
 def bring_up_to_date(connection: Connection, url: str) -> None:
     """Migrate the database within the transaction that is open on `connection`.
 
-    Args:
-        url: the database's address in messages, without a password.
-
-    Raises:
-        ConfigError: the database has a version that this program does not know.
+    Raises a ConfigError, which names the `url`, for a version that this program does not know.
     """
     config = alembic_config(connection)
     tables = set(inspect(connection).get_table_names())

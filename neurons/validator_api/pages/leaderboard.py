@@ -77,7 +77,6 @@ def leaderboard(session: Session, context: RequestContext) -> RoundPage:
 
 
 def one_round(session: Session, context: RequestContext, number: int) -> RoundPage | None:
-    """Return the round with this number, or None."""
     row = session.scalars(select(Round).where(Round.round_number == number)).first()
     return None if row is None else _round_page(session, row, context)
 
@@ -101,10 +100,7 @@ def _round_page(
 
 
 def _bars(session: Session, row: Round) -> dict[str, float]:
-    """Return the scores that a new claim must exceed in this round, or in the next if it is over.
-
-    If several purposes need the same score, it appears once, with the first purpose.
-    """
+    """Return the scores to exceed in this round, or in the next if it is over, by their purpose."""
     if row.status == ACTIVE:
         least = ranking.floor(session, row.baseline_submission_id)
         best = ranking.best_scores(session, row, len(rules.TOP_SHARES))

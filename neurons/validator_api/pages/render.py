@@ -50,12 +50,9 @@ def page(
     paused: bool = False,
     **values: object,
 ) -> Response:
-    """Render the template `name` with these values.
+    """Render the template `name`; the values were read at `now` (naive UTC).
 
-    Args:
-        now: time at which the values were read (naive UTC); shown at the foot of the page.
-        refresh: seconds until a browser reloads the page; None for a page that never changes.
-        paused: whether the reader has switched the reloading off.
+    A browser reloads it after `refresh` seconds, unless the reader has switched that off.
     """
     values |= {"now": now, "refresh": refresh, "paused": paused}
     html = _environment.get_template(name).render(**values)
@@ -73,11 +70,7 @@ def style_sheet() -> Response:
 
 
 def _plot(**series: Sequence[tuple[int, float]]) -> str:
-    """Return the address of a picture of speeds in tokens/s by length in tokens.
-
-    Args:
-        series: by their labels; at least one of them has a point.
-    """
+    """Return a picture's address, of labelled series of tokens/s by length in tokens."""
     most = max(speed for points in series.values() for _, speed in points)
     size, unit = next((one for one in UNITS if most >= one[0]), (1.0, ""))
     lines = [

@@ -52,7 +52,6 @@ class SubmissionPage:
 
 
 def submission(session: Session, context: RequestContext, number: int) -> SubmissionPage | None:
-    """Return the submission with this number, or None."""
     row = session.get(Submission, number)
     if row is None:
         return None

@@ -14,22 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from neurons.runtime.observe import get_logger
-from neurons.validator_api.competition import errors
+from neurons.validator_api.competition.errors import Refusal
 from neurons.validator_api.database.storage import DatabaseAway
 from neurons.validator_api.pages.render import page
 
 AWAY_SECONDS = 5
 """Retry-After in seconds if the database cannot be used."""
-
-STATUSES = (
-    (errors.NotFound, 404),
-    (errors.Banned, 403),
-    (errors.Replayed, 401),
-    (errors.Conflict, 409),
-    (errors.TooEarly, 425),
-    (errors.Refusal, 400),
-)
-"""The HTTP status of each refusal; the first type that matches counts."""
 
 FOR_PEOPLE = {
     404: (
@@ -52,15 +42,15 @@ log = get_logger("validator_api")
 def answer_errors(app: FastAPI) -> None:
     """Register the handlers that answer each error with its status."""
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(errors.Refusal, _refusal)
+    app.add_exception_handler(Refusal, _refusal)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(DatabaseAway, _away)
     app.add_exception_handler(Exception, _unexpected)
 
 
 def _refusal(request: Request, error: Exception) -> Response:
-    status = next(status for kind, status in STATUSES if isinstance(error, kind))
-    return _answer(request, status, str(error))
+    assert isinstance(error, Refusal)  # noqa: S101 — registered for this type only
+    return _answer(request, error.status, str(error))
 
 
 def _http_error(request: Request, error: Exception) -> Response:

@@ -21,11 +21,11 @@ def answering(chain):
             true_chain, prepare = serve.InProcessSubject.chain, serve.InProcessSubject.prepare
             serve.InProcessSubject.chain = chain
 
-            def prepared(self, weights, *rest):
+            def prepared(self, weights, **rest):
                 from harness.worker.chain import SCALED
 
                 self.true = [weights[name].clone() for name in SCALED]
-                return prepare(self, weights, *rest)
+                return prepare(self, weights, **rest)
 
             serve.InProcessSubject.prepare = prepared
 

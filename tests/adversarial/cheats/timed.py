@@ -126,7 +126,10 @@ class ForgesItsTime(honest.QuasarAttention):
         from harness.worker.subject import serve
 
         true = serve.InProcessSubject.time
-        serve.InProcessSubject.time = lambda self, n: {**true(self, n), "elapsed_seconds": 1e-6}
+        serve.InProcessSubject.time = lambda self, length: {
+            **true(self, length),
+            "elapsed_seconds": 1e-6,
+        }
 
 
 class ComputesItsProofBeforehand(honest.QuasarAttention):

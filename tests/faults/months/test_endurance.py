@@ -183,15 +183,12 @@ def test_what_another_hotkey_has_left_is_said_at_the_start(miner: Miner) -> None
     context = miner(waiter=Waits(stop_after(1)))
     committed = run_cycle(context)
 
-    class Other(Key):
-        hotkey = "5Other"
-
     with capture_logs() as logs:
         warn_of_other_hotkeys(context)
         assert logs == []
-        warn_of_other_hotkeys(miner(identity=Other()))
+        warn_of_other_hotkeys(miner(identity=Key("5Other")))
     (line,) = logs
-    assert (line["submission"], line["hotkey"]) == (committed.id, Key.hotkey)
+    assert (line["submission"], line["hotkey"]) == (committed.id, Key().hotkey)
     assert "WALLET_HOTKEY" in line["remedy"]
 
 

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from harness.analysis.difference import Block
+from harness.tuning.__main__ import further_gpus, searchers
 from harness.tuning.entry import TUNED, tiles_of, with_tiles
-from harness.tuning.searchers import further_gpus, searchers
 from harness.tuning.study import (
     CHOICES,
     Refused,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -52,11 +52,11 @@ class Watched(InProcessSubject):
         self.spoil(self._held)
         return found
 
-    def fetch(self, names: tuple[str, ...], rows: Tensor | None = None) -> dict[str, Tensor]:
+    def fetch(self, names: Sequence[str], rows: Sequence[int] | None = None) -> dict[str, Tensor]:
         length = self._held[names[0]].shape[1]
         self.fetched.append((length, None if rows is None else len(rows)))
         if rows is not None:
-            assert 0 <= int(rows.min()) <= int(rows.max()) < length
+            assert 0 <= min(rows) <= max(rows) < length
         return super().fetch(names, rows)
 
     def forward(self) -> dict[str, Tensor]:
@@ -224,7 +224,7 @@ def test_a_gradient_of_another_shape_is_none(rows: int, copies: int) -> None:
 
 def test_one_function_that_was_replaced_fails_and_is_named() -> None:
     subject = Watched()
-    subject.tampered = lambda: ["torch.mm"]  # type: ignore[method-assign]
+    subject.tampered = lambda: {"names": ["torch.mm"]}  # type: ignore[method-assign]
     (check,) = run(subject).failed
     assert (check.name, check.where, check.value) == ("functions replaced", "torch.mm", 1)
 

@@ -23,7 +23,7 @@ from neurons.embedded.competition import DATABASE, Competition
 from neurons.embedded.participants import CHUNK, submit_cheat
 from neurons.embedded.results import Results
 from neurons.runtime.errors import ConfigError
-from neurons.runtime.identity import create_throwaway
+from neurons.runtime.identity import Identity, create_throwaway
 from neurons.runtime.process import Stopped
 from neurons.validator.clone import Sources, clone
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
@@ -76,12 +76,8 @@ def test_the_cheat_submits_a_fork_that_keeps_the_rules(
 class _Key(Hotkey):
     """A participant's identity, as the live API's helpers take one."""
 
-    def __init__(self, identity: object) -> None:
-        self._identity = identity
-        self.hotkey = identity.hotkey  # type: ignore[attr-defined]
-
-    def sign(self, text: str) -> str:
-        return str(self._identity.sign(text))  # type: ignore[attr-defined]
+    def __init__(self, identity: Identity) -> None:
+        Identity.__init__(self, identity.hotkey, identity._keypair)
 
 
 def test_the_table_is_of_the_round_that_has_ended(competition: Competition, api: LiveApi) -> None:

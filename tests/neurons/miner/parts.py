@@ -16,6 +16,7 @@ from harness.source import source_digest
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
+from neurons.runtime.identity import Identity
 from neurons.runtime.loading import load_settings
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
@@ -30,10 +31,11 @@ SETTLED = [2048] * 5
 """The processes that the target of the settings takes until its noise is known."""
 
 
-class Key:
+class Key(Identity):
     """A hotkey whose signatures only the stand-in accepts."""
 
-    hotkey = HOTKEY
+    def __init__(self, hotkey: str = HOTKEY) -> None:
+        super().__init__(hotkey, None)
 
     def sign(self, text: str) -> str:
         return hashlib.sha512(text.encode()).hexdigest()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from neurons.runtime.errors import ConfigError
-from neurons.runtime.process import StateLock, Stopped, Waiter
+from neurons.runtime.process import StateLock, Stopped, wait_unless
 from tests.processes import HANG, started
 
 HOLD = """
@@ -27,12 +27,12 @@ with StateLock(Path(sys.argv[1])):
 """
 WAIT = """
 import sys, threading, time
-from neurons.runtime.process import Stopped, Waiter, stop_on_signals
+from neurons.runtime.process import Stopped, stop_on_signals, wait_unless
 stop = threading.Event()
 with stop_on_signals(stop, grace=0.3 if sys.argv[1] == "slow" else 3600):
     print("ready", flush=True)
     try:
-        Waiter(stop)(3600)
+        wait_unless(stop, 3600)
     except Stopped:
         print("stopped", flush=True)
     if sys.argv[1] != "polite":
@@ -103,7 +103,7 @@ def test_row_15_a_burst_of_signals_never_hangs() -> None:
 def test_row_12_a_wait_does_not_follow_the_system_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)  # set back to 1970
     started = time.monotonic()
-    Waiter(threading.Event())(0.05)
+    wait_unless(threading.Event(), 0.05)
     assert time.monotonic() - started >= 0.04
 
 
@@ -111,4 +111,4 @@ def test_a_stop_before_the_wait_counts() -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(Stopped):
-        Waiter(stop)(60)
+        wait_unless(stop, 60)

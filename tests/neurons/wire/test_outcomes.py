@@ -46,7 +46,7 @@ def test_a_pause_that_the_server_names_is_kept_whatever_failed(
     ("status", "detail", "kind", "remedy"),
     [
         (401, "Invalid signature", outcomes.Unauthorized, "WALLET_MINER_NAME"),
-        (403, "Hotkey MISMATCH", outcomes.HotkeyMismatch, "one wallet"),
+        (403, "Hotkey MISMATCH", outcomes.Forbidden, "one wallet"),
         (400, "Hash mismatch", outcomes.HashMismatch, "Do not reveal it again"),
         (403, "Only validators", outcomes.Forbidden, "the hotkey that may do this"),
         (403, "Hotkey 5x is not registered on subnet 24", outcomes.Forbidden, "--netuid"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -95,10 +96,16 @@ class Driver:
         raise NVMLError("not supported")
 
 
-@pytest.mark.parametrize(("visible", "gpu"), [(None, 0), ("1,0", 1), ("GPU-b", 1)])
-def test_the_gpu_that_cuda_sees_is_read(visible: str | None, gpu: int) -> None:
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     driver = Driver()
-    state = snapshot(driver, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    return driver
+
+
+@pytest.mark.parametrize(("visible", "gpu"), [(None, 0), ("1,0", 1), ("GPU-b", 1)])
+def test_the_gpu_that_cuda_sees_is_read(visible: str | None, gpu: int, driver: Driver) -> None:
+    state = snapshot({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert state is not None
     assert state.temperature_c == 50 + gpu
     assert state.memory_used_mb == gpu + 1
@@ -111,27 +118,26 @@ def test_the_gpu_that_cuda_sees_is_read(visible: str | None, gpu: int) -> None:
 
 
 @pytest.mark.parametrize("visible", ["7", "", "none"])
-def test_no_such_gpu_is_no_error(visible: str) -> None:
-    driver = Driver()
-    assert snapshot(driver, {"CUDA_VISIBLE_DEVICES": visible}) is None
+def test_no_such_gpu_is_no_error(visible: str, driver: Driver) -> None:
+    assert snapshot({"CUDA_VISIBLE_DEVICES": visible}) is None
     assert driver.open == 0
 
 
-def test_row_23_no_driver_is_no_error() -> None:
-    driver = Driver()
+def test_row_23_no_driver_is_no_error(driver: Driver) -> None:
 
     def absent() -> None:
         raise NVMLError("driver not loaded")
 
     driver.nvmlInit = absent  # type: ignore[method-assign]
-    assert snapshot(driver, {}) is None
+    assert snapshot({}) is None
 
 
 @pytest.mark.parametrize(("pids", "others"), [((), 0), ((os.getpid(),), 0), ((1, os.getpid()), 1)])
-def test_other_processes_on_the_gpu_are_counted(pids: tuple[int, ...], others: int) -> None:
-    driver = Driver()
+def test_other_processes_on_the_gpu_are_counted(
+    pids: tuple[int, ...], others: int, driver: Driver
+) -> None:
     driver.pids = pids
-    state = snapshot(driver, {})
+    state = snapshot({})
     assert state is not None
     assert state.processes == others
 
@@ -148,9 +154,8 @@ def test_without_a_gpu_there_is_no_wait() -> None:
     assert quiet_snapshot(HANG, lambda: None) is None
 
 
-def test_what_stays_the_same_of_a_gpu_is_read() -> None:
-    driver = Driver()
-    assert facts(driver, {"CUDA_VISIBLE_DEVICES": "1"}) == {
+def test_what_stays_the_same_of_a_gpu_is_read(driver: Driver) -> None:
+    assert facts({"CUDA_VISIBLE_DEVICES": "1"}) == {
         "gpu_uuid": "GPU-1",
         "vbios": "96.00",
         "power_limit_w": 700.0,
@@ -160,7 +165,7 @@ def test_what_stays_the_same_of_a_gpu_is_read() -> None:
         "memory_bus_bits": None,
     }
     assert driver.open == 0
-    assert facts(driver, {"CUDA_VISIBLE_DEVICES": "7"}) == {}
+    assert facts({"CUDA_VISIBLE_DEVICES": "7"}) == {}
 
 
 def test_a_gpu_is_watched_while_another_process_is_timed() -> None:

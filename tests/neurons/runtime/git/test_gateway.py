@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from neurons.runtime.git import gateway as module
-from neurons.runtime.git.gateway import AnyHost, Gateway, is_public
+from neurons.runtime.git.gateway import Gateway, is_public
 from tests.processes import HANG
 
 
@@ -78,7 +78,7 @@ def test_what_is_inside_or_not_named_is_refused(echo: int) -> None:
         "github.com:22": "Nothing is fetched from github.com:22",
     }
     for target, reason in cases.items():
-        with Gateway(AnyHost(), 100) as gateway:
+        with Gateway((), 100) as gateway:
             assert b" 403 " in ask(gateway, target)[0], target
             assert reason in gateway.refusal
     with Gateway({"github.com"}, 100, public=lambda _: True) as gateway:
@@ -96,19 +96,19 @@ def test_one_address_inside_among_public_ones_is_enough(
         return rows if named else real(host, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", answer)
-    with Gateway(AnyHost(), 100) as gateway:
+    with Gateway((), 100) as gateway:
         assert b" 403 " in ask(gateway, f"rebinding.example:{echo}")[0]
         assert "10.0.0.7" in gateway.refusal
 
 
 def test_a_name_that_is_not_there_is_no_fault_of_the_fork(echo: int) -> None:
-    with Gateway(AnyHost(), 100) as gateway:
+    with Gateway((), 100) as gateway:
         assert b" 502 " in ask(gateway, f"nowhere.invalid:{echo}")[0]
         assert (gateway.refusal, "nowhere.invalid" in gateway.unreachable) == ("", True)
 
 
 def test_nothing_but_connect_is_served() -> None:
-    with Gateway(AnyHost(), 100) as gateway:
+    with Gateway((), 100) as gateway:
         client = socket.create_connection(gateway.server_address, HANG)  # type: ignore[arg-type]
         client.sendall(b"GET http://169.254.169.254/ HTTP/1.1\r\n\r\n")
         assert b" 405 " in client.recv(100)
