@@ -67,19 +67,17 @@ def _commit(repository: Path, source: Path, index: Path) -> None:
     """Commit `source` as the root commit of `main`; repeating it changes nothing."""
     tool = HardenedGit(source)
     if not repository.exists():
-        tool.run(
-            "init", "--quiet", "--bare", "--template=", "--initial-branch=main", str(repository)
-        )
+        tool.init("--quiet", "--bare", "--template=", "--initial-branch=main", str(repository))
     env = {
         "GIT_DIR": str(repository),
         "GIT_WORK_TREE": str(source),
         "GIT_INDEX_FILE": str(index),
-        **commit_environment(COMMITTED_AT),
+        **commit_environment("quasar-miner", "quasar-miner@users.noreply.github.com", COMMITTED_AT),
     }
-    tool.run("add", "--all", "--force", ".", env=env)
-    tree = tool.run("write-tree", env=env)
-    commit = tool.run("commit-tree", tree, "-m", f"Import {PACKAGE} {_version()}", env=env)
-    tool.run("update-ref", "refs/heads/main", commit, env=env)
+    tool.add("--all", "--force", ".", env=env)
+    tree = tool.write_tree(env=env)
+    commit = tool.commit_tree(tree, "-m", f"Import {PACKAGE} {_version()}", env=env)
+    tool.update_ref("refs/heads/main", commit, env=env)
 
 
 def _write_source(source: Path) -> None:

@@ -28,7 +28,7 @@ from harness.terminal import printable
 REDACTED = "[redacted]"
 LOG_FILE_BYTES = 10 * 2**20
 LOG_FILES_KEPT = 5
-QUIET = ("bittensor", "httpx", "httpcore", "asyncio", "async_substrate_interface")
+QUIET = ("bittensor", "httpx", "httpcore", "git", "asyncio", "async_substrate_interface")
 """Libraries whose records below WARNING are not logged."""
 
 _SECRET_KEY = re.compile(

@@ -8,7 +8,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -143,13 +143,15 @@ def _clone(
     )
     options = ("--depth=1", "--no-tags", "--no-checkout", "--template=", "--quiet")
     above.online(remote, None, "clone", *options, "--", remote.url, tree.name)
-    inside = replace(above, folder=tree, timeout=CHECKOUT_SECONDS)
+    inside = HardenedGit(
+        tree, timeout=CHECKOUT_SECONDS, stop=stop, overrides=overrides, limits=LIMITS
+    )
     if inside.probe("cat-file", "-e", f"{commit_hash}^{{commit}}") is None:
         fetch = ("--depth=1", "--no-tags", "--quiet", "origin", commit_hash)
         inside.online(remote, None, "fetch", *fetch, timeout=CLONE_SECONDS)
     _check_size(inside, commit_hash)
-    inside.run("checkout", "--quiet", "--detach", commit_hash)
-    there = inside.run("rev-parse", "HEAD")
+    inside.execute(["git", "checkout", "--quiet", "--detach", commit_hash])
+    there = inside.execute(["git", "rev-parse", "HEAD"])
     if there != commit_hash:
         raise BadFork(f"The checkout is at commit {there}, not at {commit_hash}.")
     return tree

@@ -39,6 +39,8 @@ from neurons.runtime.git.faults import HostRefused, disk_faults
 from neurons.runtime.git.remote import Remote, Token, named_remote
 from quasar_kernels.contract import Scope, check_tree
 
+AUTHOR = "quasar-miner <quasar-miner@users.noreply.github.com>"
+
 Method = TypeVar("Method", bound=Callable[..., object])
 
 
@@ -76,6 +78,7 @@ class Fork:
         token_host: host and port; by default those of `remote_url`, or github.com without one.
         repo_path: an existing checkout to use instead of a clone.
         timeout: seconds that a git call may take; a fetch may take five times as long.
+        author: `name <email>` of the commits.
         create: makes the fork at its host when this machine has no clone of it yet.
         overlay: returns the folder of the kernels to publish; None for the shipped ones.
     """
@@ -91,6 +94,7 @@ class Fork:
         token_host: str | None = None,
         repo_path: Path | None = None,
         timeout: float = 120.0,
+        author: str = AUTHOR,
         create: Callable[[], object] | None = None,
         scope: Scope = "layer",
         stop: threading.Event | None = None,
@@ -114,7 +118,7 @@ class Fork:
         self.worktree = Path(repo_path or worktree).absolute()
         self._branch_name = branch
         self._timeout, self._stop, self._create = timeout, stop, create
-        self._overlay = Overlay(scope, overlay)
+        self._overlay = Overlay(scope, author, overlay)
 
     @property
     def url(self) -> str:
@@ -157,12 +161,12 @@ class Fork:
         if tip is None:
             raise Held(f"The branch {branch} is not there.", "Start again: the miner creates it.")
         if self._own:
-            tool.run("read-tree", tip)
+            tool.read_tree(tip)
         else:
             self._overlay.refuse_dirty(tool, tip)
         commit = self._overlay.commit(tool, tip)
         if commit != tip:
-            tool.run("update-ref", f"refs/heads/{branch}", commit, tip)
+            tool.update_ref(f"refs/heads/{branch}", commit, tip)
         tool.probe("update-index", "-q", "--refresh")
         dirty = changed_files(tool)
         if dirty:

@@ -11,19 +11,28 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+import git
+
 from neurons.runtime.errors import Held
 from neurons.runtime.git.checkout import changed_files, destination
-from neurons.runtime.git.command import AUTHOR, EMAIL, HardenedGit, commit_environment
+from neurons.runtime.git.command import HardenedGit, commit_environment
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR, Scope, overlay_files
 
 SUBJECT = "Lay the QuasarAttention kernels over the fork"
 
 
 class Overlay:
-    """The files that are laid over a fork, for a scope, from the folder that `root` returns."""
+    """The files that are laid over a fork, and the identity that commits them.
 
-    def __init__(self, scope: Scope, root: Callable[[], Path] | None = None) -> None:
+    Args:
+        scope: `layer` for the operator and the layer, `ops` for the operator alone.
+        author: `name <email>` of the commits.
+        root: returns the folder of the files; None for the shipped ones.
+    """
+
+    def __init__(self, scope: Scope, author: str, root: Callable[[], Path] | None = None) -> None:
         self._scope, self._root = scope, root or (lambda: OVERLAY)
+        self._author = git.Actor._from_string(author)
 
     @property
     def files(self) -> tuple[PurePosixPath, ...]:
@@ -32,7 +41,7 @@ class Overlay:
 
     def lay(self, tool: HardenedGit, tip: str) -> None:
         """Copy the files into the worktree; restore files that only an earlier overlay changed."""
-        scratch = Path(tool.run("rev-parse", "--absolute-git-dir"))
+        scratch = Path(tool.rev_parse("--absolute-git-dir"))
         for name, content in self._wanted(tool, tip).items():
             target = destination(tool.folder, PurePosixPath(name))
             if content is None:
@@ -54,25 +63,25 @@ class Overlay:
         """
         root, names = self._root(), self.files
         sources = [root / name for name in names]
-        blobs = tool.run("hash-object", "-w", "--no-filters", "--", *sources).split()
+        blobs = tool.hash_object("-w", "--no-filters", "--", *sources).split()
         files = self.undone_files(tool, tip) | dict(zip(map(str, names), blobs, strict=True))
         gone = [name for name, blob in files.items() if blob is None]
         if gone:
-            tool.run("update-index", "--force-remove", "--", *gone)
+            tool.update_index("--force-remove", "--", *gone)
         entries = [
             word
             for name, blob in files.items()
             if blob is not None
             for word in ("--cacheinfo", f"100644,{blob},{name}")
         ]
-        tool.run("update-index", "--add", *entries)
-        tree = tool.run("write-tree")
-        if tree == tool.run("rev-parse", f"{tip}^{{tree}}"):
+        tool.update_index("--add", *entries)
+        tree = tool.write_tree()
+        if tree == tool.rev_parse(f"{tip}^{{tree}}"):
             return tip
-        seconds = int(tool.run("rev-list", "--max-count=1", "--timestamp", tip).split()[0]) + 1
-        env = commit_environment(seconds)
+        seconds = int(tool.rev_list("--max-count=1", "--timestamp", tip).split()[0]) + 1
+        env = commit_environment(str(self._author.name), str(self._author.email), seconds)
         message = f"{SUBJECT}\n\nOverlay-Digest: {_digest(self._blobs(tool, tree))}\n"
-        return tool.run("commit-tree", tree, "-p", tip, "-m", message, env=env)
+        return str(tool.commit_tree(tree, "-p", tip, "-m", message, env=env))
 
     def differing(self, tool: HardenedGit, commit: str) -> list[str]:
         """Return the files whose bytes the commit does not hold.
@@ -82,7 +91,7 @@ class Overlay:
         held = self._blobs(tool, commit)
         root = self._root()
         wrong = [str(name) for name in self.files if held.get(str(name)) != _blob(root / name)]
-        if f"\nOverlay-Digest: {_digest(held)}" in tool.run("cat-file", "commit", commit):
+        if f"\nOverlay-Digest: {_digest(held)}" in tool.cat_file("commit", commit):
             return []
         return wrong
 
@@ -95,9 +104,9 @@ class Overlay:
         files = set(map(str, self.files))
         undone: dict[str, str | None] = {}
         for name in self._blobs(tool, tip).keys() - files:
-            changes = iter(tool.run("rev-list", tip, "--", name).split())
-            if _is_ours(tool, next(changes)):
-                before = next((x for x in changes if not _is_ours(tool, x)), None)
+            changes = iter(tool.rev_list(tip, "--", name).split())
+            if self._is_ours(tool, next(changes)):
+                before = next((x for x in changes if not self._is_ours(tool, x)), None)
                 undone[name] = before and tool.probe("rev-parse", "--verify", f"{before}:{name}")
         return undone
 
@@ -125,17 +134,17 @@ class Overlay:
         undone = self.undone_files(tool, tip).items()
         return ours | {name: _blob_bytes(tool, blob) if blob else None for name, blob in undone}
 
+    def _is_ours(self, tool: HardenedGit, commit: str) -> bool:
+        text = tool.cat_file("commit", commit)
+        author = f"\nauthor {self._author.name} <{self._author.email}> "
+        return author in text and f"\n\n{SUBJECT}\n" in text
+
     def _blobs(self, tool: HardenedGit, tree: str) -> dict[str, str]:
         """Return path to blob hash of the kernels' folder and the layer in a commit or tree."""
         paths = {*map(str, self.files), str(QUASAR_DIR), str(LAYER_FILE)}
-        listing = tool.run("ls-tree", "-r", "-z", tree, "--", *sorted(paths))
+        listing = tool.ls_tree("-r", "-z", tree, "--", *sorted(paths))
         rows = [row.split("\t", 1) for row in listing.split("\0") if row]
         return {name: facts.split()[2] for facts, name in rows if facts.startswith("100")}
-
-
-def _is_ours(tool: HardenedGit, commit: str) -> bool:
-    text = tool.run("cat-file", "commit", commit)
-    return f"\nauthor {AUTHOR} <{EMAIL}> " in text and f"\n\n{SUBJECT}\n" in text
 
 
 def _blob(path: Path) -> str:
@@ -146,9 +155,9 @@ def _blob(path: Path) -> str:
 
 
 def _blob_bytes(tool: HardenedGit, blob: str) -> bytes:
-    content = tool.run("cat-file", "blob", blob).encode("utf-8", "surrogateescape")
+    content = str(tool.cat_file("blob", blob)).encode("utf-8", "surrogateescape")
     # HardenedGit removes a newline at the end
-    return content if len(content) == int(tool.run("cat-file", "-s", blob)) else content + b"\n"
+    return content if len(content) == int(tool.cat_file("-s", blob)) else content + b"\n"
 
 
 def _digest(blobs: dict[str, str]) -> str:

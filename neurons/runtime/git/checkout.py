@@ -26,13 +26,13 @@ _REFUSED = re.compile(
 
 def checkout_config(tool: HardenedGit) -> dict[str, str]:
     """Return the settings that disable the checkout's filters; raise Held for bad ones."""
-    top = Path(tool.run("rev-parse", "--show-toplevel"))
+    top = Path(tool.rev_parse("--show-toplevel"))
     if top.resolve() != tool.folder.resolve():
         raise Held(
             f"REPO_PATH={tool.folder} is not the top of its checkout, which is {top}.",
             "Set REPO_PATH to the top folder of your fork's checkout.",
         )
-    names = set(tool.run("config", "--list", "--name-only", "-z").split("\0"))
+    names = set(tool.config("--list", "--name-only", "-z").split("\0"))
     refused = sorted(name for name in names if _REFUSED.fullmatch(name.lower()))
     if refused:
         raise Held(
@@ -72,8 +72,7 @@ def checkout_origin(tool: HardenedGit, *, with_token: bool) -> Remote:
 
 def changed_files(tool: HardenedGit) -> list[str]:
     """Return the new files, and the files that differ from the commit that is checked out."""
-    listing = tool.run(
-        "status",
+    listing = tool.status(
         *("--porcelain=v1", "-z", "--no-renames"),
         *("--untracked-files=all", "--ignore-submodules=all"),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 from neurons.runtime.errors import Retry
@@ -72,10 +71,10 @@ def make_clone(tool: HardenedGit, remote: Remote, token: Token | None, branch: s
     with scratch_beside(worktree) as scratch:
         made = scratch / "clone"
         made.mkdir()
-        inside = replace(tool, folder=made)
-        inside.run("init", "--quiet", "--template=", f"--initial-branch={branch}")
-        inside.run("config", "core.symlinks", "false")  # links become text files and lead nowhere
-        inside.run("config", "remote.origin.url", remote.url)
+        inside = HardenedGit(made, timeout=tool.timeout, stop=tool.stop)
+        inside.init("--quiet", "--template=", f"--initial-branch={branch}")
+        inside.config("core.symlinks", "false")  # links become text files and lead nowhere
+        inside.config("remote.origin.url", remote.url)
         information = made / ".git" / "info"
         information.mkdir(exist_ok=True)
         (information / "attributes").write_text(_PLAIN_BYTES)
@@ -97,7 +96,7 @@ def set_aside(worktree: Path) -> None:
 
 def is_damaged(tool: HardenedGit) -> bool:
     """Return whether git finds the tool's repository damaged, for example by a power cut."""
-    slow = replace(tool, timeout=_FETCH_FACTOR * tool.timeout)
+    slow = HardenedGit(tool.folder, timeout=_FETCH_FACTOR * tool.timeout, stop=tool.stop)
     return slow.probe("fsck", "--full", "--no-dangling", "--no-progress") is None
 
 
@@ -106,10 +105,10 @@ def check_out(tool: HardenedGit, branch: str, tip: str) -> None:
     folder = tool.folder / ".git"
     for lock in [*folder.glob("*.lock"), *(folder / "refs").rglob("*.lock")]:
         lock.unlink()  # this process is the clone's only user, so the lock's owner is dead
-    tool.run("update-ref", f"refs/heads/{branch}", tip)
-    tool.run("symbolic-ref", "HEAD", f"refs/heads/{branch}")
-    tool.run("reset", "--hard", "--quiet")
-    tool.run("clean", "-ffdxq")
+    tool.update_ref(f"refs/heads/{branch}", tip)
+    tool.symbolic_ref("HEAD", f"refs/heads/{branch}")
+    tool.reset("--hard", "--quiet")
+    tool.clean("-ffdxq")
 
 
 def make_remote(upstream_url: str, path: Path) -> str:

@@ -1,8 +1,8 @@
 """git with a restricted environment, deadlines, and errors that name a remedy.
 
-git reads hooks, helpers and rewrites from many files. Here a git process has a short list of
-variables, no system and user settings, no hooks, no prompts, and only the transport that its remote
-needs.
+GitPython passes this process's whole environment to every git process, and git reads hooks, helpers
+and rewrites from many files. Here a git process has a short list of variables, no system and user
+settings, no hooks, no prompts, and only the transport that its remote needs.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from neurons.runtime.errors import ConfigError, Held, Retry
 from neurons.runtime.git.faults import fault
 from neurons.runtime.git.remote import Remote, Token
 from neurons.runtime.loading import environment
 
-AUTHOR, EMAIL = "quasar-miner", "quasar-miner@users.noreply.github.com"
-"""The author of the miner's commits."""
+# Without it, importing GitPython on a machine without git is an ImportError of many lines.
+environment().setdefault("GIT_PYTHON_REFRESH", "quiet")
+
+import git  # noqa: E402 # it reads the variable
 
 MINIMUM_GIT = (2, 32)
 """The first version of git that can take all its settings from the environment."""
@@ -86,61 +89,73 @@ class Limits:
         return ["prlimit", *limits, "--core=0", "--", *command]
 
 
-@dataclass
-class HardenedGit:
-    """Runs git in `folder`, hardened as described above, with `overrides` of its settings."""
+class HardenedGit(git.Git):
+    """GitPython's command object, whose processes are hardened as described above.
 
-    folder: Path
-    timeout: float = 120.0
-    stop: threading.Event | None = None
-    overrides: Mapping[str, str] = field(default_factory=dict)
-    limits: Limits | None = None
+    Commands are methods as in GitPython (`tool.rev_parse("HEAD")`). A failing command raises
+    Held or Retry; `probe` returns None instead.
+    """
 
-    def run(
+    def __init__(
         self,
-        command: str,
-        *args: str | Path,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-    ) -> str:
-        """Run a command and return its output without the newline at the end.
-
-        Raises Held or Retry if it fails, takes too long or is stopped.
-        """
-        status, output, complaint = self._run([command, *args], env, timeout)
-        if status != 0:
-            raise fault(command, complaint, self.folder)
-        return output
+        folder: Path,
+        *,
+        timeout: float = 120.0,
+        stop: threading.Event | None = None,
+        overrides: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__(str(folder))
+        self.folder = folder
+        self.timeout = timeout
+        self.stop = stop
+        self.overrides = dict(overrides or {})
+        self.limits = limits
 
     def online(
-        self,
-        remote: Remote,
-        token: Token | None,
-        command: str,
-        *args: str,
-        timeout: float | None = None,
+        self, remote: Remote, token: Token | None, command: str, *args: str, timeout: float = 0
     ) -> str:
         """Run a command that connects to `remote`; `token` is sent only to the token's host."""
+        env = {"GIT_ALLOW_PROTOCOL": remote.protocol}
         config = dict(self.overrides)
         if token and remote.protocol in ("http", "https") and token.host == remote.host:
             config[f"http.{remote.origin}.extraHeader"] = f"Authorization: Basic {token.basic}"
-        env = {"GIT_ALLOW_PROTOCOL": remote.protocol, **self._configuration(config)}
-        return self.run(command, *args, env=env, timeout=timeout)
+        env.update(self._configuration(config))
+        return str(
+            self._call_process(command, *args, env=env, kill_after_timeout=timeout or self.timeout)
+        )
 
     def probe(self, command: str, *args: str) -> str | None:
         """Run a command that may fail; return its output, or None if it fails."""
-        status, output, _ = self._run([command, *args])
-        return output if status == 0 else None
+        answer: Any = self._call_process(
+            command, *args, with_extended_output=True, with_exceptions=False
+        )
+        return str(answer[1]) if answer[0] == 0 else None
+
+    def execute(self, command: Any, *args: Any, **options: Any) -> Any:
+        """Run git with a clean environment, in its own process group, under a deadline."""
+        if command[1:] != ["version"]:
+            self._require_version()
+        env = {name: value for name, value in environment().items() if _INHERITED.fullmatch(name)}
+        env |= _ENVIRONMENT | self._configuration(self.overrides)
+        # If the clone is broken, git must not use a repository in a folder above it.
+        env["GIT_CEILING_DIRECTORIES"] = str(self.folder.resolve().parent)
+        env |= options.get("env") or {}
+        timeout = options.get("kill_after_timeout") or self.timeout
+        status, output, complaint = self._run([str(word) for word in command], env, timeout)
+        if status != 0 and options.get("with_exceptions", True):
+            raise fault(str(command[1]), complaint, self.folder)
+        if options.get("with_extended_output"):
+            return status, output, complaint
+        return output
 
     def _require_version(self) -> None:
         """Refuse a git that ignores settings in its environment. Checked once for each PATH."""
         path = environment().get("PATH", "")
         if path not in _ACCEPTED:
-            _, text, _ = self._run(["version"])
-            version = re.search(r"(\d+)\.(\d+)", text)
-            if version is None or (int(version[1]), int(version[2])) < MINIMUM_GIT:
-                least = ".".join(map(str, MINIMUM_GIT))
-                raise ConfigError(f"{text or 'git'} is too old. Install git {least} or newer.")
+            if self.version_info < MINIMUM_GIT:
+                version, least = (".".join(map(str, v)) for v in (self.version_info, MINIMUM_GIT))
+                raise ConfigError(f"git {version} is too old. Install git {least} or newer.")
             _ACCEPTED.add(path)
 
     def _configuration(self, config: Mapping[str, str]) -> dict[str, str]:
@@ -152,21 +167,7 @@ class HardenedGit:
             env[f"GIT_CONFIG_VALUE_{index}"] = value
         return env
 
-    def _run(
-        self,
-        words: Sequence[str | Path],
-        further: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-    ) -> tuple[int, str, str]:
-        """Return the status, output and error output of git with `further` variables."""
-        if words != ["version"]:
-            self._require_version()
-        command, timeout = ["git", *map(str, words)], timeout or self.timeout
-        env = {name: value for name, value in environment().items() if _INHERITED.fullmatch(name)}
-        env |= _ENVIRONMENT | self._configuration(self.overrides)
-        # If the clone is broken, git must not use a repository in a folder above it.
-        env["GIT_CEILING_DIRECTORIES"] = str(self.folder.resolve().parent)
-        env |= further or {}
+    def _run(self, command: list[str], env: dict[str, str], timeout: float) -> tuple[int, str, str]:
         if not self.folder.is_dir():
             raise Held(f"The folder {self.folder} is missing.", "Restore it, or correct REPO_PATH.")
         limits = self.limits
@@ -228,9 +229,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.communicate()
 
 
-def commit_environment(seconds: int) -> dict[str, str]:
+def commit_environment(name: str, email: str, seconds: int) -> dict[str, str]:
     """Return variables that set a commit's author and its time, `seconds` since 1970 in UTC."""
-    who = {"NAME": AUTHOR, "EMAIL": EMAIL, "DATE": f"@{seconds} +0000"}
+    who = {"NAME": name, "EMAIL": email, "DATE": f"@{seconds} +0000"}
     return {f"GIT_{role}_{k}": v for role in ("AUTHOR", "COMMITTER") for k, v in who.items()}
 
 

@@ -12,7 +12,6 @@ import pytest
 from neurons.miner.publishing.fork import Fork
 from neurons.miner.publishing.from_settings import open_fork
 from neurons.runtime.errors import Held
-from neurons.runtime.git.command import AUTHOR, EMAIL
 from neurons.runtime.loading import load_settings
 from quasar_kernels.contract import OVERLAY, check_tree, overlay_files
 from tests.neurons.githost import UPSTREAM_FILES
@@ -41,11 +40,11 @@ def test_a_validator_gets_the_overlay_byte_for_byte(
 
 
 def test_the_commit_names_its_author_and_its_parent(
-    fork: Fork, remote: Path, upstream: Path
+    make_fork: MakeFork, remote: Path, upstream: Path
 ) -> None:
-    commit = publish(fork)
+    commit = publish(make_fork(author="Ada <ada@example.org>"))
     facts = run_git(remote, "log", "-1", "--format=%an <%ae>|%cn|%P|%G?", commit).split("|")
-    assert facts[:2] == [f"{AUTHOR} <{EMAIL}>", AUTHOR]
+    assert facts[:2] == ["Ada <ada@example.org>", "Ada"]
     assert facts[2] == run_git(upstream, "rev-parse", "main")
     assert facts[3] == "N"
     assert run_git(remote, "rev-parse", "main") == run_git(upstream, "rev-parse", "main")

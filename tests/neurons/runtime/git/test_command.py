@@ -224,7 +224,7 @@ def test_without_git_it_says_what_to_install(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="git is not installed"):
-        HardenedGit(tmp_path).run("status")
+        HardenedGit(tmp_path).status()
 
 
 def test_a_git_that_ignores_its_environment_is_refused(
@@ -233,8 +233,8 @@ def test_a_git_that_ignores_its_environment_is_refused(
     (tmp_path / "git").write_text("#!/bin/sh\necho git version 2.25.1\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(ConfigError, match=r"git version 2\.25\.1 is too old"):
-        HardenedGit(tmp_path).run("status")
+    with pytest.raises(ConfigError, match=r"git 2\.25\.1 is too old"):
+        HardenedGit(tmp_path).status()
 
 
 def test_github_needs_a_name_and_a_token(tmp_path: Path) -> None:
