@@ -14,12 +14,7 @@ import torch
 from benchmarks.__main__ import main
 from benchmarks.cases import sanitizer, sanitizer_calls
 from benchmarks.cases.sanitizer import findings_in, misses
-from benchmarks.cases.sanitizer_calls import (
-    LIMIT,
-    TOOLS,
-    OperatorCase,
-    wrong_cases,
-)
+from benchmarks.cases.sanitizer_calls import LIMIT, TOOLS, OperatorCase, wrong_cases
 from benchmarks.engine.commands import run_case
 from benchmarks.engine.results import load
 from tests.processes import HANG, run_python

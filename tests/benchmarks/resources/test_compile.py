@@ -276,20 +276,6 @@ def run(monkeypatch: pytest.MonkeyPatch, rows: list[Compiled], *arguments: str) 
     return compile_kernels.main()
 
 
-@pytest.mark.parametrize(
-    ("status", "error"), [(0, ""), (1, "200000 bytes of shared memory; a block may have 101376")]
-)
-def test_the_exit_status_tells(
-    status: int,
-    error: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    rows = [Compiled("kernel", 86, Resources(64, 0, 0, 200_000), error)]
-    assert run(monkeypatch, rows) == status
-    assert error in capsys.readouterr().out
-
-
 def test_the_table_is_written_and_checked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
