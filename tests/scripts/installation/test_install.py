@@ -53,13 +53,6 @@ def test_an_extra_that_was_recorded_and_is_none_any_more_is_left_out(checkout: C
     assert "extras=dev,miner\n" in checkout.stamp()
 
 
-def test_its_help_installs_nothing(checkout: Checkout) -> None:
-    shown = checkout.install("--help")
-    assert shown.returncode == 0
-    assert shown.stdout.endswith("Extras: dev miner server\n")
-    assert not (checkout.root / ".venv").exists()
-
-
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_installation_is_made_anew(
     checkout: Checkout, hanging: subprocess.Popen[str], sent: signal.Signals
