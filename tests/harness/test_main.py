@@ -95,12 +95,6 @@ def test_the_traceback_of_a_worker_is_for_debug(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_unknown_command_is_told_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["compaer"])
-    assert "must be one of schema, compare, history, profile, gates" in capsys.readouterr().err
-
-
 def test_the_schema_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out)["required"] == ["sha256", "report"]

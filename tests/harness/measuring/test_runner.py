@@ -8,9 +8,7 @@ import py_compile
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ from harness.measuring.runner import (
     probe,
     read_reply,
 )
-from harness.sample import Sample
 from harness.source import source_digest, tree_commit
 from harness.worker.subject.confine import landlock_version
 from tests.harness.samples import WhenThere, make_correctness, make_sample
@@ -64,12 +61,6 @@ def running(mark: str) -> list[int]:
 
 
 # ---- what is measured ------------------------------------------------------------------------
-
-
-def test_probe_returns_the_device() -> None:
-    environment = probe(CPU)
-    assert environment.device == "cpu"
-    assert environment.gpu is None
 
 
 def test_cuda_asked_for_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,31 +126,6 @@ def test_unchecked_code_is_timed_however_wrong_and_marked(make_tree: Any) -> Non
     assert found.correctness is None
     assert found.tokens_per_sec < 1e7, "what the code prints is no result"
     assert found.first_call_seconds > 0
-
-
-def test_processes_that_share_a_gpu_lock_are_timed_one_after_another(
-    make_tree: Any, tmp_path: Path
-) -> None:
-    log = tmp_path / "calls"
-    noted = (
-        "import os, time\n"
-        "_forward = QuasarAttention.forward\n"
-        "def forward(self, x, **options):\n"
-        f"    with open({str(log)!r}, 'a') as calls:\n"
-        "        calls.write(f'{os.getpid()}\\n')\n"
-        "    time.sleep(0.1)\n"
-        "    return _forward(self, x, **options)\n"
-        "QuasarAttention.forward = forward\n"
-    )
-    tree, lock = make_tree(noted), tmp_path / "lock"
-
-    def run(_number: int) -> Sample:
-        return measure(tree, 16, CPU, cross_check=False, gpu_lock=lock)
-
-    with ThreadPoolExecutor(3) as pool:
-        assert len(list(pool.map(run, range(3)))) == 3
-    processes = [pid for pid, _ in groupby(log.read_text().split())]
-    assert len(processes) == len(set(processes)) == 3, "their calls lie between one another's"
 
 
 # ---- how it fails ----------------------------------------------------------------------------
@@ -318,12 +284,6 @@ def test_row_16_the_worker_dies_with_a_killed_parent(make_tree: Any, tmp_path: P
 def test_a_worker_whose_parent_is_gone_does_nothing() -> None:
     job = '{"task": "probe", "result_fd": 9, "nonce": "n", "parent": 1}'
     assert run_python("-m", "harness.worker", input=job).returncode == 3
-
-
-def test_a_worker_says_what_it_wants() -> None:
-    done = run_python("-m", "harness.worker", input="{}")
-    assert done.returncode == 2
-    assert "takes a job on stdin" in done.stderr
 
 
 # ---- what a worker gets ----------------------------------------------------------------------
