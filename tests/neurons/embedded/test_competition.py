@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,39 +123,6 @@ def test_an_earlier_competition_is_deleted(competition: Competition) -> None:
     competition._clear()
     assert [file.exists() for file in left] == [False, False, True]
     assert list(folder.glob(f"{DATABASE}*")) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "on_terminal", "cheat", "serve"),
-    [
-        ((), True, True, True),
-        ((), False, True, False),
-        (("--serve",), False, True, True),
-        (("--no-serve", "--no-cheat"), True, False, False),
-        (("--miners", "0"), False, False, True),
-    ],
-)
-def test_the_flags_of_pages_and_competition(
-    words: tuple[str, ...],
-    on_terminal: bool,
-    cheat: bool,
-    serve: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    class Fake:
-        as_it_should_be = True
-
-        def __init__(self, *_: object, serve: bool, cheat: bool, **__: object) -> None:
-            self.flags = f"cheat={cheat} serve={serve}"
-
-        def run(self) -> Iterator[str]:
-            yield self.flags
-
-    monkeypatch.setattr(program, "Competition", Fake)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: on_terminal, raising=False)
-    assert program.main(list(words)) == 0
-    assert f"cheat={cheat} serve={serve}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

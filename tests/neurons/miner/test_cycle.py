@@ -29,20 +29,6 @@ PATH = [
 ]
 
 
-def test_the_whole_path_is_legal_and_each_state_has_its_step() -> None:
-    submission, steps = draft(), []
-    for state in PATH:
-        steps.append(cycle.next_step(submission))
-        submission = cycle.advance(submission, state, 1.0, **FULL)
-    assert steps == [
-        *(Step.PUBLISH, Step.MEASURE, Step.CLAIM, Step.COMMIT),
-        *(Step.COMMIT, Step.REVEAL, Step.REVEAL, Step.FOLLOW),
-    ]
-    assert cycle.next_step(submission) is None
-    direct = draft(state=State.CLAIMED, mode="direct")
-    assert cycle.next_step(direct) is Step.SUBMIT
-
-
 @pytest.mark.parametrize(
     ("state", "to"),
     [
@@ -76,19 +62,6 @@ def test_a_commitment_is_frozen(name: str) -> None:
     committing = draft(state=State.COMMITTING, **FULL)
     with pytest.raises(IllegalTransition, match=name):
         cycle.advance(committing, State.COMMITTED, 1.0, **{name: "other"})
-
-
-def test_failures_come_back_and_are_forgotten_by_success() -> None:
-    submission = draft()
-    for attempt in range(1, 4):
-        failed = cycle.fail(submission, "reset", 100.0, 1.0)
-        assert (failed.state, failed.position) == (State.FAILED, State.NEW)
-        assert failed.attempts == attempt
-        submission = cycle.resume(failed, 200.0)
-        assert (submission.state, submission.reason) == (State.NEW, None)
-    assert cycle.advance(submission, State.PUBLISHED, 1.0, **FULL).attempts == 0
-    with pytest.raises(IllegalTransition):
-        cycle.fail(failed, "again", 1.0, 0.0)
 
 
 def test_held_goes_back_to_where_it_was_unless_it_is_final() -> None:

@@ -18,7 +18,7 @@ from harness.source import tree_commit
 from neurons.miner import __main__ as miner
 from neurons.miner import cycle
 from neurons.miner.command_line import commands
-from neurons.miner.command_line.status import JOURNAL, read_status
+from neurons.miner.command_line.status import JOURNAL
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
 from neurons.runtime import observe
@@ -195,19 +195,6 @@ def test_a_real_run_is_put_together_from_its_settings(tmp_path: Path) -> None:
         assert (tmp_path / "state" / JOURNAL).is_file()
 
 
-def test_status_shows_state_reason_and_next_action_without_the_salt(
-    command: Command, state: str
-) -> None:
-    hold(state)
-    text = command("status", STATE_DIR=state).stdout
-    assert "HELD" in text
-    assert "The push was refused." in text
-    assert "Do this." in text
-    found = json.loads(command("status", "--json", STATE_DIR=state).stdout)
-    assert found["submission"]["next_action"] == "Do this."
-    assert "salt" not in found["submission"]
-
-
 @pytest.mark.parametrize(("word", "end"), [("release", State.NEW), ("abandon", State.ABANDONED)])
 def test_a_person_decides_on_what_is_held(
     command: Command, word: str, end: State, state: str
@@ -220,16 +207,6 @@ def test_a_person_decides_on_what_is_held(
     with journal_in(state) as journal:
         assert journal.get(held.id).state is end
     assert "nothing is held" in command(word, STATE_DIR=state).stdout
-
-
-def test_running_is_seen_without_taking_the_lock(tmp_path: Path) -> None:
-    assert read_status(tmp_path).running is False
-    with Journal(tmp_path / JOURNAL) as journal, StateLock(tmp_path):
-        journal.insert(draft())
-        assert read_status(tmp_path).running is True
-        assert "next      publish" in read_status(tmp_path).as_text()
-    assert read_status(tmp_path).running is False
-    assert "next      start the miner: publish" in read_status(tmp_path).as_text()
 
 
 def test_doctor_lists_every_problem_of_the_settings_and_fails(command: Command, state: str) -> None:
@@ -277,11 +254,6 @@ def test_the_version_names_the_checkouts_commit(command: Command) -> None:
     assert shown[:2] == ["quasar-miner", __version__]
     head = tree_commit(PROJECT)
     assert shown[3:] == ([head[:12]] if head else [])
-
-
-def test_a_flag_counts_before_the_command_and_behind_it(command: Command, state: str) -> None:
-    for words in (["--state-dir", state, "status"], ["status", "--state-dir", state]):
-        assert state in command(*words).stdout
 
 
 def test_the_history_shows_the_newest_first(command: Command, state: str) -> None:

@@ -87,15 +87,6 @@ def test_the_file_is_private_and_holds_the_same_lines(
     assert CANARY not in file.read_text()
 
 
-def test_bittensor_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    observe.configure("DEBUG")
-    logging.getLogger("bittensor.subtensor").info("connecting")
-    logging.getLogger("bittensor.subtensor").warning("slow")
-    text = capsys.readouterr().err
-    assert "connecting" not in text
-    assert "slow" in text
-
-
 def test_what_is_ordinary_goes_to_stdout_and_a_warning_to_stderr(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -27,15 +27,7 @@ from tests.neurons.fake_validator_api import (
     Fault,
     Request,
 )
-from tests.neurons.miner.parts import (
-    SETTLED,
-    FakeBench,
-    FakeFork,
-    Miner,
-    Waits,
-    states,
-    stop_after,
-)
+from tests.neurons.miner.parts import SETTLED, FakeBench, FakeFork, Miner, Waits, states, stop_after
 
 
 @pytest.fixture
