@@ -73,9 +73,7 @@ def test_passes_on_what_comes_and_records_it_without_secrets(upstream) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_fault_reaches_the_server_and_the_miner_as_its_name_says(
-    upstream, fault: Fault
-) -> None:
+def test_every_fault_reaches_the_server_and_the_miner_as_its_name_says(upstream, fault):
     url, server = upstream
     with Proxy(url, _Only(replace(fault, delay=fault.delay / 100))) as proxy:
         try:

@@ -29,9 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_test_is_counted_and_a_failure_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_test_is_counted_and_a_failure_is_named(folder, capsys):
     (folder / "cuda").mkdir()
     (folder / "cuda/test_mixed.py").write_text(MIXED)
     (folder / "test_dies.py").write_text("import os\ndef test_it(): os._exit(11)\n")

@@ -104,9 +104,7 @@ def test_a_call_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyP
     assert found[1].failure == "it would take about 2.4 s, and 1 s is the limit"
 
 
-def test_the_command_measures_in_fresh_processes_and_names_what_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_command_measures_in_fresh_processes_and_names_what_is_lost(monkeypatch):
     def stream(function: Any, name: str, *_: Any, **__: Any) -> Any:
         of = {"way": "forward", "batch": 1, "tokens": 256, "packed": False}
         yield Entry(table="calls", of=of, by=name, figures={"ms": 1.0}).model_dump()

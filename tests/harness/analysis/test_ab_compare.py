@@ -201,9 +201,7 @@ def test_the_order_of_a_block_is_drawn() -> None:
     assert len(seen) == 6
 
 
-def test_each_block_is_printed_before_the_next_one_starts(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_block_is_printed_before_the_next_one_starts(capsys, monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     printed: list[int] = []
 
@@ -227,9 +225,7 @@ def test_each_block_is_printed_before_the_next_one_starts(
     assert "| tokens | theirs, tokens/s | ours, tokens/s |" in table([], ("theirs", "ours"))
 
 
-def test_an_overloaded_host_is_warned_of_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overloaded_host_is_warned_of_once(capsys, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     loads = iter([2.0, 4.0, 4.1, 9.0])
     monkeypatch.setattr(os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
@@ -307,9 +303,7 @@ def test_the_command_line_says_what_is_wrong(capsys: pytest.CaptureFixture[str])
         assert wrong[0] in capsys.readouterr().err
 
 
-def test_the_command_line_prints_and_writes_what_was_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_prints_and_writes_what_was_found(tmp_path, monkeypatch, capsys):
     found = [(n, Difference(1.25, 1.125, 1.5, 1.01, 100.0 * n, 125.0 * n)) for n in (1, 512)]
     made: list[Comparison] = []
     seen: list[Any] = []

@@ -46,16 +46,12 @@ def test_a_further_run_misses_the_bound_as_often_as_asked() -> None:
 
 
 @given(values=speeds, share=shares, times=st.integers(2, 4))
-def test_fewer_runs_of_the_same_mean_and_spread_give_a_lower_bound(
-    values: list[float], share: float, times: int
-) -> None:
+def test_fewer_runs_of_the_same_mean_and_spread_give_a_lower_bound(values, share, times):
     assert lower_bound(values, share) <= lower_bound(values * times, share) * (1 + 1e-12)
 
 
 @given(values=speeds, share=shares, factor=st.floats(0.1, 10))
-def test_the_unit_of_speed_does_not_matter(
-    values: list[float], share: float, factor: float
-) -> None:
+def test_the_unit_of_speed_does_not_matter(values, share, factor):
     scaled = lower_bound([factor * value for value in values], share)
     assert scaled == pytest.approx(factor * lower_bound(values, share), rel=1e-6)
 

@@ -102,9 +102,7 @@ def test_no_speed_of_wrong_results(make_tree: Any) -> None:
         ({"longest": 511}, "its correctness check stopped at 511 tokens"),
     ],
 )
-def test_a_check_of_other_code_or_of_shorter_sequences_does_not_count(
-    changes: dict[str, Any], reason: str
-) -> None:
+def test_a_check_of_other_code_or_of_shorter_sequences_does_not_count(changes, reason):
     with pytest.raises(MeasurementError, match=reason) as caught:
         confirm(make_sample(512), make_correctness(**changes))
     assert caught.value.kind == "gate"
@@ -131,9 +129,7 @@ def test_unchecked_code_is_timed_however_wrong_and_marked(make_tree: Any) -> Non
 # ---- how it fails ----------------------------------------------------------------------------
 
 
-def test_row_20_a_hanging_tree_is_killed_with_its_descendants(
-    make_tree: Any, tmp_path: Path
-) -> None:
+def test_row_20_a_hanging_tree_is_killed_with_its_descendants(make_tree, tmp_path):
     mark = f"sleeper-of-{tmp_path.name}"
     started = tmp_path / "started"
     tree = make_tree(
@@ -169,9 +165,7 @@ def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
         ("to_every_descriptor(b'\\2\\0\\0\\0{}'); os._exit(0)", "protocol", "malformed"),
     ],
 )
-def test_row_21_every_failure_has_its_kind(
-    make_tree: Any, code: str, kind: str, reason: str
-) -> None:
+def test_row_21_every_failure_has_its_kind(make_tree, code, kind, reason):
     tree = make_tree(
         "import os, time\n"
         "def to_every_descriptor(data):\n"
@@ -209,9 +203,7 @@ def test_the_code_finds_no_secret_of_its_referee(make_tree: Any) -> None:
     assert fails(tree).reason == "RuntimeError: found []"
 
 
-def test_the_referee_imports_nothing_from_the_folder_that_the_code_can_write(
-    make_tree: Any,
-) -> None:
+def test_the_referee_imports_nothing_from_the_folder_that_the_code_can_write(make_tree):
     """Its process has the same path, and imports some modules only when it needs them."""
     tree = make_tree(
         "import importlib.util\n"

@@ -53,9 +53,7 @@ def test_each_has_a_hotkey_a_kernel_and_a_server_of_its_own(competition: Competi
     assert text.count(CHUNK) == 1  # the line that a miner's copy changes
 
 
-def test_the_cheat_submits_a_fork_that_keeps_the_rules(
-    competition: Competition, api: LiveApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cheat_submits_a_fork_that_keeps_the_rules(competition, api, tmp_path, monkeypatch):
     used = shutil.copytree(OVERLAY, tmp_path / "overlay")  # an overlay that was imported once
     py_compile.compile(str(used / LAYER_FILE), doraise=True)
     assert list(used.rglob("*.pyc"))
@@ -128,12 +126,7 @@ def test_an_earlier_competition_is_deleted(competition: Competition) -> None:
 @pytest.mark.parametrize(
     ("error", "status"), [(Stopped("asked to stop"), 130), (ConfigError("Do this."), 78)]
 )
-def test_an_early_end_is_a_sentence_and_a_status(
-    error: Exception,
-    status: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_early_end_is_a_sentence_and_a_status(error, status, monkeypatch, capsys):
     def fails(*_: object, **__: object) -> None:
         raise error
 

@@ -70,9 +70,7 @@ def test_a_commitment_that_the_server_holds_and_does_not_list_is_looked_for_two_
     assert fake_api.count(PENDING) == 3
 
 
-def test_where_no_list_tells_the_block_it_is_waited_for_by_the_servers_clock(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_where_no_list_tells_the_block_it_is_waited_for_by_the_servers_clock(context, fake_api):
     clock = [float(int(time.time()))]
     fake_api.block, fake_api.blocks_until_reveal = block_at(clock[0]), 6
     fake_api.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
