@@ -24,23 +24,6 @@ def take(fork: ForkRepository, commit: str, folder: Path) -> Path:
     return clone(fork.url, commit, folder, sources=HOME)
 
 
-def test_a_sandbox_is_empty_and_leaves_nothing(tmp_path: Path) -> None:
-    parent = tmp_path / "sandboxes"
-
-    def break_off() -> None:
-        with submission_folder(parent) as folder:
-            assert list(folder.iterdir()) == []
-            (folder / "file").touch()
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        break_off()
-    assert list(parent.iterdir()) == []
-    (parent / "submission-left").mkdir()
-    clear(parent)
-    assert list(parent.iterdir()) == []
-
-
 def test_nothing_of_the_branchs_tip_is_unfolded_for_another_commit(fork, tmp_path):
     """The size of a commit is known before it is unfolded; its branch's tip may be anything."""
     wanted = fork.commit({"a": "1"})

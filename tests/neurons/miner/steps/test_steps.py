@@ -215,9 +215,3 @@ def test_a_rank_counts_where_the_reveal_was_seen_in_the_queue(facts, state):
     assert (found.state, found.score) == (state, None)
     assert found.rank == (2 if state is State.RANKED else None)
     assert ("ranks it 2" in str(found.reason)) is (state is State.UNRANKED)
-
-
-def test_one_check_counts_for_all_samples(miner: Miner, bench: FakeBench) -> None:
-    run_cycle(miner(claim_runs=3, target_sequence_length=512))
-    assert bench.checks == [2048]
-    assert bench.calls.count(512) == 5
