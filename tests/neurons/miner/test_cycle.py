@@ -64,6 +64,19 @@ def test_a_commitment_is_frozen(name: str) -> None:
         cycle.advance(committing, State.COMMITTED, 1.0, **{name: "other"})
 
 
+def test_failures_come_back_and_are_forgotten_by_success() -> None:
+    submission = draft()
+    for attempt in range(1, 4):
+        failed = cycle.fail(submission, "reset", 100.0, 1.0)
+        assert (failed.state, failed.position) == (State.FAILED, State.NEW)
+        assert failed.attempts == attempt
+        submission = cycle.resume(failed, 200.0)
+        assert (submission.state, submission.reason) == (State.NEW, None)
+    assert cycle.advance(submission, State.PUBLISHED, 1.0, **FULL).attempts == 0
+    with pytest.raises(IllegalTransition):
+        cycle.fail(failed, "again", 1.0, 0.0)
+
+
 def test_held_goes_back_to_where_it_was_unless_it_is_final() -> None:
     failed = cycle.fail(draft(state=State.COMMITTED, **FULL), "r", 1.0, 0.0)
     held = cycle.hold(failed, "reason", "remedy", 2.0)

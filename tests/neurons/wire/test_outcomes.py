@@ -149,3 +149,19 @@ def test_words_are_cut_and_long_hex_is_left_out() -> None:
     assert outcomes.api_detail(long) == "x" * 300
     secret = json.dumps({"detail": f"sent {'aB' * 32} here, {'1' * 63}"}).encode()
     assert outcomes.api_detail(secret) == f"sent [redacted] here, {'1' * 63}"
+
+
+@pytest.mark.parametrize(
+    ("page", "title"),
+    [
+        (b"<TITLE lang='en'>Bad\n  Gateway</TITLE><p>more", "Bad Gateway"),
+        (b"<title>a</title> <title>b</title>", "a"),
+        (b"plain  words\n", "plain words"),
+        (b"y" * 200, "y" * 80),
+        (b" " * 8192 + b"late", ""),
+        (b" " * 8190 + b"late", "la"),  # 8 KiB are read
+        (b"caf\xe9", "caf\ufffd"),
+    ],
+)
+def test_a_page_is_known_by_its_title_or_its_beginning(page: bytes, title: str) -> None:
+    assert outcomes.page_title(page) == title

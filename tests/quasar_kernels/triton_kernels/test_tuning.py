@@ -253,6 +253,29 @@ def test_a_candidate_must_compute_what_the_default_does(monkeypatch):
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"waprs": 2}, "unknown fields ['waprs']"),
+        ({"chunk": None}, "missing fields ['chunk']"),
+        ({"map_warps": 3}, "map_warps is 3"),
+        ({"map_stages": True}, "map_stages is True"),
+        ({"map_rows": "64"}, "map_rows is '64'"),
+        ({"map_rows": -1}, "map_rows is -1"),
+    ],
+)
+def test_an_error_names_file_entry_and_field(monkeypatch, tmp_path, change, message):
+    data = json.loads(tuning.DATA.read_text())
+    row = data["gpus"]["NVIDIA H200"]["tiles"][2]["tiles"] | change
+    data["gpus"]["NVIDIA H200"]["tiles"][2]["tiles"] = {
+        name: value for name, value in row.items() if value is not None
+    }
+    monkeypatch.setattr(tuning, "_data", lambda: data)
+    with pytest.raises(ValueError, match=r"tuned\.json: 'NVIDIA H200', tiles") as caught:
+        tuning.known_tiles(Gpu("NVIDIA H200", "9.0"), 64, torch.bfloat16)
+    assert message in str(caught.value)
+
+
 def test_shipped_tiles_hold_each_choice_once(monkeypatch):
     data = json.loads(tuning.DATA.read_text())
     assert list(tuning.shipped_tiles(64, torch.bfloat16, "9.0")) == [""]
