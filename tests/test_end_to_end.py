@@ -147,9 +147,7 @@ def life(miner: Miner) -> Life:
     return Life(killed, (during, after), refused, process.pid, finished)
 
 
-def test_row_01_killed_between_commit_and_reveal_the_same_submission_is_finished(
-    miner: Miner, life: Life
-) -> None:
+def test_row_01_killed_between_commit_and_reveal_the_same_submission_is_finished(miner, life):
     assert life.killed.state is State.COMMITTED
     assert life.finished.returncode == 0, life.finished.stderr
     after = miner.latest()
@@ -172,9 +170,7 @@ def test_a_running_miner_is_shown_and_refuses_a_second_one(life: Life) -> None:
     assert "Traceback" not in life.refused.stderr
 
 
-def test_a_validator_can_clone_what_is_claimed_with_half_of_its_speed(
-    miner: Miner, life: Life
-) -> None:
+def test_a_validator_can_clone_what_is_claimed_with_half_of_its_speed(miner, life):
     submission = miner.latest()
     assert submission is not None
     kind = run_git(miner.folder / "fork.git", "cat-file", "-t", str(submission.commit_hash))
@@ -206,9 +202,7 @@ def test_the_state_is_private(miner: Miner, life: Life) -> None:
     assert (miner.folder / JOURNAL).stat().st_mode & 0o077 == 0
 
 
-def test_row_15_a_stop_ends_a_measuring_miner_soon_with_all_its_children(
-    miner: Miner, life: Life
-) -> None:
+def test_row_15_a_stop_ends_a_measuring_miner_soon_with_all_its_children(miner, life):
     process = miner.start("run", TARGET_SEQUENCE_LENGTH="1024")  # another target is due at once
 
     def measuring() -> bool:

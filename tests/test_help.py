@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -102,9 +101,7 @@ GROUPS = [
 
 
 @pytest.mark.parametrize("lines", GROUPS, ids=lambda lines: " ".join(lines[0]))
-def test_help_needs_the_base_dependencies_alone(
-    lines: list[tuple[str, ...]], tmp_path: Path
-) -> None:
+def test_help_needs_the_base_dependencies_alone(lines, tmp_path):
     hidden = set(hidden_for(lines[0]))
     (tmp_path / "sitecustomize.py").write_text(HIDING.format(names=hidden))
     before = {path.name for path in PROJECT.iterdir()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -35,9 +34,7 @@ sys.meta_path.insert(0, Block())
         ("quasar_kernels.blocks.language", "quasar_kernels.blocks.language.settings"),
     ],
 )
-def test_ctrl_c_during_the_imports_ends_a_command_quietly(
-    tmp_path: Path, command: str, blocked: str
-) -> None:
+def test_ctrl_c_during_the_imports_ends_a_command_quietly(tmp_path, command, blocked):
     (tmp_path / "sitecustomize.py").write_text(BLOCK)
     reached = tmp_path / "reached"
     variables = {"PYTHONPATH": str(tmp_path), "BLOCKED": blocked, "REACHED": str(reached)}

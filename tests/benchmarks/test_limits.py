@@ -138,9 +138,7 @@ def test_a_value_beyond_its_limit_is_named(file: str, change: Any) -> None:
         ("overlay-ops", 1_000_000, {"tokens_per_sec": 69e6}, "`ops` scope, M tokens/s: 69"),
     ],
 )
-def test_processes_of_the_layer_beyond_their_limit_are_named(
-    tree: str, tokens: int, figures: dict[str, float], text: str
-) -> None:
+def test_processes_of_the_layer_beyond_their_limit_are_named(tree, tokens, figures, text):
     runs = load_runs()
     entries = tuple(
         entry.model_copy(update={"figures": {**entry.figures, **figures}})

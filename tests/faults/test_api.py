@@ -36,9 +36,7 @@ BANNED = Fault(403, "IP address banned: IP banned for 0.5 more hours")
 TAKEN = "Commitment hash already exists. Use a different salt."
 
 
-def test_a_cycle_ends_validated(
-    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork
-) -> None:
+def test_a_cycle_ends_validated(context, fake_api, kernels):
     done = run_cycle(context)
     assert (done.state, done.rank, done.score, done.weight) == (State.VALIDATED, 1, 1.0, 0.6)
     assert done.weighted_score == pytest.approx(0.5 * float(done.tokens_per_sec or 0))
@@ -56,9 +54,7 @@ def test_a_cycle_ends_validated(
     assert kernels.pushed == [done.commit_hash]
 
 
-def test_before_reveal_pushes_only_after_the_block(
-    miner: Miner, kernels: FakeFork, waits: Waits
-) -> None:
+def test_before_reveal_pushes_only_after_the_block(miner, kernels, waits):
     pushed_at_wait: list[int] = []
     waits.then = lambda _: pushed_at_wait.append(len(kernels.pushed))
     done = run_cycle(miner(publish_at="before_reveal"))
@@ -91,9 +87,7 @@ def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
         Fault(409, TAKEN, stored=True),
     ],
 )
-def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(
-    context: Context, fake_api: FakeValidatorApi, fault: Fault
-) -> None:
+def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(context, fake_api, fault):
     fake_api.faults[COMMIT].append(fault)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -102,9 +96,7 @@ def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(
     assert states(context, done.id).count(State.COMMITTING) == 1
 
 
-def test_row_10_an_answer_to_another_commitment_is_not_taken(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_row_10_an_answer_to_another_commitment_is_not_taken(context, fake_api):
     """A proxy's stale reply: the commitment of this submission is looked up instead."""
     stale = {
         "submission_id": 77,
@@ -136,9 +128,7 @@ def test_row_10_an_answer_to_another_commitment_is_not_taken(
     ],
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL, ROUND, WEIGHTS])
-def test_row_07_passing_faults_leave_one_commit_and_one_reveal(
-    context: Context, fake_api: FakeValidatorApi, path: str, fault: Fault
-) -> None:
+def test_row_07_passing_faults_leave_one_commit_and_one_reveal(context, fake_api, path, fault):
     fake_api.faults[path].extend([fault] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -156,13 +146,8 @@ def test_row_07_passing_faults_leave_one_commit_and_one_reveal(
     ],
 )
 def test_row_07_what_the_server_asks_for_is_waited_for_and_said(
-    context: Context,
-    fake_api: FakeValidatorApi,
-    waits: Waits,
-    fault: Fault,
-    seconds: int,
-    words: str,
-) -> None:
+    context, fake_api, waits, fault, seconds, words
+):
     fake_api.faults[COMMIT].append(fault)
     reasons: list[str] = []
     waits.then = lambda _: reasons.append(str(context.journal.latest()[0].reason))
@@ -199,9 +184,7 @@ def test_row_03_a_commit_that_the_server_holds_but_does_not_list_is_held(
     assert "already exists" in str(done.reason)
 
 
-def test_row_04_too_early_waits_and_reveals_once_more(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_row_04_too_early_waits_and_reveals_once_more(context, fake_api):
     fake_api.faults[REVEAL].append(Fault(425, "Cannot reveal yet. Wait 3 blocks (~0 minutes)"))
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -209,9 +192,7 @@ def test_row_04_too_early_waits_and_reveals_once_more(
     assert State.FAILED not in states(context, done.id)
 
 
-def test_row_04_stubborn_too_early_backs_off(
-    context: Context, fake_api: FakeValidatorApi, waits: Waits
-) -> None:
+def test_row_04_stubborn_too_early_backs_off(context, fake_api, waits):
     fake_api.faults[REVEAL].extend([Fault(425, "Cannot reveal yet. Wait 3 blocks")] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -234,13 +215,8 @@ def test_row_05_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
 
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", REVEAL), ("direct", SUBMIT)])
 def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
-    miner: Miner,
-    fake_api: FakeValidatorApi,
-    kernels: FakeFork,
-    mode: str,
-    path: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    miner, fake_api, kernels, mode, path, monkeypatch
+):
     def verify(commit: str) -> None:
         if fake_api.count(path):
             raise Held("The branch moved.", "Put it back.")
@@ -252,9 +228,7 @@ def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
     assert fake_api.count(path) == 1
 
 
-def test_row_06_a_hash_mismatch_is_never_repeated(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_row_06_a_hash_mismatch_is_never_repeated(context, fake_api):
     fault = Fault(400, "Commitment verification failed. Hash mismatch.")
     fake_api.faults[REVEAL].append(fault)
     done = run_cycle(context)
@@ -299,9 +273,7 @@ def test_row_08_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
     assert len(fake_api.rows) == 1
 
 
-def test_row_08_an_unknown_hotkey_is_registered_once(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_row_08_an_unknown_hotkey_is_registered_once(context, fake_api):
     context.registered.add("100k")  # this process believes that it registered
     assert run_cycle(context).state is State.VALIDATED
     assert fake_api.count("/register_miner") == 1
@@ -312,25 +284,19 @@ def test_row_08_an_unknown_hotkey_is_registered_once(
     assert fake_api.count("/register_miner") == 3
 
 
-def test_a_second_league_of_the_public_server_is_no_obstacle(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_a_second_league_of_the_public_server_is_no_obstacle(context, fake_api):
     fake_api.registered.add(HOTKEY)
     fake_api.faults["/register_miner"].append(Fault(500, b"Internal Server Error"))
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_a_submission_that_the_server_lost_ends_and_a_new_one_follows(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_a_submission_that_the_server_lost_ends_and_a_new_one_follows(context, fake_api):
     fake_api.faults[REVEAL].append(Fault(404, "Submission not found"))
     assert run_cycle(context).state is State.ABANDONED
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(context, fake_api):
     context.waiter = Waits(stop_after(1))
     assert run_cycle(context).state is State.COMMITTED
     fake_api.round_id, fake_api.block, fake_api.verdict = 2, 10_000_000, None
@@ -343,9 +309,7 @@ def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(
     assert run_cycle(context).id == old.id + 1
 
 
-def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(context, fake_api):
     fake_api.verdict = 0.0
     for _ in range(3):
         assert run_cycle(context).state is State.REJECTED
@@ -419,26 +383,20 @@ def test_a_commitment_that_is_held_before_its_reveal_is_tried_again_without_a_pe
     assert 3 * 86400 / 900 <= tries <= 3 * 86400 / 600
 
 
-def test_a_reveal_whose_reply_never_comes_is_found_in_the_public_list(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_a_reveal_whose_reply_never_comes_is_found_in_the_public_list(context, fake_api):
     fake_api.faults[REVEAL].extend([LOST, *[RESET] * 50])
     done = run_cycle(context)
     assert done.state is State.VALIDATED
     assert fake_api.count(REVEAL) == 1
 
 
-def test_a_reveal_that_did_not_arrive_is_not_found_in_the_public_list(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_a_reveal_that_did_not_arrive_is_not_found_in_the_public_list(context, fake_api):
     fake_api.faults[REVEAL].extend([RESET] * 3)
     assert run_cycle(context).state is State.VALIDATED
     assert fake_api.count(REVEAL) == 4
 
 
-def test_a_second_cycle_starts_a_new_submission(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_a_second_cycle_starts_a_new_submission(context, fake_api):
     first, second = run_cycle(context), run_cycle(context)
     assert second.id == first.id + 1
     assert second.submission_id == 2
@@ -446,8 +404,6 @@ def test_a_second_cycle_starts_a_new_submission(
 
 
 @pytest.mark.parametrize(("rejections", "state"), [(2, State.VALIDATED), (5, State.HELD)])
-def test_more_than_three_rejections_stop_the_miner_too(
-    context: Context, monkeypatch: pytest.MonkeyPatch, rejections: int, state: State
-) -> None:
+def test_more_than_three_rejections_stop_the_miner_too(context, monkeypatch, rejections, state):
     monkeypatch.setattr(context.journal, "rejections", lambda hotkey: rejections)
     assert run_cycle(context).state is state

@@ -25,14 +25,7 @@ from neurons.wire.client import ApiClient
 from neurons.wire.protocol import commitment_hash
 from tests.harness import samples
 from tests.neurons.fake_validator_api import LOST, REVEAL, FakeValidatorApi, Fault, Request
-from tests.neurons.miner.parts import (
-    HOTKEY,
-    FakeBench,
-    FakeFork,
-    Key,
-    Waits,
-    make_context,
-)
+from tests.neurons.miner.parts import HOTKEY, FakeBench, FakeFork, Key, Waits, make_context
 
 WIDE = samples.environment(cpu_count=8)
 """A machine that starts all processes of a claim at once."""

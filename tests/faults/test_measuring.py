@@ -19,11 +19,7 @@ from neurons.miner.daemon import run_cycle, run_forever
 from neurons.runtime.process import Stopped
 from tests.harness import samples
 from tests.neurons.fake_validator_api import COMMIT
-from tests.neurons.miner.parts import (
-    ENVIRONMENT,
-    HOTKEY,
-    SETTLED,
-)
+from tests.neurons.miner.parts import ENVIRONMENT, HOTKEY, SETTLED
 
 Change = Callable[[list[Sample]], list[Sample]]
 NO_MEMORY = MeasurementError("no memory", "out_of_memory")

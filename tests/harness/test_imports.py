@@ -32,9 +32,7 @@ def test_a_good_tree_is_imported(make_tree: Any) -> None:
         ("import packaging.gone", "another packaging: No module named", "packaging"),
     ],
 )
-def test_what_is_missing_is_named_with_who_needs_it(
-    make_tree: Any, code: str, needs: str, module: str
-) -> None:
+def test_what_is_missing_is_named_with_who_needs_it(make_tree, code, needs, module):
     error = failed(make_tree(layer=code))
     assert error.kind == "import"
     assert error.reason.startswith(f"fla/layers/quasar.py needs {needs}")

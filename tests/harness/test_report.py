@@ -65,9 +65,7 @@ def with_digest(body: object) -> str:
     return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "report": body})
 
 
-def test_a_file_of_the_first_version_is_read_and_one_that_does_not_fit_is_refused(
-    path: Path,
-) -> None:
+def test_a_file_of_the_first_version_is_read_and_one_that_does_not_fit_is_refused(path):
     report = sample()
     first = {**report.model_dump(mode="json"), "schema_version": 1}
     for one in first["measurements"]:
@@ -116,9 +114,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_report(tmp_path / "nowhere.json")
 
 
-def test_row_17_a_failed_write_keeps_the_old_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_17_a_failed_write_keeps_the_old_file(path, monkeypatch):
     write_report(path, sample())
     before = path.read_bytes()
 

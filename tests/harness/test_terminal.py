@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.harness.conftest import MakeTree
 from tests.processes import is_alive, started, wait_for
 
 HANGS = """
@@ -28,9 +26,7 @@ time.sleep(3600)
         (["-m", "harness", "profile", "--length", "16", "--tree"], signal.SIGTERM),
     ],
 )
-def test_a_stopped_command_ends_quietly(
-    make_tree: MakeTree, tmp_path: Path, words: list[str], number: signal.Signals
-) -> None:
+def test_a_stopped_command_ends_quietly(make_tree, tmp_path, words, number):
     note, folders = tmp_path / "pid", tmp_path / "folders"
     folders.mkdir()
     tree = str(make_tree(HANGS.format(note=str(note))))

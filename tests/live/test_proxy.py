@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -73,16 +72,8 @@ def test_passes_on_what_comes_and_records_it_without_secrets(upstream) -> None:
         assert proxy.records == [Record("POST", "/commit_submission", True, 200, None)]
 
 
-def test_answers_502_while_the_api_is_away(upstream) -> None:
-    with Proxy("http://127.0.0.1:1") as proxy:
-        assert _post(proxy).status_code == 502
-        assert proxy.records == [Record("POST", "/submit_kernel", False, None, None)]
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_fault_reaches_the_server_and_the_miner_as_its_name_says(
-    upstream, fault: Fault
-) -> None:
+def test_every_fault_reaches_the_server_and_the_miner_as_its_name_says(upstream, fault):
     url, server = upstream
     with Proxy(url, _Only(replace(fault, delay=fault.delay / 100))) as proxy:
         try:
@@ -100,16 +91,6 @@ def test_every_fault_reaches_the_server_and_the_miner_as_its_name_says(
         status = 200 if fault.forwarded else None
         record = Record("POST", "/submit_kernel", fault.forwarded, status, fault.name)
         assert proxy.records == [record]
-
-
-def test_after_is_told_once_the_reply_has_left(upstream) -> None:
-    told, left = threading.Event(), threading.Event()
-    with Proxy(upstream[0]) as proxy:
-        proxy.after = lambda record: (left.wait(5), told.set())
-        _post(proxy)  # returns although `after` still waits
-        assert not told.is_set()
-        left.set()
-        assert told.wait(5)
 
 
 def test_a_plan_repeats_itself_and_lets_a_route_through_now_and_then() -> None:

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from neurons.miner import cycle as states
-from neurons.miner.journal import Journal
-from tests.live.report import (
-    Cycle,
-    Entry,
-    Row,
-    assign,
-    judge,
-    read_journal,
-    read_rows,
-)
+from tests.live.report import Cycle, Entry, Row, judge
 
 COMMIT, HASH = "c" * 40, "a" * 64
 
@@ -98,9 +85,7 @@ ENDED: dict[str, Any] = {"reason": "Round 1 ended before a validator looked at i
         ([_entry("FAILED")], [], ["unfinished"]),
     ],
 )
-def test_what_must_not_happen_is_found(
-    entries: list[Entry], rows: list[Row], kinds: list[str]
-) -> None:
+def test_what_must_not_happen_is_found(entries, rows, kinds):
     assert _kinds(entries, rows) == kinds
 
 
@@ -130,44 +115,7 @@ def test_a_cycle_without_a_submission_is_found(status: int | None, kind: str) ->
         ("UNRANKED", {"score": 0.0}, False),
     ],
 )
-def test_a_verdict_that_no_validator_gave_is_false(
-    state: str, row: dict | None, false: bool
-) -> None:
+def test_a_verdict_that_no_validator_gave_is_false(state, row, false):
     rows = [] if row is None else [_row(**row)]
     entry = _entry(state, commitment_hash=(row or {}).get("commitment_hash"))
     assert ("false verdict" in _kinds([entry], rows)) is false
-
-
-def test_reads_the_public_table_of_every_life(tmp_path: Path) -> None:
-    for life, (hotkey, validated) in enumerate([("me", 1), ("me", 0), ("other", 0)], 1):
-        with closing(sqlite3.connect(tmp_path / f"{life}.db")) as database, database:
-            database.execute(
-                "CREATE TABLE speed_submissions (id INTEGER, miner_hotkey TEXT, commitment_hash "
-                "TEXT, commit_hash TEXT, tokens_per_sec FLOAT, is_revealed BOOLEAN, validated "
-                "BOOLEAN, score FLOAT, commitment_salt TEXT)"
-            )
-            values = (7, hotkey, None, COMMIT, 100.0, 1, validated, None, "salt")
-            database.execute(
-                "INSERT INTO speed_submissions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values
-            )
-    rows = read_rows([tmp_path / f"{life}.db" for life in (1, 2, 3)], "me")
-    assert [(row.life, row.present, row.id, row.validated) for row in rows] == [
-        (1, False, 7, True),
-        (2, False, 7, False),
-    ]
-
-
-def test_reads_the_miners_own_journal_and_never_its_salt(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    with Journal(path) as journal:
-        made = journal.insert(states.Submission(0, "me", 512, "direct", "", "", created_at=20.0))
-        held = states.hold(made, "No key.", "Bring one.", 21.0)
-        journal.transition(made, held)
-        entries = read_journal(path, "me")
-    assert [(entry.state, entry.reason, entry.holds) for entry in entries] == [
-        ("HELD", "No key.", ("No key.",))
-    ]
-    cycles = [Cycle(1, "direct", 0.0), Cycle(2, "direct", 20.0), Cycle(3, "direct", 30.0)]
-    assign(entries, cycles)
-    assert [len(cycle.entries) for cycle in cycles] == [0, 1, 0]
-    assert "salt" not in vars(entries[0])

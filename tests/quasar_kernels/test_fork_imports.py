@@ -87,9 +87,7 @@ def test_only_what_is_certain_to_be_executed_is_recorded(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("named", ["absent", "notes", "."])
-def test_what_is_no_checkout_of_the_fork_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
-) -> None:
+def test_what_is_no_checkout_of_the_fork_is_refused(tmp_path, capsys, named):
     (tmp_path / "notes").touch()
     before = FORK_IMPORTS.read_bytes()
     with pytest.raises(SystemExit) as ended:

@@ -9,16 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from quasar_kernels.line_plot import (
-    DARK,
-    FROM_ZERO,
-    Line,
-    Panel,
-    Scale,
-    line_plot,
-    panel_plot,
-    spread,
-)
+from quasar_kernels.line_plot import FROM_ZERO, Line, Scale, line_plot, spread
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -85,23 +76,6 @@ def test_labels_are_apart_in_order_and_as_near_as_can_be():
     assert spread([290, 299], 17, 0, 300) == [283, 300]
 
 
-def test_each_panel_shows_its_lines_and_the_others_pale():
-    panels = [
-        Panel("first", [Line("a", "red", [(1, 1), (2, 3)]), Line("b", "blue", [(1, 2), (2, 2)])]),
-        Panel("second", [Line("c", "green", [(1, 3), (2, 1)])]),
-    ]
-    root = drawn(panel_plot("t", "x", "y", panels))
-    first, second = root.findall(f"{SVG}g")
-    for group, own, pale, names in ((first, 2, 1, {"first", "a", "b"}), (second, 1, 2, {"c"})):
-        (area,) = group.findall(f"{SVG}g")
-        kinds = [(path.get("class") or "").split()[0] for path in area.iter(f"{SVG}path")]
-        assert (kinds.count("line"), kinds.count("pale")) == (own, pale)
-        assert names <= set(texts(group))
-    beside = drawn(panel_plot("t", "x", "y", panels, columns=2))
-    assert {"first", "second"} <= set(texts(beside))
-    assert "a" not in texts(beside)
-
-
 def test_a_line_beyond_the_end_of_an_axis_is_cut_off_there():
     line = Line("a", "red", [(1, 9), (2, 1), (3, 0.5)])
     root = drawn(line_plot("t", "x", "y", [line], y=Scale(high=2)))
@@ -113,12 +87,3 @@ def test_a_line_beyond_the_end_of_an_axis_is_cut_off_there():
     for dot in shown:
         assert top <= float(dot.get("cy", "")) <= top + float(cut.get("height", ""))
         assert left <= float(dot.get("cx", "")) <= left + float(cut.get("width", ""))
-
-
-def test_a_chart_has_no_background_and_a_colour_for_each_scheme():
-    svg = line_plot("t", "x", "y", [Line("a", "#0b6e4f", [(1, 1), (2, 2)])])
-    assert {e.tag for e in drawn(svg) if e.tag != f"{SVG}clipPath"}.isdisjoint({f"{SVG}rect"})
-    style = drawn(svg).findtext(f"{SVG}style") or ""
-    before, dark = style.rsplit("@media(prefers-color-scheme:dark)", 1)
-    assert "stroke:#0b6e4f" in before
-    assert f"stroke:{DARK['#0b6e4f']}" in dark

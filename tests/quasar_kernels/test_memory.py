@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quasar_kernels.memory import KEPT_MIB, LayerSize, Way, largest_length, peak_bytes
+from quasar_kernels.memory import KEPT_MIB, LayerSize, largest_length, peak_bytes
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -12,9 +12,7 @@ from quasar_kernels.memory import KEPT_MIB, LayerSize, Way, largest_length, peak
 @pytest.mark.parametrize("size", [LayerSize(), LayerSize(2048, 16, 128)])
 @pytest.mark.parametrize("keep_mib", [0, KEPT_MIB])
 @pytest.mark.parametrize("gib", [0.2, 1, 4, 6, 20, 100])
-def test_the_largest_length_fits_and_a_longer_one_does_not(
-    gib: float, keep_mib: int, size: LayerSize, way: Way, fused: bool
-) -> None:
+def test_the_largest_length_fits_and_a_longer_one_does_not(gib, keep_mib, size, way, fused):
     def fits(tokens: int) -> bool:
         return peak_bytes(tokens, way, size, fused=fused, keep_mib=keep_mib) <= gib * 2**30
 

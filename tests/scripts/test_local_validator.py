@@ -28,9 +28,7 @@ def test_the_branch_tip_is_what_is_judged(fork: Path) -> None:
         local_validator.newest_commit(address, "no-such-branch")
 
 
-def test_a_fork_that_breaks_the_rules_is_rejected(
-    fork: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fork_that_breaks_the_rules_is_rejected(fork, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["local_validator.py", str(fork), "--claim", "1000"])
     assert local_validator.main() == 1
     said = capsys.readouterr().out
@@ -46,12 +44,7 @@ def test_a_checkout_is_judged_without_a_claim(fork: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_overlay_is_judged_over_the_installed_library(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-) -> None:
+def test_an_overlay_is_judged_over_the_installed_library(monkeypatch, capsys, request, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.syspath_prepend(install_small_host(tmp_path / "host"))
     # what Python leaves where somebody imported the overlay is no part of a publication
@@ -67,9 +60,7 @@ def test_an_overlay_is_judged_over_the_installed_library(
     assert said.splitlines()[-1].startswith("PASSED; weighted score")
 
 
-def test_what_a_fork_says_is_printed_as_text(
-    fork: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_fork_says_is_printed_as_text(fork, monkeypatch, capsys):
     folder = fork / "fla/ops/quasar"
     folder.mkdir(parents=True)
     (folder / "\x1b]0;owned\x07.so").touch()
@@ -92,12 +83,7 @@ def test_what_a_fork_says_is_printed_as_text(
         (["."], "--claim"),
     ],
 )
-def test_a_mistake_is_explained_and_nothing_is_judged(
-    arguments: list[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_mistake_is_explained_and_nothing_is_judged(arguments, said, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["local_validator.py", *arguments])
     with pytest.raises(SystemExit) as end:
         local_validator.main()

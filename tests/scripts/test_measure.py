@@ -77,19 +77,6 @@ def test_without_a_fork_its_usage_is_said(project: Path, arguments: list[str]) -
     assert (done.returncode, done.stderr) == (2, "usage: scripts/measure.sh FORK [FOLDER]\n")
 
 
-def test_the_checkout_s_own_python_is_taken_where_there_is_one(
-    project: Path, tmp_path: Path
-) -> None:
-    own = project / ".venv/bin/python"
-    own.parent.mkdir(parents=True)
-    own.write_text(f'#!/bin/sh\ntouch own\nexec {sys.executable} "$@"\n')
-    own.chmod(0o755)
-    (tmp_path / "fork/fla").mkdir(parents=True)
-    measure(project, str(tmp_path / "fork"), "data")
-    assert (project / "own").exists()
-    assert (project / "steps").exists()
-
-
 def test_a_folder_that_is_no_fork_is_named_with_the_remedy(project: Path, tmp_path: Path) -> None:
     done = measure(project, str(tmp_path))
     assert done.returncode == 2

@@ -25,9 +25,7 @@ def timer(tree: Path, length: int, *_: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_both_are_timed_and_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], skip: bool
-) -> None:
+def test_both_are_timed_and_drawn(tmp_path, capsys, skip):
     fork = make_checkout(tmp_path / "clone", FORK)
     setup = (
         ["--skip-setup", "--fork", str(fork)]
@@ -57,9 +55,7 @@ def test_both_are_timed_and_drawn(
     assert {"public fork", "these kernels"} <= texts
 
 
-def test_a_fork_that_does_not_run_here_is_told_and_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fork_that_does_not_run_here_is_told_and_left_out(tmp_path, capsys):
     fork = make_checkout(tmp_path / "clone", FORK)
 
     def only_ours(tree: Path, length: int, *_: Any, **options: Any) -> Any:

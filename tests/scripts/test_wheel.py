@@ -147,9 +147,7 @@ def test_the_wheel_holds_the_library_alone_with_every_published_file(wheel: Path
 
 
 @pytest.mark.slow
-def test_every_module_imports_and_a_forward_pass_agrees_with_the_float64_reference(
-    python: Path,
-) -> None:
+def test_every_module_imports_and_a_forward_pass_agrees_with_the_float64_reference(python):
     found = json.loads(isolated(python, USE, *NOT_INSTALLED))
     assert found["found"] == []
     assert Path(found["file"]).is_relative_to(python.parent.parent)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.random import default_rng
@@ -54,9 +52,7 @@ def test_more_runs_of_the_same_noise_are_claimed_no_lower_on_average() -> None:
     assert means[0] < means[1]
 
 
-def test_a_loop_that_knows_nothing_of_the_harness_judges_the_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loop_that_knows_nothing_of_the_harness_judges_the_claim(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     layer = tmp_path / "fla/layers/quasar.py"
     layer.parent.mkdir(parents=True)

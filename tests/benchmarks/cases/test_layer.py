@@ -40,9 +40,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     monkeypatch.setitem(TREES, "overlay", tree)
 
 
-def test_rounds_behind_the_check_of_the_next_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_behind_the_check_of_the_next_length(tmp_path, monkeypatch):
     plan(monkeypatch, lengths=(512, 1024, 2048, 4096), short_runs=2, cold=(512, 4096))
     checks: dict[int, layer.Check] = {512: SHORT, 2048: LONG}
     found = layer.time_tree("overlay", tmp_path, checks, tmp_path / "gpu-lock", "cpu")
@@ -61,9 +59,7 @@ def test_rounds_behind_the_check_of_the_next_length(
     ]
 
 
-def test_nothing_is_timed_behind_a_failed_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_timed_behind_a_failed_check(tmp_path, monkeypatch):
     plan(monkeypatch, lengths=(512, 1024), short_runs=2)
     checks: dict[int, layer.Check] = {512: SHORT, 1024: MeasurementError("it died", "crash")}
     found = layer.time_tree("overlay", tmp_path, checks, tmp_path / "gpu-lock", "cpu")
@@ -71,18 +67,14 @@ def test_nothing_is_timed_behind_a_failed_check(
     assert [(e.of["tokens"], e.failure) for e in found if e.failure] == [(1024, "crash: it died")]
 
 
-def test_a_tree_without_checks_is_timed_unchecked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_without_checks_is_timed_unchecked(tmp_path, monkeypatch):
     plan(monkeypatch, lengths=(512,), short_runs=1)
     (entry,) = layer.time_tree("overlay", tmp_path, {}, tmp_path / "gpu-lock", "cpu")
     assert CALLS == [(512, False, True)]
     assert entry.figures["tokens_per_sec"] == 1000
 
 
-def test_calls_that_wait_for_the_host_take_more_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_that_wait_for_the_host_take_more_processes(tmp_path, monkeypatch):
     plan(monkeypatch, lengths=(512, 4096, 16_384), runs=2, short_runs=3)
     layer.time_tree("overlay", tmp_path, {}, tmp_path / "gpu-lock", "cpu")
     rounds = [(512, 4096, 16_384)] * 2 + [(512, 4096)]

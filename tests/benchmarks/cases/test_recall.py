@@ -44,12 +44,6 @@ def test_no_step_trains_on_a_batch_that_is_held_out() -> None:
     assert not any(torch.equal(draw(task, step, device).tokens, held_out) for step in range(500))
 
 
-def test_most_queries_come_soon() -> None:
-    batch = draw(Task(vocabulary=300, tokens=1040, pairs=20, batch=50), 0, CPU)
-    slot = (batch.places - 40) // 2  # of 500
-    assert slot[:, 0].median() < 50 < 250 < batch.places.max()
-
-
 @pytest.mark.parametrize("task", [Task(96, 31, 8, 1), Task(20, 64, 8, 1)])
 def test_a_task_too_small_for_its_pairs_is_refused(task: Task) -> None:
     with pytest.raises(ValueError, match="8 pairs need 32 tokens and a vocabulary of 24"):

@@ -14,12 +14,7 @@ import torch
 from benchmarks.__main__ import main
 from benchmarks.cases import sanitizer, sanitizer_calls
 from benchmarks.cases.sanitizer import findings_in, misses
-from benchmarks.cases.sanitizer_calls import (
-    LIMIT,
-    TOOLS,
-    OperatorCase,
-    wrong_cases,
-)
+from benchmarks.cases.sanitizer_calls import LIMIT, TOOLS, OperatorCase, wrong_cases
 from benchmarks.engine.commands import run_case
 from benchmarks.engine.results import load
 from tests.processes import HANG, run_python
@@ -88,9 +83,7 @@ def test_clean_kernels_end_with_0_and_every_tool_is_named(sanitize: Sanitize) ->
         ({"FOUND": "stuck"}, "memcheck: operator was cut off after 5 s"),
     ],
 )
-def test_findings_a_blind_tool_wrong_calls_and_stuck_ones_end_with_1(
-    sanitize: Sanitize, says: dict[str, str], said: str
-) -> None:
+def test_findings_a_blind_tool_wrong_calls_and_stuck_ones_end_with_1(sanitize, says, said):
     limit = "5" if "stuck" in says.values() else f"{HANG:.0f}"
     status, out, _ = sanitize("--tool", "memcheck", "--limit", limit, **says)
     assert status == 1

@@ -36,9 +36,7 @@ def case() -> ModuleType:
     return module
 
 
-def test_the_file_is_written_and_misses_are_printed(
-    case: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_is_written_and_misses_are_printed(case, tmp_path, capsys):
     out = tmp_path / "run.json"
     assert run_case(case, ["--out", str(out), "--least", "2"]) == 0
     assert load(out).settings == {"least": 2.0}
@@ -48,7 +46,7 @@ def test_the_file_is_written_and_misses_are_printed(
         "t: n 0",
         "t: n 1",
     ]
-    case.FAILS = True  # type: ignore[attr-defined]
+    case.FAILS = True
     assert run_case(case, []) == 1
 
 

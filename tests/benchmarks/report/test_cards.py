@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks.engine.results import load, write
@@ -37,18 +35,14 @@ def test_no_estimate_exceeds_the_card_s_bound(estimates: Estimates, gpu: Gpu) ->
 
 
 @pytest.mark.parametrize(("path", "file", "capability"), cards.PEAKS)
-def test_counted_bytes_are_the_measured_peaks_or_little_more(
-    path: str, file: Path, capability: str
-) -> None:
+def test_counted_bytes_are_the_measured_peaks_or_little_more(path, file, capability):
     peaks = cards.long_peaks(load(file))
     shares = [cards.counted_bytes(one, capability) / one.figures["peak_bytes"] for one in peaks]
     assert len(shares) >= 8
     assert all(0.98 <= one <= 1.12 for one in shares), shares
 
 
-def test_a_contributed_run_is_listed_and_an_unchecked_one_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimates: Estimates
-) -> None:
+def test_a_contributed_run_is_listed_and_an_unchecked_one_refused(tmp_path, monkeypatch, estimates):
     monkeypatch.setattr(cards, "CARDS", tmp_path)
     run = load(SPEEDS)
     write(tmp_path / "mine.json", run)

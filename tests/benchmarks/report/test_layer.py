@@ -7,7 +7,7 @@ import pytest
 from benchmarks.cases.layer_profile import launches_of
 from benchmarks.engine.results import DATA, Entry, Run, load
 from benchmarks.report.layer import TREES, Runs, bound_of, load_runs, shares_of_bound
-from benchmarks.report.layer_steps import OTHER, STEPS, find_steps, profile_table, short_name
+from benchmarks.report.layer_steps import OTHER, STEPS, find_steps, profile_table
 
 SMALL = "void at::native::(anonymous namespace)::small<int>(int)"
 CUBLAS = "nvjet_sm90_tst_256x128_64x4"
@@ -66,19 +66,6 @@ def test_a_product_s_floor_is_the_longer_of_bytes_and_arithmetic(profile: Run) -
     assert output.floor_ms(fast_copy) == pytest.approx(seconds * 1e3)
     size = 2 * profile.number("tokens") * 1024
     assert output.floor_ms(slow_copy) == pytest.approx(size / 1e9 * 1e3)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "short"),
-    [
-        (SMALL, "small"),
-        ("quasar_segment_map_bf16", "quasar_segment_map_bf16"),
-        ("void at::native::f<8, at::native::g(at::T&)::{lambda(float)#1}>(int)", "f"),
-        ("Memset (Device)", "Memset"),
-    ],
-)
-def test_names_are_cut_to_the_kernel(kernel: str, short: str) -> None:
-    assert short_name(kernel) == short
 
 
 def test_launches_are_medians_in_order_of_start() -> None:

@@ -100,9 +100,7 @@ LAUNCH = 'extern "C" __constant__ int tile_product_launch[2] = {64, BYTES};\n'
 
 
 @pytest.mark.parametrize(("arch", "fits"), [(86, False), (90, True)])
-def test_shared_memory_that_a_launch_asks_for_counts(
-    tmp_path: Path, nvcc: Path, arch: int, fits: bool
-) -> None:
+def test_shared_memory_that_a_launch_asks_for_counts(tmp_path, nvcc, arch, fits):
     source = tmp_path / "tile.cu"
     source.write_text(CUDA + LAUNCH.replace("BYTES", "120000"))
     (row,) = compile_cuda(source, nvcc, arch)
@@ -129,9 +127,7 @@ extern "C" __global__ void after_products() { asm volatile("wgmma.fence.sync.ali
 
 
 @pytest.mark.usefixtures("nvcc")
-def test_a_file_for_one_architecture_has_no_kernel_on_others(
-    overlay: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_for_one_architecture_has_no_kernel_on_others(overlay, monkeypatch):
     monkeypatch.setattr(compile_kernels, "ARCHITECTURES", (80, 90))
     (overlay / "hopper.cu").write_text(HOPPER)
     (overlay / "empty.cu").write_text("// nothing\n")
@@ -146,9 +142,7 @@ def test_a_file_for_one_architecture_has_no_kernel_on_others(
     assert not any(row.error for row in compile_all([80]))
 
 
-def test_more_shared_memory_than_the_smallest_gpu_has_is_an_error_everywhere(
-    overlay: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_shared_memory_than_the_smallest_gpu_has_is_an_error_everywhere(overlay, monkeypatch):
     specs = [
         tile_product(128, 8, 3),
         CompileSpec("broken", broken_kernel, {"x": "*fp32"}, {"BM": 64}),
@@ -164,9 +158,7 @@ def test_more_shared_memory_than_the_smallest_gpu_has_is_an_error_everywhere(
         assert "undefined_name" in rows["broken", arch].error
 
 
-def test_spills_are_found_also_behind_a_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_spills_are_found_also_behind_a_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     spec = tile_product(16, warps=2, stages=1)
     (cold,), (warm,) = compile_triton(spec, 80), compile_triton(spec, 80)
@@ -218,9 +210,7 @@ def test_what_is_unchanged_is_compiled_once(compiled: Callable[..., list[str]]) 
     assert compiled(keep=False) == ["a.cu 80", "b.cu 80"]
 
 
-def test_whatever_a_result_depends_on_has_it_compiled_again(
-    compiled: Callable[..., list[str]], overlay: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_a_result_depends_on_has_it_compiled_again(compiled, overlay, monkeypatch):
     compiled()
     (overlay / "deep" / "inner.cuh").write_text("// 2")
     assert compiled() == ["a.cu 80"]
@@ -233,9 +223,7 @@ def test_whatever_a_result_depends_on_has_it_compiled_again(
     assert compiled() == ["a.cu 80", "b.cu 80"]
 
 
-def test_failures_and_damaged_results_are_not_kept(
-    compiled: Callable[..., list[str]], overlay: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_and_damaged_results_are_not_kept(compiled, overlay, monkeypatch):
     (overlay / "b.cu").write_text("// WRONG")
     assert compiled() == ["a.cu 80", "b.cu 80"]
     assert compiled() == ["b.cu 80"]
@@ -276,23 +264,7 @@ def run(monkeypatch: pytest.MonkeyPatch, rows: list[Compiled], *arguments: str) 
     return compile_kernels.main()
 
 
-@pytest.mark.parametrize(
-    ("status", "error"), [(0, ""), (1, "200000 bytes of shared memory; a block may have 101376")]
-)
-def test_the_exit_status_tells(
-    status: int,
-    error: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    rows = [Compiled("kernel", 86, Resources(64, 0, 0, 200_000), error)]
-    assert run(monkeypatch, rows) == status
-    assert error in capsys.readouterr().out
-
-
-def test_the_table_is_written_and_checked(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_table_is_written_and_checked(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(kernel_resources, "TABLE", tmp_path / "table.json")
     monkeypatch.setattr(kernel_resources, "PAGE", tmp_path / "page.md")
     rows = [Compiled("scan", 86, Resources(64, 0, 0, 8192)), Compiled("scan", 90, Resources(72))]
@@ -317,9 +289,7 @@ def test_the_table_is_written_and_checked(
         run(monkeypatch, rows, "--write", "--match", "scan")
 
 
-def test_a_known_failure_comes_with_its_remedy(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_known_failure_comes_with_its_remedy(monkeypatch, capsys):
     text = "RuntimeError: nvcc failed:\nnvcc fatal   : Unsupported gpu architecture 'compute_120'"
     assert run(monkeypatch, [Compiled("scan.cu", 120, error=text)]) == 1
     assert f"scan.cu, sm_120: {TOOLKIT_OLD.cause}. {TOOLKIT_OLD.remedy}" in capsys.readouterr().out

@@ -61,16 +61,6 @@ def test_a_table_survives_its_file() -> None:
     assert len(dump(TABLE).splitlines()) == len({row.kernel for row in ROWS}) + 6
 
 
-def test_the_page_shows_registers_spills_and_shared_memory() -> None:
-    text = page(TABLE)
-    assert "| kernel | sm_86 | sm_100 |" in text
-    assert "| scan | 64 / 0 / 8 | 60 / 12 / 8.01 |" in text
-    assert "| a.cu: walk | 255 / 0 / 0 | no kernel |" in text
-    assert "| b.cu: product | no kernel | 168 / 0 / 1 |" in text
-    assert "| b.cu |" not in text
-    assert "1 of them spill" in text
-
-
 def test_changed_new_and_lost_kernels_are_named() -> None:
     found = with_needs("scan", 86, Resources(64, 0, 24, 8192))
     ((told,), notes) = compare(TABLE, found)
@@ -98,8 +88,3 @@ def test_other_compilers_are_said_and_their_figures_left_alone() -> None:
     assert compare(TABLE, replace(blackwell, compilers=other.compilers))[0]
     # a kernel that is missing is missing under any compiler
     assert compare(TABLE, replace(with_needs("scan", 86, None), compilers=other.compilers))[0]
-
-
-def test_a_part_is_compared_with_a_part() -> None:
-    part = kernel_resources.restrict(TABLE, [86], "scan")
-    assert set(part.rows) == {("scan", 86)}

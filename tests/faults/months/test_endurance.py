@@ -6,7 +6,6 @@ import errno
 import sqlite3
 from typing import Any
 
-import pytest
 from structlog.testing import capture_logs
 
 from neurons.miner.context import Context
@@ -19,9 +18,7 @@ from tests.neurons.fake_validator_api import COMMIT, REVEAL, FakeValidatorApi, F
 from tests.neurons.miner.parts import FakeFork, Key, Miner, Waits, states, stop_after
 
 
-def test_a_commitment_to_another_target_is_finished_first(
-    miner: Miner, fake_api: FakeValidatorApi
-) -> None:
+def test_a_commitment_to_another_target_is_finished_first(miner, fake_api):
     first = miner(waiter=Waits(stop_after(1)))
     assert run_cycle(first).state is State.COMMITTED
     first.journal.close()
@@ -42,9 +39,7 @@ def test_a_commitment_stays_with_its_server(miner: Miner, fake_api: FakeValidato
     assert fake_api.count(REVEAL) == 0
 
 
-def test_row_17_a_full_disk_pauses_and_the_cycle_goes_on(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_17_a_full_disk_pauses_and_the_cycle_goes_on(context, monkeypatch):
     real = context.journal.transition
     failures: list[Exception] = [
         sqlite3.OperationalError("database or disk is full"),
@@ -109,9 +104,7 @@ def test_tuning_waits_for_idle_time_and_what_it_takes_is_submitted(
     assert len({row["commit_hash"] for row in fake_api.rows}) == 2
 
 
-def test_a_restart_does_not_submit_the_same_again(
-    miner: Miner, fake_api: FakeValidatorApi, waits: Waits
-) -> None:
+def test_a_restart_does_not_submit_the_same_again(miner, fake_api, waits):
     waits.then = lambda seconds: stop_after(1)(0) if seconds == 5.0 else None
     for _ in range(2):
         context = miner()
@@ -120,9 +113,7 @@ def test_a_restart_does_not_submit_the_same_again(
     assert len(fake_api.rows) == 1
 
 
-def test_row_07_the_network_may_be_gone_for_long(
-    context: Context, fake_api: FakeValidatorApi, waits: Waits
-) -> None:
+def test_row_07_the_network_may_be_gone_for_long(context, fake_api, waits):
     fake_api.faults["/register_miner"].extend([Fault(503, "down")] * 60)
     assert run_cycle(context).state is State.VALIDATED
     pauses = waits.seconds[:60]
@@ -131,9 +122,7 @@ def test_row_07_the_network_may_be_gone_for_long(
     assert all(pause > 1 for pause in pauses)
 
 
-def test_row_12_a_clock_that_was_set_back_does_not_stretch_a_pause(
-    miner: Miner, waits: Waits
-) -> None:
+def test_row_12_a_clock_that_was_set_back_does_not_stretch_a_pause(miner, waits):
     first = miner(now=lambda: 1e9, waiter=Waits(stop_after(3)))
     first.client = ApiClient("http://127.0.0.1:9", Key())  # nobody is there
     failed = run_cycle(first)
@@ -143,9 +132,7 @@ def test_row_12_a_clock_that_was_set_back_does_not_stretch_a_pause(
     assert 3600 <= waits.seconds[0] <= 3601
 
 
-def test_row_07_each_failed_attempt_is_one_line(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_row_07_each_failed_attempt_is_one_line(context, fake_api):
     fake_api.faults[COMMIT].extend([Fault(503, "busy")] * 3)
     with capture_logs() as logs:
         run_cycle(context)
@@ -155,9 +142,7 @@ def test_row_07_each_failed_attempt_is_one_line(
     ]
 
 
-def test_a_fork_that_cannot_be_reached_is_tried_again(
-    context: Context, kernels: FakeFork, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_that_cannot_be_reached_is_tried_again(context, kernels, monkeypatch):
     push, failures = kernels.push, [Retry("git push: connection reset")] * 2
 
     def flaky(commit: str) -> None:
@@ -192,9 +177,7 @@ def test_what_another_hotkey_has_left_is_said_at_the_start(miner: Miner) -> None
     assert "WALLET_HOTKEY" in line["remedy"]
 
 
-def test_a_pause_that_a_restart_finds_is_said_with_its_reason(
-    miner: Miner, fake_api: FakeValidatorApi
-) -> None:
+def test_a_pause_that_a_restart_finds_is_said_with_its_reason(miner, fake_api):
     fake_api.faults[COMMIT].append(Fault(429, "slow down", {"Retry-After": "70"}))
     first = miner(waiter=Waits(stop_after(1)))
     assert run_cycle(first).state is State.FAILED

@@ -81,9 +81,7 @@ def pm2(miner: dict[str, str]) -> Iterator[Callable[..., Any]]:
 
 @needs_installation
 @pytest.mark.skipif(PM2 is None, reason="needs pm2: .ci/run installs it")
-def test_row_15_under_pm2_it_starts_stops_and_comes_back(
-    miner: dict[str, str], pm2: Callable[..., Any]
-) -> None:
+def test_row_15_under_pm2_it_starts_stops_and_comes_back(miner, pm2):
     config = str(PROJECT / "scripts/ecosystem.config.js")
     app = pm2("start", config, "--only", "quasar-miner")
     wait_for(lambda: WAITING in log_of(miner))
@@ -112,9 +110,7 @@ def test_row_15_under_pm2_it_starts_stops_and_comes_back(
 
 
 @pytest.mark.skipif(PM2 is None, reason="needs pm2: .ci/run installs it")
-def test_row_15_pm2_waits_for_an_end_that_takes_longer_than_its_own_limit(
-    pm2: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_row_15_pm2_waits_for_an_end_that_takes_longer_than_its_own_limit(pm2, tmp_path):
     """pm2 by itself kills after 1.6 s; the miner's entry gives it time."""
     program, config = tmp_path / "slow.py", tmp_path / "slow.config.js"
     program.write_text(f"#!{sys.executable}\n{SLOW}")
@@ -129,9 +125,7 @@ def test_row_15_pm2_waits_for_an_end_that_takes_longer_than_its_own_limit(
     assert (stopped["status"], stopped["exit_code"]) == ("stopped", 0)
 
 
-def test_two_miners_on_one_host_have_a_lock_and_a_gpu_each(
-    miner: dict[str, str], tmp_path: Path
-) -> None:
+def test_two_miners_on_one_host_have_a_lock_and_a_gpu_each(miner, tmp_path):
     """One state folder each; the same one is refused."""
     other = miner | {"STATE_DIR": str(tmp_path / "second"), "CUDA_VISIBLE_DEVICES": "1"}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -147,9 +141,7 @@ def test_two_miners_on_one_host_have_a_lock_and_a_gpu_each(
 
 @needs_installation
 @pytest.mark.skipif(shutil.which("screen") is None, reason="needs screen: .ci/run installs it")
-def test_row_15_in_screen_a_closed_session_ends_it_in_order(
-    miner: dict[str, str], tmp_path: Path
-) -> None:
+def test_row_15_in_screen_a_closed_session_ends_it_in_order(miner, tmp_path):
     (tmp_path / "screens").mkdir(mode=0o700)
     run("screen", "-dmS", "quasar", START, env=miner, check=True)
     wait_for(lambda: WAITING in log_of(miner))
@@ -162,9 +154,7 @@ def test_row_15_in_screen_a_closed_session_ends_it_in_order(
 
 @needs_installation
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_row_15_each_stop_signal_to_the_start_script_ends_it_with_0(
-    miner: dict[str, str], sent: signal.Signals
-) -> None:
+def test_row_15_each_stop_signal_to_the_start_script_ends_it_with_0(miner, sent):
     process = subprocess.Popen([START], env=miner, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         wait_for(lambda: WAITING in log_of(miner))

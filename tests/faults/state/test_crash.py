@@ -13,7 +13,6 @@ from neurons.miner.daemon import run_cycle
 from neurons.miner.journal import Journal
 from neurons.wire.protocol import commitment_hash
 from tests.faults.state.crash_child import main
-from tests.neurons.fake_validator_api import FakeValidatorApi
 from tests.neurons.miner.parts import HOTKEY, make_context
 from tests.processes import HANG
 
@@ -44,9 +43,7 @@ def live(state_dir: Path, url: str, moment: str, mode: str = "commit_reveal") ->
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_row_01_a_killed_miner_finishes_the_same_submission(
-    tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str
-) -> None:
+def test_row_01_a_killed_miner_finishes_the_same_submission(tmp_path, url, fake_api, moment):
     assert live(tmp_path, url, moment) == -signal.SIGKILL
     with Journal(tmp_path / "journal.sqlite") as journal:
         left = journal.latest()[0]
@@ -69,9 +66,7 @@ def test_row_01_a_killed_miner_finishes_the_same_submission(
 
 
 @pytest.mark.parametrize("moment", DIRECT)
-def test_row_01_a_killed_direct_submission_is_made_once(
-    tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str
-) -> None:
+def test_row_01_a_killed_direct_submission_is_made_once(tmp_path, url, fake_api, moment):
     assert live(tmp_path, url, moment, "direct") == -signal.SIGKILL
     done = run_cycle(make_context(tmp_path, url, submission_mode="direct"))
     assert (done.id, done.state) == (1, State.VALIDATED)
@@ -79,9 +74,7 @@ def test_row_01_a_killed_direct_submission_is_made_once(
     assert fake_api.count("/submit_kernel") == 1
 
 
-def test_row_01_a_miner_that_is_killed_again_and_again_gets_there(
-    tmp_path: Path, url: str, fake_api: FakeValidatorApi
-) -> None:
+def test_row_01_a_miner_that_is_killed_again_and_again_gets_there(tmp_path, url, fake_api):
     for moment in ("after:COMMITTING", "after:/commit_submission", "after:/reveal_submission"):
         assert live(tmp_path, url, moment) == -signal.SIGKILL
     assert live(tmp_path, url, "never") == 0

@@ -14,7 +14,6 @@ from neurons.miner.daemon import run_cycle, run_forever
 from neurons.miner.journal import Journal
 from neurons.runtime import observe
 from neurons.runtime.process import StateLock, Stopped, wait_for_space
-from tests.neurons.fake_validator_api import FakeValidatorApi
 from tests.neurons.miner.parts import Waits, make_context, stop_after
 
 
@@ -77,9 +76,7 @@ def test_row_17_a_start_on_a_full_disk_can_be_stopped(disk: Path) -> None:
         wait_for_space(disk / "state", stop_after(1))
 
 
-def test_row_17_the_next_submission_waits_for_space(
-    disk: Path, url: str, fake_api: FakeValidatorApi
-) -> None:
+def test_row_17_the_next_submission_waits_for_space(disk, url, fake_api):
     context = make_context(disk / "state", url)
     assert run_cycle(context).state is State.VALIDATED
     waits = Waits(freed_at(3, fill(disk)))
@@ -92,9 +89,7 @@ def test_row_17_the_next_submission_waits_for_space(
     assert "full" in str(paused[0])
 
 
-def test_row_17_a_disk_that_fills_up_at_any_moment_costs_time_alone(
-    disk: Path, url: str, fake_api: FakeValidatorApi
-) -> None:
+def test_row_17_a_disk_that_fills_up_at_any_moment_costs_time_alone(disk, url, fake_api):
     """The disk is full again before every write of the journal, and space comes with each wait."""
     context = make_context(disk / "state", url)
     ballast: list[Path] = []
@@ -118,9 +113,7 @@ def test_row_17_a_disk_that_fills_up_at_any_moment_costs_time_alone(
     assert fake_api.hash_mismatches == 0
 
 
-def test_row_17_running_forever_survives_a_full_disk_between_cycles(
-    disk: Path, url: str, fake_api: FakeValidatorApi
-) -> None:
+def test_row_17_running_forever_survives_a_full_disk_between_cycles(disk, url, fake_api):
     context = make_context(disk / "state", url)
     seen: list[int] = []
 
@@ -139,9 +132,7 @@ def test_row_17_running_forever_survives_a_full_disk_between_cycles(
     assert seen == [1, 2, 3]
 
 
-def test_row_17_a_log_on_a_full_disk_only_has_gaps(
-    disk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_row_17_a_log_on_a_full_disk_only_has_gaps(disk, capsys):
     observe.configure(file=disk / "logs" / "miner.log")
     ballast = fill(disk)
     for number in range(200):

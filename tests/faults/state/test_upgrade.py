@@ -12,13 +12,10 @@ from pathlib import Path
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
 from neurons.miner.journal import Journal
-from tests.neurons.fake_validator_api import FakeValidatorApi
 from tests.neurons.miner.parts import HOTKEY, FakeBench, make_context, states
 
 
-def test_row_18_a_live_commitment_of_an_earlier_version_is_revealed(
-    tmp_path: Path, url: str, fake_api: FakeValidatorApi
-) -> None:
+def test_row_18_a_live_commitment_of_an_earlier_version_is_revealed(tmp_path, url, fake_api):
     left_behind = Path(__file__).with_name("journal_of_schema_3.sqlite")
     path = tmp_path / "journal.sqlite"
     shutil.copyfile(left_behind, path)

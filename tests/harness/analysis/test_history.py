@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from harness.analysis.history import entries, main, table
 from harness.report import build_report, write_report
 from tests.harness.samples import make_sample
 from tests.repositories import commit, make_checkout
 
 
-def test_the_speeds_of_every_commit_and_their_changes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_speeds_of_every_commit_and_their_changes(tmp_path, capsys):
     repository = make_checkout(tmp_path / "data", {"README.md": "x\n"})
     file = repository / "overlay.json"
     for speeds in ((1000.0, 1010.0), (1500.0,)):
@@ -32,8 +26,6 @@ def test_the_speeds_of_every_commit_and_their_changes(
     assert "+50.0%" in capsys.readouterr().out
 
 
-def test_a_file_of_no_repository_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_no_repository_is_named(tmp_path, capsys):
     assert main([str(tmp_path / "x.json")]) == 1
     assert "x.json" in capsys.readouterr().err

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from harness.analysis.profile import main, ncu_command
-from tests.harness.conftest import MakeTree
 
 
-def test_the_slow_operation_is_found_and_traced(
-    make_tree: MakeTree, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_slow_operation_is_found_and_traced(make_tree, tmp_path, capsys):
     slow = (
         "_before = QuasarAttention.forward\n"
         "def forward(self, x, **_):\n"
@@ -34,9 +30,7 @@ def test_the_slow_operation_is_found_and_traced(
     assert ncu_command(tree, 16) in out
 
 
-def test_what_cannot_be_profiled_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_profiled_is_refused(tmp_path, capsys):
     assert main(["--tree", str(tmp_path), "--device", "cpu"]) == 1
     assert "has no fla/ops/quasar/chunk.py. Name the root" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:

@@ -31,7 +31,6 @@ RUNS = [
     make_sample(2048, 2000.0, correctness=None),
     make_sample(512, 1250.0, vram_mb=1500.0),
 ]
-FAILURES = [Failure(length=4096, kind="timeout", reason="not done within 300 s")]
 
 
 def test_a_row_says_what_the_runs_of_a_length_say() -> None:
@@ -53,19 +52,6 @@ def test_a_row_shows_the_hardwares_bound_and_both_clocks() -> None:
     assert (row["of bound"], row["cold / loop"]) == ("45%", "1.20")  # of 441 M tokens/s
 
 
-def test_a_tables_columns_stand_below_one_another_and_failures_follow() -> None:
-    head, line, first, second, empty, fault = table(RUNS, FAILURES).splitlines()
-    assert head.endswith(" | note |")
-    assert first.endswith(" | checked |")
-    assert second.endswith(" | its correctness was not checked |")
-    place = head.index("note")
-    bars = [[n for n, letter in enumerate(row[:place]) if letter == "|"] for row in (head, first)]
-    assert bars[0] == bars[1]
-    assert line.count("-: |") == len(HEADER) - 1
-    assert (empty, fault) == ("", "- 4096 timeout: not done within 300 s")
-    assert table(RUNS).endswith(" its correctness was not checked |\n")
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -85,14 +71,3 @@ def test_a_forks_words_reach_a_terminal_as_text() -> None:
         assert "[link=https://x.example]see[/wrong]" in text
         assert "\x1b]" not in text  # a title or a link
         assert "\u202e" not in text
-
-
-def test_progress_is_live_on_a_terminal_and_lines_elsewhere() -> None:
-    file, terminal = io.StringIO(), Terminal()
-    for stream in (file, terminal):
-        with Progress(stream) as progress:
-            progress.doing("2,048 tokens: run 1")
-            progress.say("a [bold] line")
-    assert file.getvalue() == "a [bold] line\n"
-    assert "a [bold] line" in terminal.getvalue()
-    assert "2,048 tokens: run 1" in terminal.getvalue()

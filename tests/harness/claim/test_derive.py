@@ -82,9 +82,7 @@ def test_fewer_runs_that_show_the_same_give_a_lower_claim(values: list[float], t
 
 
 @given(values=runs_of_one, slower=st.floats(0.001, 1))
-def test_row_25_a_run_slower_than_all_others_never_raises_the_claim(
-    values: list[float], slower: float
-) -> None:
+def test_row_25_a_run_slower_than_all_others_never_raises_the_claim(values, slower):
     more = [*values, min(values) * slower]
     assert claimed(more) <= min(values) * slower
 
@@ -96,9 +94,7 @@ def test_a_machine_slower_throughout_is_claimed_slower(values: list[float], fact
 
 
 @given(values=runs_of_one, extra=st.lists(speeds, max_size=3))
-def test_a_run_that_does_not_count_changes_no_figure(
-    values: list[float], extra: list[float]
-) -> None:
+def test_a_run_that_does_not_count_changes_no_figure(values, extra):
     runs = filed(512, values)
     runs[512] += [make_sample(512, speed, correctness=None) for speed in extra]
     claim = derive_claim(runs, 512)

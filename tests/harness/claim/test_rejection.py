@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from harness.claim.rejection import accepted, rejection
@@ -49,9 +47,7 @@ def heated(seconds: float) -> Telemetry:
         ({"telemetry": telemetry({}, {}, {"slowdowns": ("thermal slowdown",)})}, "thermal"),
     ],
 )
-def test_row_24_a_disturbed_or_unchecked_run_does_not_count(
-    changes: dict[str, Any], reason: str
-) -> None:
+def test_row_24_a_disturbed_or_unchecked_run_does_not_count(changes, reason):
     run = make_sample(**changes)
     assert reason in (rejection(run) or "")
     assert accepted([run, make_sample()]) == [make_sample()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from harness.claim import RUNS_MOST
@@ -43,9 +41,7 @@ def test_each_length_is_missing_as_often_as_it_is_not_there() -> None:
         ([failure(512, "crash")], []),
     ],
 )
-def test_lengths_beyond_one_that_is_too_long_fail(
-    failures: list[Failure], implied: list[int]
-) -> None:
+def test_lengths_beyond_one_that_is_too_long_fail(failures, implied):
     plan = EachLength((512, 1024, 2048), too_long=NO_MEMORY)
     found = plan.implied(failures)
     assert [one.length for one in found] == implied
@@ -68,9 +64,7 @@ def test_lengths_beyond_one_that_is_too_long_fail(
         (noisy(RUNS_MOST), {}, 0),
     ],
 )
-def test_the_target_takes_samples_until_its_noise_is_known(
-    samples: list[Sample], changes: dict[str, Any], target: int
-) -> None:
+def test_the_target_takes_samples_until_its_noise_is_known(samples, changes, target):
     plan = ForClaim(2048, (512, 1024, 2048), **changes)
     assert plan.missing(samples, []) == [512, 1024] + [2048] * target
     assert plan.missing([*taken(512, 512, 1024), *samples], []) == [2048] * (

@@ -51,9 +51,7 @@ def test_row_21_floods_are_bounded_and_never_block_the_child(tmp_path: Path) -> 
     assert ended.returncode == 0
 
 
-def test_row_20_the_deadline_kills_the_whole_group_even_when_it_ignores_sigterm(
-    tmp_path: Path,
-) -> None:
+def test_row_20_the_deadline_kills_the_whole_group_even_when_it_ignores_sigterm(tmp_path):
     pids = tmp_path / "pids"
     code = f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

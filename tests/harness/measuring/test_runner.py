@@ -8,9 +8,7 @@ import py_compile
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ from harness.measuring.runner import (
     probe,
     read_reply,
 )
-from harness.sample import Sample
 from harness.source import source_digest, tree_commit
 from harness.worker.subject.confine import landlock_version
 from tests.harness.samples import WhenThere, make_correctness, make_sample
@@ -64,12 +61,6 @@ def running(mark: str) -> list[int]:
 
 
 # ---- what is measured ------------------------------------------------------------------------
-
-
-def test_probe_returns_the_device() -> None:
-    environment = probe(CPU)
-    assert environment.device == "cpu"
-    assert environment.gpu is None
 
 
 def test_cuda_asked_for_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +102,7 @@ def test_no_speed_of_wrong_results(make_tree: Any) -> None:
         ({"longest": 511}, "its correctness check stopped at 511 tokens"),
     ],
 )
-def test_a_check_of_other_code_or_of_shorter_sequences_does_not_count(
-    changes: dict[str, Any], reason: str
-) -> None:
+def test_a_check_of_other_code_or_of_shorter_sequences_does_not_count(changes, reason):
     with pytest.raises(MeasurementError, match=reason) as caught:
         confirm(make_sample(512), make_correctness(**changes))
     assert caught.value.kind == "gate"
@@ -137,37 +126,10 @@ def test_unchecked_code_is_timed_however_wrong_and_marked(make_tree: Any) -> Non
     assert found.first_call_seconds > 0
 
 
-def test_processes_that_share_a_gpu_lock_are_timed_one_after_another(
-    make_tree: Any, tmp_path: Path
-) -> None:
-    log = tmp_path / "calls"
-    noted = (
-        "import os, time\n"
-        "_forward = QuasarAttention.forward\n"
-        "def forward(self, x, **options):\n"
-        f"    with open({str(log)!r}, 'a') as calls:\n"
-        "        calls.write(f'{os.getpid()}\\n')\n"
-        "    time.sleep(0.1)\n"
-        "    return _forward(self, x, **options)\n"
-        "QuasarAttention.forward = forward\n"
-    )
-    tree, lock = make_tree(noted), tmp_path / "lock"
-
-    def run(_number: int) -> Sample:
-        return measure(tree, 16, CPU, cross_check=False, gpu_lock=lock)
-
-    with ThreadPoolExecutor(3) as pool:
-        assert len(list(pool.map(run, range(3)))) == 3
-    processes = [pid for pid, _ in groupby(log.read_text().split())]
-    assert len(processes) == len(set(processes)) == 3, "their calls lie between one another's"
-
-
 # ---- how it fails ----------------------------------------------------------------------------
 
 
-def test_row_20_a_hanging_tree_is_killed_with_its_descendants(
-    make_tree: Any, tmp_path: Path
-) -> None:
+def test_row_20_a_hanging_tree_is_killed_with_its_descendants(make_tree, tmp_path):
     mark = f"sleeper-of-{tmp_path.name}"
     started = tmp_path / "started"
     tree = make_tree(
@@ -203,9 +165,7 @@ def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
         ("to_every_descriptor(b'\\2\\0\\0\\0{}'); os._exit(0)", "protocol", "malformed"),
     ],
 )
-def test_row_21_every_failure_has_its_kind(
-    make_tree: Any, code: str, kind: str, reason: str
-) -> None:
+def test_row_21_every_failure_has_its_kind(make_tree, code, kind, reason):
     tree = make_tree(
         "import os, time\n"
         "def to_every_descriptor(data):\n"
@@ -243,9 +203,7 @@ def test_the_code_finds_no_secret_of_its_referee(make_tree: Any) -> None:
     assert fails(tree).reason == "RuntimeError: found []"
 
 
-def test_the_referee_imports_nothing_from_the_folder_that_the_code_can_write(
-    make_tree: Any,
-) -> None:
+def test_the_referee_imports_nothing_from_the_folder_that_the_code_can_write(make_tree):
     """Its process has the same path, and imports some modules only when it needs them."""
     tree = make_tree(
         "import importlib.util\n"
@@ -318,12 +276,6 @@ def test_row_16_the_worker_dies_with_a_killed_parent(make_tree: Any, tmp_path: P
 def test_a_worker_whose_parent_is_gone_does_nothing() -> None:
     job = '{"task": "probe", "result_fd": 9, "nonce": "n", "parent": 1}'
     assert run_python("-m", "harness.worker", input=job).returncode == 3
-
-
-def test_a_worker_says_what_it_wants() -> None:
-    done = run_python("-m", "harness.worker", input="{}")
-    assert done.returncode == 2
-    assert "takes a job on stdin" in done.stderr
 
 
 # ---- what a worker gets ----------------------------------------------------------------------

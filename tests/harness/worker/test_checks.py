@@ -7,9 +7,7 @@ from pathlib import Path
 from harness.worker.checks import find_broken_rules
 
 
-def test_compiled_files_are_named_three_of_many_and_what_they_hide_beside_them(
-    tmp_path: Path,
-) -> None:
+def test_compiled_files_are_named_three_of_many_and_what_they_hide_beside_them(tmp_path):
     (tmp_path / "fla").mkdir()
     for name in ("a.so", "b.so", "c.so", "d.so"):
         (tmp_path / "fla" / name).write_bytes(b"\x7fELF")

@@ -65,9 +65,7 @@ def test_every_version_of_landlock_closes_the_runners_descriptors(version: int) 
 
 @pytest.mark.skipif(landlock_version() < 6, reason="needs a Linux that has all versions")
 @pytest.mark.parametrize("version", [1, 2, 5, 6])
-def test_a_confined_process_may_rename_a_file_to_another_folder(
-    version: int, tmp_path: Path
-) -> None:
+def test_a_confined_process_may_rename_a_file_to_another_folder(version, tmp_path):
     """Triton's cache does, and Landlock forbids it to a domain that does not allow it."""
     code = (
         "import os, sys\n"

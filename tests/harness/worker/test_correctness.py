@@ -122,9 +122,7 @@ def test_the_loop_on_a_cpu_is_the_validators() -> None:
 
 
 @pytest.mark.parametrize("speed", [0.5, 2.0])
-def test_row_26_a_clock_that_runs_wrong_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, speed: float
-) -> None:
+def test_row_26_a_clock_that_runs_wrong_is_noticed(monkeypatch, speed):
     true = time.time
     monkeypatch.setattr(time, "time", lambda: true() * speed)
     assert tampered() == ["time.time"]

@@ -190,9 +190,7 @@ def test_long_tensors_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("name", "longest_whole"), [("q", 16), ("k", 65536), ("v", 16)])
-def test_inputs_that_a_subject_changes_are_found_whole_or_in_part(
-    monkeypatch: pytest.MonkeyPatch, name: str, longest_whole: int
-) -> None:
+def test_inputs_that_a_subject_changes_are_found_whole_or_in_part(monkeypatch, name, longest_whole):
     monkeypatch.setattr(module, "ORACLE_LENGTH", longest_whole)
     subject = Watched()
 
@@ -243,9 +241,7 @@ def test_a_third_of_the_free_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     assert module._fits(CPU, 10**15)
 
 
-def test_the_float64_oracle_takes_twelve_tensors_of_all_heads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_float64_oracle_takes_twelve_tensors_of_all_heads(monkeypatch):
     tensors = 12 * 8 * 100_000 * WIDTH
     free(monkeypatch, 1.5 * tensors)
     assert module._longest(CUDA, 100_000) == 100_000
@@ -265,9 +261,7 @@ def test_the_float64_oracle_takes_twelve_tensors_of_all_heads(
         (41, False, torch.float32, 40),
     ],
 )
-def test_the_layer_is_compared_exactly_up_to_a_length(
-    monkeypatch: pytest.MonkeyPatch, length: int, room: bool, dtype: torch.dtype, compared: int
-) -> None:
+def test_the_layer_is_compared_exactly_up_to_a_length(monkeypatch, length, room, dtype, compared):
     """Beyond it the oracle is fp32, all of it where its 20 tensors fit, else the beginning."""
     sizes: list[int] = []
     oracles: list[tuple[int, torch.dtype]] = []

@@ -160,9 +160,7 @@ WRONG: list[tuple[Change, torch.dtype]] = [
 
 
 @pytest.mark.parametrize(("change", "dtype"), RIGHT)
-def test_outputs_within_the_error_of_a_layer_are_verified(
-    change: Change, dtype: torch.dtype
-) -> None:
+def test_outputs_within_the_error_of_a_layer_are_verified(change, dtype):
     assert verified(change, dtype) == ""
 
 
@@ -276,9 +274,7 @@ def test_chains_have_no_more_calls_than_are_verified(device: str, length: int, m
         ("cpu", 16_384, 0.0, False),
     ],
 )
-def test_the_gpu_rests_before_long_chains_of_a_fork(
-    monkeypatch: pytest.MonkeyPatch, device: str, length: int, enough: float, rests: bool
-) -> None:
+def test_the_gpu_rests_before_long_chains_of_a_fork(monkeypatch, device, length, enough, rests):
     """As before the public loop, whose process has just started."""
     pauses: list[float] = []
     monkeypatch.setattr("harness.worker.proof.time.sleep", pauses.append)

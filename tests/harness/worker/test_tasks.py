@@ -56,9 +56,7 @@ def test_row_22_only_a_lack_of_memory_counts_as_one(error: Exception, kind: str)
 
 
 @pytest.mark.parametrize("task", ["check", "prove"])
-def test_untrusted_code_is_loaded_when_the_device_is_known(
-    task: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_untrusted_code_is_loaded_when_the_device_is_known(task, monkeypatch):
     """It could make the GPU disappear, and have its CPU functions checked instead."""
 
     def gone(_asked: str) -> torch.device:

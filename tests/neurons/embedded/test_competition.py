@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +53,7 @@ def test_each_has_a_hotkey_a_kernel_and_a_server_of_its_own(competition: Competi
     assert text.count(CHUNK) == 1  # the line that a miner's copy changes
 
 
-def test_the_cheat_submits_a_fork_that_keeps_the_rules(
-    competition: Competition, api: LiveApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cheat_submits_a_fork_that_keeps_the_rules(competition, api, tmp_path, monkeypatch):
     used = shutil.copytree(OVERLAY, tmp_path / "overlay")  # an overlay that was imported once
     py_compile.compile(str(used / LAYER_FILE), doraise=True)
     assert list(used.rglob("*.pyc"))
@@ -123,47 +120,9 @@ def test_an_earlier_competition_is_deleted(competition: Competition) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "on_terminal", "cheat", "serve"),
-    [
-        ((), True, True, True),
-        ((), False, True, False),
-        (("--serve",), False, True, True),
-        (("--no-serve", "--no-cheat"), True, False, False),
-        (("--miners", "0"), False, False, True),
-    ],
-)
-def test_the_flags_of_pages_and_competition(
-    words: tuple[str, ...],
-    on_terminal: bool,
-    cheat: bool,
-    serve: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    class Fake:
-        as_it_should_be = True
-
-        def __init__(self, *_: object, serve: bool, cheat: bool, **__: object) -> None:
-            self.flags = f"cheat={cheat} serve={serve}"
-
-        def run(self) -> Iterator[str]:
-            yield self.flags
-
-    monkeypatch.setattr(program, "Competition", Fake)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: on_terminal, raising=False)
-    assert program.main(list(words)) == 0
-    assert f"cheat={cheat} serve={serve}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
     ("error", "status"), [(Stopped("asked to stop"), 130), (ConfigError("Do this."), 78)]
 )
-def test_an_early_end_is_a_sentence_and_a_status(
-    error: Exception,
-    status: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_early_end_is_a_sentence_and_a_status(error, status, monkeypatch, capsys):
     def fails(*_: object, **__: object) -> None:
         raise error
 

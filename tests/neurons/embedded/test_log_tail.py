@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-
-import pytest
 
 from neurons.embedded.log_tail import LogTail
 from neurons.runtime.observe import configure
@@ -15,9 +12,7 @@ def line(event: str, **details: object) -> str:
     return json.dumps({"event": event, "level": "info", **details}) + "\n"
 
 
-def test_whole_lines_are_shown_once_and_a_log_may_be_cut(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whole_lines_are_shown_once_and_a_log_may_be_cut(tmp_path, capsys):
     configure()  # as the program does; otherwise the level is that of an earlier test
     file = tmp_path / "log"
     file.write_text(line("of an earlier run"))

@@ -42,18 +42,14 @@ NOWHERE = Path(os.devnull)
         ({"repo_path": "/srv/fork"}, {}, False),
     ],
 )
-def test_embedded_only_when_nothing_names_a_subnet(
-    flags: dict[str, object], environ: dict[str, str], expected: bool, tmp_path: Path
-) -> None:
+def test_embedded_only_when_nothing_names_a_subnet(flags, environ, expected, tmp_path):
     assert is_embedded(flags, NOWHERE, environ) is expected
     present = tmp_path / ".env"
     present.touch()
     assert not is_embedded(flags, present, environ)
 
 
-def test_settings_stay_on_this_machine_and_heed_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_stay_on_this_machine_and_heed_the_user(tmp_path, monkeypatch):
     environ = {"GITHUB_TOKEN": "ghp_canary", "SUBTENSOR_NETWORK": "finney", "CLAIM_RUNS": "5"}
     flags = {"state_dir": tmp_path, "target_sequence_length": "512", "device": "cpu"}
     settings = embedded_settings(flags, environ)
@@ -150,9 +146,7 @@ def test_a_validator_that_cannot_work_ends_the_run_with_its_message(settings: Se
             running.check()
 
 
-def test_a_submission_that_is_postponed_again_and_again_ends_the_run(
-    subnet: EmbeddedSubnet,
-) -> None:
+def test_a_submission_that_is_postponed_again_and_again_ends_the_run(subnet):
     stop = subnet._asked_to_stop
     for reason in ("a", "b"):
         log_line(subnet, event="postponed", submission=1, reason=reason)
@@ -166,9 +160,7 @@ def test_a_submission_that_is_postponed_again_and_again_ends_the_run(
         subnet.check()
 
 
-def test_the_real_validators_postponement_is_seen(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_real_validators_postponement_is_seen(settings, monkeypatch, tmp_path):
     monkeypatch.setattr(embedded, "POSTPONED_ALLOWED", 1)
     monkeypatch.setenv("TARGET_SEQUENCE_LENGTH", "512")
     stop = threading.Event()

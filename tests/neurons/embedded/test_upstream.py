@@ -73,9 +73,7 @@ def test_it_fails_where_the_public_fork_would(upstream: Path, tmp_path: Path) ->
         assert f"needs {missing}, which is not installed" in message
 
 
-def test_the_commit_depends_on_content_alone(
-    upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_depends_on_content_alone(upstream, tmp_path, monkeypatch):
     before, elsewhere = head(upstream), tmp_path / "elsewhere.git"
     make_upstream(upstream)
     make_upstream(elsewhere)
@@ -113,9 +111,7 @@ def test_killed_before_the_rename_it_is_made_again(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_it_cannot_make_is_an_error_with_its_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_cannot_make_is_an_error_with_its_cause(tmp_path, monkeypatch):
     thesis = tmp_path / "mine/thesis.txt"
     thesis.parent.mkdir()
     thesis.write_text("keep")

@@ -286,9 +286,7 @@ def verify(reference: str, miner: str, *, final: bool = False, **options: Any) -
         (lambda model: scale(model, 1.05), False),
     ],
 )
-def test_logits_tell_one_model_from_another(
-    url: str, folder: Path, change: Callable[[Any], object], passes: bool
-) -> None:
+def test_logits_tell_one_model_from_another(url, folder, change, passes):
     with of(folder, change) as miner:
         found = verify(url, miner)
     assert found.verified is passes, found.reason
@@ -374,9 +372,7 @@ def test_a_busy_server_postpones_the_check(url: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\nX-", b"HTTP/1.1 200 OK\r\n\r\n"])
-def test_an_answer_that_never_ends_keeps_nobody(
-    url: str, begun: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_never_ends_keeps_nobody(url, begun, monkeypatch):
     """A byte comes now and then: of the head that was begun, or of the body behind it."""
     ended = threading.Event()
 

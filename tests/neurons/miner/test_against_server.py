@@ -43,9 +43,7 @@ def marking(api: LiveApi, score: float) -> Waits:
 
 @pytest.mark.parametrize("mode", ["commit_reveal", "direct"])
 @pytest.mark.parametrize(("score", "state"), [(0.95, State.VALIDATED), (0.0, State.REJECTED)])
-def test_a_cycle_reaches_its_verdict(
-    tmp_path: Path, api: LiveApi, mode: str, score: float, state: State
-) -> None:
+def test_a_cycle_reaches_its_verdict(tmp_path, api, mode, score, state):
     done = run_cycle(miner(tmp_path / "state", api, marking(api, score), mode))
     assert done.state is state
     assert done.score == score
@@ -61,9 +59,7 @@ def test_a_faster_miner_ranks_above(tmp_path: Path, api: LiveApi) -> None:
     assert (done.state, done.rank, done.weight) == (State.VALIDATED, 2, 0.25)
 
 
-def test_a_stop_while_waiting_for_the_block_is_prompt_and_loses_nothing(
-    tmp_path: Path, api: LiveApi
-) -> None:
+def test_a_stop_while_waiting_for_the_block_is_prompt_and_loses_nothing(tmp_path, api):
     context = miner(tmp_path / "state", api, Waits())
     context.waiter = None  # wait in earnest
 

@@ -29,20 +29,6 @@ PATH = [
 ]
 
 
-def test_the_whole_path_is_legal_and_each_state_has_its_step() -> None:
-    submission, steps = draft(), []
-    for state in PATH:
-        steps.append(cycle.next_step(submission))
-        submission = cycle.advance(submission, state, 1.0, **FULL)
-    assert steps == [
-        *(Step.PUBLISH, Step.MEASURE, Step.CLAIM, Step.COMMIT),
-        *(Step.COMMIT, Step.REVEAL, Step.REVEAL, Step.FOLLOW),
-    ]
-    assert cycle.next_step(submission) is None
-    direct = draft(state=State.CLAIMED, mode="direct")
-    assert cycle.next_step(direct) is Step.SUBMIT
-
-
 @pytest.mark.parametrize(
     ("state", "to"),
     [

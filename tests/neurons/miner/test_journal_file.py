@@ -54,9 +54,7 @@ def test_row_18_a_damaged_file_is_refused_and_kept(path: Path, damage: str) -> N
     assert path.read_bytes() == content
 
 
-def test_a_file_that_is_locked_for_the_moment_is_no_damage(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_locked_for_the_moment_is_no_damage(path, monkeypatch):
     Journal(path).close()
     monkeypatch.setattr(schema, "BUSY_MILLISECONDS", 300)
     database = sqlite3.connect(path)
@@ -134,9 +132,7 @@ COMMITMENT = draft(
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_row_18_an_older_version_migrates_with_a_live_commitment_in_it(
-    path: Path, version: int
-) -> None:
+def test_row_18_an_older_version_migrates_with_a_live_commitment_in_it(path, version):
     older_file(path, version, COMMITMENT)
     with Journal(path) as log:
         assert log.live(HOTKEY, 2048) == COMMITMENT
@@ -162,9 +158,7 @@ def test_a_copy_is_up_to_date_and_leaves_an_older_file_as_it_is(path: Path) -> N
         assert database.execute("SELECT state FROM submissions").fetchall() == [("COMMITTED",)]
 
 
-def test_a_file_of_another_user_is_told_as_such(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_another_user_is_told_as_such(path, monkeypatch):
     """Root may read everything, so that the system's answer is given here."""
     Journal(path).close()
     monkeypatch.setattr(os, "access", lambda *_, **__: False)

@@ -9,7 +9,6 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -18,7 +17,7 @@ from harness.source import tree_commit
 from neurons.miner import __main__ as miner
 from neurons.miner import cycle
 from neurons.miner.command_line import commands
-from neurons.miner.command_line.status import JOURNAL, read_status
+from neurons.miner.command_line.status import JOURNAL
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
 from neurons.runtime import observe
@@ -68,9 +67,7 @@ def test_status_before_anything_has_run(command: Command, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("word", ["status", "release", "abandon"])
-def test_the_journal_can_be_read_with_a_half_filled_env(
-    command: Command, word: str, tmp_path: Path
-) -> None:
+def test_the_journal_can_be_read_with_a_half_filled_env(command, word, tmp_path):
     file = tmp_path / ".env"
     file.write_text(f"GITHUB_TOKEN=\nSTATE_DIR={tmp_path}/state\n")
     done = command(word, "--env-file", str(file))
@@ -103,9 +100,7 @@ def test_started_as_a_file_from_anywhere(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_exit_78_with_a_sentence(
-    command: Command, arguments: list[str], environ: dict[str, Any], said: str, state: str
-) -> None:
+def test_mistakes_exit_78_with_a_sentence(command, arguments, environ, said, state):
     done = command(*arguments, STATE_DIR=state, **environ)
     assert done.returncode == 78
     assert said in done.stderr
@@ -115,9 +110,7 @@ def test_mistakes_exit_78_with_a_sentence(
     ("main", "name"),
     [(validator, "neurons.validator"), (validator_api, "neurons.validator_api")],
 )
-def test_the_other_command_lines_report_mistakes_in_the_same_way(
-    command: Command, main: Any, name: str, tmp_path: Path
-) -> None:
+def test_the_other_command_lines_report_mistakes_in_the_same_way(command, main, name, tmp_path):
     mistaken = command("--no-such-flag", main=main)
     assert mistaken.returncode == 78
     assert mistaken.stderr == (
@@ -132,9 +125,7 @@ def test_the_other_command_lines_report_mistakes_in_the_same_way(
     assert [line.split("error")[1].split("=")[0].strip() for line in errors] == ["DEVICE", "PORT"]
 
 
-def test_row_14_a_second_miner_names_the_first_also_in_the_log(
-    command: Command, state: str
-) -> None:
+def test_row_14_a_second_miner_names_the_first_also_in_the_log(command, state):
     with StateLock(Path(state, "embedded")):
         done = command("once", STATE_DIR=state)
     assert done.returncode == 78
@@ -195,23 +186,8 @@ def test_a_real_run_is_put_together_from_its_settings(tmp_path: Path) -> None:
         assert (tmp_path / "state" / JOURNAL).is_file()
 
 
-def test_status_shows_state_reason_and_next_action_without_the_salt(
-    command: Command, state: str
-) -> None:
-    hold(state)
-    text = command("status", STATE_DIR=state).stdout
-    assert "HELD" in text
-    assert "The push was refused." in text
-    assert "Do this." in text
-    found = json.loads(command("status", "--json", STATE_DIR=state).stdout)
-    assert found["submission"]["next_action"] == "Do this."
-    assert "salt" not in found["submission"]
-
-
 @pytest.mark.parametrize(("word", "end"), [("release", State.NEW), ("abandon", State.ABANDONED)])
-def test_a_person_decides_on_what_is_held(
-    command: Command, word: str, end: State, state: str
-) -> None:
+def test_a_person_decides_on_what_is_held(command, word, end, state):
     assert "nothing has run" in command(word, STATE_DIR=state).stdout
     held = hold(state)
     done = command(word, STATE_DIR=state)
@@ -220,16 +196,6 @@ def test_a_person_decides_on_what_is_held(
     with journal_in(state) as journal:
         assert journal.get(held.id).state is end
     assert "nothing is held" in command(word, STATE_DIR=state).stdout
-
-
-def test_running_is_seen_without_taking_the_lock(tmp_path: Path) -> None:
-    assert read_status(tmp_path).running is False
-    with Journal(tmp_path / JOURNAL) as journal, StateLock(tmp_path):
-        journal.insert(draft())
-        assert read_status(tmp_path).running is True
-        assert "next      publish" in read_status(tmp_path).as_text()
-    assert read_status(tmp_path).running is False
-    assert "next      start the miner: publish" in read_status(tmp_path).as_text()
 
 
 def test_doctor_lists_every_problem_of_the_settings_and_fails(command: Command, state: str) -> None:
@@ -279,11 +245,6 @@ def test_the_version_names_the_checkouts_commit(command: Command) -> None:
     assert shown[3:] == ([head[:12]] if head else [])
 
 
-def test_a_flag_counts_before_the_command_and_behind_it(command: Command, state: str) -> None:
-    for words in (["--state-dir", state, "status"], ["status", "--state-dir", state]):
-        assert state in command(*words).stdout
-
-
 def test_the_history_shows_the_newest_first(command: Command, state: str) -> None:
     for _ in range(3):
         hold(state)
@@ -309,9 +270,7 @@ def test_a_watch_shows_what_changes_until_it_is_interrupted(state: str) -> None:
     assert (watch.returncode, err) == (0, "")
 
 
-def test_a_backup_comes_back_with_its_salt_and_what_was_there_is_kept(
-    command: Command, state: str, tmp_path: Path
-) -> None:
+def test_a_backup_comes_back_with_its_salt_and_what_was_there_is_kept(command, state, tmp_path):
     copy = tmp_path / "copy.sqlite"
     assert command("backup", str(copy), STATE_DIR=state).returncode == 78
     with journal_in(state) as journal:  # open, as while the miner runs
@@ -336,9 +295,7 @@ def test_a_backup_comes_back_with_its_salt_and_what_was_there_is_kept(
     ("named", "said"),
     [("absent", "There is no file"), (".", "is a folder"), ("notes", "is no copy of a journal")],
 )
-def test_what_is_no_backup_is_not_restored(
-    command: Command, tmp_path: Path, named: str, said: str
-) -> None:
+def test_what_is_no_backup_is_not_restored(command, tmp_path, named, said):
     (tmp_path / "notes").write_text("a text of another program\n")
     done = command("restore", str(tmp_path / named), STATE_DIR=str(tmp_path / "state"))
     assert done.returncode == 78

@@ -59,9 +59,7 @@ def test_the_same_content_is_due_once_a_round() -> None:
         (None, None, 1, "later"),  # it was never in a round
     ],
 )
-def test_a_round_is_known_by_its_number_and_its_start(
-    own: int | None, start: str | None, now: int, found: str
-) -> None:
+def test_a_round_is_known_by_its_number_and_its_start(own, start, now, found):
     submission = draft(round_id=own, round_start=start)
     told = ROUND.model_copy(update={"id": now}).model_dump_json()
     present = Round.model_validate_json(told)  # a number of its own, as the server's is

@@ -48,8 +48,6 @@ def test_a_target_that_may_fit_is_tried(tmp_path: Path, memory_gib: float) -> No
 
 
 @pytest.mark.parametrize("changes", [{"fork_scope": "ops"}, {"repo_path": Path("/fork")}])
-def test_other_code_than_the_published_layer_is_measured_whatever_it_needs(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_other_code_than_the_published_layer_is_measured_whatever_it_needs(tmp_path, changes):
     settings = make_settings(tmp_path, **changes)
     assert fitting_targets((1_000_000,), settings, "a card", 8, "8.9") == (1_000_000,)

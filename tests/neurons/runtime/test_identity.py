@@ -16,9 +16,7 @@ from neurons.runtime.errors import ConfigError
 from tests.processes import run
 
 
-def test_a_throwaway_is_made_once_and_says_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_throwaway_is_made_once_and_says_nothing(tmp_path, capfd):
     first = identity.create_throwaway(tmp_path / "wallets")
     second = identity.create_throwaway(tmp_path / "wallets")
     assert first.hotkey == second.hotkey
@@ -49,9 +47,7 @@ def test_a_malformed_signature_is_only_false(signature: str) -> None:
     assert not identity.verify("not an address", "text", signature)
 
 
-def test_row_32_a_missing_hotkey_names_its_settings_and_the_command_that_makes_it(
-    tmp_path: Path,
-) -> None:
+def test_row_32_a_missing_hotkey_names_its_settings_and_the_command_that_makes_it(tmp_path):
     with pytest.raises(ConfigError) as caught:
         identity.load_identity("w", "hot", tmp_path)
     assert "WALLET_MINER_NAME=w" in str(caught.value)
@@ -94,9 +90,7 @@ def closed_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-def test_an_unreachable_chain_is_told_in_one_line(
-    closed_port: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreachable_chain_is_told_in_one_line(closed_port, capfd):
     for network in (f"ws://127.0.0.1:{closed_port}", "wss://chain.invalid", "no-such-network"):
         with pytest.raises(identity.ChainUnreachable, match="out of reach") as caught:
             identity.registered_uid("5abc", 24, network)
@@ -127,9 +121,7 @@ def test_the_uid_is_what_the_chain_says_whatever_its_client_prints(
     assert identity.registered_uid("5abc", 24, "finney") == uid
 
 
-def test_the_subnets_hotkeys_come_with_uid_and_stake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_subnets_hotkeys_come_with_uid_and_stake(tmp_path, monkeypatch):
     (tmp_path / "bittensor.py").write_text(
         "from types import SimpleNamespace as Row\n"
         "class Subtensor:\n"

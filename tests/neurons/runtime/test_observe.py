@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -76,9 +75,7 @@ def test_an_uncaught_exception_is_logged_redacted(where: str) -> None:
     assert CANARY not in done.stderr
 
 
-def test_the_file_is_private_and_holds_the_same_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_is_private_and_holds_the_same_lines(tmp_path, capsys):
     file = tmp_path / "logs" / "miner.log"
     observe.configure(secrets=[CANARY], file=file)
     observe.get_logger("t").info("hello", value=CANARY)
@@ -87,18 +84,7 @@ def test_the_file_is_private_and_holds_the_same_lines(
     assert CANARY not in file.read_text()
 
 
-def test_bittensor_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    observe.configure("DEBUG")
-    logging.getLogger("bittensor.subtensor").info("connecting")
-    logging.getLogger("bittensor.subtensor").warning("slow")
-    text = capsys.readouterr().err
-    assert "connecting" not in text
-    assert "slow" in text
-
-
-def test_what_is_ordinary_goes_to_stdout_and_a_warning_to_stderr(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_ordinary_goes_to_stdout_and_a_warning_to_stderr(capsys):
     observe.configure(ordinary=sys.stdout)
     log = observe.get_logger("t")
     log.info("all is well")

@@ -120,9 +120,7 @@ def test_a_value_that_was_meant_to_span_lines_is_not_quoted(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["GITHUB_TOKEN", "NETUID"])
 @pytest.mark.parametrize("rest", ["", 'GITHUB_USERNAME=ada\nREFERENCE_MODEL="m"\n'])
-def test_a_quote_that_is_not_closed_is_named_by_its_setting(
-    tmp_path: Path, name: str, rest: str
-) -> None:
+def test_a_quote_that_is_not_closed_is_named_by_its_setting(tmp_path, name, rest):
     path = env_file(tmp_path, f'FORK_REMOTE=f\n{name}="canary\n{rest}')
     lines = problems(env_file=path, environ={"VALIDATOR_API_URL": "https://a.org"}, process="miner")
     assert lines[0] == f'{name} cannot be read (line 2 of {path}): close the quote " in its line.'
@@ -228,9 +226,7 @@ def test_row_31_a_named_file_has_to_exist_and_be_text(tmp_path: Path) -> None:
     assert "save it as UTF-8" in problems(env_file=env_file(tmp_path, b"A=\xff\xfe\n"))[0]
 
 
-def test_the_environment_can_name_the_file_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_can_name_the_file_or_none(tmp_path, monkeypatch):
     monkeypatch.setattr("neurons.runtime.loading.ENV_FILE", env_file(tmp_path, "NETUID=7\n"))
     other = tmp_path / "other"
     other.write_text("NETUID=8\n")

@@ -24,26 +24,7 @@ def take(fork: ForkRepository, commit: str, folder: Path) -> Path:
     return clone(fork.url, commit, folder, sources=HOME)
 
 
-def test_a_sandbox_is_empty_and_leaves_nothing(tmp_path: Path) -> None:
-    parent = tmp_path / "sandboxes"
-
-    def break_off() -> None:
-        with submission_folder(parent) as folder:
-            assert list(folder.iterdir()) == []
-            (folder / "file").touch()
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        break_off()
-    assert list(parent.iterdir()) == []
-    (parent / "submission-left").mkdir()
-    clear(parent)
-    assert list(parent.iterdir()) == []
-
-
-def test_nothing_of_the_branchs_tip_is_unfolded_for_another_commit(
-    fork: ForkRepository, tmp_path: Path
-) -> None:
+def test_nothing_of_the_branchs_tip_is_unfolded_for_another_commit(fork, tmp_path):
     """The size of a commit is known before it is unfolded; its branch's tip may be anything."""
     wanted = fork.commit({"a": "1"})
     fork.commit({"tip-alone": "x"})
@@ -62,9 +43,7 @@ def test_nothing_of_the_branchs_tip_is_unfolded_for_another_commit(
     assert set(seen) == {".git"}
 
 
-def test_a_tip_an_older_commit_and_another_branch_are_cloned(
-    fork: ForkRepository, tmp_path: Path
-) -> None:
+def test_a_tip_an_older_commit_and_another_branch_are_cloned(fork, tmp_path):
     older, tip = fork.commit({"a": "older"}), fork.commit({"a": "tip"})
     fork.git("checkout", "--quiet", "-b", "quasar")
     commits = {"older": older, "tip": tip, "branch": fork.commit({"a": "branch"})}
@@ -155,9 +134,7 @@ def commit_path(fork: ForkRepository, path: str) -> str:
         ("d" * 200 + "/" + "e" * 200 + "/" + "f" * 200, "bytes"),
     ],
 )
-def test_a_deep_or_long_path_is_refused_before_the_checkout(
-    fork: ForkRepository, tmp_path: Path, path: str, reason: str
-) -> None:
+def test_a_deep_or_long_path_is_refused_before_the_checkout(fork, tmp_path, path, reason):
     commit = commit_path(fork, path)
     with submission_folder(tmp_path / "work") as folder:
         with pytest.raises(BadFork, match=rf"a path of more than \d+ {reason}"):
@@ -166,9 +143,7 @@ def test_a_deep_or_long_path_is_refused_before_the_checkout(
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_too_many_folders_are_refused(
-    fork: ForkRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_folders_are_refused(fork, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TREE_FOLDERS", 9)
     commit = commit_path(fork, "a/b/c/d/e/f/g/h/i/j/k")
     with pytest.raises(BadFork, match="more than 9 folders"):
@@ -209,9 +184,7 @@ def test_a_start_clears_whatever_the_work_folder_contains(content: str, tmp_path
     assert (kept / "file").exists()
 
 
-def test_what_unfolds_to_gigabytes_is_not_unfolded(
-    fork: ForkRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_unfolds_to_gigabytes_is_not_unfolded(fork, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TREE_BYTES", 2**24)
     with (fork.path / "zeros").open("wb") as file:
         file.truncate(2**24 + 1)
@@ -231,9 +204,7 @@ def mktree(fork: ForkRepository, rows: list[str]) -> str:
     return done.stdout.strip()
 
 
-def test_row_29_links_hooks_filters_and_submodules_do_nothing(
-    fork: ForkRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_29_links_hooks_filters_and_submodules_do_nothing(fork, tmp_path, monkeypatch):
     secret, marker = tmp_path / "secret", tmp_path / "owned"
     secret.write_text("secret")
     config = tmp_path / "gitconfig"  # a validator's own settings must not lend the fork a filter

@@ -17,7 +17,7 @@ from neurons.validator.clone import Sources
 from neurons.validator.evaluate import Evaluator
 from neurons.validator.verdict import Verdict
 from neurons.wire.protocol import QueuedSubmission
-from tests.neurons.validator.samples import ForkRepository, Measured
+from tests.neurons.validator.samples import Measured
 
 Evaluate = Callable[..., Verdict]
 
@@ -70,9 +70,7 @@ def evaluate(boxes: Path, measured: Measured, submission: QueuedSubmission) -> E
     return judge
 
 
-def test_times_the_target_and_the_short_lengths_after_one_check(
-    evaluate: Evaluate, measured: Measured, boxes: Path
-) -> None:
+def test_times_the_target_and_the_short_lengths_after_one_check(evaluate, measured, boxes):
     measured.answers = [1100.0, 1.0, 2.0, 3.0]
     verdict = evaluate()
     assert verdict.score == pytest.approx(1.1)
@@ -84,9 +82,7 @@ def test_times_the_target_and_the_short_lengths_after_one_check(
     assert list(boxes.iterdir()) == []
 
 
-def test_a_target_among_the_short_lengths_is_timed_once(
-    evaluate: Evaluate, measured: Measured
-) -> None:
+def test_a_target_among_the_short_lengths_is_timed_once(evaluate, measured):
     measured.answers = [1.0, 1.0, 950.0]
     assert evaluate(target_sequence_length=512).score == pytest.approx(0.95)
     assert measured.lengths == [2048, 1024, 512]
@@ -125,9 +121,7 @@ def test_a_failed_measurement_scores_nothing_on_a_sound_machine(
     assert len(measured.lengths) == calls
 
 
-def test_a_crash_is_forgiven_once_and_what_was_timed_before_a_failure_is_kept(
-    evaluate: Evaluate, measured: Measured
-) -> None:
+def test_a_crash_is_forgiven_once_and_what_was_timed_before_a_failure_is_kept(evaluate, measured):
     measured.answers = [MeasurementError("died", "crash")]
     assert evaluate().score == 1.0
     measured.answers = [1000.0, 7.0, MeasurementError("too slow", "timeout")]
@@ -135,9 +129,7 @@ def test_a_crash_is_forgiven_once_and_what_was_timed_before_a_failure_is_kept(
     assert (verdict.score, list(verdict.measured)) == (0.0, ["2048", "4096"])
 
 
-def test_a_broken_rule_is_not_measured(
-    evaluate: Evaluate, measured: Measured, fork: ForkRepository
-) -> None:
+def test_a_broken_rule_is_not_measured(evaluate, measured, fork):
     verdict = evaluate(commit_hash=fork.commit({"fla/ops/quasar/gate.py": "# from fla.ops.gla\n"}))
     assert verdict.score == 0.0
     assert "gate.py" in verdict.reason
@@ -154,9 +146,7 @@ def test_a_broken_rule_is_not_measured(
         {"target_sequence_length": 511},
     ],
 )
-def test_what_cannot_be_judged_scores_nothing(
-    evaluate: Evaluate, measured: Measured, boxes: Path, change: dict[str, object]
-) -> None:
+def test_what_cannot_be_judged_scores_nothing(evaluate, measured, boxes, change):
     verdict = evaluate(**change)
     assert (verdict.score, measured.lengths) == (0.0, [])
     if "tokens_per_sec" in change or "target_sequence_length" in change:
@@ -190,9 +180,7 @@ def test_a_stop_gives_no_verdict(evaluate: Evaluate, measured: Measured, boxes: 
     assert len(measured.lengths) == 1
 
 
-def test_a_submission_has_a_budget_of_time(
-    evaluate: Evaluate, measured: Measured, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_submission_has_a_budget_of_time(evaluate, measured, machine, monkeypatch):
     monkeypatch.setattr(module, "BUDGET", 0.0)
     verdict = evaluate()
     assert (verdict.score, measured.lengths) == (0.0, [])

@@ -54,9 +54,7 @@ def test_the_look_finds_every_leak_where_nothing_is_shut_in() -> None:
         assert "write to the system" in found
 
 
-def test_a_sandbox_that_does_not_start_is_reported_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sandbox_that_does_not_start_is_reported_with_its_reason(monkeypatch):
     (reason,) = Sandbox("/bin/false", 2**40).leaks()
     assert "nothing can be started in it" in reason
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -103,13 +101,7 @@ def test_memory_and_processes_of_all_descendants_count(monkeypatch: pytest.Monke
         (range(1), None, {0}),
     ],
 )
-def test_some_cores_are_kept_from_forks(
-    machine: range,
-    quota: str | None,
-    kept: set[int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_some_cores_are_kept_from_forks(machine, quota, kept, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(machine))
     monkeypatch.setattr(module, "QUOTA", tmp_path / "cpu.max")
     if quota is not None:
@@ -309,9 +301,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("MIG-2", "nvidia1", "MIG-2"),
     ],
 )
-def test_a_fork_sees_one_of_several_gpus(
-    visible: str | None, shown: str, inside: str, driver: Path
-) -> None:
+def test_a_fork_sees_one_of_several_gpus(visible, shown, inside, driver):
     """Else it would distribute its calls over all of them."""
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     sandbox = Sandbox("", 2**40, devices.find_gpus(environ)[0], cores=EVERY)
@@ -334,9 +324,7 @@ def test_a_fork_sees_one_of_several_gpus(
         ("MIG-2,MIG-2b,1", ["MIG-2"]),
     ],
 )
-def test_each_usable_gpu_is_listed_once(
-    visible: str | None, names: list[str], driver: Path
-) -> None:
+def test_each_usable_gpu_is_listed_once(visible, names, driver):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert [gpu.name for gpu in devices.find_gpus(environ)] == names
 

@@ -21,7 +21,6 @@ from neurons.validator.evaluate import Evaluator
 from neurons.validator.packages import Packages
 from neurons.validator.sandbox import Sandbox
 from neurons.validator.shares import evaluators_for
-from neurons.wire.protocol import QueuedSubmission
 from tests.neurons.validator.samples import CORRECTNESS, Measured
 from tests.processes import HANG, wait_for
 
@@ -90,9 +89,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return Host(tmp_path / "clones")
 
 
-def test_forks_are_checked_together_and_the_target_is_timed_alone(
-    host: Host, submission: QueuedSubmission
-) -> None:
+def test_forks_are_checked_together_and_the_target_is_timed_alone(host, submission):
     """A fork next to it could slow it down, or compute a part of its calls on another GPU."""
     host.meeting = threading.Barrier(2)
     with ThreadPoolExecutor() as pool:
@@ -107,9 +104,7 @@ def test_forks_are_checked_together_and_the_target_is_timed_alone(
 
 
 @pytest.mark.parametrize("kind", sorted(module.AMBIGUOUS))
-def test_a_failure_next_to_other_forks_is_repeated_alone(
-    host: Host, submission: QueuedSubmission, kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_next_to_other_forks_is_repeated_alone(host, submission, kind, monkeypatch):
     monkeypatch.setattr(module, "call", lambda *_, **__: {})  # a sound control run
     host.answers = {1024: [MeasurementError("no memory is left", kind)]}
     assert host.evaluators[0].evaluate(submission).passed
@@ -121,9 +116,7 @@ def test_a_failure_next_to_other_forks_is_repeated_alone(
     )
 
 
-def test_waiting_for_others_takes_nothing_of_the_budget(
-    host: Host, submission: QueuedSubmission, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_others_takes_nothing_of_the_budget(host, submission, monkeypatch):
     now, first = [0.0], host.evaluators[0]
     monkeypatch.setattr("neurons.validator.evaluate.time.monotonic", lambda: now[0])
     real = first.lock.alone
@@ -136,9 +129,7 @@ def test_waiting_for_others_takes_nothing_of_the_budget(
     assert first.evaluate(submission).passed
 
 
-def test_a_stop_lets_nobody_start_who_waits_to_be_alone(
-    host: Host, submission: QueuedSubmission
-) -> None:
+def test_a_stop_lets_nobody_start_who_waits_to_be_alone(host, submission):
     """Each start would take its seconds, one after the other, of the few until the end."""
     first, stop = host.evaluators[0], host.evaluators[0].stop
     with ThreadPoolExecutor() as pool:

@@ -53,9 +53,7 @@ def test_judges_what_is_queued_and_nothing_that_is_committed(api: LiveApi, bench
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError("ours"), Postponed("no GPU today")])
-def test_a_fault_of_ours_comes_back_later_and_judges_nobody(
-    api: LiveApi, bench: Benches, fault: Exception
-) -> None:
+def test_a_fault_of_ours_comes_back_later_and_judges_nobody(api, bench, fault):
     answers = Judge(s1=fault)
     loop = bench(answers)
     broken, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
@@ -129,9 +127,7 @@ def test_slow_forks_of_a_few_hotkeys_do_not_starve_another(api: LiveApi, bench: 
     assert again.queue_key(row)[1] == 1.0
 
 
-def test_the_fifth_failure_bans_the_client_and_drops_its_queue(
-    api: LiveApi, bench: Benches
-) -> None:
+def test_the_fifth_failure_bans_the_client_and_drops_its_queue(api, bench):
     loop = bench(Judge("", {f"s{n}": reject("no") for n in range(1, 9)}))
     for target in range(512, 520):
         api.submit(ALICE, 10.0, target=target)
@@ -145,9 +141,7 @@ class Killed(BaseException):
     """Acts as SIGKILL does: nothing is written after it."""
 
 
-def test_a_fork_that_kills_the_validator_does_not_do_so_for_ever(
-    api: LiveApi, bench: Benches
-) -> None:
+def test_a_fork_that_kills_the_validator_does_not_do_so_for_ever(api, bench):
     answers = Judge(s1=Killed())
     loop = bench(answers)
     deadly, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
@@ -164,9 +158,7 @@ def test_a_fork_that_kills_the_validator_does_not_do_so_for_ever(
     assert scores(api) == {fine: 1.0, deadly: 1.0}
 
 
-def test_a_verdict_that_was_not_written_is_not_measured_again(
-    api: LiveApi, monkeypatch: pytest.MonkeyPatch, bench: Benches
-) -> None:
+def test_a_verdict_that_was_not_written_is_not_measured_again(api, monkeypatch, bench):
     timed = {"512": {"tokens_per_sec": 7.0}, "100000": {"tokens_per_sec": 95.0, "vram_mb": 1.5}}
     found = replace(judge(100.0, 95.0), measured=timed, device="NVIDIA H200")
     answers = Judge(s1=found)
@@ -350,9 +342,7 @@ def test_a_stop_ends_the_evaluation_on_every_gpu(api: LiveApi, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("sandbox", ["off", "preferred"])
-def test_a_stop_ends_the_check_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: str
-) -> None:
+def test_a_stop_ends_the_check_at_the_start(tmp_path, monkeypatch, sandbox):
     stop = threading.Event()
 
     def call(*_: object, **options: Any) -> None:

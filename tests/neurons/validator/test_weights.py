@@ -225,9 +225,7 @@ class IdleServer:
         ("completed", 9.0, []),
     ],
 )
-def test_a_round_is_ended_that_its_server_has_not_ended(
-    status: str, seconds: float, ended: list[int]
-) -> None:
+def test_a_round_is_ended_that_its_server_has_not_ended(status, seconds, ended):
     server = IdleServer(status)
     chain = Recorder()
     now = 1_767_398_400.0 + seconds  # 2026-01-03T00:00:00Z

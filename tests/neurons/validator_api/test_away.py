@@ -25,7 +25,6 @@ from neurons.validator_api import __main__ as process
 from neurons.validator_api.database import storage
 from neurons.validator_api.database.storage import DatabaseAway, Storage
 from neurons.validator_api.database.tables import Submission
-from tests import postgresql
 from tests.neurons.live_api import ALICE, LiveApi, commitment, serve
 from tests.processes import wait_for
 
@@ -53,9 +52,7 @@ def ask(api: LiveApi, salt: str) -> httpx.Response:
     return api.post("/commit_submission", commitment(ALICE, salt), ALICE)
 
 
-def test_postgresql_may_crash_and_come_back(
-    server: postgresql.Server, tmp_path: Path, log: list[MutableMapping[str, Any]]
-) -> None:
+def test_postgresql_may_crash_and_come_back(server, tmp_path, log):
     url = server.new_database()
     stop, statuses, acknowledged = threading.Event(), set(), set()
 
@@ -100,9 +97,7 @@ def test_postgresql_may_crash_and_come_back(
     assert "is back" in back["event"]
 
 
-def test_a_locked_file_of_sqlite_is_waited_for_and_then_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[MutableMapping[str, Any]]
-) -> None:
+def test_a_locked_file_of_sqlite_is_waited_for_and_then_told(tmp_path, monkeypatch, log):
     monkeypatch.setattr(storage, "BUSY_SECONDS", 0.1)
     with serve(tmp_path) as api:
         api.register(ALICE)
@@ -118,9 +113,7 @@ def test_a_locked_file_of_sqlite_is_waited_for_and_then_told(
     assert "is back" in back["event"]
 
 
-def test_a_full_disk_refuses_what_is_new_and_keeps_what_is_there(
-    tmp_path: Path, log: list[MutableMapping[str, Any]]
-) -> None:
+def test_a_full_disk_refuses_what_is_new_and_keeps_what_is_there(tmp_path, log):
     """SQLite's own bound on a file gives the fault that a full disk gives."""
     full = 0
 
@@ -149,9 +142,7 @@ def test_a_full_disk_refuses_what_is_new_and_keeps_what_is_there(
     assert "is back" in back["event"]
 
 
-def test_at_the_start_a_server_that_is_away_is_told_from_one_that_refuses(
-    server: postgresql.Server, tmp_path: Path
-) -> None:
+def test_at_the_start_a_server_that_is_away_is_told_from_one_that_refuses(server, tmp_path):
     url = server.new_database()
     with pytest.raises(ConfigError, match=r'no_such" does not exist.*Check its name'):
         Storage(url.replace("/quasar", "/no_such", 1))
@@ -167,12 +158,7 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
             Storage(f"postgresql://quasar@127.0.0.1:{port}/quasar")
 
 
-def test_the_api_starts_once_its_database_can_be_reached(
-    server: postgresql.Server,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    log: list[MutableMapping[str, Any]],
-) -> None:
+def test_the_api_starts_once_its_database_can_be_reached(server, tmp_path, monkeypatch, log):
     monkeypatch.setattr(process, "DATABASE_SECONDS", 0.02)
     start, _, folder = server.new_database().rpartition("=")
     link = Path(folder, "link")  # the way to the server's socket

@@ -13,9 +13,7 @@ def commit(api: LiveApi, salt: str, target: int) -> int:
     return int(api.ok("/commit_submission", body, ALICE)["submission_id"])
 
 
-def test_a_hotkey_has_one_commitment_of_a_target_and_a_bounded_number_in_all(
-    api: LiveApi,
-) -> None:
+def test_a_hotkey_has_one_commitment_of_a_target_and_a_bounded_number_in_all(api):
     revealed = [api.submit(ALICE, 1.0, target=512 + n) for n in (7, 8)]
     first = [commit(api, f"first {n}", target=512 + n) for n in range(4)]
     second = [commit(api, f"second {n}", target=512 + n) for n in range(4)]

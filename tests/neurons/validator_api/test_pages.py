@@ -343,9 +343,7 @@ def test_pages_of_what_still_changes_refresh_themselves(api: LiveApi) -> None:
         ("GET", "/get_weights?round_id=x", 422),
     ],
 )
-def test_an_error_is_a_page_for_browsers_and_json_for_programs(
-    api: LiveApi, method: str, path: str, status: int
-) -> None:
+def test_an_error_is_a_page_for_browsers_and_json_for_programs(api, method, path, status):
     check_error(api, method, path, status)
 
 
@@ -367,9 +365,7 @@ def check_error(api: LiveApi, method: str, path: str, status: int) -> None:
 @pytest.mark.parametrize(
     ("failure", "status"), [(ZeroDivisionError("canary"), 500), (DatabaseAway("canary"), 503)]
 )
-def test_a_fault_of_the_server_is_a_page_for_browsers(
-    api: LiveApi, monkeypatch: pytest.MonkeyPatch, failure: Exception, status: int
-) -> None:
+def test_a_fault_of_the_server_is_a_page_for_browsers(api, monkeypatch, failure, status):
     def fail(*_: object) -> None:
         raise failure
 

@@ -80,9 +80,7 @@ def test_nothing_keeps_anybody_out(browser: Browser, api: LiveApi) -> None:
         page.context.close()
 
 
-def test_a_telephone_need_not_be_scrolled_sideways_and_dark_is_dark(
-    browser: Browser, api: LiveApi
-) -> None:
+def test_a_telephone_need_not_be_scrolled_sideways_and_dark_is_dark(browser, api):
     messages: list[str] = []
     brightness = "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)"
     light = opened(browser, "light", viewport=TELEPHONE)

@@ -158,9 +158,7 @@ def test_the_database_weighs_as_the_rules_do(standing: Standing) -> None:
         ),
     ],
 )
-def test_which_submissions_rank_and_in_which_order(
-    standing: Standing, rows: list[Row], expected: list[int]
-) -> None:
+def test_which_submissions_rank_and_in_which_order(standing, rows, expected):
     assert order(standing(rows)) == expected
 
 
@@ -176,9 +174,7 @@ def test_what_the_round_before_has_ranked_does_not_rank_again(standing: Standing
         (row(9, "z", 500.0, score=0.0), [3, 2, 1]),  # refuted since
     ],
 )
-def test_only_what_beats_a_valid_baseline_ranks(
-    standing: Standing, baseline: Row, expected: list[int]
-) -> None:
+def test_only_what_beats_a_valid_baseline_ranks(standing, baseline, expected):
     rows = [row(1, "a", 99.0), row(2, "b", 100.0), row(3, "c", 101.0)]
     assert order(standing(rows, baseline=baseline)) == expected
 
@@ -287,9 +283,7 @@ def test_create_round_ends_the_one_before(api: LiveApi) -> None:
     assert api.refused_verdict("/create_round", {"duration_hours": 0})[0] == 422
 
 
-def test_what_is_revealed_after_the_round_ranks_in_the_next_with_the_time_of_its_commit(
-    api: LiveApi,
-) -> None:
+def test_what_is_revealed_after_the_round_ranks_in_the_next_with_the_time_of_its_commit(api):
     api.judged(BOB, 900.0)
     api.clock.now += 48 * HOURS - 60
     early = api.commit(ALICE)

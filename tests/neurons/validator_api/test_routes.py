@@ -52,9 +52,7 @@ def bound(key: Hotkey, route: str, kind: type[BaseModel], body: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("path", SIGNED)
-def test_each_write_needs_the_headers_and_a_body_that_is_never_repeated(
-    api: LiveApi, path: str
-) -> None:
+def test_each_write_needs_the_headers_and_a_body_that_is_never_repeated(api, path):
     cases = {
         "Missing Hotkey or Signature headers": {"Hotkey": ALICE.hotkey},
         "Invalid signature": {**ALICE.headers(), "Hotkey": BOB.hotkey},
@@ -77,9 +75,7 @@ def test_only_validators_write_verdicts(api: LiveApi, path: str) -> None:
     assert static[1].startswith("Invalid signature: a validator signs each request")
 
 
-def test_a_validators_request_is_taken_once_as_it_was_signed(
-    tmp_path: Path, database_url: str
-) -> None:
+def test_a_validators_request_is_taken_once_as_it_was_signed(tmp_path, database_url):
     wall = Clock()
     with serve(tmp_path, database_url=database_url, wall_clock=wall) as api:
         api.register(ALICE)
@@ -358,9 +354,7 @@ def test_version_2_binds_all_of_a_submission(api: LiveApi) -> None:
     "change",
     [{"commit_hash": "b" * 40}, {"tokens_per_sec": 9e9}, {"fork_url": "https://host/other"}],
 )
-def test_a_commitment_of_version_2_binds_commit_and_claim(
-    api: LiveApi, change: dict[str, Any]
-) -> None:
+def test_a_commitment_of_version_2_binds_commit_and_claim(api, change):
     claim = revelation(ALICE, 1)
     digest = bound_commitment("salt", 100_000, RevealRequest(**claim))
     body = commitment(ALICE) | {"commitment_hash": digest, "version": 2}

@@ -42,9 +42,7 @@ def port_of(path: Path, child: subprocess.Popen[str]) -> str:
     ("number", "proxies", "client"),
     [(signal.SIGTERM, "", '""'), (signal.SIGINT, "10.0.0.1, 127.0.0.1", "203.0.113.9")],
 )
-def test_serves_until_it_is_told_to_stop(
-    tmp_path: Path, number: signal.Signals, proxies: str, client: str
-) -> None:
+def test_serves_until_it_is_told_to_stop(tmp_path, number, proxies, client):
     with process(tmp_path, TRUSTED_PROXIES=proxies) as (child, port_file):
         url = f"http://127.0.0.1:{port_of(port_file, child)}"
         headers = ALICE.headers()
@@ -73,9 +71,7 @@ def test_serves_until_it_is_told_to_stop(
         ("PORT", "many", "PORT='many'"),
     ],
 )
-def test_what_only_a_person_can_mend_exits_78(
-    tmp_path: Path, variable: str, value: str, words: str
-) -> None:
+def test_what_only_a_person_can_mend_exits_78(tmp_path, variable, value, words):
     with process(tmp_path, **{variable: value}) as (child, _):
         log, _ = child.communicate(timeout=HANG)
     assert child.returncode == 78

@@ -42,9 +42,7 @@ def test_every_call_brings_its_message(client: ApiClient, fake_api: FakeValidato
     assert list(client.weights(2).weights) == []
 
 
-def test_credentials_go_to_the_four_routes_that_need_them(
-    client: ApiClient, fake_api: FakeValidatorApi
-) -> None:
+def test_credentials_go_to_the_four_routes_that_need_them(client, fake_api):
     for call in every_call(client).values():
         with contextlib.suppress(Held, Retry):
             call()
@@ -68,12 +66,8 @@ def test_credentials_go_to_the_four_routes_that_need_them(
     ],
 )
 def test_a_get_is_sent_again_where_the_server_failed_and_a_post_never(
-    client: ApiClient,
-    fake_api: FakeValidatorApi,
-    status: int,
-    outcome: type[Exception],
-    asked: int,
-) -> None:
+    client, fake_api, status, outcome, asked
+):
     for route, count in (("/get_current_round", asked), ("/reveal_submission", 1)):
         fake_api.faults[route].extend([Fault(status, "no")] * count)
         with pytest.raises(outcome, match=str(status)):
@@ -114,9 +108,7 @@ def test_row_10_a_page_that_is_not_the_apis_says_nothing_of_a_submission(
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_post_is_sent_once_and_a_get_again_when_the_reply_is_lost(
-    client: ApiClient, fake_api: FakeValidatorApi, route: str
-) -> None:
+def test_a_post_is_sent_once_and_a_get_again_when_the_reply_is_lost(client, fake_api, route):
     fake_api.registered.add(HOTKEY)
     fake_api.faults[route].extend([RESET] * 3)
     with pytest.raises(outcomes.ReplyLost):
@@ -210,9 +202,7 @@ def test_row_11_an_untrusted_certificate_gets_no_credential(tmp_path: Path) -> N
             client.commit(COMMITMENT)
 
 
-def test_what_a_server_echoes_is_not_repeated(
-    client: ApiClient, fake_api: FakeValidatorApi
-) -> None:
+def test_what_a_server_echoes_is_not_repeated(client, fake_api):
     echo = (
         b'{"detail": [{"loc": ["body", "salt"], "msg": "bad", "input": {"commitment_salt": "'
         + b"5" * 64
@@ -227,9 +217,7 @@ def test_what_a_server_echoes_is_not_repeated(
     assert "you sent [redacted]" in caught.value.reason
 
 
-def test_what_a_server_says_cannot_steer_a_terminal(
-    client: ApiClient, fake_api: FakeValidatorApi
-) -> None:
+def test_what_a_server_says_cannot_steer_a_terminal(client, fake_api):
     text = "\x1b[2Jgone\x07 \u009b31m"
     fake_api.faults["/reveal_submission"].append(Fault(418, text))
     with pytest.raises(Held, match="gone") as caught:
@@ -237,9 +225,7 @@ def test_what_a_server_says_cannot_steer_a_terminal(
     assert caught.value.reason.isprintable()
 
 
-def test_a_number_that_is_not_finite_never_leaves(
-    client: ApiClient, fake_api: FakeValidatorApi
-) -> None:
+def test_a_number_that_is_not_finite_never_leaves(client, fake_api):
     bad = SUBMIT.model_copy(update={"tokens_per_sec": float("nan")})
     with pytest.raises(ValueError, match="not JSON compliant"):
         client.submit(bad)
@@ -247,9 +233,7 @@ def test_a_number_that_is_not_finite_never_leaves(
 
 
 @pytest.mark.parametrize(("ahead", "warnings"), [(0, 0), (20, 0), (3600, 1), (-3600, 1)])
-def test_row_12_a_clock_that_differs_is_warned_of_once(
-    fake_api: FakeValidatorApi, ahead: int, warnings: int
-) -> None:
+def test_row_12_a_clock_that_differs_is_warned_of_once(fake_api, ahead, warnings):
     with serve(fake_api) as url, capture_logs() as logs:
         client = ApiClient(url, Key(), now=lambda: time.time() - ahead)
         for _ in range(3):

@@ -10,7 +10,7 @@ import pytest
 
 from neurons.wire import outcomes
 from neurons.wire.client import ApiClient
-from tests.neurons.fake_validator_api import FakeValidatorApi, Fault, Request
+from tests.neurons.fake_validator_api import Fault, Request
 from tests.neurons.miner.parts import HOTKEY, Key
 from tests.neurons.wire.api_calls import COMMITMENT, STATS, every_call
 
@@ -30,9 +30,7 @@ BAD_BODIES = {
 
 
 @pytest.mark.parametrize("name", BAD_BODIES)
-def test_row_10_a_malformed_reply_is_one_clear_fault(
-    client: ApiClient, fake_api: FakeValidatorApi, name: str
-) -> None:
+def test_row_10_a_malformed_reply_is_one_clear_fault(client, fake_api, name):
     fake_api.faults["/pending_reveals"].append(Fault(200, BAD_BODIES[name]))
     with pytest.raises(outcomes.ProtocolFault, match=r"^/pending_reveals answered with"):
         client.pending_reveals()
@@ -40,9 +38,7 @@ def test_row_10_a_malformed_reply_is_one_clear_fault(
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
-def test_row_10_a_number_that_is_not_finite_is_no_answer(
-    client: ApiClient, fake_api: FakeValidatorApi, number: str
-) -> None:
+def test_row_10_a_number_that_is_not_finite_is_no_answer(client, fake_api, number):
     body = f'{{"epoch": 1, "weights": [{{"uid": 1, "hotkey": "5Other", "weight": {number}}}]}}'
     fake_api.faults["/get_weights"].append(Fault(200, body.encode()))
     with pytest.raises(outcomes.ProtocolFault):
@@ -58,9 +54,7 @@ FOREIGN_ROWS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", FOREIGN_ROWS)
-def test_other_peoples_rows_spoil_no_list(
-    client: ApiClient, fake_api: FakeValidatorApi, name: str
-) -> None:
+def test_other_peoples_rows_spoil_no_list(client, fake_api, name):
     client.register("model", "100k")
     client.commit(COMMITMENT)
     foreign = {"miner_hotkey": "5Other", **FOREIGN_ROWS[name]}
@@ -77,9 +71,7 @@ def test_other_peoples_rows_spoil_no_list(
     assert (len(queue.listed), list(queue.performers)) == (3, [])
 
 
-def test_thousands_of_open_commitments_are_read_past(
-    client: ApiClient, fake_api: FakeValidatorApi
-) -> None:
+def test_thousands_of_open_commitments_are_read_past(client, fake_api):
     client.register("model", "100k")
     client.commit(COMMITMENT)
     fake_api.add_foreign(20_000, revealed=False)
@@ -99,9 +91,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("route", "change"), NUMBERS)
-def test_a_number_that_the_journal_cannot_hold_is_refused(
-    fake_api: FakeValidatorApi, url: str, route: str, change: dict[str, object]
-) -> None:
+def test_a_number_that_the_journal_cannot_hold_is_refused(fake_api, url, route, change):
     def answer(request: httpx.Request) -> httpx.Response:
         good = httpx.post if request.method == "POST" else httpx.get
         extra = {"json": json.loads(request.content)} if request.content else {}

@@ -12,11 +12,7 @@ from fla.ops.quasar.cuda.scan import slice as slice_module
 from fla.ops.quasar.cuda.scan.slice import CudaSlice
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
 from fla.ops.quasar.parallel.context import Place, locate
-from fla.ops.quasar.parallel.exchange import (
-    entering_state,
-    leaving_gradient,
-    unpack_maps,
-)
+from fla.ops.quasar.parallel.exchange import entering_state, leaving_gradient, unpack_maps
 
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.cuda.scan.calls import OWN, READ, draw, exact

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from fla.ops.quasar.triton_kernels import autotune, tuning
-from fla.ops.quasar.triton_kernels.autotune import Gpu, parse_tiles, search
-from fla.ops.quasar.triton_kernels.tiles import Tiles
+from fla.ops.quasar.triton_kernels.autotune import Gpu, search
 
 from quasar_kernels.compile_specs import ARCHITECTURES
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, overlay_files
@@ -277,13 +276,6 @@ def test_an_error_names_file_entry_and_field(monkeypatch, tmp_path, change, mess
     assert message in str(caught.value)
 
 
-def test_what_the_data_lacks_is_named():
-    with pytest.raises(
-        ValueError, match=r"tuned\.json: 'NVIDIA H200' has no tiles for heads of 48"
-    ):
-        tuning.known_tiles(Gpu("NVIDIA H200", "9.0"), 48, torch.bfloat16)
-
-
 def test_shipped_tiles_hold_each_choice_once(monkeypatch):
     data = json.loads(tuning.DATA.read_text())
     assert list(tuning.shipped_tiles(64, torch.bfloat16, "9.0")) == [""]
@@ -307,10 +299,3 @@ def test_the_folder_is_the_users(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert where() == Path(tmp_path, ".cache/quasar")
-
-
-def test_parse_tiles_returns_the_fields_in_their_places():
-    tiles = tuning.safe_tiles(64, torch.bfloat16)
-    backwards = dict(reversed(tiles._asdict().items()))
-    assert parse_tiles(backwards, "here") == tiles
-    assert isinstance(tiles, Tiles)

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -53,17 +52,8 @@ def test_an_extra_that_was_recorded_and_is_none_any_more_is_left_out(checkout: C
     assert "extras=dev,miner\n" in checkout.stamp()
 
 
-def test_its_help_installs_nothing(checkout: Checkout) -> None:
-    shown = checkout.install("--help")
-    assert shown.returncode == 0
-    assert shown.stdout.endswith("Extras: dev miner server\n")
-    assert not (checkout.root / ".venv").exists()
-
-
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_installation_is_made_anew(
-    checkout: Checkout, hanging: subprocess.Popen[str], sent: signal.Signals
-) -> None:
+def test_an_interrupted_installation_is_made_anew(checkout, hanging, sent):
     half_installed = checkout.root / ".venv/half-installed"
     half_installed.touch()
     os.killpg(hanging.pid, sent)
@@ -99,9 +89,7 @@ def test_without_a_new_enough_python_the_remedy_is_named(checkout: Checkout) -> 
     ("script", "reason"),
     [("echo 3.14", "is Python 3.14"), ("echo 3.9", "is Python 3.9"), ("exit 1", "does not run")],
 )
-def test_a_named_python_that_will_not_do_is_not_replaced_by_another(
-    checkout: Checkout, script: str, reason: str
-) -> None:
+def test_a_named_python_that_will_not_do_is_not_replaced_by_another(checkout, script, reason):
     checkout.tool("mine", script)
     status, _, err = checkout.run(PYTHON="mine")
     assert status == EX_CONFIG
@@ -267,9 +255,7 @@ def set_cpu_index(checkout: Checkout, address: str) -> None:
     script.write_text(text.replace(CPU_INDEX, address))
 
 
-def test_the_locked_pytorch_is_taken_as_a_cpu_build_where_an_index_has_one(
-    needing_torch: Checkout, tmp_path: Path
-) -> None:
+def test_the_locked_pytorch_is_taken_as_a_cpu_build_where_an_index_has_one(needing_torch, tmp_path):
     url = make_index(tmp_path / "index", LOCKED, f"{LOCKED}+cpu", "99.0").as_uri()
     # a named index is taken, and PyTorch's own is not even asked
     with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, asked):
@@ -281,9 +267,7 @@ def test_the_locked_pytorch_is_taken_as_a_cpu_build_where_an_index_has_one(
         assert asked == []
 
 
-def test_without_a_gpu_pytorch_comes_from_its_own_cpu_index(
-    needing_torch: Checkout, tmp_path: Path
-) -> None:
+def test_without_a_gpu_pytorch_comes_from_its_own_cpu_index(needing_torch, tmp_path):
     cuda = make_index(tmp_path / "index", LOCKED, needs="nvidia-cublas").as_uri()
     with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, asked):
         set_cpu_index(needing_torch, address)
@@ -334,9 +318,7 @@ def show_free(checkout: Checkout, gigabytes: int) -> None:
     checkout.tool("df", f"echo 'Filesystem Blocks Used Free'; echo '{line}'")
 
 
-def test_the_disk_is_checked_for_the_build_that_will_be_installed(
-    needing_torch: Checkout, tmp_path: Path
-) -> None:
+def test_the_disk_is_checked_for_the_build_that_will_be_installed(needing_torch, tmp_path):
     cuda = make_index(tmp_path / "cuda", LOCKED, needs="nvidia-cublas").as_uri()
     cpu = make_index(tmp_path / "cpu", LOCKED).as_uri()
     show_free(needing_torch, 6)
@@ -362,9 +344,7 @@ def test_the_disk_is_checked_for_the_build_that_will_be_installed(
 @pytest.mark.parametrize(
     ("gpu", "extra", "need"), [(False, "miner", 3), (False, "dev", 4), (True, "miner", 12)]
 )
-def test_a_new_installation_needs_room_for_its_build_and_extras(
-    checkout: Checkout, gpu: bool, extra: str, need: int
-) -> None:
+def test_a_new_installation_needs_room_for_its_build_and_extras(checkout, gpu, extra, need):
     show_free(checkout, need - 1)
     if gpu:
         checkout.tool("nvidia-smi", "echo GPU 0")

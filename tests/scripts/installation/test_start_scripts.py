@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 
 import click
 import pytest
@@ -54,9 +53,7 @@ def test_row_31_dotenv_is_not_evaluated(installed: Checkout) -> None:
     assert not (installed.root / "planted").exists()
 
 
-def test_starts_at_the_same_time_install_once(
-    checkout: Checkout, hanging: subprocess.Popen[str]
-) -> None:
+def test_starts_at_the_same_time_install_once(checkout, hanging):
     second = checkout.start()
     assert second.stderr is not None
     assert "waiting" in second.stderr.readline()
@@ -97,9 +94,7 @@ def test_help_is_shown_before_an_installation(checkout: Checkout, words: list[st
 
 
 @pytest.mark.parametrize("word", ["version", "--version"])
-def test_the_version_before_an_installation_is_the_program_s_own(
-    checkout: Checkout, word: str
-) -> None:
+def test_the_version_before_an_installation_is_the_program_s_own(checkout, word):
     assert checkout.run(word) == (0, f"quasar-miner {__version__}\n", "")
     make_checkout(checkout.root, {})
     real = run_python("-m", "neurons.miner", word, check=True).stdout
@@ -123,9 +118,7 @@ def test_the_version_before_an_installation_is_the_program_s_own(
         (["o.*"], "There is no command 'o.*'."),
     ],
 )
-def test_a_mistake_is_refused_before_an_installation(
-    checkout: Checkout, words: list[str], said: str
-) -> None:
+def test_a_mistake_is_refused_before_an_installation(checkout, words, said):
     status, out, err = checkout.run(*words)
     assert (status, out) == (EX_CONFIG, "")
     assert err == f"START_MINER.sh: {said} (START_MINER.sh --help lists them)\n"

@@ -18,7 +18,6 @@ from neurons.miner.command_line import commands
 from neurons.miner.command_line.status import Status, read_status
 from neurons.miner.daemon import run_cycle
 from neurons.miner.measuring import new_measurement
-from neurons.miner.progress import Length, Measuring
 from neurons.runtime.errors import Held
 from neurons.runtime.flags import Given
 from neurons.runtime.process import PROGRESS, StateLock
@@ -79,13 +78,6 @@ def test_bench_starts_the_processes_that_the_miner_starts(tmp_path, url, faults,
     assert done is (shown.calls.count(2048) == len(SETTLED))
 
 
-def test_bench_keeps_a_report_and_shows_a_table(tmp_path, monkeypatch, capsys):
-    assert bench(tmp_path, FakeBench(), monkeypatch) == 0
-    report = load_report(tmp_path / "reports" / "bench.json")
-    assert [m.length for m in report.measurements] == [512, 1024, *SETTLED]
-    assert "slowest tokens/s" in capsys.readouterr().out
-
-
 def test_the_other_lengths_are_measured_on_request(tmp_path, monkeypatch):
     measure, flags = FakeBench(), {"claim_runs": 2, "target_sequence_length": 512}
     assert bench(tmp_path, measure, monkeypatch, all_lengths=True, **flags) == 0
@@ -134,13 +126,6 @@ def test_status_shows_the_progress_of_a_measurement(tmp_path, monkeypatch):
     assert 0.0 <= time.time() - last.measuring.began < HANG  # type: ignore[union-attr]
     assert last.as_json()["measuring"]["lengths"][-1]["planned"] == runs
     assert read_status(watched.state_dir).measuring is None
-
-
-def test_status_shows_how_long_a_measurement_has_taken(tmp_path):
-    lengths = (Length(length=2048, planned=3, speeds=(1000.0,)),)
-    measuring = Measuring(began=time.time() - 2.4 * 3600, lengths=lengths)
-    text = Status(tmp_path, True, None, None, measuring=measuring).as_text()
-    assert "  measuring for 2 h\n        2,048 tokens, run 2 of 3: 1,000 tokens/s" in text
 
 
 def test_progress_of_a_dead_process_is_not_shown(tmp_path):

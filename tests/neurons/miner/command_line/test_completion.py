@@ -12,10 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from click.shell_completion import BashComplete
 
-from neurons.miner.__main__ import cli
-from neurons.miner.command_line import help
 from tests import PROJECT
 from tests.processes import HANG, run
 
@@ -79,12 +76,3 @@ def test_nothing_goes_into_a_shell_s_file_before_the_installation(tmp_path: Path
     done = run(tmp_path / "START_MINER.sh", "completion", "bash")
     assert (done.returncode, done.stdout) == (78, "")
     assert "nothing is installed" in done.stderr
-
-
-def test_completions_are_commands_and_flags() -> None:
-    words = {"sta": ["status"], "--netu": ["--netuid"], "status --hi": ["--history"]}
-    for typed_words, expected in words.items():
-        *before, incomplete = typed_words.split()
-        completed = BashComplete(cli, {}, help.SCRIPT, help.COMPLETE_VARIABLE)
-        found = completed.get_completions(before, incomplete)
-        assert [one.value for one in found] == expected

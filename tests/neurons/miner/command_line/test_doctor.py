@@ -53,9 +53,7 @@ def test_a_good_machine_has_no_failure(settings: Settings) -> None:
     assert all(check.remedy for check in checks if check.level != "ok")
 
 
-def test_foreign_words_are_printed_as_text(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_words_are_printed_as_text(monkeypatch, capsys):
     found = failure("api", "\x1b]0;owned\x07\u202e[red]says[/x]", "\x1b[2Jdo this")
     monkeypatch.setattr(kernel_checks, "examine", lambda _: [found])
     assert commands.doctor(Given(), as_json=False, kernels=True) == 1
@@ -65,9 +63,7 @@ def test_foreign_words_are_printed_as_text(
     assert shown.replace("\n", "").isprintable()
 
 
-def test_embedded_looks_at_this_machine_only(
-    settings: Settings, fake_api: FakeValidatorApi, host: GitHub
-) -> None:
+def test_embedded_looks_at_this_machine_only(settings, fake_api, host):
     names = {check.name for check in doctor.examine(settings, embedded=True)}
     machine = {"python", "torch", "triton", "gpu", "git", "disk"}
     assert names == machine | {"settings", "scope", "fork"}
@@ -83,9 +79,7 @@ def test_embedded_looks_at_this_machine_only(
         ("ops", True, "failure", "no layer"),
     ],
 )
-def test_the_scope_says_what_is_published(
-    settings: Settings, scope: str, embedded: bool, level: str, word: str
-) -> None:
+def test_the_scope_says_what_is_published(settings, scope, embedded, level, word):
     check = doctor.scope(settings.model_copy(update={"fork_scope": scope}), embedded=embedded)
     assert check.level == level
     assert word in check.detail
@@ -101,9 +95,7 @@ def test_the_scope_says_what_is_published(
         ({"repo_path": Path("/proc")}, "/proc is not a git checkout"),
     ],
 )
-def test_what_the_miner_would_refuse_to_publish_is_a_failure(
-    settings: Settings, changes: dict[str, object], word: str
-) -> None:
+def test_what_the_miner_would_refuse_to_publish_is_a_failure(settings, changes, word):
     check = doctor.publishing(settings.model_copy(update=changes))
     assert check.level == "failure"
     assert word in check.detail
@@ -130,9 +122,7 @@ def test_the_program_of_the_tune_command_is_looked_for(settings: Settings) -> No
 
 
 @pytest.mark.usefixtures("no_software")
-def test_metrics_without_their_library_are_a_failure(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_without_their_library_are_a_failure(settings, monkeypatch):
     settings = settings.model_copy(update={"metrics_port": 9464})
     assert all(one.name != "metrics" for one in machine_checks.machine(settings))
     monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
@@ -152,9 +142,7 @@ def tree(tmp_path: Path, settings: Settings) -> Path:
     return root
 
 
-def test_before_there_is_a_fork_what_it_needs_is_looked_for(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_before_there_is_a_fork_what_it_needs_is_looked_for(settings, monkeypatch):
     check = doctor.fork(settings)
     assert check.level == "ok"
     assert "transformers" in check.detail
@@ -212,9 +200,7 @@ def test_row_31_a_file_that_others_can_read_comes_with_its_command(tmp_path: Pat
     assert mode.remedy == f"chmod 600 {file}"
 
 
-def test_row_32_a_missing_hotkey_a_coldkey_and_an_open_file_are_told(
-    settings: Settings, tmp_path: Path
-) -> None:
+def test_row_32_a_missing_hotkey_a_coldkey_and_an_open_file_are_told(settings, tmp_path):
     missing = settings.model_copy(update={"wallet_hotkey": "other"})
     (check,) = doctor.wallet(missing)
     assert check.level == "failure"

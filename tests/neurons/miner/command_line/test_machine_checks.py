@@ -48,9 +48,7 @@ def test_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine_checks.gpu("cuda").detail == "NVIDIA H200 (140 GiB), driver 580.1"
 
 
-def test_a_gpu_needs_a_c_compiler_and_the_headers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_needs_a_c_compiler_and_the_headers(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "neither gcc nor clang" in machine_checks.compiler().detail
@@ -72,9 +70,7 @@ def test_a_gpu_needs_a_c_compiler_and_the_headers(
         ("", "failure"),
     ],
 )
-def test_git_too_old_or_broken(
-    script: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_git_too_old_or_broken(script, level, tmp_path, monkeypatch):
     program = tmp_path / "git"
     program.write_text(f"#!/bin/sh\necho '{script}'\n")
     program.chmod(0o755)

@@ -71,9 +71,7 @@ def test_what_waits_for_a_person_is_not_healthy(tmp_path: Path) -> None:
         assert ask(port, "/healthz").json() == {"status": "ok", "state": None}
 
 
-def test_row_17_a_full_disk_is_degraded_health(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_17_a_full_disk_is_degraded_health(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "START_BYTES", 2**63)  # more than any disk has
     with serving(tmp_path, 0) as port:
         reply = ask(port, "/healthz")

@@ -56,9 +56,7 @@ def foreign(tmp_path: Path) -> Iterator[Path]:
         ("abandon", "belongs to another user: run this as the user that runs the miner"),
     ],
 )
-def test_a_state_folder_of_another_user_is_told_by_every_command(
-    command: str, said: str, foreign: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_state_folder_of_another_user_is_told_by_every_command(command, said, foreign, capsys):
     with as_another_user():
         flags = ["--env-file", os.devnull, "--state-dir", str(foreign), "--device", "cpu"]
         status = miner.main([*flags, *command.split()])
@@ -70,9 +68,7 @@ def test_a_state_folder_of_another_user_is_told_by_every_command(
     assert not Path("copy.sqlite").exists()
 
 
-def test_the_doctor_tells_of_a_state_folder_that_it_cannot_look_into(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_doctor_tells_of_a_state_folder_that_it_cannot_look_into(monkeypatch):
     monkeypatch.setattr(machine_checks, "software", lambda device: iter(()))
     # pytest's own folders are closed to others, so that nobody would see which folder is meant
     with tempfile.TemporaryDirectory() as name:
@@ -90,9 +86,7 @@ def test_the_doctor_tells_of_a_state_folder_that_it_cannot_look_into(
     assert "another STATE_DIR" in fork.remedy
 
 
-def test_a_python_that_this_user_may_not_execute_is_told_with_its_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_that_this_user_may_not_execute_is_told_with_its_remedy(tmp_path, monkeypatch):
     python = tmp_path / "python"
     shutil.copyfile(os.path.realpath(sys.executable), python)  # without the right to execute it
     monkeypatch.setattr(sys, "executable", str(python))

@@ -15,7 +15,7 @@ from neurons.miner.command_line.status import Status, deadline_of, next_action
 from neurons.miner.cycle import RETRY_AFTER_MAX_SECONDS, State
 from neurons.miner.journal import Journal
 from neurons.runtime.identity import create_throwaway
-from tests.neurons.miner.miner_command import BARE, Command
+from tests.neurons.miner.miner_command import BARE
 from tests.neurons.miner.parts import COMMITTING, draft, new
 from tests.processes import started
 
@@ -48,9 +48,7 @@ def test_a_clock_that_was_set_back_shows_no_pause_of_days() -> None:
     assert deadline_of(failed, 30 * 86400.0 - 5) == failed.retry_at
 
 
-def test_status_shows_the_configured_hotkey_whatever_another_one_left(
-    command: Command, tmp_path: Path
-) -> None:
+def test_status_shows_the_configured_hotkey_whatever_another_one_left(command, tmp_path):
     settings: dict[str, Any] = {"STATE_DIR": str(tmp_path / "state")}
     wallets = tmp_path / "wallets"
     hotkeys = {name: create_throwaway(wallets, name).hotkey for name in ("mine", "theirs")}

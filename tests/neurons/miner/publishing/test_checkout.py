@@ -118,9 +118,7 @@ def test_a_checkout_behind_its_remote_is_not_moved(checkout: Path, tmp_path: Pat
         ("../fork.git", None, None, "file"),
     ],
 )
-def test_the_origin_as_a_validator_can_clone_it(
-    checkout: Path, origin: str, token: str | None, url: str | None, protocol: str
-) -> None:
+def test_the_origin_as_a_validator_can_clone_it(checkout, origin, token, url, protocol):
     run_git(checkout, "remote", "set-url", "origin", origin)
     fork = use(checkout, token)
     assert fork._remote.protocol == protocol

@@ -19,9 +19,7 @@ from tests.neurons.miner.publishing.forks import MakeFork, commit_elsewhere, lay
 from tests.repositories import run_git
 
 
-def test_a_validator_gets_the_overlay_byte_for_byte(
-    fork: Fork, remote: Path, tmp_path: Path
-) -> None:
+def test_a_validator_gets_the_overlay_byte_for_byte(fork, remote, tmp_path):
     commit = publish(fork)
     assert fork.url == f"file://{remote}"
     # The validator's own commands.
@@ -39,9 +37,7 @@ def test_a_validator_gets_the_overlay_byte_for_byte(
     assert run_git(fork.worktree, "status", "--porcelain") == ""
 
 
-def test_the_commit_names_its_author_and_its_parent(
-    make_fork: MakeFork, remote: Path, upstream: Path
-) -> None:
+def test_the_commit_names_its_author_and_its_parent(make_fork, remote, upstream):
     commit = publish(make_fork(author="Ada <ada@example.org>"))
     facts = run_git(remote, "log", "-1", "--format=%an <%ae>|%cn|%P|%G?", commit).split("|")
     assert facts[:2] == ["Ada <ada@example.org>", "Ada"]
@@ -57,9 +53,7 @@ def test_the_same_content_is_the_same_commit(fork: Fork, make_fork: MakeFork, re
     assert run_git(remote, "rev-list", "--count", "quasar") == "2"
 
 
-def test_a_clone_lost_before_the_reveal_is_made_again(
-    fork: Fork, make_fork: MakeFork, remote: Path
-) -> None:
+def test_a_clone_lost_before_the_reveal_is_made_again(fork, make_fork, remote):
     commit = lay_out(fork)  # not pushed: the kernel is private until the reveal
     shutil.rmtree(fork.worktree)
     assert lay_out(fork) == commit
@@ -71,9 +65,7 @@ def test_a_clone_lost_before_the_reveal_is_made_again(
     assert run_git(remote, "rev-parse", "quasar") == commit
 
 
-def test_a_lost_clone_of_other_kernels_pushes_nothing(
-    fork: Fork, make_fork: MakeFork, remote: Path, overlay: Path
-) -> None:
+def test_a_lost_clone_of_other_kernels_pushes_nothing(fork, make_fork, remote, overlay):
     commit = lay_out(fork)
     shutil.rmtree(fork.worktree)
     (overlay / "fla/ops/quasar/README.md").write_text("changed\n")
@@ -95,9 +87,7 @@ def test_attributes_of_the_fork_change_no_byte(fork: Fork, remote: Path) -> None
         assert subprocess.run(blob, cwd=remote, capture_output=True).stdout == content
 
 
-def test_a_new_overlay_is_a_new_commit_on_top(
-    make_fork: MakeFork, overlay: Path, remote: Path
-) -> None:
+def test_a_new_overlay_is_a_new_commit_on_top(make_fork, overlay, remote):
     old_file = overlay / "fla/ops/quasar/old.py"
     old_file.write_text("# to be dropped\n")
     first = publish(make_fork())
@@ -112,9 +102,7 @@ def test_a_new_overlay_is_a_new_commit_on_top(
     assert (fork.worktree / "fla/ops/quasar/theirs.py").exists()
 
 
-def test_a_commit_of_the_earlier_overlay_still_verifies(
-    fork: Fork, make_fork: MakeFork, overlay: Path
-) -> None:
+def test_a_commit_of_the_earlier_overlay_still_verifies(fork, make_fork, overlay):
     commit = publish(fork)
     (overlay / "fla/ops/quasar/chunk.py").write_text("# the next version\n")
     make_fork().verify(commit)
@@ -126,9 +114,7 @@ LAYER = "fla/layers/quasar.py"
 PUBLIC_LAYER = "# the upstream's layer, with no newline at its end\r\n\n# \xe9"
 
 
-def test_with_ops_the_operator_alone_is_published(
-    make_fork: MakeFork, remote: Path, tmp_path: Path
-) -> None:
+def test_with_ops_the_operator_alone_is_published(make_fork, remote, tmp_path):
     base = commit_elsewhere(remote, "main", {LAYER: PUBLIC_LAYER})
     settings = {"fork_remote": str(remote), "state_dir": tmp_path / "state", "fork_scope": "ops"}
     fork = open_fork(load_settings(settings, Path(os.devnull), {}))
@@ -184,9 +170,7 @@ def test_a_fork_that_breaks_the_contract_is_held(make_fork: MakeFork, overlay: P
     assert "fla/ops/quasar/fused_recurrent.py" in held.value.reason
 
 
-def test_the_branch_goes_on_from_the_remote_s(
-    make_fork: MakeFork, remote: Path, tmp_path: Path
-) -> None:
+def test_the_branch_goes_on_from_the_remote_s(make_fork, remote, tmp_path):
     first = publish(make_fork())
     theirs = commit_elsewhere(remote, "quasar", {"notes.txt": "kept\n"})
     fork = Fork(str(remote), None, tmp_path / "another-machine" / "fork")
@@ -195,9 +179,7 @@ def test_the_branch_goes_on_from_the_remote_s(
     assert (fork.worktree / "notes.txt").read_text() == "kept\n"
 
 
-def test_an_empty_remote_starts_from_the_upstream(
-    make_fork: MakeFork, upstream: Path, tmp_path: Path
-) -> None:
+def test_an_empty_remote_starts_from_the_upstream(make_fork, upstream, tmp_path):
     run_git(tmp_path, "init", "-q", "--bare", "empty.git")
     fork = Fork(str(tmp_path / "empty.git"), str(upstream), tmp_path / "state" / "fork")
     commit = publish(fork)

@@ -44,9 +44,7 @@ def test_a_change_between_prepare_and_commit_is_not_published(fork: Fork) -> Non
         fork.commit()
 
 
-def test_killed_between_clone_and_rename_it_starts_over(
-    make_fork: MakeFork, remote: Path, tmp_path: Path
-) -> None:
+def test_killed_between_clone_and_rename_it_starts_over(make_fork, remote, tmp_path):
     code = (
         "import os, signal, sys; from pathlib import Path\n"
         "from neurons.miner.publishing.fork import Fork\n"
@@ -62,9 +60,7 @@ def test_killed_between_clone_and_rename_it_starts_over(
 
 
 @pytest.mark.parametrize("step", ["lay", "commit"])
-def test_killed_while_laying_or_committing_it_goes_on(
-    make_fork: MakeFork, remote: Path, tmp_path: Path, step: str
-) -> None:
+def test_killed_while_laying_or_committing_it_goes_on(make_fork, remote, tmp_path, step):
     code = {
         "lay": "os.replace = die",
         "commit": "HardenedGit.update_ref = lambda self, *a: die() if len(a) == 3 else "
@@ -84,9 +80,7 @@ def test_killed_while_laying_or_committing_it_goes_on(
     assert run_git(remote, "rev-list", "--count", "quasar") == "2"
 
 
-def test_a_broken_clone_is_set_aside_and_git_does_not_climb(
-    fork: Fork, make_fork: MakeFork, tmp_path: Path
-) -> None:
+def test_a_broken_clone_is_set_aside_and_git_does_not_climb(fork, make_fork, tmp_path):
     run_git(tmp_path, "init", "-q")  # the state folder usually lies inside a repository
     run_git(tmp_path, "commit", "-q", "--allow-empty", "-m", "Outer")
     outer = run_git(tmp_path, "rev-parse", "HEAD")
@@ -98,9 +92,7 @@ def test_a_broken_clone_is_set_aside_and_git_does_not_climb(
     assert run_git(tmp_path, "branch", "--list", "quasar") == ""
 
 
-def test_another_remote_gets_a_clone_of_its_own(
-    make_fork: MakeFork, remote: Path, tmp_path: Path
-) -> None:
+def test_another_remote_gets_a_clone_of_its_own(make_fork, remote, tmp_path):
     publish(make_fork())
     other = make_repository(tmp_path / "other.git", {"README.md": "unrelated\n"})
     commit = publish(make_fork(str(other)))
@@ -112,9 +104,7 @@ def test_another_remote_gets_a_clone_of_its_own(
 
 
 @pytest.mark.parametrize("amend", [True, False])
-def test_row_27_a_branch_that_others_moved_is_held_and_not_overwritten(
-    fork: Fork, remote: Path, amend: bool
-) -> None:
+def test_row_27_a_branch_that_others_moved_is_held_and_not_overwritten(fork, remote, amend):
     commit = publish(fork)
     theirs = commit_elsewhere(remote, "quasar", {"a": "b"}, "--force", amend=amend)
     # A commit on top of ours is where the next one goes on; it only cannot be revealed.
@@ -126,9 +116,7 @@ def test_row_27_a_branch_that_others_moved_is_held_and_not_overwritten(
     assert run_git(remote, "rev-parse", "quasar") == theirs
 
 
-def test_row_27_a_branch_that_went_is_held_and_can_be_pushed_again(
-    fork: Fork, remote: Path
-) -> None:
+def test_row_27_a_branch_that_went_is_held_and_can_be_pushed_again(fork, remote):
     commit = publish(fork)
     run_git(remote, "update-ref", "-d", "refs/heads/quasar")
     with pytest.raises(Held, match="is not on"):
@@ -160,9 +148,7 @@ def test_row_28_a_rejected_push_is_held(fork: Fork, remote: Path) -> None:
     fork.push(commit)
 
 
-def test_row_27_a_push_that_lost_a_race_is_held(
-    fork: Fork, remote: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_27_a_push_that_lost_a_race_is_held(fork, remote, monkeypatch):
     first = publish(fork)
     theirs = commit_elsewhere(remote, "quasar", {"a": "b"})
     later = run_git(fork.worktree, "commit-tree", f"{first}^{{tree}}", "-p", first, "-m", "later")
@@ -220,9 +206,7 @@ def test_row_29_submodules_are_not_fetched(fork: Fork, remote: Path, tmp_path: P
         "https://github.com/me/fork?x=1",
     ],
 )
-def test_row_29_addresses_that_run_programs_or_leak_are_refused(
-    make_fork: MakeFork, url: str
-) -> None:
+def test_row_29_addresses_that_run_programs_or_leak_are_refused(make_fork, url):
     with pytest.raises(ConfigError, match="FORK_REMOTE") as error:
         make_fork(url)
     assert "secret-word" not in str(error.value)
@@ -234,9 +218,7 @@ def test_names_that_are_no_branch_are_refused(make_fork: MakeFork, branch: str) 
         make_fork(branch=branch)
 
 
-def test_the_caller_s_git_environment_does_not_matter(
-    fork: Fork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_caller_s_git_environment_does_not_matter(fork, tmp_path, monkeypatch):
     trap = tmp_path / "trap"
     (tmp_path / "home").mkdir()
     (tmp_path / "home/.gitconfig").write_text(
@@ -267,9 +249,7 @@ def test_a_state_folder_that_cannot_be_used_is_held(fork: Fork, tmp_path: Path) 
         *((name, keep) for name in ("index", "pack") for keep in (0, 10)),
     ],
 )
-def test_a_clone_that_a_power_cut_damaged_is_cloned_again(
-    fork: Fork, make_fork: MakeFork, name: str, keep: int
-) -> None:
+def test_a_clone_that_a_power_cut_damaged_is_cloned_again(fork, make_fork, name, keep):
     """A file of the repository is emptied or cut off; every step still succeeds."""
     commit = publish(fork)
     git = fork.worktree / ".git"

@@ -105,9 +105,7 @@ def test_a_token_of_another_account_is_held(host: GitHub) -> None:
 
 
 @pytest.mark.parametrize("scopes", ["", "gist, read:org"])
-def test_row_28_a_classic_token_without_the_scope_is_held_before_any_work(
-    host: GitHub, scopes: str
-) -> None:
+def test_row_28_a_classic_token_without_the_scope_is_held_before_any_work(host, scopes):
     host.scopes = scopes
     held = expect_held(host)
     assert "public_repo" in held.remedy
@@ -143,9 +141,7 @@ def test_a_wrong_token_is_held_and_not_shown(host: GitHub) -> None:
         (Answer(503, {}, {"Retry-After": "5"}), 5),
     ],
 )
-def test_row_28_limits_and_outages_say_when_to_come_back(
-    host: GitHub, answer: Answer, after: float | None
-) -> None:
+def test_row_28_limits_and_outages_say_when_to_come_back(host, answer, after):
     host.script["GET /user"] = [answer]
     with pytest.raises(Retry) as retry:
         ensure(host)

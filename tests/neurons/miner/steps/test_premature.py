@@ -27,15 +27,7 @@ from tests.neurons.fake_validator_api import (
     Fault,
     Request,
 )
-from tests.neurons.miner.parts import (
-    SETTLED,
-    FakeBench,
-    FakeFork,
-    Miner,
-    Waits,
-    states,
-    stop_after,
-)
+from tests.neurons.miner.parts import SETTLED, FakeBench, Waits, states, stop_after
 
 
 @pytest.fixture
@@ -58,9 +50,7 @@ def ends(context: Context) -> list[tuple[str, State]]:
     return [(row.mode, row.state) for row in reversed(context.journal.latest(100))]
 
 
-def test_auto_submits_the_same_claim_directly_in_the_same_round(
-    context: Context, fake_api: FakeValidatorApi, bench: FakeBench
-) -> None:
+def test_auto_submits_the_same_claim_directly_in_the_same_round(context, fake_api, bench):
     with capture_logs() as logs:
         done = run_cycle(context)
     assert ends(context) == [("commit_reveal", State.PREMATURE), ("direct", State.RANKED)]
@@ -78,9 +68,7 @@ def test_auto_submits_the_same_claim_directly_in_the_same_round(
     assert status.as_json()["judges_early_at"] > 0
 
 
-def test_commit_reveal_that_is_insisted_on_is_revealed_and_called_what_it_is(
-    miner: Miner, fake_api: FakeValidatorApi
-) -> None:
+def test_commit_reveal_that_is_insisted_on_is_revealed_and_called_what_it_is(miner, fake_api):
     context = miner(submission_mode="commit_reveal")
     done = run_cycle(context)
     assert (done.state, done.rank, done.score) == (State.PREMATURE, 1, None)
@@ -93,9 +81,7 @@ def test_commit_reveal_that_is_insisted_on_is_revealed_and_called_what_it_is(
 
 
 @pytest.mark.parametrize("mode", ["commit_reveal", "auto"])
-def test_the_same_content_is_not_submitted_again_in_the_round(
-    miner: Miner, fake_api: FakeValidatorApi, mode: str
-) -> None:
+def test_the_same_content_is_not_submitted_again_in_the_round(miner, fake_api, mode):
     intervals = iter(range(4))
 
     def then(seconds: float) -> None:
@@ -117,9 +103,7 @@ def test_what_is_judged_early_when_its_round_is_over_is_judged_early_all_the_sam
     assert fake_api.count(REVEAL) == 0
 
 
-def test_before_reveal_is_pushed_before_its_direct_submission(
-    miner: Miner, kernels: FakeFork
-) -> None:
+def test_before_reveal_is_pushed_before_its_direct_submission(miner, kernels):
     done = run_cycle(miner(publish_at="before_reveal"))
     assert (done.mode, done.state) == ("direct", State.RANKED)
     assert kernels.pushed == [done.commit_hash]
@@ -137,9 +121,7 @@ def test_a_row_that_was_judged_before_the_first_look_is_noticed_after_the_reveal
 
 
 @pytest.mark.parametrize("lists_unrevealed", [True, False])
-def test_a_verdict_after_the_reveal_is_no_early_one(
-    context: Context, patient: FakeValidatorApi, url: str, lists_unrevealed: bool
-) -> None:
+def test_a_verdict_after_the_reveal_is_no_early_one(context, patient, url, lists_unrevealed):
     patient.lists_unrevealed = lists_unrevealed
     done = run_cycle(context)
     assert (done.mode, done.state, done.rank) == ("commit_reveal", State.RANKED, 1)
@@ -148,9 +130,7 @@ def test_a_verdict_after_the_reveal_is_no_early_one(
     assert "whether it was measured is unknown" in str(done.reason)
 
 
-def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(
-    context: Context, fake_api: FakeValidatorApi, waits: Waits
-) -> None:
+def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(context, fake_api, waits):
     """Judged before the first look, and the reply to its reveal lost: nobody knows when."""
     fake_api.faults[REVEAL].append(LOST)
     waits.then = lambda _: [r.update(validated=True, judged_early=True) for r in fake_api.rows]
@@ -160,9 +140,7 @@ def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(
     assert "never seen in the queue after its reveal" in str(done.reason)
 
 
-def test_a_database_that_was_emptied_is_no_early_judge(
-    context: Context, patient: FakeValidatorApi, waits: Waits, url: str
-) -> None:
+def test_a_database_that_was_emptied_is_no_early_judge(context, patient, waits, url):
     waits.then = lambda _: patient.wipe_once() if patient.rows else None
     done = run_cycle(context)
     assert done.state is State.ABANDONED
@@ -171,9 +149,7 @@ def test_a_database_that_was_emptied_is_no_early_judge(
     assert run_cycle(context).state is State.RANKED
 
 
-def test_a_list_of_open_commitments_that_cannot_be_read_delays_nothing(
-    context: Context, patient: FakeValidatorApi
-) -> None:
+def test_a_list_of_open_commitments_that_cannot_be_read_delays_nothing(context, patient):
     patient.blocks_until_reveal, patient.block = 0, 7
     patient.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
     patient.faults[REVEAL].append(Fault(425, "Cannot reveal yet. Wait 1 blocks (~0 minutes)"))
@@ -181,13 +157,11 @@ def test_a_list_of_open_commitments_that_cannot_be_read_delays_nothing(
     assert patient.count(REVEAL) == 2
 
 
-def test_the_place_of_an_earlier_submission_is_not_taken_for_this_ones(
-    context: Context, patient: FakeValidatorApi, bench: FakeBench
-) -> None:
+def test_the_place_of_an_earlier_submission_is_not_taken_for_this_ones(context, patient, bench):
     """The weights name hotkeys: two of one hotkey's submissions may be in the ranking."""
     first = run_cycle(context)
     others = [{"uid": 1, "hotkey": hotkey, "weight": 0.1} for hotkey in ("5Able", "5Other")]
-    patient.judge = lambda row, score: row.update(validated=True)  # type: ignore[method-assign]
+    patient.judge = lambda row, score: row.update(validated=True)
     patient.weights = [others[0], *patient.weights, others[1]]
     second = run_cycle(context)  # a little faster: one place is its, and the first has none
     assert (first.state, first.rank) == (State.RANKED, 1)
@@ -211,12 +185,8 @@ def test_what_an_emptied_database_ranked_before_takes_no_place_in_the_new_one(
 
 @pytest.mark.parametrize("emptied", [True, False])
 def test_where_the_open_commitments_cannot_be_read_the_round_tells_who_lost_it(
-    context: Context,
-    fake_api: FakeValidatorApi,
-    url: str,
-    emptied: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    context, fake_api, url, emptied, monkeypatch
+):
     """It has left the queue: by a validator, or with the whole database."""
     fake_api.judges_early = not emptied
     fake_api.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
@@ -234,9 +204,7 @@ def test_where_the_open_commitments_cannot_be_read_the_round_tells_who_lost_it(
     assert (fake_api.count(REVEAL) == 0) is not emptied  # what a validator has judged stays secret
 
 
-def test_a_sign_of_early_judgement_counts_for_the_length_of_a_round(
-    miner: Miner, fake_api: FakeValidatorApi, url: str
-) -> None:
+def test_a_sign_of_early_judgement_counts_for_the_length_of_a_round(miner, fake_api, url):
     """One mark by anybody must not make the public API's miners submit directly forever."""
     clock = [time.time()]
     context = miner(now=lambda: clock[0])
@@ -259,13 +227,8 @@ def test_a_sign_of_early_judgement_counts_for_the_length_of_a_round(
     ],
 )
 def test_auto_submits_directly_after_a_score_of_0_or_a_rank_without_a_score(
-    context: Context,
-    patient: FakeValidatorApi,
-    shows_scores: bool,
-    verdict: float,
-    state: State,
-    sign: bool,
-) -> None:
+    context, patient, shows_scores, verdict, state, sign
+):
     """The public validator fetches five rows and measures them one by one."""
     patient.shows_scores, patient.verdict = shows_scores, verdict
     first = run_cycle(context)
@@ -274,9 +237,7 @@ def test_auto_submits_directly_after_a_score_of_0_or_a_rank_without_a_score(
     assert run_cycle(context).mode == ("direct" if sign else "commit_reveal")
 
 
-def test_a_refusal_after_the_reveal_does_not_undo_it(
-    miner: Miner, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_after_the_reveal_does_not_undo_it(miner, fake_api, monkeypatch):
     context, carry_out = miner(submission_mode="commit_reveal"), fake_api._carry_out
     fake_api.lists_unrevealed = False  # so that nobody sees what is judged before
 
@@ -294,18 +255,14 @@ def test_a_refusal_after_the_reveal_does_not_undo_it(
     assert not {State.FAILED, State.HELD} & set(states(context, done.id))
 
 
-def test_weights_that_fail_for_a_moment_hide_no_rank(
-    context: Context, patient: FakeValidatorApi
-) -> None:
+def test_weights_that_fail_for_a_moment_hide_no_rank(context, patient):
     patient.faults[WEIGHTS].extend([Fault(500, "down")] * 9)
     done = run_cycle(context)
     assert (done.state, done.rank, done.weight) == (State.RANKED, 1, 0.6)
     assert not patient.faults[WEIGHTS]
 
 
-def test_a_failed_look_after_the_reveal_is_repeated(
-    miner: Miner, patient: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_look_after_the_reveal_is_repeated(miner, patient, monkeypatch):
     """Judged while a look before the reveal hung: the first look after it cannot be read."""
     context = miner(submission_mode="commit_reveal")
     check = context.fork.verify
@@ -347,9 +304,7 @@ def test_a_second_look_that_cannot_be_read_is_no_sign_of_an_early_judgement(
     assert done.judged_early_at is None
 
 
-def test_a_crash_between_seeing_and_ending_it_ends_it_at_the_next_start(
-    miner: Miner, fake_api: FakeValidatorApi, url: str
-) -> None:
+def test_a_crash_between_seeing_and_ending_it_ends_it_at_the_next_start(miner, fake_api, url):
     context = miner(waiter=Waits(stop_after(1)))
     committed = run_cycle(context)
     assert committed.state is State.COMMITTED

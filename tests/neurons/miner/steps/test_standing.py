@@ -47,9 +47,7 @@ def direct(miner: Miner) -> Context:
 
 
 @pytest.mark.parametrize("newer", [50, 900, 9_000])
-def test_newer_rows_hide_neither_queue_nor_verdict(
-    context: Context, fake_api: FakeValidatorApi, revealed: Submission, newer: int
-) -> None:
+def test_newer_rows_hide_neither_queue_nor_verdict(context, fake_api, revealed, newer):
     fake_api.add_foreign(newer)
     assert look(revealed, context.client).queued is True
     fake_api.rows[0]["validated"] = True
@@ -57,9 +55,7 @@ def test_newer_rows_hide_neither_queue_nor_verdict(
 
 
 @pytest.mark.usefixtures("revealed")
-def test_a_list_that_ends_before_ours_proves_nothing(
-    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_that_ends_before_ours_proves_nothing(context, fake_api, monkeypatch):
     monkeypatch.setattr("neurons.miner.standing.LIMITS", (100,))
     fake_api.add_foreign(900)
     context.waiter = Waits(stop_after(1))
@@ -67,11 +63,8 @@ def test_a_list_that_ends_before_ours_proves_nothing(
 
 
 def test_rows_too_long_to_read_are_asked_for_in_smaller_numbers(
-    context: Context,
-    fake_api: FakeValidatorApi,
-    revealed: Submission,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    context, fake_api, revealed, monkeypatch
+):
     monkeypatch.setattr("neurons.wire.client.LIST_BYTES", 2**22)
     fake_api.add_foreign(12, fork_url="https://example/" + "a" * 400_000)
     assert look(revealed, context.client).queued is None  # the newest three are not ours
@@ -81,9 +74,7 @@ def test_rows_too_long_to_read_are_asked_for_in_smaller_numbers(
 
 @pytest.mark.usefixtures("revealed")
 @pytest.mark.parametrize(("score", "state"), [(1.0, State.VALIDATED), (0.0, State.REJECTED)])
-def test_statistics_that_fail_for_a_moment_hide_no_score(
-    context: Context, fake_api: FakeValidatorApi, score: float, state: State
-) -> None:
+def test_statistics_that_fail_for_a_moment_hide_no_score(context, fake_api, score, state):
     """The weights name a rank meanwhile, by the claim alone."""
     fake_api.judge(fake_api.rows[0], score)
     fake_api.faults[STATS].extend([Fault(200, b"<html>")] * (BLIND_LOOKS - 1))
@@ -93,9 +84,7 @@ def test_statistics_that_fail_for_a_moment_hide_no_score(
 
 
 @pytest.mark.usefixtures("revealed")
-def test_statistics_that_one_row_has_broken_delay_no_end(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_statistics_that_one_row_has_broken_delay_no_end(context, fake_api):
     """A row with NaN makes /get_submission_stats a 500 for everybody."""
     fake_api.add_foreign(tokens_per_sec=float("nan"))
     context.waiter = Waits(stop_after(3))
@@ -107,9 +96,7 @@ def test_statistics_that_one_row_has_broken_delay_no_end(
 
 
 @pytest.mark.usefixtures("revealed")
-def test_with_broken_statistics_the_rounds_end_is_seen(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_with_broken_statistics_the_rounds_end_is_seen(context, fake_api):
     fake_api.add_foreign(tokens_per_sec=float("nan"))
     fake_api.round_id = 2
     fake_api.faults[WEIGHTS].extend([Fault(500, "broken")] * 9)
@@ -132,9 +119,7 @@ def test_an_empty_database_is_no_verdict(context: Context, fake_api: FakeValidat
     assert len(fake_api.rows) == 1
 
 
-def test_an_empty_database_is_no_verdict_on_a_direct_submission(
-    direct: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_an_empty_database_is_no_verdict_on_a_direct_submission(direct, fake_api):
     fake_api.verdict, direct.waiter = None, Waits(stop_after(1))
     assert run_cycle(direct).state is State.REVEALED
     fake_api.wipe()
@@ -144,12 +129,8 @@ def test_an_empty_database_is_no_verdict_on_a_direct_submission(
 
 @pytest.mark.parametrize(("status", "tries"), [(400, 1), (500, 3)])
 def test_what_the_round_says_behind_a_direct_submission_undoes_nothing(
-    direct: Context,
-    fake_api: FakeValidatorApi,
-    monkeypatch: pytest.MonkeyPatch,
-    status: int,
-    tries: int,
-) -> None:
+    direct, fake_api, monkeypatch, status, tries
+):
     carry_out = fake_api._carry_out
 
     def spoil(request: Request) -> Any:
@@ -174,18 +155,14 @@ def test_an_api_that_lost_the_commitment_at_the_reveal_gets_a_new_one(
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_a_commitment_of_unknown_fate_is_looked_for_before_it_is_sent_again(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_a_commitment_of_unknown_fate_is_looked_for_before_it_is_sent_again(context, fake_api):
     fake_api.faults[COMMIT].append(LOST)
     fake_api.faults[PENDING].extend([Fault(502, "gateway")] * 3)
     assert run_cycle(context).state is State.VALIDATED
     assert (len(fake_api.rows), fake_api.count(COMMIT)) == (1, 1)
 
 
-def test_a_direct_submission_of_unknown_fate_is_not_sent_twice(
-    direct: Context, fake_api: FakeValidatorApi, waits: Waits
-) -> None:
+def test_a_direct_submission_of_unknown_fate_is_not_sent_twice(direct, fake_api, waits):
     """Stored, its reply lost, and judged before anybody could look: no list shows it."""
     waits.then = lambda _: fake_api.rows[0].update(validated=True)
     fake_api.verdict = None
@@ -218,9 +195,7 @@ def test_a_direct_submission_that_was_judged_before_a_look_is_known_by_its_speed
     assert LATE_SECONDS not in waits.seconds  # it was found at once
 
 
-def test_a_direct_submission_that_arrives_late_is_not_sent_twice(
-    direct: Context, fake_api: FakeValidatorApi, waits: Waits
-) -> None:
+def test_a_direct_submission_that_arrives_late_is_not_sent_twice(direct, fake_api, waits):
     """A gateway gives the miner up after 30 s, and passes the request on some seconds later."""
 
     def arrives(seconds: float) -> None:
@@ -280,17 +255,13 @@ def test_a_commitment_that_came_into_an_emptied_database_is_not_taken_for_lost(
 
 
 @pytest.mark.parametrize("fault", [Fault(502, "gateway"), Fault(404, b"<html>")])
-def test_a_direct_submission_that_did_not_arrive_is_sent_again(
-    direct: Context, fake_api: FakeValidatorApi, fault: Fault
-) -> None:
+def test_a_direct_submission_that_did_not_arrive_is_sent_again(direct, fake_api, fault):
     fake_api.faults[SUBMIT].append(fault)
     assert run_cycle(direct).state is State.VALIDATED
     assert (fake_api.count(SUBMIT), len(fake_api.rows)) == (2, 1)
 
 
-def test_another_commit_of_this_hotkey_is_not_taken_for_the_direct_submission(
-    direct: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_another_commit_of_this_hotkey_is_not_taken_for_the_direct_submission(direct, fake_api):
     """A second machine's: of the same target, as new, and in the queue."""
     add = fake_api.add_foreign
     add(miner_hotkey=HOTKEY, target_sequence_length=2048, commit_hash="0" * 40)
@@ -308,9 +279,7 @@ def test_what_was_certainly_not_taken_is_sent_again_whoever_came_in_meanwhile(
     assert [row["miner_hotkey"] for row in fake_api.rows].count(HOTKEY) == 1
 
 
-def test_an_emptied_database_gets_the_direct_submission_once_more(
-    direct: Context, fake_api: FakeValidatorApi, waits: Waits
-) -> None:
+def test_an_emptied_database_gets_the_direct_submission_once_more(direct, fake_api, waits):
     waits.then = lambda _: fake_api.wipe_once()
     fake_api.faults[SUBMIT].append(LOST)
     fake_api.faults[STATS].extend([Fault(502, "gateway")] * 3)
@@ -319,9 +288,7 @@ def test_an_emptied_database_gets_the_direct_submission_once_more(
 
 
 @pytest.mark.parametrize("told", ["2020-01-01T00:00:00", "some days ago"])
-def test_an_earlier_row_of_the_same_claim_is_not_taken_for_this_one(
-    direct: Context, fake_api: FakeValidatorApi, told: str
-) -> None:
+def test_an_earlier_row_of_the_same_claim_is_not_taken_for_this_one(direct, fake_api, told):
     fake_api.verdict = None
     direct.waiter = Waits(stop_after(1))
     first = run_cycle(direct)

@@ -21,14 +21,13 @@ from neurons.miner.signing import signed_claim
 from neurons.miner.steps.follow import conclude
 from neurons.runtime.identity import verify
 from neurons.wire.protocol import Performer, RevealRequest, Weight
-from tests.neurons.fake_validator_api import REVEAL, FakeValidatorApi, Fault
+from tests.neurons.fake_validator_api import REVEAL, Fault
 from tests.neurons.live_api import ALICE
 from tests.neurons.miner.parts import (
     ENVIRONMENT,
     HOTKEY,
     SETTLED,
     FakeBench,
-    FakeFork,
     Miner,
     Waits,
     draft,
@@ -46,9 +45,7 @@ FIGURES = st.floats(min_value=1e-9, max_value=1e10, allow_nan=False)
         max_size=12,
     ),
 )
-def test_the_signature_is_over_the_very_figures_that_travel(
-    speed: float, benchmarks: dict[str, dict[str, float]]
-) -> None:
+def test_the_signature_is_over_the_very_figures_that_travel(speed, benchmarks):
     submission = draft(
         hotkey=ALICE.hotkey,
         fork_url="https://github.com/alice/fork",
@@ -68,9 +65,7 @@ def test_the_signature_is_over_the_very_figures_that_travel(
     assert not verify(ALICE.hotkey, text.replace("a" * 40, "b" * 40), got["signature"])
 
 
-def test_row_24_disturbed_samples_are_dropped_cooled_and_taken_again(
-    context: Context, bench: FakeBench, waits: Waits
-) -> None:
+def test_row_24_disturbed_samples_are_dropped_cooled_and_taken_again(context, bench, waits):
     bench.disturbed = 2
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -120,9 +115,7 @@ def test_a_stop_ends_the_soak(context: Context) -> None:
 
 
 @pytest.mark.parametrize("change", ["machine", "code"])
-def test_measurements_of_another_machine_or_code_are_not_reused(
-    context: Context, bench: FakeBench, kernels: FakeFork, change: str
-) -> None:
+def test_measurements_of_another_machine_or_code_are_not_reused(context, bench, kernels, change):
     bench.faults[2048] = [MeasurementError("stopped on request", "stopped")] * 2
     assert run_cycle(context).state is State.PUBLISHED
     if change == "machine":
@@ -136,9 +129,7 @@ def test_measurements_of_another_machine_or_code_are_not_reused(
     assert done.content_digest == kernels.digest()
 
 
-def test_another_fork_than_was_committed_to_is_held_and_nothing_shown(
-    miner: Miner, kernels: FakeFork, fake_api: FakeValidatorApi
-) -> None:
+def test_another_fork_than_was_committed_to_is_held_and_nothing_shown(miner, kernels, fake_api):
     committed = run_cycle(miner(waiter=Waits(stop_after(1))))
     assert committed.state is State.COMMITTED
     was, kernels.url = kernels.url, "https://github.com/zoe/fork"
@@ -150,12 +141,8 @@ def test_another_fork_than_was_committed_to_is_held_and_nothing_shown(
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_what_the_server_may_have_is_checked_again_where_it_still_lists_it(
-    miner: Miner,
-    kernels: FakeFork,
-    fake_api: FakeValidatorApi,
-    stored: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    miner, kernels, fake_api, stored, monkeypatch
+):
     """A reveal of unknown fate: what was shown cannot be taken back, whatever is set now."""
     monkeypatch.setattr("neurons.miner.steps.reveal.is_shown_revealed", lambda *_: False)
     fake_api.faults[REVEAL].append(Fault(502, "gateway", stored=stored))
@@ -206,14 +193,7 @@ PLACE = (2, Weight(uid=0, hotkey=HOTKEY, weight=0.25))
         (None, None, False, State.UNRANKED, None, None),
     ],
 )
-def test_the_verdict_says_no_more_than_the_api_shows(
-    row: Performer | None,
-    place: tuple[int, Weight] | None,
-    early: bool,
-    state: State,
-    rank: int | None,
-    weight: float | None,
-) -> None:
+def test_the_verdict_says_no_more_than_the_api_shows(row, place, early, state, rank, weight):
     judged_early_at = 1.0 if early else None
     submission = draft(reveal_block=5, queued_at=1.0, judged_early_at=judged_early_at)
     found = conclude(submission, row, place)
@@ -230,16 +210,8 @@ def test_the_verdict_says_no_more_than_the_api_shows(
         ({}, State.RANKED),  # sent directly, so that nothing came before it
     ],
 )
-def test_a_rank_counts_where_the_reveal_was_seen_in_the_queue(
-    facts: dict[str, Any], state: State
-) -> None:
+def test_a_rank_counts_where_the_reveal_was_seen_in_the_queue(facts, state):
     found = conclude(draft(**facts), performer(), PLACE)
     assert (found.state, found.score) == (state, None)
     assert found.rank == (2 if state is State.RANKED else None)
     assert ("ranks it 2" in str(found.reason)) is (state is State.UNRANKED)
-
-
-def test_one_check_counts_for_all_samples(miner: Miner, bench: FakeBench) -> None:
-    run_cycle(miner(claim_runs=3, target_sequence_length=512))
-    assert bench.checks == [2048]
-    assert bench.calls.count(512) == 5

@@ -63,9 +63,7 @@ def test_own_submissions_are_not_foreign(miner: Miner, fake_api: FakeValidatorAp
     assert done.rank == 1
 
 
-def test_rows_of_earlier_rounds_say_nothing_of_this_one(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_rows_of_earlier_rounds_say_nothing_of_this_one(context, fake_api):
     """The public list of the fastest holds all rounds: an earlier installation's rows too."""
     row = {"id": 99, "miner_hotkey": HOTKEY, "tokens_per_sec": 9e9}
     row |= {"target_sequence_length": 2048, "created_at": "2025-12-31T00:00:00"}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 
 import pytest
 
-from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
 from neurons.wire.client import ApiClient
 from neurons.wire.rules import block_at
 from tests.neurons.fake_validator_api import (
-    COMMIT,
     LOST,
     PENDING,
     REVEAL,
@@ -23,19 +20,6 @@ from tests.neurons.fake_validator_api import (
     serve,
 )
 from tests.neurons.miner.parts import Miner, Waits
-
-SINCE_BOOT = 50_000.0
-"""What a monotonic clock may show at first."""
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The monotonic clock of the steps that wait, as its only entry."""
-    shown = [SINCE_BOOT]
-    module = SimpleNamespace(monotonic=lambda: shown[0])
-    for step in ("follow", "commit"):
-        monkeypatch.setattr(f"neurons.miner.steps.{step}.time", module)
-    return shown
 
 
 @pytest.mark.parametrize(("earlier", "state"), [(3.0, State.VALIDATED), (8.0, State.UNRANKED)])
@@ -52,27 +36,7 @@ def test_a_row_of_some_seconds_before_the_submission_may_be_it(
     assert (done.state, fake_api.count(SUBMIT)) == (state, 1)
 
 
-def test_a_commitment_that_the_server_holds_and_does_not_list_is_looked_for_two_minutes(
-    context: Context, fake_api: FakeValidatorApi, clock: list[float]
-) -> None:
-    looks, pauses = [], iter([119.5, 0.5])
-    fake_api.faults[COMMIT].append(Fault(409, "Commitment hash already exists."))
-
-    def time_passes(_: float) -> None:
-        looks.append(clock[0] - SINCE_BOOT)
-        clock[0] += next(pauses)
-
-    context.waiter = Waits(time_passes)
-    held = run_cycle(context)
-    assert held.state is State.HELD
-    assert "does not list it" in str(held.reason)
-    assert looks == [0.0, 119.5]
-    assert fake_api.count(PENDING) == 3
-
-
-def test_where_no_list_tells_the_block_it_is_waited_for_by_the_servers_clock(
-    context: Context, fake_api: FakeValidatorApi
-) -> None:
+def test_where_no_list_tells_the_block_it_is_waited_for_by_the_servers_clock(context, fake_api):
     clock = [float(int(time.time()))]
     fake_api.block, fake_api.blocks_until_reveal = block_at(clock[0]), 6
     fake_api.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)

@@ -70,13 +70,7 @@ def everything_under(folder: Path) -> str:
     )
 
 
-def test_row_28_from_a_token_to_a_published_fork(
-    host: GitHub,
-    settings: Settings,
-    recorded: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_row_28_from_a_token_to_a_published_fork(host, settings, recorded, monkeypatch, caplog):
     """The fork is made, cloned, pushed and verified; the token is in no place that others see."""
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("GITHUB_TOKEN", CANARY)  # as an operator may have it exported
@@ -132,9 +126,7 @@ def test_another_host_gets_no_token(host: GitHub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "expired-" + CANARY])
-def test_row_28_a_missing_or_expired_token_is_held_naming_the_scope(
-    host: GitHub, tmp_path: Path, token: str | None
-) -> None:
+def test_row_28_a_missing_or_expired_token_is_held_naming_the_scope(host, tmp_path, token):
     host.fork(NAME)
     fork = fork_of(host, tmp_path, token)
     commit = lay_out(fork)
@@ -159,9 +151,7 @@ def test_row_28_a_missing_or_expired_token_is_held_naming_the_scope(
         (Answer(503, b""), Retry),
     ],
 )
-def test_the_server_s_answers(
-    host: GitHub, tmp_path: Path, answer: Answer, kind: type[Exception]
-) -> None:
+def test_the_server_s_answers(host, tmp_path, answer, kind):
     host.fork(NAME)
     host.script[INFO] = [answer] * 2
     with pytest.raises(kind):
@@ -219,17 +209,13 @@ def no_child_left() -> bool:
     return not [name for name in names if name.exists() and "git" in name.read_text()]
 
 
-def test_without_git_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_git_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="git is not installed"):
         HardenedGit(tmp_path).status()
 
 
-def test_a_git_that_ignores_its_environment_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_git_that_ignores_its_environment_is_refused(tmp_path, monkeypatch):
     (tmp_path / "git").write_text("#!/bin/sh\necho git version 2.25.1\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from harness.__main__ import main
 from quasar_kernels.blocks import MIXERS, Backend, HybridBlock
-from quasar_kernels.blocks.checks import command, stages
+from quasar_kernels.blocks.checks import stages
 from quasar_kernels.blocks.checks.command import build, look
-from quasar_kernels.blocks.checks.findings import ModelChecks, Verdict
-from quasar_kernels.blocks.language.model import Sizes
-from tests import PROJECT
+from quasar_kernels.blocks.checks.findings import Verdict
 
 CPU = torch.device("cpu")
 MODELS = "tests.quasar_kernels.blocks.checks.models"
@@ -133,47 +129,9 @@ def test_a_gpu_without_kernels_is_a_warning(monkeypatch, name, remedy, on_gpu, v
     assert asked == [torch.bfloat16 if on_gpu else None]  # as autocast has it there
 
 
-def test_each_kind_of_branch_is_told_once(monkeypatch):
-    kinds = iter([{"a": "cuda"}, {"a": "torch", "b": "triton"}])
-
-    def backends(block, dtype):
-        return {kind: Backend(name, "why", "") for kind, name in next(kinds).items()}
-
-    monkeypatch.setattr(HybridBlock, "backends", backends)
-    found = list(stages.kernels(torch.nn.Sequential(build("quasar"), build("quasar"))))
-    assert [(one.what, one.told) for one in found] == [("a", "cuda: why"), ("b", "triton: why")]
-
-
 def test_a_failing_model_s_status_is_one(capsys):
     assert main(["gates", "--model", f"{MODELS}:Broken", "--steps", "1"]) == 1
     assert "G1  FAIL  runs: it raises RuntimeError: no such kernel" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("gpu", "asked", "device"),
-    [
-        (False, "auto", "cpu"),
-        (False, "cpu", "cpu"),
-        (True, "auto", "cuda"),
-        (True, "cpu", "cpu"),
-        (True, "cuda", "cuda"),
-    ],
-)
-def test_a_model_is_looked_at_where_it_is_asked_for(monkeypatch, gpu, asked, device):
-    looked = []
-
-    def record(name, model, steps, device):
-        looked.append((name, model.sizes, steps, device.type))
-        return ModelChecks(
-            model=name, device=device.type, torch="", steps=steps, verdict="WARN", findings=()
-        )
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(command, "look", record)
-    assert main(["gates", "--device", asked]) == 0  # a warning is no failure
-    ((name, sizes, steps, on),) = looked
-    assert (name, steps, on) == ("rwkv6+mamba2+quasar", 100, device)
-    assert sizes == Sizes(64, 32, 2, 1, ("rwkv6", "mamba2", "quasar"), "gains", 16)
 
 
 def test_a_gpu_that_is_not_there_is_usage(monkeypatch, capsys):
@@ -200,9 +158,3 @@ def test_what_is_no_model_is_usage(model, words, capsys):
         main(["gates", "--model", model])
     assert ended.value.code == 2
     assert words in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_other_commands_of_the_harness_stay_free_of_torch():
-    code = "import sys, harness.__main__; sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False)
-    assert done.returncode == 0

@@ -52,9 +52,7 @@ def test_a_leak_is_found_at_the_ends_and_in_the_middle(place: int, later: int) -
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize(("effect", "verdict"), [(1.9e-2, PASS), (2.1e-2, FAIL)])
-def test_bf16_on_a_gpu_may_leak_more(
-    monkeypatch: pytest.MonkeyPatch, effect: float, verdict: Verdict
-) -> None:
+def test_bf16_on_a_gpu_may_leak_more(monkeypatch, effect, verdict):
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     assert causal(Known(effect)).verdict is verdict
 
@@ -62,9 +60,7 @@ def test_bf16_on_a_gpu_may_leak_more(
 @pytest.mark.parametrize(
     ("size", "told"), [(31, "[8, 31, 32], required is [8, 32, 32]"), (40, "[8, 40, 32]")]
 )
-def test_a_wrong_shape_ends_the_check_and_what_is_not_finite_is_counted(
-    size: int, told: str
-) -> None:
+def test_a_wrong_shape_ends_the_check_and_what_is_not_finite_is_counted(size, told):
     class Misshapen(Known):
         def forward(self, tokens: Tensor) -> Tensor:
             logits = super().forward(tokens).repeat(1, 2, 1)[:, :size]
@@ -100,9 +96,7 @@ def learned(monkeypatch: pytest.MonkeyPatch, course: Course) -> list[Finding]:
 @pytest.mark.parametrize(
     ("last", "verdict"), [(6.0, PASS), (6.1, WARN), (7.1, WARN), (7.25, FAIL), (math.nan, FAIL)]
 )
-def test_a_quarter_of_the_loss_has_to_go(
-    monkeypatch: pytest.MonkeyPatch, last: float, verdict: Verdict
-) -> None:
+def test_a_quarter_of_the_loss_has_to_go(monkeypatch, last, verdict):
     loss, *_ = learned(monkeypatch, Course([8.0, 70.0, *[last] * 10], [1.0]))
     assert loss.verdict is verdict
     assert loss.figures["first"] == 8.0
@@ -126,9 +120,7 @@ def test_a_quarter_of_the_loss_has_to_go(
         ([1.0, math.nan, 1.0], FAIL),
     ],
 )
-def test_every_gradient_has_a_norm_between_limits(
-    monkeypatch: pytest.MonkeyPatch, norms: list[float], verdict: Verdict
-) -> None:
+def test_every_gradient_has_a_norm_between_limits(monkeypatch, norms, verdict):
     _, found, _ = learned(monkeypatch, Course([1.0], norms))
     assert found.verdict is verdict
     if not math.isnan(sum(norms)):
@@ -166,9 +158,7 @@ def test_branches_differ_by_three_at_most_and_one_that_is_ten_times_another_fail
 @pytest.mark.parametrize(
     ("without", "verdict"), [(1e-3, PASS), (9e-4, WARN), (0.0, FAIL), (-0.5, FAIL)]
 )
-def test_the_loss_rises_without_a_branch(
-    monkeypatch: pytest.MonkeyPatch, without: float, verdict: Verdict
-) -> None:
+def test_the_loss_rises_without_a_branch(monkeypatch, without, verdict):
     found = blocks((1.0, 1.0, without), (1.0, 1.0, 0.25))
     monkeypatch.setattr(stages, "looked_at", lambda *_: (0.0, found))
     first, second = stages.ablations(nn.Linear(1, 1), VOCABULARY, CPU)

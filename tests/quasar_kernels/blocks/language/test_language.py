@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shlex
@@ -11,11 +10,9 @@ import subprocess
 
 import pytest
 import torch
-from rich.console import Console
 
 from quasar_kernels.blocks.language.__main__ import main
 from quasar_kernels.blocks.language.model import LanguageModel, Sizes, next_token_loss, sampled
-from quasar_kernels.blocks.language.progress import Reporter, duration
 from quasar_kernels.blocks.language.settings import Recipe
 from quasar_kernels.blocks.language.stopping import stop_on_signal
 from quasar_kernels.blocks.language.training import Training, draw, read_text
@@ -132,32 +129,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-def test_a_line_every_ten_seconds_with_the_mean_loss_and_the_time_left():
-    clock, out = Clock(), io.StringIO()
-    with Reporter(Console(file=out, width=40, soft_wrap=True), 100, 1000, clock=clock) as report:
-        for n, loss in enumerate((5.0, 4.0, 2.0, 1.0, 3.0), 1):
-            clock.now += 4
-            report(100 + n, loss)
-        clock.now += 3600
-        report(1000, 7.0)
-    assert out.getvalue().splitlines() == [
-        "step 101 of 1,000: loss 5.000, 4 s a step, 59:56 left",
-        "step 104 of 1,000: loss 2.333, 4 s a step, 59:44 left",
-        "step 1,000 of 1,000: loss 5.000, 4.02 s a step, 0:00 left",
-    ]
-    assert [duration(s) for s in (0.4, 59.6, 3600, 7509)] == ["0:00", "1:00", "1:00:00", "2:05:09"]
-
-
-def test_a_terminal_has_the_lines_too():
-    clock, out = Clock(), io.StringIO()
-    console = Console(file=out, force_terminal=True, width=100, soft_wrap=True, highlight=False)
-    with Reporter(console, 0, 3, clock=clock) as report:
-        clock.now += 2
-        report(1, 5.5)
-    assert "step 1 of 3: loss 5.500, 2 s a step, 0:04 left" in out.getvalue()
-    assert "1/3" in out.getvalue()  # the bar
 
 
 def test_it_saves_by_time_when_it_stops_and_at_the_end(text, tmp_path):
