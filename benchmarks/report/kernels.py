@@ -21,11 +21,11 @@ from benchmarks.report.markdown import (
     table,
     times,
 )
-from quasar_kernels.line_plot import Line, line_plot
+from quasar_kernels.line_plot import BLUE, GREEN, RED, Line, line_plot
 
 PLOT = RESULTS / "operator.svg"
 LABELS = {"triton": "Triton", "cuda": "CUDA", BASELINE: "baseline"}
-COLOURS = {"triton": "#0b6e4f", "cuda": "#2a5ca8", BASELINE: "#b5432a"}
+COLOURS = {"triton": GREEN, "cuda": BLUE, BASELINE: RED}
 
 
 def _baseline(run: Run) -> str:

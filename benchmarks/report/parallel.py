@@ -11,7 +11,7 @@ from benchmarks.engine.limits import summary
 from benchmarks.engine.results import ROOT, Run, load
 from benchmarks.report.documents import RESULTS, page
 from benchmarks.report.markdown import facts, gib, milliseconds, not_timed, records, times
-from quasar_kernels.line_plot import Line, Scale, line_plot
+from quasar_kernels.line_plot import BLUE, GREEN, PURPLE, RED, Line, Scale, line_plot
 
 RUN = ROOT / "benchmarks" / "h200x2" / "parallel.json"
 PLOT = RESULTS / "parallel.svg"
@@ -27,7 +27,7 @@ backward pass."""
 GB_PER_S = 50.0
 """Assumed rate between hosts of 8 GPUs."""
 ON_HOST = 8
-COLOURS = {"operator": "#0b6e4f", "layer": "#2a5ca8"}
+COLOURS = {"operator": GREEN, "layer": BLUE}
 
 
 def projected_ms(run: Run, table: str, name: str, gpus: int) -> float:
@@ -148,11 +148,7 @@ def plot(run: Run) -> str:
     for table, name in FOLDS:
         one, two, _ = figures_of(run, table)
         base = float(one.figures[name])
-        colour = (
-            COLOURS[table]
-            if name == "training_ms"
-            else {"operator": "#b5432a"}.get(table, "#8a5fb0")
-        )
+        colour = COLOURS[table] if name == "training_ms" else {"operator": RED}.get(table, PURPLE)
         label = f"{table}, {name.removesuffix('_ms')}"
         far = [(n, projected_ms(run, table, name, n) / base) for n in PROJECTED]
         lines.append(Line(label, colour, far, dashed=True))

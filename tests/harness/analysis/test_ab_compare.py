@@ -34,6 +34,7 @@ from harness.analysis.difference import (
 )
 from harness.measuring.runner import MeasurementError, Options
 from harness.terminal import Progress
+from quasar_kernels.line_plot import GREEN, GREY
 from tests import PROJECT
 from tests.harness.samples import make_correctness, make_sample
 from tests.repositories import commit, make_checkout
@@ -230,9 +231,9 @@ def test_each_block_is_printed_before_the_next_one_starts(
     assert drawn.index(">theirs</text>") < drawn.index(">ours</text>")
     assert drawn == plot([(length, found), (1024, found)], ("theirs", "ours"))
     assert ">theirs and ours</text>" in drawn
-    dashed = [line for line in drawn.splitlines() if "dasharray" in line]
-    assert any("#999999" in line for line in dashed)
-    assert not any("#0b6e4f" in line for line in dashed)
+    dashed = [line for line in drawn.splitlines() if "line dashed" in line]
+    assert any(GREY in line for line in dashed)
+    assert not any(GREEN in line for line in dashed)
 
 
 def test_an_overloaded_host_is_warned_of_once(
