@@ -46,7 +46,7 @@ QuasarAttention.forward = forward
 """Code appended to the layer's file: it rounds the input before the clock starts."""
 
 
-def repeat(tree: str, tokens: int, device: str, times: int) -> Entry:
+def repeat(tree: Path, tokens: int, device: str, times: int) -> Entry:
     """Prove the speed of a tree many times in this process."""
     from harness.worker.referee import fork_subject
 
@@ -58,7 +58,7 @@ def repeat(tree: str, tokens: int, device: str, times: int) -> Entry:
 
     place = torch.device(device)
     link = time_link(tokens, place)
-    subject.ask("load", tree=tree)
+    subject.ask("load", tree=str(tree))
     subject.ask("use", device=device, single=False)
     seconds, refused, verifying = [], [], 0.0
     for _ in range(times):
@@ -138,8 +138,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         for tokens in args.lengths or LENGTHS[machine.device]:
             run = run.adding(*agreement(trees, tokens, machine.device, args.runs))
             times = max(1, min(args.repeats, 20_000_000 // tokens))
-            repeated = processes.call(repeat, tree, tokens, machine.device, times)
-            run = run.adding(Entry.model_validate(repeated))
+            run = run.adding(processes.call(repeat, tree, tokens, machine.device, times))
             yield run
 
 

@@ -13,6 +13,7 @@ import argparse
 import tempfile
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,9 +122,9 @@ def worst_gradient(layer: Any, shape: Shape) -> Entry:
     return Entry(table="gradients", of=few._asdict(), by="ours", errors={name: errors[name]})
 
 
-def implementation(name: str, tree: str) -> Iterator[Entry]:
+def implementation(name: str, tree: Path) -> Iterator[Entry]:
     """Measure one implementation in this process."""
-    layer_class = load_tree(Path(tree)).layer_class
+    layer_class = load_tree(tree).layer_class
     checked = set()
     clocks.soak(1)
     for shape in SHAPES:
@@ -142,13 +143,14 @@ options = commands.fork_option
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Measure both implementations; yield the run so far after each entry."""
-    run = Run.model_validate(processes.call(start, "layer_training", PROTOCOL, args.commit))
+    run: Run = processes.call(start, "layer_training", PROTOCOL, args.commit)
     with tempfile.TemporaryDirectory() as folder:
-        for name, kind in IMPLEMENTATIONS.items():
-            tree = make_tree(args.fork, Path(folder).resolve() / name, TREES[kind])
-            for one in processes.stream(implementation, name, tree):
-                run = run.adding(Entry.model_validate(one))
-                yield run
+        trees = {
+            name: make_tree(args.fork, Path(folder).resolve() / name, TREES[kind])
+            for name, kind in IMPLEMENTATIONS.items()
+        }
+        streams = (processes.stream(implementation, *each) for each in trees.items())
+        yield from run.growing(chain.from_iterable(streams))
 
 
 def memory(row: Row, name: str) -> float:

@@ -97,7 +97,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Measure one implementation after the other; yield the run so far after each entry."""
     began = time.time()
     until = began + args.limit
-    run = Run.model_validate(processes.call(machine, args.device, args.commit))
+    run: Run = processes.call(machine, args.device, args.commit)
     run = run.adding(limit_seconds=args.limit)
     tokens = sorted(args.tokens)
     for name in (name for name in implementations() if name in args.only):
@@ -111,7 +111,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         )
         try:
             for one in results:
-                run = run.adding(Entry.model_validate(one), seconds=time.time() - began)
+                run = run.adding(one, seconds=time.time() - began)
                 yield run
         except processes.Lost as error:
             run = run.adding(Entry(table="calls", by=name, failure=str(error)))

@@ -258,33 +258,10 @@ def layer_calls(tokens: int, context: Any) -> Mapping[str, Callable[[], Any]]:
 
 
 def measure_layer() -> Iterator[Entry]:
-    """Time the layer on one GPU and on all, and compare its results."""
-    from fla.layers.quasar import QuasarAttention
-
-    world, rank = dist.get_world_size(), dist.get_rank()
+    """Time the layer on one GPU and on all."""
     yield from times(
         "layer", lambda n, alone: layer_calls(n, None if alone else context_of(n, 4)), 8
     )
-    torch.manual_seed(3)
-    layer = QuasarAttention(512, head_dim=64, num_heads=8).cuda()
-    x, dy = torch.randn(2, 1, CHECKED, 512, device="cuda").unbind()
-    share = CHECKED // world
-    at = slice(rank * share, (rank + 1) * share)
-    results = []
-    for inputs, context in ((x, None), (x[:, at].contiguous(), context_of(share, 4))):
-        leaf = inputs.clone().requires_grad_()
-        with torch.autocast("cuda", torch.bfloat16):
-            y = layer(leaf, cp_context=context)[0]
-        incoming = (dy if context is None else dy[:, at]).to(y.dtype)
-        grads = torch.autograd.grad(y, [leaf, *layer.parameters()], incoming)
-        results.append((y.detach(), *grads))
-    (y, dx, *whole), (own_y, own_dx, *own) = results
-    errors = {"y": relative_rms(own_y, y[:, at]), "dx": relative_rms(own_dx, dx[:, at])}
-    for (name, _), a, b in zip(layer.named_parameters(), own, whole, strict=True):
-        dist.all_reduce(a)
-        errors[name] = relative_rms(a, b)
-    of = {"tokens": CHECKED}
-    yield Entry(table="layer equality", of=of, by="cuda", errors=errors)
 
 
 def measure_long(tokens: int) -> Iterator[Entry]:
