@@ -67,13 +67,11 @@ CHECKED_TOKENS = 2500
 
 PROTOCOL = """\
 A step is the layer's forward and backward pass under bf16 autocast, with gradients of the input, \
-which is fp32, and of all parameters; gradients are set to None before it. Times are medians of \
-11 runs of steps in a row, a tenth of a second each, by the host's clock between synchronizes, \
-after the same for 0.2 s. Memory is the peak of what is allocated during a step, parameters and \
-input included, and the memory of CUDA graphs, which all layers of a model share; without \
-the workspaces of cuBLAS, 32 MiB once a process for each thread and stream that multiplies. The \
-baseline is the public fork's layer over flash-linear-attention's `chunk_delta_rule`; both run on \
-one machine, one after the other."""
+which is fp32, and of all parameters. Times are medians of 11 runs of steps in a row, a tenth of a \
+second each, by the host's clock between synchronizes, after 0.2 s of the same. Memory is the peak \
+of what is allocated during a step, parameters, input and CUDA graphs included; without the \
+workspaces of cuBLAS, 32 MiB once a process for each thread and stream that multiplies. The baseline \
+is the public fork's layer over fla's `chunk_delta_rule`."""
 
 
 def new(layer_class: type, shape: Shape) -> Any:

@@ -14,8 +14,8 @@ import argparse
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from importlib import metadata
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -42,7 +42,8 @@ STRAINED = (
 )
 """The comparisons: the number of tokens over all ranks, and the kind of inputs."""
 REPEATS = 7
-PARTS = ("operator", "equality", "terms", "layer", "long", "fla")
+LONG = 8 << 20
+"""Tokens of a GPU in the longest call."""
 
 ALIKE = {"forward_ms": 1.10, "training_ms": 1.12}
 """Longest accepted time of two GPUs with a million tokens each, over one GPU's for its million."""
@@ -57,12 +58,6 @@ the same number of calls in a row (operator 32, layer and gated rule 8) by event
 after a barrier; the slowest rank counts; median of 7. One GPU: the same call without a context, \
 on every GPU at once. Training is the forward and the backward pass, gradients of all inputs. \
 Errors compare the outputs of all ranks with one GPU's, and with float64."""
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that select parts and the tokens of the longest call."""
-    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
-    parser.add_argument("--long", type=int, default=8 << 20, help="tokens a GPU of part long")
 
 
 def events_ms(call: Callable[[], object], times: int = 1) -> float:
@@ -264,13 +259,13 @@ def measure_layer() -> Iterator[Entry]:
     )
 
 
-def measure_long(tokens: int) -> Iterator[Entry]:
+def measure_long() -> Iterator[Entry]:
     """Measure time and memory of one training step of the layer with very many tokens on each GPU.
 
     Before that, one GPU alone computes a step with half as many tokens.
     """
     world = dist.get_world_size()
-    for own, gpus in ((tokens // 2, 1), (tokens, world)):
+    for own, gpus in ((LONG // 2, 1), (LONG, world)):
         context = context_of(own, 4) if gpus == world else None
         call = layer_calls(own, context)["training"]
         for _ in range(2):  # the second allocates no memory
@@ -314,12 +309,14 @@ def measure_fla() -> Iterator[Entry]:
                     yield Entry(table="gated", of=of, by=by, figures=figures)
 
 
-MEASURES: dict[str, Callable[[], Iterator[Entry]]] = {
-    "equality": measure_equality,
-    "operator": measure_operator,
-    "layer": measure_layer,
-    "terms": measure_terms,
-}
+PARTS = (
+    measure_equality,
+    measure_operator,
+    measure_layer,
+    measure_terms,
+    measure_long,
+    measure_fla,  # last, as Triton compiles many variants of its kernels first
+)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
@@ -334,13 +331,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     )
     run = run.adding(gpus=dist.get_world_size())
     soak(0.5)
-    # fla last, as Triton compiles many variants of its kernels first
-    parts = MEASURES | {"long": partial(measure_long, args.long), "fla": measure_fla}
-    for name, part in parts.items():
-        if name in args.only:
-            for entry in part():
-                run = run.adding(entry)
-                yield run
+    yield from run.growing(chain.from_iterable(part() for part in PARTS))
     dist.destroy_process_group()
 
 

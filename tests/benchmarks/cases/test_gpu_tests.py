@@ -35,7 +35,7 @@ def test_every_test_is_counted_and_a_failure_is_named(
     (folder / "cuda").mkdir()
     (folder / "cuda/test_mixed.py").write_text(MIXED)
     (folder / "test_dies.py").write_text("import os\ndef test_it(): os._exit(11)\n")
-    first, run = gpu_tests.measure(Namespace(only=[], commit=None))
+    first, run = gpu_tests.measure(Namespace(commit=None))
     later = run.entries[1].of["file"]
     assert (first.settings["left out"], run.settings["left out"]) == (later, "")
     mixed = next(one for one in run.entries if one.of["file"] == "cuda/test_mixed.py")
@@ -59,11 +59,11 @@ def test_a_file_that_hangs_is_cut_off_with_its_children(folder: Path) -> None:
 
 
 def test_the_file_is_written_and_a_failure_is_the_exit_status(folder: Path) -> None:
-    (folder / "test_good.py").write_text("def test_it(): pass\n")
-    (folder / "test_bad.py").write_text("def test_it(): raise ValueError\n")
     out = folder / "out.json"
-    for only, status in (("test_good", 0), ("test_bad", 1)):
-        assert run_case(gpu_tests, ["--out", str(out), "--only", only]) == status
-    run = load(out)
-    assert [entry.of["file"] for entry in run.entries] == ["test_bad.py"]
-    assert "Not part of this run: test_good.py." in table(run)
+    for text, status in (("pass", 0), ("raise ValueError", 1)):
+        (folder / "test_it.py").write_text(f"def test_it(): {text}\n")
+        assert run_case(gpu_tests, ["--out", str(out)]) == status
+        assert load(out).entries[0].figures["failed"] == status
+    assert "Not part of this run: test_it.py." in table(
+        load(out).adding(**{"left out": "test_it.py"})
+    )
