@@ -70,8 +70,8 @@ A step is the layer's forward and backward pass under bf16 autocast, with gradie
 which is fp32, and of all parameters. Times are medians of 11 runs of steps in a row, a tenth of a \
 second each, by the host's clock between synchronizes, after 0.2 s of the same. Memory is the peak \
 of what is allocated during a step, parameters, input and CUDA graphs included; without the \
-workspaces of cuBLAS, 32 MiB once a process for each thread and stream that multiplies. The baseline \
-is the public fork's layer over fla's `chunk_delta_rule`."""
+workspaces of cuBLAS, 32 MiB once a process for each thread and stream that multiplies. The \
+baseline is the public fork's layer over fla's `chunk_delta_rule`."""
 
 
 def new(layer_class: type, shape: Shape) -> Any:

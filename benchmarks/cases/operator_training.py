@@ -53,8 +53,8 @@ of 128.
 
 PROTOCOL = f"""\
 bf16, inputs as a layer with default weights makes them; the output's gradient is noise. Triton \
-and CUDA: chunk_quasar with gradients of q, k, v and beta. Baseline: chunk_delta_rule with scale 1, \
-the step size and its gradient by torch. {clocks.CLOCKS} Gradients are compared with float64 \
+and CUDA: chunk_quasar with gradients of q, k, v and beta. Baseline: chunk_delta_rule with scale \
+1, the step size and its gradient by torch. {clocks.CLOCKS} Gradients are compared with float64 \
 autograd."""
 
 options = operator.options

@@ -38,9 +38,9 @@ LEAD_AT, LEAD = Shape(1, 65_536, 8, 64), 1.5
 
 PROTOCOL = f"""\
 One sequence, 8 heads of 64, r, k and v in bf16, log decays in fp32 as a fresh RWKV-6 layer has \
-them with noise of half a unit. chunk_rwkv6 and fused_recurrent_rwkv6: fla's. Outputs, and gradients \
-of all five inputs, are compared with float64 over the first 4,096 tokens. {clocks.CLOCKS} Memory: \
-the most that was allocated during a call, inputs included."""
+them with noise of half a unit. chunk_rwkv6 and fused_recurrent_rwkv6: fla's. Outputs, and \
+gradients of all five inputs, are compared with float64 over the first 4,096 tokens. \
+{clocks.CLOCKS} Memory: the most that was allocated during a call, inputs included."""
 
 
 def draw(shape: Shape, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Inputs:

@@ -21,9 +21,9 @@ ROTATED_BYTES = 256 << 20
 There are at most 64 copies."""
 
 CLOCKS = """\
-The GPU is warmed with matrix products first, and each call runs for 0.2 s before it is timed. Graph: \
-median of 11 runs of CUDA-graph replays without a gap; eager: the host's clock between synchronizes \
-around calls in a row."""
+The GPU is warmed with matrix products first, and each call runs for 0.2 s before it is timed. \
+Graph: median of 11 runs of CUDA-graph replays without a gap; eager: the host's clock between \
+synchronizes around calls in a row."""
 RESTED = """\
 From rest: 0.3 s without work, three replays, then ten that are timed, as validators time a layer, \
 median of 5."""
