@@ -36,12 +36,17 @@ CSRC = Path(__file__).with_name("csrc")
 _ALIGNMENT = 16  # bytes of the kernels' copies
 
 
+TENSORS = (
+    *("r", "k", "v", "dout", "w", "u", "initial_state", "d_final", "o", "dv", "final_state"),
+    *("checkpoints", "dr", "dk", "dw", "du", "d_initial", "bounds"),
+)
+
+
 class Arguments(ctypes.Structure):
     """`quasar::wkv6::Arguments` of walk.cuh."""
 
     _fields_ = [
-        *fields(POINTER, "r k v dout w u initial_state d_final o dv"),
-        *fields(POINTER, "final_state checkpoints dr dk dw du d_initial bounds"),
+        *fields(POINTER, " ".join(TENSORS)),
         *fields(INT64, "T"),
         *fields(INT, "heads values"),
     ]
@@ -100,11 +105,17 @@ def prepared(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _launch(
-    program: LoadedProgram, name: str, x: Inputs, columns: int, bounds: Tensor | None, *tensors: Any
+    program: LoadedProgram,
+    name: str,
+    x: Inputs,
+    columns: int,
+    bounds: Tensor | None,
+    **tensors: Tensor | None,
 ) -> None:
+    """Launch a kernel; its other tensors are None."""
     B, T, H, V = x.v.shape
-    dout, initial, d_final, o, dv, *rest = tensors
-    places = addresses(x.r, x.k, x.v, dout, x.w, x.u, initial, d_final, o, dv, *rest, bounds)
+    tensors |= x._asdict() | {"bounds": bounds}
+    places = addresses(*(tensors.get(name) for name in TENSORS))
     grid = (B if bounds is None else bounds.numel() - 1) * H, V // columns
     parameters = (ctypes.c_char_p * 1)(_serialize(*places, T, H, V))
     stream = torch_private.raw_stream(x.v.device.index)
@@ -140,21 +151,8 @@ def forward(
         final_state = x.u.new_empty(N, H, K, V)
     kept = x.u.new_empty(B * T // CHECKPOINT + N + 1, H, K, V) if keep else None
     columns = 1024 // K  # COLUMNS in wkv6_forward.cu
-    _launch(
-        program,
-        "wkv6_forward",
-        x,
-        columns,
-        bounds,
-        None,
-        initial_state,
-        None,
-        o,
-        None,
-        final_state,
-        kept,
-        *[None] * 5,
-    )
+    results = {"o": o, "final_state": final_state, "checkpoints": kept}
+    _launch(program, "wkv6_forward", x, columns, bounds, initial_state=initial_state, **results)
     return o, final_state, kept
 
 
@@ -178,10 +176,9 @@ def backward(
     dr, dk, dw = (x.u.new_empty(parts, *x.r.shape) for _ in range(3))
     dv, du = torch.empty_like(x.v), x.u.new_empty(parts * N, H, K)
     d_initial = x.u.new_empty(N, H, K, V) if initial else None
-    _launch(
-        program, "wkv6_backward", x, columns, bounds, do, None, d_final, None, dv,
-        None, kept, dr, dk, dw, du, d_initial,
-    )  # fmt: skip
+    given = {"dout": do, "d_final": d_final, "checkpoints": kept}
+    results = {"dr": dr, "dk": dk, "dv": dv, "dw": dw, "du": du, "d_initial": d_initial}
+    _launch(program, "wkv6_backward", x, columns, bounds, **given, **results)
     dtype = x.r.dtype
     sums = Inputs(dr.sum(0).to(dtype), dk.sum(0).to(dtype), dv, dw.sum(0), du.sum(0))
     return sums, d_initial
