@@ -59,20 +59,8 @@ FORBIDDEN_TEXT = tuple(f"{how} {name}" for how in ("from", "import") for name in
 """Text that no target file may contain, even in comments."""
 
 COMPILED = frozenset(
-    [
-        ".pyc",
-        ".pyo",
-        ".pyd",
-        ".so",
-        ".o",
-        ".a",
-        ".dll",
-        ".dylib",
-        ".cubin",
-        ".fatbin",
-        ".whl",
-        ".egg",
-    ]
+    (".pyc", ".pyo", ".pyd", ".so", ".o", ".a", ".dll", ".dylib")
+    + (".cubin", ".fatbin", ".whl", ".egg")
 )
 """Suffixes of compiled files."""
 
