@@ -58,10 +58,8 @@ FORBIDDEN_MODULES = ("fla.ops.gla", "fla.ops.kda")
 FORBIDDEN_TEXT = tuple(f"{how} {name}" for how in ("from", "import") for name in FORBIDDEN_MODULES)
 """Text that no target file may contain, even in comments."""
 
-COMPILED = frozenset(
-    (".pyc", ".pyo", ".pyd", ".so", ".o", ".a", ".dll", ".dylib")
-    + (".cubin", ".fatbin", ".whl", ".egg")
-)
+_LIBRARIES = (".so", ".o", ".a", ".dll", ".dylib", ".cubin", ".fatbin")
+COMPILED = frozenset((*_LIBRARIES, ".pyc", ".pyo", ".pyd", ".whl", ".egg"))
 """Suffixes of compiled files."""
 
 FILE_BYTES = 2**21
