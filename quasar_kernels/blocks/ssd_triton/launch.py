@@ -11,16 +11,17 @@ from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from torch import Tensor
 
+from quasar_kernels.blocks.autograd import Forward, Kernels
 from quasar_kernels.blocks.ssd_triton.backward import gradient_kernel
 from quasar_kernels.blocks.ssd_triton.forward import output_kernel, segment_sum_kernel
 from quasar_kernels.blocks.ssd_triton.step import step_kernel
-from quasar_kernels.blocks.triton_segments.autograd import Forward, Kernels, apply
 from quasar_kernels.blocks.triton_segments.plan import (
     STEP_WARPS,
     Plan,
     Shape,
     Tiles,
     Walk,
+    apply,
     between_segments,
     checkpoints_for,
     scan,
@@ -178,7 +179,7 @@ def step(inputs: Inputs, initial_state: Tensor | None, tiles: Tiles) -> tuple[Te
     return y, final
 
 
-KERNELS = Kernels(Inputs, forward, backward, step)
+KERNELS = Kernels(Inputs, forward, backward)
 
 
 def _in_rows(x: Tensor) -> Tensor:
@@ -228,5 +229,5 @@ def ssd_triton(
     batch, T, H, P = x.shape
     shape = Shape(batch, T, H, B.shape[-1], P)
     tiles = tiles or tiles_for(shape.K, P, x.dtype)
-    y, final = apply(KERNELS, shape, tiles, inputs, initial_state, cu_seqlens, segments)
+    y, final = apply(KERNELS, step, shape, tiles, inputs, initial_state, cu_seqlens, segments)
     return y, final[:, :, :N]

@@ -10,13 +10,14 @@ from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from torch import Tensor
 
-from quasar_kernels.blocks.triton_segments.autograd import Forward, Kernels, apply
+from quasar_kernels.blocks.autograd import Forward, Kernels
 from quasar_kernels.blocks.triton_segments.plan import (
     STEP_WARPS,
     Plan,
     Shape,
     Tiles,
     Walk,
+    apply,
     between_segments,
     checkpoints_for,
     scan,
@@ -149,7 +150,7 @@ def step(x: Inputs, initial_state: Tensor | None, tiles: Tiles) -> tuple[Tensor,
     return o, final
 
 
-KERNELS = Kernels(Inputs, forward, backward, step)
+KERNELS = Kernels(Inputs, forward, backward)
 
 
 @torch.compiler.disable
@@ -184,4 +185,4 @@ def wkv6_triton(
     B, T, H, K = r.shape
     shape = Shape(B, T, H, K, v.shape[-1])
     tiles = tiles or tiles_for(shape.K, shape.V, dtype)
-    return apply(KERNELS, shape, tiles, inputs, initial_state, cu_seqlens, segments)
+    return apply(KERNELS, step, shape, tiles, inputs, initial_state, cu_seqlens, segments)
