@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from benchmarks.engine.comparison import Inputs, Shape
 from benchmarks.engine.results import Entry
+from quasar_kernels.decay_reference import walked
 
 OURS, FLA, SEQUENTIAL = "quasar_kernels", "fla-core", "torch, token by token"
 """Sources of the implementations."""
@@ -177,17 +177,11 @@ def recurrence(  # its tensors
 
     All in the tensors' dtype, `[B, T, H, *]`.
     """
-    edges = [0, q.shape[1]] if bounds is None else bounds.tolist()
-    sequences = q.shape[0] if bounds is None else len(edges) - 1
-    start = q.new_zeros(sequences, *q.shape[2:], v.shape[-1])
-    start = start if state is None else state.to(q.dtype)
-    outputs, finals = [], []
-    for n, (first, last) in enumerate(pairwise(edges)):
-        S = start if bounds is None else start[n : n + 1]
-        for t in range(first, last):
-            removed = b[:, t, :, :, None] * (a[:, t, :, :, None] * S).sum(-2, keepdim=True)
-            written = k[:, t, :, :, None] * v[:, t, :, None]
-            S = g[:, t, :, :, None].exp() * S + written + removed
-            outputs.append((q[:, t, :, :, None] * S).sum(-2))
-        finals.append(S)
-    return torch.stack(outputs, 1), torch.cat(finals)
+
+    def step(n: int, S: Tensor) -> tuple[Tensor, Tensor]:
+        removed = b[:, n, :, :, None] * (a[:, n, :, :, None] * S).sum(-2, keepdim=True)
+        written = k[:, n, :, :, None] * v[:, n, :, None]
+        S = g[:, n, :, :, None].exp() * S + written + removed
+        return (q[:, n, :, :, None] * S).sum(-2), S
+
+    return walked(step, q.shape, v.shape[-1], state, bounds, q)
