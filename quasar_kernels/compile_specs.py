@@ -224,19 +224,13 @@ def _operator_specs() -> list[CompileSpec]:
             typed("*fp32", "L_ptr A_ptr") | typed("i32", "L_stride_bh A_stride_bh"),
             {"BT": 64, "C": 64},
         ),
-        CompileSpec(
-            "quasar_gate_fwd",
-            gate.quasar_gate_fwd_kernel,
-            typed("*fp32", "lam beta alpha") | {"N": "i32"},
-            {"H": 8, "BLOCK": 1024},
-        ),
-        CompileSpec(
-            "quasar_gate_bwd",
-            gate.quasar_gate_bwd_kernel,
-            typed("*fp32", "lam beta dalpha dlam dbeta") | {"N": "i32"},
-            {"H": 8, "BLOCK": 1024},
-        ),
     ]
+    for kernel, names in (
+        (gate.quasar_gate_fwd_kernel, "lam beta alpha"),
+        (gate.quasar_gate_bwd_kernel, "lam beta dalpha dlam dbeta"),
+    ):
+        name, types = kernel.fn.__name__.removesuffix("_kernel"), typed("*fp32", names)
+        specs.append(CompileSpec(name, kernel, types | {"N": "i32"}, {"H": 8, "BLOCK": 1024}))
     strides = "stride_{0}b stride_{0}t stride_{0}h"
     for kind, S, gated in (("bf16", 64, False), ("fp32", 64, False), ("bf16", 128, True)):
         varlen = kind == "fp32"
@@ -280,32 +274,20 @@ def _layer_specs() -> list[CompileSpec]:
         )
         for S in (64, 128)
     ]
+    inputs = typed("*fp32", "x q_weight k_weight v_weight q_taps k_taps v_taps")
+    tile = {"D": 512, "C": 512, "BD": 64, "BC": first_tokens.CHANNELS}
     for packed in (False, True):
         for sequences in (first_tokens.FEW, first_tokens.MANY):
-            specs.append(
-                CompileSpec(
-                    f"first_tokens bf16 {sequences}{' packed' if packed else ''}",
-                    first_tokens.first_tokens_kernel,
-                    typed("*fp32", "x q_weight k_weight v_weight q_taps k_taps v_taps")
-                    | {"qkv": "*bf16", "N": "i32", "T": "i32"}
-                    | ({"bounds": "*i32"} if packed else {}),
-                    {"D": 512, "C": 512, "BD": 64, "BC": first_tokens.CHANNELS, "BN": sequences}
-                    | {"PACKED": packed}
-                    | ({} if packed else {"bounds": None}),
-                    num_stages=2,
-                )
-            )
-    specs.append(
-        CompileSpec(
-            "halo_tokens bf16",
-            first_tokens.halo_tokens_kernel,
-            typed("*fp32", "x q_weight k_weight v_weight q_taps k_taps v_taps")
-            | typed("*bf16", "q k v")
-            | typed("i32", "halo tokens stride"),
-            {"D": 512, "C": 512, "BD": 64, "BC": first_tokens.CHANNELS},
-            num_stages=2,
-        )
-    )
+            types = inputs | {"qkv": "*bf16", "N": "i32", "T": "i32"}
+            types |= {"bounds": "*i32"} if packed else {}
+            constants = tile | {"BN": sequences, "PACKED": packed}
+            constants |= {} if packed else {"bounds": None}
+            name = f"first_tokens bf16 {sequences}{' packed' if packed else ''}"
+            kernel = first_tokens.first_tokens_kernel
+            specs.append(CompileSpec(name, kernel, types, constants, num_stages=2))
+    types = inputs | typed("*bf16", "q k v") | typed("i32", "halo tokens stride")
+    halo = first_tokens.halo_tokens_kernel
+    specs.append(CompileSpec("halo_tokens bf16", halo, types, tile, num_stages=2))
     for kind in ("bf16", "fp32"):
         packed = kind == "fp32"
         optional = {"bias": "*fp32", "position": "*i32"}

@@ -32,22 +32,6 @@ TARGET_FILES = (
 )
 """The files of `QUASAR_DIR` that a validator reads."""
 
-REQUIRED_IMPORTS = (
-    "import torch",
-    "import torch.nn.functional as F",
-    "import triton",
-    "import triton.language as tl",
-    "from fla.ops.utils.index import prepare_chunk_indices",
-    "from fla.ops.quasar.forward_substitution import forward_substitution_kernel",
-    "from fla.utils import IS_AMD",
-    "from fla.utils import autocast_custom_bwd",
-    "from fla.utils import autocast_custom_fwd",
-    "from fla.utils import autotune_cache_kwargs",
-    "from fla.utils import check_shared_mem",
-    "from fla.utils import input_guard",
-)
-"""Lines that the overlay's chunk.py must contain."""
-
 PUBLICLY_REQUIRED = (
     "autocast_custom_bwd",
     "autocast_custom_fwd",
@@ -57,34 +41,25 @@ PUBLICLY_REQUIRED = (
 )
 """The imports from `fla.utils` that the public validator requires in any fork's chunk.py."""
 
-FORBIDDEN_TEXT = (
-    "from fla.ops.gla",
-    "from fla.ops.kda",
-    "import fla.ops.gla",
-    "import fla.ops.kda",
+REQUIRED_IMPORTS = (
+    "import torch",
+    "import torch.nn.functional as F",
+    "import triton",
+    "import triton.language as tl",
+    "from fla.ops.utils.index import prepare_chunk_indices",
+    "from fla.ops.quasar.forward_substitution import forward_substitution_kernel",
+    *(f"from fla.utils import {name}" for name in ("IS_AMD", *PUBLICLY_REQUIRED)),
 )
-"""Text that no target file may contain, even in comments."""
-
+"""Lines that the overlay's chunk.py must contain."""
 
 FORBIDDEN_MODULES = ("fla.ops.gla", "fla.ops.kda")
 """Modules that no file of the operator may import, however the import is written."""
 
-COMPILED = frozenset(
-    {
-        ".pyc",
-        ".pyo",
-        ".pyd",
-        ".so",
-        ".o",
-        ".a",
-        ".dll",
-        ".dylib",
-        ".cubin",
-        ".fatbin",
-        ".whl",
-        ".egg",
-    }
-)
+FORBIDDEN_TEXT = tuple(f"{how} {name}" for how in ("from", "import") for name in FORBIDDEN_MODULES)
+"""Text that no target file may contain, even in comments."""
+
+_LIBRARIES = (".so", ".o", ".a", ".dll", ".dylib", ".cubin", ".fatbin")
+COMPILED = frozenset((*_LIBRARIES, ".pyc", ".pyo", ".pyd", ".whl", ".egg"))
 """Suffixes of compiled files."""
 
 FILE_BYTES = 2**21
@@ -154,21 +129,11 @@ def check_tree(root: Path, *, strict: bool = False) -> list[Violation]:
     for path in sorted((root / QUASAR_DIR).rglob("*.py")):
         violations += _check_imports(root, PurePosixPath(path.relative_to(root).as_posix()), strict)
     if not (root / LAYER_FILE).is_file():
-        violations.append(
-            Violation(
-                LAYER_FILE,
-                "The layer is missing.",
-                "Set FORK_SCOPE=layer, which publishes one, or take a fork that has its own.",
-            )
-        )
+        remedy = "Set FORK_SCOPE=layer, which publishes one, or take a fork that has its own."
+        violations.append(Violation(LAYER_FILE, "The layer is missing.", remedy))
     if strict and not any(_outside_git(path, root) for path in root.rglob("*.cu")):
-        violations.append(
-            Violation(
-                QUASAR_DIR,
-                "The tree contains no CUDA source.",
-                "Add at least one .cu file; the overlay has some.",
-            )
-        )
+        remedy = "Add at least one .cu file; the overlay has some."
+        violations.append(Violation(QUASAR_DIR, "The tree contains no CUDA source.", remedy))
     return violations
 
 
@@ -271,20 +236,13 @@ def publicly_missing(text: str) -> list[str]:
     """
     text = _without_comments(text)
     blocks = list(_import_blocks(text))
-    return [
-        name
-        for name in PUBLICLY_REQUIRED
-        if not any(name in block for block in blocks)
-        and not any(
-            form in text
-            for form in (
-                f"from fla.utils import {name}",
-                f"from fla.utils import ({name}",
-                f"{name},",
-                f"{name})",
-            )
-        )
-    ]
+
+    def is_found(name: str) -> bool:
+        start = "from fla.utils import "
+        forms = (f"{start}{name}", f"{start}({name}", f"{name},", f"{name})")
+        return any(name in block for block in blocks) or any(form in text for form in forms)
+
+    return [name for name in PUBLICLY_REQUIRED if not is_found(name)]
 
 
 def _check_target(root: Path, path: PurePosixPath, strict: bool) -> list[Violation]:

@@ -53,7 +53,7 @@ def wkv6_recurrence(
         o = (r[:, t, :, :, None] * (state + u[:, :, None] * written)).sum(-2)
         return o, torch.exp(w[:, t])[..., None] * state + written
 
-    return _walked(step, k.shape, v.shape[-1], initial_state, cu_seqlens, r)
+    return walked(step, k.shape, v.shape[-1], initial_state, cu_seqlens, r)
 
 
 def ssd_recurrence(
@@ -92,11 +92,11 @@ def ssd_recurrence(
         state = torch.exp(size * A[:, None, None]) * state + written
         return (C[:, t, :, :, None] * state).sum(-2), state
 
-    y, final = _walked(step, B.shape, x.shape[-1], initial_state, cu_seqlens, x)
+    y, final = walked(step, B.shape, x.shape[-1], initial_state, cu_seqlens, x)
     return (y if D is None else y + D.to(dtype)[:, None] * x), final
 
 
-def _walked(
+def walked(
     step: Step,
     shape: torch.Size,
     width: int,
@@ -104,7 +104,10 @@ def _walked(
     cu_seqlens: Tensor | None,
     like: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Process the batch rows together, or the packed sequences one after the other."""
+    """Process the batch rows together, or the packed sequences one after the other.
+
+    `shape` is that of the keys, `width` that of the values; `like` has the state's dtype.
+    """
     batch, T, H, K = shape
     bounds = [0, T] if cu_seqlens is None else [int(edge) for edge in cu_seqlens.tolist()]
     N = batch if cu_seqlens is None else len(bounds) - 1

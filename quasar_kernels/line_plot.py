@@ -1,8 +1,9 @@
-"""Charts of lines as SVG, for light and dark pages; the same figures give the same bytes.
+"""Charts of lines as SVG; the same figures give the same bytes.
 
-The benchmarks' pages and the loss curve of a training use it. A chart has one panel, or several one
-below the other. Each panel shows its own lines in colour, and behind them the lines of the other
-panels in a pale colour, over the same axes.
+The benchmarks' pages, the API's pages and the loss curve of a training use it. A chart has one
+panel, or several one below the other. Each panel shows its own lines in colour, and behind them the
+lines of the other panels in a pale colour, over the same axes. Text and grid follow the colour
+scheme of the page; the colours of lines must be readable on light and on dark pages.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import pairwise
 from typing import NamedTuple
 
 WIDTH, HEIGHT, SMALL_HEIGHT, NARROW = 640, 400, 190, 320
@@ -24,32 +26,16 @@ KEY = 22
 MARKED = 20
 """Number of points up to which a line shows each point as a dot."""
 
-DARK = {
-    "#0b6e4f": "#2fc08f",
-    "#2a5ca8": "#74aaff",
-    "#b5432a": "#ff8f6b",
-    "#8a5fb0": "#c9a0f5",
-    "#a87400": "#e8b93c",
-    "#00838f": "#3ccbd8",
-    "#c2185b": "#ff82b4",
-    "#777777": "#a0a8b0",
-    "#999999": "#a0a8b0",
-    "#111111": "#f5f5f5",
-}
-"""The colour on a dark page of each colour on a light one; others are the same on both."""
+GREEN, BLUE, RED, PURPLE = "#16996f", "#3f7fdb", "#d2573b", "#9a70c8"
+YELLOW, CYAN, PINK, GREY = "#b08300", "#0095a3", "#d83a76", "#808488"
 STYLE = """\
-text{fill:#1f2328}.grid{stroke:#d8dee4}.pale{stroke:#c9d1d9}.lead{stroke:#8c959f}
-@media(prefers-color-scheme:dark){text{fill:#e6edf3}.grid{stroke:#30363d}.pale{stroke:#484f58}\
-.lead{stroke:#768390}}
-path{fill:none}.line{stroke-width:2.5;stroke-linejoin:round}.far{stroke-dasharray:1 4}"""
-DASHES = "7 4"
+text{fill:#1f2328}.grid{stroke:#d8dee4}.pale{stroke:#c9d1d9}
+@media(prefers-color-scheme:dark){text{fill:#e6edf3}.grid{stroke:#30363d}.pale{stroke:#484f58}}
+path{fill:none}.line{stroke-width:2.5;stroke-linejoin:round}.dashed{stroke-dasharray:7 4}"""
 
 
 class Line(NamedTuple):
-    """One line: its points from left to right, and how it is drawn.
-
-    `colour` is for light pages, one of `DARK` where dark pages need another.
-    """
+    """One line: its points from left to right, and how it is drawn."""
 
     label: str
     colour: str
@@ -75,8 +61,6 @@ class Scale(NamedTuple):
     high: float | None = None
 
 
-_Look = tuple[str, bool]
-"""A line's colour, and whether it is dashed."""
 LOG, FROM_ZERO = Scale(), Scale(log=False, low=0)
 
 
@@ -139,39 +123,38 @@ def panel_plot(
         columns: number of columns of panels. With two or more, the panels' titles are the only
             labels.
     """
-    labels = {line.label for panel in panels for line in panel.lines}
-    right = 28.0 if columns > 1 else 14 + KEY + 6 + LETTER * max(map(len, labels))
+    every = [line for panel in panels for line in panel.lines]
+    longest = max(len(line.label) for line in every)
+    right = 28.0 if columns > 1 else 14 + KEY + 6 + LETTER * longest
     width = WIDTH if columns == 1 else NARROW
     height = HEIGHT if len(panels) == 1 else SMALL_HEIGHT
     head = TITLE if any(panel.title for panel in panels) else 0
-    rows = -(-len(panels) // columns)
-    whole = TOP + rows * (head + height) + BOTTOM
-    points = [point for panel in panels for line in panel.lines for point in line.points]
+    whole = TOP + -(-len(panels) // columns) * (head + height) + BOTTOM
+    points = [point for line in every for point in line.points]
     across = _axis([p[0] for p in points], x, LEFT, width - right)
     down = _axis([p[1] for p in points], y, height - 8, 8)
-    looks = list(dict.fromkeys(_look(line) for panel in panels for line in panel.lines))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * columns}" height="{whole}" '
         f'viewBox="0 0 {width * columns} {whole}" font-family="sans-serif" '
         f'font-size="{LETTERS}">',
         f"<title>{escape(title)}</title>",
-        f"<style>{STYLE}\n{_rules(looks)}</style>",
+        f"<style>{STYLE}</style>",
         f'<clipPath id="area"><rect x="{LEFT - 4}" y="4" width="{across.stop - LEFT + 8:g}" '
         f'height="{height - 8}"/></clipPath>',
         f'<text x="4" y="20" font-weight="bold">{escape(title)}</text>',
     ]
     for n, panel in enumerate(panels):
         row, column = divmod(n, columns)
-        others = [line for m, one in enumerate(panels) if m != n for line in one.lines]
+        others = [line for other in panels if other is not panel for line in other.lines]
         parts.append(
             f'<g transform="translate({column * width} {TOP + head + row * (head + height)})">'
         )
         parts += _grid(across, down, last=n + columns >= len(panels))
         if panel.title:
             parts.append(f'<text x="{LEFT}" y="-3">{escape(panel.title)}</text>')
-        parts += _lines(panel.lines, others, across, down, looks)
+        parts += _lines(panel.lines, others, across, down)
         if columns == 1:
-            parts += _labels(panel.lines, across, down, looks)
+            parts += _labels(panel.lines, across, down)
         parts.append("</g>")
     middle = (LEFT + width - right) / 2 if columns == 1 else width * columns / 2
     parts += [
@@ -191,20 +174,6 @@ def _axis(values: Sequence[float], scale: Scale, start: float, stop: float) -> _
     return _Axis(scale.log, low, high, start, stop)
 
 
-def _look(line: Line) -> _Look:
-    return line.colour, line.dashed
-
-
-def _rules(looks: Sequence[_Look]) -> str:
-    light, dark = list[str](), list[str]()
-    for n, (colour, dashed) in enumerate(looks):
-        dashes = f";stroke-dasharray:{DASHES}" if dashed else ""
-        light.append(f".s{n}{{stroke:{colour}{dashes}}}.f{n}{{fill:{colour}}}")
-        other = DARK.get(colour, colour)
-        dark.append(f".s{n}{{stroke:{other}}}.f{n}{{fill:{other}}}")
-    return "\n".join([*light, "@media(prefers-color-scheme:dark){", *dark, "}"])
-
-
 def _grid(x: _Axis, y: _Axis, *, last: bool) -> Iterator[str]:
     for value in x.ticks():
         at = x.at(value)
@@ -217,18 +186,15 @@ def _grid(x: _Axis, y: _Axis, *, last: bool) -> Iterator[str]:
         yield f'<text x="{x.start - 8:g}" y="{at + 5:g}" text-anchor="end">{value:,.10g}</text>'
 
 
-def _lines(
-    lines: Sequence[Line], others: Sequence[Line], x: _Axis, y: _Axis, looks: Sequence[_Look]
-) -> Iterator[str]:
+def _lines(lines: Sequence[Line], others: Sequence[Line], x: _Axis, y: _Axis) -> Iterator[str]:
     yield '<g clip-path="url(#area)">'
     for line in others:
         yield f'<path class="pale" d="{_path(line, x, y)}"/>'
     for line in lines:
-        number = looks.index(_look(line))
-        yield f'<path class="line s{number}" d="{_path(line, x, y)}"/>'
+        yield _drawn(line, _path(line, x, y))
         if len(line.points) <= MARKED:
             for a, b in line.points:
-                yield f'<circle class="f{number}" cx="{x.at(a)}" cy="{y.at(b)}" r="3.2"/>'
+                yield f'<circle fill="{line.colour}" cx="{x.at(a)}" cy="{y.at(b)}" r="3.2"/>'
     yield "</g>"
 
 
@@ -236,38 +202,33 @@ def _path(line: Line, x: _Axis, y: _Axis) -> str:
     return "M" + "L".join(f"{x.at(a)} {y.at(b)}" for a, b in line.points)
 
 
-def _labels(lines: Sequence[Line], x: _Axis, y: _Axis, looks: Sequence[_Look]) -> Iterator[str]:
+def _drawn(line: Line, path: str) -> str:
+    return f'<path class="line{" dashed" * line.dashed}" stroke="{line.colour}" d="{path}"/>'
+
+
+def _labels(lines: Sequence[Line], x: _Axis, y: _Axis) -> Iterator[str]:
+    """Yield a label near each line's end, with a thin path from there if it is not beside it."""
     named = list({line.label: line for line in lines}.values())
     ends = [(x.at(a), y.at(b)) for a, b in (line.points[-1] for line in named)]
-    heights = spread([b for _, b in ends], LETTERS + 3, y.stop, y.start)
+    heights = spread([b for _, b in ends], LETTERS + 3, y.start)
     at = x.stop + 14
     for line, (a, b), height in zip(named, ends, heights, strict=True):
-        number = looks.index(_look(line))
         if abs(height - b) > 2 or x.stop - a > 2:
-            far = " far" * (x.stop - a > 2)  # dotted, or it would look like a part of the line
-            yield f'<path class="lead{far}" d="M{a + 4:g} {b}L{at - 2:g} {height}"/>'
-        yield f'<path class="line s{number}" d="M{at:g} {height}h{KEY}"/>'
+            yield f'<path class="pale" d="M{a + 4:g} {b}L{at - 2:g} {height:g}"/>'
+        yield _drawn(line, f"M{at:g} {height:g}h{KEY}")
         yield f'<text x="{at + KEY + 6:g}" y="{height + 5:g}">{escape(line.label)}</text>'
 
 
-def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return positions at least `gap` apart, in the same order and near to `positions`.
+def spread(positions: Sequence[float], gap: float, high: float) -> list[float]:
+    """Return positions at least `gap` apart and at most `high`, in the same order.
 
-    The sum of the squared moves is minimal, unless a position is below `low` or above `high`. Such
-    positions are moved to the limit; if there is no room for all, some stay below `low`.
+    Each moves down as far as those above it demand, and up as far as `high` demands.
     """
-    order = sorted(range(len(positions)), key=positions.__getitem__)
-    groups: list[tuple[float, int]] = []  # the mean place less the gaps before it, and how many
-    for rank, n in enumerate(order):
-        place, count = positions[n] - rank * gap, 1
-        while groups and groups[-1][0] > place:
-            before, many = groups.pop()
-            place = (before * many + place * count) / (many + count)
-            count += many
-        groups.append((place, count))
-    last = high - gap * (len(positions) - 1)
-    flat = [min(max(place, low), last) for place, count in groups for _ in range(count)]
-    placed = [0.0] * len(positions)
-    for rank, n in enumerate(order):
-        placed[n] = round(flat[rank] + rank * gap, 1)
+    placed = list(positions)
+    order = sorted(range(len(placed)), key=placed.__getitem__)
+    for before, here in pairwise(order):
+        placed[here] = max(placed[here], placed[before] + gap)
+    for here in reversed(order):
+        placed[here] = min(placed[here], high)
+        high = placed[here] - gap
     return placed

@@ -6,7 +6,7 @@ PATH is a checkout of the public fork, over which this project's kernels are lai
 fresh processes time the tree in turn by the referee's clock, by validator_loop.py, and by the
 referee's clock with a cheat in the layer. Then one process proves its speed many times in a row,
 each time with other weights and inputs. The exit status is 1 if a limit is missed. This takes about
-ten minutes on an H200; `--lengths`, `--repeats` and `--without` make it shorter.
+ten minutes on an H200.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from harness.measuring.runner import MeasurementError, Options, probe
 
 FAILS = True
 LENGTHS = {"cuda": (512, 16_384, 100_000, 1_000_000), "cpu": (512, 2048)}
+RUNS, REPEATS = 5, 100
+"""Processes of each kind at a length; most proofs in one process."""
 EXACT = (16_384, 100_000, 1_000_000)
 """Lengths at which both clocks must agree within 1%."""
 
@@ -46,7 +48,7 @@ QuasarAttention.forward = forward
 """Code appended to the layer's file: it rounds the input before the clock starts."""
 
 
-def repeat(tree: str, tokens: int, device: str, times: int) -> Entry:
+def repeat(tree: Path, tokens: int, device: str, times: int) -> Entry:
     """Prove the speed of a tree many times in this process."""
     from harness.worker.referee import fork_subject
 
@@ -58,7 +60,7 @@ def repeat(tree: str, tokens: int, device: str, times: int) -> Entry:
 
     place = torch.device(device)
     link = time_link(tokens, place)
-    subject.ask("load", tree=tree)
+    subject.ask("load", tree=str(tree))
     subject.ask("use", device=device, single=False)
     seconds, refused, verifying = [], [], 0.0
     for _ in range(times):
@@ -86,10 +88,10 @@ def repeat(tree: str, tokens: int, device: str, times: int) -> Entry:
     )
 
 
-def agreement(trees: Mapping[str, Path], tokens: int, device: str, runs: int) -> Iterator[Entry]:
+def agreement(trees: Mapping[str, Path], tokens: int, device: str) -> Iterator[Entry]:
     """Time a tree in fresh processes, by both clocks alternately; return speeds in tokens/s."""
     results: dict[str, list[float]] = {"loop": [], **{name: [] for name in trees}}
-    for _ in range(runs):
+    for _ in range(RUNS):
         results["loop"] += [
             speed for _, speed in validator_runs(trees["proof"], [tokens], device, 1)
         ]
@@ -113,13 +115,7 @@ def agreement(trees: Mapping[str, Path], tokens: int, device: str, runs: int) ->
             )
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
-    commands.fork_option(parser)
-    parser.add_argument("--runs", type=int, default=5, help="processes of each kind at a length")
-    parser.add_argument("--repeats", type=int, default=100, help="proofs in one process")
-    parser.add_argument("--lengths", type=int, nargs="*", help="in tokens")
-    commands.without_option(parser, [ROUNDED])
+options = commands.fork_option
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
@@ -134,12 +130,10 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         with (cheat / "fla/layers/quasar.py").open("a") as file:
             file.write(CHEAT)
         trees = {"proof": tree, ROUNDED: cheat}
-        trees = {name: one for name, one in trees.items() if name not in args.without}
-        for tokens in args.lengths or LENGTHS[machine.device]:
-            run = run.adding(*agreement(trees, tokens, machine.device, args.runs))
-            times = max(1, min(args.repeats, 20_000_000 // tokens))
-            repeated = processes.call(repeat, tree, tokens, machine.device, times)
-            run = run.adding(Entry.model_validate(repeated))
+        for tokens in LENGTHS[machine.device]:
+            run = run.adding(*agreement(trees, tokens, machine.device))
+            times = min(REPEATS, 20_000_000 // tokens)
+            run = run.adding(processes.call(repeat, tree, tokens, machine.device, times))
             yield run
 
 

@@ -1,6 +1,6 @@
 """The delta rule, with a decay and without: this project's functions, fla's and other libraries'.
 
-    python -m benchmarks delta_rule --out benchmarks/h200/delta-rule.json [--without NAME]
+    python -m benchmarks delta_rule --out benchmarks/h200/delta-rule.json
 
 The case times the forward pass, forward and backward, and decoding, and compares outputs and
 gradients with float64. `cuda` and `triton` are quasar_kernels.delta_rule with QUASAR_BACKEND of
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module, metadata
@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.cases.delta_rule_libraries import LIBRARIES, versions
-from benchmarks.engine import clocks, commands, comparison
+from benchmarks.engine import clocks, comparison
 from benchmarks.engine.comparison import WAYS, Comparison, Function, Inputs, Shape, Way
 from benchmarks.engine.limits import COPY_SHARE, GRADIENT_ERROR, OUTPUT_ERROR, Criterion
-from benchmarks.engine.results import Row, Run, start
+from benchmarks.engine.results import Entry, Row, Run, start
 from quasar_kernels.delta_reference import delta_chunked
 from quasar_kernels.mount import mount
 
@@ -74,19 +74,14 @@ MOST_MS: dict[tuple[Rule, Way, Shape], float] = {
 }
 """Longest accepted time of CUDA's forward pass from rest, as a validator times a layer."""
 
-PROTOCOL = """\
+PROTOCOL = f"""\
 bf16, q and k of unit length, decays as a Gated DeltaNet layer with default weights makes them. \
-Triton and CUDA: quasar_kernels.delta_rule with QUASAR_BACKEND of that name; fla: the function of \
-the same name and arguments in flash-linear-attention, its own even where FlashQLA is installed; \
-FlashQLA, FlashInfer: their gated delta rule for heads of 128, FlashInfer's forward alone, the \
-decays' exponentials that it takes computed in the call. Outputs are compared with the float64 \
-chunk form (the first sequence of a batch), gradients over the first 4,096 tokens of a sequence \
-with float64 autograd. The GPU is warmed with matrix products first, and each call runs for 0.2 s \
-before it is timed. Graph: median of 11 runs of CUDA-graph replays without a gap; from rest: 0.3 s \
-without work, three replays, then ten that are timed, as validators time a layer, median of 5; \
-eager: the host's clock between synchronizes around calls in a row. Decoding: one token, eight \
-heads, many states taken in turn so that the L2 cache does not serve them, ours in place; the copy \
-is of such states, also in turn."""
+fla: the function of the same name and arguments, its own even where FlashQLA is installed; \
+FlashQLA, FlashInfer: their gated delta rule for heads of 128, FlashInfer's forward alone and with \
+its decays' exponentials. Outputs are compared with the float64 chunk form (the first sequence of \
+a batch), gradients over the first 4,096 tokens of a sequence with float64 autograd. \
+{clocks.CLOCKS} {clocks.RESTED} Decoding: one token, eight heads, many states in turn, so that the \
+L2 cache does not serve them, ours in place; the copy is of such states."""
 
 
 def draw(rule: Rule, shape: Shape, device: str = "cuda") -> Inputs:
@@ -177,25 +172,19 @@ def comparison_of(rule: Rule, tokens: int) -> Comparison:
     return Comparison(partial(selected, rule), exact, checked)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
-    commands.without_option(parser, NAMES)
-
-
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Measure all calls; yield the results so far after each."""
     mount()
     torch.manual_seed(0)
-    names = [name for name in NAMES if name not in args.without]
-    installed, missing = versions(names)
-    names = [name for name in names if name not in missing]
+    installed, missing = versions()
+    names = [name for name in NAMES if name not in missing]
     others = {"fla-core": metadata.version("fla-core"), **installed}
     run = start("delta_rule", PROTOCOL, args.commit, versions=others).adding(
         **{f"{name} is missing": why for name, why in missing.items()}
     )
     with torch.no_grad():
         clocks.soak(2)
-        run = run.adding(*decoding(names))
+        run = run.adding(*decoding())
         for rule, way, shape in CALLS:
             x = draw(rule, shape)
             able = [name for name in names if takes(name, rule, way, shape)]
@@ -213,7 +202,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
             yield run
 
 
-def decoding(names: Collection[str]) -> Iterator[Any]:
+def decoding() -> Iterator[Entry]:
     """Time one token by Triton, which decoding uses, and by fla."""
     for rule in RULES:
         for width in WIDTHS:
@@ -223,7 +212,7 @@ def decoding(names: Collection[str]) -> Iterator[Any]:
                 of = {"rule": rule, "batch": batch, "width": width}
                 with ExitStack() as kernels:
                     steps = {}
-                    for name in [one for one in ("triton", FLA) if one in names]:
+                    for name in ("triton", FLA):
                         chosen = function_of(name, rule, "fused_recurrent")
                         steps[name] = partial(step, name, kernels.enter_context(chosen))
                     yield from comparison.decoding(of, x, state, steps)

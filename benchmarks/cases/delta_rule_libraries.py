@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module, metadata
 from typing import Any, NamedTuple
@@ -49,17 +49,17 @@ LIBRARIES = {
 }
 
 
-def versions(names: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Import the libraries among these names.
+def versions() -> tuple[dict[str, str], dict[str, str]]:
+    """Import the libraries.
 
     Returns:
         the versions of usable libraries, and the reasons against the others.
     """
     installed, missing = {}, {}
-    for name in (name for name in LIBRARIES if name in names):
+    for name, library in LIBRARIES.items():
         try:
-            LIBRARIES[name].make()
-            installed[name] = metadata.version(LIBRARIES[name].distribution)
+            library.make()
+            installed[name] = metadata.version(library.distribution)
         except Exception as error:  # FlashQLA's import raises three kinds without its GPU
             missing[name] = f"{type(error).__name__}: {error}"
     return installed, missing

@@ -1,6 +1,6 @@
 """The tests of tests/gpu on this machine, several files at a time, with their outcome as data.
 
-    python -m benchmarks gpu_tests --out benchmarks/h200/gpu-tests.json [--only test_chunk ...]
+    python -m benchmarks gpu_tests --out benchmarks/h200/gpu-tests.json
 
 Each file runs in its own process, which needs pytest without plugins. Files that measure the GPU's
 memory run alone, after the others. A failure is printed and sets the exit status. The results are
@@ -57,16 +57,10 @@ def count(report: Path) -> tuple[dict[str, int], str]:
     return {"passed": passed, "failed": len(failed), "skipped": skipped}, ", ".join(failed)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
-    parser.add_argument("--only", nargs="+", default=[], help="names of files, without .py")
-
-
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Run all files, or the named ones; half as many at once as there are cores."""
+    """Run all files, half as many at once as there are cores."""
     paths = sorted(TESTS.rglob("test_*.py"))
-    wanted = [path for path in paths if not args.only or path.stem in args.only]
-    together = [path for path in wanted if path.stem not in ALONE]
+    together = [path for path in paths if path.stem not in ALONE]
     entries: list[Entry] = []
 
     def added(entry: Entry) -> Run:
@@ -80,7 +74,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
         for done in as_completed([pool.submit(run_file, path) for path in together]):
             yield added(done.result())
-    for path in wanted:
+    for path in paths:
         if path not in together:
             yield added(run_file(path))
 

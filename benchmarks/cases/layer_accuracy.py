@@ -130,9 +130,9 @@ def check_exchange(layer_class: type, fork: Path, folder: Path) -> Entry:
     return Entry(table="exchange", of={"tokens": EXCHANGE_TOKENS}, errors=errors)
 
 
-def answer_as_public(tree: str, sent: str, received: str) -> None:
+def answer_as_public(tree: Path, sent: Path, received: Path) -> None:
     """Run the public layer: save its initial weights, and its output with the weights in `sent`."""
-    layer = new(load_tree(Path(tree)).layer_class)
+    layer = new(load_tree(tree).layer_class)
     weights = {name: value.clone() for name, value in layer.state_dict().items()}
     message = torch.load(sent, map_location=DEVICE)
     layer.load_state_dict(message["weights"], strict=True)

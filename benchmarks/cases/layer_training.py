@@ -13,6 +13,7 @@ import argparse
 import tempfile
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,13 +67,11 @@ CHECKED_TOKENS = 2500
 
 PROTOCOL = """\
 A step is the layer's forward and backward pass under bf16 autocast, with gradients of the input, \
-which is fp32, and of all parameters; gradients are set to None before it. Times are medians of \
-11 runs of steps in a row, a tenth of a second each, by the host's clock between synchronizes, \
-after the same for 0.2 s. Memory is the peak of what is allocated during a step, parameters and \
-input included, and the memory of CUDA graphs, which all layers of a model share; without \
-the workspaces of cuBLAS, 32 MiB once a process for each thread and stream that multiplies. The \
-baseline is the public fork's layer over flash-linear-attention's `chunk_delta_rule`; both run on \
-one machine, one after the other."""
+which is fp32, and of all parameters. Times are medians of 11 runs of steps in a row, a tenth of a \
+second each, by the host's clock between synchronizes, after 0.2 s of the same. Memory is the peak \
+of what is allocated during a step, parameters, input and CUDA graphs included; without the \
+workspaces of cuBLAS, 32 MiB once a process for each thread and stream that multiplies. The \
+baseline is the public fork's layer over fla's `chunk_delta_rule`."""
 
 
 def new(layer_class: type, shape: Shape) -> Any:
@@ -121,9 +120,9 @@ def worst_gradient(layer: Any, shape: Shape) -> Entry:
     return Entry(table="gradients", of=few._asdict(), by="ours", errors={name: errors[name]})
 
 
-def implementation(name: str, tree: str) -> Iterator[Entry]:
+def implementation(name: str, tree: Path) -> Iterator[Entry]:
     """Measure one implementation in this process."""
-    layer_class = load_tree(Path(tree)).layer_class
+    layer_class = load_tree(tree).layer_class
     checked = set()
     clocks.soak(1)
     for shape in SHAPES:
@@ -142,13 +141,14 @@ options = commands.fork_option
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Measure both implementations; yield the run so far after each entry."""
-    run = Run.model_validate(processes.call(start, "layer_training", PROTOCOL, args.commit))
+    run: Run = processes.call(start, "layer_training", PROTOCOL, args.commit)
     with tempfile.TemporaryDirectory() as folder:
-        for name, kind in IMPLEMENTATIONS.items():
-            tree = make_tree(args.fork, Path(folder).resolve() / name, TREES[kind])
-            for one in processes.stream(implementation, name, tree):
-                run = run.adding(Entry.model_validate(one))
-                yield run
+        trees = {
+            name: make_tree(args.fork, Path(folder).resolve() / name, TREES[kind])
+            for name, kind in IMPLEMENTATIONS.items()
+        }
+        streams = (processes.stream(implementation, *each) for each in trees.items())
+        yield from run.growing(chain.from_iterable(streams))
 
 
 def memory(row: Row, name: str) -> float:

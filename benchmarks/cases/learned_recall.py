@@ -28,10 +28,10 @@ SMALL_TASK = Task(vocabulary=24, tokens=32, pairs=4, batch=16)
 """The task of a trial on a CPU."""
 
 PROTOCOL = """\
-Multi-query associative recall as in the case recall, bf16 autocast. Each model has two \
-hybrid blocks of the same width and fuses its branches by channel gains. The inner width of its \
-MLP is chosen so that all models have as many parameters as a model with all branches and an MLP \
-as wide as the model. Seeds change the initial weights; all models see the same batches."""
+Multi-query associative recall as in the case recall, bf16 autocast. Each model has two hybrid \
+blocks of the same width and fuses its branches by channel gains. The inner width of its MLP is \
+chosen so that all models have as many parameters as a model with all branches and an MLP as wide \
+as the model. Seeds change the initial weights; all models see the same batches."""
 
 
 def trained(device: str, task: Task, recipe: Recipe, mixers: tuple[str, ...], seed: int) -> Entry:

@@ -30,24 +30,20 @@ LIMIT, GRACE = 3600.0, 15.0
 PACKAGES = ("fla-core", "mamba_ssm")
 
 PROTOCOL = """\
-bf16, one sequence, 8 heads of 64 channels (Mamba-2: values of 64 and a state of 64, B and C \
-shared by the heads), log decays and step sizes in fp32, inputs as a fresh layer of each \
-mechanism makes them. quasar_kernels: this project's; fla-core: flash-linear-attention's \
-functions of these names, Mamba-2 by its simple GLA; token by token: the definition in fp32, \
-up to 1,024 tokens; softmax: torch's \
-scaled_dot_product_attention on the flash kernels, causal. Hybrid block: RWKV-6, Mamba-2 and \
-Quasar side by side over 512 channels with norms, fusion and MLP, fp32 weights under bf16 \
-autocast. Each call is first compared with float64 over its first 1,024 tokens, gradients of all \
-inputs included, and with an error over 0.1 it is not timed. Graph: median of 5 runs of \
-CUDA-graph replays without a gap; calls of over 15 ms and packed ones (which read their bounds on \
-the host) by CUDA events around calls in a row, median of 5; at the packed length others are \
-timed so, too. Packed: 13 sequences of 131 to 16,383 tokens in one row. Decoding: one token of 64 \
-sequences, states taken in turn so that the L2 cache does not serve them; softmax attends to \
-4,096 cached tokens. Memory: the most that was allocated during a call, inputs included. Bound: \
-inputs and states read once and results written once at the speed of a large copy (backward: \
-inputs read again), or softmax's and the block's products at the speed of a large bf16 product, \
-whichever takes longer. Each implementation runs in a fresh process, one after the other. Calls \
-that would take over a second are omitted."""
+bf16, one sequence, 8 heads of 64 channels (Mamba-2: a state of 64, B and C shared by the heads), \
+log decays and step sizes in fp32, inputs as a fresh layer of each mechanism makes them. fla-core: \
+its functions of these names, Mamba-2 by its simple GLA; token by token: the definition in fp32; \
+softmax: torch's flash kernels, causal. Hybrid block: RWKV-6, Mamba-2 and Quasar side by side over \
+512 channels with norms, fusion and MLP, fp32 weights under bf16 autocast. Each call is compared \
+with float64 over its first 1,024 tokens, and with an error over 0.1 it is not timed. Graph: \
+median of 5 runs of CUDA-graph replays without a gap; calls of over 15 ms and packed ones by CUDA \
+events around calls in a row, median of 5. Packed: 13 sequences of 131 to 16,383 tokens in one \
+row. Decoding: one token of 64 sequences, states in turn so that the L2 cache does not serve them; \
+softmax attends to 4,096 cached tokens. Memory: the most that was allocated during a call, inputs \
+included. Bound: inputs and states read once and results written once at the speed of a large copy \
+(backward: inputs read again), or softmax's and the block's products at the speed of a large \
+product, whichever takes longer. Each implementation runs in a fresh process. Calls that would \
+take over a second are omitted."""
 
 
 def machine(device: str, commit: str | None) -> Run:
@@ -97,7 +93,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Measure one implementation after the other; yield the run so far after each entry."""
     began = time.time()
     until = began + args.limit
-    run = Run.model_validate(processes.call(machine, args.device, args.commit))
+    run: Run = processes.call(machine, args.device, args.commit)
     run = run.adding(limit_seconds=args.limit)
     tokens = sorted(args.tokens)
     for name in (name for name in implementations() if name in args.only):
@@ -111,7 +107,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         )
         try:
             for one in results:
-                run = run.adding(Entry.model_validate(one), seconds=time.time() - began)
+                run = run.adding(one, seconds=time.time() - began)
                 yield run
         except processes.Lost as error:
             run = run.adding(Entry(table="calls", by=name, failure=str(error)))

@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -23,7 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.cases.operator import named, selected
-from benchmarks.engine import clocks, commands, processes
+from benchmarks.engine import clocks, commands
 from benchmarks.engine.results import Entry, Run, start
 from harness.tuning.inputs import layer_like
 from harness.worker.subject.timing import recording
@@ -65,19 +63,19 @@ profiled. Copy: 1 GiB on the device, both directions counted; products: of 8192 
 both by CUDA-graph replays at the clocks of sustained work."""
 
 
-def operator_call(tokens: int) -> tuple[Callable[[], object], int]:
-    """Return a call of the operator, and the bytes of q, k, v and o."""
+def operator_call(tokens: int) -> Callable[[], object]:
+    """Return a call of the operator."""
     x = named(layer_like(tokens))
 
     def call() -> None:
         with torch.no_grad(), selected("cuda") as run:
             run(x)
 
-    return call, 4 * x["q"].numel() * x["q"].element_size()
+    return call
 
 
-def layer_call(tokens: int) -> tuple[Callable[[], object], int]:
-    """Return a forward pass of the layer, and the bytes of its input and output."""
+def layer_call(tokens: int) -> Callable[[], object]:
+    """Return a forward pass of the layer."""
     from fla.layers.quasar import QuasarAttention
 
     layer = QuasarAttention(**WORKLOAD.layer_arguments()).cuda()
@@ -87,17 +85,22 @@ def layer_call(tokens: int) -> tuple[Callable[[], object], int]:
         with recording(x.device):
             layer(x)
 
-    return call, (4 + 2) * x.numel()
+    return call
 
 
 CALLS = {"operator": operator_call, "layer": layer_call}
+LEAST_BYTES = {
+    "operator": 4 * 2 * WORKLOAD.num_heads * WORKLOAD.head_dim,
+    "layer": (4 + 2) * WORKLOAD.hidden_size,
+}
+"""Bytes per token that must be moved: q, k, v and o; the layer's input and output."""
 
 
 def run_call(name: str, tokens: int) -> None:
-    """Run a call three times, then once under the profiler; print the bytes that it must move."""
+    """Run a call three times, then once under the profiler."""
     mount()
     torch.manual_seed(0)
-    call, least_bytes = CALLS[name](tokens)
+    call = CALLS[name](tokens)
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -105,7 +108,6 @@ def run_call(name: str, tokens: int) -> None:
     call()
     torch.cuda.synchronize()
     torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
-    print(f"least bytes: {least_bytes}")
 
 
 def profile_call(name: str, tokens: int) -> Iterator[Entry]:
@@ -115,25 +117,16 @@ def profile_call(name: str, tokens: int) -> Iterator[Entry]:
         SystemExit: ncu failed; the message has its output.
         ValueError: as `parse`.
     """
+    call = commands.python("benchmarks.cases.nsight", name, tokens)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "ncu.csv")
-        done = subprocess.run(
-            [
-                *shlex.split(NCU),
-                f"--metrics={','.join(METRICS)}",
-                f"--log-file={log}",
-                *processes.command(run_call, name, tokens),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [*NCU.split(), f"--metrics={','.join(METRICS)}", f"--log-file={log}", *call]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         text = log.read_text() if log.exists() else ""
-    match = re.search(r"^least bytes: (\d+)$", done.stdout, re.MULTILINE)
-    if done.returncode or match is None:
+    if done.returncode:
         sys.exit(f"ncu ended with status {done.returncode}:\n{text[-2000:]}\n{done.stderr[-2000:]}")
     of = {"call": name, "tokens": tokens}
-    yield Entry(table="calls", of=of, figures={"least_bytes": int(match[1])})
+    yield Entry(table="calls", of=of, figures={"least_bytes": LEAST_BYTES[name] * tokens})
     for place, kernel in enumerate(parse(text)):
         yield kernel.model_copy(update={"of": {**of, "place": place}})
 
@@ -207,3 +200,7 @@ def products_ms(run: Run, kernel: Entry) -> float:
 def floor_ms(run: Run, kernel: Entry) -> float:
     """Return the least milliseconds for a kernel's bytes and products, which may overlap."""
     return max(bytes_ms(run, kernel.figures["dram_bytes"]), products_ms(run, kernel))
+
+
+if __name__ == "__main__":
+    run_call(sys.argv[1], int(sys.argv[2]))

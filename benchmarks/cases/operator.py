@@ -1,6 +1,6 @@
 """The operator's forward pass and decoding: this project's and the baseline's.
 
-    python -m benchmarks operator --out benchmarks/h200/operator.json [--without cuda]
+    python -m benchmarks operator --out benchmarks/h200/operator.json [--quick]
 
 The case measures speed, accuracy against float64, the gain of stopping early, memory, decoding and
 the first call with empty kernel caches. `triton` and `cuda` are this project's operator with
@@ -25,7 +25,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.engine import clocks, commands, comparison, processes
+from benchmarks.engine import clocks, comparison, processes
 from benchmarks.engine.clocks import free, graph_ms, rested_ms
 from benchmarks.engine.comparison import Function, Inputs, Step, timing
 from benchmarks.engine.limits import COPY_SHARE, Criterion
@@ -60,21 +60,15 @@ SEARCH_COST = 1.05
 MEMORY_TIMES_OUTPUT = 1.2
 FIRST_CALL_SECONDS = 8.0
 
-PROTOCOL = """\
+PROTOCOL = f"""\
 B = 1, H = 8, S = 64, bf16, inputs as a layer with default weights makes them. Triton and CUDA: \
-chunk_quasar without gradients, step size included, with QUASAR_BACKEND of that name. Baseline: \
-chunk_delta_rule with scale 1 and the step size computed by torch, which is timed too. Each \
-output is compared with the float64 chunk form before it is timed. The GPU is warmed with matrix \
-products first, and each call runs for 0.2 s before it is timed, so that the clocks are those of \
-sustained work. Graph: median of 11 runs of CUDA-graph replays without a gap; from rest: 0.3 s \
-without work, three replays, then ten that are timed, as validators time a layer, median of 5; \
-eager: the host's clock between synchronizes around calls in a row. Forgetting: CUDA alone; \
-keys are noise in all directions, beta is 1, and 0.001 in slow heads. Decoding: one token, many \
-states taken in turn so that the L2 cache does not serve them, ours updated in place; the baseline \
-is given its step size and writes a new state into storage that its allocator uses again; the copy \
-is of such states, also in turn, the faster of the driver's and of an elementwise kernel. First \
-call: 100,000 tokens, a fresh process, empty caches; CUDA's with an empty PATH, so without any \
-compiler but torch's own."""
+chunk_quasar without gradients. Baseline: chunk_delta_rule with scale 1, the step size by torch. \
+Each output is compared with the float64 chunk form before it is timed. {clocks.CLOCKS} \
+{clocks.RESTED} Forgetting: CUDA alone; keys are noise in all directions, beta is 1, and 0.001 in \
+slow heads. Decoding: many states in turn, so that the L2 cache does not serve them, ours updated \
+in place; the baseline is given its step size and writes a new state; the copy is the faster of \
+the driver's and of an elementwise kernel. First call: 100,000 tokens, a fresh process, empty \
+caches; CUDA's without any compiler but torch's own."""
 
 
 def named(inputs: made.Inputs) -> Inputs:
@@ -211,7 +205,7 @@ def first_call(name: str) -> dict[str, float]:
 
 def cold_first_call(name: str, caches: Path) -> Entry:
     """Run `first_call` in a fresh process whose caches are below an empty folder."""
-    environ = os.environ | cache_environment(caches)
+    environ = cache_environment(caches)
     if name == "cuda":  # Triton needs a C compiler; NVRTC must work without one
         environ["PATH"] = str(caches)
     result = processes.call(first_call, name, environ=environ)
@@ -226,19 +220,12 @@ def cache_environment(folder: Path) -> dict[str, str]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add this case's options."""
-    commands.without_option(parser, NAMES[1:])
-    parser.add_argument(
-        "--quick",
-        dest="without",
-        action="append_const",
-        const=BASELINE,
-        help=f"the same as --without {BASELINE}",
-    )
+    parser.add_argument("--quick", action="store_true", help="omit the baseline")
 
 
-def chosen(args: argparse.Namespace) -> list[str]:
+def chosen(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the names of the implementations that are measured."""
-    return [name for name in NAMES if name not in args.without]
+    return OURS if args.quick else NAMES
 
 
 def baseline_version(names: Sequence[str]) -> dict[str, str]:
@@ -266,8 +253,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
                 run = run.adding(*measure_length(tokens, names))
                 free()
                 yield run
-            if "cuda" in names:
-                yield run.adding(*measure_forgetting())
+            yield run.adding(*measure_forgetting())
 
 
 def limits(run: Run) -> Iterator[Criterion]:

@@ -3,7 +3,7 @@
     python -m benchmarks operator_training --out benchmarks/h200/operator_training.json
 
 The case measures speed, and the gradients' accuracy against float64. The implementations are those
-of the case `operator`; --without omits one, --quick omits the baseline.
+of the case `operator`; --quick omits the baseline.
 """
 
 from __future__ import annotations
@@ -51,13 +51,10 @@ Triton is used where CUDA cannot be. It is slower than the baseline at one shape
 of 128.
 """
 
-PROTOCOL = """\
+PROTOCOL = f"""\
 bf16, inputs as a layer with default weights makes them; the output's gradient is noise. Triton \
-and CUDA: chunk_quasar and its backward pass with QUASAR_BACKEND of that name, step size included, \
-gradients of q, k, v and beta. Baseline: chunk_delta_rule with scale 1, the step size and its \
-gradient by torch. The GPU is warmed with matrix products first, and each call runs for 0.2 s \
-before it is timed. Graph: median of 11 runs of CUDA-graph replays without a gap; eager: the \
-host's clock between synchronizes around calls in a row. Gradients are compared with float64 \
+and CUDA: chunk_quasar with gradients of q, k, v and beta. Baseline: chunk_delta_rule with scale \
+1, the step size and its gradient by torch. {clocks.CLOCKS} Gradients are compared with float64 \
 autograd."""
 
 options = operator.options

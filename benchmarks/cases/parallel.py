@@ -14,8 +14,8 @@ import argparse
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from importlib import metadata
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -42,7 +42,8 @@ STRAINED = (
 )
 """The comparisons: the number of tokens over all ranks, and the kind of inputs."""
 REPEATS = 7
-PARTS = ("operator", "equality", "terms", "layer", "long", "fla")
+LONG = 8 << 20
+"""Tokens of a GPU in the longest call."""
 
 ALIKE = {"forward_ms": 1.10, "training_ms": 1.12}
 """Longest accepted time of two GPUs with a million tokens each, over one GPU's for its million."""
@@ -57,12 +58,6 @@ the same number of calls in a row (operator 32, layer and gated rule 8) by event
 after a barrier; the slowest rank counts; median of 7. One GPU: the same call without a context, \
 on every GPU at once. Training is the forward and the backward pass, gradients of all inputs. \
 Errors compare the outputs of all ranks with one GPU's, and with float64."""
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that select parts and the tokens of the longest call."""
-    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
-    parser.add_argument("--long", type=int, default=8 << 20, help="tokens a GPU of part long")
 
 
 def events_ms(call: Callable[[], object], times: int = 1) -> float:
@@ -258,42 +253,19 @@ def layer_calls(tokens: int, context: Any) -> Mapping[str, Callable[[], Any]]:
 
 
 def measure_layer() -> Iterator[Entry]:
-    """Time the layer on one GPU and on all, and compare its results."""
-    from fla.layers.quasar import QuasarAttention
-
-    world, rank = dist.get_world_size(), dist.get_rank()
+    """Time the layer on one GPU and on all."""
     yield from times(
         "layer", lambda n, alone: layer_calls(n, None if alone else context_of(n, 4)), 8
     )
-    torch.manual_seed(3)
-    layer = QuasarAttention(512, head_dim=64, num_heads=8).cuda()
-    x, dy = torch.randn(2, 1, CHECKED, 512, device="cuda").unbind()
-    share = CHECKED // world
-    at = slice(rank * share, (rank + 1) * share)
-    results = []
-    for inputs, context in ((x, None), (x[:, at].contiguous(), context_of(share, 4))):
-        leaf = inputs.clone().requires_grad_()
-        with torch.autocast("cuda", torch.bfloat16):
-            y = layer(leaf, cp_context=context)[0]
-        incoming = (dy if context is None else dy[:, at]).to(y.dtype)
-        grads = torch.autograd.grad(y, [leaf, *layer.parameters()], incoming)
-        results.append((y.detach(), *grads))
-    (y, dx, *whole), (own_y, own_dx, *own) = results
-    errors = {"y": relative_rms(own_y, y[:, at]), "dx": relative_rms(own_dx, dx[:, at])}
-    for (name, _), a, b in zip(layer.named_parameters(), own, whole, strict=True):
-        dist.all_reduce(a)
-        errors[name] = relative_rms(a, b)
-    of = {"tokens": CHECKED}
-    yield Entry(table="layer equality", of=of, by="cuda", errors=errors)
 
 
-def measure_long(tokens: int) -> Iterator[Entry]:
+def measure_long() -> Iterator[Entry]:
     """Measure time and memory of one training step of the layer with very many tokens on each GPU.
 
     Before that, one GPU alone computes a step with half as many tokens.
     """
     world = dist.get_world_size()
-    for own, gpus in ((tokens // 2, 1), (tokens, world)):
+    for own, gpus in ((LONG // 2, 1), (LONG, world)):
         context = context_of(own, 4) if gpus == world else None
         call = layer_calls(own, context)["training"]
         for _ in range(2):  # the second allocates no memory
@@ -337,12 +309,14 @@ def measure_fla() -> Iterator[Entry]:
                     yield Entry(table="gated", of=of, by=by, figures=figures)
 
 
-MEASURES: dict[str, Callable[[], Iterator[Entry]]] = {
-    "equality": measure_equality,
-    "operator": measure_operator,
-    "layer": measure_layer,
-    "terms": measure_terms,
-}
+PARTS = (
+    measure_equality,
+    measure_operator,
+    measure_layer,
+    measure_terms,
+    measure_long,
+    measure_fla,  # last, as Triton compiles many variants of its kernels first
+)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
@@ -357,13 +331,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     )
     run = run.adding(gpus=dist.get_world_size())
     soak(0.5)
-    # fla last, as Triton compiles many variants of its kernels first
-    parts = MEASURES | {"long": partial(measure_long, args.long), "fla": measure_fla}
-    for name, part in parts.items():
-        if name in args.only:
-            for entry in part():
-                run = run.adding(entry)
-                yield run
+    yield from run.growing(chain.from_iterable(part() for part in PARTS))
     dist.destroy_process_group()
 
 

@@ -74,17 +74,15 @@ SETTINGS = (
 """Each task with how its models are trained, and in which ways."""
 
 PROTOCOL = """\
-Multi-query associative recall after Zoology (arXiv 2312.04927): pairs of a key and a value stand \
-at a sequence's start, each key appears once more at a distance drawn from a power law of exponent \
--0.99, and noise fills the rest; keys, values and noise have a third of the vocabulary each, and \
-every batch is drawn newly. Two blocks of a QuasarAttention layer and an MLP, each after RMSNorm; \
-AdamW (weight decay 0.01), the rate rising over 50 steps and constant then. All begin with the \
-same weights and see the same batches, on several GPUs cut into equal parts. fp32 is the layer's \
-definition by torch operations, without this project's kernels and without tf32. A training ends \
-when 99.5% of 4 held-out batches are answered rightly; rounding alone moves the step at which a \
-model begins to recall by hundreds. Recall is the share of right \
-answers in 16 batches that are not trained on; a step's time is the median over runs of steps \
-between two evaluations, by the host's clock between synchronizes."""
+Multi-query associative recall after Zoology (arXiv 2312.04927): pairs of a key and a value, each \
+key once more at a distance drawn from a power law of exponent -0.99, and noise; every batch is \
+drawn newly. Two blocks of a QuasarAttention layer and an MLP, each after RMSNorm; AdamW (weight \
+decay 0.01), the rate rising over 50 steps and constant then. All begin with the same weights and \
+see the same batches, on several GPUs cut into equal parts. fp32 is the layer's definition by \
+torch, without tf32. A training ends when 99.5% of 4 held-out batches are answered rightly; \
+rounding alone moves the step at which a model begins to recall by hundreds. Recall is the share \
+of right answers in 16 held-out batches; a step's time is the median over runs of steps between \
+two evaluations."""
 
 
 def train(device: torch.device, way: str, task: Task, recipe: Recipe) -> Entry:

@@ -1,6 +1,6 @@
 """RWKV-6's operator: this project's kernels and fla's functions.
 
-    python -m benchmarks wkv6 --out benchmarks/h200/wkv6.json [--without NAME]
+    python -m benchmarks wkv6 --out benchmarks/h200/wkv6.json
 
 The case times the forward pass, and forward and backward, and compares outputs and gradients with
 float64. `triton` and `cuda` are quasar_kernels.blocks.wkv6; `chunk_rwkv6` and
@@ -17,7 +17,7 @@ from importlib import import_module, metadata
 
 import torch
 
-from benchmarks.engine import clocks, commands
+from benchmarks.engine import clocks
 from benchmarks.engine.comparison import WAYS, Comparison, Function, Inputs, Shape, shape_of
 from benchmarks.engine.limits import GRADIENT_ERROR, OUTPUT_ERROR, Criterion
 from benchmarks.engine.results import Run, start
@@ -36,14 +36,11 @@ RECURRENT_TOKENS = 16_384
 LEAD_AT, LEAD = Shape(1, 65_536, 8, 64), 1.5
 """Shape and least speed-up of Triton over fla's chunks, with graph replay."""
 
-PROTOCOL = """\
+PROTOCOL = f"""\
 One sequence, 8 heads of 64, r, k and v in bf16, log decays in fp32 as a fresh RWKV-6 layer has \
-them with noise of half a unit. Triton and CUDA C++: quasar_kernels.blocks; chunk_rwkv6 and \
-fused_recurrent_rwkv6: flash-linear-attention's. Outputs, and gradients of all five inputs, are \
-compared with float64 over the first 4,096 tokens. The GPU is warmed with matrix products first, \
-and each call runs for 0.2 s before it is timed. Graph: median of 11 runs of CUDA-graph replays \
-without a gap; eager: the host's clock between synchronizes around calls in a row. Memory: the \
-most that was allocated during a call, inputs included."""
+them with noise of half a unit. chunk_rwkv6 and fused_recurrent_rwkv6: fla's. Outputs, and \
+gradients of all five inputs, are compared with float64 over the first 4,096 tokens. \
+{clocks.CLOCKS} Memory: the most that was allocated during a call, inputs included."""
 
 
 def draw(shape: Shape, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Inputs:
@@ -82,18 +79,12 @@ def selected(name: str) -> Iterator[Function]:
 COMPARISON = Comparison(selected, exact, dict.fromkeys(WAYS, CHECKED_TOKENS), peak=True)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
-    commands.without_option(parser, NAMES)
-
-
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Run everything; yield the run so far after each call."""
     mount()
     torch.manual_seed(0)
     versions = {"fla-core": metadata.version("fla-core")}
     run = start("wkv6", PROTOCOL, args.commit, versions=versions)
-    names = [name for name in NAMES if name not in args.without]
     with torch.no_grad():
         clocks.soak(2)
         for way in WAYS:
@@ -101,7 +92,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
                 shape = Shape(1, tokens, HEADS, WIDTH)
                 x = draw(shape)
                 short = tokens <= RECURRENT_TOKENS
-                able = [name for name in names if short or name not in ("cuda", RECURRENT)]
+                able = [name for name in NAMES if short or name not in ("cuda", RECURRENT)]
                 of = {"way": way, **shape._asdict()}
                 run = run.adding(*COMPARISON.entries(of, x, torch.randn_like(x["v"]), able))
                 del x

@@ -66,11 +66,6 @@ def fork_option(parser: argparse.ArgumentParser, *, required: bool = True) -> No
     parser.add_argument("--fork", type=Path, required=required, help=help)
 
 
-def without_option(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """Add the option `--without`, which skips an implementation."""
-    parser.add_argument("--without", choices=names, action="append", default=[])
-
-
 def device_option(parser: argparse.ArgumentParser) -> None:
     """Add the option `--device`; `cpu` allows a trial without a GPU."""
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")

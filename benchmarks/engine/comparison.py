@@ -77,9 +77,11 @@ def gradients(
     return dict(zip(leaves, grads, strict=False))
 
 
-def results(function: Function, way: Way, x: Inputs, do: Tensor) -> dict[str, Tensor]:
-    """Return the results of a call by tensor: the output, or the gradients."""
-    return {"o": function(x)} if way == "forward" else gradients(function, x, do)
+def results(
+    function: Function, way: Way, x: Inputs, do: Tensor, parameters: Sequence[Tensor] = ()
+) -> dict[str, Tensor]:
+    """Return the results of a call by tensor: the output, or the gradients as `gradients`."""
+    return {"o": function(x)} if way == "forward" else gradients(function, x, do, parameters)
 
 
 def timing(call: Callable[[], object], rested: bool = False) -> dict[str, float]:

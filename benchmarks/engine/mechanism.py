@@ -5,9 +5,10 @@ Tensors of three or more dimensions are `[B, T, ...]`; the others are shared by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
-from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +16,12 @@ from torch import Tensor
 
 from benchmarks.engine.comparison import Inputs, Shape
 from benchmarks.engine.results import Entry
+from quasar_kernels.decay_reference import walked
 
 OURS, FLA, SEQUENTIAL = "quasar_kernels", "fla-core", "torch, token by token"
 """Sources of the implementations."""
 HEADS, WIDTH = 8, 64
+NONE: Mapping[str, Any] = MappingProxyType({})
 SEQUENTIAL_TOKENS = 1024
 """Longest call of implementations that launch several operations for each token."""
 SLOWEST, FASTEST = 1e-3, 1e-1
@@ -89,26 +92,64 @@ def packed(bounds: Bounds | None) -> dict[str, Tensor]:
     return {} if bounds is None else {"cu_seqlens": bounds.here, "cu_seqlens_cpu": bounds.host}
 
 
-def of_fla(name: str, **options: Any) -> dict[str, Any]:
-    """Return the calls of fla's functions of a mechanism, which take the inputs by name."""
-    chunk, recurrent = imported(f"fla.ops.{name}", f"chunk_{name}", f"fused_recurrent_{name}")
-    bound = options.pop("chunk_options", {})
-    return {
-        "chunks": lambda x, bounds: chunk(**x, **options, **bound, **packed(bounds))[0],
-        "step": lambda x, state: recurrent(
-            **x, **options, initial_state=state, output_final_state=True
-        )[0],
-    }
+def functions(
+    draw: Callable[[Shape, str], Inputs],
+    exact: Exact,
+    name: str,
+    module: str = "",
+    keep: str = "output_final_state",
+    chunk_options: Mapping[str, Any] = NONE,
+    **options: Any,
+) -> Callable[[str], Calls]:
+    """Return what makes the calls of two functions that take the inputs by name.
+
+    Args:
+        name: without `chunk_` and `fused_recurrent_`; also that of fla's module.
+        module: the functions' module, if it is not fla's.
+        keep: the option with which the second function returns the final state.
+        chunk_options, options: of the first function, and of both.
+    """
+
+    def make(device: str) -> Calls:
+        names = (f"chunk_{name}", f"fused_recurrent_{name}")
+        chunk, recurrent = imported(module or f"fla.ops.{name}", *names)
+
+        def chunks(x: Inputs, bounds: Bounds | None) -> Tensor:
+            o: Tensor = chunk(**x, **options, **chunk_options, **packed(bounds))[0]
+            return o
+
+        def step(x: Inputs, state: Tensor) -> Tensor:
+            o: Tensor = recurrent(**x, **options, initial_state=state, **{keep: True})[0]
+            return o
+
+        return calls(draw, exact, device, chunks=chunks, step=step)
+
+    return make
 
 
-def one_by_one(recur: Callable[[Inputs, Tensor | None], Tensor], like: str = "v") -> dict[str, Any]:
-    """Return the calls of a definition in fp32, token by token."""
+def one_by_one(
+    mechanism: str,
+    draw: Callable[[Shape, str], Inputs],
+    exact: Exact,
+    recurrence: Callable[..., Any],
+    like: str = "v",
+) -> Implementation:
+    """Return a definition in fp32, token by token."""
 
     def call(x: Inputs, state: Tensor | None) -> Tensor:
-        return recur({name: t.float() for name, t in x.items()}, state)
+        wide = {name: t.float() for name, t in x.items()}
+        o: Tensor = recurrence(**wide, initial_state=state, dtype=torch.float32)[0]
+        return o
 
     why = "one token after the other is timed over one sequence"
-    return {"chunks": lambda x, _: call(x, None), "step": call, "packs": why, "like": like}
+    how: dict[str, Any] = {
+        "chunks": lambda x, _: call(x, None),
+        "step": call,
+        "packs": why,
+        "like": like,
+    }
+    make = partial(calls, draw, exact, **how)
+    return Implementation(mechanism, SEQUENTIAL, make, longest=SEQUENTIAL_TOKENS)
 
 
 def noise(shape: Shape, device: str) -> Tensor:
@@ -136,17 +177,11 @@ def recurrence(  # its tensors
 
     All in the tensors' dtype, `[B, T, H, *]`.
     """
-    edges = [0, q.shape[1]] if bounds is None else bounds.tolist()
-    sequences = q.shape[0] if bounds is None else len(edges) - 1
-    start = q.new_zeros(sequences, *q.shape[2:], v.shape[-1])
-    start = start if state is None else state.to(q.dtype)
-    outputs, finals = [], []
-    for n, (first, last) in enumerate(pairwise(edges)):
-        S = start if bounds is None else start[n : n + 1]
-        for t in range(first, last):
-            removed = b[:, t, :, :, None] * (a[:, t, :, :, None] * S).sum(-2, keepdim=True)
-            written = k[:, t, :, :, None] * v[:, t, :, None]
-            S = g[:, t, :, :, None].exp() * S + written + removed
-            outputs.append((q[:, t, :, :, None] * S).sum(-2))
-        finals.append(S)
-    return torch.stack(outputs, 1), torch.cat(finals)
+
+    def step(n: int, S: Tensor) -> tuple[Tensor, Tensor]:
+        removed = b[:, n, :, :, None] * (a[:, n, :, :, None] * S).sum(-2, keepdim=True)
+        written = k[:, n, :, :, None] * v[:, n, :, None]
+        S = g[:, n, :, :, None].exp() * S + written + removed
+        return (q[:, n, :, :, None] * S).sum(-2), S
+
+    return walked(step, q.shape, v.shape[-1], state, bounds, q)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine import clocks
-from benchmarks.engine.comparison import WAYS, Inputs, Way, gradients, part, wide
+from benchmarks.engine.comparison import WAYS, Inputs, Way, part, results, wide
 from benchmarks.engine.mechanism import Bounds, Calls
 from benchmarks.engine.results import Entry
 from quasar_kernels.reference import relative_rms
@@ -62,33 +62,25 @@ class Work:
         self.d = torch.randn_like(self.x[calls.like])
         self._expected: dict[tuple[Way, int, bool], dict[str, Tensor]] = {}
 
-    def outputs(self, x: Inputs, bounds: Bounds | None = None) -> Tensor:
-        """Run a forward pass."""
-        with torch.no_grad():
-            return self.calls.chunks(x, bounds)
-
-    def gradients(self, x: Inputs, d: Tensor, bounds: Bounds | None = None) -> dict[str, Tensor]:
-        """Run forward and backward; return the gradients of the inputs, by name."""
+    def results(
+        self, way: Way, x: Inputs, d: Tensor, bounds: Bounds | None = None
+    ) -> dict[str, Tensor]:
+        """Run a call; return the output, or the gradients of the inputs, by name."""
         calls = self.calls
-        return gradients(lambda leaves: calls.chunks(leaves, bounds), x, d, calls.parameters)
+        with torch.no_grad():
+            return results(lambda y: calls.chunks(y, bounds), way, x, d, calls.parameters)
 
     def expected(self, way: Way, tokens: int, packed: bool) -> dict[str, Tensor]:
         """Return a call's float64 results over its first tokens, from their inputs only."""
         key = (way, tokens, packed)
         if key not in self._expected:
-            x, bounds = wide(part(self.x, tokens)), None
+            x, d, bounds = wide(part(self.x, tokens)), self.d[:, :tokens].double(), None
             if packed:
                 edges = packed_bounds(PACKED_TOKENS, "cpu").host
                 bounds = torch.cat([edges[edges < tokens], torch.tensor([tokens])])
-            with torch.set_grad_enabled(way != "forward"):
-                leaves = {name: t.requires_grad_(way != "forward") for name, t in x.items()}
-                o = self.calls.exact(leaves, None, bounds)[0]
-            if way == "forward":
-                self._expected[key] = {"o": o}
-            else:
-                d = self.d[:, :tokens].double()
-                grads = torch.autograd.grad(o, list(leaves.values()), d)
-                self._expected[key] = dict(zip(leaves, grads, strict=True))
+            with torch.no_grad():
+                found = results(lambda y: self.calls.exact(y, None, bounds)[0], way, x, d)
+            self._expected[key] = found
         return self._expected[key]
 
     def errors(self, way: Way, tokens: int, bounds: Bounds | None = None) -> dict[str, float]:
@@ -101,13 +93,10 @@ class Work:
         """
         clocks.poison()
         first = min(tokens, CHECKED_TOKENS)
-        x = part(self.x, tokens)
-        if way == "forward":
-            result = {"o": self.outputs(x, bounds)}
-        else:
-            d = self.d[:, :tokens].clone()
-            d[:, first:] = 0
-            result = self.gradients(x, d, bounds)
+        d = self.d[:, :tokens].clone()
+        d[:, first:] = 0
+        result = self.results(way, part(self.x, tokens), d, bounds)
+        del d
         return compared(part(result, first), self.expected(way, first, bounds is not None), result)
 
     def entry(self, way: Way, tokens: int, bounds: Bounds | None = None) -> Entry:
@@ -123,9 +112,8 @@ class Work:
         operations = self.calls.operations(lengths)
         read, returned = size(x) + sum(p.nbytes for p in self.calls.parameters), d.nbytes
         moved = read + returned
-        call: Callable[[], object] = partial(self.outputs, x, bounds)
+        call = partial(self.results, way, x, d, bounds)
         if way != "forward":
-            call = partial(self.gradients, x, d, bounds)
             moved += 2 * read + returned  # read again with the gradient, and gradients written
             operations *= 1 + self.calls.backward_operations
         ms, clock = timed(call, self.on_gpu, graphs=bounds is None)
@@ -140,14 +128,7 @@ class Work:
             "operations": operations,
         }
         of = call_of(way, tokens, packed=bounds is not None)
-        return Entry(
-            table="calls",
-            of=of,
-            by=self.name,
-            figures=figures,
-            errors=errors,
-            texts={"clock": clock},
-        )
+        return self._timed_entry(of, figures, errors, clock)
 
     def decoded(self, batch: int = DECODED_BATCH) -> Entry:
         """Compare one token with float64, and time it with alternating states."""
@@ -164,13 +145,15 @@ class Work:
             most = clocks.peak_bytes(turns[0]) + size(x) + state.nbytes
             ms, clock = timed(turns, self.on_gpu)
         moved = state.nbytes * (2 if self.calls.changes_state else 1) + size(x) + o.nbytes
+        figures = {"ms": ms, "peak_bytes": most, "moved_bytes": moved, "operations": 0}
+        return self._timed_entry(call_of("decoding", 1, batch), figures, errors, clock)
+
+    def _timed_entry(
+        self, of: dict[str, Any], figures: dict[str, float], errors: dict[str, float], clock: str
+    ) -> Entry:
+        texts = {"clock": clock}
         return Entry(
-            table="calls",
-            of=call_of("decoding", 1, batch),
-            by=self.name,
-            errors=errors,
-            figures={"ms": ms, "peak_bytes": most, "moved_bytes": moved, "operations": 0},
-            texts={"clock": clock},
+            table="calls", of=of, by=self.name, figures=figures, errors=errors, texts=texts
         )
 
 

@@ -1,37 +1,20 @@
-"""Functions in fresh processes, which send their results as lines of JSON."""
+"""Functions in fresh processes, which send their results through a pipe."""
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from importlib import import_module
+from multiprocessing.connection import Connection
 from typing import Any
-
-from pydantic import BaseModel
-
-from benchmarks.engine.results import ROOT
+from unittest.mock import patch
 
 
 class Lost(Exception):
     """A process ended before its function returned; the message gives the reason."""
-
-
-def command(function: Callable[..., Any], *arguments: Any, results: int = 1) -> list[str]:
-    """Return the command that calls a function of a module.
-
-    Args:
-        arguments: JSON values.
-        results: file descriptor for the returned or yielded values, one line for each.
-    """
-    name = f"{function.__module__}:{function.__qualname__}"
-    call = json.dumps([name, arguments, results], default=str)
-    return [sys.executable, "-m", "benchmarks.engine.processes", call]
 
 
 def stream(
@@ -44,39 +27,33 @@ def stream(
 
     The process and its children are killed after `seconds`, or when this generator is closed.
 
+    Args:
+        environ: changes of this process's environment.
+
     Raises:
         Lost: the process failed or was killed.
     """
-    results, theirs = os.pipe()
-    process = subprocess.Popen(
-        command(function, *arguments, results=theirs),
-        cwd=ROOT,
-        env=environ,
-        pass_fds=(theirs,),
-        start_new_session=True,
-    )
-    os.close(theirs)
-    late = threading.Event()
-
-    def kill() -> None:
-        late.set()
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    timer = threading.Timer(seconds, kill)
-    timer.start()
+    context = multiprocessing.get_context("spawn")
+    results, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(theirs, function, arguments))
+    with patch.dict(os.environ, environ or {}):
+        process.start()
+    theirs.close()
+    end = time.monotonic() + seconds
     try:
-        with os.fdopen(results) as lines:
-            for line in lines:
-                yield json.loads(line)
-        status = process.wait()
+        while results.poll(max(0.0, end - time.monotonic())):
+            yield results.recv()
+        raise Lost(f"killed after {seconds:g} s")
+    except EOFError:
+        process.join(max(0.0, end - time.monotonic()))
     finally:
-        timer.cancel()
-        if process.poll() is None:
-            kill()
-            process.wait()
-    if status:
-        raise Lost(f"killed after {seconds:g} s" if late.is_set() else f"exit status {status}")
+        if process.is_alive():
+            with suppress(ProcessLookupError):  # it has not made its group yet
+                os.killpg(process.pid or 0, signal.SIGKILL)
+            process.kill()
+            process.join()
+    if process.exitcode:
+        raise Lost(f"exit status {process.exitcode}")
 
 
 def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -85,15 +62,8 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     return result
 
 
-def _main() -> None:
-    name, arguments, results = json.loads(sys.argv[1])
-    module, _, function = name.partition(":")
-    result = getattr(import_module(module), function)(*arguments)
-    with os.fdopen(results, "w", buffering=1, closefd=False) as lines:
-        for one in result if isinstance(result, Iterator) else (result,):
-            value = one.model_dump(mode="json") if isinstance(one, BaseModel) else one
-            lines.write(json.dumps(value) + "\n")
-
-
-if __name__ == "__main__":
-    _main()
+def _send(results: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.setsid()
+    result = function(*arguments)
+    for one in result if isinstance(result, Iterator) else (result,):
+        results.send(one)

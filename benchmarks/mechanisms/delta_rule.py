@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from benchmarks.cases.delta_rule import GATED, PLAIN, Rule, draw
 from benchmarks.engine.comparison import Inputs
-from benchmarks.engine.mechanism import (
-    FLA,
-    OURS,
-    Bounds,
-    Calls,
-    Implementation,
-    calls,
-    imported,
-    packed,
-)
+from benchmarks.engine.mechanism import FLA, OURS, Implementation, functions
 from quasar_kernels.delta_reference import delta_chunked
 
 
@@ -28,27 +20,18 @@ def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tenso
     return delta_chunked(*tensors, state, bounds, scale=scale)
 
 
-def make(rule: Rule, by: str, device: str) -> Calls:
-    """Return the calls of this project's functions, or of fla's."""
+def implementation(rule: Rule, by: str) -> Implementation:
+    """Return this project's functions of a rule, or fla's."""
     name = rule.replace(" ", "_")
-    module = "quasar_kernels.delta_rule" if by == OURS else f"fla.ops.{name}"
-    chunk, recurrent = imported(module, f"chunk_{name}", f"fused_recurrent_{name}")
-    keep = {"inplace_state": True} if by == OURS else {"output_final_state": True}
-
-    def chunks(x: Inputs, bounds: Bounds | None) -> Tensor:
-        o: Tensor = chunk(**x, **packed(bounds))[0]
-        return o
-
-    def step(x: Inputs, state: Tensor) -> Tensor:
-        o: Tensor = recurrent(**x, initial_state=state, **keep)[0]
-        return o
-
-    return calls(partial(draw, rule), exact, device, chunks=chunks, step=step)
+    ours: dict[str, Any] = (
+        {"module": "quasar_kernels.delta_rule", "keep": "inplace_state"} if by == OURS else {}
+    )
+    return Implementation(rule, by, functions(partial(draw, rule), exact, name, **ours))
 
 
 IMPLEMENTATIONS = {
-    "delta": Implementation(PLAIN, OURS, partial(make, PLAIN, OURS)),
-    "delta-fla": Implementation(PLAIN, FLA, partial(make, PLAIN, FLA)),
-    "gated-delta": Implementation(GATED, OURS, partial(make, GATED, OURS)),
-    "gated-delta-fla": Implementation(GATED, FLA, partial(make, GATED, FLA)),
+    "delta": implementation(PLAIN, OURS),
+    "delta-fla": implementation(PLAIN, FLA),
+    "gated-delta": implementation(GATED, OURS),
+    "gated-delta-fla": implementation(GATED, FLA),
 }

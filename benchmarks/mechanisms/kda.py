@@ -9,16 +9,7 @@ from torch import Tensor
 from benchmarks.cases.delta_rule import PLAIN
 from benchmarks.cases.delta_rule import draw as draw_delta
 from benchmarks.engine.comparison import Inputs, Shape
-from benchmarks.engine.mechanism import (
-    FLA,
-    Calls,
-    Implementation,
-    calls,
-    noise,
-    of_fla,
-    recurrence,
-    steps,
-)
+from benchmarks.engine.mechanism import FLA, Implementation, functions, noise, recurrence, steps
 
 
 def draw(shape: Shape, device: str) -> Inputs:
@@ -39,9 +30,4 @@ def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tenso
     return recurrence(q, write, x["v"], x["g"], read, write, state, bounds)
 
 
-def make(device: str) -> Calls:
-    """Return the calls of fla's functions."""
-    return calls(draw, exact, device, **of_fla("kda"))
-
-
-IMPLEMENTATIONS = {"kda": Implementation("KDA", FLA, make)}
+IMPLEMENTATIONS = {"kda": Implementation("KDA", FLA, functions(draw, exact, "kda"))}

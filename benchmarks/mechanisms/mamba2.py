@@ -15,8 +15,6 @@ from benchmarks.engine.mechanism import (
     FLA,
     HEADS,
     OURS,
-    SEQUENTIAL,
-    SEQUENTIAL_TOKENS,
     WIDTH,
     Bounds,
     Calls,
@@ -102,18 +100,9 @@ def _state_update(x: Inputs, state: Tensor) -> Tensor:
     return o[:, None]
 
 
-def make_sequential(device: str) -> Calls:
-    """Return calls that compute the definition token by token."""
-
-    def recur(x: Inputs, state: Tensor | None) -> Tensor:
-        return ssd_recurrence(**x, initial_state=state, dtype=torch.float32)[0]
-
-    return calls(draw, exact, device, **one_by_one(recur, like="x"))
-
-
 IMPLEMENTATIONS = {
     "mamba2": Implementation(NAME, OURS, partial(make, "triton")),
     "mamba2-ssm": Implementation(NAME, "mamba_ssm", partial(make, "mamba_ssm")),
     "mamba2-fla": Implementation(NAME, FLA, partial(make, "fla-core")),
-    "mamba2-torch": Implementation(NAME, SEQUENTIAL, make_sequential, longest=SEQUENTIAL_TOKENS),
+    "mamba2-torch": one_by_one(NAME, draw, exact, ssd_recurrence, like="x"),
 }

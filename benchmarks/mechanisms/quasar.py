@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from benchmarks.cases.operator import named
 from benchmarks.engine.comparison import Inputs, Shape
 from benchmarks.engine.mechanism import (
     OURS,
-    SEQUENTIAL,
-    SEQUENTIAL_TOKENS,
     Bounds,
     Calls,
     Implementation,
@@ -49,18 +46,7 @@ def make(device: str) -> Calls:
     return calls(draw, exact, device, chunks=chunks, step=step)
 
 
-def make_sequential(device: str) -> Calls:
-    """Return calls that compute the definition token by token."""
-
-    def recur(x: Inputs, state: Tensor | None) -> Tensor:
-        return quasar_recurrence(**x, initial_state=state, dtype=torch.float32)[0]
-
-    return calls(draw, exact, device, **one_by_one(recur))
-
-
 IMPLEMENTATIONS = {
     "quasar": Implementation("Quasar", OURS, make),
-    "quasar-torch": Implementation(
-        "Quasar", SEQUENTIAL, make_sequential, longest=SEQUENTIAL_TOKENS
-    ),
+    "quasar-torch": one_by_one("Quasar", draw, exact, quasar_recurrence),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from benchmarks.cases.wkv6 import draw
@@ -10,12 +9,10 @@ from benchmarks.engine.comparison import Inputs
 from benchmarks.engine.mechanism import (
     FLA,
     OURS,
-    SEQUENTIAL,
-    SEQUENTIAL_TOKENS,
     Calls,
     Implementation,
     calls,
-    of_fla,
+    functions,
     one_by_one,
 )
 from quasar_kernels.blocks.chunked import decayed_attention
@@ -40,22 +37,8 @@ def make(device: str) -> Calls:
     )
 
 
-def make_fla(device: str) -> Calls:
-    """Return the calls of fla's functions."""
-    return calls(draw, exact, device, **of_fla("rwkv6", scale=1.0))
-
-
-def make_sequential(device: str) -> Calls:
-    """Return calls that compute the definition token by token."""
-
-    def recur(x: Inputs, state: Tensor | None) -> Tensor:
-        return wkv6_recurrence(**x, initial_state=state, dtype=torch.float32)[0]
-
-    return calls(draw, exact, device, **one_by_one(recur))
-
-
 IMPLEMENTATIONS = {
     "rwkv6": Implementation("RWKV-6", OURS, make),
-    "rwkv6-fla": Implementation("RWKV-6", FLA, make_fla),
-    "rwkv6-torch": Implementation("RWKV-6", SEQUENTIAL, make_sequential, longest=SEQUENTIAL_TOKENS),
+    "rwkv6-fla": Implementation("RWKV-6", FLA, functions(draw, exact, "rwkv6", scale=1.0)),
+    "rwkv6-torch": one_by_one("RWKV-6", draw, exact, wkv6_recurrence),
 }

@@ -6,15 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.engine.comparison import Inputs, Shape
-from benchmarks.engine.mechanism import (
-    FLA,
-    Calls,
-    Implementation,
-    calls,
-    noise,
-    of_fla,
-    recurrence,
-)
+from benchmarks.engine.mechanism import FLA, Implementation, functions, noise, recurrence
 
 BOUND = -0.6065306597126334
 """-exp(-1/2): RWKV-7's log decays are sigmoids times this (arXiv 2503.14456)."""
@@ -34,10 +26,5 @@ def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tenso
     return recurrence(x["r"], x["k"], x["v"], x["w"], x["a"], x["b"], state, bounds)
 
 
-def make(device: str) -> Calls:
-    """Return the calls of fla's functions."""
-    functions = of_fla("rwkv7", scale=1.0, chunk_options={"lower_bound": BOUND})
-    return calls(draw, exact, device, **functions)
-
-
-IMPLEMENTATIONS = {"rwkv7": Implementation("RWKV-7", FLA, make)}
+FUNCTIONS = functions(draw, exact, "rwkv7", chunk_options={"lower_bound": BOUND}, scale=1.0)
+IMPLEMENTATIONS = {"rwkv7": Implementation("RWKV-7", FLA, FUNCTIONS)}

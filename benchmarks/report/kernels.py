@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.cases import operator, operator_training
@@ -21,11 +21,11 @@ from benchmarks.report.markdown import (
     table,
     times,
 )
-from quasar_kernels.line_plot import Line, line_plot
+from quasar_kernels.line_plot import BLUE, GREEN, RED, Line, line_plot
 
 PLOT = RESULTS / "operator.svg"
 LABELS = {"triton": "Triton", "cuda": "CUDA", BASELINE: "baseline"}
-COLOURS = {"triton": "#0b6e4f", "cuda": "#2a5ca8", BASELINE: "#b5432a"}
+COLOURS = {"triton": GREEN, "cuda": BLUE, BASELINE: RED}
 
 
 def _baseline(run: Run) -> str:
@@ -47,29 +47,24 @@ def _speeds(what: str, rows: Sequence[tuple[str, Row, str]], limit: str) -> str:
     leads = [name for name in names if name in OURS and BASELINE in names]
     rested = [name for name in names if rows[0][1].figure(name, "rested_ms") is not None]
 
-    def ms(row: Row, kind: str, names: Iterable[str]) -> list[str]:
-        return [milliseconds(row.figure(name, kind)) for name in names]
+    def ms(row: Row, name: str, kind: str) -> str:
+        return milliseconds(row.figure(name, kind))
 
-    header = [
-        what,
-        *(f"{LABELS[n]}, ms" for n in names),
-        *(f"{LABELS[BASELINE]} / {LABELS[n]}" for n in leads),
-        *(f"{LABELS[n]} from rest, ms" for n in rested),
-        *(f"{LABELS[n]} eager, ms" for n in names),
-        limit,
-    ]
-    lines = [
-        [
-            label,
-            *ms(row, "graph_ms", names),
-            *(times(row.ratio("graph_ms", BASELINE, n)) for n in leads),
-            *ms(row, "rested_ms", rested),
-            *ms(row, "eager_ms", names),
-            most,
-        ]
-        for label, row, most in rows
-    ]
-    return table(header, lines)
+    def cells(label: str, row: Row, most: str) -> dict[str, str]:
+        lead = {n: row.ratio("graph_ms", BASELINE, n) for n in leads}
+        return {
+            what: label,
+            **{f"{LABELS[n]}, ms": ms(row, n, "graph_ms") for n in names},
+            **{f"{LABELS[BASELINE]} / {LABELS[n]}": times(lead[n]) for n in leads},
+            **{
+                f"{LABELS[n]} from rest, ms": milliseconds(row.figure(n, "rested_ms"))
+                for n in rested
+            },
+            **{f"{LABELS[n]} eager, ms": ms(row, n, "eager_ms") for n in names},
+            limit: most,
+        }
+
+    return records(cells(*row) for row in rows)
 
 
 def forward(run: Run) -> str:
@@ -121,31 +116,31 @@ def accuracy(run: Run) -> str:
     rows = run.rows("accuracy")
     names = list(rows[0].by)
     ours = [name for name in names if name in OURS]
-    header = ["tokens, keys", *(LABELS[n] for n in names)]
-    header += [*(f"{LABELS[n]}, worst eighth" for n in ours), "limit"]
-    lines = []
-    for row in rows:
-        cells = [f"{row.by[n].errors['o']:.1e}" if n in row.by else "" for n in names]
-        cells += [f"{row.by[n].errors['worst eighth']:.1e}" for n in ours]
-        keys = row.of["keys"]
-        lines.append([f"{row.of['tokens']:,}, {keys}", *cells, f"{operator.ERRORS[keys]:g}"])
-    return table(header, lines)
+
+    def cells(row: Row) -> dict[str, str]:
+        errors = {n: row.by[n].errors if n in row.by else None for n in names}
+        whole = {LABELS[n]: f"{e['o']:.1e}" if e else "" for n, e in errors.items()}
+        parts = {f"{LABELS[n]}, worst eighth": row.by[n].errors["worst eighth"] for n in ours}
+        return {
+            "tokens, keys": f"{row.of['tokens']:,}, {row.of['keys']}",
+            **whole,
+            **{name: f"{error:.1e}" for name, error in parts.items()},
+            "limit": f"{operator.ERRORS[row.of['keys']]:g}",
+        }
+
+    return records(map(cells, rows))
 
 
 def gradients(run: Run) -> str:
     """Return the table of the gradients' errors."""
-    entries = run.table("gradients")
-    tensors = list(entries[0].errors)
-    header = [f"{entries[0].of['tokens']:,} tokens", *(f"d{t}" for t in tensors), "limit"]
-    rows = [
-        [
-            LABELS[entry.by],
-            *(f"{entry.errors[tensor]:.1e}" for tensor in tensors),
-            f"{GRADIENT_ERROR:g}" if entry.by in OURS else "",
-        ]
-        for entry in entries
-    ]
-    return table(header, rows)
+    return records(
+        {
+            f"{entry.of['tokens']:,} tokens": LABELS[entry.by],
+            **{f"d{tensor}": f"{error:.1e}" for tensor, error in entry.errors.items()},
+            "limit": f"{GRADIENT_ERROR:g}" if entry.by in OURS else "",
+        }
+        for entry in run.table("gradients")
+    )
 
 
 def costs(run: Run) -> str:

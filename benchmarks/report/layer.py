@@ -19,14 +19,14 @@ from benchmarks.report.markdown import facts, table, times
 from harness.hardware.gpus import known, published_bound
 from harness.hardware.machine import Environment
 from harness.hardware.roofline import hardware_bound, speed_of_light
-from quasar_kernels.line_plot import Line, line_plot
+from quasar_kernels.line_plot import BLUE, GREEN, GREY, RED, Line, line_plot
 
 IN_README = (512, 2048, 16384, 100_000, 1_000_000)
 TREES = {
-    "public-fork": ("public fork", "#777777"),
-    "baseline": ("baseline", "#b5432a"),
-    "overlay-ops": ("operator only", "#2a5ca8"),
-    "overlay": ("this project", "#0b6e4f"),
+    "public-fork": ("public fork", GREY),
+    "baseline": ("baseline", RED),
+    "overlay-ops": ("operator only", BLUE),
+    "overlay": ("this project", GREEN),
 }
 """Label and colour of each tree."""
 Runs = Mapping[str, Run]

@@ -9,19 +9,33 @@ from benchmarks.cases.learned_text import EVERY
 from benchmarks.engine.results import Entry, Run
 from benchmarks.report.documents import RESULTS
 from benchmarks.report.markdown import facts, records
-from quasar_kernels.line_plot import FROM_ZERO, Line, Panel, Scale, line_plot, panel_plot
+from quasar_kernels.line_plot import (
+    BLUE,
+    CYAN,
+    FROM_ZERO,
+    GREEN,
+    PINK,
+    PURPLE,
+    RED,
+    YELLOW,
+    Line,
+    Panel,
+    Scale,
+    line_plot,
+    panel_plot,
+)
 
 RECALL_PLOT, TEXT_PLOT = RESULTS / "learned-recall.svg", RESULTS / "learned-text.svg"
 NAMES = {"rwkv6": "RWKV-6", "mamba2": "Mamba-2", "quasar": "Quasar"}
 COLOURS = {
-    ("quasar",): "#0b6e4f",
-    ("rwkv6",): "#8a5fb0",
-    ("mamba2",): "#a87400",
-    ("rwkv6", "mamba2"): "#2a5ca8",
-    ("rwkv6", "quasar"): "#b5432a",
-    ("mamba2", "quasar"): "#00838f",
+    ("quasar",): GREEN,
+    ("rwkv6",): PURPLE,
+    ("mamba2",): YELLOW,
+    ("rwkv6", "mamba2"): BLUE,
+    ("rwkv6", "quasar"): RED,
+    ("mamba2", "quasar"): CYAN,
 }
-ALL = "#111111"
+ALL = PINK
 """The colour of the hybrid with every branch."""
 SHOWN = 5
 """Upper end of the text's plot, as a multiple of the lowest loss; all models soon are below it."""

@@ -12,7 +12,19 @@ from benchmarks.engine.results import Entry, Run
 from benchmarks.mechanisms import implementations
 from benchmarks.report.documents import RESULTS
 from benchmarks.report.markdown import facts, gib, microseconds, milliseconds, records, share, worst
-from quasar_kernels.line_plot import Line, Panel, panel_plot
+from quasar_kernels.line_plot import (
+    BLUE,
+    CYAN,
+    GREEN,
+    GREY,
+    PINK,
+    PURPLE,
+    RED,
+    YELLOW,
+    Line,
+    Panel,
+    panel_plot,
+)
 
 PLOTS: Mapping[Way, Path] = {
     "forward": RESULTS / "mechanisms-forward.svg",
@@ -21,21 +33,21 @@ PLOTS: Mapping[Way, Path] = {
 DETAILED_TOKENS = 65_536
 """The length whose memory, share of the bound and errors are shown."""
 FAMILIES: Mapping[str, Mapping[str, str]] = {
-    "Quasar and the delta rule": {"Quasar": "#0b6e4f", "delta rule": "#2a5ca8"},
+    "Quasar and the delta rule": {"Quasar": GREEN, "delta rule": BLUE},
     "Decays: gated delta rule, KDA, GLA": {
-        "gated delta rule": "#b5432a",
-        "KDA": "#00838f",
-        "GLA": "#8a5fb0",
+        "gated delta rule": RED,
+        "KDA": CYAN,
+        "GLA": PURPLE,
     },
-    "RWKV": {"RWKV-6": "#8a5fb0", "RWKV-7": "#a87400"},
+    "RWKV": {"RWKV-6": PURPLE, "RWKV-7": YELLOW},
     "Mamba-2, and a block of RWKV-6, Mamba-2 and Quasar": {
-        "Mamba-2": "#2a5ca8",
-        "hybrid block": "#c2185b",
+        "Mamba-2": BLUE,
+        "hybrid block": PINK,
     },
 }
 """The panels of a plot: which mechanisms are in each, and their colours there."""
-OTHERS, COLOUR = "Other mechanisms", "#111111"
-REFERENCE, REFERENCE_COLOUR = "softmax attention", "#777777"
+OTHERS, COLOUR = "Other mechanisms", PINK
+REFERENCE, REFERENCE_COLOUR = "softmax attention", GREY
 """The mechanism that is in every panel."""
 
 

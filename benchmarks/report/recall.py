@@ -9,19 +9,30 @@ from benchmarks.cases.recall import WAYS
 from benchmarks.engine.results import DATA, Entry, Run, load
 from benchmarks.report.documents import RESULTS, page
 from benchmarks.report.markdown import facts, records
-from quasar_kernels.line_plot import FROM_ZERO, Line, Panel, panel_plot
+from quasar_kernels.line_plot import (
+    BLUE,
+    FROM_ZERO,
+    GREEN,
+    GREY,
+    PURPLE,
+    RED,
+    YELLOW,
+    Line,
+    Panel,
+    panel_plot,
+)
 
 RUN = DATA / "recall.json"
 PLOT = RESULTS / "recall.svg"
 ALIKE = 100
 """Steps over which losses are compared. Later, rounding decides when a model begins to recall."""
 COLOURS = {
-    "fp32": "#777777",
-    "bf16": "#0b6e4f",
-    "compiled": "#2a5ca8",
-    "checkpointed": "#b5432a",
-    "ddp": "#8a5fb0",
-    "fsdp": "#a87400",
+    "fp32": GREY,
+    "bf16": GREEN,
+    "compiled": BLUE,
+    "checkpointed": RED,
+    "ddp": PURPLE,
+    "fsdp": YELLOW,
 }
 
 

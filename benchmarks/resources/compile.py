@@ -2,7 +2,7 @@
 
     python -m benchmarks.resources.compile [--arch 90 ...] [--match TEXT] [--check | --write]
 
-Triton kernels are compiled as quasar_kernels/compile_specs.py and specs.py of the blocks describe
+Triton kernels are compiled as quasar_kernels/compile_specs.py and the specs of the blocks describe
 them, each .cu file by nvcc (the wheels of the `dev` extra, else the one on PATH), for the target
 that NVRTC uses at run time. A .cu file may hold kernels for some GPUs only. Registers, stack,
 spills and shared memory are compared with the committed table by --check; --write writes the table
@@ -41,8 +41,7 @@ from benchmarks.resources import cache
 from benchmarks.resources import table as kernel_resources
 from benchmarks.resources.cubin import output, resource_usage
 from benchmarks.resources.table import NO_KERNEL, ROWS, Compiled, Resources, Table
-from quasar_kernels.blocks.ssd_triton.specs import ssd_specs
-from quasar_kernels.blocks.wkv6_triton.specs import wkv6_specs
+from quasar_kernels.blocks.triton_segments.specs import block_specs
 from quasar_kernels.compile_failures import explain
 from quasar_kernels.compile_specs import (
     ARCHITECTURES,
@@ -137,7 +136,7 @@ def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
 
 def described(arch: int = 90) -> list[CompileSpec]:
     """Return every Triton kernel, the overlay's and the blocks', with the tiles for a GPU."""
-    return [*compile_specs(arch), *wkv6_specs(arch), *ssd_specs(arch)]
+    return [*compile_specs(arch), *block_specs(arch)]
 
 
 def sources() -> list[Path]:

@@ -33,7 +33,7 @@ from harness.measuring.trees import whole_tree
 from harness.sample import Correctness
 from harness.terminal import Progress
 from harness.workload import WORKLOAD, parse_lengths
-from quasar_kernels.line_plot import Line, line_plot
+from quasar_kernels.line_plot import GREEN, GREY, Line, line_plot
 
 BLOCKS = 7
 """Default: the smallest number at which one disturbed block does not prevent a verdict."""
@@ -61,8 +61,8 @@ def plot(differences: Differences, names: tuple[str, str] = ("A", "B")) -> str:
     """Return a chart of both speeds over the lengths, as SVG that a telephone can show."""
     speeds = [(length, one.a, one.b) for length, one in sorted(differences, key=lambda f: f[0])]
     lines = [
-        Line(names[0], "#999999", [(length, a) for length, a, _ in speeds], dashed=True),
-        Line(names[1], "#0b6e4f", [(length, b) for length, _, b in speeds]),
+        Line(names[0], GREY, [(length, a) for length, a, _ in speeds], dashed=True),
+        Line(names[1], GREEN, [(length, b) for length, _, b in speeds]),
     ]
     return line_plot(f"{names[0]} and {names[1]}", "tokens", "tokens/s", lines)
 

@@ -42,6 +42,16 @@ class Kernels(NamedTuple):
     tokens: range | None = None  # lengths for which it is chosen if not named; None is any
 
 
+def imported(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return a call of a function whose module it imports."""
+
+    def call(*arguments: Any) -> tuple[Tensor, Tensor]:
+        results: tuple[Tensor, Tensor] = getattr(importlib.import_module(module), name)(*arguments)
+        return results
+
+    return call
+
+
 class Operator:
     """An operator with its implementations: kernels in the order of choice, and torch.
 
@@ -101,39 +111,27 @@ class Operator:
         return Backend("torch", "; ".join(problems), "; or ".join(filter(None, remedies)))
 
     def __call__(
-        self,
-        like: Tensor,
-        packed: bool,
-        *arguments: Any,
-        width: int = 0,
-        values: int = 0,
-        tokens: int | None = None,
+        self, like: Tensor, packed: bool, *arguments: Any, **sizes: Any
     ) -> tuple[Tensor, Tensor]:
         """Compute by the first implementation that supports the call; `like` is on its device.
 
-        The other arguments are those of `backend`. A kernel that fails is not tried again, unless
-        every implementation fails: then the call is wrong. Calls without tokens launch nothing.
+        The sizes are those of `backend`. A kernel that fails is not tried again, unless every
+        implementation fails: then the call is wrong. Calls without tokens launch nothing.
         """
         if not like.numel():
             return self._in_torch(*arguments)
         before = dict(self._failed)
         try:
-            return self._first(like, packed, arguments, width, values, tokens)
+            return self._first(like, packed, arguments, sizes)
         except Exception:
             self._failed = before
             raise
 
     def _first(
-        self,
-        like: Tensor,
-        packed: bool,
-        arguments: tuple[Any, ...],
-        width: int,
-        values: int,
-        tokens: int | None,
+        self, like: Tensor, packed: bool, arguments: tuple[Any, ...], sizes: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
         while True:
-            chosen = self.backend(like.device, like.dtype, packed, width, values, tokens)
+            chosen = self.backend(like.device, like.dtype, packed, **sizes)
             kernels = next((k for k in self._kernels if k.name == chosen.name), None)
             if kernels is None:
                 self._log_choice(chosen)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from quasar_kernels.blocks.backends import Kernels, Operator
+from quasar_kernels.blocks.backends import Kernels, Operator, imported
 from quasar_kernels.blocks.chunked import decayed_attention
 from quasar_kernels.shapes import check_state, expect
+
+TRITON = "quasar_kernels.blocks.ssd_triton.launch"
 
 
 def ssd(
@@ -56,21 +56,8 @@ def ssd(
     if D is not None:
         expect("D", D, (H,), x.device)
     check_state(initial_state, cu_seqlens, batch, (H, N, P), x.device)
-    return OPERATOR(
-        x,
-        cu_seqlens is not None,
-        x,
-        dt,
-        A,
-        B,
-        C,
-        D,
-        initial_state,
-        cu_seqlens,
-        width=N,
-        values=P,
-        tokens=T,
-    )
+    arguments = x, dt, A, B, C, D, initial_state, cu_seqlens
+    return OPERATOR(x, cu_seqlens is not None, *arguments, width=N, values=P, tokens=T)
 
 
 def _as_attention(
@@ -115,25 +102,10 @@ def _by_mamba(
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     # mamba_ssm's states are transposed
-    y, final = mamba_chunk_scan_combined(
-        x,
-        dt,
-        A,
-        B,
-        C,
-        chunk_size=256,
-        D=D,
-        initial_states=None if state is None else state.mT.contiguous(),
-        return_final_states=True,
-    )
+    initial = None if state is None else state.mT.contiguous()
+    options = {"D": D, "initial_states": initial, "return_final_states": True}
+    y, final = mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size=256, **options)
     return y.to(x.dtype), final.mT.float()
-
-
-def _by_triton(*arguments: Any) -> tuple[Tensor, Tensor]:
-    from quasar_kernels.blocks.ssd_triton.launch import ssd_triton
-
-    results: tuple[Tensor, Tensor] = ssd_triton(*arguments)
-    return results
 
 
 def _by_fla(
@@ -149,16 +121,10 @@ def _by_fla(
     from fla.ops.simple_gla import chunk_simple_gla
 
     q, k, v, g = _as_attention(x, dt, A, B, C)
-    o, final = chunk_simple_gla(
-        q,
-        k,
-        v,
-        g=g.float(),
-        scale=1.0,
-        initial_state=None if state is None else state.float(),
-        output_final_state=True,
-        cu_seqlens=None if bounds is None else bounds.to(x.device, torch.int64),
-    )
+    initial = None if state is None else state.float()
+    packed = None if bounds is None else bounds.to(x.device, torch.int64)
+    options = {"initial_state": initial, "output_final_state": True, "cu_seqlens": packed}
+    o, final = chunk_simple_gla(q, k, v, g=g.float(), scale=1.0, **options)
     return _skipped(o.to(x.dtype), D, x), final.float()
 
 
@@ -168,13 +134,7 @@ OPERATOR = Operator(
         Kernels(
             "mamba_ssm", "mamba_ssm.ops.triton.ssd_combined", "install mamba_ssm", _by_mamba, False
         ),
-        Kernels(
-            "triton",
-            "quasar_kernels.blocks.ssd_triton.launch",
-            "install Triton",
-            _by_triton,
-            widest=128,
-        ),
+        Kernels("triton", TRITON, "install Triton", imported(TRITON, "ssd_triton"), widest=128),
         Kernels("fla-core", "fla.ops.simple_gla", "install fla-core 0.6 and Triton", _by_fla),
     ],
     _in_torch,

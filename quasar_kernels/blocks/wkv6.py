@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from quasar_kernels.blocks.backends import Kernels, Operator
+from quasar_kernels.blocks.backends import Kernels, Operator, imported
 from quasar_kernels.blocks.chunked import decayed_attention
 from quasar_kernels.shapes import check_state, expect
 
+CUDA = "quasar_kernels.blocks.wkv6_cuda.launch"
+TRITON = "quasar_kernels.blocks.wkv6_triton.launch"
 SHORT = range(2, 17)
 """Numbers of tokens in a call that the CUDA C++ kernel computes, one token after the other.
 
@@ -56,34 +56,8 @@ def wkv6(
     expect("v", v, (B, T, H, "V"), r.device)
     expect("u", u, (H, K), r.device)
     check_state(initial_state, cu_seqlens, B, (H, K, v.shape[-1]), r.device)
-    return OPERATOR(
-        v,
-        cu_seqlens is not None,
-        r,
-        k,
-        v,
-        w,
-        u,
-        initial_state,
-        cu_seqlens,
-        width=K,
-        values=v.shape[-1],
-        tokens=T,
-    )
-
-
-def _by_cuda(*arguments: Any) -> tuple[Tensor, Tensor]:
-    from quasar_kernels.blocks.wkv6_cuda.launch import wkv6_cuda
-
-    results: tuple[Tensor, Tensor] = wkv6_cuda(*arguments)
-    return results
-
-
-def _by_triton(*arguments: Any) -> tuple[Tensor, Tensor]:
-    from quasar_kernels.blocks.wkv6_triton.launch import wkv6_triton
-
-    results: tuple[Tensor, Tensor] = wkv6_triton(*arguments)
-    return results
+    arguments = r, k, v, w, u, initial_state, cu_seqlens
+    return OPERATOR(v, cu_seqlens is not None, *arguments, width=K, values=v.shape[-1], tokens=T)
 
 
 def _by_fla(
@@ -97,38 +71,18 @@ def _by_fla(
 ) -> tuple[Tensor, Tensor]:
     from fla.ops.rwkv6 import chunk_rwkv6
 
-    o, final = chunk_rwkv6(
-        r,
-        k,
-        v,
-        w,
-        u,
-        scale=1.0,
-        initial_state=None if state is None else state.float(),
-        output_final_state=True,
-        cu_seqlens=None if bounds is None else bounds.to(v.device, torch.int64),
-    )
+    initial = None if state is None else state.float()
+    packed = None if bounds is None else bounds.to(v.device, torch.int64)
+    options = {"initial_state": initial, "output_final_state": True, "cu_seqlens": packed}
+    o, final = chunk_rwkv6(r, k, v, w, u, scale=1.0, **options)
     return o.to(v.dtype), final.to(torch.float32)
 
 
 OPERATOR = Operator(
     "WKV6",
     [
-        Kernels(
-            "cuda",
-            "quasar_kernels.blocks.wkv6_cuda.launch",
-            "",
-            _by_cuda,
-            widths=(32, 64, 128),
-            tokens=SHORT,
-        ),
-        Kernels(
-            "triton",
-            "quasar_kernels.blocks.wkv6_triton.launch",
-            "install Triton",
-            _by_triton,
-            widest=128,
-        ),
+        Kernels("cuda", CUDA, "", imported(CUDA, "wkv6_cuda"), widths=(32, 64, 128), tokens=SHORT),
+        Kernels("triton", TRITON, "install Triton", imported(TRITON, "wkv6_triton"), widest=128),
         Kernels("fla-core", "fla.ops.rwkv6", "install fla-core 0.6 and Triton", _by_fla),
     ],
     decayed_attention,

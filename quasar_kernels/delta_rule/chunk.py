@@ -72,19 +72,9 @@ def chunk_delta_rule(
     if cp_context is not None:
         cu_seqlens, cu_seqlens_cpu = cp_context.cu_seqlens, cp_context.cu_seqlens_cpu
     inputs.check(q, k, v, scale, initial_state, cu_seqlens, beta=beta)
-    return _chunks(
-        q,
-        k,
-        v,
-        None,
-        beta,
-        scale,
-        initial_state,
-        output_final_state,
-        use_qk_l2norm_in_kernel,
-        inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1]),
-        cp_context,
-    )
+    bounds = inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1])
+    options = scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
+    return _chunks(q, k, v, None, beta, *options, bounds, cp_context)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -142,19 +132,10 @@ def chunk_gated_delta_rule(
     if kwargs.get("use_gate_in_kernel"):
         g = inputs.log_decays(g, kwargs.get("A_log"), kwargs.get("dt_bias"))
     beta = inputs.step_sizes(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    o, final = _chunks(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale,
-        inputs.turned(initial_state, turn),
-        output_final_state,
-        use_qk_l2norm_in_kernel,
-        inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1]),
-        cp_context,
-    )
+    bounds = inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1])
+    state = inputs.turned(initial_state, turn)
+    options = scale, state, output_final_state, use_qk_l2norm_in_kernel
+    o, final = _chunks(q, k, v, g, beta, *options, bounds, cp_context)
     return o, inputs.turned(final, turn)
 
 
@@ -176,17 +157,11 @@ def _chunks(
         q, k = inputs.normed(q), inputs.normed(k)
     K, V = q.shape[-1], v.shape[-1]
     heads = Heads(K, V, q.is_cuda and K <= MAX_HEAD_DIM)
+    state = None if initial_state is None else heads.cut_state(initial_state)
+    decays = None if g is None else heads.scalars(g)
+    tensors = q, k, heads.cut(v), heads.scalars(beta)
     o, final = run_chunks(
-        q,
-        k,
-        heads.cut(v),
-        heads.scalars(beta),
-        None if initial_state is None else heads.cut_state(initial_state),
-        output_final_state,
-        cu_seqlens,
-        scale,
-        None if g is None else heads.scalars(g),
-        cp_context,
+        *tensors, state, output_final_state, cu_seqlens, scale, decays, cp_context
     )
     results = heads.joined(o), None if final is None else heads.joined_state(final)
     return results if q.numel() else inputs.linked(results, q, k, v, beta, g, initial_state)

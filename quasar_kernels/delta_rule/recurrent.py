@@ -47,19 +47,8 @@ def fused_recurrent_delta_rule(
     _check(q, k, v, scale, initial_state, cu_seqlens, beta=beta)
     if beta is None:
         beta = _ones(v)
-    return _walk(
-        q,
-        k,
-        v,
-        None,
-        beta,
-        scale,
-        initial_state,
-        output_final_state,
-        use_qk_l2norm_in_kernel,
-        cu_seqlens,
-        inplace_state,
-    )
+    options = scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
+    return _walk(q, k, v, None, beta, *options, cu_seqlens, inplace_state)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -116,19 +105,9 @@ def fused_recurrent_gated_delta_rule(
     if beta is None:
         beta = _ones(v)
     beta = inputs.step_sizes(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    o, final = _walk(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale,
-        inputs.turned(initial_state, turn),
-        output_final_state,
-        use_qk_l2norm_in_kernel,
-        cu_seqlens,
-        inplace_state,
-    )
+    state = inputs.turned(initial_state, turn)
+    options = scale, state, output_final_state, use_qk_l2norm_in_kernel
+    o, final = _walk(q, k, v, g, beta, *options, cu_seqlens, inplace_state)
     return o.to(v.dtype), inputs.turned(final, turn)
 
 

@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, Response
 
 from neurons.validator_api.competition.ranking import is_confirmed
 from neurons.wire.rules import LEAGUES, league_of
-from quasar_kernels.line_plot import Line, line_plot
+from quasar_kernels.line_plot import BLUE, PURPLE, YELLOW, Line, line_plot
 
 TEMPLATES = Path(__file__).with_name("templates")
 HEADERS = {
@@ -30,7 +30,7 @@ HEADERS = {
 NOT_REFRESHED = "off"
 """The value of a page's parameter `refresh` that switches its reloading off."""
 UNITS = ((1e6, "M "), (1e3, "k "))
-COLOURS = ("#2a5ca8", "#8a5fb0", "#a87400")
+COLOURS = (BLUE, PURPLE, YELLOW)
 
 _environment = Environment(
     loader=FileSystemLoader(TEMPLATES),

@@ -19,7 +19,7 @@ from quasar_kernels.blocks.language.ranks import Ranks
 from quasar_kernels.blocks.language.settings import CHECKPOINT, CURVE, Recipe, Sizes
 from quasar_kernels.blocks.language.stopping import stop_on_signal
 from quasar_kernels.blocks.language.training import TextError, Training, read_text
-from quasar_kernels.line_plot import FROM_ZERO, Line, line_plot
+from quasar_kernels.line_plot import FROM_ZERO, GREEN, Line, line_plot
 
 POINTS = 100
 """Most points of the loss curve; all average the same number of steps."""
@@ -100,7 +100,7 @@ def loss_curve(losses: Sequence[float]) -> str:
     every = -(-len(losses) // POINTS)
     parts = [losses[n : n + every] for n in range(0, len(losses), every)]
     points = [(n * every + len(part), sum(part) / len(part)) for n, part in enumerate(parts)]
-    lines = [Line("loss", "#0b6e4f", points)]
+    lines = [Line("loss", GREEN, points)]
     return line_plot("Training loss", "steps", "nats a byte", lines, x=FROM_ZERO)
 
 

@@ -23,20 +23,9 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.sizes, self.vocabulary = sizes, sizes.vocabulary
         self.embedding = nn.Embedding(sizes.vocabulary, sizes.width)
-        self.blocks = nn.ModuleList(
-            HybridBlock(
-                sizes.width,
-                sizes.heads,
-                sizes.mixers,
-                sizes.fusion,
-                layer,
-                sizes.layers,
-                sizes.state,
-                sizes.inner,
-                sizes.checkpoint_above,
-            )
-            for layer in range(sizes.layers)
-        )
+        options = sizes._asdict()
+        del options["vocabulary"]
+        self.blocks = nn.ModuleList(HybridBlock(layer=n, **options) for n in range(sizes.layers))
         self.norm = nn.RMSNorm(sizes.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
 

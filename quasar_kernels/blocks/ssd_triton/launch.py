@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from torch import Tensor
 
+from quasar_kernels.blocks.autograd import Forward, Kernels
 from quasar_kernels.blocks.ssd_triton.backward import gradient_kernel
 from quasar_kernels.blocks.ssd_triton.forward import output_kernel, segment_sum_kernel
 from quasar_kernels.blocks.ssd_triton.step import step_kernel
@@ -20,9 +21,9 @@ from quasar_kernels.blocks.triton_segments.plan import (
     Shape,
     Tiles,
     Walk,
+    apply,
     between_segments,
     checkpoints_for,
-    plan_call,
     scan,
     states_of_caller,
     step_values,
@@ -96,14 +97,6 @@ def _states(
         num_stages=tiles.sum.stages,
     )
     return scan(plan, segment_sums, entering, reverse)
-
-
-class Forward(NamedTuple):
-    """Results of `forward`."""
-
-    y: Tensor  # [batch, T, H, P] in x's dtype
-    final_state: Tensor  # [sequences, H, N, P] fp32
-    checkpoints: Tensor | None  # [chunks, H, P, N], the states before them, if requested
 
 
 def forward(plan: Plan, inputs: Inputs, initial_state: Tensor | None, keep: bool) -> Forward:
@@ -186,33 +179,7 @@ def step(inputs: Inputs, initial_state: Tensor | None, tiles: Tiles) -> tuple[Te
     return y, final
 
 
-class SSDFunction(torch.autograd.Function):
-    """The operator with its backward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, plan: Plan, initial_state: Tensor | None, *inputs: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Run the forward pass and keep the state before each chunk."""
-        ctx.set_materialize_grads(False)
-        results = forward(plan, Inputs(*inputs), initial_state, keep=True)
-        ctx.plan, ctx.initial = plan, initial_state is not None
-        ctx.save_for_backward(*inputs, results.checkpoints)
-        return results.y, results.final_state
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor | None, d_final: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Compute every gradient."""
-        *tensors, checkpoints = ctx.saved_tensors
-        inputs = Inputs(*tensors)
-        with torch.cuda.device(inputs.x.device):
-            dy = torch.zeros_like(inputs.x) if dy is None else dy
-            last = None if d_final is None else d_final.float().contiguous()
-            gradients, d_initial = backward(
-                ctx.plan, inputs, checkpoints, dy.contiguous(), last, ctx.initial
-            )
-        return (None, d_initial, *gradients)
+KERNELS = Kernels(Inputs, forward, backward)
 
 
 def _in_rows(x: Tensor) -> Tensor:
@@ -256,37 +223,11 @@ def ssd_triton(
     if over:
         B, C = (F.pad(y, (0, over)) for y in (B, C))
         initial_state = None if initial_state is None else F.pad(initial_state, (0, 0, 0, over))
-    y, final = _ssd(x, dt, A, B, C, D, initial_state, cu_seqlens, segments, tiles)
-    return y, final[:, :, :N]
-
-
-def _ssd(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    segments: int | None,
-    tiles: Tiles | None,
-) -> tuple[Tensor, Tensor]:
     x, B, C = (_in_rows(y.to(x.dtype)) for y in (x, B, C))
     skip = None if D is None else D.float().contiguous()
     inputs = Inputs(x, dt.float().contiguous(), A.float().contiguous(), B, C, skip)
-    state = None if initial_state is None else initial_state.float().contiguous()
     batch, T, H, P = x.shape
     shape = Shape(batch, T, H, B.shape[-1], P)
     tiles = tiles or tiles_for(shape.K, P, x.dtype)
-    recorded = torch.is_grad_enabled() and any(
-        y is not None and y.requires_grad for y in (*inputs, state)
-    )
-    if not recorded and T == 1 and cu_seqlens is None:
-        return step(inputs, state, tiles)
-    plan = plan_call(shape, x.device, cu_seqlens, segments, tiles)
-    if not recorded:
-        run = forward(plan, inputs, state, keep=False)
-        return run.y, run.final_state
-    results: tuple[Tensor, Tensor] = SSDFunction.apply(plan, state, *inputs)
-    return results
+    y, final = apply(KERNELS, step, shape, tiles, inputs, initial_state, cu_seqlens, segments)
+    return y, final[:, :, :N]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -12,6 +13,7 @@ from fla.ops.quasar.segments import Segments, host_bounds, packed_table
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from torch import Tensor
 
+from quasar_kernels.blocks.autograd import Kernels, KernelsFunction, is_recorded
 from quasar_kernels.blocks.triton_segments.kernels import segment_scan_kernel
 
 MAX_KEYS = 128
@@ -181,3 +183,31 @@ def scan(plan: Plan, segment_sums: Between, entering: Tensor | None, reverse: bo
         num_stages=1,
     )
     return segment_sums.sums
+
+
+Step = Callable[[Any, Tensor | None, Tiles], tuple[Tensor, Tensor]]
+"""Takes inputs of one token a sequence, the initial state and tiles."""
+
+
+def apply(
+    kernels: Kernels,
+    step: Step,
+    shape: Shape,
+    tiles: Tiles,
+    inputs: tuple[Tensor | None, ...],
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    segments: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute a call, differentiably; `segments` and the errors are those of `plan_call`."""
+    state = None if initial_state is None else initial_state.float().contiguous()
+    recorded = is_recorded(*inputs, state)
+    if not recorded and shape.T == 1 and cu_seqlens is None:
+        return step(inputs, state, tiles)
+    device = next(x.device for x in inputs if x is not None)
+    plan = plan_call(shape, device, cu_seqlens, segments, tiles)
+    if not recorded:
+        run = kernels.forward(plan, inputs, state, False)
+        return run.o, run.final_state
+    results: tuple[Tensor, Tensor] = KernelsFunction.apply(kernels, plan, state, *inputs)
+    return results

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from fla.ops.quasar import torch_private
@@ -25,6 +25,8 @@ from fla.ops.quasar.cuda.program import (
 from fla.ops.quasar.device import on_its_device
 from torch import Tensor
 
+from quasar_kernels.blocks.autograd import Forward, Kernels, KernelsFunction, is_recorded
+
 WIDTHS = (32, 64, 128)
 """Numbers of channels of r, k and w that the kernels support."""
 COLUMNS = 32
@@ -36,12 +38,17 @@ CSRC = Path(__file__).with_name("csrc")
 _ALIGNMENT = 16  # bytes of the kernels' copies
 
 
+TENSORS = (
+    *("r", "k", "v", "dout", "w", "u", "initial_state", "d_final", "o", "dv", "final_state"),
+    *("checkpoints", "dr", "dk", "dw", "du", "d_initial", "bounds"),
+)
+
+
 class Arguments(ctypes.Structure):
     """`quasar::wkv6::Arguments` of walk.cuh."""
 
     _fields_ = [
-        *fields(POINTER, "r k v dout w u initial_state d_final o dv"),
-        *fields(POINTER, "final_state checkpoints dr dk dw du d_initial bounds"),
+        *fields(POINTER, " ".join(TENSORS)),
         *fields(INT64, "T"),
         *fields(INT, "heads values"),
     ]
@@ -99,12 +106,19 @@ def prepared(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.clone() if x.data_ptr() % _ALIGNMENT else x
 
 
-def _launch(
-    program: LoadedProgram, name: str, x: Inputs, columns: int, bounds: Tensor | None, *tensors: Any
-) -> None:
+class Plan(NamedTuple):
+    """The kernels of a call, and the bounds `[N + 1]` int64 of packed sequences or None."""
+
+    program: LoadedProgram
+    bounds: Tensor | None
+
+
+def _launch(plan: Plan, name: str, x: Inputs, columns: int, **tensors: Tensor | None) -> None:
+    """Launch a kernel; its other tensors are None."""
+    program, bounds = plan
     B, T, H, V = x.v.shape
-    dout, initial, d_final, o, dv, *rest = tensors
-    places = addresses(x.r, x.k, x.v, dout, x.w, x.u, initial, d_final, o, dv, *rest, bounds)
+    tensors |= x._asdict() | {"bounds": bounds}
+    places = addresses(*(tensors.get(name) for name in TENSORS))
     grid = (B if bounds is None else bounds.numel() - 1) * H, V // columns
     parameters = (ctypes.c_char_p * 1)(_serialize(*places, T, H, V))
     stream = torch_private.raw_stream(x.v.device.index)
@@ -112,27 +126,25 @@ def _launch(
 
 
 def forward(
-    program: LoadedProgram,
+    plan: Plan,
     x: Inputs,
     initial_state: Tensor | None,
-    bounds: Tensor | None,
     keep: bool,
     final_state: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> Forward:
     """Launch the forward pass on the current stream.
 
     Args:
         x: the inputs.
         initial_state: `[N, H, K, V]` fp32 contiguous, or None for zero.
-        bounds: `[N + 1]` int64 of packed sequences, or None.
         keep: whether to keep states for the gradients.
         final_state: the tensor to write; it may be `initial_state`. None allocates a new one.
 
     Returns:
-        o, the final state, and if `keep` the states before every CHECKPOINT tokens,
-        `[cells, H, K, V]`.
+        The states are those before every CHECKPOINT tokens, `[cells, H, K, V]`.
     """
     B, T, H, K = x.r.shape
+    bounds = plan.bounds
     V = x.v.shape[-1]
     N = B if bounds is None else bounds.numel() - 1
     o = torch.empty_like(x.v)
@@ -140,37 +152,21 @@ def forward(
         final_state = x.u.new_empty(N, H, K, V)
     kept = x.u.new_empty(B * T // CHECKPOINT + N + 1, H, K, V) if keep else None
     columns = 1024 // K  # COLUMNS in wkv6_forward.cu
-    _launch(
-        program,
-        "wkv6_forward",
-        x,
-        columns,
-        bounds,
-        None,
-        initial_state,
-        None,
-        o,
-        None,
-        final_state,
-        kept,
-        *[None] * 5,
-    )
-    return o, final_state, kept
+    results = {"o": o, "final_state": final_state, "checkpoints": kept}
+    _launch(plan, "wkv6_forward", x, columns, initial_state=initial_state, **results)
+    return Forward(o, final_state, kept)
 
 
 def backward(
-    program: LoadedProgram,
-    x: Inputs,
-    kept: Tensor,
-    do: Tensor,
-    d_final: Tensor | None,
-    bounds: Tensor | None,
-    initial: bool,
+    plan: Plan, x: Inputs, kept: Tensor, do: Tensor, d_final: Tensor | None, initial: bool
 ) -> tuple[Inputs, Tensor | None]:
     """Return the gradients of the inputs, in their dtypes, and of the initial state, if any.
 
-    do and d_final, the gradients of the results, are contiguous, and d_final is fp32.
+    do and d_final, the gradients of the results, may be unaligned.
     """
+    do = prepared(do, x.v.dtype)
+    last = None if d_final is None else prepared(d_final, torch.float32)
+    bounds = plan.bounds
     H, K = x.u.shape
     V = x.v.shape[-1]
     columns = 16 if K == 128 else COLUMNS  # COLUMNS in wkv6_backward.cu
@@ -178,44 +174,15 @@ def backward(
     dr, dk, dw = (x.u.new_empty(parts, *x.r.shape) for _ in range(3))
     dv, du = torch.empty_like(x.v), x.u.new_empty(parts * N, H, K)
     d_initial = x.u.new_empty(N, H, K, V) if initial else None
-    _launch(
-        program, "wkv6_backward", x, columns, bounds, do, None, d_final, None, dv,
-        None, kept, dr, dk, dw, du, d_initial,
-    )  # fmt: skip
+    given = {"dout": do, "d_final": last, "checkpoints": kept}
+    results = {"dr": dr, "dk": dk, "dv": dv, "dw": dw, "du": du, "d_initial": d_initial}
+    _launch(plan, "wkv6_backward", x, columns, **given, **results)
     dtype = x.r.dtype
     sums = Inputs(dr.sum(0).to(dtype), dk.sum(0).to(dtype), dv, dw.sum(0), du.sum(0))
     return sums, d_initial
 
 
-class WKV6Function(torch.autograd.Function):
-    """The operator with its backward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        program: LoadedProgram,
-        bounds: Tensor | None,
-        initial_state: Tensor | None,
-        *inputs: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Run the forward pass and keep states for the backward pass."""
-        ctx.set_materialize_grads(False)
-        o, final, kept = forward(program, Inputs(*inputs), initial_state, bounds, keep=True)
-        ctx.program, ctx.initial = program, initial_state is not None
-        ctx.save_for_backward(*inputs, kept, bounds)
-        return o, final
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Compute all gradients."""
-        *inputs, kept, bounds = ctx.saved_tensors
-        x = Inputs(*inputs)
-        with torch.cuda.device(x.v.device):
-            do = torch.zeros_like(x.v) if do is None else prepared(do, x.v.dtype)
-            last = None if d_final is None else prepared(d_final, torch.float32)
-            gradients, d_initial = backward(ctx.program, x, kept, do, last, bounds, ctx.initial)
-        return (None, None, d_initial, *gradients)
+KERNELS = Kernels(Inputs, forward, backward)
 
 
 @torch.compiler.disable
@@ -251,20 +218,18 @@ def wkv6_cuda(
     operands = (prepared(x, dtype) for x in (r, k, v))
     inputs = Inputs(*operands, *(prepared(x, single) for x in (w, u)))
     state = None if initial_state is None else prepared(initial_state, single)
+    recorded = is_recorded(*inputs, state)
     bounds = None
-    if cu_seqlens is not None:
-        bounds = cu_seqlens.to(v.device, torch.int64).contiguous()
-    recorded = torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (*inputs, state)
-    )
+    if cu_seqlens is not None:  # the backward pass reads a copy, which the caller cannot change
+        bounds = cu_seqlens.to(v.device, torch.int64, copy=recorded).contiguous()
     if in_place and (recorded or state is None or state is not initial_state):
         raise ValueError(
             "in_place needs an initial_state that is fp32, contiguous, aligned to 16 bytes and "
             "not recorded: pass such a state, or in_place=False"
         )
-    program = PROGRAM.load(variant_for(v.device.index, dtype, r.shape[-1]))
+    plan = Plan(PROGRAM.load(variant_for(v.device.index, dtype, r.shape[-1])), bounds)
     if not recorded:
-        o, final, _ = forward(program, inputs, state, bounds, False, state if in_place else None)
+        o, final, _ = forward(plan, inputs, state, False, state if in_place else None)
         return o, final
-    results: tuple[Tensor, Tensor] = WKV6Function.apply(program, bounds, state, *inputs)
+    results: tuple[Tensor, Tensor] = KernelsFunction.apply(KERNELS, plan, state, *inputs)
     return results

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -10,15 +10,16 @@ from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from torch import Tensor
 
+from quasar_kernels.blocks.autograd import Forward, Kernels
 from quasar_kernels.blocks.triton_segments.plan import (
     STEP_WARPS,
     Plan,
     Shape,
     Tiles,
     Walk,
+    apply,
     between_segments,
     checkpoints_for,
-    plan_call,
     scan,
     states_of_caller,
     step_values,
@@ -68,14 +69,6 @@ def _states(
         num_stages=tiles.sum.stages,
     )
     return scan(plan, segment_sums, entering, reverse)
-
-
-class Forward(NamedTuple):
-    """Results of `forward`."""
-
-    o: Tensor  # [B, T, H, V] in v's dtype
-    final_state: Tensor  # [N, H, K, V] fp32
-    checkpoints: Tensor | None  # [chunks, H, V, K], the states before them, if requested
 
 
 class Inputs(NamedTuple):
@@ -157,31 +150,7 @@ def step(x: Inputs, initial_state: Tensor | None, tiles: Tiles) -> tuple[Tensor,
     return o, final
 
 
-class WKV6Function(torch.autograd.Function):
-    """The operator with its backward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, plan: Plan, initial_state: Tensor | None, *inputs: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Run the forward pass and keep the state before each chunk."""
-        ctx.set_materialize_grads(False)
-        results = forward(plan, Inputs(*inputs), initial_state, keep=True)
-        ctx.plan, ctx.initial = plan, initial_state is not None
-        ctx.save_for_backward(*inputs, results.checkpoints)
-        return results.o, results.final_state
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Compute all gradients."""
-        *inputs, checkpoints = ctx.saved_tensors
-        x = Inputs(*inputs)
-        with torch.cuda.device(x.v.device):
-            do = torch.zeros_like(x.v) if do is None else do.contiguous()
-            last = None if d_final is None else d_final.float().contiguous()
-            gradients, d_initial = backward(ctx.plan, x, checkpoints, do, last, ctx.initial)
-        return (None, d_initial, *gradients)
+KERNELS = Kernels(Inputs, forward, backward)
 
 
 @torch.compiler.disable
@@ -213,18 +182,7 @@ def wkv6_triton(
     dtype = v.dtype
     r, k, v = (x.to(dtype).contiguous() for x in (r, k, v))
     inputs = Inputs(r, k, v, w.contiguous(), u.contiguous())
-    state = None if initial_state is None else initial_state.float().contiguous()
     B, T, H, K = r.shape
     shape = Shape(B, T, H, K, v.shape[-1])
     tiles = tiles or tiles_for(shape.K, shape.V, dtype)
-    recorded = torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (*inputs, state)
-    )
-    if not recorded and T == 1 and cu_seqlens is None:
-        return step(inputs, state, tiles)
-    plan = plan_call(shape, v.device, cu_seqlens, segments, tiles)
-    if not recorded:
-        run = forward(plan, inputs, state, keep=False)
-        return run.o, run.final_state
-    results: tuple[Tensor, Tensor] = WKV6Function.apply(plan, state, *inputs)
-    return results
+    return apply(KERNELS, step, shape, tiles, inputs, initial_state, cu_seqlens, segments)

@@ -31,7 +31,7 @@ def test_every_test_is_counted_and_a_failure_is_named(folder, capsys):
     (folder / "cuda").mkdir()
     (folder / "cuda/test_mixed.py").write_text(MIXED)
     (folder / "test_dies.py").write_text("import os\ndef test_it(): os._exit(11)\n")
-    first, run = gpu_tests.measure(Namespace(only=[], commit=None))
+    first, run = gpu_tests.measure(Namespace(commit=None))
     later = run.entries[1].of["file"]
     assert (first.settings["left out"], run.settings["left out"]) == (later, "")
     mixed = next(one for one in run.entries if one.of["file"] == "cuda/test_mixed.py")

@@ -107,11 +107,11 @@ def test_a_call_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyP
 def test_the_command_measures_in_fresh_processes_and_names_what_is_lost(monkeypatch):
     def stream(function: Any, name: str, *_: Any, **__: Any) -> Any:
         of = {"way": "forward", "batch": 1, "tokens": 256, "packed": False}
-        yield Entry(table="calls", of=of, by=name, figures={"ms": 1.0}).model_dump()
+        yield Entry(table="calls", of=of, by=name, figures={"ms": 1.0})
         if name == "kda":
             raise Lost("exit status 139")
 
-    machine = run_of("mechanisms").model_dump(mode="json")
+    machine = run_of("mechanisms")
     monkeypatch.setattr(processes, "call", lambda *_: machine)
     monkeypatch.setattr(processes, "stream", stream)
     args = Namespace(device="cpu", commit=None, limit=100.0, tokens=[256], only=["quasar", "kda"])

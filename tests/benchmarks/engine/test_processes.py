@@ -43,9 +43,9 @@ def test_a_result_comes_from_another_process() -> None:
 
 
 def test_results_come_one_by_one_and_a_death_is_named() -> None:
-    assert [one["figures"] for one in stream(counted, 2)] == [{"n": 0}, {"n": 1}]
+    assert [one.figures for one in stream(counted, 2)] == [{"n": 0}, {"n": 1}]
     found = stream(counted, 3)
-    assert [next(found)["figures"]["n"] for _ in range(3)] == [0, 1, 2]
+    assert [next(found).figures["n"] for _ in range(3)] == [0, 1, 2]
     with pytest.raises(Lost, match="exit status 3"):
         next(found)
 

@@ -209,7 +209,7 @@ def test_batches_follow_from_the_seed_and_the_step_alone():
 
 def points(svg):
     """Count the points of a chart's one line."""
-    (path,) = re.findall(r'<path class="line \w+" d="M([^h"]+)"', svg)
+    (path,) = re.findall(r'<path class="line" stroke="#\w+" d="M([^h"]+)"', svg)
     return path.count("L") + 1
 
 

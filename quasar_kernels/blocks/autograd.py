@@ -1,0 +1,70 @@
+"""Autograd of an operator's kernels: a forward pass that keeps some states, and a backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Forward(NamedTuple):
+    """Results of a forward pass."""
+
+    o: Tensor  # [B, T, H, V] in the values' dtype
+    final_state: Tensor  # [N, H, K, V] fp32
+    checkpoints: Tensor | None  # the states before some tokens, if requested
+
+
+class Kernels(NamedTuple):
+    """The launches of an operator.
+
+    Attributes:
+        inputs: makes the tuple of the operator's tensors that the launches take.
+        forward: takes a plan, inputs, the initial state, and whether to keep states.
+        backward: takes a plan, inputs, the kept states, the gradients of o and of the final state
+            (fp32) or None, both contiguous, and whether there is an initial state; returns the
+            gradients of the inputs and of the initial state.
+    """
+
+    inputs: Callable[..., Any]
+    forward: Callable[[Any, Any, Tensor | None, bool], Forward]
+    backward: Callable[..., tuple[Any, Tensor | None]]
+
+
+class KernelsFunction(torch.autograd.Function):
+    """An operator with its backward pass; `plan` is what its launches need besides tensors."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernels: Kernels, plan: Any, initial_state: Tensor | None, *inputs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Run the forward pass and keep states for the backward pass."""
+        ctx.set_materialize_grads(False)
+        results = kernels.forward(plan, kernels.inputs(*inputs), initial_state, True)
+        ctx.kernels, ctx.plan, ctx.initial = kernels, plan, initial_state is not None
+        ctx.values = results.o.shape, results.o.dtype, results.o.device
+        ctx.save_for_backward(*inputs, results.checkpoints)
+        return results.o, results.final_state
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Compute all gradients."""
+        *inputs, checkpoints = ctx.saved_tensors
+        shape, dtype, device = ctx.values
+        with torch.cuda.device(device):
+            if do is None:
+                do = torch.zeros(shape, dtype=dtype, device=device)
+            last = None if d_final is None else d_final.float().contiguous()
+            x, plan = ctx.kernels.inputs(*inputs), ctx.plan
+            gradients, d_initial = ctx.kernels.backward(
+                plan, x, checkpoints, do.contiguous(), last, ctx.initial
+            )
+        return (None, None, d_initial, *gradients)
+
+
+def is_recorded(*tensors: Tensor | None) -> bool:
+    """Return whether autograd records a call with these tensors."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
