@@ -117,7 +117,8 @@ def profile_call(name: str, tokens: int) -> Iterator[Entry]:
         SystemExit: ncu failed; the message has its output.
         ValueError: as `parse`.
     """
-    call = commands.python("benchmarks.cases.nsight", name, tokens)
+    code = f"from {__name__} import run_call; run_call({name!r}, {tokens})"
+    call = [sys.executable, "-c", code]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "ncu.csv")
         command = [*NCU.split(), f"--metrics={','.join(METRICS)}", f"--log-file={log}", *call]
@@ -200,7 +201,3 @@ def products_ms(run: Run, kernel: Entry) -> float:
 def floor_ms(run: Run, kernel: Entry) -> float:
     """Return the least milliseconds for a kernel's bytes and products, which may overlap."""
     return max(bytes_ms(run, kernel.figures["dram_bytes"]), products_ms(run, kernel))
-
-
-if __name__ == "__main__":
-    run_call(sys.argv[1], int(sys.argv[2]))
