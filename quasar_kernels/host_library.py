@@ -42,7 +42,7 @@ def package_files() -> dict[PurePosixPath, Path]:
 
 
 def lay_over_fla(overlay: Path, tree: Path) -> None:
-    """Copy fla to `tree`, and the files of `overlay` over it.
+    """Copy fla to `tree`, then copy the files of `overlay` over it.
 
     Raises:
         importlib.metadata.PackageNotFoundError: fla-core is not installed.

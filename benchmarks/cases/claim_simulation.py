@@ -1,10 +1,10 @@
-"""The share of claims that a validator refutes under simulated noise, and the cost of honesty.
+"""How often a validator refutes the claim under simulated noise, and how low the claim is.
 
     python -m benchmarks claim_simulation --out benchmarks/honesty.json
 
-Each trial draws runs from one noise distribution, until the miner's rule needs no more of them, and
-derives the claim with `harness.claim`. A million further draws give the chance that one run of a
-validator misses the claim, which is exact enough for chances of one in 100,000.
+Each trial draws a miner's runs from one noise distribution, uses the first ones that the miner's
+rule needs, and derives the claim with `harness.claim`. One run of a validator refutes the claim if
+it is below ACCEPTED_SHARE of it. A million draws resolve a chance of one in 100,000.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from harness.claim.derive import ACCEPTED_SHARE
 from harness.sample import Correctness, Sample
 
 REFUTED_MOST = 1e-4
-"""Limit, for every shape of noise, on the chance that one run of a validator misses the claim."""
+"""Limit, for every shape of noise, on the chance that one run of a validator refutes the claim."""
 RATIO_LEAST = 0.97
 """Least ratio of the claim to the median speed on a healthy GPU."""
 
 LENGTH = 65_536
 UNDISTURBED = 1e8
-"""Tokens/s of a run that takes one relative second; the claim does not depend on it."""
+"""Tokens/s of a run whose relative time is 1; the figures do not depend on it."""
 
 LEAST_RUNS = 3
+"""Fewest runs of a claim here; a miner takes at least 5 (`harness.measuring.plan`)."""
 TRIALS = 4000
 """Claims of each shape."""
 DRAWS = 1_000_000
@@ -80,7 +81,7 @@ def measurements(runs: Runs, trial: int) -> list[Sample]:
 
 
 def claim(samples: list[Sample]) -> tuple[float, int]:
-    """Return the claim, and the number of samples after which a miner would stop measuring."""
+    """Return the claim of the first samples that settle it, and their number."""
     count = next(
         n for n in range(LEAST_RUNS, RUNS_MOST + 1) if n == RUNS_MOST or is_settled(samples[:n])
     )
@@ -96,7 +97,7 @@ def simulate(shape: Shape, trials: int, generator: Generator, draws: int = DRAWS
     below = np.searchsorted(later, ACCEPTED_SHARE * claims) / draws
     ratios = claims / np.median(later)
     figures = {
-        "refuted": float(below.mean()),  # chance that one run of a validator misses the claim
+        "refuted": float(below.mean()),  # chance that one run of a validator refutes it
         "ratio": float(np.median(ratios)),  # claim / median of later runs, median of the trials
         "ratio_low": float(np.quantile(ratios, 0.05)),
         "runs": float(np.mean([count for _, count in results])),

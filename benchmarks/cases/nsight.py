@@ -2,8 +2,8 @@
 
     python -m benchmarks nsight --out benchmarks/h200/profile.json
 
-The rates of a large copy and of large products are measured first in this process. Then each call
-runs in a fresh process under `ncu`, which must be on PATH and needs permission to read the GPU's
+This process first measures the rates of a large copy and of large products. It then runs each call
+in a fresh process under `ncu`, which must be on PATH and needs permission to read the GPU's
 counters. The clocks are not locked.
 """
 
@@ -52,7 +52,7 @@ METRICS = (
     *("gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum"),
     "launch__registers_per_thread",
 )
-"""Metrics that ncu reports, in nanoseconds and bytes."""
+"""All metrics that ncu reports; times are in nanoseconds."""
 
 PROTOCOL = """\
 Nsight Compute, clocks left alone, caches emptied before each kernel, kernels one at a time. \
@@ -115,7 +115,7 @@ def profile_call(name: str, tokens: int) -> Iterator[Entry]:
 
     Raises:
         SystemExit: ncu failed; the message has its output.
-        ValueError: as `parse`.
+        KeyError, ValueError: as `parse`.
     """
     code = f"from {__name__} import run_call; run_call({name!r}, {tokens})"
     call = [sys.executable, "-c", code]
@@ -174,7 +174,7 @@ def product_rates() -> dict[str, float]:
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Measure the rates, then profile the calls."""
-    version = commands.tool_version("ncu", "the CUDA toolkit, or as Nsight Compute")
+    version = commands.tool_version("ncu", "the CUDA toolkit or Nsight Compute")
     with torch.no_grad():
         clocks.soak(1)
         copy, rates = clocks.copy_bandwidth(), product_rates()
@@ -193,7 +193,7 @@ def bytes_ms(run: Run, size: float) -> float:
 
 
 def products_ms(run: Run, kernel: Entry) -> float:
-    """Return the milliseconds that large products of these types take for as many operations."""
+    """Return the milliseconds that large products take for the kernel's operations, by type."""
     counts = {kind: kernel.figures[f"{kind}_operations"] for kind in OPERATIONS}
     return math.fsum(n / run.number(f"{kind}_tflops") / 1e9 for kind, n in counts.items())
 

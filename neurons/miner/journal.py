@@ -90,10 +90,10 @@ class Journal:
         return self.get(key)
 
     def judges_early(self, api_url: str, now: float) -> float | None:
-        """Return the Unix time when this API last seemed to judge a commitment before its reveal.
+        """Return the Unix time when this API last seemed to judge a commitment early, or None.
 
-        Return None after the length of a round: its validators may change, and anyone can mark a
-        row of the public API.
+        A record older than a round does not count: the API's validators may change, and anybody can
+        give a verdict on the public API.
         """
         query = "SELECT judges_early_at FROM apis WHERE url = ? AND judges_early_at > ?"
         row = self._database.execute(query, (api_url, now - ROUND_HOURS * 3600.0)).fetchone()
@@ -107,7 +107,7 @@ class Journal:
     def note_foreign(
         self, hotkey: str, api_url: str, submission_ids: Iterable[int], now: float
     ) -> list[int]:
-        """Record the hotkey's foreign submissions (not sent by this journal); return new ones.
+        """Record the hotkey's submissions that this journal did not send; return the new ones.
 
         A lost reply leaves the number of a submission of this journal unknown. Until it is known,
         no number is recorded as foreign.
@@ -144,8 +144,8 @@ class Journal:
     ) -> Submission:
         """Replace `before` by `after` and record it as an event, in one transaction.
 
-        Raises StaleSubmission if it is no longer in `before`'s state, and an IntegrityError if the
-        hotkey has another live submission for the target.
+        Raises StaleSubmission if the journal has it in another state than `before`, and an
+        IntegrityError if the hotkey has another live submission for the target.
         """
         with transaction(self._database):
             cursor = self._database.execute(
@@ -170,7 +170,7 @@ class Journal:
         return self._newest(f"state NOT IN {CLOSED_STATES}", hotkey, target_sequence_length)
 
     def live_submissions(self, hotkey: str | None = None) -> list[Submission]:
-        """Return every live submission, newest first, of one hotkey or of all."""
+        """Return live submissions, newest first, of one hotkey or of all."""
         where = f"state NOT IN {CLOSED_STATES} AND (? IS NULL OR hotkey = ?)"
         return self._select(where, (hotkey, hotkey), 1000)
 

@@ -1,4 +1,4 @@
-"""Premature commitments, which a validator judged before their reveal: evidence and reaction."""
+"""What the miner does if a validator judges a commitment before its reveal (premature)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from neurons.miner.cycle import Submission
 
 
 def submission_mode(context: Context) -> str:
-    """Return `commit_reveal` or `direct`: the setting, or for `auto` a choice by the journal."""
+    """Return `commit_reveal` or `direct`; `auto` is `direct` if this API recently judged early."""
     chosen = context.settings.submission_mode
     if chosen != "auto":
         return chosen
@@ -16,7 +16,7 @@ def submission_mode(context: Context) -> str:
 
 
 def insists_on_reveal(context: Context) -> bool:
-    """Return whether the settings reveal a commitment even if a validator has already judged it."""
+    """Return whether the settings require a reveal even after a validator's early judgement."""
     return context.settings.submission_mode == "commit_reveal"
 
 

@@ -96,9 +96,9 @@ class Settings(BaseModel):
     """The subnet's validator API; see the subnet's documentation. Required."""
     submission_mode: Literal["auto", "commit_reveal", "direct"] = "auto"
     """commit_reveal hides the fork until a later block, so that nobody can copy it in time. direct
-    submits everything in one call. auto commits and reveals until this API shows a sign of judging
-    commitments before their reveal, when it cannot measure them; it then submits directly for 48
-    hours, starting with the affected claim.
+    submits everything in one call. auto commits and reveals unless validators of this API seem to
+    judge commitments before their reveal, without a measurement. The miner then submits directly
+    for 48 hours, starting with the affected claim.
     """
     netuid: Annotated[int, Field(ge=0, le=65535), Form("a whole number from 0 to 65535")] = 24
     """The subnet's number on the chain (flag: --netuid)."""
@@ -155,8 +155,8 @@ class Settings(BaseModel):
     tune_command: CommandLine | None = None
     """Your own optimiser. It runs after each cycle in a copy of the kernels, which it may change.
     The change is published if it keeps the subnet's rules, passes the correctness check and is
-    faster beyond the noise; otherwise the log gives the reason. Paths may be relative to this
-    folder.
+    faster beyond the noise; otherwise the log gives the reason. Paths may be relative to the
+    checkout.
     """
     tune_seconds: Seconds = 600.0
     """Time limit of a tuning command."""
@@ -179,10 +179,10 @@ class Settings(BaseModel):
     polling_interval: Seconds = 300.0
     """Pause between two polls of the queue."""
     sandbox: Literal["required", "preferred", "off"] = "required"
-    """required runs forks in a bubblewrap sandbox: no network, no files of this user, limits on
-    cores, memory, processes and disk. The validator does not start if the sandbox does not work.
-    preferred then runs forks with this user's rights, as off always does: only for forks that you
-    trust.
+    """required: the validator runs forks in a bubblewrap sandbox (no network, no files of this
+    user, limits on cores, memory, processes and disk) and does not start without it. preferred: if
+    the sandbox does not work, forks run with this user's rights. off: they always do. Use preferred
+    and off only for forks that you trust.
     """
     fork_hosts: Hosts = ("github.com",)
     """Hosts from which forks are cloned, over https and from public addresses only."""
@@ -215,8 +215,7 @@ class Settings(BaseModel):
     blocks_until_reveal: CountOrNone = 100
     """Blocks between a commitment and its reveal."""
     reveal_window_blocks: Count = 300
-    """Number of blocks after that in which the reveal is accepted. Older commitments have expired.
-    """
+    """Number of blocks, from the reveal block on, in which the API accepts a reveal."""
     block_time_seconds: Annotated[Count, Form("whole seconds, from 1")] = 12
     """Length of a block on the server's clock."""
     database_url: (
@@ -242,12 +241,12 @@ class Settings(BaseModel):
     """
     uids_from_chain: bool = False
     """Whether the API reads the uids of hotkeys on NETUID from the chain of SUBTENSOR_NETWORK every
-    ten minutes. Otherwise it assigns uids itself.
+    ten minutes, as it also does with VALIDATOR_STAKE. Otherwise it assigns uids itself.
     """
     validator_stake: (
         Annotated[float, Field(ge=0, allow_inf_nan=False), Form("a number of tokens from 0")] | None
     ) = None
-    """Hotkeys registered on that chain with at least this stake may also write verdicts."""
+    """Hotkeys on NETUID with at least this stake on the chain may also write verdicts."""
     rate_limit: CountOrNone = 10
     """Calls per hotkey and minute (register, submit, commit and reveal together); 0 means no limit.
     """
@@ -269,8 +268,8 @@ class Settings(BaseModel):
     max_new_tokens: Count = 1024
     """Maximum number of tokens that a request may generate."""
     inference_compile: bool = True
-    """Whether torch.compile compiles decoding on a GPU while the server loads: faster tokens, for
-    up to a minute at the start.
+    """Whether torch.compile compiles decoding on a GPU while the server loads. Tokens are then
+    faster, and the start takes up to a minute longer.
     """
     inference_queue: Count = 16
     """Maximum number of waiting requests. The server answers further ones with 503 and Retry-After.
@@ -293,7 +292,7 @@ class Settings(BaseModel):
         return [str(PROJECT / word) if (PROJECT / word).is_file() else word for word in words]
 
     def secrets(self) -> list[str]:
-        """Return the values that must never be printed; a file of SQLite has no password."""
+        """Return the values that must never be printed; an SQLite address has no password."""
         values = [self.github_token, self.database_url]
         texts = [value.get_secret_value() for value in values if value is not None]
         return [text for text in texts if not text.startswith("sqlite:")]

@@ -1,4 +1,4 @@
-"""The fusion of a hybrid block's branches: channel gains, head gates, or a normalised mean."""
+"""How a hybrid block combines its branches: channel gains, head gates, or a normalised mean."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIRST_GAIN, OTHER_GAINS = 0.7, 0.3
 
 
 class ChannelGains(nn.Module):
-    """Adds the branches, with a learned gain for each branch and channel."""
+    """Multiplies each branch by a learned gain per channel."""
 
     def __init__(self, branches: int, width: int, _heads: int) -> None:
         super().__init__()
@@ -21,14 +21,14 @@ class ChannelGains(nn.Module):
         self.gains = nn.Parameter(start)
 
     def forward(self, _x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return each branch's contribution `[B, T, width]`; x is the block's normed input."""
+        """Return the terms of the sum, `[B, T, width]` each; x is the block's normed input."""
         return [gain * y for gain, y in zip(self.gains, outputs, strict=True)]
 
 
 class GatedHeads(nn.Module):
-    """Weighs the branches for each token and head by a softmax over the block's input.
+    """Weighs the branches for each token and head by a softmax over the branches.
 
-    All weights are equal at first.
+    A linear layer computes the logits from the block's input. Initially they are 0.
     """
 
     def __init__(self, branches: int, width: int, heads: int) -> None:
@@ -39,7 +39,7 @@ class GatedHeads(nn.Module):
         nn.init.zeros_(self.gate.bias)
 
     def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return each branch's contribution, as `ChannelGains` does."""
+        """Return the terms of the sum, as `ChannelGains` does."""
         shares = self.gate(x).float().unflatten(-1, (len(outputs), self.heads)).softmax(-2)
         return [
             (share[..., None] * y.unflatten(-1, (self.heads, -1))).flatten(-2)
@@ -48,14 +48,14 @@ class GatedHeads(nn.Module):
 
 
 class NormalisedMean(nn.Module):
-    """The mean of the branches, each normed and scaled by channel, as in Hymba (2411.13676)."""
+    """Norms each branch, scales it by channel, and averages, as in Hymba (arXiv 2411.13676)."""
 
     def __init__(self, branches: int, width: int, _heads: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(branches))
 
     def forward(self, _x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return each branch's contribution, as `ChannelGains` does."""
+        """Return the terms of the sum, as `ChannelGains` does."""
         return [norm(y) / len(outputs) for norm, y in zip(self.norms, outputs, strict=True)]
 
 

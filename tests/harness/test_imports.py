@@ -1,4 +1,4 @@
-"""A module that is missing: its own kind, its name, its remedy, on every path that shows them."""
+"""A missing module is an error of kind `import` with a name and a remedy, wherever it is found."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python -m harness.worker.subject.profile TREE LENGTH DEVICE
 
-loads a fork or an overlay, does the warm-up calls, and one more call between cudaProfilerStart and
-cudaProfilerStop.
+This command loads a fork or an overlay and makes the warm-up calls. It then makes one more call,
+on a GPU between cudaProfilerStart and cudaProfilerStop.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ OPEN_A_HOTKEY = 10
 def register(
     session: Session, request: protocol.RegisterRequest, context: RequestContext
 ) -> protocol.RegisterReply:
-    """Register the hotkey for a model and league, at first with the next free uid."""
+    """Register the hotkey for a model and league; a new hotkey gets the next free uid."""
     leagues = [league for _, league, _ in rules.LEAGUES]
     if request.league not in leagues:
         raise Refusal(400, f"Invalid league. Must be one of: {', '.join(leagues)}")
@@ -53,7 +53,7 @@ def commit(
     context: RequestContext,
     settings: Settings,
 ) -> protocol.CommitReply:
-    """Store a commitment, whose reveal opens `blocks_until_reveal` blocks later.
+    """Store a commitment, which can be revealed from `blocks_until_reveal` blocks later.
 
     Raises a Refusal if the hash is stored already, the hotkey is not registered, or `client`, the
     key under which bans count the caller, is banned.
@@ -86,10 +86,10 @@ def commit(
 def submit(
     session: Session, request: protocol.SubmitRequest, client: str, context: RequestContext
 ) -> protocol.SubmitReply:
-    """Store a direct submission; a repetition within a round returns the first one.
+    """Store a direct submission, or return the same one of this round.
 
-    So a repeated request has no effect, and a miner cannot have the same claim judged again until
-    noise favours it.
+    A repeated request therefore has no effect, and a miner cannot resubmit a claim until noise
+    favours it.
     """
     _check_may_submit(session, request.miner_hotkey, client, context)
     claim = _claim(request, request.target_sequence_length)
@@ -141,7 +141,7 @@ def _revealable(
     context: RequestContext,
     settings: Settings,
 ) -> Submission:
-    """Return the hotkey's commitment if it is neither revealed, expired, replaced nor early."""
+    """Return the hotkey's commitment, or raise a Refusal if it cannot be revealed now."""
     row = session.get(Submission, request.submission_id)
     if row is None or row.miner_hotkey != request.miner_hotkey:
         raise Refusal(404, NOT_FOUND)
@@ -162,7 +162,7 @@ def _revealable(
 def _check_commitment(row: Submission, request: protocol.RevealRequest) -> None:
     """Refuse a reveal that does not match its commitment.
 
-    The public server accepts a Docker image instead, which leaves the fork open until the reveal.
+    The public server also accepts a commitment to a Docker image, which does not fix the fork.
     """
     salt = request.commitment_salt
     if row.commitment_version == protocol.WIRE_VERSION:
@@ -189,8 +189,8 @@ def _check_few_entries(session: Session, hotkey: str) -> None:
     if (session.scalar(entries) or 0) >= LEAGUE_ENTRIES:
         raise Refusal(
             409,
-            f"This hotkey has {LEAGUE_ENTRIES} registrations. Submissions need none of a new "
-            "model or league.",
+            f"This hotkey has {LEAGUE_ENTRIES} registrations, the most allowed. It can submit "
+            "without another one.",
         )
 
 
@@ -242,9 +242,9 @@ def _add(
 
 
 def _withdraw_replaced(session: Session, row: Submission, context: RequestContext) -> None:
-    """Withdraw the hotkey's older rows of this target, and its oldest above OPEN_A_HOTKEY.
+    """Withdraw the hotkey's other open rows of this target, and its oldest beyond OPEN_A_HOTKEY.
 
-    A commitment replaces only another commitment. A validator may still mark a withdrawn row.
+    An unrevealed row replaces only unrevealed ones. A validator may still judge a withdrawn row.
     """
     waiting = session.execute(
         select(Submission.id, Submission.target_sequence_length, Submission.is_revealed)

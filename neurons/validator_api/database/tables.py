@@ -103,8 +103,8 @@ class Submission(Base):
 
     `created_at` is the commit's time; fork, hash and figures are empty until the reveal. The round
     is the one that it may rank in: an open submission moves to the next round when its round ends.
-    `withdrawn_at` is when a newer one of the same hotkey and target replaced it in the queue, or
-    when its client was banned.
+    `withdrawn_at` is when a newer one of the same hotkey replaced it, its client was banned, or its
+    commitment expired.
     `measured` has a validator's figures by length, and `benchmarks` the miner's.
     `validator_hotkey` judged it last, on `validator_device` (a GPU's name, or the CPU's cores).
     """

@@ -1,4 +1,4 @@
-"""Estimates and counted bytes against what was measured, and the contributed runs."""
+"""Estimates and counted bytes agree with measurements; contributed runs are listed or refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A layer that uses the operator as the public fork's own does: what is timed with FORK_SCOPE=ops.
+"""A model of the public fork's layer, which a validator times if FORK_SCOPE is ops.
 
-Same parameters, same calls of `chunk_quasar` (by keyword, from module outputs under autocast, with
-the cache's states). The public layer's convolution and norm are Triton modules, these are torch.
+It has the same parameters and calls `chunk_quasar` in the same way: by keyword, on outputs of
+modules under autocast, with the cache's states. Its convolution and norm are torch modules; the
+public layer's are Triton modules.
 """
 
 import itertools

@@ -1,15 +1,15 @@
-"""QuasarAttention's chunk form in torch, for CPU tensors and for gradients.
+"""QuasarAttention's chunk form in torch: for calls without kernels and fused_recurrent's gradients.
 
-A chunk of C tokens (row = token, a = diag(alpha)) maps the state S to S'. Keys and values may have
-any widths:
+A chunk of C tokens (row = token, a = diag(alpha)) maps the state S to S', for any widths of keys
+and values:
 
     M = strict_tril(a K K^T)    U = (I + M)^-1 a V    W = (I + M)^-1 a K
     V' = U - W S                O = Q S + tril(Q K^T) V'                S' = S + K^T V'
 
-With log decays, each product of two tokens is multiplied by the exponential of the sum of the log
-decays between them; that sum is never positive. V' and S' are computed chunk by chunk, everything
-else for all chunks at once. Long sequences are processed in blocks. Autograd keeps only the states
-between blocks, and the backward pass computes the blocks again.
+With log decays, each product of two tokens is multiplied by exp of the sum of the log decays
+between them, which is never positive. V' and S' are computed chunk by chunk, everything else for
+all chunks at once. Long sequences are processed in blocks. Autograd keeps only the inputs and the
+states between blocks, and the backward pass computes the blocks again.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ BLOCK_ELEMENTS = 1 << 23
 
 
 LEAST_LOG_DECAY = -110.0
-"""The least log decay, to which lower ones are clamped so that sums keep their precision.
-
-Its exponential is 0 in fp32."""
+"""Lower log decays are raised to this, so that sums keep precision; its exp is 0 in fp32."""
 
 
 @torch.compiler.disable
@@ -124,7 +122,7 @@ def _sequence(
     scale: float,
     chunk_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Process sequences of equal length, one per batch row, in blocks that are recomputed later."""
+    """Process sequences of equal length, one per batch row, in blocks; autograd recomputes them."""
     B, T, H, K = q.shape
     widest = max(K, v.shape[-1], chunk_size)
     block = max(1, BLOCK_ELEMENTS // max(1, B * H * widest * chunk_size)) * chunk_size
@@ -158,9 +156,8 @@ def _block(
         return torch.zeros_like(v, dtype=q.dtype), state
     dtype, out_dtype, NT = beta.dtype, q.dtype, -(-T // C)
 
-    def chunks(
-        x: torch.Tensor,
-    ) -> torch.Tensor:  # [B, T, H, D] -> [NT, B * H, C, D]; zero keys have no effect
+    def chunks(x: torch.Tensor) -> torch.Tensor:  # [B, T, H, D] -> [NT, B * H, C, D]
+        # the added keys are zeros and do not change the state
         x = F.pad(x, (0, 0, 0, 0, 0, NT * C - T)) if T % C else x
         x = x.reshape(B, NT, C, H, x.shape[-1]).permute(1, 0, 3, 2, 4)
         return x.to(dtype).reshape(NT, B * H, C, -1)
@@ -173,13 +170,13 @@ def _block(
     M, scores, read, reading, written = alpha * (k @ k.mT), q @ k.mT, k, q, k
     kept: Sequence[Any] = [1.0] * NT
     if g is not None:
-        since = chunks(g.unsqueeze(-1)).cumsum(-2)  # log decays since the chunk's begin
+        since = chunks(g.unsqueeze(-1)).cumsum(-2)  # sums from the chunk's start
         between = torch.exp((since - since.mT).tril())
         M, scores = M * between, scores * between
         before, after = torch.exp(since), torch.exp(since[..., -1:, :] - since)
         read, reading, written = k * before, q * before, k * after
         kept = before[..., -1:, :].unbind(0)
-    # the solver reads only the part below the diagonal, with ones on the diagonal
+    # the solver reads only the part below the diagonal, and takes the diagonal as ones
     right = alpha * torch.cat([v, read], dim=-1)
     U, W = torch.linalg.solve_triangular(M, right, upper=False, unitriangular=True).split(
         [V, K], -1

@@ -46,7 +46,7 @@ class Weights(NamedTuple):
     out: torch.Tensor  # [hidden, H S]
 
     def of_products(self) -> tuple[torch.Tensor, ...]:
-        """Return the weights of the matrix products, as `concatenated` takes them."""
+        """Return the weights of the matrix products, as `packed` takes them."""
         return *self[:6], self.out
 
     def taps(self) -> tuple[torch.Tensor | None, ...]:

@@ -15,7 +15,7 @@ from fla.ops.quasar.layer.products import packed, unrounded
 from fla.ops.quasar.scan import ScanInputs, StepSizes
 
 MANY_TOKENS = 1 << 15
-"""Tokens from which the library's product before the convolution is rounded to 16 bits."""
+"""Tokens from which a bf16 product is rounded before the convolution."""
 
 
 def _project(
@@ -23,8 +23,7 @@ def _project(
 ) -> Activations:
     B, T, D = x.shape
     H, S, dtype = call.heads, call.head_dim, call.dtype
-    # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so that a
-    # bias is added inside its product
+    # one cast and one product for q, k, v and the gate's narrow half
     projections, *others = packed(weights.of_products(), dtype)
     rows = x.reshape(B * T, D).to(dtype)
     products = project(rows, projections)
@@ -49,12 +48,13 @@ def activations(
     products: torch.Tensor | None,
     batch: int,
 ) -> Activations:
-    """Return the inputs of the operator, from q, k and v `[R, 3 H S]`, and of this output stage.
+    """Return the inputs of the operator and of this module's output stage.
 
     Args:
-        batch: sequences of equal length in qkv, or 1.
-        others: the matrices after the projections, by `packed`.
+        others: the matrices that `packed` returns after the projections.
+        qkv: q, k and v, `[R, 3 H S]`.
         narrow, rows, products: those of `Activations`.
+        batch: sequences of equal length in qkv, or 1.
     """
     q, k, v = qkv.view(batch, -1, 3, call.heads, call.head_dim).unbind(2)
     beta = F.softplus(weights.beta_log.float())
@@ -106,8 +106,8 @@ def positions(
 ) -> torch.Tensor | int | None:
     """Return the tokens' positions in their sequences, in the form of `causal_conv_silu`.
 
-    For packed sequences this is each token's place in its sequence, `[T]` int32; for several rows
-    it is T; otherwise None.
+    For packed sequences these are places `[T]` int32, for a batch of B > 1 the length T, otherwise
+    None.
     """
     if cu_seqlens is None:
         return None if B == 1 else T

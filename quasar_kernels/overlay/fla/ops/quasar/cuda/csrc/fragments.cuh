@@ -5,8 +5,8 @@
 // Fragments follow mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments"). With g = lane / 4 and c = lane
 // & 3, an accumulator tile [16, 8] holds (g, 2c), (g, 2c+1), (g+8, 2c), (g+8, 2c+1) in elements
 // 0..3. Two neighbouring accumulator tiles, converted to 16 bits, form an A operand [16, 16]
-// without any exchange between lanes. Used as B operands, they are the transpose. The same holds for
-// fp32 accumulators and tf32's m16n8k8 if both operands order k as 0 2 4 6 1 3 5 7.
+// without any exchange between lanes. As B operands, they represent the transpose. The same holds
+// for fp32 accumulators and tf32's m16n8k8 if both operands order k as 0 2 4 6 1 3 5 7.
 // Chains of products therefore stay in registers and need no shared memory between two products.
 //
 // Tiles in shared memory have rows of 128 bytes with the 128-byte swizzle of TMA and wgmma: piece j
@@ -72,7 +72,7 @@ __device__ __forceinline__ u32 pack(float low, float high) {
   return out;
 }
 
-// For unbounded values: fp16 saturates instead of overflowing to infinity; NaN stays NaN.
+// fp16 saturates, so that no value overflows to infinity. NaN stays NaN.
 template <Scalar T>
 __device__ __forceinline__ u32 pack_saturated(float low, float high) {
   u32 out = pack<T>(low, high);
@@ -83,7 +83,7 @@ __device__ __forceinline__ u32 pack_saturated(float low, float high) {
   return out;
 }
 
-// Values out of range become the largest finite number, NaN stays NaN.
+// Both dtypes saturate. NaN stays NaN.
 template <Scalar T>
 __device__ __forceinline__ u32 pack_finite(float low, float high) {
   u32 out;
@@ -117,7 +117,7 @@ __device__ __forceinline__ void pack_tiles(u32 (&out)[4], const float (&left)[4]
   out[3] = pack_saturated<T>(right[2], right[3]);
 }
 
-// 16 columns of a chunk that load_columns loaded, as two accumulator tiles of their transpose
+// Converts 16 columns of a chunk, from load_columns, to two accumulator tiles of their transpose.
 template <Scalar T>
 __device__ __forceinline__ void unpack_columns(const u32 (&x)[4], float (&out)[2][4]) {
   unpack<T>(x[0], out[0][0], out[0][1]);
@@ -126,8 +126,8 @@ __device__ __forceinline__ void unpack_columns(const u32 (&x)[4], float (&out)[2
   unpack<T>(x[3], out[1][2], out[1][3]);
 }
 
-// The tensor core truncates to tf32. After this addition, truncation is rounding. cvt.rna.tf32 would
-// be a dozen instructions.
+// The tensor core truncates to tf32. This addition turns the truncation into rounding. cvt.rna.tf32
+// would take a dozen instructions.
 __device__ __forceinline__ float to_tf32(float x) {
   return __uint_as_float(__float_as_uint(x) + 0x1000u);
 }
@@ -169,15 +169,15 @@ __device__ __forceinline__ void mma_half(float (&d)[4], u32 a0, u32 a1, u32 b) {
   }
 }
 
-// d[0..1] += the upper 8 rows of an fp16 product [8, 8] x [8, 8]
+// d[0..1] += an fp16 product [8, 8] x [8, 8], computed as the upper rows of an m16n8k8
 __device__ __forceinline__ void mma_8x8(float (&d)[4], u32 a, u32 b) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a), "r"(0), "r"(b));
 }
 
-// a is an accumulator tile [16, 8]; b0, b1 are elements (n, 2c), (n, 2c+1) of one. The hardware
-// reads the upper 19 bits and so truncates operands that to_tf32 has not rounded.
+// a is an accumulator tile [16, 8]; b0, b1 are elements (g, 2c), (g, 2c+1) of another one. The
+// hardware reads the upper 19 bits, which truncates operands that to_tf32 has not rounded.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
       "{%0,%1,%2,%3};"
@@ -230,8 +230,8 @@ __device__ __forceinline__ void store_rows(const u32 (&x)[4], u32 address, u32 c
 #endif
 }
 
-// With row_address, each 8 x 8 block transposed: B operands [16 tokens, 8 columns] in elements 0, 1
-// and in 2, 3.
+// With row_address, loads each 8 x 8 block transposed: two B operands [16 tokens, 8 columns], in
+// elements 0, 1 and 2, 3.
 __device__ __forceinline__ void load_columns(u32 (&out)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])

@@ -104,8 +104,8 @@ def project(
         weight_tiles: the tiles of q, from `swizzle_weights(projection_layouts(...), dtype)`; the
             others follow in memory.
         taps: `[4, 1536]` fp32, by `taps_layout`.
-        dtype: bf16 or fp16; x is rounded to it. Products, taps and the convolution's sums are fp16
-            in both, and saturate at 65504.
+        dtype: bf16 or fp16; x is rounded to it. For both, products and taps are rounded
+            to fp16 and saturate at 65504, and the convolution's sums are fp16.
 
     Returns:
         q, k and v concatenated, `[T, 1536]`, and the narrow gate, `[T, 64]`, both in `dtype`. SiLU

@@ -5,14 +5,14 @@
 // result is [128 tokens, 256 channels]. Tiles overlap by the convolution's three earlier rows, so
 // each gives 125 tokens. The last column of tiles is `narrow`, which is not convolved.
 //
-// Grid: clusters of two blocks, each with its own tokens; they share the tiles of W. A cluster takes
-// every n-th tile. Tiles of GROUP pairs of rows run side by side, so that x and W come from L2.
+// Grid: n clusters of two blocks. The blocks have their own tokens and share the tiles of W. A cluster
+// takes every n-th tile. GROUP pairs of row tiles run side by side, so that x and W come from L2.
 //
 // Warps of a block: two consumer warpgroups, each with 64 of the rows; one producer warp; three
-// epilogue warps, which convolve and store a tile while the next one is multiplied. A product of 256
-// columns needs more registers than a block of four warpgroups has.
+// epilogue warps, which convolve and store a tile while the next one is multiplied. A fourth
+// warpgroup would leave a thread too few registers for a product of 256 columns.
 //
-// Shared memory: the pipeline of x and W by 64 inputs; one result in fp16, which saturates.
+// Shared memory: the pipeline of x and W, 64 inputs per stage; one result in fp16, saturated.
 
 #include "convolution.cuh"
 
@@ -77,7 +77,7 @@ __device__ __forceinline__ void for_each_tile(const WideArguments& arg, const F&
     f(WideTile(arg, i));
 }
 
-// Copies a box of a tensor map, rows outside of the tensor as zeros.
+// Copies a box of a tensor map. Rows outside of the tensor become zeros.
 __device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, int column, int row,
                                          u32 barrier) {
   asm volatile(
@@ -120,11 +120,11 @@ __device__ __forceinline__ void produce_wide(const WideArguments& arg, const Wid
   });
 }
 
-// A consumer warpgroup's pipeline and result.
+// A consumer warpgroup's view of the pipeline and the result.
 template <Scalar T>
 struct WideConsumer {
   u64 x, weights;   // descriptors of stage 0, of this warpgroup's rows of x
-  u32 full, empty;  // empty: in the block at whose barrier lane 0 or lane 1 arrives
+  u32 full, empty;  // empty: lane 0's is in block 0, lane 1's in block 1
   u32 result;
   bool reports;
   PipelineState<WIDE_STAGES> place;
@@ -181,7 +181,7 @@ __device__ __forceinline__ uint4 load_piece(u32 address) {
   return v;
 }
 
-// fp16 pairs in the dtype of the results
+// Converts fp16 pairs to the dtype of the results.
 template <Scalar T>
 __device__ __forceinline__ uint4 convert_piece(const uint4& x) {
   if (T == Scalar::fp16) return x;

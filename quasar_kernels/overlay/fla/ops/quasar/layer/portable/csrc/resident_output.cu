@@ -2,7 +2,8 @@
 // W_o^T, for 8 heads of 64 channels (resident_tokens.cuh).
 //
 // Grid: (blocks, rows). A block takes every gridDim.x-th tile of 128 tokens. Rows of the grid divide
-// the output channels among them, so that few tokens still fill the GPU; each computes all norms.
+// the output channels among them, so that few tokens still fill the GPU; every row computes all
+// norms.
 //
 // Heads 0 .. 3 of the gated norm are operands in registers, so every group computes them. The other
 // heads are in shared memory, and the groups divide them. Two groups therefore compute 12 heads
@@ -26,8 +27,8 @@ struct OutputArguments {
   const float* bias;     // [WIDTH]
   char* y;               // [T, 64 * pieces]
   i64 T, narrow_stride;  // elements
-  int channels;          // of y, by 64
-  int steps;             // tiles of 128 tokens of a block
+  int channels;          // of y, in units of 64
+  int steps;             // most tiles of a block
   float eps;
 };
 
@@ -36,10 +37,10 @@ __device__ __forceinline__ int head_of(int group, int i) {
   return i < SHARED_HEADS ? HELD_HEADS + group * SHARED_HEADS + i : i - SHARED_HEADS;
 }
 
-// A group's pieces of a tile: the gate's of its heads, then those of its output channels.
+// The weight pieces of a group for a tile: the gate's for its heads, then its output channels'.
 struct OutputOrder {
   const char *gate_weights, *out_weights;
-  int group, first, count;  // output channels, by 64
+  int group, first, count;  // output channels, in units of 64
 
   __device__ __forceinline__ OutputOrder(const OutputArguments& arg, int group)
       : gate_weights(arg.gate_weights), out_weights(arg.out_weights), group(group) {
@@ -63,10 +64,10 @@ __device__ __forceinline__ float rsqrt_fast(float x) {
   return y;
 }
 
-// A block's tokens of one step.
+// The tokens of a block's tile.
 struct OutputTile {
   i64 first;
-  int end;  // not positive where there are none
+  int end;  // number of tokens; not positive after the last tile
 
   __device__ __forceinline__ OutputTile(const OutputArguments& arg, int step) {
     first = ((i64)step * gridDim.x + blockIdx.x) * TOKENS;
@@ -83,7 +84,7 @@ __device__ __forceinline__ uint4 load_16_bytes(const char* from) {
   return v;
 }
 
-// 32 channels of the lane's tokens from 32 h on, of which it has 8 from 8 (lane & 3) on
+// Loads the lane's tokens, and of channels 32 h .. 32 h + 31 the 8 from 8 (lane & 3) on.
 __device__ __forceinline__ void load_half(u32 (*a)[2][4], const char* from, i64 pitch,
                                           const OutputTile& tile, int h) {
   const int own = first_token();
@@ -132,7 +133,7 @@ __device__ __forceinline__ void load_head(u32 (*a)[2][4], const OutputArguments&
   load_half(a + 2, arg.o + head * (2 * S), 2 * WIDTH, tile, 1);
 }
 
-// One head of the tile's gated norm, from o.
+// Computes one head of the tile's gated norm; `a` holds its o.
 template <Scalar T>
 __device__ __forceinline__ void compute_head(u32 (*a)[2][4], const OutputArguments& arg,
                                              const OutputTile& tile, int head, int number,
@@ -160,8 +161,8 @@ __device__ __forceinline__ void compute_head(u32 (*a)[2][4], const OutputArgumen
   if (arg.T > 0) gate_head<T>(a, gate, arg.eps);
 }
 
-// The tile's gated norm, in registers and in shared memory. The loads of o for several heads are in
-// flight at the same time.
+// Computes the tile's gated norm, in registers and in shared memory. Loads of o for several heads are
+// in flight at the same time.
 template <Scalar T>
 __device__ __forceinline__ void gate_and_norm(Held& held, const OutputArguments& arg,
                                               ResidentShared& shared, const OutputTile& tile,
