@@ -150,3 +150,12 @@ def test_a_refused_launch_falls_back(monkeypatch, caplog):
         monkeypatch.setattr(layer_forward, "WIDE", layer_forward.LIBRARY)
         assert torch.equal(y, forward(layer, x))
     assert relative_rms(y, expected.double()) <= 1e-2
+
+
+def test_a_transposed_input_gives_the_same_result():
+    layer, x = make_layer().cuda(), torch.randn(1, 20_000, 512, device="cuda")
+    with torch.no_grad():
+        y = forward(layer, x)
+        transposed = x.mT.contiguous().mT
+        assert not transposed.is_contiguous()
+        assert relative_rms(forward(layer, transposed), y.double()) <= 1e-2

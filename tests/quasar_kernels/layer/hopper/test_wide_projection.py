@@ -45,6 +45,24 @@ def test_it_takes_no_short_sequences(monkeypatch, shape, taken):
         assert wide.takes(call, torch.empty(*shape, 1024, device="meta"), weights) is taken
 
 
+def test_it_takes_no_input_that_a_tensor_map_cannot_describe(monkeypatch):
+    monkeypatch.setattr(wide, "is_hopper", lambda x: True)
+    call = Call(16, 64, 1e-5, BF16, None, "auto")
+    weights = QuasarAttention(1024, 64, 16)._weights()
+    memory = torch.empty(3001 * 1024, dtype=BF16)
+    whole = memory[: 3000 * 1024]
+    shifted = memory[1 : 3000 * 1024 + 1]
+    inputs = (
+        (whole.view(1, 3000, 1024), True),
+        (shifted.view(1, 3000, 1024), False),  # at 2 bytes
+        (whole.view(1, 1024, 3000).mT, False),  # columns are adjacent, not rows
+        (memory.view(1, 3001, 1024)[:, :3000], True),
+    )
+    with torch.no_grad():
+        for number, (x, taken) in enumerate(inputs):
+            assert wide.takes(call, x, weights) is taken, number
+
+
 def test_nothing_is_taken_without_a_hopper_gpu():
     call = Call(16, 64, 1e-5, BF16, None, "auto")
     x = torch.empty(1, 3000, 1024)

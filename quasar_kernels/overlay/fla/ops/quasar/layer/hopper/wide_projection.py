@@ -64,7 +64,9 @@ _serialize = serializer(WideArguments)
 
 
 def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
-    """Return whether the kernel supports a call and is faster for it."""
+    """Return whether the kernel computes a call."""
+    if not x.is_contiguous() or x.data_ptr() % 16:  # for the tensor map
+        return False
     if call.dtype.itemsize != 2 or call.backend not in ("auto", "cuda") or not is_hopper(x):
         return False
     hidden, channels = x.shape[-1], 3 * call.heads * call.head_dim
@@ -110,8 +112,8 @@ def project_wide(
 
     Args:
         program: the kernel for the device and dtype of `rows`.
-        rows: `[T, inputs]` bf16 or fp16, contiguous, of one sequence from its start; inputs are a
-            multiple of 64.
+        rows: `[T, inputs]` bf16 or fp16, contiguous, 16-byte aligned, of one sequence from its
+            start; inputs are a multiple of 64.
         weights: `[C + S, inputs]` in the same dtype, contiguous; C is a multiple of 256, S 64 or
             128.
         taps: `[C, 4]` fp32, contiguous.
