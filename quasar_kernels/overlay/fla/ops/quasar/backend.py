@@ -93,8 +93,10 @@ def scan_forward(
 def kernel_inputs(inputs: ScanInputs) -> ScanInputs:
     """Return the inputs in the dtypes and strides that the kernels take."""
     q, k, v, (steps, per_token), initial, cu_seqlens, scale, g = inputs
-    q, k, v = (_rows_contiguous(x.to(q.dtype)) for x in (q, k, v))
-    steps = StepSizes(steps.float().contiguous(), per_token)
+    q, k, v = (_rows_contiguous(x, q.dtype) for x in (q, k, v))
+    if steps.dtype != torch.float32 or not steps.is_contiguous():
+        steps = steps.float().contiguous()
+    steps = StepSizes(steps, per_token)
     initial = None if initial is None else initial.float().contiguous()
     g = None if g is None else g.float().clamp(min=LEAST_LOG_DECAY).contiguous()
     return ScanInputs(q, k, v, steps, initial, cu_seqlens, scale, g)
@@ -137,7 +139,9 @@ def scan_backward(
         return gradients
 
 
-def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
+def _rows_contiguous(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if x.dtype != dtype:
+        x = x.to(dtype)
     # the kernels take any batch, token and head stride, so slices of a wider tensor need no copy
     return x if x.stride(-1) == 1 else x.contiguous()
 

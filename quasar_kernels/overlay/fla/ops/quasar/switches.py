@@ -58,7 +58,7 @@ def keep_mib(default: int) -> int:
     Raises:
         ValueError: the value is not a whole number.
     """
-    limit = os.environ.get(KEEP_MIB, "")
+    limit = _read(KEEP_MIB, "")
     if limit and not limit.isdecimal():
         raise ValueError(f"{KEEP_MIB} is {limit!r}; set it to a whole number of MiB, 0 for nothing")
     return int(limit or default)

@@ -14,6 +14,7 @@ import torch
 
 from fla.ops.quasar.backend import scan_forward
 from fla.ops.quasar.chunk import MAX_HEAD_DIM
+from fla.ops.quasar.device import WithoutAutocast
 from fla.ops.quasar.layer.call import Activations, Call, LayerResults, Stages, Weights
 from fla.ops.quasar.layer.hopper import stages as hopper
 from fla.ops.quasar.layer.hopper.stages import HOPPER
@@ -115,7 +116,7 @@ def _run(
     across: Any,
 ) -> Any:
     """Return `layer_forward`'s results by these stages, or None if they do not support the call."""
-    with torch.autocast(x.device.type, enabled=False):
+    with WithoutAutocast(x.device.type):
         partial = _through_operator(stages, call, x, weights, keep, output, across)
         if partial is None:
             return None
@@ -158,7 +159,7 @@ def _begin(call: Call, x: torch.Tensor, weights: Weights) -> tuple[Tensors, Tens
         The output and an empty tuple, or an empty list and the arguments of `_finish`.
     """
     if x.shape[1] >= APART:
-        with torch.autocast(x.device.type, enabled=False):
+        with WithoutAutocast(x.device.type):
             partial = _through_operator(HOPPER, call, x, weights, keep=False, output=True)
         if partial is not None:
             tensors = partial[1]

@@ -8,21 +8,26 @@ kernels are not used again in this process.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from fla.ops.quasar.cuda.program import CudaProgram, LoadedProgram
+from fla.ops.quasar.cuda.program import CudaProgram, LoadedProgram, addresses
 from fla.ops.quasar.layer.call import Activations, Call, Stages, Weights
 from fla.ops.quasar.layer.first_tokens import replace_first_tokens
-from fla.ops.quasar.layer.hopper.program import Vector, WeightLayout, swizzle_weights
+from fla.ops.quasar.layer.hopper.program import (
+    Vector,
+    WeightLayout,
+    launch_swizzle,
+    serialize_swizzle,
+)
 from fla.ops.quasar.layer.hopper.projection import (
     HEAD_DIM,
     HIDDEN,
     TAPS,
     WIDTH,
-    taps_buffer,
     taps_layout,
 )
 from fla.ops.quasar.scan import ScanInputs, StepSizes
@@ -31,20 +36,28 @@ from fla.ops.quasar.switches import Backend
 FEWEST_TOKENS = 1 << 9
 """Average tokens of a sequence from which these kernels are faster (on an H200)."""
 
-_SHAPES = (  # the shapes of `Weights`, in its order
+_HEADS = WIDTH // HEAD_DIM
+_SHAPES = (  # of the weights that a supported layer has, in the order of `Weights`
     *[(WIDTH, HIDDEN)] * 3,
     (HEAD_DIM, HIDDEN),
     (WIDTH, HEAD_DIM),
     (WIDTH,),
     *[(WIDTH, 1, TAPS)] * 3,
-    None,
-    None,
-    None,
-    (WIDTH // HEAD_DIM,),
+    (_HEADS,),
     (HEAD_DIM,),
     (HIDDEN, WIDTH),
 )
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_TILES = [(3 * WIDTH + HEAD_DIM) * HIDDEN, WIDTH * HEAD_DIM, HIDDEN * WIDTH]
+"""Elements of the weight tiles: of the projections, the gate and the output."""
+_VECTORS = [TAPS * 3 * WIDTH, WIDTH, _HEADS]
+"""Elements of the taps, the gate's bias and beta."""
+_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+_dtype, _shape = operator.attrgetter("dtype"), operator.attrgetter("shape")
+
+_serialized: dict[tuple[object, ...], bytes] = {}
+"""Arguments of the launches that convert the weights, by kernels, addresses and dtypes: to
+serialize them again would take a sixth of a call's time on the host."""
+_MOST_SERIALIZED = 256
 
 
 class FusedKernels(NamedTuple):
@@ -59,6 +72,8 @@ class FusedKernels(NamedTuple):
     project: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     output_layouts: Callable[..., tuple[WeightLayout, WeightLayout]]
     gated_output: Callable[..., torch.Tensor]
+    is_preferred: Callable[[Stages, torch.Tensor, torch.dtype], bool] | None = None
+    """Whether QUASAR_BACKEND=auto uses the kernels for x and the products' dtype; None: always."""
 
     def stages(self) -> Stages:
         """Return both stages of the layer's pipeline."""
@@ -68,6 +83,9 @@ class FusedKernels(NamedTuple):
         """Return the program for a call, or None if the kernels do not support it."""
         if call.backend not in self.backends or not takes(call, x, weights):
             return None
+        if call.backend == "auto" and self.is_preferred is not None:
+            if not self.is_preferred(self.stages(), x, call.dtype):
+                return None
         return self.find(x, call.dtype)
 
     def _run_projection(
@@ -83,28 +101,54 @@ class FusedKernels(NamedTuple):
     def _launch_projection(
         self, call: Call, x: torch.Tensor, weights: Weights, *, program: LoadedProgram
     ) -> Activations:
-        layouts = (
-            *self.projection_layouts(weights.q, weights.k, weights.v, weights.narrow),
-            *self.output_layouts(weights.wide, weights.norm, weights.out),
-        )
         B, T, _ = x.shape
         rows = x.view(B * T, HIDDEN).float()
-        taps, bias = taps_buffer(rows), rows.new_empty(WIDTH)
-        beta = rows.new_empty(WIDTH // HEAD_DIM)
-        vectors = (
-            *taps_layout((weights.q_taps, weights.k_taps, weights.v_taps), taps),
-            Vector(weights.wide_bias, bias),
-            Vector(weights.beta_log, beta, softplus=True),
-        )
-        weight_tiles = swizzle_weights(program, layouts, call.dtype, vectors)
-        qkv, narrow = self.project(program, rows, weight_tiles[0], taps, call.dtype)
+        tiles = rows.new_empty(sum(_TILES), dtype=call.dtype)
+        vectors = rows.new_empty(sum(_VECTORS))
+        taps, bias, beta = vectors.split_with_sizes(_VECTORS)
+        projections, gate, out = tiles.split_with_sizes(_TILES)
+        arguments = self._weight_arguments(weights, tiles, taps, bias, beta)
+        launch_swizzle(program, arguments, out.numel(), tiles)
+        qkv, narrow = self.project(program, rows, projections, taps, call.dtype)
         count, bounds = sequences_of(call, x), call.cu_seqlens
         if count > 1:
             bounds = None if bounds is None else bounds.to(x.device)
             replace_first_tokens(rows, weights, bounds, count, qkv)
         q, k, v = qkv.view(B, T, 3, -1, HEAD_DIM).unbind(2)
         scan = ScanInputs(q, k, v, StepSizes(beta, False), cu_seqlens=call.cu_seqlens)
-        return Activations(scan, narrow, (weight_tiles[4], bias, weight_tiles[5]))
+        return Activations(scan, narrow, (gate, bias, out))
+
+    def _weight_arguments(
+        self,
+        weights: Weights,
+        tiles: torch.Tensor,
+        taps: torch.Tensor,
+        bias: torch.Tensor,
+        beta: torch.Tensor,
+    ) -> bytes:
+        """Return the arguments of the launch that fills these tensors from the weights."""
+        present = [w for w in weights if w is not None]
+        key = (
+            *(self.program.name, tiles.dtype),
+            *addresses(tiles, taps, *present),
+            *map(_dtype, present),
+        )
+        arguments = _serialized.get(key)
+        if arguments is None:
+            layouts = (
+                *self.projection_layouts(weights.q, weights.k, weights.v, weights.narrow),
+                *self.output_layouts(weights.wide, weights.norm, weights.out),
+            )
+            convolutions: Any = weights.taps()  # `takes` has checked that the layer has them
+            vectors = (
+                *taps_layout(convolutions, taps),
+                Vector(weights.wide_bias, bias),
+                Vector(weights.beta_log, beta, softplus=True),
+            )
+            if len(_serialized) >= _MOST_SERIALIZED:
+                _serialized.clear()
+            arguments = _serialized[key] = serialize_swizzle(layouts, tiles, vectors)
+        return arguments
 
     def _run_output(self, call: Call, tensors: Activations) -> torch.Tensor | None:
         program = self.find(tensors.o, tensors.o.dtype)
@@ -126,21 +170,18 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
         return False
     if x.shape[0] * x.shape[1] < FEWEST_TOKENS * max(1, sequences_of(call, x)):
         return False
-    return all(
-        w is None
-        if shape is None
-        else w is not None and w.shape == shape and _is_plain(w, x.device)
-        for w, shape in zip(weights, _SHAPES, strict=True)
+    present = [w for w in weights if w is not None]
+    return (
+        tuple(map(_shape, present)) == _SHAPES
+        and _DTYPES.issuperset(map(_dtype, present))
+        and all(map(torch.Tensor.is_contiguous, present))
+        and set(map(torch.Tensor.get_device, present)) == {x.get_device()}
     )
 
 
 def sequences_of(call: Call, x: torch.Tensor) -> int:
     """Return the number of sequences of a call."""
     return x.shape[0] if call.cu_seqlens is None else len(call.cu_seqlens) - 1
-
-
-def _is_plain(weight: torch.Tensor, device: torch.device) -> bool:
-    return weight.is_contiguous() and weight.dtype in _DTYPES and weight.device == device
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

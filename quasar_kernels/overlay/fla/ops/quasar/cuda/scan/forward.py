@@ -113,10 +113,13 @@ def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | N
     if q.numel() == 0:
         return "there are no tokens"
     for name, x in (("q", q), ("k", k), ("v", v)):
+        batch, token, head, channel = x.stride()
         # 8 elements are 16 bytes
-        if x.stride(3) != 1 or x.data_ptr() % _ALIGNMENT or any(s % 8 for s in x.stride()[:3]):
+        if channel != 1 or x.data_ptr() % _ALIGNMENT or (batch | token | head) % 8:
             return f"rows of {name} must be contiguous and start at multiples of 16 bytes"
-        if any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True)):
+        if not (batch and token and head) and any(
+            step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True)
+        ):
             return f"{name} is expanded: tensor maps do not support a stride of zero"
     return None
 

@@ -170,15 +170,24 @@ def swizzle_weights(
     Raises:
         CudaUnavailableError: the driver refused the launch.
     """
-    first = layouts[0].weight
     sizes = [p.weight.numel() for p in layouts]
-    weight_tiles = first.new_empty(sum(sizes), dtype=dtype).split(sizes)
-    arguments = b""
-    for (weight, row_group, input_group, factor, scale, fp16), to in zip(
-        layouts, weight_tiles, strict=True
-    ):
+    memory = layouts[0].weight.new_empty(sum(sizes), dtype=dtype)
+    launch_swizzle(program, serialize_swizzle(layouts, memory, vectors), max(sizes), memory)
+    return [
+        tiles.view(torch.float16) if layout.fp16 else tiles
+        for layout, tiles in zip(layouts, memory.split(sizes), strict=True)
+    ]
+
+
+def serialize_swizzle(
+    layouts: Sequence[WeightLayout], memory: torch.Tensor, vectors: Sequence[Vector]
+) -> bytes:
+    """Return the kernel's arguments; `memory` receives the weight tiles of all matrices."""
+    arguments, to = b"", memory.data_ptr()
+    for weight, row_group, input_group, factor, scale, fp16 in layouts:
+        source, scale_source = addresses(weight, scale)
         arguments += _serialize_matrix(
-            *addresses(weight, scale, to),
+            *(source, scale_source, to),
             _SOURCE_TYPES[weight.dtype],
             0 if scale is None else _SOURCE_TYPES[scale.dtype],
             *weight.shape,
@@ -187,6 +196,7 @@ def swizzle_weights(
             factor,
             fp16,
         )
+        to += weight.numel() * memory.itemsize
     arguments += bytes(ctypes.sizeof(SwizzledMatrix) * (MATRICES - len(layouts)))
     for source, target, factor, inner, stride, softplus in vectors:
         arguments += _serialize_vector(
@@ -198,15 +208,27 @@ def swizzle_weights(
             factor,
             softplus,
         )
-    arguments += bytes(ctypes.sizeof(ConvertedVector) * (VECTORS - len(vectors)))
+    return arguments + bytes(ctypes.sizeof(ConvertedVector) * (VECTORS - len(vectors)))
+
+
+def launch_swizzle(
+    program: LoadedProgram, arguments: bytes, largest: int, memory: torch.Tensor
+) -> None:
+    """Launch the kernel with the arguments of `serialize_swizzle`.
+
+    Args:
+        program: as in `swizzle_weights`.
+        arguments: the serialized arguments.
+        largest: elements of the largest matrix.
+        memory: as in `serialize_swizzle`; its device is the current one.
+
+    Raises:
+        CudaUnavailableError: the driver refused the launch.
+    """
     kernel = program.kernels["pack_weights"]
-    blocks = -(-max(sizes) // (_PIECE * kernel.threads))
-    stream = torch_private.raw_stream(first.device.index)
+    blocks = -(-largest // (_PIECE * kernel.threads))
+    stream = torch_private.raw_stream(memory.device.index)
     kernel.launch((blocks, MATRICES + VECTORS), (ctypes.c_char_p * 1)(arguments), stream)
-    return [
-        tiles.view(torch.float16) if layout.fp16 else tiles
-        for layout, tiles in zip(layouts, weight_tiles, strict=True)
-    ]
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -52,7 +52,7 @@ def taps_layout(weights: tuple[torch.Tensor, ...], taps: torch.Tensor) -> list[V
     """
     return [
         Vector(weight, to, factor=0.5, inner=TAPS, stride=3 * WIDTH)
-        for weight, to in zip(weights, taps.split(WIDTH, 1), strict=True)
+        for weight, to in zip(weights, taps.view(TAPS, 3, WIDTH).unbind(1), strict=True)
     ]
 
 
