@@ -52,12 +52,13 @@ class OperatorCase(NamedTuple):
 
 
 class LayerCase(NamedTuple):
-    """One forward pass of the layer that a validator times, under autocast to `dtype`."""
+    """One forward pass of the layer, under autocast to `dtype`: a validator's, or a wide one."""
 
     tokens: int
     dtype: torch.dtype = torch.bfloat16
     gradients: bool = False  # recorded, as a validator does
     multiprocessors: int | None = None  # the most to use; with few of them each computes many tiles
+    width: int | None = None  # of a layer with heads of 128, by the kernel for wide layers
 
 
 OPERATOR = (
@@ -89,6 +90,8 @@ LAYER = (
     LayerCase(777, gradients=True),
     LayerCase(1029, multiprocessors=2),
     LayerCase(777, torch.float16, multiprocessors=2),
+    LayerCase(777, width=256, gradients=True),
+    LayerCase(530, torch.float16, multiprocessors=2, width=512),
 )
 
 CONTROLS = Path(__file__).with_name("sanitizer_controls.cu")
@@ -172,28 +175,57 @@ def layer_error(case: LayerCase) -> float:
         RuntimeError: the fused kernels did not compute the case.
     """
     from fla.layers import quasar
-    from fla.ops.quasar.cuda.program import Variant
-    from fla.ops.quasar.layer import forward as layer_forward
-    from fla.ops.quasar.layer import fused
-    from fla.ops.quasar.layer.call import Stages
-    from fla.ops.quasar.layer.hopper.program import PROGRAM
-    from fla.ops.quasar.layer.hopper.stages import KERNELS
 
-    program = PROGRAM.load(Variant(torch.cuda.current_device(), case.dtype))
-    if case.multiprocessors:
-        program = program._replace(multiprocessors=case.multiprocessors)
-    fused.FEWEST_TOKENS = 1  # so that the layer's kernels also run for short sequences
-    found = KERNELS._replace(find=lambda *_: program)
-    layer_forward.HOPPER = Stages(*map(always, found.stages()))
-    layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
-    x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
-    H, S = WORKLOAD.num_heads, WORKLOAD.head_dim
+    arguments = WORKLOAD.layer_arguments()
+    if case.width is None:
+        _use_fused_stages(case)
+    else:
+        arguments |= {"hidden_size": case.width, "head_dim": 128, "num_heads": case.width // 128}
+        _use_wide_projection(case)
+    layer = quasar.QuasarAttention(**arguments)
+    x = torch.randn(1, case.tokens, layer.hidden_size)
     with torch.no_grad():
-        expected = quasar_layer(layer.state_dict(), x, num_heads=H, head_dim=S)
+        expected = quasar_layer(
+            layer.state_dict(), x, num_heads=layer.num_heads, head_dim=layer.head_dim
+        )
     recorded = nullcontext() if case.gradients else torch.no_grad()
     with recorded, torch.autocast("cuda", case.dtype):
         y, _, _ = layer.cuda()(x.cuda())
     return relative_rms(y.detach().cpu(), expected)
+
+
+def _loaded(program: Any, case: LayerCase) -> Any:
+    from fla.ops.quasar.cuda.program import Variant
+
+    loaded = program.load(Variant(torch.cuda.current_device(), case.dtype))
+    if case.multiprocessors:
+        loaded = loaded._replace(multiprocessors=case.multiprocessors)
+    return loaded
+
+
+def _use_fused_stages(case: LayerCase) -> None:
+    """Make the layer use Hopper's fused stages, also for short sequences."""
+    from fla.ops.quasar.layer import forward, fused
+    from fla.ops.quasar.layer.call import Stages
+    from fla.ops.quasar.layer.hopper.program import PROGRAM
+    from fla.ops.quasar.layer.hopper.stages import KERNELS
+
+    program = _loaded(PROGRAM, case)
+    fused.FEWEST_TOKENS = 1
+    found = KERNELS._replace(find=lambda *_: program)
+    forward.HOPPER = Stages(*map(always, found.stages()))
+
+
+def _use_wide_projection(case: LayerCase) -> None:
+    """Make the layer use the kernel for wide layers, also for short sequences."""
+    from fla.ops.quasar.layer import forward
+    from fla.ops.quasar.layer.hopper import wide_projection as wide
+    from fla.ops.quasar.layer.hopper.stages import HOPPER
+
+    program = _loaded(wide.PROGRAM, case)
+    wide.find_program = lambda *_: program
+    wide.FEWEST_TILES = 1
+    forward.HOPPER, forward.WIDE = HOPPER, wide.WIDE._replace(project=always(wide.WIDE.project))
 
 
 def always(stage: Callable[..., Any]) -> Callable[..., Any]:

@@ -118,7 +118,7 @@ def test_an_unknown_gpu_is_tuned_once_and_the_result_is_kept(monkeypatch, tuned,
 @pytest.mark.parametrize(
     "change",
     [
-        lambda patch: patch.setattr(autotune, "_sources", lambda: "edited"),
+        lambda patch: patch.setattr(autotune, "sources_digest", lambda: "edited"),
         lambda patch: patch.setattr(autotune.triton, "__version__", "99.0"),
         lambda patch: patch.setattr(
             Gpu, "of", classmethod(lambda cls, device: UNKNOWN._replace(capability="8.9"))

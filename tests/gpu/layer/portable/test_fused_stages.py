@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from fla.ops.quasar.layer import forward as layer_forward
+from fla.ops.quasar.layer.portable import choice
 from fla.ops.quasar.layer.portable.stages import KERNELS, PORTABLE
+from fla.ops.quasar.triton_kernels.autotune import GAIN
 
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS
@@ -42,3 +46,32 @@ def test_the_layer_agrees_with_the_library_path(monkeypatch, tokens):
     # the gradient of beta_log sums terms of either sign over all tokens, which cancel
     limits = {name: 6e-2 if name == "beta_log" else 2e-2 for name in errors}
     assert not {name: error for name, error in errors.items() if error > limits[name]}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_auto_uses_the_stages_that_were_faster(monkeypatch, tmp_path, dtype):
+    """As on a GPU without Hopper's instructions, which this one may have."""
+    monkeypatch.setattr(layer_forward, "HOPPER", PORTABLE)
+    monkeypatch.setattr(choice, "is_hopper", lambda x: False)
+    monkeypatch.setattr(choice, "_chosen", {})
+    monkeypatch.setenv("QUASAR_CACHE_DIR", str(tmp_path))
+    layer = make_layer()
+    x = torch.randn(1, 20_000, 512, device="cuda")
+
+    def run(backend):
+        monkeypatch.setenv("QUASAR_BACKEND", backend)
+        with torch.no_grad(), torch.autocast("cuda", dtype):
+            return layer(x)[0]
+
+    y = run("auto")
+    (kept,) = tmp_path.glob("layer-*.json")
+    times = json.loads(kept.read_text())
+    fused, library = times["fused_ms"], times["library_ms"]
+    assert 0.01 < fused < 100, times
+    assert 0.01 < library < 100, times
+    expected = {True: run("cuda")}
+    monkeypatch.setattr(choice, "_chosen", {})
+    monkeypatch.setenv("QUASAR_AUTOTUNE", "0")
+    expected[False] = run("auto")
+    assert not torch.equal(expected[True], expected[False])
+    assert torch.equal(y, expected[fused < GAIN * library])

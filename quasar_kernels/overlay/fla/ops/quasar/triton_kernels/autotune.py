@@ -34,6 +34,7 @@ GAIN = 0.97
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
 """Relative RMS by which a candidate's output may differ from the default's, for rounding."""
 
+_SOURCES = {".py", ".json", ".cu", ".cuh"}
 _HEADS = 8
 _OPERAND_BYTES = 64 << 20  # 65,536 tokens of 8 heads of 64 in bf16: fills a GPU, fits on any
 _log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ def tune(
     tunes, and the others read its result.
     """
     path = _path(gpu, block, dtype)
-    with _one_at_a_time(path):
+    with one_at_a_time(path):
         kept = read(gpu, block, dtype)
         if kept is not None:
             return kept
@@ -219,23 +220,26 @@ def read(gpu: Gpu, block: int, dtype: torch.dtype) -> Tiles | None:
 
 
 def _path(gpu: Gpu, block: int, dtype: torch.dtype) -> Path:
-    key = (*gpu, block, str(dtype), triton.__version__, _sources())
+    key = (*gpu, block, str(dtype), triton.__version__, sources_digest())
     return cache_folder() / f"tiles-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.json"
 
 
 @functools.cache
-def _sources() -> str:
-    # changed kernels or a changed default need a new search
+def sources_digest() -> str:
+    """Return a digest of all sources, because their changes need a new choice."""
     digest = hashlib.sha256()
     folder = Path(__file__).parents[1]
-    for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.json")]):
+    for path in sorted(
+        p for kind in ("py", "json", "cu", "cuh") for p in folder.rglob(f"*.{kind}")
+    ):
         digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 
 @contextlib.contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
-    # two autotunes on one GPU would disturb each other; without file locks this is accepted
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Let other processes that choose for `path` wait, because timings disturb each other."""
+    # without file locks the disturbance is accepted
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):
             import fcntl

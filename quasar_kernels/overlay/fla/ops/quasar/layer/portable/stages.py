@@ -1,12 +1,12 @@
 """The layer's stages by mma.sync, on every GPU from compute capability 8.0 without Hopper's.
 
-They are used only with QUASAR_BACKEND=cuda. With auto, library.py is used instead, because no
-measurement has shown yet that these kernels are faster on a GPU without Hopper's instructions.
+With QUASAR_BACKEND=auto they are used on GPUs on which they are faster than library.py (choice.py).
 """
 
 from __future__ import annotations
 
 from fla.ops.quasar.layer.fused import FusedKernels
+from fla.ops.quasar.layer.portable.choice import fused_is_faster
 from fla.ops.quasar.layer.portable.program import (
     PROGRAM,
     gated_output,
@@ -17,8 +17,8 @@ from fla.ops.quasar.layer.portable.program import (
 )
 
 KERNELS = FusedKernels(
-    *(PROGRAM, ("cuda",), portable_program),
-    *(projection_layouts, project, output_layouts, gated_output),
+    *(PROGRAM, ("auto", "cuda"), portable_program),
+    *(projection_layouts, project, output_layouts, gated_output, fused_is_faster),
 )
 PORTABLE = KERNELS.stages()
 

@@ -1,0 +1,161 @@
+"""Whether a GPU runs the portable fused kernels or library products: the faster of the two.
+
+Both are timed once on each kind of GPU, and the times are stored in the cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fla.ops.quasar import switches
+from fla.ops.quasar.cache import cache_folder, write_whole
+from fla.ops.quasar.cuda.program import CAPABILITY
+from fla.ops.quasar.layer.call import Call, Stages, Weights
+from fla.ops.quasar.layer.hopper.program import is_hopper
+from fla.ops.quasar.layer.hopper.projection import HEAD_DIM, HIDDEN, TAPS, WIDTH
+from fla.ops.quasar.layer.library import LIBRARY
+from fla.ops.quasar.triton_kernels.autotune import (
+    GAIN,
+    TOLERANCE,
+    Gpu,
+    one_at_a_time,
+    sources_digest,
+)
+
+TOKENS = 1 << 15
+"""Tokens of the timed calls: enough to fill a GPU, 0.4 GB of memory."""
+_ROUNDS = 7
+_log = logging.getLogger("fla.ops.quasar")
+_chosen: dict[tuple[int, torch.dtype], bool] = {}
+_choosing = threading.Lock()
+
+
+def fused_is_faster(fused: Stages, x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether `fused` is faster than library.py; later calls read a dict.
+
+    It returns False without a measurement on GPUs before compute capability 8.0, on Hopper, whose
+    own kernels are faster than both, with QUASAR_AUTOTUNE=0, and while a CUDA graph is captured.
+
+    Args:
+        fused: the portable kernels as stages.
+        x: a tensor on the current CUDA device.
+        dtype: of the products, bf16 or fp16.
+    """
+    key = (x.get_device(), dtype)
+    if key not in _chosen and not torch.cuda.is_current_stream_capturing():
+        with _choosing:
+            if key not in _chosen:
+                _chosen[key] = _choose(fused, x, dtype)
+    return _chosen.get(key, False)
+
+
+def _choose(fused: Stages, x: torch.Tensor, dtype: torch.dtype) -> bool:
+    old = torch.cuda.get_device_capability(x.device) < CAPABILITY
+    if old or is_hopper(x) or not switches.autotune():
+        return False
+    gpu = Gpu.of(x.device)
+    text = repr((*gpu, dtype, torch.__version__, sources_digest()))
+    path = cache_folder() / f"layer-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+    with one_at_a_time(path):
+        times = _read(path)
+        if times is None:
+            try:
+                times = _measure(fused, x.device, dtype)
+            except Exception:
+                # for example out of memory: the library products may still serve the call
+                _log.warning("the portable kernels could not be timed", exc_info=True)
+                return False
+            names = f"{gpu.name}, {str(dtype).removeprefix('torch.')}"
+            _log.info(
+                "the layer's stages on %s: fused %.2f ms, library %.2f ms; the faster ones are "
+                "used; kept in %s; QUASAR_AUTOTUNE=0 switches this off",
+                *(names, *times, path),
+            )
+            try:
+                kept = {"gpu": gpu.name, "fused_ms": times[0], "library_ms": times[1]}
+                write_whole(path, json.dumps(kept, indent=1).encode())
+            except OSError as error:
+                _log.info("the times could not be kept: %s", error)
+    return times[0] < GAIN * times[1]
+
+
+def _read(path: Path) -> tuple[float, float] | None:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return float(kept["fused_ms"]), float(kept["library_ms"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.debug("%s cannot be used: %s", path, error)
+        return None
+
+
+def _measure(fused: Stages, device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """Return the median milliseconds of the fused stages and of the library's, without operator.
+
+    Raises:
+        RuntimeError: the fused kernels cannot run here, or their results differ.
+    """
+    call, x, weights, o = _example(device, dtype)
+
+    def run(stages: Stages) -> list[torch.Tensor]:
+        tensors = stages.project(call, x, weights, False, True)
+        if tensors is None or tensors.scan is None:
+            raise RuntimeError("the fused kernels cannot run on this GPU")
+        q, k, v = tensors.scan[:3]
+        tensors.scan, tensors.o = None, o
+        y = stages.output(call, tensors)
+        if y is None:
+            raise RuntimeError("the fused kernels cannot run on this GPU")
+        return [q, k, v, y]
+
+    for found, expected in zip(run(fused), run(LIBRARY), strict=True):
+        error = (found.float() - expected.float()).norm() / expected.float().norm()
+        if not error <= 2 * TOLERANCE[dtype]:  # also NaN
+            raise RuntimeError(f"fused and library results differ by {error:.1e}, relative RMS")
+    times = [(_milliseconds(run, fused), _milliseconds(run, LIBRARY)) for _ in range(_ROUNDS)]
+    fused_ms, library_ms = (sorted(each)[_ROUNDS // 2] for each in zip(*times, strict=True))
+    return fused_ms, library_ms
+
+
+def _milliseconds(run: Callable[[Stages], object], stages: Stages) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run(stages)
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop)
+
+
+def _example(
+    device: torch.device, dtype: torch.dtype
+) -> tuple[Call, torch.Tensor, Weights, torch.Tensor]:
+    """Return a call with its input and weights, and the operator's output."""
+    generator = torch.Generator(device).manual_seed(0)  # leaves the user's generator unchanged
+
+    def noise(*shape: int) -> torch.Tensor:
+        fan_in = shape[-1]
+        return torch.randn(shape, device=device, generator=generator) / fan_in**0.5
+
+    heads = WIDTH // HEAD_DIM
+    weights = Weights(
+        *(noise(WIDTH, HIDDEN) for _ in range(3)),
+        *(noise(HEAD_DIM, HIDDEN), noise(WIDTH, HEAD_DIM), noise(WIDTH)),
+        *(noise(WIDTH, 1, TAPS) for _ in range(3)),
+        *(None, None, None),
+        *(noise(heads), noise(HEAD_DIM), noise(HIDDEN, WIDTH)),
+    )
+    x = noise(1, TOKENS, HIDDEN) * HIDDEN**0.5
+    o = noise(TOKENS, heads, HEAD_DIM).to(dtype)
+    return Call(heads, HEAD_DIM, 1e-5, dtype, None, "cuda"), x, weights, o
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT
