@@ -5,10 +5,10 @@
 memcheck finds accesses out of bounds, racecheck races in shared memory, initcheck reads of
 uninitialised memory. Each tool checks the calls of sanitizer_calls.py, and must also find the
 planted fault of a faulty kernel. Some versions of racecheck misreport an mbarrier at which one lane
-arrives for its warp, as in the layer's kernels. So racecheck first checks a small correct kernel
-with such a barrier, and omits the layer if it reports that kernel. All calls run in parallel;
---limit kills those that take longer. The file is written after each tool. The exit status is 1
-unless every tool finished without findings or wrong results.
+arrives for its warp, as in the kernels of the layer and of the wide projection. So racecheck first
+checks a small correct kernel with such a barrier, and omits these two if it reports that kernel.
+All calls run in parallel; --limit kills those that take longer. The file is written after each
+tool. The exit status is 1 unless every tool finished without findings or wrong results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.engine.results import Entry, Run, start
 
 FAILS = True
 MODULE = "benchmarks.cases.sanitizer_calls"
-CALLS = ("operator", "layer")
+CALLS = ("operator", "layer", "wide")
 """Parts of sanitizer_calls.py that the tools check."""
 KERNELS = {"memcheck": ("quasar",), "racecheck": ("quasar",), "initcheck": ("quasar", "at6native")}
 """Parts of the names of the kernels that a tool checks. initcheck must also see torch's kernels,
@@ -92,7 +92,8 @@ def watch(tool: str, limit: int, options: Sequence[str] = ()) -> tuple[Entry, st
         )
     handshake = runs["handshake"].findings if racecheck else None
     if handshake == 0:
-        runs["layer"], calls = run_tool(tool, "layer", limit, options), CALLS
+        calls = CALLS
+        runs |= {what: run_tool(tool, what, limit, options) for what in CALLS[1:]}
     faulty = runs[tool].findings or 0
     failures = [] if faulty else ["a planted fault was not found"]
     failures += [run.failure for what, run in runs.items() if run.failure and what != tool]

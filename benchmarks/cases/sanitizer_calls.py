@@ -1,11 +1,12 @@
 """Small calls of the CUDA kernels, for a tool that watches them; each is compared with float64.
 
-    python -m benchmarks.cases.sanitizer_calls operator|layer|handshake|memcheck|racecheck|initcheck
+    python -m benchmarks.cases.sanitizer_calls PART
 
-`operator` and `layer` run the cases in OPERATOR and LAYER; add a case there to check another call.
-The others run a kernel of sanitizer_controls.cu: a faulty one for each tool, and for `handshake` a
-correct one. The exit status is 1 if a result is wrong. --limit ends the process after that many
-seconds in any case; --clear is for a tool that does not track bulk stores.
+PART is `operator`, `layer` or `wide`, which run the cases in OPERATOR, LAYER and WIDE (add a case
+there to check another call), or a kernel of sanitizer_controls.cu: a faulty one for each tool,
+`memcheck`, `racecheck` and `initcheck`, and a correct one, `handshake`. The exit status is 1 if a
+result is wrong. --limit ends the process after that many seconds in any case; --clear is for a tool
+that does not track bulk stores.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from harness.workload import WORKLOAD
 from quasar_kernels.mount import mount
@@ -52,13 +54,12 @@ class OperatorCase(NamedTuple):
 
 
 class LayerCase(NamedTuple):
-    """One forward pass of the layer, under autocast to `dtype`: a validator's, or a wide one."""
+    """One forward pass of the layer that a validator times, under autocast to `dtype`."""
 
     tokens: int
     dtype: torch.dtype = torch.bfloat16
     gradients: bool = False  # recorded, as a validator does
     multiprocessors: int | None = None  # the most to use; with few of them each computes many tiles
-    width: int | None = None  # of a layer with heads of 128, by the kernel for wide layers
 
 
 OPERATOR = (
@@ -90,8 +91,25 @@ LAYER = (
     LayerCase(777, gradients=True),
     LayerCase(1029, multiprocessors=2),
     LayerCase(777, torch.float16, multiprocessors=2),
-    LayerCase(777, width=256, gradients=True),
-    LayerCase(530, torch.float16, multiprocessors=2, width=512),
+)
+
+
+class WideCase(NamedTuple):
+    """One projection by the kernel for wide layers."""
+
+    tokens: int
+    inputs: int = 128
+    channels: int = 256  # of q, k and v together
+    narrow: int = 64
+    dtype: torch.dtype = torch.bfloat16
+    multiprocessors: int | None = None  # as in LayerCase
+
+
+WIDE = (
+    WideCase(1),
+    WideCase(333),
+    WideCase(777, inputs=256, channels=768, narrow=128, dtype=torch.float16),
+    WideCase(1029, inputs=192, channels=768, multiprocessors=2),
 )
 
 CONTROLS = Path(__file__).with_name("sanitizer_controls.cu")
@@ -175,57 +193,49 @@ def layer_error(case: LayerCase) -> float:
         RuntimeError: the fused kernels did not compute the case.
     """
     from fla.layers import quasar
+    from fla.ops.quasar.cuda.program import Variant
+    from fla.ops.quasar.layer import forward as layer_forward
+    from fla.ops.quasar.layer import fused
+    from fla.ops.quasar.layer.call import Stages
+    from fla.ops.quasar.layer.hopper.program import PROGRAM
+    from fla.ops.quasar.layer.hopper.stages import KERNELS
 
-    arguments = WORKLOAD.layer_arguments()
-    if case.width is None:
-        _use_fused_stages(case)
-    else:
-        arguments |= {"hidden_size": case.width, "head_dim": 128, "num_heads": case.width // 128}
-        _use_wide_projection(case)
-    layer = quasar.QuasarAttention(**arguments)
-    x = torch.randn(1, case.tokens, layer.hidden_size)
+    program = PROGRAM.load(Variant(torch.cuda.current_device(), case.dtype))
+    if case.multiprocessors:
+        program = program._replace(multiprocessors=case.multiprocessors)
+    fused.FEWEST_TOKENS = 1  # so that the layer's kernels also run for short sequences
+    found = KERNELS._replace(find=lambda *_: program)
+    layer_forward.HOPPER = Stages(*map(always, found.stages()))
+    layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
+    x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
+    H, S = WORKLOAD.num_heads, WORKLOAD.head_dim
     with torch.no_grad():
-        expected = quasar_layer(
-            layer.state_dict(), x, num_heads=layer.num_heads, head_dim=layer.head_dim
-        )
+        expected = quasar_layer(layer.state_dict(), x, num_heads=H, head_dim=S)
     recorded = nullcontext() if case.gradients else torch.no_grad()
     with recorded, torch.autocast("cuda", case.dtype):
         y, _, _ = layer.cuda()(x.cuda())
     return relative_rms(y.detach().cpu(), expected)
 
 
-def _loaded(program: Any, case: LayerCase) -> Any:
+def wide_error(case: WideCase) -> float:
+    """Run a case of the wide projection and return the largest relative error of its results."""
     from fla.ops.quasar.cuda.program import Variant
+    from fla.ops.quasar.layer.hopper.wide_projection import PROGRAM, project_wide
 
-    loaded = program.load(Variant(torch.cuda.current_device(), case.dtype))
+    program = PROGRAM.load(Variant(torch.cuda.current_device(), case.dtype))
     if case.multiprocessors:
-        loaded = loaded._replace(multiprocessors=case.multiprocessors)
-    return loaded
-
-
-def _use_fused_stages(case: LayerCase) -> None:
-    """Make the layer use Hopper's fused stages, also for short sequences."""
-    from fla.ops.quasar.layer import forward, fused
-    from fla.ops.quasar.layer.call import Stages
-    from fla.ops.quasar.layer.hopper.program import PROGRAM
-    from fla.ops.quasar.layer.hopper.stages import KERNELS
-
-    program = _loaded(PROGRAM, case)
-    fused.FEWEST_TOKENS = 1
-    found = KERNELS._replace(find=lambda *_: program)
-    forward.HOPPER = Stages(*map(always, found.stages()))
-
-
-def _use_wide_projection(case: LayerCase) -> None:
-    """Make the layer use the kernel for wide layers, also for short sequences."""
-    from fla.ops.quasar.layer import forward
-    from fla.ops.quasar.layer.hopper import wide_projection as wide
-    from fla.ops.quasar.layer.hopper.stages import HOPPER
-
-    program = _loaded(wide.PROGRAM, case)
-    wide.find_program = lambda *_: program
-    wide.FEWEST_TILES = 1
-    forward.HOPPER, forward.WIDE = HOPPER, wide.WIDE._replace(project=always(wide.WIDE.project))
+        program = program._replace(multiprocessors=case.multiprocessors)
+    C = case.channels
+    x = torch.randn(case.tokens, case.inputs).to(case.dtype)
+    weights = (torch.randn(C + case.narrow, case.inputs) / case.inputs**0.5).to(case.dtype)
+    taps = torch.rand(C, 4) - 0.5
+    results = project_wide(program, x.cuda(), weights.cuda(), taps.cuda(), True)
+    products = x.double() @ weights.double().T
+    before = F.pad(products[:, :C].T, (3, 0))
+    mixed = F.silu(F.conv1d(before, taps.double().unsqueeze(1), groups=C)).T
+    expected = mixed, products[:, C:], products[:, :C]
+    pairs = zip(results, expected, strict=True)
+    return max(relative_rms(found.cpu(), exact) for found, exact in pairs if found is not None)
 
 
 def always(stage: Callable[..., Any]) -> Callable[..., Any]:
@@ -258,6 +268,7 @@ def clear_outputs() -> None:
 CASES: Mapping[str, tuple[Callable[..., float], Sequence[NamedTuple]]] = {
     "operator": (operator_error, OPERATOR),
     "layer": (layer_error, LAYER),
+    "wide": (wide_error, WIDE),
 }
 """The calls of each part, with the function that checks them."""
 

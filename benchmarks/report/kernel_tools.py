@@ -75,6 +75,9 @@ def tests(run: Run) -> str:
     return "\n\n".join([facts(run.where()), whole, *notes])
 
 
+_NAMES = {"operator": "operator", "layer": "layer", "wide": "wide projection"}
+
+
 def sanitizer_findings(run: Run) -> str:
     """Return the table of compute-sanitizer's findings, and the calls that a tool did not check."""
     where = run.where(f"compute-sanitizer {run.versions['compute-sanitizer']}")
@@ -83,12 +86,13 @@ def sanitizer_findings(run: Run) -> str:
     rows, left_out = [], []
     for one in sorted(run.table("tools"), key=lambda one: TOOLS.index(one.by)):
         watched = one.texts["calls"].split()
-        calls = " and ".join(f"{counts[name]} of the {name}" for name in watched)
+        calls = ", ".join(f"{counts[name]} of the {_NAMES[name]}" for name in watched)
         planted, seconds = str(one.figures["faulty"]), f"{one.figures['seconds']:.0f}"
         rows.append((one.by, calls, sanitizer.verdict(one), planted, seconds))
         left_out += [
-            f"{one.by} did not check the {name}'s kernels: it reports {one.figures['handshake']} "
-            "hazards in a correct kernel that synchronises its warps as they do."
+            f"{one.by} did not check the {_NAMES[name]}'s kernels: it reports "
+            f"{one.figures['handshake']} hazards in a correct kernel that synchronises its warps "
+            "as they do."
             for name in counts
             if name not in watched
         ]

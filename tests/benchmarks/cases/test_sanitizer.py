@@ -28,6 +28,7 @@ case "$what" in
   *check) found=$PLANTED ;;
   handshake) found=$HANDSHAKE ;;
   layer) found=$LAYER ;;
+  wide) found=0 ;;
   operator) found=$FOUND; status=$STATUS ;;
   *) exit 4 ;;
 esac

@@ -32,6 +32,7 @@ from fla.ops.quasar.triton_kernels.autotune import (
 TOKENS = 1 << 15
 """Tokens of the timed calls: enough to fill a GPU, 0.4 GB of memory."""
 _ROUNDS = 7
+_BUSY = 6144  # rows of a product in fp32 that takes some milliseconds
 _log = logging.getLogger("fla.ops.quasar")
 _chosen: dict[tuple[int, torch.dtype], bool] = {}
 _choosing = threading.Lock()
@@ -127,6 +128,9 @@ def _measure(fused: Stages, device: torch.device, dtype: torch.dtype) -> tuple[f
 
 def _milliseconds(run: Callable[[Stages], object], stages: Stages) -> float:
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    # the GPU is busy with this product until all kernels are launched: the host does not count
+    busy = torch.ones(_BUSY, _BUSY, device="cuda")
+    torch.mm(busy, busy)
     start.record()
     run(stages)
     stop.record()
