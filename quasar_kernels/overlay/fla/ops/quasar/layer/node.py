@@ -20,6 +20,7 @@ from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.layer.call import Call, LayerResults, Weights
 from fla.ops.quasar.layer.forward import copied_as, layer_forward, run_layer
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
+from fla.ops.quasar.layer.hopper.wide_projection import products_again
 from fla.ops.quasar.layer.library import MANY_TOKENS, positions, project
 from fla.ops.quasar.layer.products import over_tokens, packed, product_in
 from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
@@ -180,9 +181,11 @@ def layer_gradients(
         first += across.first_gradients(call, x, weights, d_qkv)
     d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
     d_products[:, channels:] = d_narrow
-    if products is None:
-        # the same bits as in the forward pass; short calls save nothing and may round to 16 bits
-        products = (F.linear if _is_short(call, x) else project)(rows, projections)
+    if products is None and _is_short(call, x):
+        products = F.linear(rows, projections)  # never kept, so it may be rounded to 16 bits
+    elif products is None:  # the bits that the forward pass would have kept
+        products = products_again(call, x, weights, rows, projections)
+        products = project(rows, projections) if products is None else products
     d_taps, d_shift = launch_conv_silu_grad(
         products[:, :channels],
         *weights.joined_taps(),

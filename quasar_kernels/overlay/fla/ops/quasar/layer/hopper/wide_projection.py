@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import Any
 
 import torch
 
@@ -172,6 +173,37 @@ def _launch(
         bounds = None if bounds is None else bounds.to(x.device)
         replace_first_tokens(rows, weights, bounds, count, qkv)
     return activations(call, weights, others, qkv, narrow, rows if keep else None, products, B)
+
+
+def products_again(
+    call: Call,
+    x: torch.Tensor,
+    weights: Weights,
+    rows: torch.Tensor,
+    projections: torch.Tensor,
+) -> torch.Tensor | None:
+    """Return the products of q, k and v with the bits that the forward pass would have kept.
+
+    Args:
+        call, x, weights: the layer's call.
+        rows: x in the products' dtype, `[R, hidden]`.
+        projections: the first result of `packed`.
+
+    Returns:
+        `[R, 3 H S]`, or None if the kernel does not compute the call.
+    """
+    program = find_program(x, call.dtype) if takes(call, x, weights) else None
+    if program is None:
+        return None
+    taps = weights.joined_taps()[0].float().contiguous()
+    results = PROGRAM.attempt(call.backend, program, _project_rows, rows, projections, taps, True)
+    return None if results is None else results[2]
+
+
+def _project_rows(
+    *inputs: Any, program: LoadedProgram
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    return project_wide(program, *inputs)
 
 
 WIDE = Stages(_project, LIBRARY.output)
