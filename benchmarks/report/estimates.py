@@ -36,6 +36,8 @@ FUSED = ROOT / "benchmarks" / "h100" / "layer-profile-fused.json"
 """The kernels of the paths; the portable one has library products, or fused kernels."""
 LATENCY_TOKENS = 512
 """Length of a call whose time is its launches."""
+LONG_TOKENS = 1_000_000
+"""Length of a call whose time is that of its kernels."""
 NEAR = 0.75
 """Share of its bound from which on a kernel is limited by it."""
 
@@ -119,8 +121,10 @@ class Estimates(NamedTuple):
         )
 
     def path(self, gpu: Gpu) -> Implementation:
-        """Return the implementation that a card runs by default at the validator's size."""
-        return self.hopper if gpu.hopper else self.portable
+        """Return the implementation that a card runs by default: the faster one in a long call."""
+        if gpu.hopper:
+            return self.hopper
+        return max(self.portable, self.fused, key=lambda one: one.speed(LONG_TOKENS, gpu))
 
     def speed(self, tokens: int, gpu: Gpu) -> float:
         """Return the expected tokens/s in the validator's loop."""
