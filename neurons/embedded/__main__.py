@@ -65,7 +65,7 @@ def command(
     except QuasarError as error:
         click.echo(str(error), err=True)
         return EX_CONFIG if isinstance(error, ConfigError) else 1
-    return 0 if competition.as_it_should_be else 1
+    return 0 if competition.has_expected_result else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from harness.files import write_atomically
 from neurons.embedded.log_tail import LogTail
 from neurons.embedded.participants import CHUNKS, Entry, start_miner, submit_cheat
-from neurons.embedded.results import Results, are_as_they_should_be
+from neurons.embedded.results import Results, is_expected_result
 from neurons.embedded.settings import (
     choose_port,
     common_environment,
@@ -79,14 +79,14 @@ class Competition:
         if inference:
             names = ["reference", *(entry.name for entry in self.entries)]
             self._ports = {name: choose_port(self.folder / f"{name}.port") for name in names}
-            settings = settings.model_copy(update=self._verification())
+            settings = settings.model_copy(update=self._verification_settings())
         database = f"sqlite:///{self.folder / DATABASE}"
         self.settings = settings.model_copy(update={"database_url": SecretStr(database)})
 
     @property
-    def as_it_should_be(self) -> bool:
+    def has_expected_result(self) -> bool:
         """Whether every honest miner has its place and share, and the cheat none."""
-        return are_as_they_should_be(self.entries, self.cheat)
+        return is_expected_result(self.entries, self.cheat)
 
     def run(self) -> Iterator[str]:
         """Run everything; yield lines about its progress; a QuasarError if a part fails."""
@@ -100,7 +100,7 @@ class Competition:
                 if self.entries or self.cheat:
                     yield from self._compete(subnet, url)
                 if self._serve:
-                    guest = self._invite(subnet.settings)
+                    guest = self._write_guest_settings(subnet.settings)
                     yield f"one more miner joins by: ENV_FILE={guest} ./START_MINER.sh once"
                     yield f"the leaderboard stays at {url}/ until Ctrl-C"
                     self._stop.wait()
@@ -128,7 +128,7 @@ class Competition:
         for name in ("cheat.git", GUEST, *(entry.name for entry in self.entries)):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def _invite(self, settings: Settings) -> Path:
+    def _write_guest_settings(self, settings: Settings) -> Path:
         """Write the settings file with which one more miner joins; return its path."""
         create_throwaway(settings.wallet_path, GUEST)
         values = miner_settings(settings, GUEST, self.folder / GUEST)
@@ -137,7 +137,7 @@ class Competition:
         write_atomically(file, text, mode=0o600)
         return file
 
-    def _verification(self) -> dict[str, object]:
+    def _verification_settings(self) -> dict[str, object]:
         address = "http://127.0.0.1:{}".format
         servers = [
             f"{entry.identity.hotkey}={address(self._ports[entry.name])}" for entry in self.entries

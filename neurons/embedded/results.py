@@ -68,7 +68,7 @@ class Results:
         return [line for line in list(self.lines) if line["event"] == event]
 
 
-def are_as_they_should_be(honest: Sequence[Entry], cheat: Entry | None) -> bool:
+def is_expected_result(honest: Sequence[Entry], cheat: Entry | None) -> bool:
     """Return whether each honest miner has its rank and its share, and the cheat neither."""
     places = sorted(entry.rank or 0 for entry in honest)
     shares = sorted((entry.weight for entry in honest), reverse=True)

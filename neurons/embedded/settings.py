@@ -14,20 +14,20 @@ from neurons.runtime.loading import environment, find_env_file, load_settings
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.settings import Settings
 
-OUTSIDE = ("validator_api_url", "github_username", "fork_remote", "repo_path")
+REAL_SUBNET_SETTINGS = ("validator_api_url", "github_username", "fork_remote", "repo_path")
 """Settings that select a real subnet. GITHUB_TOKEN does not, because other tools set it too."""
 
-ELSEWHERE = ("GITHUB_TOKEN", "DATABASE_URL")
+IGNORED_VARIABLES = ("GITHUB_TOKEN", "DATABASE_URL")
 """Variables that an embedded run ignores, because they belong to other programs."""
 
-VALIDATOR_TAKES = (
+VALIDATOR_SETTINGS = (
     *("validator_api_url", "wallet_validator_name", "wallet_hotkey", "wallet_path", "device"),
     *("polling_interval", "bench_timeout_seconds", "sandbox", "allow_file_forks"),
     *("enable_logit_verification", "inference_servers", "reference_inference_url"),
 )
 """Settings that the run shares with its validator."""
 
-API_TAKES = (
+API_SETTINGS = (
     "state_dir",
     "allow_file_forks",
     "blocks_until_reveal",
@@ -36,7 +36,7 @@ API_TAKES = (
 )
 """Settings that the run shares with its API."""
 
-MINER_TAKES = (
+MINER_SETTINGS = (
     *("validator_api_url", "fork_upstream_url", "wallet_path", "subtensor_network", "device"),
     *("target_sequence_length", "claim_runs", "claim_headroom"),
 )
@@ -56,7 +56,7 @@ def is_embedded(
     """Return whether nothing names a real subnet; a ConfigError for a missing .env."""
     if find_env_file(env_file, environ) is not None:
         return False
-    return not any(flags.get(name) or environ.get(name.upper()) for name in OUTSIDE)
+    return not any(flags.get(name) or environ.get(name.upper()) for name in REAL_SUBNET_SETTINGS)
 
 
 def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
@@ -91,7 +91,7 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
         "submission_mode": wanted.submission_mode,
         "allow_file_forks": True,
     }
-    clean = {name: value for name, value in environ.items() if name not in ELSEWHERE}
+    clean = {name: value for name, value in environ.items() if name not in IGNORED_VARIABLES}
     return load_settings({**flags, **forced}, Path(os.devnull), clean, defaults=defaults)
 
 
@@ -120,7 +120,7 @@ def common_environment(settings: Settings) -> dict[str, str]:
     return {
         **child_environment(environment(), device=settings.device),
         "ENV_FILE": os.devnull,
-        **_passed_on(settings, "log_level", "log_format", "subtensor_network"),
+        **_as_variables(settings, "log_level", "log_format", "subtensor_network"),
     }
 
 
@@ -129,7 +129,7 @@ def api_environment(settings: Settings, port: int, validator_hotkey: str) -> dic
     url = settings.database_url
     return {
         **common_environment(settings),
-        **_passed_on(settings, *API_TAKES),
+        **_as_variables(settings, *API_SETTINGS),
         "HOST": "127.0.0.1",
         "PORT": str(port),
         "VALIDATOR_HOTKEYS": validator_hotkey,
@@ -141,7 +141,7 @@ def validator_environment(settings: Settings) -> dict[str, str]:
     """Return the environment of the validator; the run reads its log, which is JSON."""
     return {
         **common_environment(settings),
-        **_passed_on(settings, *VALIDATOR_TAKES),
+        **_as_variables(settings, *VALIDATOR_SETTINGS),
         "LOG_FORMAT": "json",
         "STATE_DIR": str(settings.state_dir / "validator"),
     }
@@ -150,14 +150,14 @@ def validator_environment(settings: Settings) -> dict[str, str]:
 def miner_settings(settings: Settings, name: str, home: Path) -> dict[str, str]:
     """Return the settings of one more miner, whose fork and state lie in `home`."""
     return {
-        **_passed_on(settings, *MINER_TAKES),
+        **_as_variables(settings, *MINER_SETTINGS),
         "FORK_REMOTE": str(home / "fork.git"),
         "STATE_DIR": str(home / "state"),
         "WALLET_MINER_NAME": name,
     }
 
 
-def _passed_on(settings: Settings, *names: str) -> dict[str, str]:
+def _as_variables(settings: Settings, *names: str) -> dict[str, str]:
     values = {name: getattr(settings, name) for name in names}
     return {
         name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)

@@ -99,7 +99,7 @@ class EmbeddedSubnet:
         self._postponed: Counter[object] = Counter()
         self._failure: QuasarError | None = None
         self._errors: list[str] = []
-        self._asked_to_stop, self._ended = stop, threading.Event()
+        self._stop, self._ended = stop, threading.Event()
         # One thread starts all children, because the kernel kills a child when its thread ends.
         self._thread = threading.Thread(target=self._supervise, name="embedded", daemon=True)
 
@@ -162,7 +162,7 @@ class EmbeddedSubnet:
     def _fail(self, failure: QuasarError) -> None:
         if self._failure is None:
             self._failure = failure
-            self._asked_to_stop.set()
+            self._stop.set()
 
     def _wait_until_ready(self) -> None:
         with heartbeat(log, "start of the validator API", first=QUIET_SECONDS):
@@ -175,7 +175,7 @@ class EmbeddedSubnet:
             with suppress(httpx.HTTPError):
                 if httpx.get(url, timeout=2.0).status_code == 200:
                     return
-            if self._asked_to_stop.wait(0.1):
+            if self._stop.wait(0.1):
                 self.check()
                 raise Stopped("stop requested")
             if api.starts > STARTS_ALLOWED:

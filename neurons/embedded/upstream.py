@@ -72,7 +72,7 @@ def _commit(repository: Path, source: Path, index: Path) -> None:
         "GIT_DIR": str(repository),
         "GIT_WORK_TREE": str(source),
         "GIT_INDEX_FILE": str(index),
-        **commit_environment("quasar-miner", "quasar-miner@users.noreply.github.com", COMMITTED_AT),
+        **commit_environment(COMMITTED_AT),
     }
     tool.add("--all", "--force", ".", env=env)
     tree = tool.write_tree(env=env)

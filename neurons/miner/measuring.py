@@ -214,7 +214,7 @@ class ClaimMeasurement:
         """
         with self.recorder.showing_progress():
             for target in targets:
-                if self._confirmed(target) or self._run(self._plan(target)):
+                if self._reuse_earlier(target) or self._run(self._plan(target)):
                     return
         last = self.sampler.failures[-1]
         longer = ", or a larger BENCH_TIMEOUT_SECONDS" if last.kind == "timeout" else ""
@@ -248,7 +248,7 @@ class ClaimMeasurement:
             *(target, VALIDATOR_LENGTHS, self.runs, self.most, self.sampler.at_once, confirming)
         )
 
-    def _confirmed(self, target: int) -> bool:
+    def _reuse_earlier(self, target: int) -> bool:
         """Reuse earlier samples of this code and machine if a new sample of the target agrees."""
         sampler, log = self.sampler, self.recorder.log
         if self.fresh or sampler.samples:  # `continue_from` has set samples
@@ -275,7 +275,7 @@ class ClaimMeasurement:
             self.sampler.run(plan)
         except MeasurementError as error:
             self.recorder.log.debug("the worker's last words", log=error.log_tail)
-            raise _meaning(error, self.crashes) from error
+            raise _consequence(error, self.crashes) from error
         failed = {failure.length for failure in self.sampler.failures}
         return failed.isdisjoint(plan.lengths)
 
@@ -316,7 +316,7 @@ def new_measurement(
     return ClaimMeasurement(sampler, recorder, settings.claim_runs, most, crashes, fresh)
 
 
-def _meaning(error: MeasurementError, crashes: int) -> Held | Retry | Stopped:
+def _consequence(error: MeasurementError, crashes: int) -> Held | Retry | Stopped:
     """Return the consequence of a measurement's failure for the submission."""
     if error.kind == "stopped":
         return Stopped("stop requested")

@@ -25,7 +25,7 @@ FILE_BYTES, ALL_BYTES = 2**21, 2**24
 """Limits in bytes on one file of a proposal, and on all its files together."""
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """A proposal is not accepted; the message has the reason, as a sentence."""
 
 
@@ -41,7 +41,7 @@ def propose(
     """Run a command in the folder `overlay`, a copy of the kernels that the command changes.
 
     It runs without secrets in its environment, with `variables`, in a separate process group that
-    is killed after `seconds` or when `stop` is set. Raises Refused if it fails.
+    is killed after `seconds` or when `stop` is set. Raises Rejected if it fails.
     """
     text = shlex.join(command)
     try:
@@ -54,40 +54,40 @@ def propose(
             stop=stop,
         )
     except OSError as error:
-        raise Refused(f"{text} cannot be started: {error.strerror}.") from error
+        raise Rejected(f"{text} cannot be started: {error.strerror}.") from error
     if ended.stopped:
-        raise Refused(f"{text} was stopped.")
+        raise Rejected(f"{text} was stopped.")
     if ended.timed_out:
-        raise Refused(f"{text} was not done within {seconds:g} s.")
+        raise Rejected(f"{text} was not done within {seconds:g} s.")
     if ended.returncode:
         words = " ".join(ended.log_tail.split())[-300:]
-        raise Refused(f"{text} ended with status {ended.returncode}: {words or 'no output'}.")
+        raise Rejected(f"{text} ended with status {ended.returncode}: {words or 'no output'}.")
 
 
-def require_readable(overlay: Path, present: Path, scope: Scope) -> None:
-    """Raise Refused for an unchanged overlay, or a file that is not published."""
+def check_files(overlay: Path, present: Path, scope: Scope) -> None:
+    """Raise Rejected for an unchanged overlay, or a file that is not published."""
     total = 0
     for path in sorted(overlay.rglob("*")):
         name = path.relative_to(overlay)
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise Refused(f"{name} is no ordinary file.")
+            raise Rejected(f"{name} is no ordinary file.")
         if path.is_dir() or "__pycache__" in name.parts or path.suffix == ".pyc":
             continue
         if name != Path(LAYER_FILE) and Path(QUASAR_DIR) not in name.parents:
-            raise Refused(f"{name} is outside {QUASAR_DIR}.")
+            raise Rejected(f"{name} is outside {QUASAR_DIR}.")
         size = path.stat().st_size
         total += size
         if size > FILE_BYTES or total > ALL_BYTES:
-            raise Refused(f"{name} makes the kernels too long: {size:,} of {total:,} bytes.")
+            raise Rejected(f"{name} makes the kernels too long: {size:,} of {total:,} bytes.")
     if overlay_digest(scope, overlay) == overlay_digest(scope, present):
-        raise Refused("Nothing that is published was changed.")
+        raise Rejected("Nothing that is published was changed.")
 
 
-def lay_out(host: Path, present: Path, overlay: Path, scope: Scope, tree: Path) -> None:
+def copy_fork(host: Path, present: Path, overlay: Path, scope: Scope, tree: Path) -> None:
     """Make `tree` a copy of the fork at `host` that holds `overlay` instead of `present`.
 
     Raises:
-        Refused: the copy breaks a rule of the subnet.
+        Rejected: the copy breaks a rule of the subnet.
     """
     skipped = shutil.ignore_patterns("__pycache__", ".git")
     shutil.copytree(host / "fla", tree / "fla", ignore=skipped)
@@ -99,4 +99,4 @@ def lay_out(host: Path, present: Path, overlay: Path, scope: Scope, tree: Path) 
     broken = [f"{name}: The file is compiled code." for name in compiled_files(tree)]
     broken += map(str, check_tree(tree))
     if broken:
-        raise Refused(f"It breaks the rules: {broken[0]}")
+        raise Rejected(f"It breaks the rules: {broken[0]}")

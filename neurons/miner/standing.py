@@ -32,7 +32,7 @@ class Standing:
     others: frozenset[int] = frozenset()
 
 
-def look(submission: Submission, client: ApiClient) -> Standing:
+def read_standing(submission: Submission, client: ApiClient) -> Standing:
     """Return the standing of `submission`, an empty one if the statistics cannot be read.
 
     Other miners' rows can make them unreadable for days, so the miner must continue without them.

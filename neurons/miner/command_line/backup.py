@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from neurons.miner.command_line.commands import read_settings, say
+from neurons.miner.command_line.commands import echo, read_settings
 from neurons.miner.command_line.status import JOURNAL, find_journal
 from neurons.miner.journal import Journal
 from neurons.runtime.errors import ConfigError
@@ -30,7 +30,7 @@ def backup(given: Given, file: Path) -> int:
     if file.exists():
         raise ConfigError(f"{file} is there already. Name another file, or remove it first.")
     copy_journal(journal, file)
-    say(f"the journal is copied to {file}; it holds the salt of a commitment: keep it private")
+    echo(f"the journal is copied to {file}; it holds the salt of a commitment: keep it private")
     return 0
 
 
@@ -57,7 +57,7 @@ def restore(given: Given, file: Path) -> int:
                 os.replace(left, settings.state_dir / (SET_ASIDE + rest))
         os.replace(part, present)
     newest = "it is empty" if latest is None else f"its newest submission is {latest.state.value}"
-    say(f"restored from {file}: {newest}; the journal before it is now {SET_ASIDE}")
+    echo(f"restored from {file}: {newest}; the journal before it is now {SET_ASIDE}")
     return 0
 
 

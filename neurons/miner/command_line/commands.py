@@ -53,7 +53,7 @@ from neurons.runtime.settings import Settings
 WATCH_SECONDS = 1.0
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
+def echo(text: str, stream: TextIO | None = None) -> None:
     """Print `text` without secrets and control characters to `stream`, by default stdout."""
     stream = stream or sys.stdout
     stream.write(_harmless(text) + "\n")
@@ -116,7 +116,7 @@ def status(given: Given, as_json: bool, watch: bool, shown: int) -> int:
     if watch and not as_json:
         _watch(now)
     else:
-        say(now())
+        echo(now())
     return 0
 
 
@@ -157,7 +157,7 @@ def doctor(given: Given, as_json: bool, kernels: bool) -> int:
     if not as_json:
         levels = [one.level for one in printed]
         end = "correct the failures first" if _failed(printed) else "the miner can start"
-        say(f"{levels.count('failure')} failures, {levels.count('warning')} warnings: {end}")
+        echo(f"{levels.count('failure')} failures, {levels.count('warning')} warnings: {end}")
     return _failed(printed)
 
 
@@ -168,9 +168,9 @@ def _print_findings(findings: Iterable[Finding], as_json: bool, gap: str) -> lis
         printed.append(one)
         if not as_json:
             remedy = f"{gap}{one.remedy}" if one.remedy else ""
-            say(f"{one.level:<8} {one.name:<13} {one.detail}{remedy}")
+            echo(f"{one.level:<8} {one.name:<13} {one.detail}{remedy}")
     if as_json:
-        say(json.dumps([asdict(one) for one in printed], indent=2))
+        echo(json.dumps([asdict(one) for one in printed], indent=2))
     return printed
 
 
@@ -195,17 +195,17 @@ def bench(given: Given, all_lengths: bool = False) -> int:
         measurement = new_measurement(
             settings, fork.worktree, environment, "bench", commit, log, fresh=True
         )
-        _insist(measurement, lambda: measurement.run_targets(targets))
+        _with_retries(measurement, lambda: measurement.run_targets(targets))
         if all_lengths:
             lengths = lengths_for(wanted or LENGTHS[-1], environment.device)
-            _insist(measurement, lambda: measurement.run_lengths(lengths))
+            _with_retries(measurement, lambda: measurement.run_lengths(lengths))
     sampler = measurement.sampler
-    say(table(sampler.samples, sampler.failures))
-    say(f"report: {measurement.recorder.path}")
+    echo(table(sampler.samples, sampler.failures))
+    echo(f"report: {measurement.recorder.path}")
     return int(bool(sampler.failures))
 
 
-def _insist(measurement: ClaimMeasurement, act: Callable[[], object]) -> None:
+def _with_retries(measurement: ClaimMeasurement, act: Callable[[], object]) -> None:
     """Measure, and continue after the failures that the miner continues after."""
     while True:
         try:
@@ -229,7 +229,7 @@ def logs(given: Given, lines: int, no_follow: bool) -> int:
     except PermissionError:
         raise of_another_user(path.parent.parent) from None
     except OSError:
-        say(f"there is no log yet at {path}: the miner writes it when it runs")
+        echo(f"there is no log yet at {path}: the miner writes it when it runs")
         return 1
     follow = [] if no_follow else ["-F"]
     command = ["tail", "-n", str(lines), *follow, "--", str(path)]
@@ -248,14 +248,14 @@ def _decide(given: Given, act: Callable[[Journal, Submission, float], Submission
     settings, _ = read_settings(given, process=None)
     path = find_journal(settings.state_dir)
     if path is None:
-        say(f"nothing has run in {settings.state_dir}")
+        echo(f"nothing has run in {settings.state_dir}")
         return 0
     with Journal(path) as journal:
         held = [one for one in journal.live_submissions() if one.state is State.HELD]
         for submission in held:
-            say(summary(act(journal, submission, time.time()), settings.state_dir))
+            echo(summary(act(journal, submission, time.time()), settings.state_dir))
     if not held:
-        say("nothing is held")
+        echo("nothing is held")
     return 0
 
 

@@ -58,7 +58,7 @@ class TunedKernels:
     def digest(self) -> str:
         return overlay_digest(self._scope, self.root())
 
-    def take(self, overlay: Path, evidence: Evidence) -> None:
+    def publish(self, overlay: Path, evidence: Evidence) -> None:
         """Publish a copy of these kernels from now on; an OSError keeps the earlier ones."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         target = self.folder / evidence.overlay

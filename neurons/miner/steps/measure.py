@@ -16,7 +16,7 @@ from neurons.miner.measuring import (
 
 def run(submission: Submission, context: Context) -> Submission:
     """Take the samples that the claim needs, in addition to those from before a crash."""
-    if not context.lays_out(submission):
+    if not context.check_out(submission):
         return context.move(submission, State.NEW)
     environment = describe_machine(context.settings.device, context.probe, context.stop)
     target = None if submission.auto_target else submission.target_sequence_length

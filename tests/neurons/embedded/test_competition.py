@@ -91,7 +91,7 @@ def test_the_table_is_of_the_round_that_has_ended(competition: Competition, api:
         verdict = {"event": "verdict", "submission": row, "reason": f"because of {entry.name}"}
         lines.append(verdict)
     assert results.all_judged()
-    assert not competition.as_it_should_be  # a place in a round that goes on is worth nothing
+    assert not competition.has_expected_result  # a place in a round that goes on is worth nothing
     assert results.end_round() == "round 1 has ended"
     assert not results.are_final()
     shares = {entries[1].identity.hotkey: 0.6, entries[0].identity.hotkey: 0.25}
@@ -103,9 +103,9 @@ def test_the_table_is_of_the_round_that_has_ended(competition: Competition, api:
         ["2", "miner-1", "0.25", "because", "of", "miner-1"],
         ["-", "cheat", "0.00", "because", "of", "cheat"],
     ]
-    assert competition.as_it_should_be
+    assert competition.has_expected_result
     entries[2].weight = 0.05
-    assert not competition.as_it_should_be
+    assert not competition.has_expected_result
 
 
 def test_an_earlier_competition_is_deleted(competition: Competition) -> None:

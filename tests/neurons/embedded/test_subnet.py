@@ -147,7 +147,7 @@ def test_a_validator_that_cannot_work_ends_the_run_with_its_message(settings: Se
 
 
 def test_a_submission_that_is_postponed_again_and_again_ends_the_run(subnet):
-    stop = subnet._asked_to_stop
+    stop = subnet._stop
     for reason in ("a", "b"):
         log_line(subnet, event="postponed", submission=1, reason=reason)
     log_line(subnet, event="postponed", submission=2, reason="c")

@@ -135,7 +135,7 @@ def test_row_07_pauses_double_up_to_five_minutes_and_follow_the_server_for_an_ho
 def test_a_direct_submission_takes_the_claim_over_and_nothing_else() -> None:
     claim = {"commit_hash": "c", "tokens_per_sec": 2.0, "benchmarks": {"512": {"vram_mb": 1.0}}}
     early = draft(state=State.PREMATURE, reason="too early", **{**FULL, **claim})
-    direct = cycle.directly(early, 5.0)
+    direct = cycle.direct_draft(early, 5.0)
     assert (direct.state, direct.mode, direct.id) == (State.CLAIMED, "direct", 0)
     assert (direct.fork_url, direct.commit_hash, direct.tokens_per_sec) == ("u", "c", 2.0)
     assert direct.benchmarks == early.benchmarks

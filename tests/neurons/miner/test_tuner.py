@@ -15,7 +15,7 @@ from harness.analysis.ab_compare import BLOCKS
 from harness.measuring.runner import MeasurementError
 from harness.sample import Sample
 from harness.source import source_digest
-from neurons.miner.proposal import Refused
+from neurons.miner.proposal import Rejected
 from neurons.miner.publishing.tuned_kernels import FILE, Evidence, TunedKernels, copy_overlay
 from neurons.miner.tuner import Tuner
 from neurons.runtime.observe import get_logger
@@ -67,18 +67,18 @@ def python(code: str) -> tuple[str, ...]:
 
 
 def test_a_gain_beyond_the_noise_is_published_with_its_evidence(tuner):
-    before = tuner.kept.digest()
+    before = tuner.tuned.digest()
     found = tuner.try_one(python(FASTER), 512)
     assert found.low > 1.18
-    root, evidence = tuner.kept.root(), tuner.kept.evidence()
+    root, evidence = tuner.tuned.root(), tuner.tuned.evidence()
     assert (root / CHUNK).read_text() == (OVERLAY / CHUNK).read_text() + "# FASTER\n"
-    assert tuner.kept.digest() == overlay_digest(root=root) != before
+    assert tuner.tuned.digest() == overlay_digest(root=root) != before
     assert evidence is not None
     assert (evidence.length, evidence.pairs, evidence.low) == (512, BLOCKS, found.low)
     assert evidence.proposed_by == python(FASTER)
-    with pytest.raises(Refused, match="not beyond the noise"):
+    with pytest.raises(Rejected, match="not beyond the noise"):
         tuner.try_one(python(FASTER), 512)  # starts from what was taken, and gains nothing more
-    assert tuner.kept.root() == root
+    assert tuner.tuned.root() == root
 
 
 @pytest.mark.parametrize(
@@ -95,24 +95,24 @@ def test_a_gain_beyond_the_noise_is_published_with_its_evidence(tuner):
     ],
 )
 def test_what_is_refused_is_told_why_and_leaves_the_kernels(tuner, code, why):
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(Rejected, match=why):
         tuner.try_one(python(code), 512)
-    assert tuner.kept.root() == OVERLAY
+    assert tuner.tuned.root() == OVERLAY
 
 
 def test_wrong_kernels_are_not_even_timed(tuner):
     code = f"open('{CHUNK}', 'a').write('# FASTER # WRONG')"
     with pytest.raises(MeasurementError, match="wrong results"):
         tuner.try_one(python(code), 512)
-    assert tuner.kept.root() == OVERLAY
-    with pytest.raises(Refused, match="cannot be started"):
+    assert tuner.tuned.root() == OVERLAY
+    with pytest.raises(Rejected, match="cannot be started"):
         tuner.try_one(["/nonexistent/optimiser"], 512)
 
 
 def test_a_command_sees_no_secret(tuner, monkeypatch):
     monkeypatch.setenv("GITHUB_TOKEN", "ghp_canary")
     tell = "import os, sys; sys.exit(' '.join(map('='.join, os.environ.items())))"
-    with pytest.raises(Refused, match="TARGET_SEQUENCE_LENGTH=512") as refused:
+    with pytest.raises(Rejected, match="TARGET_SEQUENCE_LENGTH=512") as refused:
         tuner.try_one(python(tell), 512)
     assert "canary" not in str(refused.value)
 
@@ -130,7 +130,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tuner, tmp_path):
     note = tmp_path / "pids"
     for seconds in (1, 10, 100):  # until the limit leaves time for both to start
         tuner.settings = tuner.settings.model_copy(update={"tune_seconds": float(seconds)})
-        with pytest.raises(Refused, match=f"not done within {seconds} s"):
+        with pytest.raises(Rejected, match=f"not done within {seconds} s"):
             tuner.try_one(python(FORKS.format(note=str(note))), 512)
         if note.exists():
             break
@@ -150,7 +150,7 @@ def test_a_stop_ends_it_at_once_and_the_next_cycle_makes_it_due(tuner, tmp_path)
     note.unlink()
     tuner.start(512)  # once after each cycle
     assert tuner._thread is None
-    assert tuner.kept.root() == OVERLAY
+    assert tuner.tuned.root() == OVERLAY
 
 
 def test_nothing_is_tried_unless_it_is_asked_for(tuner):
@@ -170,7 +170,7 @@ def test_the_search_says_that_it_needs_a_gpu(tuner):
         update={"agent_iterations": 1, "device": "cpu", "tune_seconds": HANG}
     )
     (search,) = tuner.commands()
-    with pytest.raises(Refused, match="searched on an NVIDIA GPU"):
+    with pytest.raises(Rejected, match="searched on an NVIDIA GPU"):
         tuner.try_one(search, 512)
 
 
@@ -190,20 +190,20 @@ def evidence_of(overlay: Path, shipped: str) -> Evidence:
 
 
 def test_kernels_tuned_for_others_or_damaged_are_not_published(tmp_path):
-    kept, overlay = TunedKernels(tmp_path), tmp_path / "overlay"
+    tuned, overlay = TunedKernels(tmp_path), tmp_path / "overlay"
     copy_overlay(OVERLAY, overlay)
     with (overlay / CHUNK).open("a") as file:
         file.write("# tuned\n")
-    kept.take(overlay, evidence_of(overlay, "an older version"))
-    assert kept.root() == OVERLAY
-    kept.take(overlay, evidence_of(overlay, overlay_digest()))
-    assert (kept.root() / CHUNK).read_text().endswith("# tuned\n")
-    whole = (kept.folder / FILE).read_bytes()
-    (kept.folder / FILE).write_bytes(whole[:-20])
-    assert kept.root() == OVERLAY
-    (kept.folder / FILE).write_bytes(whole)
-    os.truncate(kept.folder / overlay_digest(root=overlay) / CHUNK, 10)
-    assert kept.root() == OVERLAY
+    tuned.publish(overlay, evidence_of(overlay, "an older version"))
+    assert tuned.root() == OVERLAY
+    tuned.publish(overlay, evidence_of(overlay, overlay_digest()))
+    assert (tuned.root() / CHUNK).read_text().endswith("# tuned\n")
+    whole = (tuned.folder / FILE).read_bytes()
+    (tuned.folder / FILE).write_bytes(whole[:-20])
+    assert tuned.root() == OVERLAY
+    (tuned.folder / FILE).write_bytes(whole)
+    os.truncate(tuned.folder / overlay_digest(root=overlay) / CHUNK, 10)
+    assert tuned.root() == OVERLAY
 
 
 @pytest.mark.slow
@@ -213,13 +213,13 @@ def test_a_real_worker_checks_what_a_real_command_changes(tmp_path):
     (host / "fla/layers").mkdir(exist_ok=True)
     (host / "fla/layers/__init__.py").touch()
     settings = make_settings(tmp_path / "state", tune_seconds=HANG)
-    kept = TunedKernels(settings.state_dir)
+    tuned = TunedKernels(settings.state_dir)
     bench = Bench()
 
     def measure(tree: Path, length: int, *_: Any, **__: Any) -> Sample:
         sample = bench.measure(tree, length)
         return sample.model_copy(update={"source_digest": source_digest(tree)})
 
-    tuner = Tuner(settings, kept, host, get_logger("test"), measure=measure)
+    tuner = Tuner(settings, tuned, host, get_logger("test"), measure=measure)
     assert tuner.try_one(python(FASTER), 64).faster
-    assert "# FASTER" in (kept.root() / CHUNK).read_text()
+    assert "# FASTER" in (tuned.root() / CHUNK).read_text()

@@ -9,12 +9,14 @@ import pytest
 
 from neurons.miner.publishing.fork import Fork
 from neurons.runtime.errors import Held
+from neurons.runtime.git.remote import Token
 from quasar_kernels.contract import OVERLAY, overlay_files
 from tests.neurons.miner.publishing.forks import publish
 from tests.repositories import GIT_ENVIRONMENT, make_repository, run_git
 from tests.repositories import commit as commit_files
 
 CHUNK = "fla/ops/quasar/chunk.py"
+TOKEN = Token("t0ken", "github.com")
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def checkout(remote: Path, tmp_path: Path) -> Path:
     return tmp_path / "checkout"
 
 
-def use(checkout: Path, token: str | None = None) -> Fork:
+def use(checkout: Path, token: Token | None = None) -> Fork:
     return Fork(None, None, checkout.parent / "unused", repo_path=checkout, token=token)
 
 
@@ -111,9 +113,9 @@ def test_a_checkout_behind_its_remote_is_not_moved(checkout: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("origin", "token", "url", "protocol"),
     [
-        ("git@github.com:Me/fork.git", "t0ken", "https://github.com/Me/fork", "https"),
+        ("git@github.com:Me/fork.git", TOKEN, "https://github.com/Me/fork", "https"),
         ("git@github.com:Me/fork.git", None, "https://github.com/Me/fork", "ssh"),
-        ("ssh://git@github.com/Me/fork", "t0ken", "https://github.com/Me/fork", "https"),
+        ("ssh://git@github.com/Me/fork", TOKEN, "https://github.com/Me/fork", "https"),
         ("https://github.com/Me/fork.git/", None, "https://github.com/Me/fork", "https"),
         ("../fork.git", None, None, "file"),
     ],

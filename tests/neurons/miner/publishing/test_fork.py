@@ -12,6 +12,7 @@ import pytest
 from neurons.miner.publishing.fork import Fork
 from neurons.miner.publishing.from_settings import open_fork
 from neurons.runtime.errors import Held
+from neurons.runtime.git.command import AUTHOR
 from neurons.runtime.loading import load_settings
 from quasar_kernels.contract import OVERLAY, check_tree, overlay_files
 from tests.neurons.githost import UPSTREAM_FILES
@@ -37,13 +38,12 @@ def test_a_validator_gets_the_overlay_byte_for_byte(fork, remote, tmp_path):
     assert run_git(fork.worktree, "status", "--porcelain") == ""
 
 
-def test_the_commit_names_its_author_and_its_parent(make_fork, remote, upstream):
-    commit = publish(make_fork(author="Ada <ada@example.org>"))
-    facts = run_git(remote, "log", "-1", "--format=%an <%ae>|%cn|%P|%G?", commit).split("|")
-    assert facts[:2] == ["Ada <ada@example.org>", "Ada"]
+def test_the_commit_names_its_author_and_its_parent(fork, remote, upstream):
+    facts = run_git(remote, "log", "-1", "--format=%an <%ae>|%cn|%P|%G?", publish(fork)).split("|")
+    assert facts[:2] == [AUTHOR, "quasar-miner"]
     assert facts[2] == run_git(upstream, "rev-parse", "main")
     assert facts[3] == "N"
-    assert run_git(remote, "rev-parse", "main") == run_git(upstream, "rev-parse", "main")
+    assert run_git(remote, "rev-parse", "main") == facts[2]
 
 
 def test_the_same_content_is_the_same_commit(fork: Fork, make_fork: MakeFork, remote: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.daemon import run_cycle
-from neurons.miner.standing import look
-from neurons.miner.steps.follow import BLIND_LOOKS
+from neurons.miner.standing import read_standing
+from neurons.miner.steps.follow import POLLS_WITHOUT_STATUS
 from neurons.miner.steps.submit import LATE_SECONDS
 from tests.neurons.fake_validator_api import (
     COMMIT,
@@ -49,9 +49,9 @@ def direct(miner: Miner) -> Context:
 @pytest.mark.parametrize("newer", [50, 900, 9_000])
 def test_newer_rows_hide_neither_queue_nor_verdict(context, fake_api, revealed, newer):
     fake_api.add_foreign(newer)
-    assert look(revealed, context.client).queued is True
+    assert read_standing(revealed, context.client).queued is True
     fake_api.rows[0]["validated"] = True
-    assert look(revealed, context.client).queued is False
+    assert read_standing(revealed, context.client).queued is False
 
 
 @pytest.mark.usefixtures("revealed")
@@ -67,9 +67,9 @@ def test_rows_too_long_to_read_are_asked_for_in_smaller_numbers(
 ):
     monkeypatch.setattr("neurons.wire.client.LIST_BYTES", 2**22)
     fake_api.add_foreign(12, fork_url="https://example/" + "a" * 400_000)
-    assert look(revealed, context.client).queued is None  # the newest three are not ours
+    assert read_standing(revealed, context.client).queued is None  # the newest three are not ours
     fake_api.rows.append(fake_api.rows.pop(0))
-    assert look(revealed, context.client).queued is True
+    assert read_standing(revealed, context.client).queued is True
 
 
 @pytest.mark.usefixtures("revealed")
@@ -77,7 +77,7 @@ def test_rows_too_long_to_read_are_asked_for_in_smaller_numbers(
 def test_statistics_that_fail_for_a_moment_hide_no_score(context, fake_api, score, state):
     """The weights name a rank meanwhile, by the claim alone."""
     fake_api.judge(fake_api.rows[0], score)
-    fake_api.faults[STATS].extend([Fault(200, b"<html>")] * (BLIND_LOOKS - 1))
+    fake_api.faults[STATS].extend([Fault(200, b"<html>")] * (POLLS_WITHOUT_STATUS - 1))
     done = run_cycle(context)
     assert (done.state, done.score) == (state, score)
     assert not fake_api.faults[STATS]
