@@ -1,4 +1,4 @@
-"""`python -m neurons.embedded`: a subnet on this machine, its pages and a competition."""
+"""`python -m neurons.embedded`: a subnet on this machine with a competition and its web pages."""
 
 from __future__ import annotations
 

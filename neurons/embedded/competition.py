@@ -1,4 +1,4 @@
-"""A demonstration subnet on this machine: its pages, and a competition with a ranking."""
+"""A demonstration on this machine: a subnet, its web pages, and a competition with a ranking."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from neurons.runtime.settings import Settings
 
 DATABASE = "competition.db"
 GUEST = "guest"
-"""The wallet of a further miner, which a person may start while the pages are served."""
+"""The wallet of one more miner, which a person may start while the pages are served."""
 READY_SECONDS, VERDICT_SECONDS = 180.0, 1800.0
 
 log = get_logger("embedded")
@@ -49,7 +49,7 @@ class Competition:
     Args:
         folder: for all files; None selects the embedded run's state folder.
         miners: honest miners, each the real daemon for one cycle.
-        inference: whether each has an inference server, and the validator verifies it.
+        inference: whether each miner has an inference server, which the validator verifies.
         cheat: whether one more participant submits a kernel that skips the recurrence.
         serve: whether pages, API and validator keep running until `stop` is set.
     """
@@ -85,11 +85,11 @@ class Competition:
 
     @property
     def has_expected_result(self) -> bool:
-        """Whether every honest miner has its place and share, and the cheat none."""
+        """Whether every honest miner has a rank and its share, and the cheat neither."""
         return is_expected_result(self.entries, self.cheat)
 
     def run(self) -> Iterator[str]:
-        """Run everything; yield lines about its progress; a QuasarError if a part fails."""
+        """Run everything and yield progress lines; raise a QuasarError if a part fails."""
         self._clear()
         with EmbeddedSubnet(self.settings, self._stop) as subnet:
             self._check, url = subnet.check, str(subnet.settings.validator_api_url)
@@ -122,7 +122,7 @@ class Competition:
         yield from results.table()
 
     def _clear(self) -> None:
-        """Delete an earlier competition, whose winner this one's miners would have to beat."""
+        """Delete an earlier competition, so that its submissions are not in this one's ranking."""
         for old in self.folder.glob(f"{DATABASE}*"):
             old.unlink()
         for name in ("cheat.git", GUEST, *(entry.name for entry in self.entries)):

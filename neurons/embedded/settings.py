@@ -15,7 +15,7 @@ from neurons.runtime.machine import resolve_device
 from neurons.runtime.settings import Settings
 
 REAL_SUBNET_SETTINGS = ("validator_api_url", "github_username", "fork_remote", "repo_path")
-"""Settings that select a real subnet. GITHUB_TOKEN does not, because other tools set it too."""
+"""Settings that select a real subnet. GITHUB_TOKEN is not one, because other tools set it too."""
 
 IGNORED_VARIABLES = ("GITHUB_TOKEN", "DATABASE_URL")
 """Variables that an embedded run ignores, because they belong to other programs."""
@@ -25,22 +25,19 @@ VALIDATOR_SETTINGS = (
     *("polling_interval", "bench_timeout_seconds", "sandbox", "allow_file_forks"),
     *("enable_logit_verification", "inference_servers", "reference_inference_url"),
 )
-"""Settings that the run shares with its validator."""
+"""Settings that the embedded run passes to its validator."""
 
 API_SETTINGS = (
-    "state_dir",
-    "allow_file_forks",
-    "blocks_until_reveal",
-    "reveal_window_blocks",
-    "block_time_seconds",
+    *("state_dir", "allow_file_forks"),
+    *("blocks_until_reveal", "reveal_window_blocks", "block_time_seconds"),
 )
-"""Settings that the run shares with its API."""
+"""Settings that the embedded run passes to its API."""
 
 MINER_SETTINGS = (
     *("validator_api_url", "fork_upstream_url", "wallet_path", "subtensor_network", "device"),
     *("target_sequence_length", "claim_runs", "claim_headroom"),
 )
-"""Settings that the run shares with each further miner."""
+"""Settings that the embedded run passes to each further miner."""
 
 BLOCK_SECONDS = 2
 WINDOW_BLOCKS = 7 * 24 * 3600 // BLOCK_SECONDS
@@ -53,7 +50,7 @@ CPU_HEADROOM = 0.5
 def is_embedded(
     flags: Mapping[str, object], env_file: Path | None, environ: Mapping[str, str]
 ) -> bool:
-    """Return whether nothing names a real subnet; a ConfigError for a missing .env."""
+    """Return whether no setting selects a real subnet; a ConfigError if `env_file` is missing."""
     if find_env_file(env_file, environ) is not None:
         return False
     return not any(flags.get(name) or environ.get(name.upper()) for name in REAL_SUBNET_SETTINGS)
@@ -75,10 +72,7 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
         "sandbox": "preferred",  # the validator runs only this miner's own fork
     }
     if device == "cpu":
-        defaults |= {
-            "target_sequence_length": CPU_LENGTH,
-            "claim_headroom": CPU_HEADROOM,
-        }
+        defaults |= {"target_sequence_length": CPU_LENGTH, "claim_headroom": CPU_HEADROOM}
     folder = wanted.state_dir / "embedded"
     forced: dict[str, object] = {
         "device": device,
@@ -96,7 +90,7 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
 
 
 def choose_port(file: Path) -> int:
-    """Return the last run's port, which a live submission names, or any free one.
+    """Return the last run's port, which a live submission's api_url contains, or any free one.
 
     Raises a ConfigError if no port is free.
     """

@@ -1,6 +1,6 @@
-"""The processes of a subnet on this machine, without network or files of the user.
+"""A subnet on this machine, which uses neither the network nor files of the user.
 
-It consists of a throwaway hotkey, a bare git repository as the fork, the validator API on a free
+It consists of throwaway hotkeys, a bare git repository as the fork, the validator API on a free
 loopback port, and a validator. API and validator are child processes. All files are in one folder.
 """
 
@@ -106,7 +106,8 @@ class EmbeddedSubnet:
     def __enter__(self) -> EmbeddedSubnet:
         self._thread.start()
         try:
-            self._wait_until_ready()
+            with heartbeat(log, "start of the validator API", first=QUIET_SECONDS):
+                self._wait_until_ready()
             self._children[1].due = 0.0
         except BaseException:
             self.__exit__()
@@ -118,7 +119,7 @@ class EmbeddedSubnet:
         self._thread.join()
 
     def check(self) -> None:
-        """Raise the fault that has stopped the run, if any; a ConfigError needs a person."""
+        """Raise the fault that has stopped the run, if any; a ConfigError requires a person."""
         if self._failure is not None:
             raise self._failure
 
@@ -165,10 +166,6 @@ class EmbeddedSubnet:
             self._stop.set()
 
     def _wait_until_ready(self) -> None:
-        with heartbeat(log, "start of the validator API", first=QUIET_SECONDS):
-            self._wait_for_health()
-
-    def _wait_for_health(self) -> None:
         api, deadline = self._children[0], time.monotonic() + READY_SECONDS
         url = f"{self.settings.validator_api_url}/health"
         while time.monotonic() < deadline:

@@ -27,7 +27,7 @@ from neurons.embedded.subnet import QUIET_SECONDS, EmbeddedSubnet
 from neurons.miner.command_line import backup, commands, help
 from neurons.miner.command_line.commands import echo, log_file, read_settings
 from neurons.miner.command_line.metrics import serving
-from neurons.miner.command_line.options import Commands, command, shared
+from neurons.miner.command_line.options import Commands, add_command, shared
 from neurons.miner.command_line.status import JOURNAL, summary
 from neurons.miner.command_line.update import log_updates
 from neurons.miner.context import Context
@@ -227,7 +227,7 @@ _ALL = {
     **help.ALL,
 }
 for _name, (_function, _summary) in _ALL.items():
-    command(cli, _summary, name=_name)(_function)
+    add_command(cli, _name, _function, _summary)
 
 
 if __name__ == "__main__":

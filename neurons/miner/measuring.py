@@ -1,4 +1,4 @@
-"""The miner's measurements: their targets and plans, and the consequences of a failure."""
+"""The miner's measurements: targets, plans, reuse of earlier samples, reaction to failures."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ SLOWER, FASTER = 0.01, 1.03
 earlier ones, and the fastest earlier sample times FASTER."""
 
 TOO_LONG: frozenset[Kind] = frozenset({"timeout", "out_of_memory"})
-"""Failures that only exclude a length and longer ones from the claim."""
+"""Failures that exclude only this length and longer ones from the claim."""
 
 
 def describe_machine(
     device: str,
-    look: Callable[[Options], Environment] = probe,
+    probe: Callable[[Options], Environment] = probe,
     stop: threading.Event | None = None,
 ) -> Environment:
-    """Return the machine's description by a child process; or raise Held or Stopped."""
+    """Return the machine's description, which a child process makes; or raise Held or Stopped."""
     try:
-        return look(Options(device, stop=stop))
+        return probe(Options(device, stop=stop))
     except MeasurementError as error:
         if error.kind == "stopped":
             raise Stopped("stop requested") from None
@@ -109,11 +109,11 @@ def fitting_targets(
     memory_gib: float,
     capability: str | None,
 ) -> tuple[int, ...]:
-    """Return those targets that fit into a GPU's memory by a computed estimate.
+    """Return the targets that fit into a GPU's memory by a computed estimate.
 
-    If none fits with a margin, the targets that may fit without it are returned. The estimate is
-    for the published layer. With other code (FORK_SCOPE=ops, REPO_PATH) all targets are returned.
-    Raises Held if none can fit.
+    If none fits with a margin, it returns those that fit without one. The estimate is for the
+    published layer; with other code (FORK_SCOPE=ops, REPO_PATH) it returns all targets. Raises Held
+    if none can fit.
     """
     if settings.fork_scope == "ops" or settings.repo_path is not None:
         return targets
@@ -134,7 +134,7 @@ def fitting_targets(
 
 @dataclass
 class ReportRecorder(Recorder):
-    """Writes the report at `path` after every round, the progress file, and the log."""
+    """Writes the log, the progress file, and after every round the report at `path`."""
 
     path: Path
     commit: str | None
@@ -201,16 +201,16 @@ class ClaimMeasurement:
 
     sampler: Sampler
     recorder: ReportRecorder
-    # runs, most: least and most samples of the target
-    runs: int
-    most: int
+    runs: int  # minimum number of samples of the target
+    most: int  # maximum number of samples of the target
     crashes: int = 0  # consecutive crashes of workers before this measurement
     fresh: bool = False  # whether to ignore earlier reports
 
     def run_targets(self, targets: Iterable[int]) -> None:
-        """Measure the first target that succeeds, with the validators' lengths.
+        """Measure the validators' lengths and the first of the targets that succeeds.
 
-        Unchanged kernels on an unchanged machine reuse earlier samples, if one more confirms them.
+        For unchanged kernels on an unchanged machine, it reuses earlier samples if one more sample
+        confirms them.
         """
         with self.recorder.showing_progress():
             for target in targets:
@@ -230,7 +230,7 @@ class ClaimMeasurement:
             self._run(EachLength(tuple(lengths), self.runs, TOO_LONG))
 
     def continue_from(self, report: Report) -> bool:
-        """Use a report from before a crash; return whether it fits."""
+        """Continue with a report from before a crash; return whether it fits this measurement."""
         code, environment = source_digest(self.sampler.tree), self.recorder.environment
         if (
             report.commit != self.recorder.commit
@@ -249,7 +249,7 @@ class ClaimMeasurement:
         )
 
     def _reuse_earlier(self, target: int) -> bool:
-        """Reuse earlier samples of this code and machine if a new sample of the target agrees."""
+        """Reuse earlier samples of this code and machine if a new sample confirms them."""
         sampler, log = self.sampler, self.recorder.log
         if self.fresh or sampler.samples:  # `continue_from` has set samples
             return False
@@ -317,7 +317,7 @@ def new_measurement(
 
 
 def _consequence(error: MeasurementError, crashes: int) -> Held | Retry | Stopped:
-    """Return the consequence of a measurement's failure for the submission."""
+    """Return the exception for a failed measurement, by its kind."""
     if error.kind == "stopped":
         return Stopped("stop requested")
     if error.kind == "gate":

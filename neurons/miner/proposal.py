@@ -1,4 +1,4 @@
-"""A proposal: a changed overlay that a command makes, and the rules that it must keep."""
+"""A proposal: an overlay that a command has changed, and the rules that it must keep."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def propose(
 ) -> None:
     """Run a command in the folder `overlay`, a copy of the kernels that the command changes.
 
-    It runs without secrets in its environment, with `variables`, in a separate process group that
-    is killed after `seconds` or when `stop` is set. Raises Rejected if it fails.
+    Its environment has `variables` and no secrets. Its process group is killed after `seconds` or
+    when `stop` is set. Raises Rejected if it fails.
     """
     text = shlex.join(command)
     try:
@@ -65,12 +65,12 @@ def propose(
 
 
 def check_files(overlay: Path, present: Path, scope: Scope) -> None:
-    """Raise Rejected for an unchanged overlay, or a file that is not published."""
+    """Raise Rejected if nothing changed, or for a link, a misplaced file or too many bytes."""
     total = 0
     for path in sorted(overlay.rglob("*")):
         name = path.relative_to(overlay)
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise Rejected(f"{name} is no ordinary file.")
+            raise Rejected(f"{name} is not a regular file.")
         if path.is_dir() or "__pycache__" in name.parts or path.suffix == ".pyc":
             continue
         if name != Path(LAYER_FILE) and Path(QUASAR_DIR) not in name.parents:
@@ -83,14 +83,13 @@ def check_files(overlay: Path, present: Path, scope: Scope) -> None:
         raise Rejected("Nothing that is published was changed.")
 
 
-def copy_fork(host: Path, present: Path, overlay: Path, scope: Scope, tree: Path) -> None:
-    """Make `tree` a copy of the fork at `host` that holds `overlay` instead of `present`.
+def copy_fork(fork: Path, present: Path, overlay: Path, scope: Scope, tree: Path) -> None:
+    """Make `tree` a copy of the worktree `fork` with `overlay` in place of `present`.
 
-    Raises:
-        Rejected: the copy breaks a rule of the subnet.
+    Raises Rejected if the copy breaks a rule of the subnet.
     """
     skipped = shutil.ignore_patterns("__pycache__", ".git")
-    shutil.copytree(host / "fla", tree / "fla", ignore=skipped)
+    shutil.copytree(fork / "fla", tree / "fla", ignore=skipped)
     for name in overlay_files(scope, present):
         (tree / name).unlink(missing_ok=True)
     for name in overlay_files(scope, overlay):

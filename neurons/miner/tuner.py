@@ -53,7 +53,7 @@ class Tuner:
     _thread: threading.Thread | None = None
 
     def commands(self) -> Iterator[Sequence[str]]:
-        """Yield the commands that make proposals: the search over tiles, and TUNE_COMMAND."""
+        """Yield the commands that make proposals: the tile search and TUNE_COMMAND."""
         if self.settings.agent_iterations:
             options: dict[str, object] = {
                 "--overlay": ".",
@@ -81,7 +81,7 @@ class Tuner:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the present proposal with all its processes; return when they have ended."""
+        """End the running proposal and all its processes; return when they have ended."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -105,10 +105,10 @@ class Tuner:
                 self.log.warning("cannot tune", reason=str(error))
 
     def try_one(self, command: Sequence[str], length: int) -> Difference:
-        """Run a command that proposes an overlay; store it if it is faster.
+        """Run a command that proposes an overlay; publish the overlay if it is faster.
 
-        Raises Rejected with the reason, a MeasurementError if a tree failed its check or could not
-        be timed, and an OSError if the disk is full.
+        Raises Rejected with the reason, a MeasurementError if a tree fails its check or cannot be
+        timed, and an OSError if the disk is full.
         """
         self.tuned.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         scope, present, settings = self.settings.fork_scope, self.tuned.root(), self.settings

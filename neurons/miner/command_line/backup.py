@@ -1,4 +1,4 @@
-"""The commands that copy the journal to a file, also while the miner runs, and put a copy back."""
+"""The commands `backup`, which works while the miner runs, and `restore`."""
 
 from __future__ import annotations
 

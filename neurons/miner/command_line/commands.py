@@ -1,4 +1,4 @@
-"""The commands that inspect, measure or decide, and start no daemon."""
+"""The commands status, logs, doctor, bench, release and abandon, which start no daemon."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ WATCH_SECONDS = 1.0
 def echo(text: str, stream: TextIO | None = None) -> None:
     """Print `text` without secrets and control characters to `stream`, by default stdout."""
     stream = stream or sys.stdout
-    stream.write(_harmless(text) + "\n")
+    stream.write(_without_secrets(text) + "\n")
     stream.flush()
 
 
-def _harmless(text: str) -> str:
+def _without_secrets(text: str) -> str:
     """Return lines of text without secrets and terminal control characters."""
     return printable(observe.redact(text), kept="\n")
 
 
 def read_settings(given: Given, process: Process | None = "miner") -> tuple[Settings, bool]:
-    """Return the settings and whether the run stays on this machine.
+    """Return the settings, and whether this is an embedded run.
 
-    The required settings of `process` are checked; None is for commands that need only the journal.
-    Raises a ConfigError with the problems, one per line.
+    The settings that `process` requires must be present; None requires none. Raises a ConfigError
+    with all problems.
     """
     flags = {name: value for name, value in given.settings.items() if name in Settings.model_fields}
     embedded = is_embedded(flags, given.env_file, environment())
@@ -79,13 +79,13 @@ def read_settings(given: Given, process: Process | None = "miner") -> tuple[Sett
         settings = load_settings(flags, given.env_file, process=process)
     for secret in settings.secrets():
         observe.register_secret(secret)
-    if settings.pytorch_cuda_alloc_conf:  # the measuring processes take it from the environment
+    if settings.pytorch_cuda_alloc_conf:  # the measuring processes inherit the environment
         environment()["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf
     return settings.model_copy(update={"device": resolve_device(settings.device)}), embedded
 
 
 def log_file(given: Given) -> Path:
-    """Return the path of the miner's log, also if its settings cannot be read."""
+    """Return the path of the miner's log, even if its settings cannot be read."""
     folder = state_dir(given.settings, given.env_file, environment())
     with suppress(ConfigError):
         if is_embedded(given.settings, given.env_file, environment()):
@@ -96,7 +96,7 @@ def log_file(given: Given) -> Path:
 @as_json
 @click.option("--watch", is_flag=True, help="Show it again every second until Ctrl-C.")
 @click.option(
-    *("--history", "shown"),
+    "--history",
     metavar="[N]",
     type=Whole(0, 1000),
     is_flag=False,
@@ -104,25 +104,24 @@ def log_file(given: Given) -> Path:
     default=0,
     help="The last N submissions too (20).",
 )
-def status(given: Given, as_json: bool, watch: bool, shown: int) -> int:
+def status(given: Given, as_json: bool, watch: bool, history: int) -> int:
     """Run `status`: it only reads, so it works while the miner runs."""
     settings, _ = read_settings(given, process=None)
-    wallet = settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path
 
-    def now() -> str:
-        current = read_status(settings.state_dir, public_hotkey(*wallet), shown)
-        return _harmless(json.dumps(current.as_json(), indent=2) if as_json else current.as_text())
+    def read() -> str:
+        now = read_status(settings.state_dir, public_hotkey(*settings.miner_wallet), history)
+        return _without_secrets(json.dumps(now.as_json(), indent=2) if as_json else now.as_text())
 
     if watch and not as_json:
-        _watch(now)
+        _watch(read)
     else:
-        echo(now())
+        echo(read())
     return 0
 
 
 def _watch(read: Callable[[], str]) -> None:
     """Show the text of `read` until Ctrl-C: in place on a terminal, else whenever it changes."""
-    import rich.live  # a tenth of a second that nothing else needs
+    import rich.live  # takes a tenth of a second, and only this needs it
 
     console = rich.console.Console(highlight=False, markup=False, emoji=False)
     last = ""
@@ -147,10 +146,8 @@ def doctor(given: Given, as_json: bool, kernels: bool) -> int:
     try:
         settings, embedded = read_settings(given)
     except ConfigError as error:
-        # The machine's own checks need no settings, so they are still made.
         findings = [failure("settings", *one) for one in error.problems]
-        settings = load_settings({}, Path(os.devnull), {})
-        findings += machine(settings)
+        findings += machine(load_settings({}, Path(os.devnull), {}))
     else:
         findings += doctor_checks.examine(settings, embedded=embedded)
     printed = _print_findings(findings, as_json, gap=f"\n{'':23}-> ")
@@ -162,7 +159,7 @@ def doctor(given: Given, as_json: bool, kernels: bool) -> int:
 
 
 def _print_findings(findings: Iterable[Finding], as_json: bool, gap: str) -> list[Finding]:
-    """Print each finding as soon as it is made, `gap` before its remedy; return them all."""
+    """Print each finding as soon as it is made, with `gap` before its remedy; return them all."""
     printed = []
     for one in findings:
         printed.append(one)
@@ -179,8 +176,8 @@ def _failed(findings: Iterable[Finding]) -> int:
 
 
 @click.option("--all-lengths", is_flag=True, help="Measure every length, not the claim's alone.")
-def bench(given: Given, all_lengths: bool = False) -> int:
-    """Run `bench`: measure the fork as the miner will; nothing is submitted."""
+def bench(given: Given, all_lengths: bool) -> int:
+    """Run `bench`: measure the fork as the miner does; submit nothing."""
     settings, embedded = read_settings(given)
     with StateLock(settings.state_dir):
         if embedded:
@@ -206,7 +203,7 @@ def bench(given: Given, all_lengths: bool = False) -> int:
 
 
 def _with_retries(measurement: ClaimMeasurement, act: Callable[[], object]) -> None:
-    """Measure, and continue after the failures that the miner continues after."""
+    """Measure, and retry after the failures after which the miner retries."""
     while True:
         try:
             act()

@@ -1,4 +1,4 @@
-"""Checks that this machine and these settings can mine: each failure comes with its remedy."""
+"""The doctor's checks of settings, fork, wallet, API, token and chain, with a remedy each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHAIN_SECONDS = 12.0
 
 
 def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
-    """Yield the finding of every check that applies, those of quick checks first."""
+    """Yield the finding of every check that applies; quick checks come first."""
     yield from machine(settings)
     if embedded:
         yield ok("settings", "no .env: the whole job runs on this machine (cp .env.example .env)")
@@ -115,7 +115,8 @@ def upstream(settings: Settings) -> Finding:
         git = HardenedGit(PROJECT, timeout=HTTP_SECONDS)
         git.online(remote, None, "ls-remote", "--exit-code", "--", remote.url, "HEAD")
     except (QuasarError, ValueError) as error:
-        why = error.reason if isinstance(error, Held) else str(error)  # its remedy is of the fork
+        # the remedy of a Held names settings of the fork, not of the upstream
+        why = error.reason if isinstance(error, Held) else str(error)
         detail = f"{redact_text(address)} cannot be reached: {redact_text(why)}"
         return failure(
             "upstream", detail, "Check the network, GITHUB_UPSTREAM and FORK_UPSTREAM_URL."
@@ -124,7 +125,7 @@ def upstream(settings: Settings) -> Finding:
 
 
 def scope(settings: Settings, *, embedded: bool) -> Finding:
-    """Check which of the kernels are published."""
+    """Check which kernels are published."""
     if settings.fork_scope == "layer":
         return ok("scope", "publishes the operator and the layer")
     if embedded:
@@ -134,7 +135,7 @@ def scope(settings: Settings, *, embedded: bool) -> Finding:
 
 
 def fork(settings: Settings) -> Finding:
-    """Check in a child process that the fork's code can be imported; this process never does."""
+    """Check in a child process that the fork's code can be imported."""
     tree = settings.repo_path or settings.state_dir / "fork"
     try:
         absent = missing_files(tree)

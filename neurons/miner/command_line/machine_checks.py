@@ -1,4 +1,4 @@
-"""The result of a check, and the checks of this machine: programs, GPU, compilers and disk."""
+"""The doctor's checks of this machine (programs, GPU, compiler, disk), and their results."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def python() -> Finding:
     return ok("python", f"{version} at {sys.executable}")
 
 
-def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[Finding]:
+def software(device: str, probe: Callable[..., Environment] = probe) -> Iterator[Finding]:
     """Check torch and triton in a child process, because this process never imports torch."""
     repair = "Remove .venv and run scripts/install.sh miner."
     try:
-        environment = look(Options(device))
+        environment = probe(Options(device))
     except MeasurementError as error:
         tail = error.log_tail.strip().splitlines()
         yield failure("torch", " ".join([error.reason, *tail[-1:]]), error.remedy or repair)

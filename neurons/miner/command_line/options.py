@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from typing import Any
 
 import click
@@ -38,27 +37,26 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 def shared(command: flags.Command) -> flags.Command:
     """Add the miner's flags to a command; they are also accepted before its name."""
-    return reduce(lambda made, flag: flag(made), reversed(_SHARED), command)
+    for flag in reversed(_SHARED):
+        command = flag(command)
+    return command
 
 
 class Commands(click.Group):
-    """The miner's commands in the order in which they were added; `help NAME` is `NAME --help`."""
+    """The miner's commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of their definition: daily commands come first."""
         return list(self.commands)
 
 
-def command(group: click.Group, summary: str, **options: Any) -> Callable[[Any], click.Command]:
-    """Add a function to a group as a command with the miner's flags, whose values it receives."""
-
-    def add(function: Callable[..., Any]) -> click.Command:
-        callback = click.make_pass_decorator(Given, ensure=True)(function)
-        name = options.pop("name", None)
-        made = group.command(name, help=summary, context_settings=flags.CONTEXT, **options)
-        result: click.Command = made(shared(callback))
-        # `--help` lists the command's own options first
-        result.params.sort(key=lambda option: option.callback is flags.keep)
-        return result
-
-    return add
+def add_command(
+    group: click.Group, name: str, function: Callable[..., int], summary: str
+) -> click.Command:
+    """Add a function to a group as a command with the miner's flags, which it receives as Given."""
+    callback = click.make_pass_decorator(Given, ensure=True)(function)
+    decorate = group.command(name, help=summary, context_settings=flags.CONTEXT)
+    command: click.Command = decorate(shared(callback))
+    # `--help` lists the command's own options first
+    command.params.sort(key=lambda option: option.callback is flags.keep)
+    return command

@@ -88,7 +88,10 @@ def test_a_gain_beyond_the_noise_is_published_with_its_evidence(tuner):
         ("pass", "Nothing that is published was changed"),
         (f"open('{CHUNK}', 'a').write('# slower')", "not beyond the noise"),
         (f"open('{CHUNK}', 'w').write('import torch')", "breaks the rules"),
-        (f"import os; os.symlink('/etc/passwd', '{QUASAR_DIR}/x.py')", "x.py is no ordinary file"),
+        (
+            f"import os; os.symlink('/etc/passwd', '{QUASAR_DIR}/x.py')",
+            "is not a regular file",
+        ),
         ("open('fla/ops/other.py', 'w')", "other.py is outside fla/ops/quasar"),
         (f"open('{QUASAR_DIR}/x.so', 'w')", "x.so: The file is compiled"),
         (f"open('{QUASAR_DIR}/x.py', 'w').write('#' * 2**22)", "too long: 4,194,304"),

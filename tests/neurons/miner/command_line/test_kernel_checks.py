@@ -117,7 +117,7 @@ def _examine(
 
     found = PathsTaken(nvrtc="13.0", nvrtc_error=nvrtc_error, paths=paths)
     device = "cuda" if any(path.capability for path in paths) else "cpu"
-    checks = kernel_checks.examine(device, look=lambda device: found, build=build)
+    checks = kernel_checks.examine(device, find=lambda device: found, build=build)
     return {check.name: check for check in checks}
 
 
@@ -176,7 +176,7 @@ def test_a_child_that_dies_is_explained_by_its_last_words() -> None:
     check = kernel_checks.compiles((9, 0), _raises(died), needed=True)
     assert "status -6: the compiler ran out of memory" in check.detail
     assert check.remedy == known.MEMORY.remedy
-    *_, last = kernel_checks.examine("cpu", look=_raises(died))
+    *_, last = kernel_checks.examine("cpu", find=_raises(died))
     assert (last.name, last.level, last.remedy) == ("cpu", "failure", known.MEMORY.remedy)
 
 
