@@ -97,7 +97,7 @@ class FakeBench:
 
     def __call__(self, tree: Path, length: int, *_: Any, **__: Any) -> Sample:
         with self.alone:
-            return self._measured(tree, length)
+            return self._measure(tree, length)
 
     def check(self, tree: Path, length: int, *_: Any) -> Correctness:
         """Find nothing wrong, or raise what `check_faults` has left."""
@@ -110,7 +110,7 @@ class FakeBench:
             digest=digest, device="cpu", dtype="float32", longest=length
         )
 
-    def _measured(self, tree: Path, length: int) -> Sample:
+    def _measure(self, tree: Path, length: int) -> Sample:
         self.calls.append(length)
         faults = self.faults.get(length)
         fault = faults.pop(0) if faults else None

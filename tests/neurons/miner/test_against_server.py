@@ -1,4 +1,4 @@
-"""Whole cycles against this project's own API, with real signatures and marks by a validator."""
+"""Whole cycles against this project's own API, with real signatures and verdicts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def miner(folder: Path, api: LiveApi, waits: Waits, mode: str = "commit_reveal")
 
 
 def marking(api: LiveApi, score: float) -> Waits:
-    """Return waits at which a block passes and a validator marks all that is queued."""
+    """Return waits at each of which a block passes and a validator marks all queued rows."""
 
     def pass_time(_: float) -> None:
         api.pass_blocks(1)
@@ -59,9 +59,9 @@ def test_a_faster_miner_ranks_above(tmp_path: Path, api: LiveApi) -> None:
     assert (done.state, done.rank, done.weight) == (State.VALIDATED, 2, 0.25)
 
 
-def test_a_stop_while_waiting_for_the_block_is_prompt_and_loses_nothing(tmp_path, api):
+def test_a_stop_during_the_wait_for_the_block_loses_nothing(tmp_path, api):
     context = miner(tmp_path / "state", api, Waits())
-    context.waiter = None  # wait in earnest
+    context.waiter = None  # real waits
 
     def stop_once_committed() -> None:
         with closing(sqlite3.connect(context.journal.path)) as journal:

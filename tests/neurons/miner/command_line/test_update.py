@@ -1,4 +1,4 @@
-"""An update is seen at a real origin; nothing is fetched or installed."""
+"""Updates are found at a real origin; nothing is fetched or installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from neurons.miner.command_line.update import newer_commit
 from tests.repositories import commit, make_checkout, run_git
 
 
-def test_a_newer_commit_of_the_branch_is_named_and_left_where_it_is(tmp_path: Path) -> None:
+def test_a_newer_commit_of_the_branch_is_found_and_not_fetched(tmp_path: Path) -> None:
     origin = make_checkout(tmp_path / "origin", {"a": "1"})
     run_git(tmp_path, "clone", "--quiet", str(origin), "here")
     here = tmp_path / "here"
@@ -22,7 +22,7 @@ def test_a_newer_commit_of_the_branch_is_named_and_left_where_it_is(tmp_path: Pa
     assert newer_commit(here) is None
 
 
-def test_without_a_checkout_or_an_origin_there_is_nothing_to_say(tmp_path: Path) -> None:
+def test_no_update_is_found_without_a_checkout_or_an_origin(tmp_path: Path) -> None:
     assert newer_commit(tmp_path) is None
     checkout = make_checkout(tmp_path / "alone", {"a": "1"})
     assert newer_commit(checkout) is None
