@@ -156,7 +156,7 @@ class EmbeddedSubnet:
                 f"The validator of this run postponed submission {submission} "
                 f"{POSTPONED_ALLOWED} times: {reason.rstrip('.') or 'an unexpected error'}. "
                 f"`./START_MINER.sh doctor` checks this machine, {self._tail.file} has every "
-                "message, and the next start goes on from here."
+                "message, and the next start continues from here."
             )
         )
 

@@ -212,7 +212,7 @@ def _once(context: Context, embedded: bool) -> int:
     submission = run_cycle(context)
     echo(summary(submission, context.settings.state_dir))
     if context.stop.is_set():
-        echo("stopped; the next start goes on from here")
+        echo("stopped; the next start continues from here")
         return 0
     if embedded:
         echo(TO_THE_REAL_SUBNET)
@@ -221,7 +221,7 @@ def _once(context: Context, embedded: bool) -> int:
 
 _ALL = {
     "run": (mine, "Mine until stopped (the default)."),
-    "once": (partial(mine, once=True), "Run one cycle to its end; status 0 when it was judged."),
+    "once": (partial(mine, once=True), "Run one cycle; status 0 if it is validated or ranked."),
     **commands.ALL,
     **backup.ALL,
     **help.ALL,

@@ -101,7 +101,7 @@ def release(journal: Journal, submission: Submission, now: float) -> Submission:
 
 def abandon(journal: Journal, submission: Submission, now: float) -> Submission:
     """End a live submission without a verdict, as a person's decision."""
-    after = cycle.abandon(submission, "Given up by its owner.", now)
+    after = cycle.abandon(submission, "Abandoned by its owner.", now)
     return journal.transition(submission, after, kind="acknowledged")
 
 

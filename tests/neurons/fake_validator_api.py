@@ -79,6 +79,9 @@ class FakeValidatorApi:
         self.clock: Callable[[], float] = time.time
         self.judging_seconds = 0.0  # the time that a validator takes to measure a submission
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
+        # by path, functions to call before and after a request has its effect
+        self.before: dict[str, Callable[[], object]] = {}
+        self.after: dict[str, Callable[[], object]] = {}
         self.requests: list[Request] = []
         self.hash_mismatches = 0
         self._lock = threading.Lock()
@@ -129,7 +132,9 @@ class FakeValidatorApi:
         signed = request.path in (COMMIT, REVEAL, SUBMIT)
         if signed and request.headers.get("hotkey") not in self.registered:
             return _refuse(404, "Miner not registered")
+        self.before.get(request.path, lambda: None)()
         answer = routine(request)
+        self.after.get(request.path, lambda: None)()
         return answer if isinstance(answer, Answer) else _ok(answer)
 
     def _health(self, request: Request) -> Any:

@@ -84,6 +84,6 @@ def copy_journal(source: Path, target: Path) -> None:
 
 
 ALL: dict[str, tuple[Callable[..., int], str]] = {
-    "backup": (backup, "Copy the journal to FILE; also while the miner runs."),
-    "restore": (restore, "Put a copy of the journal in its place; the present one is kept."),
+    "backup": (backup, "Copy the journal to FILE, even while the miner runs."),
+    "restore": (restore, "Restore the journal from FILE; the present one is kept."),
 }

@@ -137,7 +137,7 @@ def _watch(read: Callable[[], str]) -> None:
 
 
 @as_json
-@click.option("--kernels", is_flag=True, help="Compile the CUDA kernels, and no more.")
+@click.option("--kernels", is_flag=True, help="Only compile and run the CUDA kernels.")
 def doctor(given: Given, as_json: bool, kernels: bool) -> int:
     if kernels:
         settings, _ = read_settings(given, process=None)
@@ -175,7 +175,7 @@ def _failed(findings: Iterable[Finding]) -> int:
     return int(any(one.level == "failure" for one in findings))
 
 
-@click.option("--all-lengths", is_flag=True, help="Measure every length, not the claim's alone.")
+@click.option("--all-lengths", is_flag=True, help="Measure every length, not only the claim's.")
 def bench(given: Given, all_lengths: bool) -> int:
     """Run `bench`: measure the fork as the miner does; submit nothing."""
     settings, embedded = read_settings(given)
@@ -257,11 +257,11 @@ def _decide(given: Given, act: Callable[[Journal, Submission, float], Submission
 
 
 ALL: dict[str, tuple[Callable[..., int], str]] = {
-    "status": (status, "Say where the submission stands and what comes next."),
+    "status": (status, "Show the submission's state and the next action."),
     "logs": (logs, "Show the end of the log, and follow it until Ctrl-C."),
     "doctor": (doctor, "Check this machine and its settings; each failure has its remedy."),
     "bench": (bench, "Measure as the miner does; submit nothing."),
-    "release": (release, "Let a held submission go on."),
+    "release": (release, "Resume a held submission."),
     "abandon": (abandon, "End a held submission without a verdict."),
 }
 """The commands that start no daemon, each with its line in the help."""

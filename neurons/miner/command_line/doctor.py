@@ -68,7 +68,7 @@ def update() -> Finding:
     """Check whether this checkout is behind its origin."""
     commit = newer_commit()
     if commit is None:
-        return ok("update", "none is known of")
+        return ok("update", "no newer commit is known")
     return warning("update", f"commit {commit[:12]} is newer than this checkout", REMEDY)
 
 

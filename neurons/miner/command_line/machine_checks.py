@@ -112,7 +112,7 @@ def gpu(device: str) -> Finding:
     if device == "cuda":
         remedy = "Check `nvidia-smi`; install or reload the driver, or set DEVICE=cpu."
         return failure("gpu", "NVML finds no NVIDIA GPU", remedy)
-    return ok("gpu", "none: only short lengths are measured, and no claim for a subnet comes of it")
+    return ok("gpu", "none: only short lengths are measured, for trials")
 
 
 def compiler() -> Finding:
@@ -181,5 +181,5 @@ def disk(folder: Path) -> Finding:
         detail = f"{present} cannot be written ({error.strerror})"
         return failure("disk", detail, "Give it to this user, or set STATE_DIR elsewhere.")
     if free < DISK_WANTED_GB:
-        return warning("disk", detail, f"{DISK_WANTED_GB:g} GB are comfortable.")
+        return warning("disk", detail, f"{DISK_WANTED_GB:g} GB are recommended.")
     return ok("disk", detail)

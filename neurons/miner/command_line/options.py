@@ -13,9 +13,9 @@ from neurons.runtime.flags import Folder, Given, setting
 _SHARED: tuple[Callable[[Any], Any], ...] = (
     setting("--netuid", metavar="N", help="The subnet's number."),
     setting("--wallet.name", "wallet_miner_name", metavar="NAME", help="The wallet."),
-    setting("--wallet.hotkey", "wallet_hotkey", metavar="NAME", help="Its hotkey."),
+    setting("--wallet.hotkey", "wallet_hotkey", metavar="NAME", help="The wallet's hotkey."),
     setting(
-        "--wallet.path", "wallet_path", metavar="DIR", type=Folder(), help="Where wallets lie."
+        "--wallet.path", "wallet_path", metavar="DIR", type=Folder(), help="Folder of wallets."
     ),
     setting(
         "--subtensor.network", "subtensor_network", metavar="NET", help="The chain, or offline."
@@ -28,7 +28,7 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
     setting("--optimization-interval", metavar="SECONDS", help="Pause between cycles."),
     setting("--repo-path", metavar="DIR", type=Folder(), help="A checkout of the fork to use."),
     setting("--state-dir", metavar="DIR", type=Folder(), help="Journal, clone, reports and log."),
-    setting("--device", metavar="auto|cuda|cpu", help="Where kernels run."),
+    setting("--device", metavar="auto|cuda|cpu", help="Device that runs the kernels."),
     flags.env_file,
 )
 

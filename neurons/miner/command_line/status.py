@@ -201,7 +201,7 @@ def _other(submission: Submission) -> str:
 def _figures(submission: Submission) -> list[str]:
     target = submission.target_sequence_length
     if not target:
-        lines = ["  target    auto: the best length that this GPU is measured at"]
+        lines = ["  target    auto: the best length that can be measured here"]
     else:
         league, factor = league_of(target)
         lines = [f"  target    {target:,} tokens, league {league}, multiplier {factor:g}"]

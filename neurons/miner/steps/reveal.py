@@ -136,8 +136,8 @@ def _check(submission: Submission, context: Context) -> None:
     url = str(submission.fork_url)
     if committed_version(submission) is None:
         raise Held(
-            "The journal's salt, URL and claim do not give the commitment: it was altered.",
-            "Put a backup of it in place, or run `python -m neurons.miner abandon`.",
+            "The journal was altered: its salt, URL and claim do not match the commitment.",
+            "Restore a backup of it, or run `python -m neurons.miner abandon`.",
         )
     if context.fork.url != url:
         raise Held(

@@ -30,8 +30,8 @@ def run(submission: Submission, context: Context) -> Submission:
         return context.move(
             submission,
             State.UNRANKED,
-            reason="It cannot be known whether it arrived: the reply was lost, it is not queued, "
-            "and others arrived in the meantime. It is not sent again in this round.",
+            reason="It cannot be known whether it arrived: the reply was lost, the queue does not "
+            "show it, and other submissions arrived. It is not sent again in this round.",
         )
     context.verify_again(submission)
     facts = {

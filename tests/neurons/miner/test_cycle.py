@@ -8,21 +8,9 @@ import pytest
 
 from neurons.miner import cycle
 from neurons.miner.cycle import IllegalTransition, State, Step
-from tests.neurons.miner.parts import draft
+from tests.neurons.miner.parts import COMMITTING, draft
 
-FULL: dict[str, Any] = {
-    "fork_url": "u",
-    "commit_hash": "a" * 40,
-    "content_digest": "d",
-    "report": "r",
-    "tokens_per_sec": 1.0,
-    "benchmarks": {},
-    "salt": "s",
-    "commitment_hash": "c",
-    "round_id": 1,
-    "submission_id": 1,
-    "reveal_block": 1,
-}
+FULL: dict[str, Any] = {**COMMITTING, "submission_id": 1, "reveal_block": 1}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +87,8 @@ def test_row_07_pauses_double_up_to_five_minutes_and_obey_retry_after_up_to_an_h
 def test_a_direct_draft_has_the_claim_and_none_of_the_commitment() -> None:
     direct = cycle.direct_draft(draft(state=State.PREMATURE, reason="too early", **FULL), 5.0)
     assert (direct.state, direct.mode, direct.id) == (State.CLAIMED, "direct", 0)
-    assert (direct.fork_url, direct.tokens_per_sec, direct.benchmarks) == ("u", 1.0, {})
+    for name in ("fork_url", "commit_hash", "tokens_per_sec", "benchmarks", "report"):
+        assert getattr(direct, name) == FULL[name]
     assert (direct.salt, direct.commitment_hash, direct.submission_id) == (None, None, None)
     assert (direct.reason, direct.round_id, direct.created_at) == (None, None, 5.0)
     assert cycle.next_step(direct) is Step.SUBMIT

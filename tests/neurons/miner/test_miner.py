@@ -86,7 +86,6 @@ def test_started_as_a_file_from_anywhere(tmp_path: Path) -> None:
     [
         (["--netuid", "x"], {}, "NETUID='x' (flag): give a whole number"),
         (["--no-such-flag"], {}, "No such option '--no-such-flag'."),
-        (["--target-seq"], {}, "Did you mean '--target-seq-len'?"),
         (["statsu"], {}, "No such command 'statsu'. Did you mean 'status'?"),
         (["help", "dcotor"], {}, "Did you mean 'doctor'?"),
         (["--env-file", "/none/.env"], {}, "No settings file at /none/.env"),

@@ -6,7 +6,6 @@ import re
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,15 +18,8 @@ from neurons.miner.cycle import State
 from neurons.miner.journal import Journal
 from neurons.runtime.errors import ConfigError
 from neurons.wire.rules import block_at
-from tests.neurons.miner.parts import draft
+from tests.neurons.miner.parts import COMMITTING, draft
 from tests.processes import HANG
-
-CLAIM: dict[str, Any] = {
-    "fork_url": "u",
-    "commit_hash": "c",
-    "tokens_per_sec": 12.5,
-    "benchmarks": {},
-}
 
 
 def get(port: int | None, path: str) -> httpx.Response:
@@ -41,22 +33,19 @@ def figure(text: str, name: str) -> float:
 
 def test_the_metrics_show_the_submission_the_claim_and_earlier_ends(tmp_path: Path) -> None:
     ahead = block_at(time.time()) + 50
-    salt = "ab" * 32
     with Journal(tmp_path / JOURNAL) as journal:
-        journal.insert(draft(state=State.RANKED, rank=2, **CLAIM))
-        journal.insert(
-            draft(state=State.COMMITTED, reveal_block=ahead, submission_id=1, salt=salt, **CLAIM)
-        )
+        journal.insert(draft(state=State.RANKED, rank=2, **COMMITTING))
+        journal.insert(draft(state=State.COMMITTED, reveal_block=ahead, **COMMITTING))
         with serving(tmp_path, 0) as port:
             text = get(port, "/metrics").text
             assert get(port, "/healthz").json() == {"status": "ok", "state": "COMMITTED"}
             assert get(port, "/journal.sqlite").status_code == 404
     assert figure(text, 'state{state="COMMITTED"}') == 1
-    assert figure(text, "claim_tokens_per_second") == 12.5
+    assert figure(text, "claim_tokens_per_second") == COMMITTING["tokens_per_sec"]
     assert 49 * 12 <= figure(text, "reveal_seconds") <= 50 * 12
     assert figure(text, 'ended{state="RANKED"}') == 1
     assert figure(text, "rank") == 2
-    assert salt not in text
+    assert COMMITTING["salt"] not in text
 
 
 def test_a_held_submission_is_not_healthy(tmp_path: Path) -> None:

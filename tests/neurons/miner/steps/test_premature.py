@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -25,7 +24,6 @@ from tests.neurons.fake_validator_api import (
     WEIGHTS,
     FakeValidatorApi,
     Fault,
-    Request,
 )
 from tests.neurons.miner.parts import SETTLED, FakeBench, Waits, states, stop_after
 
@@ -185,19 +183,13 @@ def test_a_submission_of_an_emptied_database_has_no_place_in_the_new_one(
 
 @pytest.mark.parametrize("emptied", [True, False])
 def test_without_a_list_the_round_shows_whether_the_commitment_is_premature_or_lost(
-    context, fake_api, url, emptied, monkeypatch
+    context, fake_api, kernels, url, emptied
 ):
     """It left the queue because of a validator, or with the whole database."""
     fake_api.judges_early = not emptied
     fake_api.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
-    check = context.fork.verify
-
-    def empty_meanwhile(commit: str) -> None:
-        check(commit)
-        if emptied and fake_api.rows:
-            fake_api.wipe_once()
-
-    monkeypatch.setattr(context.fork, "verify", empty_meanwhile)
+    if emptied:
+        kernels.on_verify = lambda: fake_api.wipe_once() if fake_api.rows else None
     run_cycle(context)
     assert context.journal.get(1).state is (State.ABANDONED if emptied else State.PREMATURE)
     assert (context.journal.judges_early(url, time.time()) is None) is emptied
@@ -237,18 +229,15 @@ def test_auto_submits_directly_after_a_score_of_0_or_a_rank_without_a_score(
     assert run_cycle(context).mode == ("direct" if sign else "commit_reveal")
 
 
-def test_a_refusal_after_the_reveal_does_not_undo_it(miner, fake_api, monkeypatch):
-    context, carry_out = miner(submission_mode="commit_reveal"), fake_api._carry_out
+def test_a_refusal_after_the_reveal_does_not_undo_it(miner, fake_api):
+    context = miner(submission_mode="commit_reveal")
     fake_api.lists_unrevealed = False  # polls before the reveal show nothing
 
-    def spoil(request: Request) -> Any:
-        answer = carry_out(request)
-        if request.path == REVEAL:
-            fake_api.rows[0].update(validated=True)
-            fake_api.faults[ROUND].append(Fault(400, "no"))
-        return answer
+    def judge() -> None:
+        fake_api.rows[0].update(validated=True)
+        fake_api.faults[ROUND].append(Fault(400, "no"))
 
-    monkeypatch.setattr(fake_api, "_carry_out", spoil)
+    fake_api.after[REVEAL] = judge
     done = run_cycle(context)
     assert fake_api.count(REVEAL) == 1
     assert not fake_api.faults[ROUND]
@@ -262,41 +251,28 @@ def test_weights_that_fail_for_some_time_hide_no_rank(context, patient):
     assert not patient.faults[WEIGHTS]
 
 
-def test_a_failed_poll_after_the_reveal_is_repeated(miner, patient, monkeypatch):
+def test_a_failed_poll_after_the_reveal_is_repeated(miner, patient, kernels):
     """It is judged during the check before the reveal; the first poll after the reveal fails."""
-    context = miner(submission_mode="commit_reveal")
-    check = context.fork.verify
 
-    def judge_meanwhile(commit: str) -> None:
-        check(commit)
+    def judge() -> None:
         if patient.rows:
             patient.faults[STATS].extend([Fault(500, "down")] * 6)
-            for row in patient.rows:
-                row["validated"] = row["judged_early"] = True
+            patient.rows[0].update(validated=True, judged_early=True)
 
-    monkeypatch.setattr(context.fork, "verify", judge_meanwhile)
-    done = run_cycle(context)
+    kernels.on_verify = judge
+    done = run_cycle(miner(submission_mode="commit_reveal"))
     assert (done.state, done.rank) == (State.PREMATURE, 1)
 
 
-def test_a_failed_second_poll_is_no_premature_verdict(
-    context: Context, patient: FakeValidatorApi, waits: Waits, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_second_poll_is_no_premature_verdict(context, patient, waits):
     """The first poll after the reveal reads an outdated list without the submission."""
-    carry_out = patient._carry_out
-
-    def hide(request: Request) -> Any:
-        answer = carry_out(request)
-        if request.path == REVEAL:
-            patient.rows[0].update(validated=True)
-        return answer
 
     def show(_: float) -> None:
         if patient.count(REVEAL) and patient.rows[0]["validated"] and not patient.weights:
             patient.rows[0].update(validated=False)
             patient.faults[STATS].extend([Fault(500, "down")] * 3)
 
-    monkeypatch.setattr(patient, "_carry_out", hide)
+    patient.after[REVEAL] = lambda: patient.rows[0].update(validated=True)
     waits.then = show
     done = run_cycle(context)
     assert (done.mode, done.state, done.rank) == ("commit_reveal", State.RANKED, 1)

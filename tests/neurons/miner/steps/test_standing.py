@@ -129,16 +129,9 @@ def test_an_emptied_database_is_no_verdict_on_a_direct_submission(direct, fake_a
 
 @pytest.mark.parametrize(("status", "tries"), [(400, 1), (500, 3)])
 def test_a_failed_read_of_the_round_after_a_direct_submission_undoes_nothing(
-    direct, fake_api, monkeypatch, status, tries
+    direct, fake_api, status, tries
 ):
-    carry_out = fake_api._carry_out
-
-    def spoil(request: Request) -> Any:
-        if request.path == SUBMIT:
-            fake_api.faults[ROUND].extend([Fault(status, "no")] * tries)
-        return carry_out(request)
-
-    monkeypatch.setattr(fake_api, "_carry_out", spoil)
+    fake_api.after[SUBMIT] = lambda: fake_api.faults[ROUND].extend([Fault(status, "no")] * tries)
     done = run_cycle(direct)
     assert (done.state, fake_api.count(SUBMIT)) == (State.VALIDATED, 1)
     assert not {State.FAILED, State.HELD} & set(states(direct, done.id)[:-1])
@@ -211,47 +204,22 @@ def test_a_direct_submission_that_arrives_late_is_not_sent_twice(direct, fake_ap
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_database_may_be_emptied_just_before_or_after_a_direct_submission(
-    direct: Context, fake_api: FakeValidatorApi, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_api.registered.add(HOTKEY)
-    carry_out = fake_api._carry_out
-
-    def around(request: Request) -> Any:
-        if request.path != SUBMIT or fake_api.databases > 1:
-            return carry_out(request)
-        if when == "before":
-            fake_api.wipe()
-            fake_api.registered.add(HOTKEY)
-            return carry_out(request)
-        answer = carry_out(request)
-        fake_api.wipe()
-        return answer
-
-    monkeypatch.setattr(fake_api, "_carry_out", around)
+def test_a_database_may_be_emptied_just_before_or_after_a_direct_submission(direct, fake_api, when):
+    getattr(fake_api, when)[SUBMIT] = fake_api.wipe_once
     done = run_cycle(direct)
     assert done.state is (State.VALIDATED if when == "before" else State.ABANDONED)
     emptied = "2026-01-02T00:00:01"  # the first round of the second database
     assert (done.round_start == emptied) is (when == "before")
 
 
-def test_a_commitment_that_arrived_in_an_emptied_database_is_not_lost(
-    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commitment_that_arrived_in_an_emptied_database_is_not_lost(context, fake_api):
     """The journal has a round of the old database; the commitment is in the new one."""
     fake_api.shows_scores = False
-    carry_out = fake_api._carry_out
-
-    def empty(request: Request) -> Any:
-        if request.path == COMMIT and fake_api.databases == 1:
-            fake_api.wipe()
-            fake_api.registered.add(HOTKEY)
-        return carry_out(request)
-
-    monkeypatch.setattr(fake_api, "_carry_out", empty)
+    fake_api.before[COMMIT] = fake_api.wipe_once
     done = run_cycle(context)
     assert (done.state, done.rank, done.id) == (State.RANKED, 1, 1)
-    assert fake_api.count(REVEAL) == 2  # the second one shows that the server has it
+    # refused as unregistered, accepted, and refused as repeated, which shows that the server has it
+    assert fake_api.count(REVEAL) == 3
     assert len(fake_api.rows) == 1
 
 
