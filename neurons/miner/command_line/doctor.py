@@ -77,21 +77,15 @@ def target(settings: Settings) -> Finding:
     length = settings.target_sequence_length
     try:
         targets = targets_to_try(None if length == "auto" else length, settings.device)
-        if settings.device == "cuda":
-            targets = _fitting(targets, settings)
+        for gpu in gpus()[:1] if settings.device == "cuda" else ():
+            card = known(gpu.name)
+            capability = None if card is None else card.capability
+            memory_gib = gpu.memory_mb / 1024
+            targets = fitting_targets(targets, settings, gpu.name, memory_gib, capability)
     except Held as held:
         return failure("target", held.reason, held.remedy)
     best = "the best up to " if length == "auto" else ""
     return ok("target", f"{best}{targets[0]:,} tokens, measured on {settings.device}")
-
-
-def _fitting(targets: tuple[int, ...], settings: Settings) -> tuple[int, ...]:
-    """Return the targets that fit into the memory of the first GPU that NVML reports."""
-    for gpu in gpus()[:1]:
-        card = known(gpu.name)
-        capability = None if card is None else card.capability
-        return fitting_targets(targets, settings, gpu.name, gpu.memory_mb / 1024, capability)
-    return targets
 
 
 def publishing(settings: Settings) -> Finding:

@@ -129,7 +129,11 @@ def compiler() -> Finding:
 
 def git() -> Finding:
     """Check that git is installed in a version that this project supports."""
-    text = _output(["git", "--version"])
+    try:
+        command = ["git", "--version"]
+        text = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        text = ""
     numbers = re.search(r"(\d+)\.(\d+)", text)
     install = "On Debian and Ubuntu: sudo apt install git"
     if numbers is None:
@@ -138,14 +142,6 @@ def git() -> Finding:
         least = ".".join(map(str, MINIMUM_GIT))
         return failure("git", text, f"git {least} or newer is needed. {install}")
     return ok("git", text)
-
-
-def _output(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
 
 
 def optuna() -> Finding:

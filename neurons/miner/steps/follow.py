@@ -89,7 +89,7 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
         and row is None
         and not _is_on_server(submission, context)
     ):
-        reason = f"The server has lost it: its round {submission.round_id} is another one now."
+        reason = f"The server has lost it: round {submission.round_id} belongs to a new database."
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
     place = _place(submission, context, relation)
     foreign = context.journal.foreign(submission.hotkey, submission.api_url, submission.created_at)

@@ -81,7 +81,6 @@ class FakeBench:
     checks: list[int] = field(default_factory=list)  # the length of each check
     # by length, the exceptions of successive calls; None for a call that succeeds
     faults: dict[int, list[Exception | None]] = field(default_factory=dict)
-    check_faults: list[Exception] = field(default_factory=list)  # of successive checks
     disturbed: int = 0  # the number of first calls during which another program uses the GPU
     environment: Environment = ENVIRONMENT
     factor: float = 1.0  # the machine's speed
@@ -92,11 +91,7 @@ class FakeBench:
             return self._measure(tree, length)
 
     def check(self, tree: Path, length: int, *_: Any) -> Correctness:
-        """Pass, or raise the next of `check_faults`."""
         self.checks.append(length)
-        fault = self.check_faults.pop(0) if self.check_faults else None
-        if fault:
-            raise fault
         digest = source_digest(tree)
         return samples.make_correctness(
             digest=digest, device="cpu", dtype="float32", longest=length
