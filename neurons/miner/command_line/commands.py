@@ -34,13 +34,9 @@ from neurons.miner.command_line.status import (
 )
 from neurons.miner.cycle import State, Submission, backoff_seconds
 from neurons.miner.journal import Journal
-from neurons.miner.measuring import (
-    ClaimMeasurement,
-    describe_machine,
-    new_measurement,
-    targets_here,
-)
+from neurons.miner.measuring import ClaimMeasurement, describe_machine, new_measurement
 from neurons.miner.publishing.from_settings import open_fork
+from neurons.miner.targets import targets_here
 from neurons.runtime import observe
 from neurons.runtime.errors import ConfigError, Retry
 from neurons.runtime.flags import Given, Whole

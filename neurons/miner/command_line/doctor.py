@@ -14,9 +14,9 @@ from harness.measuring.runner import MeasurementError, check_import
 from harness.source import missing_files
 from neurons.miner.command_line.machine_checks import Finding, failure, machine, ok, warning
 from neurons.miner.command_line.update import REMEDY, newer_commit
-from neurons.miner.measuring import fitting_targets, targets_to_try
 from neurons.miner.publishing.from_settings import open_fork, upstream_address
 from neurons.miner.publishing.github import check_token
+from neurons.miner.targets import fitting_targets, targets_to_try
 from neurons.runtime import identity
 from neurons.runtime.errors import ConfigError, Held, QuasarError, Retry
 from neurons.runtime.git.command import HardenedGit

@@ -6,12 +6,8 @@ from harness.hardware.machine import Environment
 from harness.report import ReportError, load_report
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
-from neurons.miner.measuring import (
-    ClaimMeasurement,
-    describe_machine,
-    new_measurement,
-    targets_here,
-)
+from neurons.miner.measuring import ClaimMeasurement, describe_machine, new_measurement
+from neurons.miner.targets import targets_here
 
 
 def run(submission: Submission, context: Context) -> Submission:

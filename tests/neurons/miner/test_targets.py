@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.hardware.gpus import best_target, fits
-from neurons.miner.measuring import fitting_targets, targets_here
+from neurons.miner.targets import fitting_targets, targets_here
 from neurons.runtime.errors import Held
 from tests.harness.samples import environment
 from tests.neurons.miner.parts import make_settings
