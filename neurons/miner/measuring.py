@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,24 +69,13 @@ class ReportRecorder(Recorder):
     commit: str | None
     environment: Environment
     log: BoundLogger
-    progress: ProgressFile | None = None
-
-    @contextmanager
-    def showing_progress(self) -> Iterator[None]:
-        """Maintain the progress file, which `status` reads, during the block."""
-        self.progress = ProgressFile(self.path.parents[1])
-        try:
-            yield
-        finally:
-            self.progress.remove()
-            self.progress = None
+    progress: ProgressFile
 
     def planned(self, samples: Sequence[Sample], missing: Sequence[int]) -> None:
         measured = {sample.length for sample in samples}
         for length in sorted({*missing} - measured):
             self.log.info("measuring", length=length)
-        if self.progress is not None:
-            self.progress.plan(samples, missing)
+        self.progress.plan(samples, missing)
 
     def heated(self, result: object) -> None:
         self.log.info("the GPU is warm", soak=result)
@@ -101,8 +89,7 @@ class ReportRecorder(Recorder):
             vram_mb=round(sample.vram_mb),
             first_call_seconds=round(sample.first_call_seconds, 2),
         )
-        if self.progress is not None:
-            self.progress.add(sample)
+        self.progress.add(sample)
 
     def rejected(self, sample: Sample, number: int, reason: str) -> None:
         self.log.warning("sample dropped", length=sample.length, attempt=number, reason=reason)
@@ -142,7 +129,7 @@ class ClaimMeasurement:
         For unchanged kernels on an unchanged machine, it reuses earlier samples if one more sample
         confirms them.
         """
-        with self.recorder.showing_progress():
+        with self.recorder.progress:
             for target in targets:
                 if self._reuse_earlier(target) or self._run(self._plan(target)):
                     return
@@ -156,7 +143,7 @@ class ClaimMeasurement:
 
     def run_lengths(self, lengths: Sequence[int]) -> None:
         """Measure each length as often as the settings require."""
-        with self.recorder.showing_progress():
+        with self.recorder.progress:
             self._run(EachLength(tuple(lengths), self.runs, TOO_LONG))
 
     def continue_from(self, report: Report) -> bool:
@@ -229,7 +216,7 @@ def new_measurement(
     """
     target, on_cpu = settings.target_sequence_length, environment.device == "cpu"
     path = settings.state_dir / "reports" / f"{name}.json"
-    recorder = ReportRecorder(path, commit, environment, log)
+    recorder = ReportRecorder(path, commit, environment, log, ProgressFile(settings.state_dir))
     soak = partial(call, SOAK, SOAK_SECONDS, options=Options("cuda", 60.0, stop))
     sampler = Sampler(
         tree=tree,
