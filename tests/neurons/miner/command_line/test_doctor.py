@@ -12,6 +12,7 @@ import pytest
 from harness.imports import install_command
 from neurons.miner.command_line import commands, doctor, kernel_checks, machine_checks
 from neurons.miner.command_line.machine_checks import failure
+from neurons.miner.command_line.update import newer_commit
 from neurons.runtime.flags import Given
 from neurons.runtime.identity import create_throwaway, hotkey_file
 from neurons.runtime.loading import load_settings
@@ -19,6 +20,7 @@ from neurons.runtime.settings import Settings
 from tests import PROJECT
 from tests.neurons.fake_validator_api import FakeValidatorApi, Fault, serve
 from tests.neurons.githost import CANARY, GitHub
+from tests.repositories import commit, make_checkout, run_git
 
 
 @pytest.fixture
@@ -257,3 +259,25 @@ def test_an_upstream_that_is_not_there_is_a_failure(settings: Settings, tmp_path
         assert check.level == "failure", check
         assert "FORK_UPSTREAM_URL" in check.remedy
         assert "GITHUB_TOKEN" not in check.detail  # reading the upstream needs no token
+
+
+def test_a_newer_commit_of_the_branch_is_found_and_not_fetched(tmp_path: Path) -> None:
+    origin = make_checkout(tmp_path / "origin", {"a": "1"})
+    run_git(tmp_path, "clone", "--quiet", str(origin), "here")
+    here = tmp_path / "here"
+    assert newer_commit(here) is None
+    newest = commit(origin, {"a": "2"})
+    assert newer_commit(here) == newest
+    assert newest not in run_git(here, "cat-file", "--batch-check", "--batch-all-objects")
+    run_git(here, "pull", "--quiet")
+    assert newer_commit(here) is None
+    commit(here, {"b": "ahead of its origin"})
+    assert newer_commit(here) is None
+
+
+def test_no_update_is_found_without_a_checkout_or_an_origin(tmp_path: Path) -> None:
+    assert newer_commit(tmp_path) is None
+    checkout = make_checkout(tmp_path / "alone", {"a": "1"})
+    assert newer_commit(checkout) is None
+    run_git(checkout, "remote", "add", "origin", "http://127.0.0.1:9/none.git")
+    assert newer_commit(checkout) is None

@@ -1,7 +1,8 @@
-"""Verdicts despite other miners' rows, unreadable lists, lost replies and emptied databases."""
+"""Cycles despite other miners' rows, unreadable lists, lost replies and emptied databases."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from neurons.miner.daemon import run_cycle
 from neurons.miner.standing import read_standing
 from neurons.miner.steps.follow import POLLS_WITHOUT_STATUS
 from neurons.miner.steps.submit import LATE_SECONDS
+from neurons.wire.client import ApiClient
+from neurons.wire.rules import block_at
 from tests.neurons.fake_validator_api import (
     COMMIT,
     LOST,
@@ -25,6 +28,7 @@ from tests.neurons.fake_validator_api import (
     FakeValidatorApi,
     Fault,
     Request,
+    serve,
 )
 from tests.neurons.miner.parts import HOTKEY, Miner, Waits, states, stop_after
 
@@ -269,3 +273,34 @@ def test_an_earlier_row_of_the_same_claim_is_another_submission(direct, fake_api
     direct.waiter = Waits(lambda seconds: stop(seconds) if len(fake_api.rows) == 2 else None)
     second = run_cycle(direct)
     assert (second.state, second.submission_id) == (State.REVEALED, 2)
+
+
+@pytest.mark.parametrize(("earlier", "state"), [(3.0, State.VALIDATED), (8.0, State.UNRANKED)])
+def test_a_row_of_some_seconds_before_the_submission_may_be_it(
+    miner: Miner, fake_api: FakeValidatorApi, url: str, earlier: float, state: State
+) -> None:
+    """The server's clock is known to 5 seconds; an older row is another submission."""
+    context = miner(submission_mode="direct")
+    context.now = lambda: time.time() + 7200  # this machine's clock is two hours ahead
+    context.client = ApiClient(url, context.identity, now=context.now)
+    fake_api.clock = lambda: time.time() - earlier
+    fake_api.faults[SUBMIT].append(LOST)
+    done = run_cycle(context)
+    assert (done.state, fake_api.count(SUBMIT)) == (state, 1)
+
+
+def test_without_a_list_the_block_is_computed_from_the_servers_clock(context, fake_api):
+    clock = [float(int(time.time()))]
+    fake_api.block, fake_api.blocks_until_reveal = block_at(clock[0]), 6
+    fake_api.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
+
+    def pass_time(_: float) -> None:
+        clock[0] += 1.0
+        fake_api.block = block_at(clock[0])
+
+    context.waiter = Waits(pass_time)
+    with serve(fake_api, date="soon") as address:
+        context.client = ApiClient(address, context.identity, now=lambda: clock[0])
+        assert run_cycle(context).state is State.VALIDATED
+        context.client.close()
+    assert fake_api.count(REVEAL) == 1  # none was too early
