@@ -51,7 +51,8 @@ def command(
     try:
         with stop_on_signals(stop):
             competition = Competition(
-                *(folder, miners),
+                folder,
+                miners,
                 inference=inference,
                 cheat=bool(miners) if cheat is None else cheat,
                 stop=stop,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 
-if not __package__:  # run as a file: Python has put this folder on the path, not the project's
+if not __package__:  # run as a file: Python has put this folder instead of the project on the path
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from neurons.embedded.subnet import QUIET_SECONDS, EmbeddedSubnet

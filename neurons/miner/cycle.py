@@ -217,7 +217,9 @@ def fail(
         raise IllegalTransition(f"{submission.state.value} cannot fail.")
     attempts = submission.attempts + 1
     return _moved(
-        *(submission, State.FAILED, now),
+        submission,
+        State.FAILED,
+        now,
         resume_state=submission.state,
         reason=reason,
         attempts=attempts,

@@ -169,7 +169,8 @@ def _run_step(step: Step, submission: Submission, context: Context) -> Submissio
         _require_same_server(submission, context)
         quiet = context.quiet_seconds
         with heartbeat(
-            *(context.log, step.value),
+            context.log,
+            step.value,
             first=min(FIRST_SECONDS, quiet),
             longest=quiet,
             submission=submission.id,

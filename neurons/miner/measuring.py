@@ -161,9 +161,8 @@ class ClaimMeasurement:
         return True
 
     def _plan(self, target: int, confirming: int = 0) -> ForClaim:
-        return ForClaim(
-            *(target, VALIDATOR_LENGTHS, self.runs, self.most, self.sampler.at_once, confirming)
-        )
+        at_once = self.sampler.at_once
+        return ForClaim(target, VALIDATOR_LENGTHS, self.runs, self.most, at_once, confirming)
 
     def _reuse_earlier(self, target: int) -> bool:
         """Reuse earlier samples of this code and machine if a new sample confirms them."""

@@ -210,9 +210,7 @@ def _with_retries(measurement: ClaimMeasurement, act: Callable[[], object]) -> N
             time.sleep(backoff_seconds(measurement.crashes, jitter=1.0))
 
 
-@click.option(
-    *("-n", "--lines"), type=Whole(0, 10**9), metavar="N", default=20, help="How many (20)."
-)
+@click.option("-n", "--lines", type=Whole(0, 10**9), metavar="N", default=20, help="How many (20).")
 @click.option("--no-follow", is_flag=True, help="End after these lines.")
 def logs(given: Given, lines: int, no_follow: bool) -> int:
     """Run `logs`: become `tail`, which follows the log through its rotation."""

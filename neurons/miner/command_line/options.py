@@ -21,9 +21,7 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
         "--subtensor.network", "subtensor_network", metavar="NET", help="The chain, or offline."
     ),
     flags.debug,
-    setting(
-        *("--target-seq-len", "target_sequence_length"), metavar="N|auto", help="Target length."
-    ),
+    setting("--target-seq-len", "target_sequence_length", metavar="N|auto", help="Target length."),
     setting("--agent-iterations", metavar="N", help="Candidates tried after each cycle."),
     setting("--optimization-interval", metavar="SECONDS", help="Pause between cycles."),
     setting("--repo-path", metavar="DIR", type=Folder(), help="A checkout of the fork to use."),

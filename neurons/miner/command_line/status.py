@@ -123,10 +123,16 @@ def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) ->
         recent = journal.latest(max(50, history), hotkey=hotkey)
         shown = next(iter([*live, *recent]), None)
         early = journal.judges_early(shown.api_url, time.time()) if shown else None
-    verdict = next((one for one in recent if one.state in VERDICTS), None)
-    others = tuple(one for one in everybody if one not in live)
-    shown_last = tuple(recent[:history])
-    return Status(state_dir, running, shown, verdict, early, measuring, shown_last, others)
+    return Status(
+        state_dir,
+        running,
+        submission=shown,
+        verdict=next((one for one in recent if one.state in VERDICTS), None),
+        judges_early_at=early,
+        measuring=measuring,
+        history=tuple(recent[:history]),
+        others=tuple(one for one in everybody if one not in live),
+    )
 
 
 def summary(submission: Submission, state_dir: Path) -> str:

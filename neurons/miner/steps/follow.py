@@ -175,7 +175,7 @@ def conclude(
     rank, weight = (place[0], place[1].weight) if place and not foreign else (None, None)
     if row is not None and row.rank:
         rank = row.rank
-    if submission.judged_early_at is not None:  # a score of 0 would not be about the claim
+    if submission.judged_early_at is not None:  # its score concerns no measurement
         return Conclusion(
             State.PREMATURE,
             rank=rank,

@@ -27,8 +27,12 @@ def _open(submission: Submission, context: Context, environment: Environment) ->
     """Return a submission's measurement, with the samples from before a crash."""
     commit = str(submission.commit_hash)
     measurement = new_measurement(
-        *(context.settings, context.fork.worktree, environment),
-        *(f"{commit}-{environment.device}-{submission.id}", commit, context.log),
+        context.settings,
+        context.fork.worktree,
+        environment,
+        f"{commit}-{environment.device}-{submission.id}",
+        commit,
+        context.log,
         stop=context.stop,
         measure=context.measure,
         check=context.check,
