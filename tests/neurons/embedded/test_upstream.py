@@ -14,7 +14,6 @@ import pytest
 from neurons.embedded import upstream as embedded_upstream
 from neurons.embedded.upstream import make_upstream
 from neurons.runtime.errors import ConfigError, Held
-from neurons.runtime.git.clone import make_remote
 from quasar_kernels.contract import OVERLAY, fork_imports
 from tests.processes import run_python
 from tests.repositories import run_git
@@ -121,14 +120,3 @@ def test_an_occupied_path_and_a_missing_package_are_errors(tmp_path, monkeypatch
     monkeypatch.setattr(embedded_upstream, "PACKAGE", "no-such-package-is-installed")
     with pytest.raises(ConfigError, match="no-such-package-is-installed is not installed"):
         make_upstream(tmp_path / "upstream.git")
-
-
-def test_the_remote_is_a_bare_clone_that_is_created_once(upstream: Path, tmp_path: Path) -> None:
-    path = tmp_path / "fork.git"
-    url = make_remote(f"file://{upstream}", path)
-    assert url == f"file://{path}"
-    assert head(path) == head(upstream)
-    assert run_git(path, "rev-parse", "--is-bare-repository") == "true"
-    (path / "marker").touch()
-    make_remote(f"file://{upstream}", path)
-    assert (path / "marker").exists()

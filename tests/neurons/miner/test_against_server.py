@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-import threading
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,6 @@ from neurons.miner.daemon import run_cycle
 from neurons.wire.client import ApiClient
 from tests.neurons.live_api import ALICE, BOB, LiveApi
 from tests.neurons.miner.parts import FakeFork, Waits, make_context
-from tests.processes import wait_for
 
 
 def miner(folder: Path, api: LiveApi, waits: Waits, mode: str = "commit_reveal") -> Context:
@@ -57,23 +53,3 @@ def test_a_faster_miner_ranks_above(tmp_path: Path, api: LiveApi) -> None:
     api.mark(api.submit(BOB, 1e6), 1.0)
     done = run_cycle(miner(tmp_path / "state", api, marking(api, 1.0)))
     assert (done.state, done.rank, done.weight) == (State.VALIDATED, 2, 0.25)
-
-
-def test_a_stop_during_the_wait_for_the_block_loses_nothing(tmp_path, api):
-    context = miner(tmp_path / "state", api, Waits())
-    context.waiter = None  # real waits
-
-    def stop_once_committed() -> None:
-        with closing(sqlite3.connect(context.journal.path)) as journal:
-            rows = "SELECT 1 FROM submissions WHERE state = 'COMMITTED'"
-            wait_for(lambda: journal.execute(rows).fetchone())
-        context.stop.set()
-
-    stopper = threading.Thread(target=stop_once_committed)
-    stopper.start()
-    assert run_cycle(context).state is State.COMMITTED
-    stopper.join()
-    context.stop.clear()
-    api.pass_blocks(10)
-    context.waiter = Waits(lambda _: api.mark(1, 1.0))
-    assert run_cycle(context).state is State.VALIDATED
