@@ -26,7 +26,7 @@ def run(submission: Submission, context: Context) -> Submission:
         if number is not None:
             return context.move(submission, State.REVEALED, submission_id=number)
     now = context.client.current_round()
-    if submission.state is State.SUBMITTING and not _surely_absent(submission, now):
+    if submission.state is State.SUBMITTING and not _may_send_again(submission, now):
         return context.move(
             submission,
             State.UNRANKED,
@@ -63,7 +63,7 @@ def _send(submission: Submission, context: Context, wire_version: int) -> Submis
     return context.update_round(submission)
 
 
-def _surely_absent(submission: Submission, now: Round) -> bool:
+def _may_send_again(submission: Submission, now: Round) -> bool:
     """Return whether the submission, which the queue lacks, may be sent again.
 
     It may if no submission has arrived in this round since it was sent, by the server's count, or

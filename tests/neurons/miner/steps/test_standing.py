@@ -131,11 +131,8 @@ def test_an_emptied_database_is_no_verdict_on_a_direct_submission(direct, fake_a
     assert run_cycle(direct).state is State.ABANDONED
 
 
-@pytest.mark.parametrize(("status", "tries"), [(400, 1), (500, 3)])
-def test_a_failed_read_of_the_round_after_a_direct_submission_undoes_nothing(
-    direct, fake_api, status, tries
-):
-    fake_api.after[SUBMIT] = lambda: fake_api.faults[ROUND].extend([Fault(status, "no")] * tries)
+def test_a_failed_read_of_the_round_after_a_direct_submission_undoes_nothing(direct, fake_api):
+    fake_api.after[SUBMIT] = lambda: fake_api.faults[ROUND].extend([Fault(500, "no")] * 3)
     done = run_cycle(direct)
     assert (done.state, fake_api.count(SUBMIT)) == (State.VALIDATED, 1)
     assert not {State.FAILED, State.HELD} & set(states(direct, done.id)[:-1])
@@ -227,9 +224,8 @@ def test_a_commitment_that_arrived_in_an_emptied_database_is_not_lost(context, f
     assert len(fake_api.rows) == 1
 
 
-@pytest.mark.parametrize("fault", [Fault(502, "gateway"), Fault(404, b"<html>")])
-def test_a_direct_submission_that_did_not_arrive_is_sent_again(direct, fake_api, fault):
-    fake_api.faults[SUBMIT].append(fault)
+def test_a_direct_submission_that_did_not_arrive_is_sent_again(direct, fake_api):
+    fake_api.faults[SUBMIT].append(Fault(502, "gateway"))
     assert run_cycle(direct).state is State.VALIDATED
     assert (fake_api.count(SUBMIT), len(fake_api.rows)) == (2, 1)
 
