@@ -13,7 +13,7 @@ if __name__ == "__main__":
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -219,7 +219,7 @@ def _once(context: Context, embedded: bool) -> int:
     return 0 if submission.state in (State.VALIDATED, State.RANKED) else 1
 
 
-_ALL = {
+_ALL: dict[str, tuple[Callable[..., int], str]] = {
     "run": (mine, "Mine until stopped (the default)."),
     "once": (partial(mine, once=True), "Run one cycle; status 0 if it is validated or ranked."),
     **commands.ALL,
