@@ -35,7 +35,7 @@ from harness.measuring.runner import (
     measure,
 )
 from harness.terminal import Progress, ends_quietly
-from neurons.miner.proposal import Refused, lay_out
+from neurons.miner.proposal import Rejected, copy_fork
 from neurons.runtime.errors import QuasarError
 from neurons.runtime.settings import Settings
 from quasar_kernels.contract import LAYER_FILE, OVERLAY
@@ -107,7 +107,7 @@ def main(
             raise QuasarError(f"{args.fork} holds no {LAYER_FILE}; name a clone of the fork.")
         with tempfile.TemporaryDirectory(prefix="step1-") as name:
             ours, copy = Path(name, "ours"), Path(name, "copy")
-            lay_out(args.fork, OVERLAY, OVERLAY, "layer", ours)
+            copy_fork(args.fork, OVERLAY, OVERLAY, "layer", ours)
             correctness = checker(ours, max(lengths), Options(args.device))
             print(f"correctness check: {'passed' if correctness.passed else 'FAILED'}", flush=True)
             for failed in correctness.failed[:3]:
@@ -125,7 +125,7 @@ def main(
             )
             results = []
             if fork is None:
-                lay_out(args.fork, OVERLAY, OVERLAY, "layer", copy)
+                copy_fork(args.fork, OVERLAY, OVERLAY, "layer", copy)
             for length, difference in comparison.run(fork or copy, ours, lengths):
                 results.append((length, difference))
                 text = difference if fork else f"{difference.b:,.0f} tokens/s"
@@ -133,7 +133,7 @@ def main(
     except MeasurementError as error:
         sys.stderr.write(f"{error.explain(debug=args.debug)}\n")
         return 1
-    except (QuasarError, Refused) as error:
+    except (QuasarError, Rejected) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     names = NAMES if fork else (f"{NAMES[1]}, first", f"{NAMES[1]}, again")

@@ -1,1 +1,1 @@
-"""The default without a .env: a whole subnet on this machine."""
+"""A whole subnet on this machine, which the miner uses without a .env."""

@@ -1,4 +1,4 @@
-"""`python -m neurons.embedded`: a subnet on this machine, its pages and a competition."""
+"""`python -m neurons.embedded`: a subnet on this machine with a competition and its web pages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def command(
     try:
         with stop_on_signals(stop):
             competition = Competition(
-                *(folder, miners),
+                folder,
+                miners,
                 inference=inference,
                 cheat=bool(miners) if cheat is None else cheat,
                 stop=stop,
@@ -65,7 +66,7 @@ def command(
     except QuasarError as error:
         click.echo(str(error), err=True)
         return EX_CONFIG if isinstance(error, ConfigError) else 1
-    return 0 if competition.as_it_should_be else 1
+    return 0 if competition.has_expected_result else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

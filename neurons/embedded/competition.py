@@ -1,4 +1,4 @@
-"""A demonstration subnet on this machine: its pages, and a competition with a ranking."""
+"""A demonstration on this machine: a subnet, its web pages, and a competition with a ranking."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from harness.files import write_atomically
 from neurons.embedded.log_tail import LogTail
 from neurons.embedded.participants import CHUNKS, Entry, start_miner, submit_cheat
-from neurons.embedded.results import Results, are_as_they_should_be
+from neurons.embedded.results import Results, is_expected_result
 from neurons.embedded.settings import (
     choose_port,
     common_environment,
@@ -37,7 +37,7 @@ from neurons.runtime.settings import Settings
 
 DATABASE = "competition.db"
 GUEST = "guest"
-"""The wallet of a further miner, which a person may start while the pages are served."""
+"""The wallet of one more miner, which a person may start while the pages are served."""
 READY_SECONDS, VERDICT_SECONDS = 180.0, 1800.0
 
 log = get_logger("embedded")
@@ -49,7 +49,7 @@ class Competition:
     Args:
         folder: for all files; None selects the embedded run's state folder.
         miners: honest miners, each the real daemon for one cycle.
-        inference: whether each has an inference server, and the validator verifies it.
+        inference: whether each miner has an inference server, which the validator verifies.
         cheat: whether one more participant submits a kernel that skips the recurrence.
         serve: whether pages, API and validator keep running until `stop` is set.
     """
@@ -79,17 +79,17 @@ class Competition:
         if inference:
             names = ["reference", *(entry.name for entry in self.entries)]
             self._ports = {name: choose_port(self.folder / f"{name}.port") for name in names}
-            settings = settings.model_copy(update=self._verification())
+            settings = settings.model_copy(update=self._verification_settings())
         database = f"sqlite:///{self.folder / DATABASE}"
         self.settings = settings.model_copy(update={"database_url": SecretStr(database)})
 
     @property
-    def as_it_should_be(self) -> bool:
-        """Whether every honest miner has its place and share, and the cheat none."""
-        return are_as_they_should_be(self.entries, self.cheat)
+    def has_expected_result(self) -> bool:
+        """Whether every honest miner has a rank and its share, and the cheat neither."""
+        return is_expected_result(self.entries, self.cheat)
 
     def run(self) -> Iterator[str]:
-        """Run everything; yield lines about its progress; a QuasarError if a part fails."""
+        """Run everything and yield progress lines; raise a QuasarError if a part fails."""
         self._clear()
         with EmbeddedSubnet(self.settings, self._stop) as subnet:
             self._check, url = subnet.check, str(subnet.settings.validator_api_url)
@@ -100,7 +100,7 @@ class Competition:
                 if self.entries or self.cheat:
                     yield from self._compete(subnet, url)
                 if self._serve:
-                    guest = self._invite(subnet.settings)
+                    guest = self._write_guest_settings(subnet.settings)
                     yield f"one more miner joins by: ENV_FILE={guest} ./START_MINER.sh once"
                     yield f"the leaderboard stays at {url}/ until Ctrl-C"
                     self._stop.wait()
@@ -122,13 +122,13 @@ class Competition:
         yield from results.table()
 
     def _clear(self) -> None:
-        """Delete an earlier competition, whose winner this one's miners would have to beat."""
+        """Delete an earlier competition, so that its submissions are not in this one's ranking."""
         for old in self.folder.glob(f"{DATABASE}*"):
             old.unlink()
         for name in ("cheat.git", GUEST, *(entry.name for entry in self.entries)):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def _invite(self, settings: Settings) -> Path:
+    def _write_guest_settings(self, settings: Settings) -> Path:
         """Write the settings file with which one more miner joins; return its path."""
         create_throwaway(settings.wallet_path, GUEST)
         values = miner_settings(settings, GUEST, self.folder / GUEST)
@@ -137,7 +137,7 @@ class Competition:
         write_atomically(file, text, mode=0o600)
         return file
 
-    def _verification(self) -> dict[str, object]:
+    def _verification_settings(self) -> dict[str, object]:
         address = "http://127.0.0.1:{}".format
         servers = [
             f"{entry.identity.hotkey}={address(self._ports[entry.name])}" for entry in self.entries

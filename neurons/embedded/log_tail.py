@@ -9,11 +9,13 @@ from typing import Any
 
 from neurons.runtime.observe import get_logger
 
+LEFT_OUT = ("event", "level", "logger", "timestamp", "exception")
+
 log = get_logger("embedded")
 
 
 class LogTail:
-    """Reads the lines that are added to a log of JSON objects after its creation.
+    """Reads the lines that a log of JSON objects gains after this object's creation.
 
     The file may be missing, and may be truncated. Each shown line begins with `name`.
     """
@@ -21,14 +23,15 @@ class LogTail:
     def __init__(self, name: str, file: Path) -> None:
         self.name, self.file = name, file
         self._position = file.stat().st_size if file.exists() else 0
-        self.last = ""
 
     def show(self) -> list[dict[str, Any]]:
-        """Show the complete lines that were added since the last call; return them as objects.
-
-        `last` is the last line that is not an object, such as the end of a traceback.
-        """
-        return [_shown(self.name, entry) for entry in self._entries()]
+        """Show the complete lines that were added since the last call; return the JSON objects."""
+        entries = self._entries()
+        for entry in entries:
+            details = {key: value for key, value in entry.items() if key not in LEFT_OUT}
+            level = getattr(logging, str(entry.get("level")).upper(), logging.INFO)
+            log.log(level, f"{self.name}: {entry['event']}", **details)
+        return entries
 
     def _entries(self) -> list[dict[str, Any]]:
         if not self.file.exists():
@@ -49,14 +52,4 @@ class LogTail:
                 entry = None
             if isinstance(entry, dict) and "event" in entry:
                 entries.append(entry)
-            elif line.strip():
-                self.last = line.strip()
         return entries
-
-
-def _shown(name: str, entry: dict[str, Any]) -> dict[str, Any]:
-    left_out = ("event", "level", "logger", "timestamp", "exception")
-    details = {key: value for key, value in entry.items() if key not in left_out}
-    level = getattr(logging, str(entry.get("level")).upper(), logging.INFO)
-    log.log(level, f"{name}: {entry['event']}", **details)
-    return entry

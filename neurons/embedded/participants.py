@@ -56,7 +56,7 @@ def start_miner(
 ) -> subprocess.Popen[bytes]:
     """Start the daemon for one cycle with its own copy of code and kernels in `home`.
 
-    Its kernel's steps have `chunk` tokens.
+    Its kernel processes `chunk` tokens per step.
     """
     code = home / "code"
     shutil.rmtree(code, ignore_errors=True)
@@ -86,8 +86,7 @@ def submit_cheat(settings: Settings, url: str, entry: Entry, repository: Path) -
     """Submit a fork that keeps the rules but skips the recurrence, with a high claim."""
 
     def change(source: Path) -> None:
-        # compiled files would break the rule book, and the fork would not be timed
-        ignored = shutil.ignore_patterns("__pycache__")
+        ignored = shutil.ignore_patterns("__pycache__")  # the rule book forbids compiled files
         shutil.copytree(OVERLAY, source, dirs_exist_ok=True, ignore=ignored)
         file = source / QUASAR_DIR / "chunk.py"
         file.write_text(file.read_text() + CHEAT)

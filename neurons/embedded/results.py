@@ -1,4 +1,4 @@
-"""The outcome of a competition: its verdicts, its round's end, and the table of both."""
+"""The results of a competition: verdicts, weights of the ended round, and their table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Results:
         return all(entry.row and entry.reason for entry in self.entries)
 
     def end_round(self) -> str:
-        """End the round by a validator's request and store the weights; return a line about it."""
+        """End the round by a validator's request and store the weights; return a progress line."""
         with closing(Connection(self.url, self.validator)) as api:
             ending = api.exchange("GET", "/get_current_round", Round)
             api.exchange("POST", f"/finalize_round/{ending.id}", Message, bound=True)
@@ -55,7 +55,7 @@ class Results:
         return any(line["shares"] == shares for line in self._logged("weights"))
 
     def table(self) -> Iterator[str]:
-        """Yield the ranking of the round, a line each."""
+        """Yield the lines of the round's ranking."""
         yield f"{'rank':>4}  {'miner':<8} {'kernel':<24} {'claim':>11} {'weight':>6}  verdict"
         for entry in sorted(self.entries, key=lambda entry: entry.rank or 99):
             claim = (entry.row or {}).get("tokens_per_sec", 0.0)
@@ -68,12 +68,12 @@ class Results:
         return [line for line in list(self.lines) if line["event"] == event]
 
 
-def are_as_they_should_be(honest: Sequence[Entry], cheat: Entry | None) -> bool:
-    """Return whether each honest miner has its rank and its share, and the cheat neither."""
-    places = sorted(entry.rank or 0 for entry in honest)
+def is_expected_result(honest: Sequence[Entry], cheat: Entry | None) -> bool:
+    """Return whether each honest miner has a rank and its share, and the cheat neither."""
+    ranks = sorted(entry.rank or 0 for entry in honest)
     shares = sorted((entry.weight for entry in honest), reverse=True)
-    due = [*TOP_SHARES, *(0.0 for _ in honest)][: len(honest)]
-    ranked = places == list(range(1, len(honest) + 1)) and shares == due
+    expected = [*TOP_SHARES, *(0.0 for _ in honest)][: len(honest)]
+    ranked = ranks == list(range(1, len(honest) + 1)) and shares == expected
     return ranked and (
         cheat is None or bool(cheat.reason and not cheat.rank and cheat.weight == 0.0)
     )

@@ -14,33 +14,30 @@ from neurons.runtime.loading import environment, find_env_file, load_settings
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.settings import Settings
 
-OUTSIDE = ("validator_api_url", "github_username", "fork_remote", "repo_path")
-"""Settings that select a real subnet. GITHUB_TOKEN does not, because other tools set it too."""
+REAL_SUBNET_SETTINGS = ("validator_api_url", "github_username", "fork_remote", "repo_path")
+"""Settings that select a real subnet. GITHUB_TOKEN is not one, because other tools set it too."""
 
-ELSEWHERE = ("GITHUB_TOKEN", "DATABASE_URL")
+IGNORED_VARIABLES = ("GITHUB_TOKEN", "DATABASE_URL")
 """Variables that an embedded run ignores, because they belong to other programs."""
 
-VALIDATOR_TAKES = (
+VALIDATOR_SETTINGS = (
     *("validator_api_url", "wallet_validator_name", "wallet_hotkey", "wallet_path", "device"),
     *("polling_interval", "bench_timeout_seconds", "sandbox", "allow_file_forks"),
     *("enable_logit_verification", "inference_servers", "reference_inference_url"),
 )
-"""Settings that the run shares with its validator."""
+"""Settings that the embedded run passes to its validator."""
 
-API_TAKES = (
-    "state_dir",
-    "allow_file_forks",
-    "blocks_until_reveal",
-    "reveal_window_blocks",
-    "block_time_seconds",
+API_SETTINGS = (
+    *("state_dir", "allow_file_forks"),
+    *("blocks_until_reveal", "reveal_window_blocks", "block_time_seconds"),
 )
-"""Settings that the run shares with its API."""
+"""Settings that the embedded run passes to its API."""
 
-MINER_TAKES = (
+MINER_SETTINGS = (
     *("validator_api_url", "fork_upstream_url", "wallet_path", "subtensor_network", "device"),
     *("target_sequence_length", "claim_runs", "claim_headroom"),
 )
-"""Settings that the run shares with each further miner."""
+"""Settings that the embedded run passes to each further miner."""
 
 BLOCK_SECONDS = 2
 WINDOW_BLOCKS = 7 * 24 * 3600 // BLOCK_SECONDS
@@ -53,10 +50,10 @@ CPU_HEADROOM = 0.5
 def is_embedded(
     flags: Mapping[str, object], env_file: Path | None, environ: Mapping[str, str]
 ) -> bool:
-    """Return whether nothing names a real subnet; a ConfigError for a missing .env."""
+    """Return whether no setting selects a real subnet; a ConfigError if `env_file` is missing."""
     if find_env_file(env_file, environ) is not None:
         return False
-    return not any(flags.get(name) or environ.get(name.upper()) for name in OUTSIDE)
+    return not any(flags.get(name) or environ.get(name.upper()) for name in REAL_SUBNET_SETTINGS)
 
 
 def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
@@ -75,10 +72,7 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
         "sandbox": "preferred",  # the validator runs only this miner's own fork
     }
     if device == "cpu":
-        defaults |= {
-            "target_sequence_length": CPU_LENGTH,
-            "claim_headroom": CPU_HEADROOM,
-        }
+        defaults |= {"target_sequence_length": CPU_LENGTH, "claim_headroom": CPU_HEADROOM}
     folder = wanted.state_dir / "embedded"
     forced: dict[str, object] = {
         "device": device,
@@ -91,12 +85,12 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
         "submission_mode": wanted.submission_mode,
         "allow_file_forks": True,
     }
-    clean = {name: value for name, value in environ.items() if name not in ELSEWHERE}
+    clean = {name: value for name, value in environ.items() if name not in IGNORED_VARIABLES}
     return load_settings({**flags, **forced}, Path(os.devnull), clean, defaults=defaults)
 
 
 def choose_port(file: Path) -> int:
-    """Return the last run's port, which a live submission names, or any free one.
+    """Return the last run's port, which a live submission's api_url contains, or any free one.
 
     Raises a ConfigError if no port is free.
     """
@@ -120,7 +114,7 @@ def common_environment(settings: Settings) -> dict[str, str]:
     return {
         **child_environment(environment(), device=settings.device),
         "ENV_FILE": os.devnull,
-        **_passed_on(settings, "log_level", "log_format", "subtensor_network"),
+        **_as_variables(settings, "log_level", "log_format", "subtensor_network"),
     }
 
 
@@ -129,7 +123,7 @@ def api_environment(settings: Settings, port: int, validator_hotkey: str) -> dic
     url = settings.database_url
     return {
         **common_environment(settings),
-        **_passed_on(settings, *API_TAKES),
+        **_as_variables(settings, *API_SETTINGS),
         "HOST": "127.0.0.1",
         "PORT": str(port),
         "VALIDATOR_HOTKEYS": validator_hotkey,
@@ -141,7 +135,7 @@ def validator_environment(settings: Settings) -> dict[str, str]:
     """Return the environment of the validator; the run reads its log, which is JSON."""
     return {
         **common_environment(settings),
-        **_passed_on(settings, *VALIDATOR_TAKES),
+        **_as_variables(settings, *VALIDATOR_SETTINGS),
         "LOG_FORMAT": "json",
         "STATE_DIR": str(settings.state_dir / "validator"),
     }
@@ -150,14 +144,14 @@ def validator_environment(settings: Settings) -> dict[str, str]:
 def miner_settings(settings: Settings, name: str, home: Path) -> dict[str, str]:
     """Return the settings of one more miner, whose fork and state lie in `home`."""
     return {
-        **_passed_on(settings, *MINER_TAKES),
+        **_as_variables(settings, *MINER_SETTINGS),
         "FORK_REMOTE": str(home / "fork.git"),
         "STATE_DIR": str(home / "state"),
         "WALLET_MINER_NAME": name,
     }
 
 
-def _passed_on(settings: Settings, *names: str) -> dict[str, str]:
+def _as_variables(settings: Settings, *names: str) -> dict[str, str]:
     values = {name: getattr(settings, name) for name in names}
     return {
         name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)

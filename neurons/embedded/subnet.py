@@ -1,6 +1,6 @@
-"""The processes of a subnet on this machine, without network or files of the user.
+"""A subnet on this machine, which uses neither the network nor files of the user.
 
-It consists of a throwaway hotkey, a bare git repository as the fork, the validator API on a free
+It consists of throwaway hotkeys, a bare git repository as the fork, the validator API on a free
 loopback port, and a validator. API and validator are child processes. All files are in one folder.
 """
 
@@ -99,14 +99,15 @@ class EmbeddedSubnet:
         self._postponed: Counter[object] = Counter()
         self._failure: QuasarError | None = None
         self._errors: list[str] = []
-        self._asked_to_stop, self._ended = stop, threading.Event()
+        self._stop, self._ended = stop, threading.Event()
         # One thread starts all children, because the kernel kills a child when its thread ends.
         self._thread = threading.Thread(target=self._supervise, name="embedded", daemon=True)
 
     def __enter__(self) -> EmbeddedSubnet:
         self._thread.start()
         try:
-            self._wait_until_ready()
+            with heartbeat(log, "start of the validator API", first=QUIET_SECONDS):
+                self._wait_until_ready()
             self._children[1].due = 0.0
         except BaseException:
             self.__exit__()
@@ -118,7 +119,7 @@ class EmbeddedSubnet:
         self._thread.join()
 
     def check(self) -> None:
-        """Raise the fault that has stopped the run, if any; a ConfigError needs a person."""
+        """Raise the fault that has stopped the run, if any; a ConfigError requires a person."""
         if self._failure is not None:
             raise self._failure
 
@@ -155,27 +156,23 @@ class EmbeddedSubnet:
                 f"The validator of this run postponed submission {submission} "
                 f"{POSTPONED_ALLOWED} times: {reason.rstrip('.') or 'an unexpected error'}. "
                 f"`./START_MINER.sh doctor` checks this machine, {self._tail.file} has every "
-                "message, and the next start goes on from here."
+                "message, and the next start continues from here."
             )
         )
 
     def _fail(self, failure: QuasarError) -> None:
         if self._failure is None:
             self._failure = failure
-            self._asked_to_stop.set()
+            self._stop.set()
 
     def _wait_until_ready(self) -> None:
-        with heartbeat(log, "start of the validator API", first=QUIET_SECONDS):
-            self._wait_for_health()
-
-    def _wait_for_health(self) -> None:
         api, deadline = self._children[0], time.monotonic() + READY_SECONDS
         url = f"{self.settings.validator_api_url}/health"
         while time.monotonic() < deadline:
             with suppress(httpx.HTTPError):
                 if httpx.get(url, timeout=2.0).status_code == 200:
                     return
-            if self._asked_to_stop.wait(0.1):
+            if self._stop.wait(0.1):
                 self.check()
                 raise Stopped("stop requested")
             if api.starts > STARTS_ALLOWED:

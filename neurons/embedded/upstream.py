@@ -1,8 +1,8 @@
 """Creates a git repository from the installed fla-core, as the upstream of offline runs.
 
-It imports the same modules as the public fork, so imports take as long or fail in the same way.
-Its only commit depends on content alone, so the same fla-core gives the same hash everywhere.
-Neither fla nor torch is imported.
+The repository's code imports the same modules as the public fork, so that imports take as long or
+fail in the same way. Its only commit depends on content alone, so the same fla-core gives the same
+hash everywhere. This module imports neither fla nor torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quasar_kernels.contract import fork_imports
 from quasar_kernels.host_library import PACKAGE, package_files
 
 COMMITTED_AT = 1_735_689_600
-"""Unix seconds: fixed, so that the commit's hash depends on content alone."""
+"""The commit's date in Unix seconds; fixed, because it is part of the hash."""
 
 _PYPROJECT = """\
 [build-system]
@@ -45,10 +45,10 @@ the public fork imports.
 
 
 def make_upstream(path: Path, change: Callable[[Path], object] = lambda _: None) -> str:
-    """Make, or bring up to date, the bare repository at `path`; return its file:// address.
+    """Create or update the bare repository at `path`; return its file:// address.
 
-    `change` may change the files in the folder that is committed. Raises a ConfigError if fla-core
-    is not installed, and Held if `path` is no git repository.
+    `change` may modify the folder that is committed. Raises a ConfigError if fla-core is not
+    installed, and Held if `path` exists and is not a git repository.
     """
     path = path.absolute()
     if path.exists() and not (path / "HEAD").is_file():
@@ -72,7 +72,7 @@ def _commit(repository: Path, source: Path, index: Path) -> None:
         "GIT_DIR": str(repository),
         "GIT_WORK_TREE": str(source),
         "GIT_INDEX_FILE": str(index),
-        **commit_environment("quasar-miner", "quasar-miner@users.noreply.github.com", COMMITTED_AT),
+        **commit_environment(COMMITTED_AT),
     }
     tool.add("--all", "--force", ".", env=env)
     tree = tool.write_tree(env=env)

@@ -9,25 +9,25 @@ from __future__ import annotations
 from quasar_kernels import interrupts
 
 if __name__ == "__main__":
-    interrupts.exit_at_once()  # until the imports below are done
+    interrupts.exit_at_once()  # on Ctrl-C during the imports below
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 import click
 
-if not __package__:  # run as a file: Python has put this folder on the path, not the project's
+if not __package__:  # run as a file: Python has put this folder instead of the project on the path
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from neurons.embedded.subnet import QUIET_SECONDS, EmbeddedSubnet
 from neurons.miner.command_line import backup, commands, help
-from neurons.miner.command_line.commands import log_file, read_settings, say
+from neurons.miner.command_line.commands import echo, log_file, read_settings
 from neurons.miner.command_line.metrics import serving
-from neurons.miner.command_line.options import Commands, command, shared
+from neurons.miner.command_line.options import Commands, add_command, shared
 from neurons.miner.command_line.status import JOURNAL, summary
 from neurons.miner.command_line.update import log_updates
 from neurons.miner.context import Context
@@ -68,14 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run_command(cli, help.SCRIPT, arguments)
     except ConfigError as error:
-        say(str(error), sys.stderr)
+        echo(str(error), sys.stderr)
         return EX_CONFIG
     except Stopped:
         return 0
     except KeyboardInterrupt:
         return 130
     except QuasarError as error:
-        say(str(error), sys.stderr)
+        echo(str(error), sys.stderr)
         return 1
 
 
@@ -114,7 +114,7 @@ def _mine(given: Given, *, once: bool) -> int:
         if embedded:
             log.info("no .env: fork, validator API and validator are set up on this machine alone")
         with _context(settings, embedded, stop) as context:
-            _greet(context, given)
+            _log_start(context)
             where = context.settings.state_dir, settings.metrics_port
             stack.enter_context(serving(*where, context.identity.hotkey))
             stack.callback(notify, "STOPPING=1")
@@ -144,10 +144,8 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
         journal = stack.enter_context(Journal(settings.state_dir / JOURNAL))
         for submission in journal.live_submissions():
             observe.register_secret(submission.salt or "")
-        tuned, fork = (
-            TunedKernels(settings.state_dir, settings.fork_scope),
-            open_fork(settings, stop=stop),
-        )
+        tuned = TunedKernels(settings.state_dir, settings.fork_scope)
+        fork = open_fork(settings, stop=stop)
         context = Context(
             settings=settings,
             identity=me,
@@ -159,18 +157,14 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
             stop=stop,
             tuner=Tuner(settings, tuned, fork.worktree, log),
         )
-        if not embedded:
-            yield context
-            return
-        context.quiet_seconds = QUIET_SECONDS
-        try:
-            yield context
-        finally:
-            subnet.check()
+        if embedded:
+            context.quiet_seconds = QUIET_SECONDS
+            stack.callback(subnet.check)
+        yield context
 
 
-def _greet(context: Context, given: Given) -> None:
-    """Log the settings of this run in a few lines, and warnings."""
+def _log_start(context: Context) -> None:
+    """Log warnings and the settings of this run."""
     settings = context.settings
     for problem in (*settings.warnings, *wallet_warnings(*settings.miner_wallet)):
         log.warning(str(problem))
@@ -196,12 +190,12 @@ def _greet(context: Context, given: Given) -> None:
     if settings.subtensor_network != OFFLINE:
         # The chain may reply slowly, and nothing depends on the reply.
         threading.Thread(
-            target=_look_up_registration, args=(settings, context.identity), daemon=True
+            target=_log_registration, args=(settings, context.identity), daemon=True
         ).start()
         threading.Thread(target=log_updates, args=(log, context.stop), daemon=True).start()
 
 
-def _look_up_registration(settings: Settings, me: Identity) -> None:
+def _log_registration(settings: Settings, me: Identity) -> None:
     try:
         uid = registered_uid(me.hotkey, settings.netuid, settings.subtensor_network)
     except ChainUnreachable as error:
@@ -216,24 +210,24 @@ def _look_up_registration(settings: Settings, me: Identity) -> None:
 
 def _once(context: Context, embedded: bool) -> int:
     submission = run_cycle(context)
-    say(summary(submission, context.settings.state_dir))
+    echo(summary(submission, context.settings.state_dir))
     if context.stop.is_set():
-        say("stopped; the next start goes on from here")
+        echo("stopped; the next start continues from here")
         return 0
     if embedded:
-        say(TO_THE_REAL_SUBNET)
+        echo(TO_THE_REAL_SUBNET)
     return 0 if submission.state in (State.VALIDATED, State.RANKED) else 1
 
 
-_ALL = {
+_ALL: dict[str, tuple[Callable[..., int], str]] = {
     "run": (mine, "Mine until stopped (the default)."),
-    "once": (partial(mine, once=True), "Run one cycle to its end; status 0 when it was judged."),
+    "once": (partial(mine, once=True), "Run one cycle; status 0 if it is validated or ranked."),
     **commands.ALL,
     **backup.ALL,
     **help.ALL,
 }
 for _name, (_function, _summary) in _ALL.items():
-    command(cli, _summary, name=_name)(_function)
+    add_command(cli, _name, _function, _summary)
 
 
 if __name__ == "__main__":

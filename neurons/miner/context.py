@@ -18,8 +18,8 @@ from neurons.miner import cycle
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
 from neurons.miner.publishing.fork import Fork
-from neurons.miner.rounds import RoundNow, compare_round
-from neurons.miner.standing import Standing, look
+from neurons.miner.rounds import Relation, compare_round
+from neurons.miner.standing import Standing, read_standing
 from neurons.miner.tuner import Tuner
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.git.faults import HostRefused
@@ -73,7 +73,7 @@ class Context:
     registered: set[str] = field(default_factory=set)
     # the submissions whose present failure this process has logged
     logged_failures: set[int] = field(default_factory=set)
-    quiet_seconds: float = LONGEST_SECONDS  # the longest time without a log line during a step
+    quiet_seconds: float = LONGEST_SECONDS  # the longest interval between log lines during a step
 
     def wait(self, seconds: float) -> None:
         """Wait `seconds`; raise Stopped if a stop comes before their end."""
@@ -90,10 +90,10 @@ class Context:
         """The seconds between two polls of the server."""
         return 1.0 if self.client.on_loopback else 15.0
 
-    def lays_out(self, submission: Submission) -> bool:
+    def check_out(self, submission: Submission) -> bool:
         """Check out the published commit, if necessary; return whether it is checked out.
 
-        If the kernels have changed since the commit, the changed kernels must be published first.
+        It is not if the kernels have changed since the commit.
         """
         if self.content_digest() != submission.content_digest:
             return False
@@ -105,8 +105,8 @@ class Context:
     def verify_again(self, submission: Submission) -> None:
         """Check again that a validator can clone the published commit.
 
-        Raises Held if the fork no longer holds it. If its host refuses access, which it granted
-        before, this raises Retry instead of waiting for a person.
+        Raises Held if the fork no longer contains it. If the host refuses access, this raises
+        Retry, because the host granted access before.
         """
         commit = str(submission.commit_hash)
         try:
@@ -116,12 +116,12 @@ class Context:
         except HostRefused as refusal:
             raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
 
-    def look(self, submission: Submission) -> Standing:
+    def read_standing(self, submission: Submission) -> Standing:
         """Return the standing of `submission` by the API's public lists, or raise Retry.
 
-        Foreign submissions are journalled and logged, because a rank of the hotkey may be theirs.
+        Foreign submissions are journalled and logged, because the hotkey's rank may be theirs.
         """
-        standing = look(submission, self.client)
+        standing = read_standing(submission, self.client)
         foreign = self.journal.note_foreign(
             submission.hotkey, submission.api_url, standing.others, self.now()
         )
@@ -134,15 +134,15 @@ class Context:
             )
         return standing
 
-    def in_its_round(self, submission: Submission) -> Submission:
-        """Journal the server's new round if its database was emptied before this came.
+    def update_round(self, submission: Submission) -> Submission:
+        """Journal the server's new round if its database was emptied before the submission arrived.
 
-        The queue lists such a submission. One that was in the old database is lost, and unchanged.
+        The queue then lists the submission. Otherwise the submission stays unchanged.
         """
         try:
             now = self.client.current_round()
             relation = compare_round(submission, now)
-            if relation is not RoundNow.OTHER_DATABASE or not self.look(submission).queued:
+            if relation is not Relation.OTHER_DATABASE or not self.read_standing(submission).queued:
                 return submission
         except (Retry, Held):
             return submission

@@ -42,7 +42,7 @@ class State(str, Enum):
 
 
 class Step(str, Enum):
-    """The daemon's next step; each but RESUME is one module of `neurons.miner.steps`."""
+    """A step of the daemon; each but RESUME is one module of `neurons.miner.steps`."""
 
     PUBLISH = "publish"
     MEASURE = "measure"
@@ -130,15 +130,15 @@ class Submission:
     # the start of the round in the server's text, because a server with an emptied database counts
     # rounds from 1 again
     round_start: str | None = None
-    # number of the round's submissions before a direct one was sent; None if it certainly did not
-    # arrive
+    # number of the round's submissions before this one was sent directly; None if it certainly did
+    # not arrive
     round_total: int | None = None
     submission_id: int | None = None
     reveal_block: int | None = None
-    # time of the first poll that found it in the validators' queue; cleared at the reveal and set
-    # by the first such poll after it
+    # time of the first poll that found it in the validators' queue; the reveal clears it, so that
+    # afterwards it is the first such poll after the reveal
     queued_at: float | None = None
-    # time of the poll that found that it had left the queue before its reveal
+    # time of the poll that showed that a validator had judged it before its reveal
     judged_early_at: float | None = None
     rank: int | None = None
     weight: float | None = None
@@ -217,7 +217,9 @@ def fail(
         raise IllegalTransition(f"{submission.state.value} cannot fail.")
     attempts = submission.attempts + 1
     return _moved(
-        *(submission, State.FAILED, now),
+        submission,
+        State.FAILED,
+        now,
         resume_state=submission.state,
         reason=reason,
         attempts=attempts,
@@ -254,7 +256,7 @@ def abandon(submission: Submission, reason: str, now: float) -> Submission:
     return _moved(submission, State.ABANDONED, now, reason=reason)
 
 
-def directly(premature: Submission, now: float) -> Submission:
+def direct_draft(premature: Submission, now: float) -> Submission:
     """Return the draft of a direct submission with the claim and measurements of `premature`."""
     sources = ("publish_at", "api_url", "auto_target", "content_digest", "report")
     return Submission(

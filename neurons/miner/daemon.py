@@ -1,4 +1,4 @@
-"""The daemon: takes the steps of submissions and retries after faults, until it is stopped."""
+"""The daemon: runs the steps of submissions and retries after faults, until it is stopped."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ REMIND_SECONDS = 3600.0
 def run_cycle(context: Context) -> Submission:
     """Process a submission until it is closed or HELD, or until a stop; return it.
 
-    The live submission of this hotkey and target continues. A HELD one continues too, since the
-    person who started the program has read the reason. Commitments to other targets are finished
-    first. After a premature commitment, the miner submits the same claim directly. Raises Stopped
-    if a stop comes before there is a submission.
+    The live submission of this hotkey and target continues, even from HELD: a restart counts as a
+    person's request to try again. Commitments to other targets are finished first. After a
+    premature commitment, the miner submits the same claim directly. Raises Stopped if a stop comes
+    before there is a submission.
     """
     for other in _despite_full_disk(context, lambda: selection.others(context)):
         _drive(other, context)
-    submission = _drive(_despite_full_disk(context, lambda: selection.begun(context)), context)
+    submission = _drive(_despite_full_disk(context, lambda: selection.current(context)), context)
     if submission.never_revealed and submission_mode(context) == "direct":
         submission = _drive(_despite_full_disk(context, lambda: selection.create(context)), context)
     return submission
@@ -101,7 +101,7 @@ def release(journal: Journal, submission: Submission, now: float) -> Submission:
 
 def abandon(journal: Journal, submission: Submission, now: float) -> Submission:
     """End a live submission without a verdict, as a person's decision."""
-    after = cycle.abandon(submission, "Given up by its owner.", now)
+    after = cycle.abandon(submission, "Abandoned by its owner.", now)
     return journal.transition(submission, after, kind="acknowledged")
 
 
@@ -119,23 +119,22 @@ def warn_of_other_hotkeys(context: Context) -> None:
 
 
 def _drive(submission: Submission, context: Context) -> Submission:
-    """Take steps until the submission is closed or held, or until a stop."""
+    """Run steps until the submission is closed or held, or until a stop."""
     key = submission.id
+
+    def advance() -> Submission:
+        present = context.journal.get(key)  # a full disk may have interrupted the step half-way
+        step = cycle.next_step(present)
+        return present if step is None else _run_step(step, present, context)
+
     while cycle.next_step(submission) is not None and not context.stop.is_set():
         try:
-            submission = _despite_full_disk(context, lambda: _advanced(key, context))
+            submission = _despite_full_disk(context, advance)
         except Stopped:
             return context.journal.get(key)
         except StaleSubmission:
             submission = context.journal.get(key)
     return submission
-
-
-def _advanced(key: int, context: Context) -> Submission:
-    """Read the submission from the journal and take its next step, which may be partly done."""
-    submission = context.journal.get(key)
-    step = cycle.next_step(submission)
-    return submission if step is None else _take(step, submission, context)
 
 
 def _despite_full_disk(context: Context, act: Callable[[], Result]) -> Result:
@@ -162,15 +161,16 @@ def _pause(context: Context, failures: int, reason: str) -> None:
     context.wait(seconds)
 
 
-def _take(step: Step, submission: Submission, context: Context) -> Submission:
-    """Take one step; journal a failure."""
+def _run_step(step: Step, submission: Submission, context: Context) -> Submission:
+    """Run one step; journal a failure."""
     if step is Step.RESUME:
         return _resume(submission, context)
     try:
         _require_same_server(submission, context)
         quiet = context.quiet_seconds
         with heartbeat(
-            *(context.log, step.value),
+            context.log,
+            step.value,
             first=min(FIRST_SECONDS, quiet),
             longest=quiet,
             submission=submission.id,
@@ -217,7 +217,7 @@ def _require_same_server(submission: Submission, context: Context) -> None:
 
 
 class _Watch:
-    """Decides between cycles whether the next one is needed."""
+    """Decides between cycles whether another one is due."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -251,7 +251,7 @@ class _Watch:
         digest = self._context.content_digest()
         if held.position in BEFORE_COMMITMENT and held.content_digest not in (None, digest):
             return True
-        if selection.looks_again(held, self._context.now()):
+        if selection.is_retry_due(held, self._context.now()):
             return True
         self._remind("still held", submission=held.id, reason=held.reason, remedy=held.remedy)
         return False

@@ -1,10 +1,9 @@
-"""The miner's measurements: their targets and plans, and the consequences of a failure."""
+"""The miner's measurements: plans, reuse of earlier samples, reactions to failures."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ from structlog.stdlib import BoundLogger
 
 from harness.claim import RUNS_MOST
 from harness.claim.tolerance import lower_bound
-from harness.hardware.gpus import best_target, fits
 from harness.hardware.machine import Environment
 from harness.measuring.plan import EachLength, ForClaim, Plan
 from harness.measuring.runner import MeasurementError, Options, call, probe
@@ -22,23 +20,18 @@ from harness.measuring.sampler import Policy, Recorder, Sampler, processes_at_on
 from harness.report import Report, build_report, write_report
 from harness.sample import Failure, Kind, Sample
 from harness.source import source_digest
-from harness.workload import CPU_LIMIT, LENGTHS, VALIDATOR_LENGTHS, WORKLOAD, lengths_for
+from harness.workload import LENGTHS, VALIDATOR_LENGTHS, WORKLOAD
 from neurons.miner.progress import ProgressFile
 from neurons.miner.reports import earlier_samples
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
-from neurons.wire.rules import LEAGUES
-from quasar_kernels.memory import is_fused, peak_bytes
 
 CRASHES_ALLOWED = 3
 REPORTS_KEPT = 200
 
 CPU_RUNS_MOST = 5
 """Most samples of the target on a CPU, where a claim only serves a trial."""
-
-LOWEST_LEAGUE = 100_000
-"""Longest target of the lowest league that `auto` tries."""
 
 SOAK, SOAK_SECONDS = "harness.worker.machine.soak:soak", 12.0
 """The heat soak's function, and its time limit."""
@@ -48,17 +41,17 @@ SLOWER, FASTER = 0.01, 1.03
 earlier ones, and the fastest earlier sample times FASTER."""
 
 TOO_LONG: frozenset[Kind] = frozenset({"timeout", "out_of_memory"})
-"""Failures that only exclude a length and longer ones from the claim."""
+"""Failures that exclude only this length and longer ones from the claim."""
 
 
 def describe_machine(
     device: str,
-    look: Callable[[Options], Environment] = probe,
+    probe: Callable[[Options], Environment] = probe,
     stop: threading.Event | None = None,
 ) -> Environment:
-    """Return the machine's description by a child process; or raise Held or Stopped."""
+    """Return the machine's description, which a child process makes; or raise Held or Stopped."""
     try:
-        return look(Options(device, stop=stop))
+        return probe(Options(device, stop=stop))
     except MeasurementError as error:
         if error.kind == "stopped":
             raise Stopped("stop requested") from None
@@ -68,96 +61,21 @@ def describe_machine(
         ) from error
 
 
-def targets_to_try(target: int | None, device: str) -> tuple[int, ...]:
-    """Return the targets to try in this order: the first that can be measured is claimed.
-
-    `auto` (None) starts with the longest. Among long targets the speed hardly changes, so the
-    league's multiplier decides; among short ones, longer targets are faster. Raises Held if the
-    target is too long for a CPU.
-    """
-    if target is None and device == "cuda":
-        leagues = [least for least, _, _ in LEAGUES if least > LENGTHS[0]]
-        return tuple(sorted({*leagues, *(n for n in LENGTHS if n <= LOWEST_LEAGUE)}, reverse=True))
-    if target is None:
-        return tuple(sorted(lengths_for(CPU_LIMIT, device), reverse=True))
-    if target not in lengths_for(target, device):
-        raise Held(
-            f"TARGET_SEQUENCE_LENGTH={target} cannot be measured on a CPU, and the miner claims "
-            "only measured lengths.",
-            f"Use a machine with an NVIDIA GPU, or set TARGET_SEQUENCE_LENGTH to {CPU_LIMIT} for "
-            "a trial.",
-        )
-    return (target,)
-
-
-def targets_here(
-    target: int | None, environment: Environment, settings: Settings
-) -> tuple[int, ...]:
-    """Return the `targets_to_try` that fit into the GPU's memory, if known; or raise Held."""
-    targets = targets_to_try(target, environment.device)
-    if environment.gpu is None or environment.gpu_memory_mb is None:
-        return targets
-    memory_gib = environment.gpu_memory_mb / 1024
-    capability = environment.compute_capability
-    return fitting_targets(targets, settings, environment.gpu, memory_gib, capability)
-
-
-def fitting_targets(
-    targets: tuple[int, ...],
-    settings: Settings,
-    gpu: str,
-    memory_gib: float,
-    capability: str | None,
-) -> tuple[int, ...]:
-    """Return those targets that fit into a GPU's memory by a computed estimate.
-
-    If none fits with a margin, the targets that may fit without it are returned. The estimate is
-    for the published layer. With other code (FORK_SCOPE=ops, REPO_PATH) all targets are returned.
-    Raises Held if none can fit.
-    """
-    if settings.fork_scope == "ops" or settings.repo_path is not None:
-        return targets
-    needed = {n: peak_bytes(n, fused=is_fused(capability)) / 2**30 for n in targets}
-    fitting = tuple(n for n in targets if fits(n, memory_gib, capability))
-    possible = fitting or tuple(n for n in targets if needed[n] <= memory_gib)
-    if possible:
-        return possible
-    best = best_target(memory_gib, capability)
-    raise Held(
-        f"TARGET_SEQUENCE_LENGTH={settings.target_sequence_length} is too long for {gpu}: "
-        f"{min(targets):,} tokens need {needed[min(targets)]:.1f} GiB of its {memory_gib:.1f} GiB.",
-        f"Set TARGET_SEQUENCE_LENGTH to {best} or less, or to auto, or use a GPU with more memory."
-        if best
-        else "Use a GPU or a MIG slice with more memory.",
-    )
-
-
 @dataclass
 class ReportRecorder(Recorder):
-    """Writes the report at `path` after every round, the progress file, and the log."""
+    """Writes the log, the progress file, and after every round the report at `path`."""
 
     path: Path
     commit: str | None
     environment: Environment
     log: BoundLogger
-    progress: ProgressFile | None = None
-
-    @contextmanager
-    def showing_progress(self) -> Iterator[None]:
-        """Maintain the progress file, which `status` reads, during the block."""
-        self.progress = ProgressFile(self.path.parents[1])
-        try:
-            yield
-        finally:
-            self.progress.remove()
-            self.progress = None
+    progress: ProgressFile
 
     def planned(self, samples: Sequence[Sample], missing: Sequence[int]) -> None:
         measured = {sample.length for sample in samples}
         for length in sorted({*missing} - measured):
             self.log.info("measuring", length=length)
-        if self.progress is not None:
-            self.progress.plan(samples, missing)
+        self.progress.plan(samples, missing)
 
     def heated(self, result: object) -> None:
         self.log.info("the GPU is warm", soak=result)
@@ -171,8 +89,7 @@ class ReportRecorder(Recorder):
             vram_mb=round(sample.vram_mb),
             first_call_seconds=round(sample.first_call_seconds, 2),
         )
-        if self.progress is not None:
-            self.progress.add(sample)
+        self.progress.add(sample)
 
     def rejected(self, sample: Sample, number: int, reason: str) -> None:
         self.log.warning("sample dropped", length=sample.length, attempt=number, reason=reason)
@@ -201,20 +118,20 @@ class ClaimMeasurement:
 
     sampler: Sampler
     recorder: ReportRecorder
-    # runs, most: least and most samples of the target
-    runs: int
-    most: int
+    runs: int  # minimum number of samples of the target
+    most: int  # maximum number of samples of the target
     crashes: int = 0  # consecutive crashes of workers before this measurement
     fresh: bool = False  # whether to ignore earlier reports
 
     def run_targets(self, targets: Iterable[int]) -> None:
-        """Measure the first target that succeeds, with the validators' lengths.
+        """Measure the validators' lengths and the first of the targets that succeeds.
 
-        Unchanged kernels on an unchanged machine reuse earlier samples, if one more confirms them.
+        For unchanged kernels on an unchanged machine, it reuses earlier samples if one more sample
+        confirms them.
         """
-        with self.recorder.showing_progress():
+        with self.recorder.progress:
             for target in targets:
-                if self._confirmed(target) or self._run(self._plan(target)):
+                if self._reuse_earlier(target) or self._run(self._plan(target)):
                     return
         last = self.sampler.failures[-1]
         longer = ", or a larger BENCH_TIMEOUT_SECONDS" if last.kind == "timeout" else ""
@@ -226,11 +143,11 @@ class ClaimMeasurement:
 
     def run_lengths(self, lengths: Sequence[int]) -> None:
         """Measure each length as often as the settings require."""
-        with self.recorder.showing_progress():
+        with self.recorder.progress:
             self._run(EachLength(tuple(lengths), self.runs, TOO_LONG))
 
     def continue_from(self, report: Report) -> bool:
-        """Use a report from before a crash; return whether it fits."""
+        """Continue with a report from before a crash; return whether it fits this measurement."""
         code, environment = source_digest(self.sampler.tree), self.recorder.environment
         if (
             report.commit != self.recorder.commit
@@ -244,12 +161,11 @@ class ClaimMeasurement:
         return True
 
     def _plan(self, target: int, confirming: int = 0) -> ForClaim:
-        return ForClaim(
-            *(target, VALIDATOR_LENGTHS, self.runs, self.most, self.sampler.at_once, confirming)
-        )
+        at_once = self.sampler.at_once
+        return ForClaim(target, VALIDATOR_LENGTHS, self.runs, self.most, at_once, confirming)
 
-    def _confirmed(self, target: int) -> bool:
-        """Reuse earlier samples of this code and machine if a new sample of the target agrees."""
+    def _reuse_earlier(self, target: int) -> bool:
+        """Reuse earlier samples of this code and machine if a new sample confirms them."""
         sampler, log = self.sampler, self.recorder.log
         if self.fresh or sampler.samples:  # `continue_from` has set samples
             return False
@@ -275,7 +191,7 @@ class ClaimMeasurement:
             self.sampler.run(plan)
         except MeasurementError as error:
             self.recorder.log.debug("the worker's last words", log=error.log_tail)
-            raise _meaning(error, self.crashes) from error
+            raise _consequence(error, self.crashes) from error
         failed = {failure.length for failure in self.sampler.failures}
         return failed.isdisjoint(plan.lengths)
 
@@ -299,7 +215,7 @@ def new_measurement(
     """
     target, on_cpu = settings.target_sequence_length, environment.device == "cpu"
     path = settings.state_dir / "reports" / f"{name}.json"
-    recorder = ReportRecorder(path, commit, environment, log)
+    recorder = ReportRecorder(path, commit, environment, log, ProgressFile(settings.state_dir))
     soak = partial(call, SOAK, SOAK_SECONDS, options=Options("cuda", 60.0, stop))
     sampler = Sampler(
         tree=tree,
@@ -316,8 +232,8 @@ def new_measurement(
     return ClaimMeasurement(sampler, recorder, settings.claim_runs, most, crashes, fresh)
 
 
-def _meaning(error: MeasurementError, crashes: int) -> Held | Retry | Stopped:
-    """Return the consequence of a measurement's failure for the submission."""
+def _consequence(error: MeasurementError, crashes: int) -> Held | Retry | Stopped:
+    """Return the exception for a failed measurement, by its kind."""
     if error.kind == "stopped":
         return Stopped("stop requested")
     if error.kind == "gate":

@@ -1,4 +1,4 @@
-"""What the miner does if a validator judges a commitment before its reveal (premature)."""
+"""Handles premature commitments: those that a validator judged before their reveal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from neurons.miner.cycle import Submission
 
 
 def submission_mode(context: Context) -> str:
-    """Return `commit_reveal` or `direct`; `auto` is `direct` if this API recently judged early."""
+    """Return the mode; `auto` is `direct` for some time after a premature commitment."""
     chosen = context.settings.submission_mode
     if chosen != "auto":
         return chosen
@@ -16,12 +16,12 @@ def submission_mode(context: Context) -> str:
 
 
 def insists_on_reveal(context: Context) -> bool:
-    """Return whether the settings require a reveal even after a validator's early judgement."""
+    """Return whether the settings require a reveal even of a premature commitment."""
     return context.settings.submission_mode == "commit_reveal"
 
 
 def note_early_judgement(submission: Submission, context: Context) -> Submission:
-    """Journal that `submission` was judged before its reveal, and log a warning."""
+    """Journal that `submission` was premature, and log a warning."""
     now = context.now()
     context.journal.note_early_judgement(context.client.base_url, now)
     submission = context.note(submission, judged_early_at=now)
@@ -36,7 +36,7 @@ def note_early_judgement(submission: Submission, context: Context) -> Submission
 
 
 def suspect_early_judgement(submission: Submission, context: Context) -> None:
-    """Journal that a validator may have fetched `submission` before its reveal."""
+    """Journal that `submission` may have been premature: its verdict may lack a measurement."""
     context.journal.note_early_judgement(context.client.base_url, context.now())
     context.log.info(
         "a validator may have fetched the commitment before its reveal",
@@ -48,7 +48,7 @@ def suspect_early_judgement(submission: Submission, context: Context) -> None:
 
 
 def warn_of_early_judgement(context: Context) -> None:
-    """Warn if the settings insist on commit_reveal although this API judges commitments early."""
+    """Warn if the settings require commit_reveal although this API had premature commitments."""
     known = context.journal.judges_early(context.client.base_url, context.now())
     if insists_on_reveal(context) and known is not None:
         context.log.warning(

@@ -17,27 +17,34 @@ from neurons.runtime.process import PROGRESS
 
 
 class Length(Frozen):
-    """The samples of one length: its speeds in tokens/s, and how many the plan has so far."""
+    """The progress of one length."""
 
     length: int
-    planned: int
-    speeds: tuple[float, ...]
+    planned: int  # the number of samples in the plan so far
+    speeds: tuple[float, ...]  # of the samples, in tokens/s
 
 
 class Measuring(Frozen):
-    """The running measurement; `began` is in Unix seconds."""
+    """The running measurement."""
 
-    began: float
+    began: float  # in Unix seconds
     lengths: tuple[Length, ...]
 
 
 class ProgressFile:
-    """The progress file of a measuring process, which is written atomically."""
+    """The progress file of a measuring process; as a context manager, it ends without a file."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path, self._began = state_dir / PROGRESS, time.time()
         self._planned = Counter[int]()
         self._speeds: dict[int, list[float]] = {}
+
+    def __enter__(self) -> None:
+        self._began = time.time()
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
     def plan(self, samples: Sequence[Sample], missing: Sequence[int]) -> None:
         """Write the samples so far and the missing ones by length."""
@@ -60,11 +67,6 @@ class ProgressFile:
         with suppress(OSError):  # a full disk does not end the measurement
             measuring = Measuring(began=self._began, lengths=lengths)
             write_atomically(self._path, measuring.model_dump_json())
-
-    def remove(self) -> None:
-        """Remove the file: the measurement has ended."""
-        with suppress(OSError):
-            self._path.unlink(missing_ok=True)
 
 
 def read_progress(state_dir: Path) -> Measuring | None:

@@ -1,4 +1,4 @@
-"""A proposal: a changed overlay that a command makes, and the rules that it must keep."""
+"""A proposal: an overlay that a command has changed, and the rules that it must keep."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILE_BYTES, ALL_BYTES = 2**21, 2**24
 """Limits in bytes on one file of a proposal, and on all its files together."""
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """A proposal is not accepted; the message has the reason, as a sentence."""
 
 
@@ -40,8 +40,8 @@ def propose(
 ) -> None:
     """Run a command in the folder `overlay`, a copy of the kernels that the command changes.
 
-    It runs without secrets in its environment, with `variables`, in a separate process group that
-    is killed after `seconds` or when `stop` is set. Raises Refused if it fails.
+    Its environment has `variables` and no secrets. Its process group is killed after `seconds` or
+    when `stop` is set. Raises Rejected if it fails.
     """
     text = shlex.join(command)
     try:
@@ -54,43 +54,42 @@ def propose(
             stop=stop,
         )
     except OSError as error:
-        raise Refused(f"{text} cannot be started: {error.strerror}.") from error
+        raise Rejected(f"{text} cannot be started: {error.strerror}.") from error
     if ended.stopped:
-        raise Refused(f"{text} was stopped.")
+        raise Rejected(f"{text} was stopped.")
     if ended.timed_out:
-        raise Refused(f"{text} was not done within {seconds:g} s.")
+        raise Rejected(f"{text} was not done within {seconds:g} s.")
     if ended.returncode:
         words = " ".join(ended.log_tail.split())[-300:]
-        raise Refused(f"{text} ended with status {ended.returncode}: {words or 'no output'}.")
+        raise Rejected(f"{text} ended with status {ended.returncode}: {words or 'no output'}.")
 
 
-def require_readable(overlay: Path, present: Path, scope: Scope) -> None:
-    """Raise Refused for an unchanged overlay, or a file that is not published."""
+def check_files(overlay: Path, present: Path, scope: Scope) -> None:
+    """Raise Rejected if nothing changed, or for a link, a misplaced file or too many bytes."""
     total = 0
     for path in sorted(overlay.rglob("*")):
         name = path.relative_to(overlay)
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise Refused(f"{name} is no ordinary file.")
+            raise Rejected(f"{name} is not a regular file.")
         if path.is_dir() or "__pycache__" in name.parts or path.suffix == ".pyc":
             continue
         if name != Path(LAYER_FILE) and Path(QUASAR_DIR) not in name.parents:
-            raise Refused(f"{name} is outside {QUASAR_DIR}.")
+            raise Rejected(f"{name} is outside {QUASAR_DIR}.")
         size = path.stat().st_size
         total += size
         if size > FILE_BYTES or total > ALL_BYTES:
-            raise Refused(f"{name} makes the kernels too long: {size:,} of {total:,} bytes.")
+            raise Rejected(f"{name} makes the kernels too long: {size:,} of {total:,} bytes.")
     if overlay_digest(scope, overlay) == overlay_digest(scope, present):
-        raise Refused("Nothing that is published was changed.")
+        raise Rejected("Nothing that is published was changed.")
 
 
-def lay_out(host: Path, present: Path, overlay: Path, scope: Scope, tree: Path) -> None:
-    """Make `tree` a copy of the fork at `host` that holds `overlay` instead of `present`.
+def copy_fork(fork: Path, present: Path, overlay: Path, scope: Scope, tree: Path) -> None:
+    """Make `tree` a copy of the worktree `fork` with `overlay` in place of `present`.
 
-    Raises:
-        Refused: the copy breaks a rule of the subnet.
+    Raises Rejected if the copy breaks a rule of the subnet.
     """
     skipped = shutil.ignore_patterns("__pycache__", ".git")
-    shutil.copytree(host / "fla", tree / "fla", ignore=skipped)
+    shutil.copytree(fork / "fla", tree / "fla", ignore=skipped)
     for name in overlay_files(scope, present):
         (tree / name).unlink(missing_ok=True)
     for name in overlay_files(scope, overlay):
@@ -99,4 +98,4 @@ def lay_out(host: Path, present: Path, overlay: Path, scope: Scope, tree: Path) 
     broken = [f"{name}: The file is compiled code." for name in compiled_files(tree)]
     broken += map(str, check_tree(tree))
     if broken:
-        raise Refused(f"It breaks the rules: {broken[0]}")
+        raise Rejected(f"It breaks the rules: {broken[0]}")

@@ -33,8 +33,7 @@ def register(context: Context, target_sequence_length: int) -> None:
 def when_registered(context: Context, target: int, call: Callable[[], Reply]) -> Reply:
     """Return `call()`; when the server does not know the hotkey, register and call again.
 
-    A server may lose its database just after it has registered a hotkey, so NotRegistered is final
-    after `REGISTRATIONS` registrations only.
+    It registers more than once, because a server may lose its database just after a registration.
     """
     for _ in range(REGISTRATIONS):
         try:

@@ -1,4 +1,4 @@
-"""Earlier reports of the same kernels in the state folder."""
+"""Finds samples of the same kernels in earlier reports of the state folder."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from harness.report import Report, ReportError, load_report
 from harness.sample import Sample
 from harness.workload import VALIDATOR_LENGTHS
 
-LASTS = timedelta(days=14)
-"""Reports expire: hardware drifts in ways that the environment does not show."""
+VALID_FOR = timedelta(days=14)
+"""Age at which samples expire: hardware drifts in ways that the environment does not show."""
 
-LOOKED_AT = 20
-"""Number of the newest reports that are searched for earlier measurements."""
+REPORTS_SEARCHED = 20
+"""Number of the newest reports that are searched."""
 
 
 def earlier_samples(folder: Path, environment: Environment, code: str, target: int) -> list[Sample]:
     """Return accepted samples of an earlier measurement of this code on this machine.
 
-    They are of the lengths that validators time, and the newest ones of the target, from the newest
-    report of the last 14 days that has enough of them; otherwise the list is empty.
+    They come from the newest valid report with samples of every length that validators time and
+    FIRST_RUNS samples of the target. Without such a report the list is empty.
     """
     newest = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in newest[:LOOKED_AT]:
+    for path in newest[:REPORTS_SEARCHED]:
         try:
             report = load_report(path)
         except ReportError:
@@ -35,7 +35,7 @@ def earlier_samples(folder: Path, environment: Environment, code: str, target: i
         usable = _usable(report, environment, code)
         if len(usable.get(target, ())) >= FIRST_RUNS and {*VALIDATOR_LENGTHS} <= set(usable):
             others = [one for n in VALIDATOR_LENGTHS if n != target for one in usable[n]]
-            # at most RUNS_MOST at the target, with the sample that will confirm these
+            # the sample that confirms them is the last of at most RUNS_MOST
             return others + usable[target][1 - RUNS_MOST :]
     return []
 
@@ -43,7 +43,7 @@ def earlier_samples(folder: Path, environment: Environment, code: str, target: i
 def _usable(report: Report, environment: Environment, code: str) -> dict[int, list[Sample]]:
     if report.environment != environment:
         return {}
-    since = datetime.now(timezone.utc) - LASTS
+    since = datetime.now(timezone.utc) - VALID_FOR
     return {
         length: [sample for sample in accepted(samples) if sample.source_digest == code]
         for length, samples in report.by_length().items()

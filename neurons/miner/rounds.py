@@ -1,4 +1,4 @@
-"""Compares the server's round with a submission's, and decides whether the next one is due."""
+"""Compares the server's round with a submission's; decides whether a new submission is due."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from neurons.wire.client import ApiClient
 from neurons.wire.protocol import Round
 
 
-class RoundNow(str, Enum):
+class Relation(str, Enum):
     """The server's present round, compared with a submission's round."""
 
     SAME = "same"
@@ -17,30 +17,30 @@ class RoundNow(str, Enum):
     OTHER_DATABASE = "other database"  # the server has lost the round and its submissions
 
 
-def compare_round(submission: Submission, now: Round) -> RoundNow:
+def compare_round(submission: Submission, now: Round) -> Relation:
     """Return how the server's round `now` relates to the round of the submission."""
     own = submission.round_id or 0
     if now.id > own:
-        return RoundNow.LATER
+        return Relation.LATER
     if now.id == own and submission.round_start in (None, now.start_time):
-        return RoundNow.SAME
-    return RoundNow.OTHER_DATABASE
+        return Relation.SAME
+    return Relation.OTHER_DATABASE
 
 
-def ask_round(submission: Submission, client: ApiClient) -> RoundNow:
+def read_relation(submission: Submission, client: ApiClient) -> Relation:
     """Read the server's round and compare it with the submission's round."""
     return compare_round(submission, client.current_round())
 
 
 def is_due(last: Submission | None, now: Round, content_digest: str, mode: str) -> bool:
-    """Return whether a new submission is worth making after `last`, the newest closed one.
+    """Return whether a new submission is due after `last`, the newest closed one.
 
     The same content is submitted once a round, again after an end without a verdict, and directly
-    if it was judged before its reveal and never revealed.
+    after a premature commitment that was not revealed.
     """
     if last is None or last.state not in VERDICTS:
         return True
     if last.never_revealed and mode == "direct":
         return True
-    same_round = compare_round(last, now) is RoundNow.SAME
+    same_round = compare_round(last, now) is Relation.SAME
     return not same_round or last.content_digest != content_digest

@@ -9,21 +9,21 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Submission
 from neurons.miner.premature import submission_mode
 
-LOOK_AGAIN_SECONDS = 600.0
+HELD_RETRY_SECONDS = 600.0
 """Seconds until a commitment that is HELD before its reveal is tried again."""
 
 
-def begun(context: Context) -> Submission:
-    """Return the submission to continue: a new or a resumed one."""
+def current(context: Context) -> Submission:
+    """Return the submission to continue: the live one, resumed if it is HELD, or a new one."""
     submission = live(context)
     if submission is None:
         submission = create(context)
     elif submission.state is State.HELD and submission.resume_state is not None:
-        submission = _resumed(submission, context)
+        submission = _resume(submission, context)
     elif submission.state is not State.HELD:
         state = submission.position.value
         context.log.info("going on", submission=submission.id, state=state)
-    return _refreshed(submission, context)
+    return _restart_if_changed(submission, context)
 
 
 def live(context: Context) -> Submission | None:
@@ -32,17 +32,17 @@ def live(context: Context) -> Submission | None:
 
 
 def create(context: Context) -> Submission:
-    """Create a submission: with the last claim, if that can be sent directly, or an empty one."""
+    """Create a submission; it has the last claim if that was premature and can be sent directly."""
     settings, journal = context.settings, context.journal
     mode, now = submission_mode(context), context.now()
     last = journal.last_closed(context.identity.hotkey, context.target)
-    if _claims_the_same(last, mode, context):
-        submission = journal.insert(cycle.directly(last, now))
+    if _can_reuse_claim(last, mode, context):
+        submission = journal.insert(cycle.direct_draft(last, now))
     else:
         draft = Submission(
             id=0,
             hotkey=context.identity.hotkey,
-            target_sequence_length=context.target or 0,  # `auto` decides when it claims
+            target_sequence_length=context.target or 0,  # with `auto`, the claim sets it
             mode=mode,
             publish_at="before_commit" if mode == "direct" else settings.publish_at,
             api_url=context.client.base_url,
@@ -72,27 +72,27 @@ def others(context: Context) -> list[Submission]:
             context.record(other, cycle.abandon(other, reason, context.now()))
         elif other.state is not State.HELD:
             committed.append(other)
-        elif looks_again(other, context.now()):
-            committed.append(_resumed(other, context))
+        elif is_retry_due(other, context.now()):
+            committed.append(_resume(other, context))
     return committed
 
 
-def looks_again(held: Submission, now: float) -> bool:
-    """Return whether a held commitment, whose round ends even if no person acts, is due."""
+def is_retry_due(held: Submission, now: float) -> bool:
+    """Return whether a held commitment is due for another attempt without a person's action."""
     return (
         held.state is State.HELD
         and held.resume_state in (State.COMMITTED, State.REVEALING)
-        and now - held.updated_at >= LOOK_AGAIN_SECONDS
+        and now - held.updated_at >= HELD_RETRY_SECONDS
     )
 
 
-def _resumed(held: Submission, context: Context) -> Submission:
+def _resume(held: Submission, context: Context) -> Submission:
     context.log.info("trying again", submission=held.id, held_for=held.reason)
     return context.record(held, cycle.resume(held, context.now()))
 
 
-def _claims_the_same(last: Submission | None, mode: str, context: Context) -> TypeGuard[Submission]:
-    """Return whether `last` was judged before its reveal and its claim can be sent directly."""
+def _can_reuse_claim(last: Submission | None, mode: str, context: Context) -> TypeGuard[Submission]:
+    """Return whether `last` was premature and its claim can be sent directly."""
     return (
         last is not None
         and last.never_revealed
@@ -102,7 +102,7 @@ def _claims_the_same(last: Submission | None, mode: str, context: Context) -> Ty
     )
 
 
-def _refreshed(submission: Submission, context: Context) -> Submission:
+def _restart_if_changed(submission: Submission, context: Context) -> Submission:
     """Return to NEW a submission whose kernels changed before its commitment."""
     started = BEFORE_COMMITMENT - {State.NEW}
     if submission.state in started and submission.content_digest != context.content_digest():

@@ -1,4 +1,4 @@
-"""Commitments and signed requests of a claim, in the server's wire version."""
+"""Makes the commitment and the signed requests of a claim, in the server's wire version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Request = TypeVar("Request", CommitRequest, RevealRequest, SubmitRequest)
 
 
 def commitment_of(submission: Submission, salt: str, wire_version: int) -> str:
-    """Return the submission's commitment for a server of that wire version."""
+    """Return the submission's commitment hash for a server of that wire version."""
     if wire_version < WIRE_VERSION:
         return commitment_hash(salt, str(submission.fork_url))
     claim = ClaimRequest(**_claim(submission), signature="-")
@@ -30,7 +30,7 @@ def commitment_of(submission: Submission, salt: str, wire_version: int) -> str:
 
 
 def committed_version(submission: Submission) -> int | None:
-    """Return the wire version of the journal's commitment; None if neither version gives it."""
+    """Return the wire version of the journal's commitment hash; None if no version gives it."""
     for version in (1, WIRE_VERSION):
         if commitment_of(submission, str(submission.salt), version) == submission.commitment_hash:
             return version
@@ -56,7 +56,7 @@ def submit_request(submission: Submission, identity: Identity, wire_version: int
 
 
 def _bound(route: str, request: Request, identity: Identity, wire_version: int) -> Request:
-    """Sign the whole request if the server's wire version supports that; return the request."""
+    """Return the request with a signature of all its fields, if the wire version supports that."""
     if wire_version < WIRE_VERSION:
         return request
     request = request.model_copy(update={"version": WIRE_VERSION})

@@ -11,32 +11,33 @@ from neurons.wire.outcomes import Refused, TooLarge, Uncertain
 from neurons.wire.protocol import Performer, QueuedSubmission, unix_time
 
 LIMITS = (100, 1_000, 10_000)
-"""Numbers of rows to request, one after the other, until the list contains the submission.
+"""Numbers of rows to request in this order, until the list contains the submission.
 
-This project's server allows only the first.
+This project's server refuses all but the first.
 """
 FEWEST_ROWS = 3
+"""Number of rows from which on a list is not shortened further."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One submission in the statistics."""
+    """One submission in the server's public lists."""
 
     # whether it waits for a validator; None if the list does not show it
     queued: bool | None = None
-    # the row that shows its verdict. The public server lists the fastest claims there, judged or
-    # not; a row without rank and score is ignored.
+    # the row of `top_performers` that shows its verdict; the public server also lists claims there
+    # that are not judged, without rank and score
     performer: Performer | None = None
     queue_length: int = 0  # how many submissions were listed
     # the numbers of this hotkey's other rows since the start of the submission's round
     others: frozenset[int] = frozenset()
 
 
-def look(submission: Submission, client: ApiClient) -> Standing:
-    """Return the standing of `submission`, an empty one if the statistics cannot be read.
+def read_standing(submission: Submission, client: ApiClient) -> Standing:
+    """Return the standing of `submission`; an empty one if the lists cannot be read.
 
-    Other miners' rows can make them unreadable for days, so the miner must continue without them.
-    Raises Retry if the server cannot be reached.
+    Other miners' rows can make the lists unreadable for days, so the miner must continue without
+    them. Raises Retry if the server cannot be reached.
     """
     standing = Standing()
     for queue, limit in _lists(client):
@@ -67,14 +68,14 @@ def _lists(client: ApiClient) -> Iterator[tuple[Queue, int]]:
     """Yield lists of growing length with their limits, until one cannot be read."""
     for limit in LIMITS:
         try:
-            queue, fitting = _fitting(client, limit)
-        except (Refused, Uncertain):  # this project's server refuses a limit above the first
+            queue, rows = _read_list(client, limit)
+        except (Refused, Uncertain):
             return
-        yield queue, fitting
+        yield queue, rows
 
 
-def _fitting(client: ApiClient, limit: int) -> tuple[Queue, int]:
-    """Return the list with up to `limit` rows, or fewer if the reply would exceed its limit."""
+def _read_list(client: ApiClient, limit: int) -> tuple[Queue, int]:
+    """Return a list and its limit in rows: `limit`, or less if the reply would be too large."""
     while True:
         try:
             return client.queue(limit), limit

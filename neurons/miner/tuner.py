@@ -30,7 +30,7 @@ from harness.measuring.runner import (
     measure,
     probe,
 )
-from neurons.miner.proposal import Refused, lay_out, propose, require_readable
+from neurons.miner.proposal import Rejected, check_files, copy_fork, propose
 from neurons.miner.publishing.tuned_kernels import Evidence, TunedKernels, copy_overlay
 from neurons.runtime.settings import Settings
 from quasar_kernels.contract import overlay_digest
@@ -41,8 +41,8 @@ class Tuner:
     """Tries one proposal of each command after each cycle, in a separate thread."""
 
     settings: Settings
-    kept: TunedKernels  # the tuned kernels in the state folder
-    host: Path  # the fork's worktree, with the modules that the kernels import
+    tuned: TunedKernels  # the tuned kernels in the state folder
+    fork: Path  # the fork's worktree, with the modules that the kernels import
     log: BoundLogger
     blocks: int = BLOCKS
     check: CheckTree = check
@@ -53,15 +53,15 @@ class Tuner:
     _thread: threading.Thread | None = None
 
     def commands(self) -> Iterator[Sequence[str]]:
-        """Yield the commands that make proposals: the search over tiles, and TUNE_COMMAND."""
+        """Yield the commands that make proposals: the tile search and TUNE_COMMAND."""
         if self.settings.agent_iterations:
             options: dict[str, object] = {
                 "--overlay": ".",
                 "--more": self.settings.agent_iterations,
                 "--seconds": self.settings.tune_seconds / 2,
                 "--gpus": self.settings.tune_gpus,
-                "--storage": self.kept.folder / "trials.sqlite",
-                "--out": self.kept.folder / "tuned-here.json",
+                "--storage": self.tuned.folder / "trials.sqlite",
+                "--out": self.tuned.folder / "tuned-here.json",
             }
             words = (str(word) for option in options.items() for word in option)
             yield (sys.executable, "-m", "harness.tuning", *words)
@@ -81,7 +81,7 @@ class Tuner:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the present proposal with all its processes; return when they have ended."""
+        """End the running proposal and all its processes; return when they have ended."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -97,7 +97,7 @@ class Tuner:
                 self.log.info(
                     "tuned kernels will be published", gain=str(difference), length=length
                 )
-            except Refused as refusal:
+            except Rejected as refusal:
                 self.log.info("the present kernels stay", reason=str(refusal))
             except MeasurementError as error:
                 self.log.info("the present kernels stay", reason=f"{error.reason}.")
@@ -105,13 +105,13 @@ class Tuner:
                 self.log.warning("cannot tune", reason=str(error))
 
     def try_one(self, command: Sequence[str], length: int) -> Difference:
-        """Run a command that proposes an overlay; store it if it is faster.
+        """Run a command that proposes an overlay; publish the overlay if it is faster.
 
-        Raises Refused with the reason, a MeasurementError if a tree failed its check or could not
-        be timed, and an OSError if the disk is full.
+        Raises Rejected with the reason, a MeasurementError if a tree fails its check or cannot be
+        timed, and an OSError if the disk is full.
         """
-        self.kept.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        scope, present, settings = self.settings.fork_scope, self.kept.root(), self.settings
+        self.tuned.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        scope, present, settings = self.settings.fork_scope, self.tuned.root(), self.settings
         shipped = overlay_digest()
         with tempfile.TemporaryDirectory(prefix="tuning-") as name:
             overlay, before, after = (Path(name, part) for part in ("overlay", "before", "after"))
@@ -127,14 +127,14 @@ class Tuner:
                 seconds=settings.tune_seconds,
                 stop=self._stop,
             )
-            require_readable(overlay, present, scope)
-            lay_out(self.host, present, overlay, scope, after)
-            lay_out(self.host, present, present, scope, before)
+            check_files(overlay, present, scope)
+            copy_fork(self.fork, present, overlay, scope, after)
+            copy_fork(self.fork, present, present, scope, before)
             difference = self._compare(before, after, length)
             if not difference.faster:
-                raise Refused(f"Its gain is not beyond the noise: {difference}.")
+                raise Rejected(f"Its gain is not beyond the noise: {difference}.")
             if overlay_digest() != shipped:
-                raise Refused("The shipped kernels were changed during the search.")
+                raise Rejected("The shipped kernels were changed during the search.")
             machine = self.probe(Options(settings.device, stop=self._stop))
             evidence = Evidence(
                 shipped=shipped,
@@ -149,8 +149,8 @@ class Tuner:
                 at=datetime.now(timezone.utc),
             )
             if self._stop.is_set():
-                raise Refused("It was stopped.")
-            self.kept.take(overlay, evidence)
+                raise Rejected("It was stopped.")
+            self.tuned.publish(overlay, evidence)
         return difference
 
     def _compare(self, before: Path, after: Path, length: int) -> Difference:

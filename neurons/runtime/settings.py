@@ -84,9 +84,9 @@ class Settings(BaseModel):
     fork_upstream_url: Annotated[Remote, Form("an address that `git clone` takes")] | None = None
     """The address of the upstream repository if it is not GITHUB_UPSTREAM at GitHub."""
     repo_path: Annotated[Folder, Form("the folder of a git checkout")] | None = None
-    """An existing checkout of the fork, with its current branch. The miner pushes to its `origin`
-    with GITHUB_TOKEN, or with your ssh key if `origin` is an ssh address and no token is set. It
-    does not use git's credential helpers.
+    """An existing checkout of the fork to use instead of a clone. The miner commits to its current
+    branch and pushes to its `origin` with GITHUB_TOKEN, or with your ssh key if `origin` is an ssh
+    address and no token is set. Git's credential helpers are not used.
     """
     publish_at: Literal["before_commit", "before_reveal"] = "before_commit"
     """When the kernels become public: before the commitment, or just before the reveal, which keeps
@@ -161,7 +161,9 @@ class Settings(BaseModel):
     tune_seconds: Seconds = 600.0
     """Time limit of a tuning command."""
     tune_gpus: Count = 1
-    """GPUs of one model that try tile sizes at the same time. Claims come from the first alone."""
+    """Number of GPUs, of one model, that try tile sizes at the same time. Claims are measured on
+    the first one only.
+    """
     state_dir: Folder = PROJECT / "state"
     """The folder of the journal, the clone, the reports and the log. Do not delete it: it holds the
     salt of a commitment until its reveal.

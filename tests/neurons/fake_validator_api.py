@@ -1,4 +1,4 @@
-"""A scriptable fake of the validator API: the public wire's rules, and any fault on demand."""
+"""A fake validator API with the public service's protocol, and any fault on demand."""
 
 from __future__ import annotations
 
@@ -23,18 +23,12 @@ ROUND, WEIGHTS = "/get_current_round", "/get_weights"
 
 @dataclass(frozen=True)
 class Fault:
-    """What one request meets in place of its answer.
+    """The reply to one request in place of the normal one."""
 
-    Attributes:
-        status: the reply's status; None breaks the connection without a reply.
-        body: the reply's body: a text is a `detail`, bytes are sent as they are.
-        stored: whether the request is carried out before that.
-    """
-
-    status: int | None = None
-    body: str | bytes = ""
+    status: int | None = None  # None breaks the connection without a reply
+    body: str | bytes = ""  # a str is sent as `detail`
     headers: dict[str, str] = field(default_factory=dict)
-    stored: bool = False
+    stored: bool = False  # whether the request has its effect before
 
 
 LOST = Fault(stored=True)
@@ -43,7 +37,7 @@ RESET = Fault()
 
 @dataclass
 class Request:
-    """One request as it arrived."""
+    """One received request."""
 
     method: str
     path: str
@@ -62,9 +56,9 @@ class Answer:
 
 
 class FakeValidatorApi:
-    """The server's state, and the faults that await each path.
+    """The server's state, and the faults of the next requests by path.
 
-    Every look at /pending_reveals lets one block pass, so that tests wait for nothing.
+    Every read of /pending_reveals advances the block by one, so that tests need not wait.
     """
 
     def __init__(self, blocks_until_reveal: int = 2) -> None:
@@ -75,49 +69,50 @@ class FakeValidatorApi:
         self.rows: list[dict[str, Any]] = []
         self.weights: list[dict[str, Any]] = []
         self.performers: list[dict[str, Any]] = []
-        self.verdict: float | None = 1.0  # the score that a look at the queue brings; None: waits
-        # The public service's validators take unrevealed rows too, and its API shows no scores.
-        self.lists_unrevealed = True
-        self.judges_early = False
-        # It fetches five rows and measures one after the other: a row that it fetched before its
-        # reveal is scored 0 afterwards, without a measurement.
+        self.verdict: float | None = 1.0  # a read of the queue gives this score; None gives none
+        self.lists_unrevealed = True  # whether the queue shows unrevealed commitments
+        self.judges_early = False  # whether validators judge them
+        # whether a validator fetches unrevealed commitments and scores them 0 after their reveal
         self.fetches_ahead = False
-        self.shows_scores = True
-        self.databases = 1
+        self.shows_scores = True  # the public service shows none
+        self.databases = 1  # the number of databases so far
         self.clock: Callable[[], float] = time.time
-        self.judging_seconds = 0.0  # how long a validator takes for what it can measure
+        self.judging_seconds = 0.0  # the time that a validator takes to measure a submission
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
+        # by path, functions to call before and after a request has its effect
+        self.before: dict[str, Callable[[], object]] = {}
+        self.after: dict[str, Callable[[], object]] = {}
         self.requests: list[Request] = []
         self.hash_mismatches = 0
         self._lock = threading.Lock()
 
     def count(self, path: str) -> int:
-        """Return how many requests of `path` arrived."""
+        """Return the number of requests to `path`."""
         return sum(request.path == path for request in self.requests)
 
     def body_of(self, path: str) -> Any:
-        """Return the body of the first request of `path`."""
+        """Return the body of the first request to `path`."""
         return next(request.body for request in self.requests if request.path == path)
 
     def wipe(self) -> None:
-        """Come back with an empty database, as after a redeployment without a disk."""
+        """Empty the database, as a redeployment without a disk does."""
         self.databases += 1
         self.round_id = 1
         self.registered, self.rows, self.weights, self.performers = set(), [], [], []
 
     def wipe_once(self) -> None:
-        """Wipe, unless that has happened already."""
+        """Empty the database if this has not happened before."""
         if self.databases == 1:
             self.wipe()
 
     def add_foreign(self, count: int = 1, *, revealed: bool = True, **values: Any) -> None:
-        """Store submissions of somebody else's."""
+        """Store submissions, by default of another miner."""
         for _ in range(count):
             row = self._add({"miner_hotkey": "5Other", "target_sequence_length": 1})
             row.update(is_revealed=revealed, commitment_hash="f" * 64, **values)
 
     def handle(self, request: Request) -> Answer:
-        """Answer one request."""
+        """Return the reply to one request."""
         with self._lock:
             self.requests.append(request)
             fault = self.faults[request.path].popleft() if self.faults[request.path] else None
@@ -137,7 +132,9 @@ class FakeValidatorApi:
         signed = request.path in (COMMIT, REVEAL, SUBMIT)
         if signed and request.headers.get("hotkey") not in self.registered:
             return _refuse(404, "Miner not registered")
+        self.before.get(request.path, lambda: None)()
         answer = routine(request)
+        self.after.get(request.path, lambda: None)()
         return answer if isinstance(answer, Answer) else _ok(answer)
 
     def _health(self, request: Request) -> Any:
@@ -190,7 +187,7 @@ class FakeValidatorApi:
             return _refuse(400, "Commitment verification failed. Hash mismatch.")
         row.update({key: body.get(key) for key in ("fork_url", "commit_hash", "tokens_per_sec")})
         row["is_revealed"], row["revealed_at"] = True, self.clock()
-        if row["validated"]:  # judged early: the public API ranks it by its claim all the same
+        if row["validated"]:  # premature: the public API ranks it by its claim
             self.weights.append({"uid": 0, "hotkey": row["miner_hotkey"], "weight": 0.6})
         shown = ("miner_hotkey", "fork_url", "commit_hash", "is_revealed")
         message = "Submission revealed successfully."
@@ -253,7 +250,7 @@ class FakeValidatorApi:
         return {"epoch": 1, "weights": rows}
 
     def judge(self, row: dict[str, Any], score: float) -> None:
-        """Do what a validator does to one row of the queue."""
+        """Store a validator's verdict on one row of the queue."""
         row["validated"] = True
         rank = len(self.weights) + 1 if score > 0 or not self.shows_scores else None
         if rank:
@@ -322,7 +319,7 @@ class _Server(Server):
 
 @contextmanager
 def serve(fake_api: FakeValidatorApi, date: str | None = None) -> Iterator[str]:
-    """Serve `fake_api` on a free loopback port and give its address."""
+    """Serve `fake_api` on a free loopback port; yield its address."""
     server = _Server(_Handler)
     server.fake_api, server.date = fake_api, date
     with serving(server):

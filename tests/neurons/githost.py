@@ -1,4 +1,4 @@
-"""A stand-in for GitHub on loopback: its REST calls, and real git over HTTP by git http-backend."""
+"""A fake GitHub on loopback: its REST calls, and real git over HTTP by git http-backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from tests.repositories import GIT_ENVIRONMENT, run_git
 from tests.servers import Handler, Server, serving
 
-# Long enough that finding it somewhere is no chance, and of no well-known shape.
 CANARY = "0f8e1d5c7b3a49628d1ecafe0f8e1d5c7b3a4962"
 UPSTREAM = "subnet/flash-linear-attention"
 UPSTREAM_FILES = {
@@ -29,7 +28,7 @@ UPSTREAM_FILES = {
 
 @dataclass
 class Answer:
-    """A scripted answer of the REST API or of the git server."""
+    """A scripted reply of the REST API or of the git server."""
 
     status: int
     body: Any = field(default_factory=dict)
@@ -42,10 +41,11 @@ class GitHub:
     Attributes:
         folder: bare repositories as `<owner>/<name>.git`.
         scopes: the classic token's scopes, None for a fine-grained one.
-        script: answers given instead of the true ones, by `METHOD path`, in their order.
-        polls_until_made: how often a new fork is still absent.
+        script: replies to successive requests, by `METHOD path`, in place of the normal ones.
+        polls_until_made: the number of polls in which a new fork is still missing.
         seen: `METHOD path` of each request, with its headers.
-        command_lines: every process's command line while a git request was served.
+        command_lines: the command lines of all processes while a git request was served.
+        hang: git requests wait until this is set.
     """
 
     def __init__(self, folder: Path, upstream: Path) -> None:
@@ -62,7 +62,7 @@ class GitHub:
         self.add(UPSTREAM, upstream)
 
     def add(self, name: str, copied_from: Path | None = None, **facts: Any) -> None:
-        """Add a repository, as a copy when told of what."""
+        """Add a repository, as a copy of `copied_from` if that is set."""
         bare = self.folder / f"{name}.git"
         bare.parent.mkdir(parents=True, exist_ok=True)
         if copied_from is not None:
@@ -85,7 +85,7 @@ class GitHub:
         )
 
     def rest(self, method: str, path: str, body: dict[str, Any]) -> Answer:
-        """Answer a REST call as GitHub does."""
+        """Return GitHub's reply to a REST call."""
         words = path.strip("/").split("/")
         if path == "/user":
             headers = {} if self.scopes is None else {"X-OAuth-Scopes": self.scopes}
@@ -108,9 +108,9 @@ class _Handler(Handler):
 
     def serve(self) -> None:
         host, body, path = self.server.host, self.read_body(), urlsplit(self.path).path
-        asked = f"{self.command} {path}"
-        host.seen.append((asked, dict(self.headers)))
-        scripted = host.script.get(asked)
+        request = f"{self.command} {path}"
+        host.seen.append((request, dict(self.headers)))
+        scripted = host.script.get(request)
         if scripted:
             self.answer(scripted.pop(0))
         elif ".git/" in path:
@@ -130,7 +130,7 @@ class _Handler(Handler):
         self.send(answer.status, content, answer.headers)
 
     def git(self, path: str, body: bytes) -> None:
-        """Serve reads to everyone and writes to the token, as for a public repository."""
+        """Serve a public repository: everybody may read, and the token may write."""
         writes = "git-receive-pack" in self.path
         basic = base64.b64encode(f"x-access-token:{CANARY}".encode()).decode()
         if writes and self.headers.get("Authorization") != f"Basic {basic}":
@@ -162,7 +162,7 @@ class _Server(Server):
 
 
 def running_command_lines() -> set[str]:
-    """Return the command line of every process that can be seen."""
+    """Return the command line of every visible process."""
     found = set()
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -174,7 +174,7 @@ def running_command_lines() -> set[str]:
 
 @contextmanager
 def serve(folder: Path, upstream: Path) -> Iterator[GitHub]:
-    """Run the stand-in on a free port of loopback."""
+    """Serve the fake GitHub on a free port of loopback."""
     host = GitHub(folder, upstream)
     host.hang.set()
     server = _Server(_Handler)

@@ -1,1 +1,1 @@
-"""The operator's commands: doctor, status, bench, release, abandon."""
+"""The miner's commands and their flags."""

@@ -1,4 +1,4 @@
-"""The commands that copy the journal to a file, also while the miner runs, and put a copy back."""
+"""The commands `backup`, which works while the miner runs, and `restore`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from neurons.miner.command_line.commands import read_settings, say
+from neurons.miner.command_line.commands import echo, read_settings
 from neurons.miner.command_line.status import JOURNAL, find_journal
 from neurons.miner.journal import Journal
 from neurons.runtime.errors import ConfigError
@@ -30,7 +30,7 @@ def backup(given: Given, file: Path) -> int:
     if file.exists():
         raise ConfigError(f"{file} is there already. Name another file, or remove it first.")
     copy_journal(journal, file)
-    say(f"the journal is copied to {file}; it holds the salt of a commitment: keep it private")
+    echo(f"the journal is copied to {file}; it holds the salt of a commitment: keep it private")
     return 0
 
 
@@ -57,7 +57,7 @@ def restore(given: Given, file: Path) -> int:
                 os.replace(left, settings.state_dir / (SET_ASIDE + rest))
         os.replace(part, present)
     newest = "it is empty" if latest is None else f"its newest submission is {latest.state.value}"
-    say(f"restored from {file}: {newest}; the journal before it is now {SET_ASIDE}")
+    echo(f"restored from {file}: {newest}; the journal before it is now {SET_ASIDE}")
     return 0
 
 
@@ -84,6 +84,6 @@ def copy_journal(source: Path, target: Path) -> None:
 
 
 ALL: dict[str, tuple[Callable[..., int], str]] = {
-    "backup": (backup, "Copy the journal to FILE; also while the miner runs."),
-    "restore": (restore, "Put a copy of the journal in its place; the present one is kept."),
+    "backup": (backup, "Copy the journal to FILE, even while the miner runs."),
+    "restore": (restore, "Restore the journal from FILE; the present one is kept."),
 }

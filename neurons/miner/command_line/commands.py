@@ -1,4 +1,4 @@
-"""The commands that inspect, measure or decide, and start no daemon."""
+"""The commands status, logs, doctor, bench, release and abandon, which start no daemon."""
 
 from __future__ import annotations
 
@@ -34,13 +34,9 @@ from neurons.miner.command_line.status import (
 )
 from neurons.miner.cycle import State, Submission, backoff_seconds
 from neurons.miner.journal import Journal
-from neurons.miner.measuring import (
-    ClaimMeasurement,
-    describe_machine,
-    new_measurement,
-    targets_here,
-)
+from neurons.miner.measuring import ClaimMeasurement, describe_machine, new_measurement
 from neurons.miner.publishing.from_settings import open_fork
+from neurons.miner.targets import targets_here
 from neurons.runtime import observe
 from neurons.runtime.errors import ConfigError, Retry
 from neurons.runtime.flags import Given, Whole
@@ -53,23 +49,23 @@ from neurons.runtime.settings import Settings
 WATCH_SECONDS = 1.0
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
+def echo(text: str, stream: TextIO | None = None) -> None:
     """Print `text` without secrets and control characters to `stream`, by default stdout."""
     stream = stream or sys.stdout
-    stream.write(_harmless(text) + "\n")
+    stream.write(_without_secrets(text) + "\n")
     stream.flush()
 
 
-def _harmless(text: str) -> str:
+def _without_secrets(text: str) -> str:
     """Return lines of text without secrets and terminal control characters."""
     return printable(observe.redact(text), kept="\n")
 
 
 def read_settings(given: Given, process: Process | None = "miner") -> tuple[Settings, bool]:
-    """Return the settings and whether the run stays on this machine.
+    """Return the settings, and whether this is an embedded run.
 
-    The required settings of `process` are checked; None is for commands that need only the journal.
-    Raises a ConfigError with the problems, one per line.
+    The settings that `process` requires must be present; None requires none. Raises a ConfigError
+    with all problems.
     """
     flags = {name: value for name, value in given.settings.items() if name in Settings.model_fields}
     embedded = is_embedded(flags, given.env_file, environment())
@@ -79,13 +75,13 @@ def read_settings(given: Given, process: Process | None = "miner") -> tuple[Sett
         settings = load_settings(flags, given.env_file, process=process)
     for secret in settings.secrets():
         observe.register_secret(secret)
-    if settings.pytorch_cuda_alloc_conf:  # the measuring processes take it from the environment
+    if settings.pytorch_cuda_alloc_conf:  # the measuring processes inherit the environment
         environment()["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf
     return settings.model_copy(update={"device": resolve_device(settings.device)}), embedded
 
 
 def log_file(given: Given) -> Path:
-    """Return the path of the miner's log, also if its settings cannot be read."""
+    """Return the path of the miner's log, even if its settings cannot be read."""
     folder = state_dir(given.settings, given.env_file, environment())
     with suppress(ConfigError):
         if is_embedded(given.settings, given.env_file, environment()):
@@ -96,7 +92,7 @@ def log_file(given: Given) -> Path:
 @as_json
 @click.option("--watch", is_flag=True, help="Show it again every second until Ctrl-C.")
 @click.option(
-    *("--history", "shown"),
+    "--history",
     metavar="[N]",
     type=Whole(0, 1000),
     is_flag=False,
@@ -104,25 +100,24 @@ def log_file(given: Given) -> Path:
     default=0,
     help="The last N submissions too (20).",
 )
-def status(given: Given, as_json: bool, watch: bool, shown: int) -> int:
+def status(given: Given, as_json: bool, watch: bool, history: int) -> int:
     """Run `status`: it only reads, so it works while the miner runs."""
     settings, _ = read_settings(given, process=None)
-    wallet = settings.wallet_miner_name, settings.wallet_hotkey, settings.wallet_path
 
-    def now() -> str:
-        current = read_status(settings.state_dir, public_hotkey(*wallet), shown)
-        return _harmless(json.dumps(current.as_json(), indent=2) if as_json else current.as_text())
+    def read() -> str:
+        now = read_status(settings.state_dir, public_hotkey(*settings.miner_wallet), history)
+        return _without_secrets(json.dumps(now.as_json(), indent=2) if as_json else now.as_text())
 
     if watch and not as_json:
-        _watch(now)
+        _watch(read)
     else:
-        say(now())
+        echo(read())
     return 0
 
 
 def _watch(read: Callable[[], str]) -> None:
     """Show the text of `read` until Ctrl-C: in place on a terminal, else whenever it changes."""
-    import rich.live  # a tenth of a second that nothing else needs
+    import rich.live  # takes a tenth of a second, and only this needs it
 
     console = rich.console.Console(highlight=False, markup=False, emoji=False)
     last = ""
@@ -138,7 +133,7 @@ def _watch(read: Callable[[], str]) -> None:
 
 
 @as_json
-@click.option("--kernels", is_flag=True, help="Compile the CUDA kernels, and no more.")
+@click.option("--kernels", is_flag=True, help="Only compile and run the CUDA kernels.")
 def doctor(given: Given, as_json: bool, kernels: bool) -> int:
     if kernels:
         settings, _ = read_settings(given, process=None)
@@ -147,30 +142,28 @@ def doctor(given: Given, as_json: bool, kernels: bool) -> int:
     try:
         settings, embedded = read_settings(given)
     except ConfigError as error:
-        # The machine's own checks need no settings, so they are still made.
         findings = [failure("settings", *one) for one in error.problems]
-        settings = load_settings({}, Path(os.devnull), {})
-        findings += machine(settings)
+        findings += machine(load_settings({}, Path(os.devnull), {}))
     else:
         findings += doctor_checks.examine(settings, embedded=embedded)
     printed = _print_findings(findings, as_json, gap=f"\n{'':23}-> ")
     if not as_json:
         levels = [one.level for one in printed]
         end = "correct the failures first" if _failed(printed) else "the miner can start"
-        say(f"{levels.count('failure')} failures, {levels.count('warning')} warnings: {end}")
+        echo(f"{levels.count('failure')} failures, {levels.count('warning')} warnings: {end}")
     return _failed(printed)
 
 
 def _print_findings(findings: Iterable[Finding], as_json: bool, gap: str) -> list[Finding]:
-    """Print each finding as soon as it is made, `gap` before its remedy; return them all."""
+    """Print each finding as soon as it is made, with `gap` before its remedy; return them all."""
     printed = []
     for one in findings:
         printed.append(one)
         if not as_json:
             remedy = f"{gap}{one.remedy}" if one.remedy else ""
-            say(f"{one.level:<8} {one.name:<13} {one.detail}{remedy}")
+            echo(f"{one.level:<8} {one.name:<13} {one.detail}{remedy}")
     if as_json:
-        say(json.dumps([asdict(one) for one in printed], indent=2))
+        echo(json.dumps([asdict(one) for one in printed], indent=2))
     return printed
 
 
@@ -178,9 +171,9 @@ def _failed(findings: Iterable[Finding]) -> int:
     return int(any(one.level == "failure" for one in findings))
 
 
-@click.option("--all-lengths", is_flag=True, help="Measure every length, not the claim's alone.")
-def bench(given: Given, all_lengths: bool = False) -> int:
-    """Run `bench`: measure the fork as the miner will; nothing is submitted."""
+@click.option("--all-lengths", is_flag=True, help="Measure every length, not only the claim's.")
+def bench(given: Given, all_lengths: bool) -> int:
+    """Run `bench`: measure the fork as the miner does; submit nothing."""
     settings, embedded = read_settings(given)
     with StateLock(settings.state_dir):
         if embedded:
@@ -195,18 +188,18 @@ def bench(given: Given, all_lengths: bool = False) -> int:
         measurement = new_measurement(
             settings, fork.worktree, environment, "bench", commit, log, fresh=True
         )
-        _insist(measurement, lambda: measurement.run_targets(targets))
+        _with_retries(measurement, lambda: measurement.run_targets(targets))
         if all_lengths:
             lengths = lengths_for(wanted or LENGTHS[-1], environment.device)
-            _insist(measurement, lambda: measurement.run_lengths(lengths))
+            _with_retries(measurement, lambda: measurement.run_lengths(lengths))
     sampler = measurement.sampler
-    say(table(sampler.samples, sampler.failures))
-    say(f"report: {measurement.recorder.path}")
+    echo(table(sampler.samples, sampler.failures))
+    echo(f"report: {measurement.recorder.path}")
     return int(bool(sampler.failures))
 
 
-def _insist(measurement: ClaimMeasurement, act: Callable[[], object]) -> None:
-    """Measure, and continue after the failures that the miner continues after."""
+def _with_retries(measurement: ClaimMeasurement, act: Callable[[], object]) -> None:
+    """Measure, and retry after the failures after which the miner retries."""
     while True:
         try:
             act()
@@ -217,9 +210,7 @@ def _insist(measurement: ClaimMeasurement, act: Callable[[], object]) -> None:
             time.sleep(backoff_seconds(measurement.crashes, jitter=1.0))
 
 
-@click.option(
-    *("-n", "--lines"), type=Whole(0, 10**9), metavar="N", default=20, help="How many (20)."
-)
+@click.option("-n", "--lines", type=Whole(0, 10**9), metavar="N", default=20, help="How many (20).")
 @click.option("--no-follow", is_flag=True, help="End after these lines.")
 def logs(given: Given, lines: int, no_follow: bool) -> int:
     """Run `logs`: become `tail`, which follows the log through its rotation."""
@@ -229,7 +220,7 @@ def logs(given: Given, lines: int, no_follow: bool) -> int:
     except PermissionError:
         raise of_another_user(path.parent.parent) from None
     except OSError:
-        say(f"there is no log yet at {path}: the miner writes it when it runs")
+        echo(f"there is no log yet at {path}: the miner writes it when it runs")
         return 1
     follow = [] if no_follow else ["-F"]
     command = ["tail", "-n", str(lines), *follow, "--", str(path)]
@@ -248,23 +239,23 @@ def _decide(given: Given, act: Callable[[Journal, Submission, float], Submission
     settings, _ = read_settings(given, process=None)
     path = find_journal(settings.state_dir)
     if path is None:
-        say(f"nothing has run in {settings.state_dir}")
+        echo(f"nothing has run in {settings.state_dir}")
         return 0
     with Journal(path) as journal:
         held = [one for one in journal.live_submissions() if one.state is State.HELD]
         for submission in held:
-            say(summary(act(journal, submission, time.time()), settings.state_dir))
+            echo(summary(act(journal, submission, time.time()), settings.state_dir))
     if not held:
-        say("nothing is held")
+        echo("nothing is held")
     return 0
 
 
 ALL: dict[str, tuple[Callable[..., int], str]] = {
-    "status": (status, "Say where the submission stands and what comes next."),
+    "status": (status, "Show the submission's state and the next action."),
     "logs": (logs, "Show the end of the log, and follow it until Ctrl-C."),
     "doctor": (doctor, "Check this machine and its settings; each failure has its remedy."),
     "bench": (bench, "Measure as the miner does; submit nothing."),
-    "release": (release, "Let a held submission go on."),
+    "release": (release, "Resume a held submission."),
     "abandon": (abandon, "End a held submission without a verdict."),
 }
 """The commands that start no daemon, each with its line in the help."""

@@ -1,4 +1,4 @@
-"""Checks that this machine and these settings can mine: each failure comes with its remedy."""
+"""The doctor's checks of settings, fork, wallet, API, token and chain, with a remedy each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from harness.measuring.runner import MeasurementError, check_import
 from harness.source import missing_files
 from neurons.miner.command_line.machine_checks import Finding, failure, machine, ok, warning
 from neurons.miner.command_line.update import REMEDY, newer_commit
-from neurons.miner.measuring import fitting_targets, targets_to_try
 from neurons.miner.publishing.from_settings import open_fork, upstream_address
 from neurons.miner.publishing.github import check_token
+from neurons.miner.targets import fitting_targets, targets_to_try
 from neurons.runtime import identity
 from neurons.runtime.errors import ConfigError, Held, QuasarError, Retry
 from neurons.runtime.git.command import HardenedGit
@@ -34,7 +34,7 @@ CHAIN_SECONDS = 12.0
 
 
 def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
-    """Yield the finding of every check that applies, those of quick checks first."""
+    """Yield the finding of every check that applies; quick checks come first."""
     yield from machine(settings)
     if embedded:
         yield ok("settings", "no .env: the whole job runs on this machine (cp .env.example .env)")
@@ -68,7 +68,7 @@ def update() -> Finding:
     """Check whether this checkout is behind its origin."""
     commit = newer_commit()
     if commit is None:
-        return ok("update", "none is known of")
+        return ok("update", "no newer commit is known")
     return warning("update", f"commit {commit[:12]} is newer than this checkout", REMEDY)
 
 
@@ -77,21 +77,15 @@ def target(settings: Settings) -> Finding:
     length = settings.target_sequence_length
     try:
         targets = targets_to_try(None if length == "auto" else length, settings.device)
-        if settings.device == "cuda":
-            targets = _fitting(targets, settings)
+        for gpu in gpus()[:1] if settings.device == "cuda" else ():
+            card = known(gpu.name)
+            capability = None if card is None else card.capability
+            memory_gib = gpu.memory_mb / 1024
+            targets = fitting_targets(targets, settings, gpu.name, memory_gib, capability)
     except Held as held:
         return failure("target", held.reason, held.remedy)
     best = "the best up to " if length == "auto" else ""
     return ok("target", f"{best}{targets[0]:,} tokens, measured on {settings.device}")
-
-
-def _fitting(targets: tuple[int, ...], settings: Settings) -> tuple[int, ...]:
-    """Return the targets that fit into the memory of the first GPU that NVML reports."""
-    for gpu in gpus()[:1]:
-        card = known(gpu.name)
-        capability = None if card is None else card.capability
-        return fitting_targets(targets, settings, gpu.name, gpu.memory_mb / 1024, capability)
-    return targets
 
 
 def publishing(settings: Settings) -> Finding:
@@ -115,7 +109,8 @@ def upstream(settings: Settings) -> Finding:
         git = HardenedGit(PROJECT, timeout=HTTP_SECONDS)
         git.online(remote, None, "ls-remote", "--exit-code", "--", remote.url, "HEAD")
     except (QuasarError, ValueError) as error:
-        why = error.reason if isinstance(error, Held) else str(error)  # its remedy is of the fork
+        # the remedy of a Held names settings of the fork, not of the upstream
+        why = error.reason if isinstance(error, Held) else str(error)
         detail = f"{redact_text(address)} cannot be reached: {redact_text(why)}"
         return failure(
             "upstream", detail, "Check the network, GITHUB_UPSTREAM and FORK_UPSTREAM_URL."
@@ -124,7 +119,7 @@ def upstream(settings: Settings) -> Finding:
 
 
 def scope(settings: Settings, *, embedded: bool) -> Finding:
-    """Check which of the kernels are published."""
+    """Check which kernels are published."""
     if settings.fork_scope == "layer":
         return ok("scope", "publishes the operator and the layer")
     if embedded:
@@ -134,7 +129,7 @@ def scope(settings: Settings, *, embedded: bool) -> Finding:
 
 
 def fork(settings: Settings) -> Finding:
-    """Check in a child process that the fork's code can be imported; this process never does."""
+    """Check in a child process that the fork's code can be imported."""
     tree = settings.repo_path or settings.state_dir / "fork"
     try:
         absent = missing_files(tree)

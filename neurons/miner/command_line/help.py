@@ -7,13 +7,18 @@ from collections.abc import Callable
 
 import click
 from click.exceptions import NoSuchCommand
-from click.shell_completion import get_completion_class
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from neurons.runtime.flags import Given, version
 from neurons.runtime.values import PROJECT
 
 SCRIPT = "START_MINER.sh"
 COMPLETE_VARIABLE = "_START_MINER_SH_COMPLETE"
+SHELLS: dict[str, type[ShellComplete]] = {
+    "bash": BashComplete,
+    "zsh": ZshComplete,
+    "fish": FishComplete,
+}
 
 
 @click.argument("name", required=False, metavar="[COMMAND]")
@@ -31,31 +36,23 @@ def explain(context: click.Context, given: Given, name: str | None) -> int:
     return 0
 
 
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice(list(SHELLS)))
 @click.pass_context
 def completion(context: click.Context, given: Given, shell: str) -> int:
-    """Run `completion`: print the script that lets a shell complete commands and flags."""
-    kind = get_completion_class(shell)
-    if kind is None:
-        raise click.UsageError(f"no completion for {shell}")
-    source = kind(context.find_root().command, {}, SCRIPT, COMPLETE_VARIABLE).source()
-    click.echo(_PREPARE.get(shell, "") + _with_absolute_path(source), nl=False)
-    return 0
+    """Run `completion`: print the script that lets a shell complete commands and flags.
 
-
-def _with_absolute_path(source: str) -> str:
-    """Return click's completion script with calls of this checkout's start script.
-
-    Click's bash script calls the word that was typed, which may begin with an unexpanded `~`; those
-    for zsh and fish call the bare name, which would have to be on PATH.
+    The script calls this checkout's start script by its path. Click's script for bash calls the
+    typed word, which may begin with an unexpanded `~`; those for zsh and fish require the script
+    on PATH.
     """
-    call = f" {shlex.quote(str(PROJECT / SCRIPT))})"
-    for typed in (" $1)", f" {SCRIPT})"):
-        source = source.replace(typed, call)
-    return source.replace(f"(( ! $+commands[{SCRIPT}] )) && return 1", "")
-
-
-_PREPARE = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n"}
+    source = SHELLS[shell](context.find_root().command, {}, SCRIPT, COMPLETE_VARIABLE).source()
+    for name in ("$1", SCRIPT):
+        source = source.replace(f" {name})", f" {shlex.quote(str(PROJECT / SCRIPT))})")
+    source = source.replace(f"(( ! $+commands[{SCRIPT}] )) && return 1", "")
+    if shell == "zsh":
+        source = f"(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}\n{source}"
+    click.echo(source, nl=False)
+    return 0
 
 
 def show_version(given: Given) -> int:

@@ -1,4 +1,4 @@
-"""The checks of `doctor --kernels`: NVRTC, the implementation in use, the build of each GPU."""
+"""The checks of `doctor --kernels`: NVRTC, the implementation that runs, compilation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compile_kernels(capability: tuple[int, int]) -> Builds:
 
 
 def find_paths(device: str) -> PathsTaken:
-    """Run the operator on every GPU (`cuda`) or the `cpu`; return what served it.
+    """Run the operator on every GPU (`cuda`) or on the `cpu`; return which implementation ran.
 
     Raises a MeasurementError as `compile_kernels`, or if torch cannot use the device.
     """
@@ -44,17 +44,17 @@ def find_paths(device: str) -> PathsTaken:
 def examine(
     device: str,
     *,
-    look: Callable[[str], PathsTaken] = find_paths,
+    find: Callable[[str], PathsTaken] = find_paths,
     build: Callable[[tuple[int, int]], Builds] = compile_kernels,
 ) -> Iterator[Finding]:
-    """Yield each finding as soon as it is made; a separate process builds each capability.
+    """Yield each finding as soon as it is made; a separate process compiles for each capability.
 
-    A finding is a failure if this machine's GPU lacks the CUDA implementation that it should have.
-    Without a GPU, every compilation that fails is a failure. Other findings are warnings.
+    A fault that affects this machine is a failure; on a machine without a GPU, every compilation
+    that fails is one. Other faults are warnings.
     """
     yield gpu(device)
     try:
-        report = look(device)
+        report = find(device)
     except MeasurementError as error:
         yield failure(device, *describe_failure(_with_last_line(error)))
         return
@@ -78,7 +78,7 @@ def examine(
 
 
 def serves(path: PathTaken) -> Finding:
-    """Check the implementation that a device uses, and its result."""
+    """Check which implementation a device runs, and its result."""
     call = "" if path.call == "operator" else f" {path.call.removeprefix('operator ')}"
     name = f"{path.device} {path.dtype}{call}"
     if path.error:
@@ -125,5 +125,5 @@ def describe_failure(text: str, remedy: str = "") -> tuple[str, str]:
 
 
 def _with_last_line(error: MeasurementError) -> str:
-    # the reason comes first, since it is shown; the log may contain the known messages
+    # describe_failure shows the first line, and searches all lines for known messages
     return f"{error.reason}\n{error.log_tail}"

@@ -1,4 +1,4 @@
-"""The result of a check, and the checks of this machine: programs, GPU, compilers and disk."""
+"""The doctor's checks of this machine (programs, GPU, compiler, disk), and their results."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def python() -> Finding:
     return ok("python", f"{version} at {sys.executable}")
 
 
-def software(device: str, look: Callable[..., Environment] = probe) -> Iterator[Finding]:
+def software(device: str, probe: Callable[..., Environment] = probe) -> Iterator[Finding]:
     """Check torch and triton in a child process, because this process never imports torch."""
     repair = "Remove .venv and run scripts/install.sh miner."
     try:
-        environment = look(Options(device))
+        environment = probe(Options(device))
     except MeasurementError as error:
         tail = error.log_tail.strip().splitlines()
         yield failure("torch", " ".join([error.reason, *tail[-1:]]), error.remedy or repair)
@@ -112,7 +112,7 @@ def gpu(device: str) -> Finding:
     if device == "cuda":
         remedy = "Check `nvidia-smi`; install or reload the driver, or set DEVICE=cpu."
         return failure("gpu", "NVML finds no NVIDIA GPU", remedy)
-    return ok("gpu", "none: only short lengths are measured, and no claim for a subnet comes of it")
+    return ok("gpu", "none: only short lengths are measured, for trials")
 
 
 def compiler() -> Finding:
@@ -129,7 +129,11 @@ def compiler() -> Finding:
 
 def git() -> Finding:
     """Check that git is installed in a version that this project supports."""
-    text = _output(["git", "--version"])
+    try:
+        command = ["git", "--version"]
+        text = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        text = ""
     numbers = re.search(r"(\d+)\.(\d+)", text)
     install = "On Debian and Ubuntu: sudo apt install git"
     if numbers is None:
@@ -138,14 +142,6 @@ def git() -> Finding:
         least = ".".join(map(str, MINIMUM_GIT))
         return failure("git", text, f"git {least} or newer is needed. {install}")
     return ok("git", text)
-
-
-def _output(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
 
 
 def optuna() -> Finding:
@@ -181,5 +177,5 @@ def disk(folder: Path) -> Finding:
         detail = f"{present} cannot be written ({error.strerror})"
         return failure("disk", detail, "Give it to this user, or set STATE_DIR elsewhere.")
     if free < DISK_WANTED_GB:
-        return warning("disk", detail, f"{DISK_WANTED_GB:g} GB are comfortable.")
+        return warning("disk", detail, f"{DISK_WANTED_GB:g} GB are recommended.")
     return ok("disk", detail)

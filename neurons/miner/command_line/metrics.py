@@ -1,6 +1,6 @@
 """The endpoints /metrics and /healthz of a running miner, on loopback and off by default.
 
-Both read a copy of the journal, as `status` does, and nothing from the daemon's memory.
+As `status`, both read a copy of the journal instead of the daemon's memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = get_logger("metrics")
 
 
 def figures(status: Status, now: float) -> Iterator[tuple[str, str, dict[str, str], float]]:
-    """Yield name, meaning, labels and value of every figure from the journal at the time `now`."""
+    """Yield name, meaning, labels and value of every figure of the journal; `now` is Unix time."""
     ended = Counter(one.state.value for one in status.history if one.closed)
     for state, count in sorted(ended.items()):
         yield "ended", "Submissions by their end, of the newest 1000", {"state": state}, count
@@ -78,7 +78,7 @@ def exposition(state_dir: Path, hotkey: str | None = None) -> bytes:
 
 
 def health(state_dir: Path, hotkey: str | None = None) -> dict[str, Any]:
-    """Return `status` (ok; held: a person must act; degraded: the disk is full) and its reason."""
+    """Return `status` and its reason: ok, held (a person must act) or degraded (full disk)."""
     if shutil.disk_usage(state_dir).free < START_BYTES:
         return {"status": "degraded", "reason": f"the disk of {state_dir} is full"}
     one = read_status(state_dir, hotkey).submission

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from typing import Any
 
 import click
@@ -14,22 +13,20 @@ from neurons.runtime.flags import Folder, Given, setting
 _SHARED: tuple[Callable[[Any], Any], ...] = (
     setting("--netuid", metavar="N", help="The subnet's number."),
     setting("--wallet.name", "wallet_miner_name", metavar="NAME", help="The wallet."),
-    setting("--wallet.hotkey", "wallet_hotkey", metavar="NAME", help="Its hotkey."),
+    setting("--wallet.hotkey", "wallet_hotkey", metavar="NAME", help="The wallet's hotkey."),
     setting(
-        "--wallet.path", "wallet_path", metavar="DIR", type=Folder(), help="Where wallets lie."
+        "--wallet.path", "wallet_path", metavar="DIR", type=Folder(), help="Folder of wallets."
     ),
     setting(
         "--subtensor.network", "subtensor_network", metavar="NET", help="The chain, or offline."
     ),
     flags.debug,
-    setting(
-        *("--target-seq-len", "target_sequence_length"), metavar="N|auto", help="Target length."
-    ),
+    setting("--target-seq-len", "target_sequence_length", metavar="N|auto", help="Target length."),
     setting("--agent-iterations", metavar="N", help="Candidates tried after each cycle."),
     setting("--optimization-interval", metavar="SECONDS", help="Pause between cycles."),
     setting("--repo-path", metavar="DIR", type=Folder(), help="A checkout of the fork to use."),
     setting("--state-dir", metavar="DIR", type=Folder(), help="Journal, clone, reports and log."),
-    setting("--device", metavar="auto|cuda|cpu", help="Where kernels run."),
+    setting("--device", metavar="auto|cuda|cpu", help="Device that runs the kernels."),
     flags.env_file,
 )
 
@@ -38,27 +35,26 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 def shared(command: flags.Command) -> flags.Command:
     """Add the miner's flags to a command; they are also accepted before its name."""
-    return reduce(lambda made, flag: flag(made), reversed(_SHARED), command)
+    for flag in reversed(_SHARED):
+        command = flag(command)
+    return command
 
 
 class Commands(click.Group):
-    """The miner's commands in the order in which they were added; `help NAME` is `NAME --help`."""
+    """The miner's commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of their definition: daily commands come first."""
         return list(self.commands)
 
 
-def command(group: click.Group, summary: str, **options: Any) -> Callable[[Any], click.Command]:
-    """Add a function to a group as a command with the miner's flags, whose values it receives."""
-
-    def add(function: Callable[..., Any]) -> click.Command:
-        callback = click.make_pass_decorator(Given, ensure=True)(function)
-        name = options.pop("name", None)
-        made = group.command(name, help=summary, context_settings=flags.CONTEXT, **options)
-        result: click.Command = made(shared(callback))
-        # `--help` lists the command's own options first
-        result.params.sort(key=lambda option: option.callback is flags.keep)
-        return result
-
-    return add
+def add_command(
+    group: click.Group, name: str, function: Callable[..., int], summary: str
+) -> click.Command:
+    """Add a function to a group as a command with the miner's flags, which it receives as Given."""
+    callback = click.make_pass_decorator(Given, ensure=True)(function)
+    decorate = group.command(name, help=summary, context_settings=flags.CONTEXT)
+    command: click.Command = decorate(shared(callback))
+    # `--help` lists the command's own options first
+    command.params.sort(key=lambda option: option.callback is flags.keep)
+    return command

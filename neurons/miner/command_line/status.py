@@ -1,4 +1,4 @@
-"""The output of `status` and of the end of `once`, read from the journal."""
+"""The output of `status`, and the summary that ends `once`, read from the journal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Status:
         if self.submission is None:
             lines.append("submission  none yet: ./START_MINER.sh once makes the first")
             lines += _progress(self.measuring)
-            return "\n".join([*lines, *map(_left_behind, self.others)])
+            return "\n".join([*lines, *map(_other, self.others)])
         deadline = deadline_of(self.submission, time.time())
         lines += [_headline("submission", self.submission), *_figures(self.submission)]
         if self.submission.reason:
@@ -81,7 +81,7 @@ class Status:
             )
         if self.verdict is not None and self.verdict.id != self.submission.id:
             lines += [_headline("last verdict", self.verdict), *_figures(self.verdict)]
-        lines += map(_left_behind, self.others)
+        lines += map(_other, self.others)
         if self.history:
             lines += ["", *_table(self.history)]
         return "\n".join(lines)
@@ -110,7 +110,7 @@ def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) ->
     It shows the submissions of one hotkey or, for None, of all, and the `history` newest ones.
     Raises a ConfigError if the journal is damaged, of a newer version or another user's.
     """
-    measuring = read_progress(state_dir)  # before the lock: its writer may die in between
+    measuring = read_progress(state_dir)  # before the lock, whose holder may die in between
     running = is_locked(state_dir)
     if not running:
         measuring = None
@@ -123,14 +123,20 @@ def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) ->
         recent = journal.latest(max(50, history), hotkey=hotkey)
         shown = next(iter([*live, *recent]), None)
         early = journal.judges_early(shown.api_url, time.time()) if shown else None
-    verdict = next((one for one in recent if one.state in VERDICTS), None)
-    others = tuple(one for one in everybody if one not in live)
-    shown_last = tuple(recent[:history])
-    return Status(state_dir, running, shown, verdict, early, measuring, shown_last, others)
+    return Status(
+        state_dir,
+        running,
+        submission=shown,
+        verdict=next((one for one in recent if one.state in VERDICTS), None),
+        judges_early_at=early,
+        measuring=measuring,
+        history=tuple(recent[:history]),
+        others=tuple(one for one in everybody if one not in live),
+    )
 
 
 def summary(submission: Submission, state_dir: Path) -> str:
-    """Return how one submission ended, for the end of `once`."""
+    """Return the result of one submission, for the end of `once`."""
     lines = [_headline("submission", submission), *_figures(submission)]
     if submission.report:
         lines.append(f"  report    {state_dir / submission.report}")
@@ -165,7 +171,7 @@ def next_action(submission: Submission) -> str:
 
 
 def _table(submissions: tuple[Submission, ...]) -> list[str]:
-    """Return the history as lines: one a submission, newest first."""
+    """Return the history as lines, one per submission, newest first."""
     lines = [
         f"{'no.':>5}  {'last change (UTC)':17}  {'state':9}  {'target':>9}  {'claim':>13}  rank"
     ]
@@ -191,7 +197,7 @@ def _headline(title: str, submission: Submission) -> str:
     return f"{title}  {verdict}  ({here}; {_moment(submission.updated_at)})"
 
 
-def _left_behind(submission: Submission) -> str:
+def _other(submission: Submission) -> str:
     return (
         f"other       submission {submission.id} of the hotkey {submission.hotkey} is "
         f"{submission.state.value}: set WALLET_MINER_NAME and WALLET_HOTKEY back until its verdict"
@@ -201,7 +207,7 @@ def _left_behind(submission: Submission) -> str:
 def _figures(submission: Submission) -> list[str]:
     target = submission.target_sequence_length
     if not target:
-        lines = ["  target    auto: the best length that this GPU is measured at"]
+        lines = ["  target    auto: the best length that can be measured here"]
     else:
         league, factor = league_of(target)
         lines = [f"  target    {target:,} tokens, league {league}, multiplier {factor:g}"]

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, cast
 
-from pydantic import SecretStr
-
 from neurons.miner.publishing.overlay import Overlay
 from neurons.runtime.errors import ConfigError, Held, Problem
 from neurons.runtime.git.checkout import (
@@ -38,8 +36,6 @@ from neurons.runtime.git.command import HardenedGit
 from neurons.runtime.git.faults import HostRefused, disk_faults
 from neurons.runtime.git.remote import Remote, Token, named_remote
 from quasar_kernels.contract import Scope, check_tree
-
-AUTHOR = "quasar-miner <quasar-miner@users.noreply.github.com>"
 
 Method = TypeVar("Method", bound=Callable[..., object])
 
@@ -66,20 +62,19 @@ class Fork:
     """One branch of one fork, and the worktree that holds it.
 
     Every method may be called again at any time, also after a crash in the middle of it. Methods
-    raise Held for faults that a person must correct, and Retry for faults that pass. An address or
-    branch that cannot be used is a ConfigError.
+    raise Held for faults that a person must correct, and Retry for temporary ones. The constructor
+    raises a ConfigError for an address or a branch that cannot be used.
 
     Args:
         remote_url: the fork's address; None with `repo_path`, whose `origin` is then the fork.
         upstream_url: the repository whose history is used if the fork is empty or missing.
         worktree: the folder of the miner's own clone.
         branch: the branch that carries the kernels; a checkout's own branch with `repo_path`.
-        token: sent to `token_host` alone, through the environment of the git calls that need it.
-        token_host: host and port; by default those of `remote_url`, or github.com without one.
+        token: sent to its host alone, through the environment of the git calls that need it.
         repo_path: an existing checkout to use instead of a clone.
-        timeout: seconds that a git call may take; a fetch may take five times as long.
-        author: `name <email>` of the commits.
         create: makes the fork at its host when this machine has no clone of it yet.
+        scope: `layer` for the operator and the layer, `ops` for the operator alone.
+        stop: when set, a running git call ends with Retry.
         overlay: returns the folder of the kernels to publish; None for the shipped ones.
     """
 
@@ -90,11 +85,8 @@ class Fork:
         worktree: Path,
         branch: str = "quasar",
         *,
-        token: SecretStr | str | None = None,
-        token_host: str | None = None,
+        token: Token | None = None,
         repo_path: Path | None = None,
-        timeout: float = 120.0,
-        author: str = AUTHOR,
         create: Callable[[], object] | None = None,
         scope: Scope = "layer",
         stop: threading.Event | None = None,
@@ -105,24 +97,19 @@ class Fork:
             raise ConfigError(Problem(problem, "Use one like `quasar`."))
         if remote_url is None and repo_path is None:
             raise ConfigError("No fork is named. Set GITHUB_USERNAME, FORK_REMOTE or REPO_PATH.")
-        value = token.get_secret_value() if isinstance(token, SecretStr) else token
-        self._token: Token | None = None
         self._own = repo_path is None
         self._named_remote: Remote | None = None
         if remote_url is not None and self._own:
             self._named_remote = named_remote(remote_url, "FORK_REMOTE")
-            token_host = token_host or self._named_remote.host
-        if value:
-            self._token = Token(value, token_host or "github.com")
         self._upstream = named_remote(upstream_url, "FORK_UPSTREAM_URL") if upstream_url else None
         self.worktree = Path(repo_path or worktree).absolute()
-        self._branch_name = branch
-        self._timeout, self._stop, self._create = timeout, stop, create
-        self._overlay = Overlay(scope, author, overlay)
+        self._branch_name, self._token = branch, token
+        self._stop, self._create = stop, create
+        self._overlay = Overlay(scope, overlay)
 
     @property
     def url(self) -> str:
-        """The exact address that is submitted, without a trailing slash and credentials."""
+        """The exact address that is submitted, without a trailing slash or credentials."""
         return self._remote.public_url
 
     @property
@@ -231,7 +218,7 @@ class Fork:
 
     @property
     def _git(self) -> HardenedGit:
-        tool = HardenedGit(self.worktree, timeout=self._timeout, stop=self._stop)
+        tool = HardenedGit(self.worktree, stop=self._stop)
         if not self._own:
             tool.overrides = checkout_config(tool)
         return tool

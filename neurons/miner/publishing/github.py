@@ -1,4 +1,4 @@
-"""Calls of GitHub's REST API: check the token, find or request the fork.
+"""Calls GitHub's REST API: checks the token, finds or requests the fork.
 
 Waits can be interrupted. The end of a rate limit is computed with GitHub's clock.
 """
@@ -38,11 +38,11 @@ def web_address(api_url: str) -> str:
 def check_token(api_url: str, token: str, owner: str) -> frozenset[str] | None:
     """Return the scopes of a classic token; None for a fine-grained one, which has none.
 
-    Raises Held if GitHub rejects it, it belongs to another account, or it may not push; Retry if
-    GitHub is out of reach; and a ConfigError if the API's address is not https.
+    Raises Held if GitHub rejects the token, it belongs to another account, or it may not push;
+    Retry if GitHub is out of reach; and a ConfigError if the API's address is not https.
     """
     with _Session(api_url, token) as session:
-        user = session.ask("GET", "/user")
+        user = session.call("GET", "/user")
         _check_token(user, owner)
         return _scopes(user)
 
@@ -66,7 +66,7 @@ def ensure_fork(
     """
     stop = stop or threading.Event()
     with _Session(api_url, token) as session:
-        user = session.ask("GET", "/user")
+        user = session.call("GET", "/user")
         _check_token(user, owner)
         source = session.repository(upstream)
         if source is None:
@@ -85,7 +85,7 @@ def ensure_fork(
 
 
 class _Session(httpx.Client):
-    """A connection to the API; `ask` raises Held or Retry for every error response."""
+    """A connection to the API; `call` raises Held or Retry for every error response."""
 
     def __init__(self, api_url: str, token: str) -> None:
         parts = urlsplit(api_url)
@@ -103,7 +103,7 @@ class _Session(httpx.Client):
         # Redirects are not followed: the token is for this host.
         super().__init__(base_url=api_url.rstrip("/"), headers=headers, timeout=30.0)
 
-    def ask(
+    def call(
         self, method: str, path: str, *, body: object = None, allow: tuple[int, ...] = ()
     ) -> httpx.Response:
         try:
@@ -115,7 +115,7 @@ class _Session(httpx.Client):
         raise _fault(reply, f"{method} {path}")
 
     def repository(self, name: str) -> dict[str, Any] | None:
-        reply = self.ask("GET", f"/repos/{name}", allow=(404,))
+        reply = self.call("GET", f"/repos/{name}", allow=(404,))
         return None if reply.status_code == 404 else _content(reply)
 
 
@@ -190,7 +190,7 @@ def _check_token(user: httpx.Response, owner: str) -> None:
 
 def _request_fork(session: _Session, upstream: str, name: str) -> None:
     body = {"name": name.partition("/")[2], "default_branch_only": False}
-    reply = session.ask("POST", f"/repos/{upstream}/forks", body=body)
+    reply = session.call("POST", f"/repos/{upstream}/forks", body=body)
     full_name = str(_content(reply).get("full_name", name))
     if full_name.lower() != name.lower():  # GitHub allows one per account and network
         raise Held(

@@ -1,4 +1,4 @@
-"""The overlay in a fork: lay it over the worktree, commit it byte for byte, find it in a commit.
+"""The overlay in a fork: copied over the worktree, committed byte for byte, found in a commit.
 
 Commits are written with git's plumbing, which runs no hooks, filters or signing programs.
 """
@@ -11,28 +11,24 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-import git
-
 from neurons.runtime.errors import Held
 from neurons.runtime.git.checkout import changed_files, destination
-from neurons.runtime.git.command import HardenedGit, commit_environment
+from neurons.runtime.git.command import AUTHOR, HardenedGit, commit_environment
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR, Scope, overlay_files
 
 SUBJECT = "Lay the QuasarAttention kernels over the fork"
 
 
 class Overlay:
-    """The files that are laid over a fork, and the identity that commits them.
+    """The files that are copied over a fork.
 
     Args:
         scope: `layer` for the operator and the layer, `ops` for the operator alone.
-        author: `name <email>` of the commits.
         root: returns the folder of the files; None for the shipped ones.
     """
 
-    def __init__(self, scope: Scope, author: str, root: Callable[[], Path] | None = None) -> None:
+    def __init__(self, scope: Scope, root: Callable[[], Path] | None = None) -> None:
         self._scope, self._root = scope, root or (lambda: OVERLAY)
-        self._author = git.Actor._from_string(author)
 
     @property
     def files(self) -> tuple[PurePosixPath, ...]:
@@ -40,7 +36,7 @@ class Overlay:
         return tuple(overlay_files(self._scope, self._root()))
 
     def lay(self, tool: HardenedGit, tip: str) -> None:
-        """Copy the files into the worktree; restore files that only an earlier overlay changed."""
+        """Copy the files into the worktree, and undo the changes of an earlier overlay."""
         scratch = Path(tool.rev_parse("--absolute-git-dir"))
         for name, content in self._wanted(tool, tip).items():
             target = destination(tool.folder, PurePosixPath(name))
@@ -58,8 +54,8 @@ class Overlay:
     def commit(self, tool: HardenedGit, tip: str) -> str:
         """Commit the files on top of `tip`, whose tree the index holds; return the full hash.
 
-        If nothing changed, it is `tip`. The date is the parent's plus a second, so that the
-        same content on the same parent has the same hash, also in a new clone.
+        The hash is `tip` if nothing changed. The date is the parent's plus a second, so that the
+        same content on the same parent has the same hash in every clone.
         """
         root, names = self._root(), self.files
         sources = [root / name for name in names]
@@ -79,48 +75,48 @@ class Overlay:
         if tree == tool.rev_parse(f"{tip}^{{tree}}"):
             return tip
         seconds = int(tool.rev_list("--max-count=1", "--timestamp", tip).split()[0]) + 1
-        env = commit_environment(str(self._author.name), str(self._author.email), seconds)
         message = f"{SUBJECT}\n\nOverlay-Digest: {_digest(self._blobs(tool, tree))}\n"
-        return str(tool.commit_tree(tree, "-p", tip, "-m", message, env=env))
+        return str(
+            tool.commit_tree(tree, "-p", tip, "-m", message, env=commit_environment(seconds))
+        )
 
     def differing(self, tool: HardenedGit, commit: str) -> list[str]:
-        """Return the files whose bytes the commit does not hold.
+        """Return the files whose content in the commit differs from the overlay's.
 
-        A commit of another version of the overlay is recognised by the digest in its message.
+        A commit of another version of the overlay, which its message's digest shows, has none.
         """
-        held = self._blobs(tool, commit)
-        root = self._root()
-        wrong = [str(name) for name in self.files if held.get(str(name)) != _blob(root / name)]
-        if f"\nOverlay-Digest: {_digest(held)}" in tool.cat_file("commit", commit):
+        blobs = self._blobs(tool, commit)
+        if f"\nOverlay-Digest: {_digest(blobs)}" in tool.cat_file("commit", commit):
             return []
-        return wrong
+        root = self._root()
+        return [str(name) for name in self.files if blobs.get(str(name)) != _blob(root / name)]
 
     def undone_files(self, tool: HardenedGit, tip: str) -> dict[str, str | None]:
         """Return the files that an earlier overlay changed and this one lacks.
 
-        Each path maps to the hash of its blob before the overlay, or to None. The file was dropped,
-        or FORK_SCOPE was changed to `ops`, which leaves out the layer.
+        Each path maps to the hash of its blob before the overlay, or to None. An update of the
+        overlay may have dropped the file, and FORK_SCOPE=ops leaves out the layer.
         """
         files = set(map(str, self.files))
         undone: dict[str, str | None] = {}
         for name in self._blobs(tool, tip).keys() - files:
             changes = iter(tool.rev_list(tip, "--", name).split())
-            if self._is_ours(tool, next(changes)):
-                before = next((x for x in changes if not self._is_ours(tool, x)), None)
+            if _is_ours(tool, next(changes)):
+                before = next((x for x in changes if not _is_ours(tool, x)), None)
                 undone[name] = before and tool.probe("rev-parse", "--verify", f"{before}:{name}")
         return undone
 
     def refuse_dirty(self, tool: HardenedGit, tip: str) -> None:
-        """Raise Held if a checkout has other changes than `lay` makes, possibly in part."""
+        """Raise Held if a checkout has changes other than those of `lay`."""
         wanted = self._wanted(tool, tip)
 
-        def half_done(name: str) -> bool:
+        def is_laid(name: str) -> bool:
             path = tool.folder / name
             if wanted.get(name) is None:
                 return name in wanted and not path.exists()
             return path.is_file() and path.read_bytes() == wanted[name]
 
-        dirty = [name for name in changed_files(tool) if not half_done(name)]
+        dirty = [name for name in changed_files(tool) if not is_laid(name)]
         if dirty:
             raise Held(
                 f"REPO_PATH={tool.folder} has uncommitted changes: {', '.join(dirty[:10])}.",
@@ -128,16 +124,11 @@ class Overlay:
             )
 
     def _wanted(self, tool: HardenedGit, tip: str) -> dict[str, bytes | None]:
-        """Return the content of the overlay's files and of `undone_files`; None: no file."""
+        """Return the content of the overlay's files and of `undone_files`; None for no file."""
         root = self._root()
         ours = {str(name): (root / name).read_bytes() for name in self.files}
         undone = self.undone_files(tool, tip).items()
         return ours | {name: _blob_bytes(tool, blob) if blob else None for name, blob in undone}
-
-    def _is_ours(self, tool: HardenedGit, commit: str) -> bool:
-        text = tool.cat_file("commit", commit)
-        author = f"\nauthor {self._author.name} <{self._author.email}> "
-        return author in text and f"\n\n{SUBJECT}\n" in text
 
     def _blobs(self, tool: HardenedGit, tree: str) -> dict[str, str]:
         """Return path to blob hash of the kernels' folder and the layer in a commit or tree."""
@@ -145,6 +136,12 @@ class Overlay:
         listing = tool.ls_tree("-r", "-z", tree, "--", *sorted(paths))
         rows = [row.split("\t", 1) for row in listing.split("\0") if row]
         return {name: facts.split()[2] for facts, name in rows if facts.startswith("100")}
+
+
+def _is_ours(tool: HardenedGit, commit: str) -> bool:
+    """Return whether a miner made the commit from an overlay."""
+    text = tool.cat_file("commit", commit)
+    return f"\nauthor {AUTHOR} " in text and f"\n\n{SUBJECT}\n" in text
 
 
 def _blob(path: Path) -> str:

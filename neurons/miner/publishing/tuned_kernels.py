@@ -1,4 +1,4 @@
-"""The kernels that are published: the shipped ones, or those that were tuned on this machine."""
+"""The kernels that are published: the shipped ones, or kernels that were tuned here."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ FOLDER, FILE = "tuned", "tuned.json"
 
 
 class Evidence(Frozen):
-    """The comparison for which tuned kernels are published."""
+    """The comparison that justifies publishing tuned kernels."""
 
-    # shipped, overlay: the digests of the shipped and of the tuned kernels. If an update of the
-    # program changes the former, the tuned kernels are no longer used.
+    # digest of the shipped kernels; when an update changes it, the tuned kernels are no longer used
     shipped: str
-    overlay: str
-    proposed_by: tuple[str, ...]
+    overlay: str  # digest of the tuned kernels
+    proposed_by: tuple[str, ...]  # the command
     gpu: str | None  # the GPU that timed them; None for a CPU
     length: int  # the length in tokens of the timed sequences
     pairs: int  # blocks of three processes in which both overlays were timed
-    # ratio, low, high: their speed over the earlier ones', and the bounds of its 99% interval
-    ratio: float
-    low: float
+    ratio: float  # speed of the tuned kernels divided by that of the earlier ones
+    low: float  # low, high: the bounds of the ratio's 99% interval
     high: float
     at: datetime  # the time in UTC at which they were accepted
 
 
 class TunedKernels:
-    """The tuned kernels in a state folder; a crash while they are written changes none."""
+    """The tuned kernels in a state folder; a crash during `publish` leaves the earlier ones."""
 
     def __init__(self, state_dir: Path, scope: Scope = "layer") -> None:
         self.folder, self._scope = state_dir / FOLDER, scope
 
     def evidence(self) -> Evidence | None:
-        """Return the evidence for the tuned kernels; None if the shipped ones are published."""
+        """Return the evidence for the tuned kernels; None if the shipped ones are published.
+
+        Damaged kernels, and those tuned against other shipped ones, are not published.
+        """
         try:
             evidence = Evidence.model_validate_json((self.folder / FILE).read_bytes())
         except (OSError, ValidationError):
@@ -58,8 +59,8 @@ class TunedKernels:
     def digest(self) -> str:
         return overlay_digest(self._scope, self.root())
 
-    def take(self, overlay: Path, evidence: Evidence) -> None:
-        """Publish a copy of these kernels from now on; an OSError keeps the earlier ones."""
+    def publish(self, overlay: Path, evidence: Evidence) -> None:
+        """Publish a copy of these kernels from now on; after an OSError the earlier ones stay."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         target = self.folder / evidence.overlay
         if not target.exists():

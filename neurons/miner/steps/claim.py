@@ -14,7 +14,7 @@ from neurons.wire.rules import weighted_score
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Journal the claim; measure again if the samples are lost or damaged."""
+    """Journal the claim; return to PUBLISHED, to measure again, if the samples are lost."""
     samples = _samples(submission, context)
     if samples is None:
         return context.move(submission, State.PUBLISHED, report=None)
@@ -44,7 +44,7 @@ def run(submission: Submission, context: Context) -> Submission:
 
 
 def _samples(submission: Submission, context: Context) -> dict[int, list[Sample]] | None:
-    """Return the samples in the submission's report by length; None if they are lost."""
+    """Return the samples in the submission's report by length; None without a usable report."""
     try:
         report = load_report(context.settings.state_dir / str(submission.report))
     except ReportError as error:

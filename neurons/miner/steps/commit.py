@@ -1,4 +1,4 @@
-"""CLAIMED to COMMITTED: writes the salt to the disk, then sends the commitment hash."""
+"""The step from CLAIMED to COMMITTED: journals the salt, then sends the commitment hash."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ SETTLE_SECONDS = 120.0
 def run(submission: Submission, context: Context) -> Submission:
     """Commit to the fork's URL, and to the whole claim if the server supports it.
 
-    After a crash or a lost reply, the miner reads the server's list first and sends the same
-    commitment again. It requests the round before each attempt: the public server starts the next
-    round only at such a request, and answers commitments with 500 until then.
+    After a crash or a lost reply, the miner first looks for the commitment in the server's list,
+    and sends the same one again if it is missing. It requests the round before each attempt: the
+    public server starts the next round only at such a request, and answers commitments with 500
+    until then.
     """
     if submission.state is State.COMMITTING:
-        row = find(submission, context)
+        row = find_row(submission, context)
         if row is not None:
             return _committed(submission, context, row)
     now = context.client.current_round()
@@ -45,8 +46,8 @@ def run(submission: Submission, context: Context) -> Submission:
     return _send(submission, context, now)
 
 
-def find(submission: Submission, context: Context) -> PendingReveal | None:
-    """Return the server's row of this commitment, if it waits for its reveal there."""
+def find_row(submission: Submission, context: Context) -> PendingReveal | None:
+    """Return the server's row of this commitment, if the server lists it as unrevealed."""
     pending = context.client.pending_reveals()
     return pending.row_of(submission.hotkey, str(submission.commitment_hash))
 
@@ -62,7 +63,7 @@ def _send(submission: Submission, context: Context, now: Round) -> Submission:
     except AlreadyCommitted as refusal:
         return _settle(submission, context, refusal)
     except Uncertain:
-        row = find(submission, context)
+        row = find_row(submission, context)
         if row is None:
             raise  # the same commitment is sent again later
         return _committed(submission, context, row)
@@ -70,24 +71,24 @@ def _send(submission: Submission, context: Context, now: Round) -> Submission:
 
 
 def _settle(submission: Submission, context: Context, refusal: AlreadyCommitted) -> Submission:
-    """Find the commitment in the server's list; raise Held if the list lacks it for some time."""
+    """Wait until the server's list shows the commitment; after SETTLE_SECONDS, raise Held."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        row = find(submission, context)
+        row = find_row(submission, context)
         if row is not None:
             return _committed(submission, context, row)
         if time.monotonic() >= deadline:
             raise Held(
                 f"{refusal.reason} But /pending_reveals does not list it, so its number is "
                 "unknown.",
-                "`python -m neurons.miner release` looks again, `abandon` gives it up.",
+                "`python -m neurons.miner release` searches again, `abandon` ends the submission.",
             )
         context.wait(context.poll_seconds)
 
 
 def _committed(
-    submission: Submission, context: Context, held: PendingReveal | CommitReply, **facts: Any
+    submission: Submission, context: Context, row: PendingReveal | CommitReply, **facts: Any
 ) -> Submission:
     """Journal the server's record of the commitment, and further facts from its reply."""
-    facts |= {"submission_id": held.submission_id, "reveal_block": held.reveal_block}
+    facts |= {"submission_id": row.submission_id, "reveal_block": row.reveal_block}
     return context.move(submission, State.COMMITTED, **facts)

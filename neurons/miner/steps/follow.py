@@ -10,7 +10,7 @@ from neurons.miner import cycle
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.premature import suspect_early_judgement
-from neurons.miner.rounds import RoundNow, ask_round
+from neurons.miner.rounds import Relation, read_relation
 from neurons.miner.signing import reveal_request
 from neurons.wire.outcomes import AlreadyRevealed, NotRegistered, SubmissionNotFound, Uncertain
 from neurons.wire.protocol import Performer, Weight
@@ -18,16 +18,11 @@ from neurons.wire.rules import weighted_score
 
 ROUND_EVERY_SECONDS = 300.0
 LOG_EVERY_SECONDS = 600.0
-BLIND_LOOKS = 40
-"""Polls without the submission's status, over 10 minutes, after which only its round decides.
+POLLS_WITHOUT_STATUS = 40
+"""Polls in a row without the submission's status (10 minutes), after which its round decides.
 
-Deciding earlier could hide a score, above all one of 0, after a temporary fault.
+Deciding earlier could miss a score, above all one of 0, because of a temporary fault.
 """
-
-JUDGED_EARLY = (
-    "A validator judged it before its reveal, when there was nothing to measure. Whatever rank the "
-    "API shows, nobody has measured the claim."
-)
 
 
 @dataclass(frozen=True)
@@ -44,15 +39,16 @@ class Conclusion:
 def run(submission: Submission, context: Context) -> Submission:
     """Wait until the submission has left the validators' queue, and journal the verdict.
 
-    If the statistics do not show the submission for some time, its round and the weights decide.
+    If the statistics do not show the submission for some time, the verdict follows from its round
+    and the weights.
     """
     logged = checked = -float("inf")
     blind = 0
     while True:
-        standing = context.look(submission)
+        standing = context.read_standing(submission)
         if standing.queued and submission.queued_at is None:
-            if submission.salt is None:  # a crash may have come before this
-                submission = context.in_its_round(submission)
+            if submission.salt is None:  # a crash may have prevented this in the step `submit`
+                submission = context.update_round(submission)
             submission = context.note(submission, queued_at=context.now())
         if standing.performer is not None or standing.queued is False:
             return _conclude(submission, context, standing.performer)
@@ -65,7 +61,7 @@ def run(submission: Submission, context: Context) -> Submission:
                 submission_id=submission.submission_id,
                 queue=standing.queue_length,
             )
-        if now - checked >= ROUND_EVERY_SECONDS and not 0 < blind < BLIND_LOOKS:
+        if now - checked >= ROUND_EVERY_SECONDS and not 0 < blind < POLLS_WITHOUT_STATUS:
             checked = now
             ended = _ended(submission, context, bool(standing.queued))
             if ended is not None:
@@ -75,34 +71,42 @@ def run(submission: Submission, context: Context) -> Submission:
 
 def _ended(submission: Submission, context: Context, queued: bool) -> Submission | None:
     """Return the submission's end if the round or its weights show it, otherwise None."""
-    relation = ask_round(submission, context.client)
-    if relation is RoundNow.LATER and queued:
+    relation = read_relation(submission, context.client)
+    if relation is Relation.LATER and queued:
         reason = f"Round {submission.round_id} ended before a validator looked at it."
         return context.move(submission, State.UNRANKED, reason=reason)
     if queued:
         return None
-    if relation is not RoundNow.SAME or _place(submission, context, relation) is not None:
+    if relation is not Relation.SAME or _place(submission, context, relation) is not None:
         return _conclude(submission, context, None)
     return None
 
 
 def _conclude(submission: Submission, context: Context, row: Performer | None) -> Submission:
-    relation = ask_round(submission, context.client)
-    if relation is RoundNow.OTHER_DATABASE and row is None and not _is_held(submission, context):
-        reason = f"The server has lost it: its round {submission.round_id} is another one now."
+    relation = read_relation(submission, context.client)
+    if (
+        relation is Relation.OTHER_DATABASE
+        and row is None
+        and not _is_on_server(submission, context)
+    ):
+        reason = f"The server has lost it: round {submission.round_id} belongs to a new database."
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
     place = _place(submission, context, relation)
     foreign = context.journal.foreign(submission.hotkey, submission.api_url, submission.created_at)
     conclusion = conclude(submission, row, place, foreign)
-    if submission.mode == "commit_reveal" and may_be_early(conclusion):
+    # The public validator fetches five rows, then measures one after the other. A row that is
+    # revealed in between gets a score of 0 without a measurement, and is still ranked.
+    unmeasured = conclusion.state in (State.RANKED, State.REJECTED)
+    if submission.mode == "commit_reveal" and unmeasured:
         suspect_early_judgement(submission, context)
     return context.move(submission, weighted_score=_claimed_score(submission), **vars(conclusion))
 
 
-def _is_held(submission: Submission, context: Context) -> bool:
+def _is_on_server(submission: Submission, context: Context) -> bool:
     """Return whether a server that counts rounds from 1 again still has the submission.
 
-    It answers 409 to a repeated reveal if it has it; this does not count towards a ban.
+    The server answers a repeated reveal with 409 if it has the submission. This does not count
+    towards a ban.
     """
     if submission.salt is None:
         return False
@@ -116,16 +120,17 @@ def _is_held(submission: Submission, context: Context) -> bool:
 
 
 def _place(
-    submission: Submission, context: Context, relation: RoundNow
+    submission: Submission, context: Context, relation: Relation
 ) -> tuple[int, Weight] | None:
     """Return the submission's rank and weight in its round, if the API shows them.
 
-    The weights name hotkeys, so they go to this hotkey's submissions in the round from the best on.
+    The weights name hotkeys instead of submissions. This hotkey's submissions in the round share
+    them in the order of their scores.
     """
     try:
         weights = context.client.weights(int(submission.round_id or 0)).weights
     except Uncertain:
-        if relation is RoundNow.SAME:
+        if relation is Relation.SAME:
             raise
         return None
     places = [(i, row) for i, row in enumerate(weights, 1) if row.hotkey == submission.hotkey]
@@ -157,15 +162,6 @@ def _claimed_score(submission: Submission) -> float:
     return weighted_score(speed, submission.target_sequence_length)
 
 
-def may_be_early(conclusion: Conclusion) -> bool:
-    """Return whether a validator may have fetched the commitment's row before its reveal.
-
-    The public validator fetches five rows, then measures one after the other. A row that is
-    revealed in between gets a score of 0 without a measurement, and is still ranked.
-    """
-    return conclusion.state in (State.RANKED, State.REJECTED)
-
-
 def conclude(
     submission: Submission,
     row: Performer | None,
@@ -174,13 +170,19 @@ def conclude(
 ) -> Conclusion:
     """Return the verdict that a row of the statistics and a place among the weights show.
 
-    `foreign` are rows of this hotkey that this state folder did not send; the place may be theirs.
+    `foreign` has the numbers of this hotkey's foreign submissions; the place may be theirs.
     """
     rank, weight = (place[0], place[1].weight) if place and not foreign else (None, None)
     if row is not None and row.rank:
         rank = row.rank
-    if submission.judged_early_at is not None:  # a score of 0 would not be about the claim
-        return Conclusion(State.PREMATURE, rank=rank, weight=weight, reason=JUDGED_EARLY)
+    if submission.judged_early_at is not None:  # its score concerns no measurement
+        return Conclusion(
+            State.PREMATURE,
+            rank=rank,
+            weight=weight,
+            reason="A validator judged it before its reveal, when there was nothing to measure. "
+            "Whatever rank the API shows, nobody has measured the claim.",
+        )
     if row is not None and row.score is not None and row.score <= 0:
         return Conclusion(
             State.REJECTED,

@@ -6,17 +6,13 @@ from harness.hardware.machine import Environment
 from harness.report import ReportError, load_report
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
-from neurons.miner.measuring import (
-    ClaimMeasurement,
-    describe_machine,
-    new_measurement,
-    targets_here,
-)
+from neurons.miner.measuring import ClaimMeasurement, describe_machine, new_measurement
+from neurons.miner.targets import targets_here
 
 
 def run(submission: Submission, context: Context) -> Submission:
     """Take the samples that the claim needs, in addition to those from before a crash."""
-    if not context.lays_out(submission):
+    if not context.check_out(submission):
         return context.move(submission, State.NEW)
     environment = describe_machine(context.settings.device, context.probe, context.stop)
     target = None if submission.auto_target else submission.target_sequence_length
@@ -31,8 +27,12 @@ def _open(submission: Submission, context: Context, environment: Environment) ->
     """Return a submission's measurement, with the samples from before a crash."""
     commit = str(submission.commit_hash)
     measurement = new_measurement(
-        *(context.settings, context.fork.worktree, environment),
-        *(f"{commit}-{environment.device}-{submission.id}", commit, context.log),
+        context.settings,
+        context.fork.worktree,
+        environment,
+        f"{commit}-{environment.device}-{submission.id}",
+        commit,
+        context.log,
         stop=context.stop,
         measure=context.measure,
         check=context.check,

@@ -1,4 +1,4 @@
-"""COMMITTED to REVEALED: waits for the server's block, then reveals the commitment."""
+"""The step from COMMITTED to REVEALED: waits for the server's block, then reveals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.premature import insists_on_reveal, note_early_judgement
 from neurons.miner.register import when_registered
-from neurons.miner.rounds import RoundNow, ask_round
+from neurons.miner.rounds import Relation, read_relation
 from neurons.miner.signing import committed_version, reveal_request
 from neurons.miner.standing import is_shown_revealed
 from neurons.runtime.errors import Held, Retry
@@ -17,13 +17,13 @@ from neurons.wire.rules import BLOCK_SECONDS, block_at
 
 LONGEST_WAIT_SECONDS = 60.0
 LOG_EVERY_BLOCKS = 25
-FRESH_LOOKS = 4
-"""Most attempts to read the queue after a reveal, a second apart."""
-FRESH_SECONDS = 5.0
+QUEUE_READS = 4
+"""Maximum number of attempts to read the queue after a reveal, a second apart."""
+JUST_REVEALED_SECONDS = 5.0
 """Seconds after a reveal in which no validator can have cloned and measured the submission."""
 LOST_REPLIES = 2
 """Failures in a row after which a commitment that is no longer pending counts as revealed."""
-STUBBORN_SECONDS = 60.0
+TOO_EARLY_SECONDS = 60.0
 """The pause after the server has refused a reveal as too early at the block that it named."""
 
 
@@ -31,8 +31,8 @@ def run(submission: Submission, context: Context) -> Submission:
     """Reveal as soon as the server allows it, if a validator can clone the commit.
 
     A reveal that may have arrived is sent again: the server answers 409 if it has the reveal and
-    404 if it has lost the commitment; neither counts towards a ban. Before that, the fork is
-    checked again if the server still lists the commitment as pending.
+    404 if it has lost the commitment; neither counts towards a ban. If the server still lists the
+    commitment as unrevealed, the fork is checked again first.
     """
     for last in (False, True):
         if submission.state is State.COMMITTED:
@@ -52,17 +52,17 @@ def run(submission: Submission, context: Context) -> Submission:
         except TooEarly as early:
             submission = context.move(submission, State.COMMITTED)
             if last:
-                raise TooEarly(early.reason, early.after or STUBBORN_SECONDS) from early
+                raise TooEarly(early.reason, early.after or TOO_EARLY_SECONDS) from early
             context.log.info("too early, says the server; once more", reason=early.reason)
             context.wait(context.poll_seconds)
     raise AssertionError  # pragma: no cover - the loop returns or raises
 
 
 def _own_row(submission: Submission, context: Context) -> tuple[int, PendingReveal | None, bool]:
-    """Return the server's block, its row of this commitment, and whether it listed its rows.
+    """Return the server's block, its row of this commitment, and whether its list can be read.
 
-    If the list cannot be read, the block is computed from the server's clock. If that is wrong, the
-    server refuses the reveal as too early, which has no other consequence.
+    Without the list, the block is computed from the server's clock. If it is too high, the server
+    refuses the reveal as too early, which does no harm.
     """
     try:
         pending = context.client.pending_reveals()
@@ -74,10 +74,10 @@ def _own_row(submission: Submission, context: Context) -> tuple[int, PendingReve
 
 
 def _wait_for_block(submission: Submission, context: Context) -> Submission:
-    """Wait until the server's block, which this machine cannot compute exactly, reaches the reveal.
+    """Wait until the server reaches the reveal block, which this machine cannot compute exactly.
 
-    The miner watches the queue during this time: a validator that judges the commitment now cannot
-    have measured it. This ends the submission, except with SUBMISSION_MODE=commit_reveal.
+    The miner also polls the queue: a validator that judges the commitment now cannot have measured
+    it. This ends the submission, except with SUBMISSION_MODE=commit_reveal.
     """
     logged: int | None = None
     while True:
@@ -97,7 +97,7 @@ def _wait_for_block(submission: Submission, context: Context) -> Submission:
                 blocks_left=left,
                 minutes_left=round(left * BLOCK_SECONDS / 60),
             )
-        # Shorter than the estimated time, since a block may start between two requests.
+        # shorter than estimated, because the next block may start at any moment
         pause = min(0.8 * left * BLOCK_SECONDS, LONGEST_WAIT_SECONDS)
         context.wait(
             context.poll_seconds if context.client.on_loopback else max(pause, context.poll_seconds)
@@ -107,11 +107,11 @@ def _wait_for_block(submission: Submission, context: Context) -> Submission:
 def _watch_queue(submission: Submission, context: Context) -> Submission:
     """Journal when the commitment enters the validators' queue; end it if it leaves before."""
     if submission.judged_early_at is None:
-        queued = context.look(submission).queued
+        queued = context.read_standing(submission).queued
         if queued and submission.queued_at is None:
             submission = context.note(submission, queued_at=context.now())
         gone = queued is False and submission.queued_at is not None
-        if gone and _is_held(submission, context):
+        if gone and _is_on_server(submission, context):
             submission = note_early_judgement(submission, context)
     if submission.judged_early_at is None or insists_on_reveal(context):
         return submission
@@ -123,21 +123,21 @@ def _watch_queue(submission: Submission, context: Context) -> Submission:
     )
 
 
-def _is_held(submission: Submission, context: Context) -> bool:
-    """Return whether the server still has the commitment that has left the queue."""
+def _is_on_server(submission: Submission, context: Context) -> bool:
+    """Return whether the server still has a commitment that has left the queue."""
     _, row, listed = _own_row(submission, context)
     if listed:
         return row is not None
-    return ask_round(submission, context.client) is RoundNow.SAME
+    return read_relation(submission, context.client) is Relation.SAME
 
 
 def _check(submission: Submission, context: Context) -> None:
-    """Check before the reveal that the claim matches the commitment and the fork can be cloned."""
+    """Raise Held or Retry unless the claim matches the commitment and the fork can be cloned."""
     url = str(submission.fork_url)
     if committed_version(submission) is None:
         raise Held(
-            "The journal's salt, URL and claim do not give the commitment: it was altered.",
-            "Put a backup of it in place, or run `python -m neurons.miner abandon`.",
+            "The journal was altered: its salt, URL and claim do not match the commitment.",
+            "Restore a backup of it, or run `python -m neurons.miner abandon`.",
         )
     if context.fork.url != url:
         raise Held(
@@ -163,9 +163,9 @@ def _send(submission: Submission, context: Context) -> Submission:
         if not _is_revealed(submission, context):
             raise  # the same reveal is sent again later
         context.log.info("the reply to the reveal was lost; the public list shows it")
-        # otherwise an earlier request may have revealed it, and a validator measured it since
+        # an earlier request may have revealed it, so that a validator has measured it since
         age = context.now() - submission.updated_at
-        just_revealed = submission.attempts == 0 and age < FRESH_SECONDS
+        just_revealed = submission.attempts == 0 and age < JUST_REVEALED_SECONDS
     submission = context.move(submission, State.REVEALED, queued_at=None)
     return _seen_in_queue(submission, context, just_revealed)
 
@@ -173,28 +173,28 @@ def _send(submission: Submission, context: Context) -> Submission:
 def _is_revealed(submission: Submission, context: Context) -> bool:
     """Return whether the reveal arrived although its reply was lost.
 
-    The public lists show it until it is judged. After LOST_REPLIES, a commitment that is no longer
-    pending counts as revealed, if the server is in the same round and so has the same database.
+    The public lists show it until it is judged. After LOST_REPLIES, a commitment that the server no
+    longer lists as unrevealed counts as revealed, if the round, and so the database, is the same.
     """
     if is_shown_revealed(submission, context.client):
         return True
     if submission.attempts < LOST_REPLIES:
         return False
     _, row, listed = _own_row(submission, context)
-    return listed and row is None and ask_round(submission, context.client) is RoundNow.SAME
+    return listed and row is None and read_relation(submission, context.client) is Relation.SAME
 
 
 def _seen_in_queue(submission: Submission, context: Context, just_revealed: bool) -> Submission:
     """Journal whether the submission is in the queue, as it must be right after its reveal.
 
-    No validator clones and measures within seconds, so a submission that is missing was judged
-    before if it was just revealed. The queue is read twice, since a list may be a moment behind.
+    No validator clones and measures within seconds. A submission that is missing just after its
+    reveal was therefore judged before. Two reads must agree, because a list may be out of date.
     """
     if submission.judged_early_at is not None:
         return submission
     try:
-        for _ in range(FRESH_LOOKS):
-            standing = context.look(submission)
+        for _ in range(QUEUE_READS):
+            standing = context.read_standing(submission)
             if standing.queued:
                 return context.note(submission, queued_at=context.now())
             if standing.performer is not None:
@@ -209,10 +209,10 @@ def _seen_in_queue(submission: Submission, context: Context, just_revealed: bool
 
 def _not_in_queue(submission: Submission, context: Context, just_revealed: bool) -> Submission:
     context.wait(context.poll_seconds)
-    standing = context.look(submission)
+    standing = context.read_standing(submission)
     if standing.queued:
         return context.note(submission, queued_at=context.now())
     gone = just_revealed and standing.queued is False and standing.performer is None
-    if gone and ask_round(submission, context.client) is RoundNow.SAME:
+    if gone and read_relation(submission, context.client) is Relation.SAME:
         return note_early_judgement(submission, context)
     return submission

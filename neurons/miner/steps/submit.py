@@ -1,11 +1,11 @@
-"""The step from CLAIMED to REVEALED: a direct submission, in one call without a commitment."""
+"""The step from CLAIMED to REVEALED in direct mode: one call without a commitment."""
 
 from __future__ import annotations
 
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.register import when_registered
-from neurons.miner.rounds import RoundNow, compare_round
+from neurons.miner.rounds import Relation, compare_round
 from neurons.miner.signing import submit_request
 from neurons.miner.standing import LIMITS
 from neurons.wire.outcomes import Banned, Busy, Uncertain, Unreachable, Untrusted
@@ -14,24 +14,24 @@ from neurons.wire.protocol import Performer, QueuedSubmission, Round, unix_time
 NOT_SENT = (Unreachable, Untrusted, Busy, Banned)
 """The exceptions after which the server certainly does not have the submission."""
 LATE_SECONDS = 90.0
-"""Longest time for which a gateway delivers a request after its sender has disconnected."""
+"""Longest time after which a gateway still delivers a request whose sender has disconnected."""
 CLOCK_SLACK_SECONDS = 5.0
-"""Largest error, in seconds, of the server's clock as read from a reply's Date."""
+"""Largest error, in seconds, of the server's clock as read from a reply's Date header."""
 
 
 def run(submission: Submission, context: Context) -> Submission:
-    """Submit. Never repeat a request that may have arrived: the server would store both."""
+    """Submit; never repeat a request that may have arrived, because the server would store both."""
     if submission.state is State.SUBMITTING:
         number = _find_late(submission, context)
         if number is not None:
             return context.move(submission, State.REVEALED, submission_id=number)
     now = context.client.current_round()
-    if submission.state is State.SUBMITTING and not _surely_absent(submission, now):
+    if submission.state is State.SUBMITTING and not _may_send_again(submission, now):
         return context.move(
             submission,
             State.UNRANKED,
-            reason="It cannot be known whether it arrived: the reply was lost, it is not queued, "
-            "and others arrived in the meantime. It is not sent again in this round.",
+            reason="It cannot be known whether it arrived: the reply was lost, the queue does not "
+            "show it, and other submissions arrived. It is not sent again in this round.",
         )
     context.verify_again(submission)
     facts = {
@@ -60,25 +60,23 @@ def _send(submission: Submission, context: Context, wire_version: int) -> Submis
             raise  # after the pause, `_find_late` searches again before it is sent again
         return context.move(submission, State.REVEALED, submission_id=number)
     submission = context.move(submission, State.REVEALED, submission_id=reply.submission_id)
-    return context.in_its_round(submission)
+    return context.update_round(submission)
 
 
-def _surely_absent(submission: Submission, now: Round) -> bool:
-    """Return whether a sent submission that is not queued certainly did not arrive.
+def _may_send_again(submission: Submission, now: Round) -> bool:
+    """Return whether the submission, which the queue lacks, may be sent again.
 
-    The public server counts all submissions of a round. In another round the claim is due again.
+    It may if no submission has arrived in this round since it was sent, by the server's count, or
+    in another round, where the claim is due again.
     """
     if submission.round_total is None:
         return True
     relation = compare_round(submission, now)
-    return relation is not RoundNow.SAME or now.total_submissions == submission.round_total
+    return relation is not Relation.SAME or now.total_submissions == submission.round_total
 
 
 def _find_late(submission: Submission, context: Context) -> int | None:
-    """Return the result of `_find`; if it is None, wait and search again.
-
-    A gateway may deliver a request after its sender has disconnected.
-    """
+    """Return the result of `_find`; if it is None, repeat it after LATE_SECONDS."""
     number = _find(submission, context)
     if number is None and submission.round_total is not None:
         context.log.info(
@@ -94,7 +92,7 @@ def _find_late(submission: Submission, context: Context) -> int | None:
 def _find(submission: Submission, context: Context) -> int | None:
     """Return the server's number of this submission, queued or judged; None if it is not listed.
 
-    Rows older than this submission's row in the journal belong to an earlier one of the same claim.
+    Older rows of the same claim belong to earlier submissions.
     """
     queue = context.client.queue(LIMITS[0])
     since = submission.created_at + (context.client.clock_offset or 0.0) - CLOCK_SLACK_SECONDS

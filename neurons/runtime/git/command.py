@@ -229,10 +229,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.communicate()
 
 
-def commit_environment(name: str, email: str, seconds: int) -> dict[str, str]:
-    """Return variables that set a commit's author and its time, `seconds` since 1970 in UTC."""
-    who = {"NAME": name, "EMAIL": email, "DATE": f"@{seconds} +0000"}
-    return {f"GIT_{role}_{k}": v for role in ("AUTHOR", "COMMITTER") for k, v in who.items()}
+AUTHOR = "quasar-miner <quasar-miner@users.noreply.github.com>"
+
+
+def commit_environment(seconds: int) -> dict[str, str]:
+    """Return variables that set AUTHOR and a commit's time, `seconds` since 1970 in UTC."""
+    name, email = AUTHOR.rstrip(">").split(" <")
+    values = {"NAME": name, "EMAIL": email, "DATE": f"@{seconds} +0000"}
+    return {f"GIT_{role}_{k}": v for role in ("AUTHOR", "COMMITTER") for k, v in values.items()}
 
 
 @contextlib.contextmanager

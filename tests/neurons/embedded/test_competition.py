@@ -1,7 +1,8 @@
-"""A competition's parts against a live API, and a guest; the whole takes minutes."""
+"""The parts of a competition against a real API, its log tail, and miners that join the pages."""
 
 from __future__ import annotations
 
+import json
 import os
 import py_compile
 import re
@@ -19,8 +20,10 @@ from harness.worker.checks import find_broken_rules
 from neurons.embedded import __main__ as program
 from neurons.embedded import participants
 from neurons.embedded.competition import DATABASE, Competition
+from neurons.embedded.log_tail import LogTail
 from neurons.embedded.participants import CHUNK, submit_cheat
 from neurons.embedded.results import Results
+from neurons.runtime import observe
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.identity import Identity, create_throwaway
 from neurons.runtime.process import Stopped
@@ -40,7 +43,7 @@ def competition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Competition:
     return Competition(tmp_path / "home", 2, inference=True, cheat=True, stop=stop)
 
 
-def test_each_has_a_hotkey_a_kernel_and_a_server_of_its_own(competition: Competition) -> None:
+def test_each_miner_has_its_own_hotkey_kernel_and_server(competition: Competition) -> None:
     assert competition.cheat is not None
     hotkeys = [entry.identity.hotkey for entry in (*competition.entries, competition.cheat)]
     assert len(set(hotkeys)) == 3
@@ -50,13 +53,12 @@ def test_each_has_a_hotkey_a_kernel_and_a_server_of_its_own(competition: Competi
     addresses = {*(server.split("=")[1] for server in servers)}
     assert len(addresses | {competition.settings.reference_inference_url}) == 3
     text = (OVERLAY / QUASAR_DIR / "chunk_torch.py").read_text()
-    assert text.count(CHUNK) == 1  # the line that a miner's copy changes
+    assert text.count(CHUNK) == 1  # the line that start_miner changes
 
 
 def test_the_cheat_submits_a_fork_that_keeps_the_rules(competition, api, tmp_path, monkeypatch):
-    used = shutil.copytree(OVERLAY, tmp_path / "overlay")  # an overlay that was imported once
-    py_compile.compile(str(used / LAYER_FILE), doraise=True)
-    assert list(used.rglob("*.pyc"))
+    used = shutil.copytree(OVERLAY, tmp_path / "overlay")
+    py_compile.compile(str(used / LAYER_FILE), doraise=True)  # as after an import
     monkeypatch.setattr(participants, "OVERLAY", used)
     cheat = competition.cheat
     assert cheat is not None
@@ -71,13 +73,13 @@ def test_the_cheat_submits_a_fork_that_keeps_the_rules(competition, api, tmp_pat
 
 
 class _Key(Hotkey):
-    """A participant's identity, as the live API's helpers take one."""
+    """A participant's identity as the Hotkey that the API's helpers require."""
 
     def __init__(self, identity: Identity) -> None:
         Identity.__init__(self, identity.hotkey, identity._keypair)
 
 
-def test_the_table_is_of_the_round_that_has_ended(competition: Competition, api: LiveApi) -> None:
+def test_the_table_shows_the_ended_round(competition: Competition, api: LiveApi) -> None:
     assert competition.cheat is not None
     entries = [*competition.entries, competition.cheat]
     lines: list[dict[str, Any]] = [{"event": "judging", "submission": 1}]
@@ -91,7 +93,7 @@ def test_the_table_is_of_the_round_that_has_ended(competition: Competition, api:
         verdict = {"event": "verdict", "submission": row, "reason": f"because of {entry.name}"}
         lines.append(verdict)
     assert results.all_judged()
-    assert not competition.as_it_should_be  # a place in a round that goes on is worth nothing
+    assert not competition.has_expected_result  # weights exist only after the round
     assert results.end_round() == "round 1 has ended"
     assert not results.are_final()
     shares = {entries[1].identity.hotkey: 0.6, entries[0].identity.hotkey: 0.25}
@@ -103,45 +105,69 @@ def test_the_table_is_of_the_round_that_has_ended(competition: Competition, api:
         ["2", "miner-1", "0.25", "because", "of", "miner-1"],
         ["-", "cheat", "0.00", "because", "of", "cheat"],
     ]
-    assert competition.as_it_should_be
+    assert competition.has_expected_result
     entries[2].weight = 0.05
-    assert not competition.as_it_should_be
+    assert not competition.has_expected_result
 
 
 def test_an_earlier_competition_is_deleted(competition: Competition) -> None:
     folder = competition.folder
-    left = [folder / "miner-1/state/journal", folder / "cheat.git/HEAD", folder / "port"]
-    for file in (*left, folder / DATABASE, folder / f"{DATABASE}-wal"):
+    files = [folder / "miner-1/state/journal", folder / "cheat.git/HEAD", folder / "port"]
+    for file in (*files, folder / DATABASE, folder / f"{DATABASE}-wal"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     competition._clear()
-    assert [file.exists() for file in left] == [False, False, True]
+    assert [file.exists() for file in files] == [False, False, True]
     assert list(folder.glob(f"{DATABASE}*")) == []
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(Stopped("asked to stop"), 130), (ConfigError("Do this."), 78)]
+    ("error", "status", "message"),
+    [(Stopped("stop requested"), 130, "stopped"), (ConfigError("Do this."), 78, "Do this.")],
 )
-def test_an_early_end_is_a_sentence_and_a_status(error, status, monkeypatch, capsys):
-    def fails(*_: object, **__: object) -> None:
+def test_an_early_end_has_a_message_and_a_status(error, status, message, monkeypatch, capsys):
+    def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(program, "Competition", fails)
+    monkeypatch.setattr(program, "Competition", fail)
     assert program.main([]) == status
-    written = "".join(capsys.readouterr())
-    assert "Traceback" not in written
-    assert ("stopped" if status == 130 else "Do this.") in written
+    assert "".join(capsys.readouterr()).startswith(message)
+
+
+def line(event: str, **details: object) -> str:
+    return json.dumps({"event": event, "level": "info", **details}) + "\n"
+
+
+def test_the_log_tail_shows_complete_lines_once_also_of_a_truncated_log(tmp_path, capsys):
+    observe.configure()
+    file = tmp_path / "log"
+    file.write_text(line("of an earlier run"))
+    tail = LogTail("miner-1", file)
+    first = line("measured", length=512)
+    with file.open("a") as log:
+        log.write(first[:20])
+        log.flush()
+        assert tail.show() == []
+        log.write(first[20:] + "Traceback: a\n" + line("claimed") + '"text"\n')
+        log.flush()
+        assert [entry["event"] for entry in tail.show()] == ["measured", "claimed"]
+        assert tail.show() == []
+    file.write_text(line("new"))
+    assert [entry["event"] for entry in tail.show()] == ["new"]
+    shown = "".join(capsys.readouterr())
+    assert shown.count("miner-1: measured") == 1
+    assert "earlier" not in shown
 
 
 @pytest.mark.slow
 def test_two_miners_join_the_pages_and_get_their_verdicts(tmp_path: Path) -> None:
-    """The pages run without a competition; the systemd template's command starts two miners.
+    """The pages run without a competition; the systemd template's command starts the miners.
 
     Each has a settings file, a hotkey, a state folder and a fork.
     """
     short = {"TARGET_SEQUENCE_LENGTH": "512", "CLAIM_RUNS": "1", "DEVICE": "cpu"}
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CLAIM_HEADROOM": "0.9", **short}
-    env["OMP_NUM_THREADS"] = "1"  # threads that wait for one another slow down everything else
+    env["OMP_NUM_THREADS"] = "1"  # spinning threads would slow down all other processes
     env["PYTHONPATH"] = f"{install_small_host(tmp_path / 'host')}:{PROJECT}"
     unit = (PROJECT / "scripts/systemd/quasar-miner@.service").read_text()
     words = ("-m", "neurons.embedded", "--miners", "0", "--folder", str(tmp_path / "home"))

@@ -1,4 +1,4 @@
-"""The embedded subnet: when it is chosen, what its settings are, and that its processes stay."""
+"""The embedded subnet: its selection, its settings, and the supervision of its processes."""
 
 from __future__ import annotations
 
@@ -38,18 +38,17 @@ NOWHERE = Path(os.devnull)
         ({}, {}, True),
         ({"netuid": "3"}, {"GITHUB_TOKEN": "ghp_x", "LOG_FORMAT": "json"}, True),
         ({}, {"VALIDATOR_API_URL": "https://example.org"}, False),
-        ({}, {"FORK_REMOTE": "/srv/fork.git"}, False),
         ({"repo_path": "/srv/fork"}, {}, False),
     ],
 )
-def test_embedded_only_when_nothing_names_a_subnet(flags, environ, expected, tmp_path):
+def test_a_run_is_embedded_only_if_no_setting_selects_a_subnet(flags, environ, expected, tmp_path):
     assert is_embedded(flags, NOWHERE, environ) is expected
     present = tmp_path / ".env"
     present.touch()
     assert not is_embedded(flags, present, environ)
 
 
-def test_settings_stay_on_this_machine_and_heed_the_user(tmp_path, monkeypatch):
+def test_the_users_settings_apply_except_those_beyond_this_machine(tmp_path, monkeypatch):
     environ = {"GITHUB_TOKEN": "ghp_canary", "SUBTENSOR_NETWORK": "finney", "CLAIM_RUNS": "5"}
     flags = {"state_dir": tmp_path, "target_sequence_length": "512", "device": "cpu"}
     settings = embedded_settings(flags, environ)
@@ -91,7 +90,7 @@ def health(subnet: EmbeddedSubnet) -> bool:
     return False
 
 
-def test_a_killed_child_comes_back_at_the_same_address(subnet: EmbeddedSubnet) -> None:
+def test_a_killed_child_is_restarted_at_the_same_address(subnet: EmbeddedSubnet) -> None:
     assert health(subnet)
     wait_for(lambda: pid_of(subnet, 1))
     for index in (0, 1):
@@ -104,7 +103,7 @@ def test_a_killed_child_comes_back_at_the_same_address(subnet: EmbeddedSubnet) -
     wait_for(lambda: health(subnet))
 
 
-def test_the_next_run_finds_hotkey_port_and_remote_again(settings: Settings) -> None:
+def test_the_next_run_uses_the_same_hotkey_port_and_remote(settings: Settings) -> None:
     with EmbeddedSubnet(settings, threading.Event()) as first:
         wait_for(lambda: pid_of(first, 1))
         pids = [pid_of(first, index) for index in (0, 1)]
@@ -125,7 +124,7 @@ def test_a_stop_ends_the_wait_for_the_api(settings: Settings) -> None:
     assert not subnet._thread.is_alive()
 
 
-def test_an_api_that_cannot_start_is_an_error_that_names_its_log(settings: Settings) -> None:
+def test_an_api_that_cannot_start_names_its_log(settings: Settings) -> None:
     (settings.state_dir / "validator_api.db").mkdir(parents=True)
     with pytest.raises(QuasarError, match=r"validator API of this run ended.*api\.log"):
         EmbeddedSubnet(settings, threading.Event()).__enter__()
@@ -136,7 +135,7 @@ def log_line(subnet: EmbeddedSubnet, **entry: object) -> None:
         file.write(json.dumps({"level": "warning", **entry}) + "\n")
 
 
-def test_a_validator_that_cannot_work_ends_the_run_with_its_message(settings: Settings) -> None:
+def test_a_validator_with_a_configuration_error_ends_the_run(settings: Settings) -> None:
     stop = threading.Event()
     strict = settings.model_copy(update={"sandbox": "required"})
     with EmbeddedSubnet(strict, stop) as running:
@@ -146,8 +145,8 @@ def test_a_validator_that_cannot_work_ends_the_run_with_its_message(settings: Se
             running.check()
 
 
-def test_a_submission_that_is_postponed_again_and_again_ends_the_run(subnet):
-    stop = subnet._asked_to_stop
+def test_a_submission_that_is_postponed_three_times_ends_the_run(subnet):
+    stop = subnet._stop
     for reason in ("a", "b"):
         log_line(subnet, event="postponed", submission=1, reason=reason)
     log_line(subnet, event="postponed", submission=2, reason="c")
@@ -160,7 +159,7 @@ def test_a_submission_that_is_postponed_again_and_again_ends_the_run(subnet):
         subnet.check()
 
 
-def test_the_real_validators_postponement_is_seen(settings, monkeypatch, tmp_path):
+def test_the_real_validators_postponement_is_recognised(settings, monkeypatch, tmp_path):
     monkeypatch.setattr(embedded, "POSTPONED_ALLOWED", 1)
     monkeypatch.setenv("TARGET_SEQUENCE_LENGTH", "512")
     stop = threading.Event()
@@ -193,7 +192,7 @@ def test_row_16_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     wait_for(lambda: not is_alive(pid))
 
 
-def test_a_log_that_grows_too_long_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "LOG_BYTES", 100)
     child = Child("c", ["http.server", "0"], dict(os.environ), tmp_path / "log")
     child.watch()

@@ -1,4 +1,4 @@
-"""The upstream made of the installed fla-core: content, determinism, crashes."""
+"""The upstream that is created from the installed fla-core: content, determinism, crashes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 from neurons.embedded import upstream as embedded_upstream
 from neurons.embedded.upstream import make_upstream
 from neurons.runtime.errors import ConfigError, Held
-from neurons.runtime.git.clone import make_remote
 from quasar_kernels.contract import OVERLAY, fork_imports
 from tests.processes import run_python
 from tests.repositories import run_git
@@ -46,14 +45,14 @@ def test_a_clone_holds_the_installed_package_byte_for_byte(upstream: Path, tmp_p
     assert run_git(clone, "rev-list", "--count", "HEAD") == "1"
 
 
-def test_it_fails_where_the_public_fork_would(upstream: Path, tmp_path: Path) -> None:
+def test_it_needs_the_same_packages_as_the_public_fork(upstream: Path, tmp_path: Path) -> None:
     run_git(tmp_path, "clone", "-q", f"file://{upstream}", "clone")
     shutil.copytree(OVERLAY / "fla", tmp_path / "clone/fla", dirs_exist_ok=True)
     code = (
         "import importlib, os, sys; from pathlib import Path\n"
         "from harness.worker.subject.tree import load_tree\n"
         "from quasar_kernels.contract import fork_imports\n"
-        # once for all of them: each tree is loaded in a copy of the process
+        # imported once, before the forks that load the tree
         "for module in fork_imports(): importlib.import_module(module)\n"
         "for missing in ['', *sys.argv[2:]]:\n"
         "    if os.fork() == 0:\n"
@@ -95,7 +94,7 @@ def test_neither_fla_nor_torch_is_imported(tmp_path: Path) -> None:
     run_python("-c", code, tmp_path / "u.git", check=True)
 
 
-def test_killed_before_the_rename_it_is_made_again(tmp_path: Path) -> None:
+def test_after_a_kill_before_the_rename_it_is_created_again(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
         "from neurons.embedded.upstream import make_upstream\n"
@@ -111,7 +110,7 @@ def test_killed_before_the_rename_it_is_made_again(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_it_cannot_make_is_an_error_with_its_cause(tmp_path, monkeypatch):
+def test_an_occupied_path_and_a_missing_package_are_errors(tmp_path, monkeypatch):
     thesis = tmp_path / "mine/thesis.txt"
     thesis.parent.mkdir()
     thesis.write_text("keep")
@@ -121,16 +120,3 @@ def test_what_it_cannot_make_is_an_error_with_its_cause(tmp_path, monkeypatch):
     monkeypatch.setattr(embedded_upstream, "PACKAGE", "no-such-package-is-installed")
     with pytest.raises(ConfigError, match="no-such-package-is-installed is not installed"):
         make_upstream(tmp_path / "upstream.git")
-
-
-def test_the_remote_is_a_bare_clone_that_is_made_once(upstream: Path, tmp_path: Path) -> None:
-    path = tmp_path / "fork.git"
-    url = make_remote(f"file://{upstream}", path)
-    assert url == f"file://{path}"
-    assert head(path) == head(upstream)
-    assert run_git(path, "rev-parse", "--is-bare-repository") == "true"
-    shutil.rmtree(path / "refs" / "heads", ignore_errors=True)
-    (path / "refs" / "heads").mkdir(parents=True)
-    (path / "marker").touch()
-    make_remote(f"file://{upstream}", path)
-    assert (path / "marker").exists()

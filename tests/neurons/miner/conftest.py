@@ -1,4 +1,4 @@
-"""Fixtures of the mining tests: a miner of the stand-in, with everything around it replaced."""
+"""Fixtures of the miner's tests: a miner with a fake API, fork, benchmark and waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.neurons.miner.parts import FakeBench, FakeFork, Miner, Waits, make_co
 
 @pytest.fixture(autouse=True)
 def _quick(quick_retries: None) -> None:
-    """Never wait between two tries."""
+    """Retry without pauses in every test."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def bench() -> FakeBench:
 
 @pytest.fixture
 def kernels(tmp_path: Path) -> FakeFork:
-    """The fork that a miner publishes."""
+    """The fork that the miner publishes."""
     return FakeFork(tmp_path / "fork")
 
 
@@ -41,14 +41,14 @@ def waits() -> Waits:
 
 @pytest.fixture
 def miner(tmp_path: Path, url: str, bench: FakeBench, kernels: FakeFork, waits: Waits) -> Miner:
-    """Begin a life of the miner on one state folder; it takes what `make_context` does."""
+    """Return a function that starts a miner on one state folder, with options of `make_context`."""
     parts = {"measure": bench, "fork": kernels, "waiter": waits}
     return partial(make_context, tmp_path / "state", url, **parts)
 
 
 @pytest.fixture
 def context(miner: Miner) -> Context:
-    """A miner with the settings of `make_settings`."""
+    """A miner with default settings."""
     return miner()
 
 
@@ -66,7 +66,7 @@ def log(path: Path) -> Iterator[Journal]:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The miner's command line in this process, in the bare environment and `environ`."""
+    """Runs the miner's command line in this process, in the bare environment and `environ`."""
 
     def run(*arguments: str, main: Any = command_line.main, **environ: Any) -> Any:
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Runs the miner's command line in a process, as an operator does."""
+"""Runs the miner's command line in a separate process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BARE = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "ENV_FILE": "/dev/nu
 
 
 def idle_environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a real miner whose API is down, so that it soon waits."""
+    """Return the environment of a real miner that soon waits, because its API is down."""
     create_throwaway(folder / "wallets", "w")
     return {
         **BARE,

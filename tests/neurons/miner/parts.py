@@ -1,4 +1,4 @@
-"""The counterparts of a cycle under test: a hotkey, a fork and a benchmark that need no machine."""
+"""Fakes for tests of the miner: hotkey, fork, benchmark and waits; and drafts of submissions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 SPEEDS = {512: 1000.5, 1024: 2000.25, 2048: 3000.125}
 ENVIRONMENT = samples.environment()
 SETTLED = [2048] * 5
-"""The processes that the target of the settings takes until its noise is known."""
+"""The samples of the default target that a claim needs."""
 
 
 class Key(Identity):
-    """A hotkey whose signatures only the stand-in accepts."""
+    """A hotkey whose signatures only the fake API accepts."""
 
     def __init__(self, hotkey: str = HOTKEY) -> None:
         super().__init__(hotkey, None)
@@ -43,13 +43,14 @@ class Key(Identity):
 
 @dataclass
 class FakeFork:
-    """A checkout with one file; `pushed` and `verified` record what was asked."""
+    """A checkout with one file; `pushed` and `verified` record the calls."""
 
     worktree: Path
     url: str = "https://github.com/alice/flash-linear-attention"
     content: str = "kernel 1\n"
     pushed: list[str] = field(default_factory=list)
     verified: list[str] = field(default_factory=list)
+    on_verify: Callable[[], object] = lambda: None  # called by `verify`
 
     def prepare(self) -> None:
         folder = self.worktree / "fla"
@@ -65,52 +66,38 @@ class FakeFork:
     def verify(self, commit: str) -> None:
         assert commit in self.pushed or self.pushed == []
         self.verified.append(commit)
+        self.on_verify()
 
     def digest(self) -> str:
-        """Name the content, as `overlay_digest` does for the real one."""
+        """Return a digest of the content, as `overlay_digest` does for the real fork."""
         return hashlib.sha256(self.content.encode()).hexdigest()
 
 
 @dataclass
 class FakeBench:
-    """Measures nothing: gives `SPEEDS`, a little more at each call.
+    """Returns samples without measuring: `SPEEDS`, and a little more at each call."""
 
-    Attributes:
-        calls: the length of each call.
-        checks: the length of each check.
-        faults: by length, what its calls raise in their order; None for one that succeeds.
-        check_faults: what checks raise.
-        alone: held by the call that is timed.
-        factor: how fast this machine is now.
-        disturbed: during how many of the first calls somebody else uses the GPU.
-        environment: the machine that is measured.
-    """
-
-    calls: list[int] = field(default_factory=list)
-    checks: list[int] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)  # the length of each call
+    checks: list[int] = field(default_factory=list)  # the length of each check
+    # by length, the exceptions of successive calls; None for a call that succeeds
     faults: dict[int, list[Exception | None]] = field(default_factory=dict)
-    disturbed: int = 0
+    disturbed: int = 0  # the number of first calls during which another program uses the GPU
     environment: Environment = ENVIRONMENT
-    factor: float = 1.0
-    check_faults: list[Exception] = field(default_factory=list)
-    alone: Any = field(default_factory=threading.Lock)
+    factor: float = 1.0  # the machine's speed
+    lock: Any = field(default_factory=threading.Lock)  # one call at a time
 
     def __call__(self, tree: Path, length: int, *_: Any, **__: Any) -> Sample:
-        with self.alone:
-            return self._measured(tree, length)
+        with self.lock:
+            return self._measure(tree, length)
 
     def check(self, tree: Path, length: int, *_: Any) -> Correctness:
-        """Find nothing wrong, or raise what `check_faults` has left."""
         self.checks.append(length)
-        fault = self.check_faults.pop(0) if self.check_faults else None
-        if fault:
-            raise fault
         digest = source_digest(tree)
         return samples.make_correctness(
             digest=digest, device="cpu", dtype="float32", longest=length
         )
 
-    def _measured(self, tree: Path, length: int) -> Sample:
+    def _measure(self, tree: Path, length: int) -> Sample:
         self.calls.append(length)
         faults = self.faults.get(length)
         fault = faults.pop(0) if faults else None
@@ -136,7 +123,7 @@ class FakeBench:
 
 
 class Waits:
-    """Waits that pass at once; `then` is called at each and may raise `Stopped`."""
+    """Waits that return at once; `then` is called at each and may raise `Stopped`."""
 
     def __init__(self, then: Callable[[float], object] | None = None) -> None:
         self.seconds: list[float] = []
@@ -162,7 +149,7 @@ def stop_after(count: int) -> Callable[[float], None]:
 
 
 def make_settings(state_dir: Path, **flags: Any) -> Settings:
-    """Return settings that depend on nothing outside the test."""
+    """Return settings that do not depend on the environment."""
     env_file = state_dir / "empty.env"
     state_dir.mkdir(parents=True, exist_ok=True)
     env_file.touch(mode=0o600)
@@ -180,22 +167,22 @@ def make_settings(state_dir: Path, **flags: Any) -> Settings:
 Miner = Callable[..., Context]
 
 
-def make_context(state_dir: Path, api_url: str, **given: Any) -> Context:
-    """Return a context whose counterparts stand in, except the journal and the client.
+def make_context(state_dir: Path, api_url: str, **options: Any) -> Context:
+    """Return a context with a real journal and client and otherwise fake parts.
 
     Args:
-        given: fields of the context and of its settings, by name.
+        options: fields of the context and of its settings, by name.
     """
-    flags = {name: given.pop(name) for name in Settings.model_fields if name in given}
-    key, waits = Key(), given.get("waiter", Waits())
-    fork = given.get("fork") or FakeFork(state_dir / "fork")
-    bench = given.pop("measure", None) or FakeBench()
+    flags = {name: options.pop(name) for name in Settings.model_fields if name in options}
+    key, waits = Key(), options.get("waiter", Waits())
+    fork = options.get("fork") or FakeFork(state_dir / "fork")
+    bench = options.pop("measure", None) or FakeBench()
     parts: dict[str, Any] = {
         "settings": make_settings(state_dir, **flags),
         "identity": key,
         "journal": Journal(state_dir / "journal.sqlite"),
-        # A client that nobody asked for would still read all of the system's certificates.
-        "client": given.get("client") or ApiClient(api_url, key, wait=waits),
+        # lazily, because a new client reads all of the system's certificates
+        "client": options.get("client") or ApiClient(api_url, key, wait=waits),
         "fork": fork,
         "log": get_logger("test"),
         "measure": bench,
@@ -204,14 +191,14 @@ def make_context(state_dir: Path, api_url: str, **given: Any) -> Context:
         "content_digest": fork.digest,
         "waiter": waits,
         "jitter": lambda: 0.5,
-        **given,
+        **options,
     }
     return Context(**parts)
 
 
 def draft(**changes: Any) -> Submission:
-    """Return a submission at its beginning, except for what `changes` names."""
-    beginning: dict[str, Any] = {
+    """Return a new submission with `changes`."""
+    fields: dict[str, Any] = {
         "id": 1,
         "hotkey": HOTKEY,
         "target_sequence_length": 2048,
@@ -219,11 +206,11 @@ def draft(**changes: Any) -> Submission:
         "publish_at": "before_commit",
         "api_url": "https://api.example",
     }
-    return Submission(**{**beginning, **changes})
+    return Submission(**{**fields, **changes})
 
 
 def states(context: Context, key: int) -> list[State]:
-    """Return every state that a submission has been in, in order."""
+    """Return the states of a submission in their order."""
     return [event.state for event in context.journal.events(key) if event.kind != "noted"]
 
 
@@ -239,15 +226,15 @@ COMMITTING: dict[str, Any] = {
     "commitment_hash": "c" * 64,
     "round_id": 7,
 }
-"""What a submission has from its claim on."""
+"""The fields of a submission in COMMITTING."""
 
 
 def new(log: Journal, target: int = 2048, hotkey: str = HOTKEY) -> Submission:
-    """Have a journal begin a submission."""
+    """Insert a new submission."""
     first = draft(id=0, target_sequence_length=target, hotkey=hotkey, created_at=1.0)
     return log.insert(replace(first, updated_at=1.0))
 
 
 def close(log: Journal, submission: Submission, state: State = State.VALIDATED) -> Submission:
-    """Have a journal end a submission."""
+    """Move a submission to a final state."""
     return log.transition(submission, replace(submission, state=state, updated_at=2.0))

@@ -1,10 +1,7 @@
-"""Whole cycles against this project's own API, with real signatures and marks by a validator."""
+"""Whole cycles against this project's own API, with real signatures and verdicts."""
 
 from __future__ import annotations
 
-import sqlite3
-import threading
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,6 @@ from neurons.miner.daemon import run_cycle
 from neurons.wire.client import ApiClient
 from tests.neurons.live_api import ALICE, BOB, LiveApi
 from tests.neurons.miner.parts import FakeFork, Waits, make_context
-from tests.processes import wait_for
 
 
 def miner(folder: Path, api: LiveApi, waits: Waits, mode: str = "commit_reveal") -> Context:
@@ -31,7 +27,7 @@ def miner(folder: Path, api: LiveApi, waits: Waits, mode: str = "commit_reveal")
 
 
 def marking(api: LiveApi, score: float) -> Waits:
-    """Return waits at which a block passes and a validator marks all that is queued."""
+    """Return waits at each of which a block passes and a validator marks all queued rows."""
 
     def pass_time(_: float) -> None:
         api.pass_blocks(1)
@@ -57,23 +53,3 @@ def test_a_faster_miner_ranks_above(tmp_path: Path, api: LiveApi) -> None:
     api.mark(api.submit(BOB, 1e6), 1.0)
     done = run_cycle(miner(tmp_path / "state", api, marking(api, 1.0)))
     assert (done.state, done.rank, done.weight) == (State.VALIDATED, 2, 0.25)
-
-
-def test_a_stop_while_waiting_for_the_block_is_prompt_and_loses_nothing(tmp_path, api):
-    context = miner(tmp_path / "state", api, Waits())
-    context.waiter = None  # wait in earnest
-
-    def stop_once_committed() -> None:
-        with closing(sqlite3.connect(context.journal.path)) as journal:
-            rows = "SELECT 1 FROM submissions WHERE state = 'COMMITTED'"
-            wait_for(lambda: journal.execute(rows).fetchone())
-        context.stop.set()
-
-    stopper = threading.Thread(target=stop_once_committed)
-    stopper.start()
-    assert run_cycle(context).state is State.COMMITTED
-    stopper.join()
-    context.stop.clear()
-    api.pass_blocks(10)
-    context.waiter = Waits(lambda _: api.mark(1, 1.0))
-    assert run_cycle(context).state is State.VALIDATED

@@ -1,4 +1,4 @@
-"""Completion as a person gets it: a real shell, in another folder, where Tab is typed."""
+"""Completion in real interactive shells, in another folder than the checkout."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.skipif(
 
 
 def documented(shell: str) -> str:
-    """The line of docs/operating.md that installs the completion of a shell."""
+    """Return the command of docs/operating.md that installs the completion of a shell."""
     text = (PROJECT / "docs/operating.md").read_text()
     (line,) = re.findall(rf"^ +(\./START_MINER\.sh completion {shell} >>\S+)", text, re.M)
     return str(line)
 
 
-def typed(shell: str, home: Path, *, until: str, keys: str) -> str:
-    """Type keys into an interactive shell in `home`; return what it shows until a text appears."""
+def complete(shell: str, home: Path, *, until: str, keys: str) -> str:
+    """Type keys and Tab into an interactive shell in `home`; return its output up to `until`."""
     env = {"HOME": str(home), "PATH": os.environ["PATH"], "TERM": "dumb", "PS1": "ready> "}
     child, terminal = pty.fork()
     if child == 0:
@@ -43,7 +43,7 @@ def typed(shell: str, home: Path, *, until: str, keys: str) -> str:
         while until not in shown.partition(keys)[2] and time.monotonic() < deadline:
             if select.select([terminal], [], [], 1.0)[0]:
                 shown += os.read(terminal, 65536).decode(errors="replace")
-            elif shown and not sent:  # the shell has read its files: its prompt is there
+            elif shown and not sent:  # the prompt is shown
                 os.write(terminal, f"{keys}\t".encode())
                 sent = True
     except OSError as error:  # the shell has ended
@@ -63,12 +63,12 @@ def test_the_documented_line_completes_in_another_folder(shell: str, tmp_path: P
     (tmp_path / RC_FILES[shell]).parent.mkdir(parents=True, exist_ok=True)
     env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     run("bash", "-c", documented(shell), env=env, check=True)
-    shown = typed(shell, tmp_path, keys=f"{SCRIPT} comple", until="tion")
+    shown = complete(shell, tmp_path, keys=f"{SCRIPT} comple", until="tion")
     assert re.search(r"comple.*?tion", shown, re.DOTALL), shown
     assert "not found" not in shown
 
 
-def test_nothing_goes_into_a_shell_s_file_before_the_installation(tmp_path: Path) -> None:
+def test_completion_prints_nothing_to_stdout_before_the_installation(tmp_path: Path) -> None:
     names = ("START_MINER.sh", "scripts/before_install.sh", "scripts/help/miner.txt")
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

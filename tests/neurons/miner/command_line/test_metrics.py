@@ -6,7 +6,6 @@ import re
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,66 +18,56 @@ from neurons.miner.cycle import State
 from neurons.miner.journal import Journal
 from neurons.runtime.errors import ConfigError
 from neurons.wire.rules import block_at
-from tests.neurons.miner.parts import draft
+from tests.neurons.miner.parts import COMMITTING, draft
 from tests.processes import HANG
 
-CLAIM: dict[str, Any] = {
-    "fork_url": "u",
-    "commit_hash": "c",
-    "tokens_per_sec": 12.5,
-    "benchmarks": {},
-}
 
-
-def ask(port: int | None, path: str) -> httpx.Response:
+def get(port: int | None, path: str) -> httpx.Response:
     return httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False, timeout=HANG)
 
 
 def figure(text: str, name: str) -> float:
-    (found,) = re.findall(rf"^quasar_{re.escape(name)} (\S+)$", text, re.M)
-    return float(found)
+    (value,) = re.findall(rf"^quasar_{re.escape(name)} (\S+)$", text, re.M)
+    return float(value)
 
 
-def test_a_monitor_sees_the_submission_its_claim_and_its_past(tmp_path: Path) -> None:
+def test_the_metrics_show_the_submission_the_claim_and_earlier_ends(tmp_path: Path) -> None:
     ahead = block_at(time.time()) + 50
-    salt = "ab" * 32
     with Journal(tmp_path / JOURNAL) as journal:
-        journal.insert(draft(state=State.RANKED, rank=2, **CLAIM))
-        journal.insert(
-            draft(state=State.COMMITTED, reveal_block=ahead, submission_id=1, salt=salt, **CLAIM)
-        )
+        journal.insert(draft(state=State.RANKED, rank=2, **COMMITTING))
+        journal.insert(draft(state=State.COMMITTED, reveal_block=ahead, **COMMITTING))
         with serving(tmp_path, 0) as port:
-            text = ask(port, "/metrics").text
-            assert ask(port, "/healthz").json() == {"status": "ok", "state": "COMMITTED"}
-            assert ask(port, "/journal.sqlite").status_code == 404
+            text = get(port, "/metrics").text
+            assert get(port, "/healthz").json() == {"status": "ok", "state": "COMMITTED"}
+            assert get(port, "/journal.sqlite").status_code == 404
     assert figure(text, 'state{state="COMMITTED"}') == 1
-    assert figure(text, "claim_tokens_per_second") == 12.5
+    assert figure(text, "claim_tokens_per_second") == COMMITTING["tokens_per_sec"]
     assert 49 * 12 <= figure(text, "reveal_seconds") <= 50 * 12
     assert figure(text, 'ended{state="RANKED"}') == 1
     assert figure(text, "rank") == 2
-    assert salt not in text
+    assert COMMITTING["salt"] not in text
 
 
-def test_what_waits_for_a_person_is_not_healthy(tmp_path: Path) -> None:
+def test_a_held_submission_is_not_healthy(tmp_path: Path) -> None:
     with Journal(tmp_path / JOURNAL) as journal:
         new = journal.insert(draft())
         journal.transition(new, cycle.hold(new, "Refused.", "Do this.", time.time()))
     with serving(tmp_path, 0) as port:
-        reply = ask(port, "/healthz")
+        reply = get(port, "/healthz")
     assert reply.status_code == 503
     assert reply.json() == {"status": "held", "reason": "Refused.", "remedy": "Do this."}
     with serving(tmp_path, 0, "5Another") as port:
-        assert ask(port, "/healthz").json() == {"status": "ok", "state": None}
+        assert get(port, "/healthz").json() == {"status": "ok", "state": None}
 
 
 def test_row_17_a_full_disk_is_degraded_health(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "START_BYTES", 2**63)  # more than any disk has
     with serving(tmp_path, 0) as port:
-        reply = ask(port, "/healthz")
+        reply = get(port, "/healthz")
     assert (reply.status_code, reply.json()["status"]) == (503, "degraded")
 
 
-def test_it_is_off_by_default_on_loopback_alone_and_a_taken_port_is_said(tmp_path: Path) -> None:
+def test_the_server_is_off_by_default_and_on_loopback_and_reports_a_used_port(tmp_path):
     with serving(tmp_path, None) as port:
         assert port is None
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -90,8 +79,8 @@ def test_it_is_off_by_default_on_loopback_alone_and_a_taken_port_is_said(tmp_pat
         assert row in Path("/proc/net/tcp").read_text()
 
 
-def test_a_damaged_journal_is_told_and_the_server_lives(tmp_path: Path) -> None:
+def test_a_damaged_journal_is_a_503(tmp_path: Path) -> None:
     (tmp_path / JOURNAL).write_bytes(b"no journal" * 1000)
     with serving(tmp_path, 0) as port:
-        for _ in range(2):
-            assert ask(port, "/metrics").status_code == 503
+        for _ in range(2):  # the server goes on
+            assert get(port, "/metrics").status_code == 503

@@ -1,9 +1,8 @@
-"""What a file or folder of another user is answered with: a sentence and its remedy."""
+"""Files and folders of another user: each command names the fault and its remedy."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ NOBODY = 65534
 
 @contextmanager
 def as_another_user() -> Iterator[None]:
-    """Lose root's right to everything, which some tests run with."""
+    """Drop root's rights during the block."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(NOBODY)
@@ -37,48 +36,51 @@ def as_another_user() -> Iterator[None]:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Iterator[Path]:
-    """A state folder with a journal that this user cannot look into."""
+    """A state folder with a journal that this user cannot read."""
     Journal(tmp_path / "embedded" / JOURNAL).close()
     tmp_path.chmod(0)
     yield tmp_path
     tmp_path.chmod(0o700)
 
 
+NOT_WRITABLE = "cannot be written (Permission denied). Make the user"
+NOT_READABLE = "belongs to another user: run this as the user that runs the miner"
+
+
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
-        ("once", "cannot be written (Permission denied). Make the user"),
-        ("bench", "cannot be written (Permission denied). Make the user"),
-        ("status", "belongs to another user: run this as the user that runs the miner"),
-        ("logs", "belongs to another user: run this as the user that runs the miner"),
-        ("backup copy.sqlite", "belongs to another user: run this as the user that runs the miner"),
-        ("release", "belongs to another user: run this as the user that runs the miner"),
-        ("abandon", "belongs to another user: run this as the user that runs the miner"),
+        ("once", NOT_WRITABLE),
+        ("bench", NOT_WRITABLE),
+        ("status", NOT_READABLE),
+        ("logs", NOT_READABLE),
+        ("backup copy.sqlite", NOT_READABLE),
+        ("release", NOT_READABLE),
     ],
 )
-def test_a_state_folder_of_another_user_is_told_by_every_command(command, said, foreign, capsys):
+def test_every_command_reports_a_state_folder_of_another_user(command, message, foreign, capsys):
     with as_another_user():
         flags = ["--env-file", os.devnull, "--state-dir", str(foreign), "--device", "cpu"]
         status = miner.main([*flags, *command.split()])
-    told = capsys.readouterr()
+    out, err = capsys.readouterr()
     assert status == 78
-    assert told.err.startswith(f"The state folder {foreign}/embedded ")
-    assert said in told.err
-    assert told.out == ""
+    assert err.startswith(f"The state folder {foreign}/embedded ")
+    assert message in err
+    assert out == ""
     assert not Path("copy.sqlite").exists()
 
 
-def test_the_doctor_tells_of_a_state_folder_that_it_cannot_look_into(monkeypatch):
+def test_doctor_reports_a_state_folder_that_it_cannot_read(monkeypatch):
     monkeypatch.setattr(machine_checks, "software", lambda device: iter(()))
-    # pytest's own folders are closed to others, so that nobody would see which folder is meant
+    # other users cannot enter pytest's own temporary folders
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o711)
         closed = Path(name, "state")
         closed.mkdir(mode=0)
         settings = Settings(state_dir=closed / "embedded", device="cpu")
         with as_another_user():
-            found = {one.name: one for one in doctor.examine(settings, embedded=True)}
-    disk, fork = found["disk"], found["fork"]
+            findings = {one.name: one for one in doctor.examine(settings, embedded=True)}
+    disk, fork = findings["disk"], findings["fork"]
     assert disk.level == fork.level == "failure"
     assert disk.detail == f"{closed} cannot be written (Permission denied)"
     assert fork.detail == f"{closed}/embedded/fork cannot be read (Permission denied)"
@@ -86,9 +88,9 @@ def test_the_doctor_tells_of_a_state_folder_that_it_cannot_look_into(monkeypatch
     assert "another STATE_DIR" in fork.remedy
 
 
-def test_a_python_that_this_user_may_not_execute_is_told_with_its_remedy(tmp_path, monkeypatch):
+def test_a_python_that_this_user_may_not_execute_is_reported(tmp_path, monkeypatch):
     python = tmp_path / "python"
-    shutil.copyfile(os.path.realpath(sys.executable), python)  # without the right to execute it
+    python.touch()  # without the permission to execute it
     monkeypatch.setattr(sys, "executable", str(python))
     (torch,) = machine_checks.software("cpu")
     assert (torch.name, torch.level) == ("torch", "failure")
@@ -98,15 +100,12 @@ def test_a_python_that_this_user_may_not_execute_is_told_with_its_remedy(tmp_pat
         registered_uid("5Hotkey", 24, "finney", 10.0)
 
 
-def test_settings_and_a_copy_of_another_user_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    # pytest's own folders are closed to others, so that nobody would see which file is meant
+def test_settings_wallets_and_backups_of_another_user_are_reported(capsys):
+    # other users cannot enter pytest's own temporary folders
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        settings, copy, flags = (
-            folder / "a.env",
-            folder / "a.sqlite",
-            ["--state-dir", f"{name}/new"],
-        )
+        settings, copy = folder / "a.env", folder / "a.sqlite"
+        flags = ["--state-dir", f"{name}/new"]
         settings.touch(mode=0)
         Journal(copy).close()
         copy.chmod(0)

@@ -1,4 +1,4 @@
-"""What `status` says of a submission in each state."""
+"""The output of `status`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ from tests.neurons.miner.parts import COMMITTING, draft, new
 from tests.processes import started
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_status_says_what_comes_next(state: State) -> None:
+@pytest.mark.parametrize(
+    ("state", "action"),
+    [
+        (State.NEW, "publish the kernels"),
+        (State.CLAIMED, "commit to the claim"),
+        (State.COMMITTED, "block 77"),
+        (State.HELD, "do this"),
+        (State.FAILED, "try again: submit the claim"),
+        (State.VALIDATED, "none"),
+    ],
+)
+def test_status_shows_the_next_action(state: State, action: str) -> None:
     submission = draft(state=state, remedy="do this", retry_at=5.0, reveal_block=77)
     if state is State.FAILED:
         submission = replace(submission, resume_state=State.CLAIMED)
-    said = next_action(submission)
-    assert said
+    assert action in next_action(submission)
     assert (deadline_of(submission, 1.0) == 5.0) is (state is State.FAILED)
-    if state is State.HELD:
-        assert said == "do this"
-    if state is State.COMMITTED:
-        assert "77" in said
 
 
-def test_an_automatic_target_has_no_league_until_it_is_decided(tmp_path: Path) -> None:
-    text = Status(
-        tmp_path, False, draft(target_sequence_length=0, auto_target=True), None
-    ).as_text()
+def test_an_automatic_target_has_no_league_until_the_claim(tmp_path: Path) -> None:
+    automatic = draft(target_sequence_length=0, auto_target=True)
+    text = Status(tmp_path, False, automatic, None).as_text()
     assert "target    auto" in text
     assert "league" not in text
 
@@ -45,10 +49,9 @@ def test_an_automatic_target_has_no_league_until_it_is_decided(tmp_path: Path) -
 def test_a_clock_that_was_set_back_shows_no_pause_of_days() -> None:
     failed = replace(draft(state=State.FAILED, resume_state=State.CLAIMED), retry_at=30 * 86400.0)
     assert deadline_of(failed, 100.0) == 100.0 + RETRY_AFTER_MAX_SECONDS
-    assert deadline_of(failed, 30 * 86400.0 - 5) == failed.retry_at
 
 
-def test_status_shows_the_configured_hotkey_whatever_another_one_left(command, tmp_path):
+def test_status_shows_the_configured_hotkey_first(command, tmp_path):
     settings: dict[str, Any] = {"STATE_DIR": str(tmp_path / "state")}
     wallets = tmp_path / "wallets"
     hotkeys = {name: create_throwaway(wallets, name).hotkey for name in ("mine", "theirs")}
@@ -69,7 +72,7 @@ def test_status_shows_the_configured_hotkey_whatever_another_one_left(command, t
 
 
 @pytest.mark.parametrize("words", [(), ("--watch",)])
-def test_foreign_words_reach_a_terminal_as_text(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_control_characters_of_the_server_do_not_reach_a_terminal(tmp_path, words):
     hostile = "\x1b]0;owned\x07 \u202e[link=https://x.example]see[/wrong]"
     with Journal(tmp_path / "journal.sqlite") as journal:
         one = new(journal)

@@ -1,4 +1,4 @@
-"""Fixtures of the publishing tests: the fork's remote, an overlay to change."""
+"""Fixtures of the publishing tests: the fork's remote, and an overlay that tests may change."""
 
 from __future__ import annotations
 

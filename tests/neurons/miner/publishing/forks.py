@@ -1,4 +1,4 @@
-"""Forks in real repositories: what the upstream holds, publishing, and commits of others."""
+"""Helpers for forks in real repositories: publishing, and commits of other people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MakeFork = Callable[..., Fork]
 
 
 def lay_out(fork: Fork) -> str:
-    """Prepare and commit; return the commit, which is on this machine alone."""
+    """Prepare and commit without a push; return the commit."""
     fork.prepare()
     return fork.commit()
 
@@ -26,7 +26,7 @@ def publish(fork: Fork) -> str:
 
 
 def clone_elsewhere(remote: Path, branch: str) -> Path:
-    """Clone as somebody else would."""
+    """Clone as another person."""
     clone = remote.parent / f"elsewhere-{len(list(remote.parent.iterdir()))}"
     run_git(remote.parent, "clone", "-q", "-b", branch, str(remote), str(clone))
     return clone
@@ -35,7 +35,7 @@ def clone_elsewhere(remote: Path, branch: str) -> Path:
 def commit_elsewhere(
     remote: Path, branch: str, files: dict[str, str], *options: str, amend: bool = False
 ) -> str:
-    """Commit and push as somebody else would; return the hash."""
+    """Commit and push as another person; return the hash."""
     clone = clone_elsewhere(remote, branch)
     made = commit(clone, files, *(["--amend"] if amend else []))
     run_git(clone, "push", "-q", *options, "origin", f"HEAD:{branch}")

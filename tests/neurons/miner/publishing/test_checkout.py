@@ -1,4 +1,4 @@
-"""REPO_PATH: an existing checkout, used as it is, refused when dirty, and disarmed when hostile."""
+"""REPO_PATH: an existing checkout is used in place; dirty or hostile ones are refused."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import pytest
 
 from neurons.miner.publishing.fork import Fork
 from neurons.runtime.errors import Held
+from neurons.runtime.git.remote import Token
 from quasar_kernels.contract import OVERLAY, overlay_files
 from tests.neurons.miner.publishing.forks import publish
 from tests.repositories import GIT_ENVIRONMENT, make_repository, run_git
 from tests.repositories import commit as commit_files
 
 CHUNK = "fla/ops/quasar/chunk.py"
+TOKEN = Token("t0ken", "github.com")
 
 
 @pytest.fixture
@@ -29,20 +31,20 @@ def checkout(remote: Path, tmp_path: Path) -> Path:
     return tmp_path / "checkout"
 
 
-def use(checkout: Path, token: str | None = None) -> Fork:
+def use(checkout: Path, token: Token | None = None) -> Fork:
     return Fork(None, None, checkout.parent / "unused", repo_path=checkout, token=token)
 
 
 def expect_held(checkout: Path, words: str | None = None) -> Held:
-    """Expect that the miner is held with `words` in the reason, and return what holds it."""
+    """Return the Held of `prepare`, whose reason must match `words`."""
     with pytest.raises(Held, match=words) as held:
         use(checkout).prepare()
     return held.value
 
 
-def test_its_own_branch_and_origin_are_used(checkout: Path, remote: Path) -> None:
+def test_the_checkouts_branch_and_origin_are_used(checkout: Path, remote: Path) -> None:
     run_git(checkout, "checkout", "-q", "-b", "mine")
-    commit_files(checkout, {"notes.txt": "a commit of the person's own\n"})
+    commit_files(checkout, {"notes.txt": "the owner's commit\n"})
     fork = use(checkout)
     assert fork.url == f"file://{remote}"
     assert fork.worktree == checkout
@@ -55,29 +57,28 @@ def test_its_own_branch_and_origin_are_used(checkout: Path, remote: Path) -> Non
         assert (checkout / name).read_bytes() == (OVERLAY / name).read_bytes()
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_a_dirty_checkout_is_refused_by_name_and_left_alone(checkout: Path, staged: bool) -> None:
+def test_a_dirty_checkout_is_refused_and_left_unchanged(checkout: Path) -> None:
     (checkout / "README.md").write_text("my unsaved work\n")
+    (checkout / "staged.txt").touch()
+    run_git(checkout, "add", "-A")
     (checkout / "new file.txt").write_text("untracked\n")
-    if staged:
-        run_git(checkout, "add", "-A")
     before = run_git(checkout, "status", "--porcelain")
     held = expect_held(checkout, "uncommitted changes")
-    assert "README.md" in held.reason
-    assert "new file.txt" in held.reason
+    for name in ("README.md", "staged.txt", "new file.txt"):
+        assert name in held.reason
     assert run_git(checkout, "status", "--porcelain") == before
     assert (checkout / CHUNK).read_text() == "# old\n"
 
 
-def test_an_edited_kernel_is_refused_not_overwritten(checkout: Path) -> None:
+def test_an_edited_kernel_is_not_overwritten(checkout: Path) -> None:
     (checkout / CHUNK).write_text("# my own idea\n")
     expect_held(checkout, CHUNK)
     assert (checkout / CHUNK).read_text() == "# my own idea\n"
 
 
-def test_a_run_that_was_cut_off_goes_on(checkout: Path) -> None:
+def test_an_interrupted_run_continues(checkout: Path) -> None:
     names = overlay_files()
-    for name in names[: len(names) // 2]:  # laid, not committed
+    for name in names[: len(names) // 2]:  # copied and not committed
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).write_bytes((OVERLAY / name).read_bytes())
     run_git(checkout, "add", CHUNK)
@@ -90,7 +91,7 @@ def test_a_detached_head_is_refused(checkout: Path) -> None:
     expect_held(checkout, "not on a branch")
 
 
-def test_a_folder_inside_a_checkout_or_none_is_refused(checkout: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_the_top_of_a_checkout_is_refused(checkout, tmp_path):
     held = expect_held(checkout / "fla", "not a git checkout")
     assert "REPO_PATH" in str(held)
     (tmp_path / "empty").mkdir()
@@ -111,14 +112,14 @@ def test_a_checkout_behind_its_remote_is_not_moved(checkout: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("origin", "token", "url", "protocol"),
     [
-        ("git@github.com:Me/fork.git", "t0ken", "https://github.com/Me/fork", "https"),
+        ("git@github.com:Me/fork.git", TOKEN, "https://github.com/Me/fork", "https"),
         ("git@github.com:Me/fork.git", None, "https://github.com/Me/fork", "ssh"),
-        ("ssh://git@github.com/Me/fork", "t0ken", "https://github.com/Me/fork", "https"),
+        ("ssh://git@github.com/Me/fork", TOKEN, "https://github.com/Me/fork", "https"),
         ("https://github.com/Me/fork.git/", None, "https://github.com/Me/fork", "https"),
         ("../fork.git", None, None, "file"),
     ],
 )
-def test_the_origin_as_a_validator_can_clone_it(checkout, origin, token, url, protocol):
+def test_the_origins_public_address(checkout, origin, token, url, protocol):
     run_git(checkout, "remote", "set-url", "origin", origin)
     fork = use(checkout, token)
     assert fork._remote.protocol == protocol
@@ -137,7 +138,7 @@ def test_a_credential_in_the_origin_is_refused_and_not_shown(checkout: Path) -> 
 
 
 def trap(checkout: Path) -> tuple[Path, Path]:
-    """Return a program that leaves a file behind, and that file."""
+    """Return a program that creates a file, and that file."""
     program, sprung = checkout.parent / "trap.sh", checkout.parent / "sprung"
     program.write_text(f"#!/bin/sh\ntouch {sprung}\ncat\n")
     program.chmod(0o755)
@@ -176,10 +177,10 @@ def test_row_29_programs_that_the_checkout_names_do_not_run(checkout: Path) -> N
         "commit.gpgSign": "true",
     }.items():
         run_git(checkout, "config", name, value)
-    (checkout / "data.bin").write_text("plain\n")  # a new time stamp: git looks into the file
+    (checkout / "data.bin").write_text("plain\n")  # a new time stamp, so that git reads the file
     publish(use(checkout))
     assert not sprung.exists()
-    # The traps do work where git is not hardened.
+    # plain git runs the traps
     subprocess.run(["git", "status"], cwd=checkout, env=GIT_ENVIRONMENT, capture_output=True)
     assert sprung.exists()
 
@@ -200,7 +201,7 @@ def test_row_29_programs_that_the_checkout_names_do_not_run(checkout: Path) -> N
         "hook.evil.command",
     ],
 )
-def test_settings_that_redirect_or_run_are_refused_by_name(checkout: Path, name: str) -> None:
+def test_git_settings_that_redirect_or_run_programs_are_refused(checkout: Path, name: str) -> None:
     value = str(checkout) if name == "core.worktree" else "https://github.com/"
     run_git(checkout, "config", name, value)
     held = expect_held(checkout)
@@ -215,7 +216,7 @@ def test_a_worktree_set_elsewhere_is_refused(checkout: Path, tmp_path: Path) -> 
     assert list((tmp_path / "victim").iterdir()) == []
 
 
-def test_an_included_settings_file_is_looked_into(checkout: Path) -> None:
+def test_included_git_settings_are_checked(checkout: Path) -> None:
     (checkout / ".git/more").write_text('[url "https://evil.example/"]\n\tinsteadOf = https://\n')
     run_git(checkout, "config", "include.path", "more")
     expect_held(checkout, "insteadof")

@@ -1,4 +1,4 @@
-"""The fork on real repositories: what is published, and what a validator clones."""
+"""The fork on real repositories: the published content, and the clone of a validator."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from neurons.miner.publishing.fork import Fork
 from neurons.miner.publishing.from_settings import open_fork
 from neurons.runtime.errors import Held
+from neurons.runtime.git.command import AUTHOR
 from neurons.runtime.loading import load_settings
 from quasar_kernels.contract import OVERLAY, check_tree, overlay_files
 from tests.neurons.githost import UPSTREAM_FILES
@@ -22,7 +23,7 @@ from tests.repositories import run_git
 def test_a_validator_gets_the_overlay_byte_for_byte(fork, remote, tmp_path):
     commit = publish(fork)
     assert fork.url == f"file://{remote}"
-    # The validator's own commands.
+    # the validator's commands
     run_git(tmp_path, "clone", "-q", "--depth", "1", fork.url, "validator")
     clone = tmp_path / "validator"
     run_git(clone, "fetch", "-q", "--depth", "1", "origin", commit)
@@ -32,29 +33,28 @@ def test_a_validator_gets_the_overlay_byte_for_byte(fork, remote, tmp_path):
     assert (clone / "fla/ops/quasar/theirs.py").exists()
     assert (clone / "README.md").read_text() == "upstream\n"
     assert check_tree(clone) == []
-    # What is measured is what was committed.
+    # the measured worktree is the commit
     assert run_git(fork.worktree, "rev-parse", "HEAD") == commit
     assert run_git(fork.worktree, "status", "--porcelain") == ""
 
 
-def test_the_commit_names_its_author_and_its_parent(make_fork, remote, upstream):
-    commit = publish(make_fork(author="Ada <ada@example.org>"))
-    facts = run_git(remote, "log", "-1", "--format=%an <%ae>|%cn|%P|%G?", commit).split("|")
-    assert facts[:2] == ["Ada <ada@example.org>", "Ada"]
+def test_the_commit_names_its_author_and_its_parent(fork, remote, upstream):
+    facts = run_git(remote, "log", "-1", "--format=%an <%ae>|%cn|%P|%G?", publish(fork)).split("|")
+    assert facts[:2] == [AUTHOR, "quasar-miner"]
     assert facts[2] == run_git(upstream, "rev-parse", "main")
     assert facts[3] == "N"
-    assert run_git(remote, "rev-parse", "main") == run_git(upstream, "rev-parse", "main")
+    assert run_git(remote, "rev-parse", "main") == facts[2]
 
 
-def test_the_same_content_is_the_same_commit(fork: Fork, make_fork: MakeFork, remote: Path) -> None:
+def test_the_same_content_has_the_same_commit(fork, make_fork, remote):
     commit = publish(fork)
     assert publish(fork) == commit
     assert publish(make_fork()) == commit
     assert run_git(remote, "rev-list", "--count", "quasar") == "2"
 
 
-def test_a_clone_lost_before_the_reveal_is_made_again(fork, make_fork, remote):
-    commit = lay_out(fork)  # not pushed: the kernel is private until the reveal
+def test_a_clone_lost_before_the_reveal_is_created_again(fork, make_fork, remote):
+    commit = lay_out(fork)  # not pushed, as with PUBLISH_AT=before_reveal
     shutil.rmtree(fork.worktree)
     assert lay_out(fork) == commit
     shutil.rmtree(fork.worktree)
@@ -65,7 +65,7 @@ def test_a_clone_lost_before_the_reveal_is_made_again(fork, make_fork, remote):
     assert run_git(remote, "rev-parse", "quasar") == commit
 
 
-def test_a_lost_clone_of_other_kernels_pushes_nothing(fork, make_fork, remote, overlay):
+def test_a_lost_clone_and_changed_kernels_push_nothing(fork, make_fork, remote, overlay):
     commit = lay_out(fork)
     shutil.rmtree(fork.worktree)
     (overlay / "fla/ops/quasar/README.md").write_text("changed\n")
@@ -74,8 +74,8 @@ def test_a_lost_clone_of_other_kernels_pushes_nothing(fork, make_fork, remote, o
     assert run_git(remote, "branch", "--list", "quasar") == ""
 
 
-def test_attributes_of_the_fork_change_no_byte(fork: Fork, remote: Path) -> None:
-    # A validator's clone obeys these; the miner's must not.
+def test_git_attributes_change_no_byte(fork: Fork, remote: Path) -> None:
+    # a validator's clone applies these; the miner's must not
     commit_elsewhere(remote, "main", {".gitattributes": "*.py text eol=crlf ident filter=evil\n"})
     commit = publish(fork)
     theirs = "fla/ops/quasar/theirs.py"
@@ -114,7 +114,7 @@ LAYER = "fla/layers/quasar.py"
 PUBLIC_LAYER = "# the upstream's layer, with no newline at its end\r\n\n# \xe9"
 
 
-def test_with_ops_the_operator_alone_is_published(make_fork, remote, tmp_path):
+def test_scope_ops_publishes_only_the_operator(make_fork, remote, tmp_path):
     base = commit_elsewhere(remote, "main", {LAYER: PUBLIC_LAYER})
     settings = {"fork_remote": str(remote), "state_dir": tmp_path / "state", "fork_scope": "ops"}
     fork = open_fork(load_settings(settings, Path(os.devnull), {}))
@@ -131,13 +131,13 @@ def test_with_ops_the_operator_alone_is_published(make_fork, remote, tmp_path):
         assert check_tree(tree) == []
 
 
-def test_a_fork_without_a_layer_is_held_with_ops(make_fork: MakeFork) -> None:
+def test_scope_ops_requires_a_fork_with_a_layer(make_fork: MakeFork) -> None:
     with pytest.raises(Held, match="FORK_SCOPE=layer"):
         make_fork(scope="ops").prepare()
 
 
 @pytest.mark.parametrize("text", [PUBLIC_LAYER, "two newlines\n\n", ""])
-def test_the_scope_may_change_and_change_back(make_fork: MakeFork, remote: Path, text: str) -> None:
+def test_a_change_of_scope_restores_the_layer(make_fork: MakeFork, remote: Path, text: str) -> None:
     base = commit_elsewhere(remote, "main", {LAYER: text})
     whole = publish(make_fork())
     alone = publish(make_fork(scope="ops"))
@@ -151,12 +151,12 @@ def test_the_scope_may_change_and_change_back(make_fork: MakeFork, remote: Path,
         assert held == (OVERLAY / LAYER).read_text().strip()
 
 
-def test_a_layer_changed_by_others_since_stays_with_ops(make_fork: MakeFork, remote: Path) -> None:
+def test_scope_ops_keeps_a_layer_that_others_changed(make_fork: MakeFork, remote: Path) -> None:
     publish(make_fork())
-    commit_elsewhere(remote, "quasar", {LAYER: "# mended by hand\n"})
+    commit_elsewhere(remote, "quasar", {LAYER: "# corrected by hand\n"})
     fork = make_fork(scope="ops")
     publish(fork)
-    assert (fork.worktree / LAYER).read_text() == "# mended by hand\n"
+    assert (fork.worktree / LAYER).read_text() == "# corrected by hand\n"
 
 
 def test_a_fork_that_breaks_the_contract_is_held(make_fork: MakeFork, overlay: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_fork_that_breaks_the_contract_is_held(make_fork: MakeFork, overlay: P
     assert "fla/ops/quasar/fused_recurrent.py" in held.value.reason
 
 
-def test_the_branch_goes_on_from_the_remote_s(make_fork, remote, tmp_path):
+def test_the_branch_continues_from_the_remotes_tip(make_fork, remote, tmp_path):
     first = publish(make_fork())
     theirs = commit_elsewhere(remote, "quasar", {"notes.txt": "kept\n"})
     fork = Fork(str(remote), None, tmp_path / "another-machine" / "fork")
@@ -186,13 +186,13 @@ def test_an_empty_remote_starts_from_the_upstream(make_fork, upstream, tmp_path)
     parent = run_git(tmp_path / "empty.git", "rev-parse", f"{commit}^")
     assert parent == run_git(upstream, "rev-parse", "main")
     without = Fork(str(tmp_path / "empty.git"), None, tmp_path / "other", "another")
-    assert publish(without)  # the branch that is there now is the start
+    assert publish(without)  # it starts from the existing branch
     run_git(tmp_path, "init", "-q", "--bare", "void.git")
     with pytest.raises(Held, match="is empty"):
         make_fork(str(tmp_path / "void.git")).prepare()
 
 
-def test_a_remote_that_is_not_there_is_made_of_the_upstream(upstream: Path, tmp_path: Path) -> None:
+def test_a_missing_remote_is_cloned_from_the_upstream(upstream: Path, tmp_path: Path) -> None:
     fork = Fork(str(tmp_path / "new.git"), str(upstream), tmp_path / "fork")
     publish(fork)
     assert run_git(tmp_path / "new.git", "branch", "--format=%(refname:short)").split() == [

@@ -1,9 +1,8 @@
-"""Validators that judge commitments before their reveal, as the public service's own do."""
+"""Premature commitments: validators judge them before their reveal, as the public service's do."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -25,14 +24,13 @@ from tests.neurons.fake_validator_api import (
     WEIGHTS,
     FakeValidatorApi,
     Fault,
-    Request,
 )
 from tests.neurons.miner.parts import SETTLED, FakeBench, Waits, states, stop_after
 
 
 @pytest.fixture
 def fake_api() -> FakeValidatorApi:
-    """The public service: its validators judge what they see, its API shows no scores."""
+    """The public service: validators judge unrevealed commitments, and the API shows no scores."""
     public = FakeValidatorApi(blocks_until_reveal=6)
     public.judges_early, public.shows_scores = True, False
     return public
@@ -40,13 +38,13 @@ def fake_api() -> FakeValidatorApi:
 
 @pytest.fixture
 def patient(fake_api: FakeValidatorApi) -> FakeValidatorApi:
-    """The public service with validators that wait for the reveal."""
+    """The public service, with validators that wait for the reveal."""
     fake_api.judges_early = False
     return fake_api
 
 
 def ends(context: Context) -> list[tuple[str, State]]:
-    """Return how every submission of the journal was sent and where it stands, oldest first."""
+    """Return mode and state of every submission of the journal, oldest first."""
     return [(row.mode, row.state) for row in reversed(context.journal.latest(100))]
 
 
@@ -60,7 +58,7 @@ def test_auto_submits_the_same_claim_directly_in_the_same_round(context, fake_ap
     assert "shows no score" in str(direct.reason)
     assert (direct.tokens_per_sec, direct.round_id) == (early.tokens_per_sec, early.round_id)
     assert sorted(bench.calls) == sorted([512, 1024, *SETTLED])  # the claim was measured once
-    assert fake_api.count(REVEAL) == 0  # what nobody measured is not put into the ranking
+    assert fake_api.count(REVEAL) == 0  # an unmeasured claim does not enter the ranking
     assert [row["is_revealed"] for row in fake_api.rows] == [False, True]
     assert sum("judges commitments before" in row["event"] for row in logs) == 1
     status = read_status(context.settings.state_dir)
@@ -68,7 +66,7 @@ def test_auto_submits_the_same_claim_directly_in_the_same_round(context, fake_ap
     assert status.as_json()["judges_early_at"] > 0
 
 
-def test_commit_reveal_that_is_insisted_on_is_revealed_and_called_what_it_is(miner, fake_api):
+def test_with_commit_reveal_a_premature_commitment_is_revealed(miner, fake_api):
     context = miner(submission_mode="commit_reveal")
     done = run_cycle(context)
     assert (done.state, done.rank, done.score) == (State.PREMATURE, 1, None)
@@ -93,10 +91,10 @@ def test_the_same_content_is_not_submitted_again_in_the_round(miner, fake_api, m
     assert fake_api.count(SUBMIT) == (mode == "auto")
 
 
-def test_what_is_judged_early_when_its_round_is_over_is_judged_early_all_the_same(
+def test_a_commitment_may_be_premature_after_the_end_of_its_round(
     context: Context, fake_api: FakeValidatorApi, waits: Waits
 ) -> None:
-    """The server still lists it among the open commitments, whatever round it counts now."""
+    """The server still lists it as unrevealed."""
     waits.then = lambda _: setattr(fake_api, "round_id", 2)
     run_cycle(context)
     assert ends(context)[0] == ("commit_reveal", State.PREMATURE)
@@ -109,7 +107,7 @@ def test_before_reveal_is_pushed_before_its_direct_submission(miner, kernels):
     assert kernels.pushed == [done.commit_hash]
 
 
-def test_a_row_that_was_judged_before_the_first_look_is_noticed_after_the_reveal(
+def test_a_verdict_before_the_first_poll_is_detected_after_the_reveal(
     context: Context, fake_api: FakeValidatorApi, waits: Waits, url: str
 ) -> None:
     waits.then = lambda _: [row.update(validated=True) for row in fake_api.rows]
@@ -117,11 +115,11 @@ def test_a_row_that_was_judged_before_the_first_look_is_noticed_after_the_reveal
     done = run_cycle(context)
     assert (done.mode, done.state) == ("commit_reveal", State.PREMATURE)
     assert context.journal.judges_early(url, time.time()) is not None
-    assert fake_api.count(SUBMIT) == 0  # the reveal put a claim of this round into the ranking
+    assert fake_api.count(SUBMIT) == 0  # the reveal has entered the claim into the ranking
 
 
 @pytest.mark.parametrize("lists_unrevealed", [True, False])
-def test_a_verdict_after_the_reveal_is_no_early_one(context, patient, url, lists_unrevealed):
+def test_a_verdict_after_the_reveal_is_not_premature(context, patient, lists_unrevealed):
     patient.lists_unrevealed = lists_unrevealed
     done = run_cycle(context)
     assert (done.mode, done.state, done.rank) == ("commit_reveal", State.RANKED, 1)
@@ -130,8 +128,8 @@ def test_a_verdict_after_the_reveal_is_no_early_one(context, patient, url, lists
     assert "whether it was measured is unknown" in str(done.reason)
 
 
-def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(context, fake_api, waits):
-    """Judged before the first look, and the reply to its reveal lost: nobody knows when."""
+def test_a_rank_without_a_sighting_in_the_queue_does_not_count(context, fake_api, waits):
+    """It was judged before the first poll, and the reply to its reveal was lost."""
     fake_api.faults[REVEAL].append(LOST)
     waits.then = lambda _: [r.update(validated=True, judged_early=True) for r in fake_api.rows]
     fake_api.faults[STATS].extend([Fault(500, "down")] * 3)
@@ -140,7 +138,7 @@ def test_a_rank_of_what_was_never_seen_in_the_queue_is_not_believed(context, fak
     assert "never seen in the queue after its reveal" in str(done.reason)
 
 
-def test_a_database_that_was_emptied_is_no_early_judge(context, patient, waits, url):
+def test_an_emptied_database_is_no_premature_verdict(context, patient, waits, url):
     waits.then = lambda _: patient.wipe_once() if patient.rows else None
     done = run_cycle(context)
     assert done.state is State.ABANDONED
@@ -149,7 +147,7 @@ def test_a_database_that_was_emptied_is_no_early_judge(context, patient, waits, 
     assert run_cycle(context).state is State.RANKED
 
 
-def test_a_list_of_open_commitments_that_cannot_be_read_delays_nothing(context, patient):
+def test_the_reveal_needs_no_list_of_unrevealed_commitments(context, patient):
     patient.blocks_until_reveal, patient.block = 0, 7
     patient.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
     patient.faults[REVEAL].append(Fault(425, "Cannot reveal yet. Wait 1 blocks (~0 minutes)"))
@@ -157,25 +155,25 @@ def test_a_list_of_open_commitments_that_cannot_be_read_delays_nothing(context, 
     assert patient.count(REVEAL) == 2
 
 
-def test_the_place_of_an_earlier_submission_is_not_taken_for_this_ones(context, patient, bench):
-    """The weights name hotkeys: two of one hotkey's submissions may be in the ranking."""
+def test_two_submissions_of_a_hotkey_share_its_places_by_their_speed(context, patient, bench):
+    """The weights name hotkeys, and two of one hotkey's submissions may be in the ranking."""
     first = run_cycle(context)
     others = [{"uid": 1, "hotkey": hotkey, "weight": 0.1} for hotkey in ("5Able", "5Other")]
     patient.judge = lambda row, score: row.update(validated=True)
     patient.weights = [others[0], *patient.weights, others[1]]
-    second = run_cycle(context)  # a little faster: one place is its, and the first has none
+    second = run_cycle(context)  # a little faster, so that the only place is its
     assert (first.state, first.rank) == (State.RANKED, 1)
     assert float(second.tokens_per_sec or 0) > float(first.tokens_per_sec or 0)
     assert (second.state, second.rank, second.weight) == (State.RANKED, 2, 0.6)
-    assert second.score is None  # a place is no validation
+    assert second.score is None
     bench.factor = 0.9  # slower than both
     assert run_cycle(context).state is State.UNRANKED
 
 
-def test_what_an_emptied_database_ranked_before_takes_no_place_in_the_new_one(
+def test_a_submission_of_an_emptied_database_has_no_place_in_the_new_one(
     context: Context, patient: FakeValidatorApi, bench: FakeBench
 ) -> None:
-    """Rounds count from 1 again: a faster submission of the old round 1 is not in this one."""
+    """Rounds start at 1 again; a faster submission of the old round 1 is not in the new one."""
     assert run_cycle(context).rank == 1
     patient.wipe()
     bench.factor = 0.9
@@ -184,28 +182,22 @@ def test_what_an_emptied_database_ranked_before_takes_no_place_in_the_new_one(
 
 
 @pytest.mark.parametrize("emptied", [True, False])
-def test_where_the_open_commitments_cannot_be_read_the_round_tells_who_lost_it(
-    context, fake_api, url, emptied, monkeypatch
+def test_without_a_list_the_round_shows_whether_the_commitment_is_premature_or_lost(
+    context, fake_api, kernels, url, emptied
 ):
-    """It has left the queue: by a validator, or with the whole database."""
+    """It left the queue because of a validator, or with the whole database."""
     fake_api.judges_early = not emptied
     fake_api.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
-    check = context.fork.verify
-
-    def empty_meanwhile(commit: str) -> None:
-        check(commit)
-        if emptied and fake_api.rows:
-            fake_api.wipe_once()
-
-    monkeypatch.setattr(context.fork, "verify", empty_meanwhile)
+    if emptied:
+        kernels.on_verify = lambda: fake_api.wipe_once() if fake_api.rows else None
     run_cycle(context)
     assert context.journal.get(1).state is (State.ABANDONED if emptied else State.PREMATURE)
     assert (context.journal.judges_early(url, time.time()) is None) is emptied
-    assert (fake_api.count(REVEAL) == 0) is not emptied  # what a validator has judged stays secret
+    assert (fake_api.count(REVEAL) == 0) is not emptied
 
 
-def test_a_sign_of_early_judgement_counts_for_the_length_of_a_round(miner, fake_api, url):
-    """One mark by anybody must not make the public API's miners submit directly forever."""
+def test_a_premature_commitment_selects_direct_mode_for_the_length_of_a_round(miner, fake_api, url):
+    """Anybody can mark a submission at the public API, so one mark must not count forever."""
     clock = [time.time()]
     context = miner(now=lambda: clock[0])
     assert run_cycle(context).mode == "direct"
@@ -229,7 +221,7 @@ def test_a_sign_of_early_judgement_counts_for_the_length_of_a_round(miner, fake_
 def test_auto_submits_directly_after_a_score_of_0_or_a_rank_without_a_score(
     context, patient, shows_scores, verdict, state, sign
 ):
-    """The public validator fetches five rows and measures them one by one."""
+    """Such a verdict may be premature: the public validator fetches five rows at once."""
     patient.shows_scores, patient.verdict = shows_scores, verdict
     first = run_cycle(context)
     assert (first.mode, first.state) == ("commit_reveal", state)
@@ -237,66 +229,50 @@ def test_auto_submits_directly_after_a_score_of_0_or_a_rank_without_a_score(
     assert run_cycle(context).mode == ("direct" if sign else "commit_reveal")
 
 
-def test_a_refusal_after_the_reveal_does_not_undo_it(miner, fake_api, monkeypatch):
-    context, carry_out = miner(submission_mode="commit_reveal"), fake_api._carry_out
-    fake_api.lists_unrevealed = False  # so that nobody sees what is judged before
+def test_a_refusal_after_the_reveal_does_not_undo_it(miner, fake_api):
+    context = miner(submission_mode="commit_reveal")
+    fake_api.lists_unrevealed = False  # polls before the reveal show nothing
 
-    def spoil(request: Request) -> Any:
-        answer = carry_out(request)
-        if request.path == REVEAL:
-            fake_api.rows[0].update(validated=True)
-            fake_api.faults[ROUND].append(Fault(400, "no"))
-        return answer
+    def judge() -> None:
+        fake_api.rows[0].update(validated=True)
+        fake_api.faults[ROUND].append(Fault(400, "no"))
 
-    monkeypatch.setattr(fake_api, "_carry_out", spoil)
+    fake_api.after[REVEAL] = judge
     done = run_cycle(context)
     assert fake_api.count(REVEAL) == 1
     assert not fake_api.faults[ROUND]
     assert not {State.FAILED, State.HELD} & set(states(context, done.id))
 
 
-def test_weights_that_fail_for_a_moment_hide_no_rank(context, patient):
+def test_weights_that_fail_for_some_time_hide_no_rank(context, patient):
     patient.faults[WEIGHTS].extend([Fault(500, "down")] * 9)
     done = run_cycle(context)
     assert (done.state, done.rank, done.weight) == (State.RANKED, 1, 0.6)
     assert not patient.faults[WEIGHTS]
 
 
-def test_a_failed_look_after_the_reveal_is_repeated(miner, patient, monkeypatch):
-    """Judged while a look before the reveal hung: the first look after it cannot be read."""
-    context = miner(submission_mode="commit_reveal")
-    check = context.fork.verify
+def test_a_failed_poll_after_the_reveal_is_repeated(miner, patient, kernels):
+    """It is judged during the check before the reveal; the first poll after the reveal fails."""
 
-    def judge_meanwhile(commit: str) -> None:
-        check(commit)
+    def judge() -> None:
         if patient.rows:
             patient.faults[STATS].extend([Fault(500, "down")] * 6)
-            for row in patient.rows:
-                row["validated"] = row["judged_early"] = True
+            patient.rows[0].update(validated=True, judged_early=True)
 
-    monkeypatch.setattr(context.fork, "verify", judge_meanwhile)
-    done = run_cycle(context)
+    kernels.on_verify = judge
+    done = run_cycle(miner(submission_mode="commit_reveal"))
     assert (done.state, done.rank) == (State.PREMATURE, 1)
 
 
-def test_a_second_look_that_cannot_be_read_is_no_sign_of_an_early_judgement(
-    context: Context, patient: FakeValidatorApi, waits: Waits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first look after the reveal misses it, as a list may be a moment behind."""
-    carry_out = patient._carry_out
-
-    def hide(request: Request) -> Any:
-        answer = carry_out(request)
-        if request.path == REVEAL:
-            patient.rows[0].update(validated=True)
-        return answer
+def test_a_failed_second_poll_is_no_premature_verdict(context, patient, waits):
+    """The first poll after the reveal reads an outdated list without the submission."""
 
     def show(_: float) -> None:
         if patient.count(REVEAL) and patient.rows[0]["validated"] and not patient.weights:
             patient.rows[0].update(validated=False)
             patient.faults[STATS].extend([Fault(500, "down")] * 3)
 
-    monkeypatch.setattr(patient, "_carry_out", hide)
+    patient.after[REVEAL] = lambda: patient.rows[0].update(validated=True)
     waits.then = show
     done = run_cycle(context)
     assert (done.mode, done.state, done.rank) == ("commit_reveal", State.RANKED, 1)
@@ -304,7 +280,7 @@ def test_a_second_look_that_cannot_be_read_is_no_sign_of_an_early_judgement(
     assert done.judged_early_at is None
 
 
-def test_a_crash_between_seeing_and_ending_it_ends_it_at_the_next_start(miner, fake_api, url):
+def test_a_crash_before_the_end_of_a_premature_commitment_delays_it(miner, fake_api, url):
     context = miner(waiter=Waits(stop_after(1)))
     committed = run_cycle(context)
     assert committed.state is State.COMMITTED

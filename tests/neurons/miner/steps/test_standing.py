@@ -1,7 +1,8 @@
-"""Verdicts that other people's rows, a broken list or another database must not hide or forge."""
+"""Cycles despite other miners' rows, unreadable lists, lost replies and emptied databases."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.daemon import run_cycle
-from neurons.miner.standing import look
-from neurons.miner.steps.follow import BLIND_LOOKS
+from neurons.miner.standing import read_standing
+from neurons.miner.steps.follow import POLLS_WITHOUT_STATUS
 from neurons.miner.steps.submit import LATE_SECONDS
+from neurons.wire.client import ApiClient
+from neurons.wire.rules import block_at
 from tests.neurons.fake_validator_api import (
     COMMIT,
     LOST,
@@ -25,13 +28,14 @@ from tests.neurons.fake_validator_api import (
     FakeValidatorApi,
     Fault,
     Request,
+    serve,
 )
 from tests.neurons.miner.parts import HOTKEY, Miner, Waits, states, stop_after
 
 
 @pytest.fixture
 def revealed(context: Context, fake_api: FakeValidatorApi) -> Submission:
-    """What `context` has brought to where it waits for a validator."""
+    """A submission that `context` has revealed and that waits for a validator."""
     fake_api.verdict = None
     context.waiter = Waits(stop_after(2))
     submission = run_cycle(context)
@@ -46,49 +50,49 @@ def direct(miner: Miner) -> Context:
     return miner(submission_mode="direct")
 
 
-@pytest.mark.parametrize("newer", [50, 900, 9_000])
-def test_newer_rows_hide_neither_queue_nor_verdict(context, fake_api, revealed, newer):
+@pytest.mark.parametrize("newer", [50, 9_000])
+def test_newer_rows_do_not_hide_the_submission(context, fake_api, revealed, newer):
     fake_api.add_foreign(newer)
-    assert look(revealed, context.client).queued is True
+    assert read_standing(revealed, context.client).queued is True
     fake_api.rows[0]["validated"] = True
-    assert look(revealed, context.client).queued is False
+    assert read_standing(revealed, context.client).queued is False
 
 
 @pytest.mark.usefixtures("revealed")
-def test_a_list_that_ends_before_ours_proves_nothing(context, fake_api, monkeypatch):
+def test_a_list_that_is_too_short_proves_nothing(context, fake_api, monkeypatch):
     monkeypatch.setattr("neurons.miner.standing.LIMITS", (100,))
     fake_api.add_foreign(900)
     context.waiter = Waits(stop_after(1))
     assert run_cycle(context).state is State.REVEALED
 
 
-def test_rows_too_long_to_read_are_asked_for_in_smaller_numbers(
+def test_a_list_that_is_too_large_is_requested_with_fewer_rows(
     context, fake_api, revealed, monkeypatch
 ):
     monkeypatch.setattr("neurons.wire.client.LIST_BYTES", 2**22)
     fake_api.add_foreign(12, fork_url="https://example/" + "a" * 400_000)
-    assert look(revealed, context.client).queued is None  # the newest three are not ours
+    assert read_standing(revealed, context.client).queued is None  # the list has 3 other rows
     fake_api.rows.append(fake_api.rows.pop(0))
-    assert look(revealed, context.client).queued is True
+    assert read_standing(revealed, context.client).queued is True
 
 
 @pytest.mark.usefixtures("revealed")
 @pytest.mark.parametrize(("score", "state"), [(1.0, State.VALIDATED), (0.0, State.REJECTED)])
-def test_statistics_that_fail_for_a_moment_hide_no_score(context, fake_api, score, state):
-    """The weights name a rank meanwhile, by the claim alone."""
+def test_statistics_that_fail_for_some_time_hide_no_score(context, fake_api, score, state):
+    """Meanwhile the weights show a rank, which depends on the claim alone."""
     fake_api.judge(fake_api.rows[0], score)
-    fake_api.faults[STATS].extend([Fault(200, b"<html>")] * (BLIND_LOOKS - 1))
+    fake_api.faults[STATS].extend([Fault(200, b"<html>")] * (POLLS_WITHOUT_STATUS - 1))
     done = run_cycle(context)
     assert (done.state, done.score) == (state, score)
     assert not fake_api.faults[STATS]
 
 
 @pytest.mark.usefixtures("revealed")
-def test_statistics_that_one_row_has_broken_delay_no_end(context, fake_api):
+def test_the_weights_show_the_verdict_if_statistics_stay_broken(context, fake_api):
     """A row with NaN makes /get_submission_stats a 500 for everybody."""
     fake_api.add_foreign(tokens_per_sec=float("nan"))
     context.waiter = Waits(stop_after(3))
-    assert run_cycle(context).state is State.REVEALED  # nobody has judged it
+    assert run_cycle(context).state is State.REVEALED  # no validator has judged it
     fake_api.judge(fake_api.rows[0], 1.0)
     context.waiter = Waits()
     done = run_cycle(context)
@@ -96,20 +100,20 @@ def test_statistics_that_one_row_has_broken_delay_no_end(context, fake_api):
 
 
 @pytest.mark.usefixtures("revealed")
-def test_with_broken_statistics_the_rounds_end_is_seen(context, fake_api):
+def test_the_rounds_end_ends_a_submission_if_statistics_stay_broken(context, fake_api):
     fake_api.add_foreign(tokens_per_sec=float("nan"))
     fake_api.round_id = 2
     fake_api.faults[WEIGHTS].extend([Fault(500, "broken")] * 9)
     done = run_cycle(context)
     assert done.state is State.UNRANKED
-    assert len(fake_api.faults[WEIGHTS]) >= 6  # they are asked for once, and not waited for
+    assert len(fake_api.faults[WEIGHTS]) >= 6  # the weights are requested only once
     context.waiter = Waits(stop_after(4))
     assert run_cycle(context).id == done.id + 1
 
 
 @pytest.mark.usefixtures("revealed")
-def test_an_empty_database_is_no_verdict(context: Context, fake_api: FakeValidatorApi) -> None:
-    """The API comes back with round 1 again, and nothing of ours in its queue."""
+def test_an_emptied_database_is_no_verdict(context: Context, fake_api: FakeValidatorApi) -> None:
+    """The API starts again with round 1 and an empty queue."""
     fake_api.wipe()
     lost = run_cycle(context)
     assert lost.state is State.ABANDONED
@@ -119,7 +123,7 @@ def test_an_empty_database_is_no_verdict(context: Context, fake_api: FakeValidat
     assert len(fake_api.rows) == 1
 
 
-def test_an_empty_database_is_no_verdict_on_a_direct_submission(direct, fake_api):
+def test_an_emptied_database_is_no_verdict_on_a_direct_submission(direct, fake_api):
     fake_api.verdict, direct.waiter = None, Waits(stop_after(1))
     assert run_cycle(direct).state is State.REVEALED
     fake_api.wipe()
@@ -127,43 +131,34 @@ def test_an_empty_database_is_no_verdict_on_a_direct_submission(direct, fake_api
     assert run_cycle(direct).state is State.ABANDONED
 
 
-@pytest.mark.parametrize(("status", "tries"), [(400, 1), (500, 3)])
-def test_what_the_round_says_behind_a_direct_submission_undoes_nothing(
-    direct, fake_api, monkeypatch, status, tries
-):
-    carry_out = fake_api._carry_out
-
-    def spoil(request: Request) -> Any:
-        if request.path == SUBMIT:
-            fake_api.faults[ROUND].extend([Fault(status, "no")] * tries)
-        return carry_out(request)
-
-    monkeypatch.setattr(fake_api, "_carry_out", spoil)
+def test_a_failed_read_of_the_round_after_a_direct_submission_undoes_nothing(direct, fake_api):
+    fake_api.after[SUBMIT] = lambda: fake_api.faults[ROUND].extend([Fault(500, "no")] * 3)
     done = run_cycle(direct)
     assert (done.state, fake_api.count(SUBMIT)) == (State.VALIDATED, 1)
     assert not {State.FAILED, State.HELD} & set(states(direct, done.id)[:-1])
 
 
-def test_an_api_that_lost_the_commitment_at_the_reveal_gets_a_new_one(
+def test_an_api_that_lost_the_commitment_at_the_reveal_receives_a_new_one(
     context: Context, fake_api: FakeValidatorApi, waits: Waits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neurons.miner.steps.reveal.is_shown_revealed", lambda *_: False)
     fake_api.faults[REVEAL].append(LOST)
     waits.then = lambda _: fake_api.wipe_once() if fake_api.count(REVEAL) else None
     lost = run_cycle(context)
-    assert (lost.state, fake_api.count(REVEAL)) == (State.ABANDONED, 3)  # registered again between
+    # the third reveal follows a registration
+    assert (lost.state, fake_api.count(REVEAL)) == (State.ABANDONED, 3)
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_a_commitment_of_unknown_fate_is_looked_for_before_it_is_sent_again(context, fake_api):
+def test_a_commitment_that_may_have_arrived_is_looked_up_first(context, fake_api):
     fake_api.faults[COMMIT].append(LOST)
     fake_api.faults[PENDING].extend([Fault(502, "gateway")] * 3)
     assert run_cycle(context).state is State.VALIDATED
     assert (len(fake_api.rows), fake_api.count(COMMIT)) == (1, 1)
 
 
-def test_a_direct_submission_of_unknown_fate_is_not_sent_twice(direct, fake_api, waits):
-    """Stored, its reply lost, and judged before anybody could look: no list shows it."""
+def test_a_direct_submission_that_may_have_arrived_is_not_repeated(direct, fake_api, waits):
+    """Its reply was lost, and it was judged before the next poll, so no list shows it."""
     waits.then = lambda _: fake_api.rows[0].update(validated=True)
     fake_api.verdict = None
     fake_api.faults[SUBMIT].append(LOST)
@@ -174,10 +169,10 @@ def test_a_direct_submission_of_unknown_fate_is_not_sent_twice(direct, fake_api,
     assert fake_api.count(SUBMIT) == 1
 
 
-def test_a_direct_submission_that_was_judged_before_a_look_is_known_by_its_speed(
+def test_a_judged_direct_submission_is_recognised_by_its_claim(
     direct: Context, fake_api: FakeValidatorApi, waits: Waits
 ) -> None:
-    def judged(_: float) -> None:
+    def judge(_: float) -> None:
         if not fake_api.performers:
             fake_api.judge(fake_api.rows[0], 1.0)
             others: list[dict[str, Any]] = [
@@ -187,7 +182,7 @@ def test_a_direct_submission_that_was_judged_before_a_look_is_known_by_its_speed
             ]
             fake_api.performers[:0] = [{**fake_api.performers[0], **one} for one in others]
 
-    waits.then = judged
+    waits.then = judge
     fake_api.faults[SUBMIT].append(LOST)
     fake_api.faults[STATS].extend([Fault(502, "gateway")] * 3)
     done = run_cycle(direct)
@@ -196,73 +191,47 @@ def test_a_direct_submission_that_was_judged_before_a_look_is_known_by_its_speed
 
 
 def test_a_direct_submission_that_arrives_late_is_not_sent_twice(direct, fake_api, waits):
-    """A gateway gives the miner up after 30 s, and passes the request on some seconds later."""
+    """A gateway answers 504 and still delivers the request some seconds later."""
 
-    def arrives(seconds: float) -> None:
+    def arrive(seconds: float) -> None:
         if seconds == LATE_SECONDS and not fake_api.rows:
             body = fake_api.body_of(SUBMIT)
             fake_api.handle(Request("POST", SUBMIT, {}, {"hotkey": HOTKEY}, body))
 
-    waits.then = arrives
+    waits.then = arrive
     fake_api.faults[SUBMIT].append(Fault(504, "gateway timeout"))
     assert run_cycle(direct).state is State.VALIDATED
     assert (len(fake_api.rows), waits.seconds.count(LATE_SECONDS)) == (1, 1)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_database_that_is_emptied_around_a_direct_submission_is_told_apart(
-    direct: Context, fake_api: FakeValidatorApi, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_api.registered.add(HOTKEY)
-    carry_out = fake_api._carry_out
-
-    def around(request: Request) -> Any:
-        if request.path != SUBMIT or fake_api.databases > 1:
-            return carry_out(request)
-        if when == "before":
-            fake_api.wipe()
-            fake_api.registered.add(HOTKEY)
-            return carry_out(request)
-        answer = carry_out(request)
-        fake_api.wipe()
-        return answer
-
-    monkeypatch.setattr(fake_api, "_carry_out", around)
+def test_a_database_may_be_emptied_just_before_or_after_a_direct_submission(direct, fake_api, when):
+    getattr(fake_api, when)[SUBMIT] = fake_api.wipe_once
     done = run_cycle(direct)
     assert done.state is (State.VALIDATED if when == "before" else State.ABANDONED)
     emptied = "2026-01-02T00:00:01"  # the first round of the second database
     assert (done.round_start == emptied) is (when == "before")
 
 
-def test_a_commitment_that_came_into_an_emptied_database_is_not_taken_for_lost(
-    context: Context, fake_api: FakeValidatorApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its round is of the old database, and the new one holds it all the same."""
+def test_a_commitment_that_arrived_in_an_emptied_database_is_not_lost(context, fake_api):
+    """The journal has a round of the old database; the commitment is in the new one."""
     fake_api.shows_scores = False
-    carry_out = fake_api._carry_out
-
-    def empty(request: Request) -> Any:
-        if request.path == COMMIT and fake_api.databases == 1:
-            fake_api.wipe()
-            fake_api.registered.add(HOTKEY)
-        return carry_out(request)
-
-    monkeypatch.setattr(fake_api, "_carry_out", empty)
+    fake_api.before[COMMIT] = fake_api.wipe_once
     done = run_cycle(context)
     assert (done.state, done.rank, done.id) == (State.RANKED, 1, 1)
-    assert fake_api.count(REVEAL) == 2  # the second asks whether it is held
+    # refused as unregistered, accepted, and refused as repeated, which shows that the server has it
+    assert fake_api.count(REVEAL) == 3
     assert len(fake_api.rows) == 1
 
 
-@pytest.mark.parametrize("fault", [Fault(502, "gateway"), Fault(404, b"<html>")])
-def test_a_direct_submission_that_did_not_arrive_is_sent_again(direct, fake_api, fault):
-    fake_api.faults[SUBMIT].append(fault)
+def test_a_direct_submission_that_did_not_arrive_is_sent_again(direct, fake_api):
+    fake_api.faults[SUBMIT].append(Fault(502, "gateway"))
     assert run_cycle(direct).state is State.VALIDATED
     assert (fake_api.count(SUBMIT), len(fake_api.rows)) == (2, 1)
 
 
-def test_another_commit_of_this_hotkey_is_not_taken_for_the_direct_submission(direct, fake_api):
-    """A second machine's: of the same target, as new, and in the queue."""
+def test_another_commit_of_this_hotkey_is_not_the_direct_submission(direct, fake_api):
+    """A second machine has queued it for the same target at the same time."""
     add = fake_api.add_foreign
     add(miner_hotkey=HOTKEY, target_sequence_length=2048, commit_hash="0" * 40)
     fake_api.faults[SUBMIT].append(Fault(502, "gateway"))
@@ -270,7 +239,7 @@ def test_another_commit_of_this_hotkey_is_not_taken_for_the_direct_submission(di
     assert (done.state, done.submission_id, fake_api.count(SUBMIT)) == (State.VALIDATED, 2, 2)
 
 
-def test_what_was_certainly_not_taken_is_sent_again_whoever_came_in_meanwhile(
+def test_a_refused_direct_submission_is_repeated_although_others_arrived(
     direct: Context, fake_api: FakeValidatorApi, waits: Waits
 ) -> None:
     fake_api.faults[SUBMIT].append(Fault(429, "slow down"))
@@ -279,7 +248,7 @@ def test_what_was_certainly_not_taken_is_sent_again_whoever_came_in_meanwhile(
     assert [row["miner_hotkey"] for row in fake_api.rows].count(HOTKEY) == 1
 
 
-def test_an_emptied_database_gets_the_direct_submission_once_more(direct, fake_api, waits):
+def test_an_emptied_database_receives_the_direct_submission_again(direct, fake_api, waits):
     waits.then = lambda _: fake_api.wipe_once()
     fake_api.faults[SUBMIT].append(LOST)
     fake_api.faults[STATS].extend([Fault(502, "gateway")] * 3)
@@ -287,16 +256,47 @@ def test_an_emptied_database_gets_the_direct_submission_once_more(direct, fake_a
     assert len(fake_api.rows) == 1
 
 
-@pytest.mark.parametrize("told", ["2020-01-01T00:00:00", "some days ago"])
-def test_an_earlier_row_of_the_same_claim_is_not_taken_for_this_one(direct, fake_api, told):
+@pytest.mark.parametrize("created_at", ["2020-01-01T00:00:00", "some days ago"])
+def test_an_earlier_row_of_the_same_claim_is_another_submission(direct, fake_api, created_at):
     fake_api.verdict = None
     direct.waiter = Waits(stop_after(1))
     first = run_cycle(direct)
     assert first.state is State.REVEALED
-    fake_api.rows[0]["created_at"] = told
+    fake_api.rows[0]["created_at"] = created_at
     direct.journal.transition(first, replace(first, state=State.UNRANKED))
     fake_api.faults[SUBMIT].append(Fault(502, "gateway"))
     stop = stop_after(1)
     direct.waiter = Waits(lambda seconds: stop(seconds) if len(fake_api.rows) == 2 else None)
     second = run_cycle(direct)
     assert (second.state, second.submission_id) == (State.REVEALED, 2)
+
+
+@pytest.mark.parametrize(("earlier", "state"), [(3.0, State.VALIDATED), (8.0, State.UNRANKED)])
+def test_a_row_of_some_seconds_before_the_submission_may_be_it(
+    miner: Miner, fake_api: FakeValidatorApi, url: str, earlier: float, state: State
+) -> None:
+    """The server's clock is known to 5 seconds; an older row is another submission."""
+    context = miner(submission_mode="direct")
+    context.now = lambda: time.time() + 7200  # this machine's clock is two hours ahead
+    context.client = ApiClient(url, context.identity, now=context.now)
+    fake_api.clock = lambda: time.time() - earlier
+    fake_api.faults[SUBMIT].append(LOST)
+    done = run_cycle(context)
+    assert (done.state, fake_api.count(SUBMIT)) == (state, 1)
+
+
+def test_without_a_list_the_block_is_computed_from_the_servers_clock(context, fake_api):
+    clock = [float(int(time.time()))]
+    fake_api.block, fake_api.blocks_until_reveal = block_at(clock[0]), 6
+    fake_api.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
+
+    def pass_time(_: float) -> None:
+        clock[0] += 1.0
+        fake_api.block = block_at(clock[0])
+
+    context.waiter = Waits(pass_time)
+    with serve(fake_api, date="soon") as address:
+        context.client = ApiClient(address, context.identity, now=lambda: clock[0])
+        assert run_cycle(context).state is State.VALIDATED
+        context.client.close()
+    assert fake_api.count(REVEAL) == 1  # none was too early

@@ -1,4 +1,4 @@
-"""What single steps decide, where a whole cycle would hide it."""
+"""Decisions of single steps: signatures, measurements, checks before the reveal, verdicts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FIGURES = st.floats(min_value=1e-9, max_value=1e10, allow_nan=False)
         max_size=12,
     ),
 )
-def test_the_signature_is_over_the_very_figures_that_travel(speed, benchmarks):
+def test_the_signature_covers_the_numbers_as_they_are_sent(speed, benchmarks):
     submission = draft(
         hotkey=ALICE.hotkey,
         fork_url="https://github.com/alice/fork",
@@ -56,16 +56,15 @@ def test_the_signature_is_over_the_very_figures_that_travel(speed, benchmarks):
     )
     claim = signed_claim(submission, ALICE)
     sent = RevealRequest(submission_id=1, commitment_salt="s", **claim).model_dump(mode="json")
-    got = json.loads(json.dumps(sent))
-    text = f"{got['fork_url']}{got['commit_hash']}{got['tokens_per_sec']}" + json.dumps(
-        got["benchmarks"], sort_keys=True
-    )
-    assert verify(ALICE.hotkey, text, got["signature"])
-    assert (got["tokens_per_sec"], got["benchmarks"]) == (speed, benchmarks)
-    assert not verify(ALICE.hotkey, text.replace("a" * 40, "b" * 40), got["signature"])
+    received = json.loads(json.dumps(sent))
+    text = f"{received['fork_url']}{received['commit_hash']}{received['tokens_per_sec']}"
+    text += json.dumps(received["benchmarks"], sort_keys=True)
+    assert verify(ALICE.hotkey, text, received["signature"])
+    assert (received["tokens_per_sec"], received["benchmarks"]) == (speed, benchmarks)
+    assert not verify(ALICE.hotkey, text.replace("a" * 40, "b" * 40), received["signature"])
 
 
-def test_row_24_disturbed_samples_are_dropped_cooled_and_taken_again(context, bench, waits):
+def test_row_24_disturbed_samples_are_rejected_and_repeated_after_a_pause(context, bench, waits):
     bench.disturbed = 2
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -91,7 +90,7 @@ def test_a_machine_that_cannot_measure_is_held(miner: Miner) -> None:
     assert "DEVICE" in str(held.remedy)
 
 
-def test_a_stop_ends_the_first_look_at_the_machine(miner: Miner) -> None:
+def test_a_stop_ends_the_description_of_the_machine(miner: Miner) -> None:
     def probe(options: Any) -> Any:
         context.stop.set()
         assert options.stop.is_set()
@@ -129,21 +128,21 @@ def test_measurements_of_another_machine_or_code_are_not_reused(context, bench, 
     assert done.content_digest == kernels.digest()
 
 
-def test_another_fork_than_was_committed_to_is_held_and_nothing_shown(miner, kernels, fake_api):
+def test_a_fork_other_than_the_committed_one_is_held_without_a_reveal(miner, kernels, fake_api):
     committed = run_cycle(miner(waiter=Waits(stop_after(1))))
     assert committed.state is State.COMMITTED
-    was, kernels.url = kernels.url, "https://github.com/zoe/fork"
+    before, kernels.url = kernels.url, "https://github.com/zoe/fork"
     held = run_cycle(miner())
     assert (held.id, held.state, fake_api.count(REVEAL)) == (committed.id, State.HELD, 0)
-    assert held.reason == f"The settings name the fork {kernels.url}, the commitment {was}."
+    assert held.reason == f"The settings name the fork {kernels.url}, the commitment {before}."
     assert "GITHUB_USERNAME" in str(held.remedy)
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_what_the_server_may_have_is_checked_again_where_it_still_lists_it(
+def test_before_a_second_reveal_the_fork_is_checked_if_the_server_lists_the_commitment(
     miner, kernels, fake_api, stored, monkeypatch
 ):
-    """A reveal of unknown fate: what was shown cannot be taken back, whatever is set now."""
+    """A reveal that the server has is repeated whatever the settings are now."""
     monkeypatch.setattr("neurons.miner.steps.reveal.is_shown_revealed", lambda *_: False)
     fake_api.faults[REVEAL].append(Fault(502, "gateway", stored=stored))
     stop = stop_after(1)
@@ -159,9 +158,9 @@ def test_old_reports_are_removed(context: Context, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("neurons.miner.measuring.REPORTS_KEPT", 2)
     for _ in range(4):
         done = run_cycle(context)
-    kept = {path.name for path in (context.settings.state_dir / "reports").glob("*.json")}
-    assert len(kept) == 2
-    assert Path(str(done.report)).name in kept
+    names = {path.name for path in (context.settings.state_dir / "reports").glob("*.json")}
+    assert len(names) == 2
+    assert Path(str(done.report)).name in names
 
 
 def performer(**fields: Any) -> Performer:
@@ -193,25 +192,24 @@ PLACE = (2, Weight(uid=0, hotkey=HOTKEY, weight=0.25))
         (None, None, False, State.UNRANKED, None, None),
     ],
 )
-def test_the_verdict_says_no_more_than_the_api_shows(row, place, early, state, rank, weight):
+def test_the_verdict_states_only_what_the_api_shows(row, place, early, state, rank, weight):
     judged_early_at = 1.0 if early else None
     submission = draft(reveal_block=5, queued_at=1.0, judged_early_at=judged_early_at)
-    found = conclude(submission, row, place)
-    assert (found.state, found.rank, found.weight) == (state, rank, weight)
-    assert (found.reason is None) is (state is State.VALIDATED)
+    conclusion = conclude(submission, row, place)
+    assert (conclusion.state, conclusion.rank, conclusion.weight) == (state, rank, weight)
+    assert (conclusion.reason is None) is (state is State.VALIDATED)
 
 
 @pytest.mark.parametrize(
     ("facts", "state"),
     [
         ({"reveal_block": 0}, State.UNRANKED),  # committed, and never seen in the queue
-        ({"reveal_block": 5}, State.UNRANKED),
         ({"reveal_block": 5, "queued_at": 0.0}, State.RANKED),
-        ({}, State.RANKED),  # sent directly, so that nothing came before it
+        ({}, State.RANKED),  # sent directly
     ],
 )
-def test_a_rank_counts_where_the_reveal_was_seen_in_the_queue(facts, state):
-    found = conclude(draft(**facts), performer(), PLACE)
-    assert (found.state, found.score) == (state, None)
-    assert found.rank == (2 if state is State.RANKED else None)
-    assert ("ranks it 2" in str(found.reason)) is (state is State.UNRANKED)
+def test_a_rank_counts_if_the_queue_showed_the_revealed_submission(facts, state):
+    conclusion = conclude(draft(**facts), performer(), PLACE)
+    assert (conclusion.state, conclusion.score) == (state, None)
+    assert conclusion.rank == (2 if state is State.RANKED else None)
+    assert ("ranks it 2" in str(conclusion.reason)) is (state is State.UNRANKED)

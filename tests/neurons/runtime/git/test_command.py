@@ -9,6 +9,7 @@ import stat
 import threading
 import traceback
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from pydantic import SecretStr
@@ -43,7 +44,8 @@ def settings(host: GitHub, tmp_path: Path) -> Settings:
 
 def fork_of(host: GitHub, folder: Path, token: str | None = CANARY, **options: object) -> Fork:
     url = f"{host.url}/{NAME}.git"
-    return Fork(url, None, folder / "clone", token=token, **options)  # type: ignore[arg-type]
+    secret = Token(token, urlsplit(url).netloc) if token else None
+    return Fork(url, None, folder / "clone", token=secret, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -106,10 +108,9 @@ def test_row_28_from_a_token_to_a_published_fork(host, settings, recorded, monke
 def test_the_upstream_gets_no_token(host: GitHub, tmp_path: Path) -> None:
     host.add(NAME)
     run_git(host.folder, "init", "-q", "--bare", f"{NAME}.git")
-    fork = Fork(
-        f"{host.url}/{NAME}.git", f"{host.url}/{UPSTREAM}.git", tmp_path / "clone", token=CANARY
-    )
-    fork.prepare()
+    token = Token(CANARY, urlsplit(host.url).netloc)
+    upstream_url = f"{host.url}/{UPSTREAM}.git"
+    Fork(f"{host.url}/{NAME}.git", upstream_url, tmp_path / "clone", token=token).prepare()
     upstream = [headers for line, headers in host.seen if f"/{UPSTREAM}.git/" in line]
     assert upstream
     assert not [headers for headers in upstream if "Authorization" in headers]
@@ -117,10 +118,10 @@ def test_the_upstream_gets_no_token(host: GitHub, tmp_path: Path) -> None:
 
 def test_another_host_gets_no_token(host: GitHub, tmp_path: Path) -> None:
     host.fork(NAME)
-    fork_of(host, tmp_path, token_host="github.com").prepare()
-    run_git(tmp_path, "clone", "-q", f"{host.url}/{NAME}.git", "mine")
-    mine = Fork(None, None, tmp_path / "unused", repo_path=tmp_path / "mine", token=CANARY)
-    mine.prepare()
+    url, token = f"{host.url}/{NAME}.git", Token(CANARY, "github.com")
+    Fork(url, None, tmp_path / "clone", token=token).prepare()
+    run_git(tmp_path, "clone", "-q", url, "mine")
+    Fork(None, None, tmp_path / "unused", repo_path=tmp_path / "mine", token=token).prepare()
     assert host.seen
     assert not [headers for _, headers in host.seen if "Authorization" in headers]
 
@@ -182,11 +183,13 @@ def test_a_redirect_does_not_take_the_token_along(host: GitHub, tmp_path: Path) 
         assert other.seen == []
 
 
-def test_a_server_that_hangs_is_left_at_the_deadline(host: GitHub, tmp_path: Path) -> None:
+def test_a_server_that_hangs_is_left_at_the_deadline(host, tmp_path, monkeypatch):
     host.fork(NAME)
     host.hang.clear()
+    impatient = property(lambda self: HardenedGit(self.worktree, timeout=0.5))
+    monkeypatch.setattr(Fork, "_git", impatient)
     with pytest.raises(Retry, match="took longer than"):
-        fork_of(host, tmp_path, timeout=0.5).prepare()
+        fork_of(host, tmp_path).prepare()
     assert no_child_left()
 
 

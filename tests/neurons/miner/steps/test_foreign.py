@@ -1,4 +1,4 @@
-"""Two state folders of one hotkey: what the public lists show of the other's submissions."""
+"""Foreign submissions: two state folders send submissions of one hotkey."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARNING = "the API holds submissions of this hotkey that this state folder did n
 
 @pytest.fixture
 def fake_api() -> FakeValidatorApi:
-    """The public service: its API names hotkeys beside weights, and shows no scores."""
+    """The public service, whose API shows no scores and whose weights name hotkeys."""
     public = FakeValidatorApi()
     public.shows_scores = False
     return public
@@ -28,7 +28,7 @@ def warnings(logs: list) -> list[list[int]]:
     return [row["submission_ids"] for row in logs if row["event"] == WARNING]
 
 
-def test_another_state_folder_with_the_hotkey_is_reported_and_its_rank_not_taken(
+def test_a_foreign_submission_is_reported_and_its_rank_is_not_claimed(
     context: Context, fake_api: FakeValidatorApi, url: str, tmp_path: Path
 ) -> None:
     other = make_context(tmp_path / "other", url, waiter=Waits(stop_after(1)))
@@ -41,7 +41,7 @@ def test_another_state_folder_with_the_hotkey_is_reported_and_its_rank_not_taken
     assert fake_api.weights == [{"uid": 0, "hotkey": HOTKEY, "weight": 0.6}]
 
 
-def test_a_lost_state_folder_is_noticed(miner: Miner, fake_api: FakeValidatorApi) -> None:
+def test_submissions_of_a_lost_state_folder_are_foreign(miner: Miner, fake_api) -> None:
     context = miner(waiter=Waits(stop_after(1)))
     assert run_cycle(context).state is State.COMMITTED
     context.journal.close()
@@ -53,7 +53,7 @@ def test_a_lost_state_folder_is_noticed(miner: Miner, fake_api: FakeValidatorApi
 
 
 def test_own_submissions_are_not_foreign(miner: Miner, fake_api: FakeValidatorApi) -> None:
-    """Earlier ones, those of other targets, and one whose reply was lost."""
+    """Neither earlier ones, nor those of other targets, nor one whose reply was lost."""
     with capture_logs() as logs:
         run_cycle(miner())
         run_cycle(miner(target_sequence_length=1024))
@@ -63,8 +63,8 @@ def test_own_submissions_are_not_foreign(miner: Miner, fake_api: FakeValidatorAp
     assert done.rank == 1
 
 
-def test_rows_of_earlier_rounds_say_nothing_of_this_one(context, fake_api):
-    """The public list of the fastest holds all rounds: an earlier installation's rows too."""
+def test_rows_of_earlier_rounds_are_not_foreign(context, fake_api):
+    """The public list of the fastest shows rows of all rounds, also of earlier installations."""
     row = {"id": 99, "miner_hotkey": HOTKEY, "tokens_per_sec": 9e9}
     row |= {"target_sequence_length": 2048, "created_at": "2025-12-31T00:00:00"}
     fake_api.performers.append(row)
