@@ -98,9 +98,9 @@ class Server:
         self._sql("postgres", f"CREATE DATABASE {name}")
         return f"postgresql://quasar@/{name}?host={self._folder}"
 
-    def run_file(self, url: str, path: Path) -> None:
-        """Run a file of SQL on the database of the URL."""
-        self._sql(url.partition("?")[0].rpartition("/")[2], path.read_text())
+    def run_script(self, url: str, script: str) -> None:
+        """Run SQL statements on the database of the URL."""
+        self._sql(url.partition("?")[0].rpartition("/")[2], script)
 
     def _sql(self, database: str, text: str) -> None:
         command = [str(self._programs / "psql"), "-qX", "-v", "ON_ERROR_STOP=1", "-U", "quasar"]

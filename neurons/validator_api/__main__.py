@@ -24,7 +24,7 @@ from neurons.validator_api.app import create_app
 from neurons.validator_api.database.storage import DatabaseAway
 
 DATABASE_SECONDS = 5.0
-"""Pause between two attempts to connect to a database, which may start after the API."""
+"""Pause between two attempts to connect to the database server, which may start after the API."""
 
 log = observe.get_logger("validator_api")
 
@@ -57,13 +57,12 @@ def serve(settings: Settings, *, port_file: Path | None) -> int:
     # uvicorn raises the signal again when it has stopped; these handlers keep exit status 0.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    place = listen(settings.host, settings.port, ("HOST", "PORT"))
-    server.run(sockets=[place])
+    server.run(sockets=[listen(settings.host, settings.port, ("HOST", "PORT"))])
     return 0
 
 
 def open_server(settings: Settings, port_file: Path | None = None) -> Server | None:
-    """Return the server when its database can be reached, or None after a signal.
+    """Wait until the database can be reached and return the server, or None after a signal.
 
     Raises a ConfigError if the database cannot be opened.
     """

@@ -31,8 +31,8 @@ class Api:
     Args:
         clock: the time of rounds, blocks and bans.
         wall_clock: the time with which validators' signed timestamps are compared.
-        neurons: returns the subnet's registered hotkeys; by default, the chain's if settings use
-            it.
+        neurons: returns the subnet's registered hotkeys; by default it reads the chain if a
+            setting needs it.
         round_check_seconds, chain_seconds: pauses between checks of the round, and of the chain.
     """
 
@@ -52,13 +52,13 @@ class Api:
         self.round_check_seconds, self.chain_seconds = round_check_seconds, chain_seconds
         self.storage = Storage(_database_url(settings))
         self.limiter = RateLimiter(settings.rate_limit, clock)
-        self.ask_chain = neurons
+        self.read_chain = neurons
         self._neurons: Mapping[str, Neuron] = {}
 
     def context(self) -> RequestContext:
         """Return the context of a request that arrives now."""
         uids = None
-        if self.ask_chain is not None:  # before its first reply, no hotkey has a uid
+        if self.read_chain is not None:  # before its first reply, no hotkey has a uid
             uids = {hotkey: neuron.uid for hotkey, neuron in self._neurons.items()}
         now = self.clock()
         block = block_at(now, self.settings.block_time_seconds)
@@ -67,8 +67,8 @@ class Api:
 
     def update_neurons(self) -> None:
         """Read the registered hotkeys; ChainUnreachable keeps the earlier ones."""
-        if self.ask_chain is not None:
-            self._neurons = self.ask_chain()
+        if self.read_chain is not None:
+            self._neurons = self.read_chain()
 
     def is_validator(self, hotkey: str) -> bool:
         if hotkey in self.settings.validator_hotkeys:
@@ -77,19 +77,20 @@ class Api:
         return least is not None and neuron is not None and neuron.stake >= least
 
     def read(self, work: Callable[[Session, RequestContext], Result]) -> Result:
-        """Return the result of `work`, which runs after an overdue round has been ended."""
+        """Return the result of `work`; if the active round is overdue, end it first."""
         context = self.context()
         with self.storage.read() as session:
             if not rounds.is_overdue(session, context):
                 return work(session, context)
-        self.end_overdue_round()
-        with self.storage.read() as session:
-            return work(session, self.context())
+        return self.write(work)
 
     def write(
         self, work: Callable[[Session, RequestContext], Result], call: ValidatorCall | None = None
     ) -> Result:
-        """Run `work` in a transaction that first ends an overdue round, and accepts `call` once."""
+        """Run `work` in a transaction that first ends an overdue round.
+
+        A validator's `call` is refused if an earlier one had the same nonce.
+        """
 
         def transaction(session: Session) -> Result:
             context = self.context()
@@ -99,14 +100,6 @@ class Api:
             return work(session, context)
 
         return self.storage.write(transaction)
-
-    def end_overdue_round(self) -> None:
-        """If the active round's time is over, finalize it and open the next round."""
-        context = self.context()
-        with self.storage.read() as session:
-            overdue = rounds.is_overdue(session, context)
-        if overdue:
-            self.storage.write(lambda session: rounds.end_overdue(session, context))
 
 
 def _database_url(settings: Settings) -> str:

@@ -39,14 +39,14 @@ GROUPS = [
         "signed as a whole, with the headers Hotkey, Signature, Timestamp and Nonce.",
     },
 ]
-"""The groups of the API's calls, in the order in which they are shown."""
+"""The groups of the API's calls in the order of the page /docs."""
 
 log = get_logger("validator_api")
 access_log = get_logger("validator_api.access")
 
 
 def create_app(api: Api) -> FastAPI:
-    """Return the application over `api`, whose database it closes at the end."""
+    """Return the application, which closes the database of `api` when it stops."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -78,11 +78,11 @@ def create_app(api: Api) -> FastAPI:
 
 
 async def _end_rounds(api: Api) -> None:
-    """End each round on time, also without requests."""
+    """End each round on time even if no request arrives."""
     while True:
         await asyncio.sleep(api.round_check_seconds)
         try:
-            await asyncio.to_thread(api.end_overdue_round)
+            await asyncio.to_thread(api.read, lambda *_: None)
         except DatabaseAway as error:  # `Storage` has logged it
             log.debug("the round waits for the database", reason=str(error))
         except Exception:  # an error must not stop this loop
@@ -91,22 +91,22 @@ async def _end_rounds(api: Api) -> None:
 
 async def _follow_chain(api: Api) -> None:
     """Read the subnet's registrations from the chain at intervals, if a setting needs them."""
-    while api.ask_chain is not None:
+    while api.read_chain is not None:
         try:
             await asyncio.to_thread(api.update_neurons)
         except ChainUnreachable as error:
             log.warning("uids and stakes stay as they are", reason=str(error))
-        except Exception:  # an answer in another form must not end the loop
+        except Exception:  # a malformed answer must not stop this loop
             log.exception("the chain's answer could not be read")
         await asyncio.sleep(api.chain_seconds)
 
 
 class ClientAddress:
-    """Puts the client's address into the scope, or none if only a proxy's is known.
+    """Replaces the peer's address in the scope by the client's, or by None if that is unknown.
 
-    X-Forwarded-For counts if the peer is a trusted proxy (`*`: any). If another peer of this
-    machine or of a private network forwards a request, the client is unknown: the header may be
-    invented, and all clients share the peer's address.
+    A trusted proxy (`*`: every peer) names the client in X-Forwarded-For. The client is unknown if
+    another peer on this machine or in a private network forwards a request: the header may be
+    forged, and all clients share the peer's address.
     """
 
     def __init__(self, app: ASGIApp, trusted: Sequence[str]) -> None:
@@ -131,7 +131,7 @@ class ClientAddress:
         if address is None or self._trusts(address):
             return self._forwarded(scope)
         if not address.is_private:
-            return peer  # a client that claims to be a proxy
+            return peer  # a client that sends a proxy's headers
         if not self._warned:
             self._warned = True
             log.warning(
@@ -166,7 +166,6 @@ class BodyLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on and count the bytes that are read of its body."""
         seen = 0
 
         async def counted() -> Message:

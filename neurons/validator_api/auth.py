@@ -1,4 +1,4 @@
-"""Authentication by signatures of headers, bodies and whole requests, and a rate limit."""
+"""Authentication: signatures of headers, bodies and whole requests; the rate limit."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ class RateLimiter:
 
 @dataclass(frozen=True)
 class Caller:
-    """A miner whose signature is valid; bans count the failures of its key `client`."""
+    """A miner with a valid signature."""
 
     hotkey: str
-    client: str
+    client: str  # the key under which bans count its failures
 
 
 async def caller(request: Request) -> Caller:
-    """Return the caller, or raise a 401, or a 429 with Retry-After after too many requests."""
+    """Return the caller; raise a 401, or a 429 with Retry-After beyond the rate limit."""
     hotkey = authenticated(request)
     api = request.app.state.api
     wait = api.limiter.wait(hotkey)
@@ -114,7 +114,7 @@ TheCaller = Annotated[Caller, Depends(caller)]
 
 
 def check_fork_url(fork_url: str, *, allow_files: bool) -> None:
-    """Raise a 400 for an address that is malformed or that validators elsewhere cannot clone."""
+    """Raise a 400 for an address that is malformed or that other machines cannot clone."""
     try:
         parts = urlsplit(fork_url)
     except ValueError:  # such as https://[
@@ -133,15 +133,12 @@ def check_fork_url(fork_url: str, *, allow_files: bool) -> None:
 
 @dataclass(frozen=True)
 class ValidatorCall:
-    """A request that a validator has signed as a whole, with times in naive UTC.
-
-    At `expires_at` its timestamp is refused, so that its nonce can be deleted.
-    """
+    """A request that a validator has signed as a whole, with times in naive UTC."""
 
     hotkey: str
     nonce: str
     made_at: datetime
-    expires_at: datetime
+    expires_at: datetime  # from then on its timestamp is refused, so its nonce can be deleted
 
     def spend(self, session: Session) -> None:
         """Record the nonce; raise a Refusal if it was used before."""
@@ -153,12 +150,13 @@ class ValidatorCall:
 
 
 async def validator(request: Request) -> ValidatorCall:
-    """Return the validator's call if it is signed with path, query, body, nonce and time.
+    """Return the validator's call.
 
-    Raises a 401 without a valid signature, and a 403 for a hotkey that is not a validator's.
+    Raises a 401 without a valid signature of path, query, body, nonce and time, and a 403 for a
+    hotkey that is not a validator's.
     """
     api = request.app.state.api
-    _claimed(request)
+    _claimed(request)  # refuses malformed headers
     now = api.wall_clock()
     query = request.scope["query_string"].decode("latin-1")
     target = request.url.path + (f"?{query}" if query else "")
@@ -176,27 +174,28 @@ Validator = Annotated[ValidatorCall, Depends(validator)]
 
 
 def check_same_hotkey(claimed: str, hotkey: str) -> None:
-    """Raise a 403 if a body's hotkey is not that of the signed headers."""
+    """Raise a 403 if the body names another hotkey than the signed headers."""
     if claimed != hotkey:
         raise HTTPException(403, "Hotkey mismatch")
 
 
 def check_signed(route: str, body: CommitRequest | ClaimRequest) -> None:
-    """Raise a 401 if a body lacks its hotkey's signature; version 2 signs the whole body."""
+    """Raise a 401 if the body's signature is wrong; in version 2 it covers the whole body."""
     if body.version is not None:
         texts = [bound_text(route, body)]
     elif isinstance(body, CommitRequest):
         texts = [body.commitment_hash]
     else:
-        texts = public_texts(body)
+        texts = _public_texts(body)
     if not any(verify(body.miner_hotkey, text, body.signature) for text in texts):
         raise HTTPException(401, "Invalid signature")
 
 
-def public_texts(body: ClaimRequest) -> list[str]:
-    """Return the texts that `body.signature` may sign on the public wire.
+def _public_texts(body: ClaimRequest) -> list[str]:
+    """Return the texts of which the public wire accepts a signature.
 
-    The reference miner signs lengths in numeric order, and an empty text without benchmarks.
+    The reference miner sorts the benchmarks by numeric length, and signs no text in place of
+    missing ones; `submission_text` sorts the lengths as texts and signs `{}`.
     """
     repo_hash = body.repo_hash if isinstance(body, SubmitRequest) else None
     start = f"{body.fork_url}{body.commit_hash}{body.tokens_per_sec}"

@@ -1,26 +1,26 @@
-"""A real validator API on a loopback port with a clock of its own, and hotkeys that sign."""
+"""A real validator API on a loopback port, with a clock that tests set, and hotkeys that sign."""
 
 from __future__ import annotations
 
 import json
-import secrets
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import httpx
-import uvicorn
 from bittensor.sp_core import Keypair
 
 from neurons.runtime.identity import Identity
+from neurons.runtime.server import Server, listen
 from neurons.runtime.settings import Settings
 from neurons.validator_api.api import Api
 from neurons.validator_api.app import create_app
 from neurons.wire import protocol, rules
-from neurons.wire.protocol import request_text
+from neurons.wire.signed_request import signed_headers
 from tests.processes import HANG
 
 FORK = "https://github.com/alice/flash-linear-attention"
@@ -30,7 +30,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class Clock:
-    """Unix seconds that move only when a test moves them."""
+    """Unix seconds that only the test changes."""
 
     def __init__(self) -> None:
         self.now = 1_770_000_000.0
@@ -49,25 +49,12 @@ class Hotkey(Identity):
     def headers(self) -> dict[str, str]:
         return {"Hotkey": self.hotkey, "Signature": self.sign(self.hotkey)}
 
-    def bound_headers(
-        self, method: str, target: str, at: float, body: bytes = b"", nonce: str | None = None
-    ) -> dict[str, str]:
-        """Return the headers with which a validator signs one request."""
-        nonce = nonce or secrets.token_hex(16)
-        timestamp = str(round(at))
-        return {
-            "Hotkey": self.hotkey,
-            "Signature": self.sign(request_text(method, target, timestamp, nonce, body)),
-            "Timestamp": timestamp,
-            "Nonce": nonce,
-        }
-
 
 ALICE, BOB, VALIDATOR = Hotkey("//Alice"), Hotkey("//Bob"), Hotkey("//Validator")
 
 
 class LiveApi:
-    """The server's address and clock, and the calls that tests repeat."""
+    """The server's address and clock, and its calls."""
 
     def __init__(self, url: str, clock: Clock) -> None:
         self.url = url
@@ -83,22 +70,21 @@ class LiveApi:
         return self.http.post(path, json=body, headers=key.headers() if key else {})
 
     def verdict(self, path: str, body: Any, key: Hotkey = VALIDATOR) -> httpx.Response:
-        """Send what only a validator may write, signed as a whole."""
+        """Send a validator's write, signed as a whole."""
         content = json.dumps(body).encode()
-        headers = key.bound_headers("POST", path, time.time(), content)
+        headers = signed_headers(key, "POST", path, content, time.time())
         return self.http.post(path, content=content, headers=headers | JSON)
 
     def queue(self, **params: Any) -> Any:
         """Return a page of the validators' queue."""
         target = str(httpx.URL("/validation_queue", params=params))
-        response = self.http.get(
-            target, headers=VALIDATOR.bound_headers("GET", target, time.time())
-        )
+        headers = signed_headers(VALIDATOR, "GET", target, b"", time.time())
+        response = self.http.get(target, headers=headers)
         assert response.status_code == 200, response.text
         return response.json()
 
     def judge(self, path: str, body: Any) -> Any:
-        """Return the answer to a validator's write, which must be taken."""
+        """Return the reply to a validator's write, which must succeed."""
         response = self.verdict(path, body)
         assert response.status_code == 200, response.text
         return response.json()
@@ -109,7 +95,7 @@ class LiveApi:
         return response.json()
 
     def refusal(self, path: str, body: Any, key: Hotkey | None = None) -> tuple[int, Any]:
-        """Return the status of a refused call and what it says."""
+        """Return the status and the detail of a refused call."""
         response = self.post(path, body, key)
         return response.status_code, response.json()["detail"]
 
@@ -128,7 +114,7 @@ class LiveApi:
         self.judge("/mark_validated", {"submission_id": submission_id, "score": score})
 
     def judged(self, key: Hotkey, speed: float, score: float = 1.0, **options: Any) -> int:
-        """Register, submit and mark; return the submission."""
+        """Register, submit and mark; return the submission's id."""
         self.register(key)
         row = self.submit(key, speed, **options)
         self.mark(row, score)
@@ -138,12 +124,12 @@ class LiveApi:
         self.ok("/reveal_submission", revelation(key, row, salt), key)
 
     def pending(self, **params: Any) -> list[int]:
-        """Return the commitments that wait, the newest first."""
+        """Return the ids of the pending commitments, newest first."""
         rows = self.get("/pending_reveals", **params)["pending_reveals"]
         return [row["submission_id"] for row in rows]
 
     def weights(self, **params: Any) -> list[tuple[str, float]]:
-        """Return hotkeys and shares of a round, by default of the last completed one."""
+        """Return hotkeys and weights of a round, by default of the last completed one."""
         rows = self.get("/get_weights", **params)["weights"]
         return [(row["hotkey"], row["weight"]) for row in rows]
 
@@ -212,20 +198,14 @@ def serve(folder: Path, **options: Any) -> Iterator[LiveApi]:
         **options,
     }
     clock = values["clock"]
-    parts = {name: values.pop(name) for name in list(values) if name not in Settings.model_fields}
-    api = Api(Settings(**values), **parts)
-    started = threading.Event()
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            started.set()
-
-    server = Server(uvicorn.Config(create_app(api), port=0, log_config=None, proxy_headers=False))
-    thread = threading.Thread(target=server.run, daemon=True)
+    of_api = {name: values.pop(name) for name in list(values) if name not in Settings.model_fields}
+    url: Queue[str] = Queue()
+    app = create_app(Api(Settings(**values), **of_api))
+    server = Server(app, lambda host, port: url.put(f"http://{host}:{port}"))
+    sockets = [listen("127.0.0.1", 0, ("HOST", "PORT"))]
+    thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
     thread.start()
-    assert started.wait(HANG), "the server did not start"
-    live = LiveApi(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", clock)
+    live = LiveApi(url.get(timeout=HANG), clock)
     try:
         yield live
     finally:

@@ -1,7 +1,7 @@
-"""Bans: five failures of a client without a success between them ban it for a day.
+"""Bans: five failures of a client without a success in between ban it for a day.
 
-A ban withdraws the client's rows from the validators' queue. A client is an address or, where
-several share it, a hotkey (`ban_key`).
+A ban withdraws the client's rows from the validators' queue. A client is an address or, if
+several clients share the address, a hotkey (`ban_key`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = get_logger("validator_api")
 
 
 def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
-    """Return the key for counting failures: the address, or the hotkey if several share it."""
+    """Return the key under which failures count; None for a shared address without a hotkey."""
     ip = parse_ip(address or "")
     if ip is None or ip.is_loopback:
         return f"hotkey {hotkey}" if hotkey else None
@@ -53,7 +53,7 @@ def record_failure(session: Session, key: str, now: datetime) -> None:
 
 
 def _drop_queued(session: Session, key: str, now: datetime) -> int:
-    """Take the client's rows out of the queue; return how many there were."""
+    """Withdraw the client's rows from the queue; return their number."""
     rows = session.scalars(select(Submission).where(*IN_QUEUE, Submission.ip_address == key)).all()
     for row in rows:
         row.withdrawn_at = now

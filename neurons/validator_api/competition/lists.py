@@ -11,12 +11,12 @@ from sqlalchemy.orm import Session
 
 from neurons.validator_api.competition import ranking
 from neurons.validator_api.competition.rounds import RequestContext
-from neurons.validator_api.database.tables import IN_QUEUE, UNJUDGED, Round, Submission, count
+from neurons.validator_api.database.tables import IN_QUEUE, OPEN, Round, Submission, count
 from neurons.wire import protocol
 
 
 def validation_queue(session: Session, after: int, limit: int) -> protocol.ValidationQueue:
-    """Return the page of the validators' queue after row `after`, the oldest first."""
+    """Return a page of the validators' queue, oldest first, from the row after `after`."""
     rows = session.scalars(
         select(Submission)
         .where(*IN_QUEUE, Submission.id > after)
@@ -31,7 +31,7 @@ def validation_queue(session: Session, after: int, limit: int) -> protocol.Valid
 
 
 def queued(row: Submission, *, with_client: bool = False) -> protocol.QueuedSubmission:
-    """Return the row as the lists show it; only validators see its sender."""
+    """Return the row as a message; only validators see its client."""
     shown = row.facts() | {"validated": row.validated_at is not None}
     if not with_client:
         shown["ip_address"] = None
@@ -41,13 +41,13 @@ def queued(row: Submission, *, with_client: bool = False) -> protocol.QueuedSubm
 def pending_reveals(
     session: Session, context: RequestContext, hotkey: str | None, before: int | None, limit: int
 ) -> protocol.PendingReveals:
-    """Return the commitments that may yet be revealed, the newest first.
+    """Return the commitments that can still be revealed, newest first.
 
-    Only those of `hotkey`, and those with a smaller number than `before`, for the next page.
+    `hotkey` and `before` limit them to those of one hotkey, and to those before a row.
     """
     wanted = select(Submission).where(
         Submission.is_revealed.is_(False),
-        *UNJUDGED,
+        *OPEN,
         Submission.reveal_block >= context.oldest_block,
     )
     if hotkey is not None:
@@ -73,7 +73,7 @@ def pending_reveals(
 
 
 def submission_stats(session: Session, limit: int) -> protocol.SubmissionStats:
-    """Return the newest unjudged submissions, and the leading and latest verdicts."""
+    """Return the newest submissions of the queue, and the leading and latest verdicts."""
     newest = session.scalars(
         select(Submission)
         .where(*IN_QUEUE)
@@ -133,7 +133,7 @@ def _speeds(rows: Sequence[Submission]) -> dict[str, float]:
 def _performers(session: Session, limit: int) -> list[protocol.Performer]:
     """Return the newest round's ranking, then the latest verdicts of any round.
 
-    Each has its rank in its own round, so that a miner finds also a low, failed or old verdict.
+    Each has the rank of its own round. A miner therefore also finds a low, failed or old verdict.
     """
     newest = session.scalars(select(Round).order_by(Round.round_number.desc())).first()
     latest = session.scalars(
@@ -142,7 +142,7 @@ def _performers(session: Session, limit: int) -> list[protocol.Performer]:
         .order_by(Submission.validated_at.desc(), Submission.id.desc())
         .limit(limit)
     ).all()
-    leaders = ranking.ranked_in(session, newest, limit // 2) if newest else []
+    leaders = ranking.of_round(session, newest, limit // 2) if newest else []
     leading = [place.submission for place in leaders]
     chosen = {row.id: row for row in [*leading, *latest]}
     shown = list(chosen.values())[:limit]

@@ -1,7 +1,7 @@
-"""The ranking of a round: the counting submissions, their order, and their weights.
+"""The ranking of a round: which submissions rank, their order, and their weights.
 
-The database selects and sorts, so that a page of a round with thousands of submissions reads only
-the rows that it shows.
+The database selects and sorts, so that a page about thousands of submissions reads only the rows
+that it shows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WEIGHTED = _SPEED * case(
     *((Submission.target_sequence_length >= least, share) for least, _, share in LEAGUES[:0:-1]),
     else_=LEAGUES[0][2],
 )
-"""`rules.weighted_score` of a row, for the database."""
+"""`rules.weighted_score` as an SQL expression."""
 
 BEST_FIRST = (WEIGHTED.desc(), Submission.created_at, Submission.id)
 """The order of the ranking; the earlier submission wins a tie."""
@@ -40,7 +40,7 @@ BEST_FIRST = (WEIGHTED.desc(), Submission.created_at, Submission.id)
 
 @dataclass(frozen=True)
 class Ranked:
-    """A submission with its place."""
+    """A submission with its place in the ranking."""
 
     submission: Submission
     weighted_score: float
@@ -49,17 +49,17 @@ class Ranked:
 
 
 def weighted(submission: Submission) -> float:
-    """Return the claimed tokens per second times the league's multiplier."""
+    """Return the claim in tokens/s times the league's multiplier."""
     return weighted_score(submission.tokens_per_sec or 0.0, submission.target_sequence_length)
 
 
 def is_confirmed(submission: Submission) -> bool:
-    """Return whether the verdict confirmed the claim, for the pages."""
+    """Return whether the verdict confirmed the claim."""
     return (submission.score or 0.0) > 0.0 and submission.verification_passed is not False
 
 
-def places(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
-    """Yield rank and weight of each submission that counts, by their hotkeys, the best first."""
+def _ranks_and_weights(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
+    """Yield rank and weight for each of the `hotkeys`, those of the submissions, best first."""
     seen: set[str] = set()
     for hotkey in hotkeys:
         earns = hotkey not in seen and len(seen) < len(TOP_SHARES)
@@ -68,26 +68,22 @@ def places(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
         seen.add(hotkey)
 
 
-def standing(session: Session, row: Round, most: int | None = None) -> list[Ranked]:
-    """Return the round's ranking by the present verdicts, best first, at most `most` places.
-
-    With a baseline (the winner of the previous round), only faster submissions count, unless the
-    baseline has been refuted since.
-    """
+def current(session: Session, row: Round, most: int | None = None) -> list[Ranked]:
+    """Return the round's ranking by the current verdicts, best first, at most `most` places."""
     rows = session.scalars(
-        select(Submission).where(*_counted(session, row)).order_by(*BEST_FIRST).limit(most)
+        select(Submission).where(*_conditions(session, row)).order_by(*BEST_FIRST).limit(most)
     ).all()
-    numbers = places(submission.miner_hotkey for submission in rows)
+    numbers = _ranks_and_weights(submission.miner_hotkey for submission in rows)
     return [
         Ranked(submission, weighted(submission), rank, weight)
         for submission, (rank, weight) in zip(rows, numbers, strict=True)
     ]
 
 
-def ranked_in(session: Session, row: Round, most: int | None = None) -> list[Ranked]:
-    """Return the ranking: the present one of an active round, otherwise the frozen one."""
+def of_round(session: Session, row: Round, most: int | None = None) -> list[Ranked]:
+    """Return the current ranking of an active round, or the frozen one of a completed round."""
     if row.status == ACTIVE:
-        return standing(session, row, most)
+        return current(session, row, most)
     frozen = session.execute(
         select(Place, Submission)
         .join(Submission, Place.submission_id == Submission.id)
@@ -102,39 +98,43 @@ def ranked_in(session: Session, row: Round, most: int | None = None) -> list[Ran
 
 
 def ranks_of(session: Session, rows: Iterable[Submission]) -> dict[int, int]:
-    """Return the ranks of these submissions in their rounds, without unranked ones."""
+    """Return the rank of each ranked submission of `rows` in its round, by submission id."""
     round_of = {row.id: row.round_id for row in rows}
     frozen = select(Place.submission_id, Place.rank).where(
         Place.round_id.in_(set(round_of.values())), Place.submission_id.in_(round_of)
     )
     ranks = {place.submission_id: place.rank for place in session.execute(frozen)}
-    running = select(Round).where(Round.status == ACTIVE, Round.id.in_(set(round_of.values())))
-    now = session.scalars(running).first()
-    if now is not None:
-        counted = session.execute(
+    active = select(Round).where(Round.status == ACTIVE, Round.id.in_(set(round_of.values())))
+    row = session.scalars(active).first()
+    if row is not None:
+        ranked = session.execute(
             select(Submission.id, Submission.miner_hotkey)
-            .where(*_counted(session, now))
+            .where(*_conditions(session, row))
             .order_by(*BEST_FIRST)
         ).all()
-        numbers = places(hotkey for _, hotkey in counted)
-        ranks |= {number: rank for (number, _), (rank, _) in zip(counted, numbers, strict=True)}
+        numbers = _ranks_and_weights(hotkey for _, hotkey in ranked)
+        ranks |= {number: rank for (number, _), (rank, _) in zip(ranked, numbers, strict=True)}
     return {number: ranks[number] for number in round_of if number in ranks}
 
 
 def floor(session: Session, baseline: int | None) -> float | None:
-    """Return the weighted score above which a claim ranks; None: every confirmed claim ranks."""
+    """Return the weighted score above which a claim ranks, or None if every confirmed one ranks."""
     return session.scalars(select(WEIGHTED).where(Submission.id == baseline, *COUNTS)).first()
 
 
 def best_scores(session: Session, row: Round, most: int) -> list[float]:
-    """Return the best weighted score of each of the `most` leading hotkeys, best first."""
+    """Return the best weighted score of each of the first `most` hotkeys, best first."""
     best = func.max(WEIGHTED)
-    of_hotkeys = select(best).where(*_counted(session, row)).group_by(Submission.miner_hotkey)
+    of_hotkeys = select(best).where(*_conditions(session, row)).group_by(Submission.miner_hotkey)
     return list(session.scalars(of_hotkeys.order_by(best.desc()).limit(most)))
 
 
-def _counted(session: Session, row: Round) -> list[ColumnElement[bool]]:
-    """Return the conditions under which a submission of the round ranks."""
+def _conditions(session: Session, row: Round) -> list[ColumnElement[bool]]:
+    """Return the conditions under which a submission of the round ranks.
+
+    With a baseline (an earlier winner), only faster submissions rank, unless the baseline has been
+    refuted since.
+    """
     least = floor(session, row.baseline_submission_id)
     of_round = [Submission.round_id == row.id, *COUNTS]
     return of_round if least is None else [*of_round, least < WEIGHTED]

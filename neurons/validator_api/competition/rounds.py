@@ -16,7 +16,7 @@ from neurons.validator_api.competition.errors import Refusal
 from neurons.validator_api.database.tables import (
     ACTIVE,
     COMPLETED,
-    UNJUDGED,
+    OPEN,
     Miner,
     Place,
     Round,
@@ -30,7 +30,7 @@ log = get_logger("validator_api")
 
 @dataclass(frozen=True)
 class RequestContext:
-    """The time and the hotkeys for one request."""
+    """The time of one request, and the chain's uids at that time."""
 
     now: datetime  # naive UTC
     block: int
@@ -64,7 +64,7 @@ def is_overdue(session: Session, context: RequestContext) -> bool:
 def end_overdue(session: Session, context: RequestContext) -> None:
     """If the active round's time is over, finalize it and open the next one.
 
-    All writes call this first, so that no later write changes the ended round.
+    Every write does this first, so that it cannot change a round that is over.
     """
     if is_overdue(session, context):
         _open(session, context, rules.ROUND_HOURS)
@@ -73,7 +73,7 @@ def end_overdue(session: Session, context: RequestContext) -> None:
 def create(
     session: Session, request: protocol.CreateRoundRequest, context: RequestContext
 ) -> Round:
-    """End the active round, if any, and open the next one with a known baseline, or none."""
+    """End the active round, if any, and open the next one; refuse an unknown baseline."""
     baseline = request.baseline_submission_id
     if baseline is not None and session.get(Submission, baseline) is None:
         raise Refusal(404, "Submission not found")
@@ -82,7 +82,7 @@ def create(
 
 def finalize(session: Session, row: Round, context: RequestContext) -> list[ranking.Ranked]:
     """Complete the round, name its winner and freeze its places; return its ranking."""
-    ranked = ranking.standing(session, row)
+    ranked = ranking.current(session, row)
     if ranked:
         row.winner_submission_id = ranked[0].submission.id
         row.winner_hotkey = ranked[0].submission.miner_hotkey
@@ -105,7 +105,7 @@ def finalize(session: Session, row: Round, context: RequestContext) -> list[rank
 
 
 def finalize_by_id(session: Session, round_id: int, context: RequestContext) -> dict[str, Any]:
-    """Complete an active round for a validator, or raise a Refusal; return the reply's content."""
+    """Complete an active round, or raise a Refusal; return the content of the reply."""
     row = session.get(Round, round_id)
     if row is None:
         raise Refusal(404, "Round not found")
@@ -128,7 +128,7 @@ def baseline_after(row: Round) -> int | None:
 def weights(
     session: Session, round_id: int | None, context: RequestContext
 ) -> list[protocol.Weight]:
-    """Return the shares of a round, by default of the last completed one."""
+    """Return the weights of a round, by default of the last completed one."""
     if round_id is None:
         row = session.scalars(
             select(Round).where(Round.status == COMPLETED).order_by(Round.round_number.desc())
@@ -140,7 +140,7 @@ def weights(
     places = session.scalars(select(Place).where(Place.round_id == row.id))
     frozen = {place.submission_id: place.uid for place in places}
     shown = []
-    for place in ranking.ranked_in(session, row):
+    for place in ranking.of_round(session, row):
         hotkey, number = place.submission.miner_hotkey, place.submission.id
         uid = frozen[number] if number in frozen else uid_of(session, hotkey, context)
         if place.weight and uid is not None:
@@ -149,7 +149,7 @@ def weights(
 
 
 def uid_of(session: Session, hotkey: str, context: RequestContext) -> int | None:
-    """Return the hotkey's uid: the chain's, or without a chain, the one assigned here."""
+    """Return the hotkey's uid: the chain's, or without a chain the one that the API assigned."""
     if context.uids is not None:
         return context.uids.get(hotkey)
     return session.get_one(Miner, hotkey).uid
@@ -190,11 +190,11 @@ def _open(
 
 
 def _take_over(session: Session, row: Round, context: RequestContext) -> None:
-    """Move unjudged submissions into the new round, in which they will be judged and ranked."""
-    waiting = update(Submission).where(*UNJUDGED)
+    """Withdraw expired commitments; move the other open submissions into the new round."""
+    still_open = update(Submission).where(*OPEN)
     expired = (Submission.is_revealed.is_(False), Submission.reveal_block < context.oldest_block)
-    session.execute(waiting.where(*expired).values(withdrawn_at=context.now))
-    session.execute(waiting.where(Submission.round_id != row.id).values(round_id=row.id))
+    session.execute(still_open.where(*expired).values(withdrawn_at=context.now))
+    session.execute(still_open.where(Submission.round_id != row.id).values(round_id=row.id))
 
 
 def _ranking_row(place: ranking.Ranked) -> dict[str, Any]:

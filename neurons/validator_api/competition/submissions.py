@@ -12,14 +12,14 @@ from neurons.runtime.settings import Settings
 from neurons.validator_api.competition import bans, rounds
 from neurons.validator_api.competition.errors import CommitmentMismatch, Refusal
 from neurons.validator_api.competition.rounds import RequestContext
-from neurons.validator_api.database.tables import UNJUDGED, LeagueEntry, Miner, Submission
+from neurons.validator_api.database.tables import OPEN, LeagueEntry, Miner, Submission
 from neurons.wire import protocol, rules
 
 NOT_FOUND = "Submission not found"
-LEAGUE_ENTRIES = 64
-"""Most registrations of one hotkey, each for a model and a league."""
-OPEN_A_HOTKEY = 10
-"""Most open submissions of one hotkey."""
+MOST_REGISTRATIONS = 64
+"""Limit on a hotkey's registrations, each for a model and a league."""
+MOST_OPEN = 10
+"""Limit on a hotkey's open submissions."""
 
 
 def register(
@@ -55,8 +55,8 @@ def commit(
 ) -> protocol.CommitReply:
     """Store a commitment, which can be revealed from `blocks_until_reveal` blocks later.
 
-    Raises a Refusal if the hash is stored already, the hotkey is not registered, or `client`, the
-    key under which bans count the caller, is banned.
+    Raises a Refusal if the hash is stored already, the hotkey is not registered, or the caller's
+    key for bans, `client`, is banned.
     """
     _check_may_submit(session, request.miner_hotkey, client, context)
     same = select(Submission.id).where(Submission.commitment_hash == request.commitment_hash)
@@ -86,10 +86,10 @@ def commit(
 def submit(
     session: Session, request: protocol.SubmitRequest, client: str, context: RequestContext
 ) -> protocol.SubmitReply:
-    """Store a direct submission, or return the same one of this round.
+    """Store a direct submission, or return the identical one of this round.
 
-    A repeated request therefore has no effect, and a miner cannot resubmit a claim until noise
-    favours it.
+    A repeated request therefore has no effect: a miner cannot resubmit a claim until measurement
+    noise favours it.
     """
     _check_may_submit(session, request.miner_hotkey, client, context)
     claim = _claim(request, request.target_sequence_length)
@@ -186,10 +186,10 @@ def _check_may_submit(session: Session, hotkey: str, client: str, context: Reque
 
 def _check_few_entries(session: Session, hotkey: str) -> None:
     entries = select(func.count()).select_from(LeagueEntry).where(LeagueEntry.hotkey == hotkey)
-    if (session.scalar(entries) or 0) >= LEAGUE_ENTRIES:
+    if (session.scalar(entries) or 0) >= MOST_REGISTRATIONS:
         raise Refusal(
             409,
-            f"This hotkey has {LEAGUE_ENTRIES} registrations, the most allowed. It can submit "
+            f"This hotkey has {MOST_REGISTRATIONS} registrations, the most allowed. It can submit "
             "without another one.",
         )
 
@@ -202,7 +202,7 @@ def _same_in_round(
 ) -> Submission | None:
     """Return the hotkey's direct submission of exactly this claim in this round, if any."""
     exact = {name: claim[name] for name in ("fork_url", "commit_hash", "tokens_per_sec", "vram_mb")}
-    alike = session.scalars(
+    same_columns = session.scalars(
         select(Submission)
         .filter_by(
             miner_hotkey=request.miner_hotkey,
@@ -215,7 +215,8 @@ def _same_in_round(
         )
         .order_by(Submission.id)
     )
-    return next((row for row in alike if row.benchmarks == claim["benchmarks"]), None)
+    # PostgreSQL cannot compare JSON.
+    return next((row for row in same_columns if row.benchmarks == claim["benchmarks"]), None)
 
 
 def _add(
@@ -242,23 +243,23 @@ def _add(
 
 
 def _withdraw_replaced(session: Session, row: Submission, context: RequestContext) -> None:
-    """Withdraw the hotkey's other open rows of this target, and its oldest beyond OPEN_A_HOTKEY.
+    """Withdraw the hotkey's other open rows of this target, and its oldest beyond MOST_OPEN.
 
     An unrevealed row replaces only unrevealed ones. A validator may still judge a withdrawn row.
     """
-    waiting = session.execute(
+    others = session.execute(
         select(Submission.id, Submission.target_sequence_length, Submission.is_revealed)
-        .where(Submission.miner_hotkey == row.miner_hotkey, Submission.id != row.id, *UNJUDGED)
+        .where(Submission.miner_hotkey == row.miner_hotkey, Submission.id != row.id, *OPEN)
         .order_by(Submission.id)
     ).all()
     replaced = [
         other.id
-        for other in waiting
+        for other in others
         if other.target_sequence_length == row.target_sequence_length
         and (row.is_revealed or not other.is_revealed)
     ]
-    kept = [other.id for other in waiting if other.id not in replaced]
-    replaced += kept[: max(0, len(kept) + 1 - OPEN_A_HOTKEY)]
+    kept = [other.id for other in others if other.id not in replaced]
+    replaced += kept[: max(0, len(kept) + 1 - MOST_OPEN)]
     if replaced:
         rows = update(Submission).where(Submission.id.in_(replaced))
         session.execute(

@@ -1,4 +1,4 @@
-"""Validators' verdicts on a submission: its score with the reason, its logits' verification."""
+"""Stores validators' verdicts: scores with their reasons, and logit verifications."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from neurons.validator_api.competition.submissions import NOT_FOUND
 from neurons.validator_api.database.tables import Submission
 from neurons.wire import protocol
 
-NO_ID = "submission_id required"
-
 
 def mark_validated(
     session: Session,
@@ -22,12 +20,12 @@ def mark_validated(
     validator: str,
     context: RequestContext,
 ) -> dict[str, Any]:
-    """Store a validator's score; a score above 0 clears the client's failures.
+    """Store a validator's score; a score above 0 resets the client's failures.
 
-    A completed round keeps its places, even if verdicts follow.
+    The places of a completed round do not change.
     """
     if request.submission_id is None:
-        raise Refusal(400, NO_ID)
+        raise Refusal(400, "submission_id required")
     row = _submission(session, request.submission_id)
     if not row.is_revealed:
         raise Refusal(409, "Submission not revealed yet")

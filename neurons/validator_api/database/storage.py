@@ -1,11 +1,11 @@
-"""Transactions on the API's database, SQLite (WAL) or PostgreSQL, and whether it can be used."""
+"""Transactions on the API's database, SQLite (WAL) or PostgreSQL, and its availability."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,21 +29,20 @@ Result = TypeVar("Result")
 
 BUSY_SECONDS = 10.0
 """Seconds that a transaction waits for other transactions before it fails."""
-CONNECT_SECONDS = 5
 CONNECTION = {
-    "connect_timeout": CONNECT_SECONDS,
+    "connect_timeout": 5,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
-"""libpq's limits for a server that stopped answering; options in DATABASE_URL take precedence."""
+"""libpq's timeouts for a server that does not answer; options in DATABASE_URL take precedence."""
 WRITE_LOCK = 24
-"""The number of PostgreSQL's advisory lock that writers share."""
-PASSING = (OperationalError, InterfaceError, NoConnection)
-"""The errors of drivers when a database does not answer, is locked, or has no space left."""
-_REFUSED = "FATAL"
-_SOON = ("starting up", "shutting down", "not yet accepting", "too many", "slots")
+"""The number of the PostgreSQL advisory lock that each writer holds."""
+TEMPORARY = (OperationalError, InterfaceError, NoConnection)
+"""Errors of drivers if a database does not answer, is locked, or has no space left."""
+REFUSED_FOR_NOW = ("starting up", "shutting down", "not yet accepting", "too many", "slots")
+"""Parts of PostgreSQL's FATAL messages that do not need a person."""
 
 log = get_logger("validator_api")
 
@@ -53,7 +52,7 @@ class DatabaseAway(QuasarError):
 
 
 class Storage:
-    """The database behind the API, brought to the present version when it is opened.
+    """The API's database, which opening migrates to the current version.
 
     Raises a ConfigError if it cannot be used, and DatabaseAway if its server cannot be reached.
     """
@@ -61,16 +60,16 @@ class Storage:
     def __init__(self, database_url: str) -> None:
         self._engine = _engine(database_url)
         writing = self._engine.execution_options(writes=True)
-        self._writers = sessionmaker(writing)
+        self._writers = sessionmaker(writing, expire_on_commit=False)  # pages use rows afterwards
         self._readers = sessionmaker(self._engine)
-        self._turn = threading.Lock()
-        self._failing: dict[str, float] = {}  # since when, by the kind of transaction
-        self._lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._failing_since: dict[str, float] = {}  # by the kind of transaction
+        self._failing_lock = threading.Lock()
         try:
             with writing.begin() as connection:
                 bring_up_to_date(connection, self.url)
         except SQLAlchemyError as error:
-            raise self._closed(error) from error
+            raise self._open_error(error) from error
 
     @property
     def url(self) -> str:
@@ -86,51 +85,52 @@ class Storage:
     def write(self, work: Callable[[Session], Result]) -> Result:
         """Run `work` in one transaction and commit it.
 
-        Writers run one after another, also those of other servers on the same database, so that the
+        Writers run one after another, even those of several servers on one database, so that the
         checks of `work` are still valid when it writes. After DatabaseAway nothing was written,
-        unless the connection was lost in the middle of the commit; repeating the call shows it.
+        unless the connection was lost during the commit; repeating the call shows which.
         """
-        if not self._turn.acquire(timeout=BUSY_SECONDS):
-            raise DatabaseAway("those before have not been written yet")
+        if not self._write_lock.acquire(timeout=BUSY_SECONDS):
+            raise DatabaseAway(f"earlier writes take longer than {BUSY_SECONDS:.0f} s")
         try:
             with self._watched("write"), self._writers.begin() as session:
                 return work(session)
         finally:
-            self._turn.release()
+            self._write_lock.release()
 
     @contextmanager
-    def _watched(self, act: str) -> Iterator[None]:
-        """Surround a transaction, and log when those of its kind begin or cease to fail.
+    def _watched(self, kind: str) -> Iterator[None]:
+        """Surround a transaction: raise its temporary errors as DatabaseAway, and log an outage.
 
-        On a full disk only writes fail. Raises DatabaseAway if the database cannot be used now.
+        Reads and writes fail separately: on a full disk only writes fail.
         """
         try:
             yield
-        except PASSING as error:
-            cause = reason(error)
-            with self._lock:
-                first = not self._failing
-                self._failing.setdefault(act, time.monotonic())
+        except TEMPORARY as error:
+            reason = _reason(error)
+            with self._failing_lock:
+                first = not self._failing_since
+                self._failing_since.setdefault(kind, time.monotonic())
             if first:
                 log.error(
                     "the database does not do what it is asked; such calls get 503 until it does",
                     database=self.url,
-                    reason=cause,
+                    reason=reason,
                 )
-            raise DatabaseAway(cause) from error
-        with self._lock:
-            since = self._failing.pop(act, None)
-            if since is not None and not self._failing:
+            raise DatabaseAway(reason) from error
+        with self._failing_lock:
+            since = self._failing_since.pop(kind, None)
+            if since is not None and not self._failing_since:
                 log.info("the database is back", seconds=round(time.monotonic() - since, 1))
 
     def close(self) -> None:
         self._engine.dispose()
 
-    def _closed(self, error: SQLAlchemyError) -> ConfigError | DatabaseAway:
+    def _open_error(self, error: SQLAlchemyError) -> ConfigError | DatabaseAway:
         """Return the exception for a database that could not be opened."""
-        problem = f"DATABASE_URL={self.url}: the database cannot be opened ({reason(error)})"
+        problem = f"DATABASE_URL={self.url}: the database cannot be opened ({_reason(error)})"
         server = self._engine.dialect.name == "postgresql"
-        if server and isinstance(error, OperationalError) and not is_refused(problem):
+        refused = "FATAL" in problem and not any(words in problem for words in REFUSED_FOR_NOW)
+        if server and isinstance(error, OperationalError) and not refused:
             return DatabaseAway(f"{problem}. Check that it runs, its host and its port.")
         if server:
             return ConfigError(f"{problem}. Check its name, the user and the password.")
@@ -179,14 +179,8 @@ def _postgresql(url: URL) -> Engine:
 
 def _sqlite(url: URL) -> Engine:
     if url.database:
-        folder = Path(url.database).parent
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"DATABASE_URL={url}: the folder {folder} cannot be made ({error.strerror}). "
-                "Choose one that this user may write to."
-            ) from error
+        with suppress(OSError):  # opening the file reports it
+            Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
 
     @event.listens_for(engine, "connect")
@@ -203,11 +197,6 @@ def _sqlite(url: URL) -> Engine:
     return engine
 
 
-def reason(error: SQLAlchemyError) -> str:
-    """Return the driver's message as one line; SQLAlchemy adds the statement and its values."""
+def _reason(error: SQLAlchemyError) -> str:
+    """Return the driver's message without the statement and values that SQLAlchemy adds."""
     return redact_text(str(error.orig if isinstance(error, DBAPIError) else error))
-
-
-def is_refused(message: str) -> bool:
-    """Return whether a driver's message is a server's permanent refusal."""
-    return _REFUSED in message and not any(words in message for words in _SOON)

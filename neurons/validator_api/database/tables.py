@@ -1,4 +1,4 @@
-"""The tables of the present version; `migrations/` brings every earlier database to it.
+"""The tables of the current version; `migrations/` brings every earlier database to it.
 
 Times are naive UTC.
 """
@@ -39,12 +39,12 @@ class Base(DeclarativeBase):
 
 
 class Miner(Base):
-    """A registered hotkey, and its uid in the weights unless the chain has one."""
+    """A registered hotkey."""
 
     __tablename__ = "miners"
 
     hotkey: Mapped[str] = mapped_column(primary_key=True)
-    uid: Mapped[int] = mapped_column(unique=True)
+    uid: Mapped[int] = mapped_column(unique=True)  # in the weights, unless uids are the chain's
     registered_at: Mapped[datetime]
 
 
@@ -60,30 +60,22 @@ class LeagueEntry(Base):
 
 
 class Round(Base):
-    """A competition round: `active`, then `completed` with its winner, if anyone scored.
-
-    `end_time` is the planned end, and the real one if the round was ended early.
-    `baseline_submission_id` is the winner of the round before: a submission must beat it to rank.
-    """
+    """A competition round: `active`, then `completed` with its winner, if anyone scored."""
 
     __tablename__ = "rounds"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     round_number: Mapped[int] = mapped_column(unique=True)
     start_time: Mapped[datetime]
-    end_time: Mapped[datetime]
+    end_time: Mapped[datetime]  # the planned end, or the actual one of a round that ended early
     status: Mapped[str] = mapped_column(index=True)
-    baseline_submission_id: Mapped[int | None]
+    baseline_submission_id: Mapped[int | None]  # an earlier winner; only faster claims rank
     winner_submission_id: Mapped[int | None]
     winner_hotkey: Mapped[str | None]
 
 
 class Place(Base):
-    """A submission's place in a completed round, as it was when the round ended.
-
-    `weight` is the hotkey's share of the emission, 0.0 beyond the fourth and for the further
-    submissions of one hotkey. `uid` is missing where the chain did not know the hotkey.
-    """
+    """A submission's place in a completed round, as it was when the round ended."""
 
     __tablename__ = "places"
 
@@ -91,28 +83,21 @@ class Place(Base):
     submission_id: Mapped[int] = mapped_column(ForeignKey("submissions.id"), primary_key=True)
     rank: Mapped[int]
     weighted_score: Mapped[float]
+    # the share of the emission: 0.0 beyond the fourth hotkey and for all but a hotkey's best
     weight: Mapped[float]
-    uid: Mapped[int | None]
+    uid: Mapped[int | None]  # missing if the chain did not know the hotkey
 
 
 _WAITING = text("validated_at IS NULL AND withdrawn_at IS NULL")
 
 
 class Submission(Base):
-    """A submission, from its commit (or its direct submission) to its score.
-
-    `created_at` is the commit's time; fork, hash and figures are empty until the reveal. The round
-    is the one that it may rank in: an open submission moves to the next round when its round ends.
-    `withdrawn_at` is when a newer one of the same hotkey replaced it, its client was banned, or its
-    commitment expired.
-    `measured` has a validator's figures by length, and `benchmarks` the miner's.
-    `validator_hotkey` judged it last, on `validator_device` (a GPU's name, or the CPU's cores).
-    """
+    """A submission, from its commit (or its direct submission) to its score."""
 
     __tablename__ = "submissions"
     __table_args__ = (
         Index("ix_submissions_open", "is_revealed", "validated_at", "withdrawn_at", "id"),
-        # Finds a hotkey's waiting submissions among any number of old ones.
+        # Finds a hotkey's open submissions among any number of old ones.
         Index(
             "ix_submissions_waiting",
             *("miner_hotkey", "id"),
@@ -123,11 +108,13 @@ class Submission(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     miner_hotkey: Mapped[str] = mapped_column(ForeignKey("miners.hotkey"), index=True)
+    # the round in which it may rank: an open submission moves to the next one when this one ends
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), index=True)
     target_sequence_length: Mapped[int]
     signature: Mapped[str]
-    ip_address: Mapped[str | None]
-    created_at: Mapped[datetime] = mapped_column(index=True)
+    ip_address: Mapped[str | None]  # the client's key for bans: an address or `hotkey 5...`
+    created_at: Mapped[datetime] = mapped_column(index=True)  # the time of the commit
+    # when a newer submission replaced it, its client was banned, or its commitment expired
     withdrawn_at: Mapped[datetime | None]
 
     commitment_hash: Mapped[str | None] = mapped_column(unique=True)
@@ -136,20 +123,20 @@ class Submission(Base):
     reveal_block: Mapped[int | None] = mapped_column(BigInteger)
     is_revealed: Mapped[bool]
 
-    fork_url: Mapped[str | None]
+    fork_url: Mapped[str | None]  # this and the next columns are empty until the reveal
     commit_hash: Mapped[str | None]
     repo_hash: Mapped[str | None]
     docker_image: Mapped[str | None]
     tokens_per_sec: Mapped[float | None]
     vram_mb: Mapped[float | None]
-    benchmarks: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    benchmarks: Mapped[dict[str, Any] | None] = mapped_column(JSON)  # the miner's, by length
 
     validated_at: Mapped[datetime | None] = mapped_column(index=True)
     score: Mapped[float | None]
     validator_hotkey: Mapped[str | None]
-    validator_device: Mapped[str | None]
+    validator_device: Mapped[str | None]  # a GPU's name, or the CPU's cores
     verdict_reason: Mapped[str | None]
-    measured: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    measured: Mapped[dict[str, Any] | None] = mapped_column(JSON)  # the validator's, by length
     verification_passed: Mapped[bool | None]
     cosine_similarity: Mapped[float | None]
     max_abs_diff: Mapped[float | None]
@@ -157,24 +144,24 @@ class Submission(Base):
     verification_reason: Mapped[str | None]
 
 
-UNJUDGED = (Submission.validated_at.is_(None), Submission.withdrawn_at.is_(None))
-"""Conditions of rows that wait, for their reveal or for a validator."""
-IN_QUEUE = (Submission.is_revealed.is_(True), *UNJUDGED)
-"""Conditions of rows that wait for a validator: a commitment joins the queue with its reveal."""
+OPEN = (Submission.validated_at.is_(None), Submission.withdrawn_at.is_(None))
+"""Conditions of an open submission, which waits for its reveal or for a validator."""
+IN_QUEUE = (Submission.is_revealed.is_(True), *OPEN)
+"""Conditions of a submission in the validators' queue, which it enters with its reveal."""
 
 
 class IpBan(Base):
-    """Failures counted against an address since its last success, and the ban they led to."""
+    """A client's failures since its last success, and the resulting ban."""
 
     __tablename__ = "ip_bans"
 
-    ip_address: Mapped[str] = mapped_column(primary_key=True)
+    ip_address: Mapped[str] = mapped_column(primary_key=True)  # an address or `hotkey 5...`
     failure_count: Mapped[int]
     banned_until: Mapped[datetime | None]
 
 
 class UsedNonce(Base):
-    """A nonce of a validator's signed request, kept as long as its time would be accepted."""
+    """A nonce of a validator's signed request, kept while its timestamp would be accepted."""
 
     __tablename__ = "used_nonces"
 
@@ -184,5 +171,5 @@ class UsedNonce(Base):
 
 
 def count(session: Session, *where: ColumnExpressionArgument[bool]) -> int:
-    """Count the submissions of which every condition holds."""
+    """Count the submissions that fulfil all conditions."""
     return session.scalar(select(func.count()).select_from(Submission).where(*where)) or 0

@@ -1,4 +1,4 @@
-"""Brings a database of any earlier version to the present one, by Alembic's migrations."""
+"""Migrates a database of any earlier version to the current one with Alembic."""
 
 from __future__ import annotations
 
@@ -20,20 +20,14 @@ BEFORE_ALEMBIC = "0001"
 log = get_logger("validator_api")
 
 
-def alembic_config(connection: Connection | None = None) -> Config:
-    """Return Alembic's configuration for this project's migrations, on an open connection."""
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    return config
-
-
 def bring_up_to_date(connection: Connection, url: str) -> None:
-    """Migrate the database within the transaction that is open on `connection`.
+    """Migrate the database in the open transaction of `connection`.
 
     Raises a ConfigError, which names the `url`, for a version that this program does not know.
     """
-    config = alembic_config(connection)
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
     tables = set(inspect(connection).get_table_names())
     try:
         if "submissions" in tables and "alembic_version" not in tables:

@@ -21,40 +21,36 @@ PLACES, LAST_PLACES, VERDICTS, ROUNDS = 100, 10, 20, 50
 
 @dataclass(frozen=True)
 class RoundView:
-    """A round and the number of its submissions. `remaining` is empty if the round is over."""
+    """A round and the number of its submissions."""
 
     row: Round
-    remaining: str
+    remaining: str  # the time left as text, empty if the round is over
     submissions: int
 
 
 @dataclass(frozen=True)
 class RoundPage:
-    """A round with its ranking.
-
-    The leaderboard adds the queue, the weighted scores to exceed by their purpose, the latest
-    verdicts with the numbers of their rounds and, while a round is active, the one before it.
-    """
+    """A round with its ranking; the leaderboard fills all fields."""
 
     round: RoundView | None
     places: Sequence[Ranked] = ()
-    more: bool = False
+    truncated: bool = False
     in_queue: int = 0
-    bars: Mapping[str, float] = field(default_factory=dict)
-    verdicts: Sequence[tuple[Submission, int]] = ()
-    last: RoundPage | None = None
+    scores_to_beat: Mapping[str, float] = field(default_factory=dict)  # by purpose
+    verdicts: Sequence[tuple[Submission, int]] = ()  # the latest ones, with their round's number
+    last: RoundPage | None = None  # the round before an active one
 
 
 @dataclass(frozen=True)
 class RoundsPage:
-    """Rounds, newest first. The next page has the rounds below `before`; None on the last page."""
+    """Rounds, newest first."""
 
     rounds: Sequence[RoundView]
-    before: int | None
+    before: int | None  # the next page has the rounds with numbers below; None on the last page
 
 
 def leaderboard(session: Session, context: RequestContext) -> RoundPage:
-    """Return the newest round with the latest verdicts, and the round before it while it runs."""
+    """Return the newest round with the latest verdicts; if it is active, also the one before."""
     newest = select(Round).order_by(Round.round_number.desc()).limit(2)
     row, before = [*session.scalars(newest), None, None][:2]
     if row is None:
@@ -70,7 +66,7 @@ def leaderboard(session: Session, context: RequestContext) -> RoundPage:
     return replace(
         _round_page(session, row, context),
         in_queue=count(session, *IN_QUEUE),
-        bars=_bars(session, row),
+        scores_to_beat=_scores_to_beat(session, row),
         verdicts=[(one, number) for one, number in judged],
         last=_round_page(session, before, context, LAST_PLACES) if before and is_open else None,
     )
@@ -95,25 +91,25 @@ def history(session: Session, context: RequestContext, before: int | None) -> Ro
 def _round_page(
     session: Session, row: Round, context: RequestContext, most: int = PLACES
 ) -> RoundPage:
-    ranked = ranking.ranked_in(session, row, most + 1)
+    ranked = ranking.of_round(session, row, most + 1)
     return RoundPage(_round(session, row, context), ranked[:most], len(ranked) > most)
 
 
-def _bars(session: Session, row: Round) -> dict[str, float]:
-    """Return the scores to exceed in this round, or in the next if it is over, by their purpose."""
+def _scores_to_beat(session: Session, row: Round) -> dict[str, float]:
+    """Return the scores to exceed, by purpose: in this round, or in the next one if it is over."""
     if row.status == ACTIVE:
         least = ranking.floor(session, row.baseline_submission_id)
         best = ranking.best_scores(session, row, len(rules.TOP_SHARES))
     else:
         least, best = ranking.floor(session, rounds.baseline_after(row)), []
     full = len(best) == len(rules.TOP_SHARES)
-    bars = (
+    scores = (
         ("to rank", least),
         ("to earn a share", best[-1] if full else least),
         ("to lead", best[0] if best else least),
     )
     shown: dict[str, float] = {}
-    for purpose, score in bars:
+    for purpose, score in scores:
         if score is not None and score not in shown.values():
             shown[purpose] = score
     return shown

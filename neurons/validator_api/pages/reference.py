@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-METHODS = ("get", "post", "put", "patch", "delete")
 TYPES = {"string": "text", "boolean": "true or false", "null": "null"}
 LIMITS = {
     "minimum": "at least {}",
@@ -28,42 +27,27 @@ class FieldView:
 
 @dataclass(frozen=True)
 class CallView:
-    """A method and path. `sent` are its parameters and body's fields, `reply` the reply's."""
+    """A method and path."""
 
     id: str
     method: str
     path: str
     description: str
-    sent: Sequence[FieldView]
+    request: Sequence[FieldView]  # parameters and fields of the body
     reply: Sequence[FieldView]
 
 
-@dataclass(frozen=True)
-class GroupView:
-    """The calls of one tag."""
-
-    name: str
-    description: str
-    calls: Sequence[CallView]
-
-
-def groups(document: Mapping[str, Any]) -> list[GroupView]:
-    """Return the calls of an OpenAPI document by tag."""
-    calls: dict[str, list[CallView]] = {}
+def calls_by_tag(document: Mapping[str, Any]) -> list[tuple[Mapping[str, str], list[CallView]]]:
+    """Return each tag of an OpenAPI document, with name and description, and its calls."""
+    calls: dict[str, list[CallView]] = {tag["name"]: [] for tag in document["tags"]}
     for path, methods in document["paths"].items():
-        for method in METHODS:
-            if method in methods:
-                call = methods[method]
-                shown = _call(document, method, path, call)
-                calls.setdefault(call["tags"][0], []).append(shown)
-    return [
-        GroupView(tag["name"], tag["description"], calls.get(tag["name"], []))
-        for tag in document["tags"]
-    ]
+        for method, call in methods.items():
+            calls[call["tags"][0]].append(_call(document, method, path, call))
+    return [(tag, calls[tag["name"]]) for tag in document["tags"]]
 
 
 def _call(document: Mapping[str, Any], method: str, path: str, call: Mapping[str, Any]) -> CallView:
-    sent = [
+    parameters = [
         _field(one["name"], one["schema"], required=one["required"])
         for one in call.get("parameters", ())
     ]
@@ -72,13 +56,13 @@ def _call(document: Mapping[str, Any], method: str, path: str, call: Mapping[str
         method=method.upper(),
         path=path,
         description=call.get("description", "").replace("`", ""),
-        sent=[*sent, *_fields(document, call.get("requestBody", {}))],
+        request=[*parameters, *_fields(document, call.get("requestBody", {}))],
         reply=list(_fields(document, call["responses"]["200"])),
     )
 
 
 def _fields(document: Mapping[str, Any], message: Mapping[str, Any]) -> Iterator[FieldView]:
-    """Yield the fields of a JSON body or reply, those of a list's rows as `list[].field`."""
+    """Yield the fields of a JSON body or reply; the rows of a list have fields `list[].field`."""
     schema = message.get("content", {}).get("application/json", {}).get("schema", {})
     yield from _properties(document, schema, "")
 
@@ -97,23 +81,18 @@ def _properties(
 
 
 def _field(name: str, schema: Mapping[str, Any], *, required: bool) -> FieldView:
-    kinds = [one for one in _alternatives(schema) if one.get("type") != "null"] or [schema]
+    types = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"] or [schema]
     limits = ["required"] if required else []
-    for one in kinds:
+    for one in types:
         limits += [text.format(_number(one[key])) for key, text in LIMITS.items() if key in one]
-    return FieldView(name, " or ".join(_type(one) for one in kinds), ", ".join(limits))
+    return FieldView(name, " or ".join(_type(one) for one in types), ", ".join(limits))
 
 
 def _number(value: Any) -> str:
-    """Return a limit or default; OpenAPI documents hold whole limits as floats too."""
+    """Return a limit or default as text; OpenAPI documents write some whole limits as floats."""
     return (
         f"{value:,.0f}" if isinstance(value, (int, float)) and value == int(value) else str(value)
     )
-
-
-def _alternatives(schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    alternatives: Sequence[Mapping[str, Any]] = schema.get("anyOf", [schema])
-    return alternatives
 
 
 def _type(schema: Mapping[str, Any]) -> str:

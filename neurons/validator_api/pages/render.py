@@ -28,7 +28,7 @@ HEADERS = {
     "Cache-Control": "public, max-age=5",
 }
 NOT_REFRESHED = "off"
-"""The value of a page's parameter `refresh` that switches its reloading off."""
+"""The value of a page's query parameter `refresh` that pauses reloading."""
 UNITS = ((1e6, "M "), (1e3, "k "))
 COLOURS = (BLUE, PURPLE, YELLOW)
 
@@ -50,9 +50,9 @@ def page(
     paused: bool = False,
     **values: object,
 ) -> Response:
-    """Render the template `name`; the values were read at `now` (naive UTC).
+    """Render the template `name` with `values`, which were read at `now` (naive UTC).
 
-    A browser reloads it after `refresh` seconds, unless the reader has switched that off.
+    A browser reloads the page after `refresh` seconds unless the reader has paused it.
     """
     values |= {"now": now, "refresh": refresh, "paused": paused}
     html = _environment.get_template(name).render(**values)
@@ -70,7 +70,7 @@ def style_sheet() -> Response:
 
 
 def _plot(**series: Sequence[tuple[int, float]]) -> str:
-    """Return a picture's address, of labelled series of tokens/s by length in tokens."""
+    """Return a plot of labelled series of (length, tokens/s) as a data URL."""
     most = max(speed for points in series.values() for _, speed in points)
     size, unit = next((one for one in UNITS if most >= one[0]), (1.0, ""))
     lines = [
@@ -92,17 +92,17 @@ def _hotkey(value: str) -> str:
 
 
 def _figure(value: float) -> str:
-    """Return a speed or a score, rounded to its significant digits."""
+    """Return a speed or a score: an integer from 1,000, below that with one decimal."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
 
 
 def _breakable(name: str) -> Markup:
-    """Return a field's name with possible line breaks between its words."""
+    """Return a field's name that browsers may break between its words."""
     return Markup(re.sub(r"([_.])", r"\1<wbr>", str(escape(name))))  # noqa: S704 — escaped
 
 
 def _above(value: float) -> str:
-    """Return the smallest figure above a value, in the digits of `_figure`."""
+    """Return the smallest number above `value` that `_figure` can write."""
     return _figure(math.floor(value) + 1 if value >= 1000 else (math.floor(10 * value) + 1) / 10)
 
 

@@ -1,4 +1,4 @@
-"""Data of a submission's page: before the reveal as in /pending_reveals, then also the claim."""
+"""Data of a submission's page, which shows the claim only after the reveal."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from neurons.validator_api.competition.rounds import RequestContext
 from neurons.validator_api.database.tables import LeagueEntry, Round, Submission
 
 Speeds = Sequence[tuple[int, float]]
-"""Length in tokens and tokens per second, the shortest first."""
+"""Lengths in tokens with tokens/s, shortest first."""
 
 MODELS = 3
-"""Most models of a hotkey that the page lists."""
+"""Limit on the listed models of a hotkey."""
 
 
 @dataclass(frozen=True)
 class ClaimView:
-    """A revealed submission. `link` is missing if the fork's address may not be a link."""
+    """A revealed submission."""
 
     row: Submission
-    link: str | None
+    link: str | None  # the fork's address, if it is safe as a link
     models: Sequence[str]
     weighted: float
     rank: int | None
     logits: str | None
-    timed: Speeds
-    measured: Speeds
+    benchmarks: Speeds  # the miner's
+    measured: Speeds  # the validator's
 
 
 @dataclass(frozen=True)
 class SubmissionPage:
-    """A submission. `claim` is missing until the reveal, so that no page shows the row before."""
+    """A submission; it has the database row only in `claim`, so that nothing leaks before."""
 
     id: int
     hotkey: str
@@ -48,7 +48,7 @@ class SubmissionPage:
     commitment: str | None
     reveal_block: int
     blocks_left: int
-    claim: ClaimView | None
+    claim: ClaimView | None  # None until the reveal
 
 
 def submission(session: Session, context: RequestContext, number: int) -> SubmissionPage | None:
@@ -86,8 +86,8 @@ def _claim(session: Session, row: Submission) -> ClaimView:
         weighted=ranking.weighted(row),
         rank=ranking.ranks_of(session, [row]).get(row.id),
         logits=_logits(row),
-        # Miners repeat the claim among their benchmarks, which would show it as a measurement.
-        timed=[point for point in _speeds(row.benchmarks or {}) if point != claim],
+        # Miners repeat the claim among their benchmarks; it is not a measurement of theirs.
+        benchmarks=[point for point in _speeds(row.benchmarks or {}) if point != claim],
         measured=_speeds(row.measured or {}),
     )
 
@@ -117,7 +117,7 @@ def _speeds(figures: Mapping[str, Mapping[str, float]]) -> Speeds:
 
 
 def _web_address(url: str) -> str | None:
-    """Return the address if it is safe as a link, otherwise None."""
+    """Return the address if it is safe as a link."""
     try:
         parts = urlsplit(url)
         safe = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in url

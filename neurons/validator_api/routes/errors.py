@@ -41,42 +41,31 @@ log = get_logger("validator_api")
 
 def answer_errors(app: FastAPI) -> None:
     """Register the handlers that answer each error with its status."""
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Refusal, _refusal)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(DatabaseAway, _away)
-    app.add_exception_handler(Exception, _unexpected)
 
+    @app.exception_handler(HTTPException)
+    def http_error(request: Request, error: HTTPException) -> Response:
+        return _answer(request, error.status_code, error.detail, error.headers)
 
-def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)  # noqa: S101 — registered for this type only
-    return _answer(request, error.status, str(error))
+    @app.exception_handler(Refusal)
+    def refusal(request: Request, error: Refusal) -> Response:
+        return _answer(request, error.status, str(error))
 
+    @app.exception_handler(RequestValidationError)
+    def invalid(request: Request, error: RequestValidationError) -> Response:
+        """Answer 422 without repeating the input: it may hold a salt or a signature, or be NaN."""
+        problems = [{key: item[key] for key in ("type", "loc", "msg")} for item in error.errors()]
+        return _answer(request, 422, problems)
 
-def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 — registered for this type only
-    return _answer(request, error.status_code, error.detail, error.headers)
+    @app.exception_handler(DatabaseAway)
+    def away(request: Request, _: DatabaseAway) -> Response:
+        """Answer 503; only the log has the driver's message."""
+        detail = "The database cannot be used now. Send the same again later."
+        return _answer(request, 503, detail, {"Retry-After": str(AWAY_SECONDS)})
 
-
-def _invalid(request: Request, error: Exception) -> Response:
-    """Answer 422 without repeating the input: it may hold a salt or a signature, or be NaN."""
-    assert isinstance(error, RequestValidationError)  # noqa: S101 — registered for this type only
-    problems = [
-        {"type": item["type"], "loc": list(item["loc"]), "msg": item["msg"]}
-        for item in error.errors()
-    ]
-    return _answer(request, 422, problems)
-
-
-def _away(request: Request, _: Exception) -> Response:
-    """Answer 503; only the log has the driver's message."""
-    detail = "The database cannot be used now. Send the same again later."
-    return _answer(request, 503, detail, {"Retry-After": str(AWAY_SECONDS)})
-
-
-def _unexpected(request: Request, error: Exception) -> Response:
-    log.error("request failed", exc_info=error)
-    return _answer(request, 500, "Internal server error")
+    @app.exception_handler(Exception)
+    def unexpected(request: Request, error: Exception) -> Response:
+        log.error("request failed", exc_info=error)
+        return _answer(request, 500, "Internal server error")
 
 
 def _answer(

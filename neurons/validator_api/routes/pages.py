@@ -14,14 +14,14 @@ from neurons.validator_api.pages.render import NOT_REFRESHED, page, style_sheet
 
 LARGEST = 2**31 - 1
 REFRESH_SECONDS = 20
-"""Seconds after which a page reloads, if it can still change."""
+"""Seconds after which a page that can still change reloads."""
 
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
 def front_page(api: TheApi, refresh: str = "") -> Response:
-    """Show the present round: its ranking, the time left, the latest verdicts."""
+    """Show the newest round: its ranking, the time left, the latest verdicts."""
     shown = api.read(leaderboard.leaderboard)
     return _live("round.html", api, refresh, shown=shown, home=True)
 
@@ -61,7 +61,7 @@ def submission(number: str, api: TheApi, refresh: str = "") -> Response:
 @router.get("/docs")
 def api_reference(request: Request) -> Response:
     """Show the API's calls, from the document at /openapi.json."""
-    return page("reference.html", groups=reference.groups(request.app.openapi()))
+    return page("reference.html", calls_by_tag=reference.calls_by_tag(request.app.openapi()))
 
 
 @router.get("/style.css")
@@ -71,13 +71,13 @@ def style() -> Response:
 
 
 def _live(name: str, api: TheApi, refresh: str, **values: Any) -> Response:
-    """Return a page that reloads periodically, unless the reader has paused that."""
+    """Return a page that reloads periodically unless the reader has paused it."""
     paused = refresh == NOT_REFRESHED
     return page(name, now=api.context().now, refresh=REFRESH_SECONDS, paused=paused, **values)
 
 
 def _existing(text: str) -> int:
-    """Return `text` as a row number; raise a 404 if it cannot be one."""
+    """Return `text` as a row number, or raise a 404."""
     number = _number(text)
     if number is None:
         raise HTTPException(404, "Not Found")
@@ -85,7 +85,7 @@ def _existing(text: str) -> int:
 
 
 def _number(text: str) -> int | None:
-    """Return `text` as a row number, or None if it cannot be one."""
+    """Return `text` as a row number, or None if it is not one."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
         return None
     return int(text) if int(text) <= LARGEST else None

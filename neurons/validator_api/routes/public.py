@@ -23,7 +23,7 @@ async def health() -> dict[str, str]:
 
 @router.get("/get_current_round")
 def get_current_round(api: TheApi) -> protocol.Round:
-    """Show the active round; open the next one when there is none."""
+    """Show the active round; open one if there is none."""
     active = api.read(
         lambda session, context: (
             rounds.as_message(session, row, context) if (row := rounds.active(session)) else None
@@ -43,9 +43,9 @@ def pending_reveals(
     before: protocol.RowId | None = None,
     limit: Annotated[int, Query(ge=1, le=PENDING_PAGE)] = PENDING_PAGE,
 ) -> protocol.PendingReveals:
-    """List the commitments that wait for their reveal, the newest first, and the server's block.
+    """List the commitments that wait for their reveal, newest first, and the server's block.
 
-    `hotkey` selects one miner's; `before`, the number of the last row, the next page.
+    `hotkey` selects those of one miner. For the next page, `before` is the last row's number.
     """
     return api.read(
         lambda session, context: lists.pending_reveals(session, context, hotkey, before, limit)

@@ -1,6 +1,6 @@
 """The routes of validators: queue, verdicts, failures, rounds.
 
-Requests are signed as a whole; those that write are accepted only once (`auth.validator`).
+Requests are signed as a whole (`auth.validator`); `Api.write` accepts each one once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def validation_queue(
     after: protocol.RowId = 0,
     limit: Annotated[int, Query(ge=1, le=QUEUE_PAGE)] = QUEUE_PAGE,
 ) -> protocol.ValidationQueue:
-    """List a page of the submissions without a verdict, the oldest first."""
+    """List a page of the submissions that wait for a verdict, oldest first."""
     return api.read(lambda session, _: lists.validation_queue(session, after, limit))
 
 
@@ -34,7 +34,7 @@ def validation_queue(
 def mark_validated(
     call: Validator, body: protocol.MarkValidatedRequest, api: TheApi
 ) -> dict[str, Any]:
-    """Store a validator's score of a submission."""
+    """Store a submission's score."""
     return api.write(
         lambda session, context: verdicts.mark_validated(session, body, call.hotkey, context), call
     )
@@ -50,7 +50,7 @@ def record_verification(
 
 @router.post("/record_failure")
 def record_failure(call: Validator, body: protocol.FailureRequest, api: TheApi) -> dict[str, str]:
-    """Count a failed validation against the client that sent the submission."""
+    """Count a failed validation of the client that sent the submission."""
     client = body.ip_address
     key = client if client.startswith("hotkey ") else bans.ban_key(client)
     if key is None:

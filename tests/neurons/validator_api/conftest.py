@@ -14,14 +14,14 @@ from tests.neurons.live_api import ALICE, LiveApi
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[postgresql.Server]:
-    """A PostgreSQL server of this run's own."""
+    """A PostgreSQL server for all tests."""
     with postgresql.serve_or_skip() as running:
         yield running
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty database of each kind."""
+    """The URL of an empty database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'api.db'}"
     server: postgresql.Server = request.getfixturevalue("server")
@@ -30,7 +30,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def api(tmp_path: Path, database_url: str) -> Iterator[LiveApi]:
-    """A validator API at which Alice alone is registered."""
+    """A validator API at which only Alice is registered."""
     with live_api.serve(tmp_path, database_url=database_url) as live:
         live.register(ALICE)
         yield live

@@ -1,119 +1,61 @@
-"""Which headers, times, nonces and addresses are accepted, at each limit, without a server."""
+"""Accepted and refused timestamps, nonces, signatures and fork addresses, without a server."""
 
 from __future__ import annotations
 
-import asyncio
-from datetime import datetime, timedelta
-from types import SimpleNamespace
-from typing import Any
+from contextlib import nullcontext
 
 import pytest
-from fastapi import HTTPException, Request
+from fastapi import HTTPException
 
 from neurons.validator_api import auth
 from neurons.wire.protocol import CommitRequest
+from neurons.wire.signed_request import NotSigned, check_signed_request, signed_headers
 from tests.neurons.live_api import ALICE, BOB, commitment
 
 NOW = 1_770_000_000.0
-MOMENT = datetime.fromisoformat("2026-02-02T02:40:00")
-"""The same moment in naive UTC."""
-
-PATH = "/mark_validated"
-
-
-def request(
-    headers: dict[str, str],
-    body: bytes = b"",
-    *,
-    query: str = "",
-    now: float = NOW,
-    validators: tuple[str, ...] = (ALICE.hotkey,),
-) -> Request:
-    """Return what a server would hand on, at a server whose clock says `now`."""
-    api = SimpleNamespace(wall_clock=lambda: now, is_validator=lambda who: who in validators)
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": PATH,
-        "query_string": query.encode(),
-        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
-        "app": SimpleNamespace(state=SimpleNamespace(api=api)),
-    }
-    return Request(scope, receive)
-
-
-def called(*args: Any, **options: Any) -> auth.ValidatorCall:
-    return asyncio.run(auth.validator(request(*args, **options)))
-
-
-def refusal(act: Any, *args: Any, **options: Any) -> tuple[int, str]:
-    with pytest.raises(HTTPException) as caught:
-        act(*args, **options)
-    return caught.value.status_code, str(caught.value.detail)
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"Signature": "0xzz"}, "Invalid signature format. Expected hex string"),
-        ({"Signature": "abc"}, "Invalid signature format. Expected hex string"),
-        ({"Hotkey": "nobody"}, "Authentication error: the Hotkey header is not an ss58 address"),
-        # Alice's key in the format of another network
-        (
-            {"Hotkey": "15oF4uVJwmo4TdGW7VfQxNLavjCXviqxT9S1MgbjMNHr6Sp5"},
-            "Authentication error: the Hotkey header is not an ss58 address",
-        ),
-        ({"Hotkey": "0" * 48}, "Authentication error: the Hotkey header is not an ss58 address"),
-    ],
-)
-def test_headers_of_another_form_are_refused(change: dict[str, str], text: str) -> None:
-    assert refusal(auth.authenticated, request(ALICE.headers() | change)) == (401, text)
+REQUEST = ("POST", "/mark_validated")
 
 
 @pytest.mark.parametrize("offset", [-60, 0, 60])
 def test_a_validators_clock_may_be_a_minute_off(offset: int) -> None:
-    headers = ALICE.bound_headers("POST", PATH, NOW + offset, b"{}")
-    call = called(headers, b"{}")
-    assert (call.hotkey, call.nonce, call.made_at) == (ALICE.hotkey, headers["Nonce"], MOMENT)
-    # The first moment, to the second, at which this time would be refused.
-    assert call.expires_at == call.made_at + timedelta(seconds=offset + 61)
+    headers = signed_headers(ALICE, *REQUEST, b"{}", NOW + offset)
+    signed = check_signed_request(*REQUEST, headers, b"{}", NOW)
+    assert (signed.hotkey, signed.nonce) == (ALICE.hotkey, headers["Nonce"])
+    # The first full second in which this timestamp is refused.
+    assert signed.expires_at == NOW + offset + 61
 
 
 @pytest.mark.parametrize("now", [NOW - 61, NOW + 60.5])
-def test_a_clock_that_differs_by_more_is_refused(now: float) -> None:
-    late = (401, "Timestamp is more than 60 s from the server's time")
-    assert refusal(called, ALICE.bound_headers("POST", PATH, NOW), now=now) == late
+def test_a_larger_difference_is_refused(now: float) -> None:
+    headers = signed_headers(ALICE, *REQUEST, b"", NOW)
+    with pytest.raises(NotSigned, match="Timestamp is more than 60 s from the server's time"):
+        check_signed_request(*REQUEST, headers, b"", now)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("Nonce", value) for value in ("", "a" * 31, "a" * 65, "A" * 32, "g" * 32)),
-        *(("Timestamp", value) for value in ("", "-1", "1.5", "1" * 13, "1e9")),
+        *(("Nonce", value) for value in ("a" * 31, "a" * 65, "A" * 32)),
+        *(("Timestamp", value) for value in ("", "1.5", "1" * 13)),
     ],
 )
-def test_a_time_or_nonce_of_another_form_is_refused(name: str, value: str) -> None:
-    headers = ALICE.bound_headers("POST", PATH, NOW) | {name: value}
-    status, text = refusal(called, headers)
-    assert status == 401
-    assert text.startswith("Invalid signature: a validator signs each request")
+def test_a_malformed_timestamp_or_nonce_is_refused(name: str, value: str) -> None:
+    headers = signed_headers(ALICE, *REQUEST, b"", NOW) | {name: value}
+    with pytest.raises(NotSigned, match="Invalid signature: a validator signs each request"):
+        check_signed_request(*REQUEST, headers, b"", NOW)
 
 
-def test_a_commitment_is_signed_by_its_hash_and_by_its_own_hotkey() -> None:
+def test_a_commitments_own_hotkey_signs_its_hash() -> None:
     body = CommitRequest(**commitment(ALICE))
     auth.check_signed("/commit_submission", body)
-    refused = (401, "Invalid signature")
     for change in ({"miner_hotkey": BOB.hotkey}, {"commitment_hash": "0" * 64}, {"version": 2}):
         other = body.model_copy(update=change)
-        assert refusal(auth.check_signed, "/commit_submission", other) == refused
+        with pytest.raises(HTTPException, match="Invalid signature"):
+            auth.check_signed("/commit_submission", other)
 
 
 @pytest.mark.parametrize(
-    ("fork", "at_home", "away"),
+    ("fork", "with_file_forks", "without"),
     [
         ("https://github.com/a/b", True, True),
         ("file:///srv/fork.git", True, False),
@@ -127,10 +69,8 @@ def test_a_commitment_is_signed_by_its_hash_and_by_its_own_hotkey() -> None:
         ("/etc", False, False),
     ],
 )
-def test_a_fork_has_a_plain_https_address(fork: str, at_home: bool, away: bool) -> None:
-    for taken, allowed in ((at_home, True), (away, False)):
-        if taken:
-            auth.check_fork_url(fork, allow_files=allowed)
-        else:
-            with pytest.raises(HTTPException, match="plain https address"):
-                auth.check_fork_url(fork, allow_files=allowed)
+def test_a_fork_has_a_plain_https_address(fork: str, with_file_forks: bool, without: bool) -> None:
+    for allow_files, accepted in ((True, with_file_forks), (False, without)):
+        refused = pytest.raises(HTTPException, match="plain https address")
+        with nullcontext() if accepted else refused:
+            auth.check_fork_url(fork, allow_files=allow_files)

@@ -1,4 +1,4 @@
-"""A database that goes away, is locked or is full: 503 until it is back, and nothing is lost."""
+"""A database that is unavailable, locked or full: 503 until it recovers, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from tests.processes import wait_for
 
 @pytest.fixture
 def log() -> Iterator[list[MutableMapping[str, Any]]]:
-    """What the API logs while the test runs."""
+    """The API's log events during the test."""
     with structlog.testing.capture_logs() as events:
         yield events
 
 
 def of_database(log: list[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:
-    """Return what an operator sees beside the line of each request, and of the round's opening."""
-    seen = [one for one in log if one["log_level"] != "debug"]
-    return [one for one in seen if one["event"] not in ("request", "round opened")]
+    """Return the visible events except those of requests and of the round's start."""
+    visible = [one for one in log if one["log_level"] != "debug"]
+    return [one for one in visible if one["event"] not in ("request", "round opened")]
 
 
 def rows_of(url: str) -> set[int]:
-    """Return the numbers of all submissions in a database."""
+    """Return the ids of all submissions in a database."""
     with closing(Storage(url)) as stored, stored.read() as session:
         return set(session.scalars(select(Submission.id)))
 
 
-def ask(api: LiveApi, salt: str) -> httpx.Response:
+def commit(api: LiveApi, salt: str) -> httpx.Response:
     return api.post("/commit_submission", commitment(ALICE, salt), ALICE)
 
 
@@ -60,7 +60,7 @@ def test_postgresql_may_crash_and_come_back(server, tmp_path, log):
         for number in range(100_000):
             if stop.is_set():
                 return
-            reply = ask(api, f"{name}{number}")
+            reply = commit(api, f"{name}{number}")
             statuses.add(reply.status_code)
             if reply.status_code == 200:
                 acknowledged.add(reply.json()["submission_id"])
@@ -97,52 +97,52 @@ def test_postgresql_may_crash_and_come_back(server, tmp_path, log):
     assert "is back" in back["event"]
 
 
-def test_a_locked_file_of_sqlite_is_waited_for_and_then_told(tmp_path, monkeypatch, log):
+def test_writes_to_a_locked_sqlite_file_get_503_and_reads_succeed(tmp_path, monkeypatch, log):
     monkeypatch.setattr(storage, "BUSY_SECONDS", 0.1)
     with serve(tmp_path) as api:
         api.register(ALICE)
         with closing(sqlite3.connect(tmp_path / "api.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            assert ask(api, "a").status_code == 503
-            assert api.get("/pending_reveals")["pending_reveals"] == []  # who reads, may
-            assert ask(api, "a").status_code == 503
+            assert commit(api, "a").status_code == 503
+            assert api.get("/pending_reveals")["pending_reveals"] == []
+            assert commit(api, "a").status_code == 503
             other.execute("ROLLBACK")
-        assert ask(api, "a").status_code == 200
+        assert commit(api, "a").status_code == 200
     lost, back = of_database(log)
     assert "database is locked" in lost["reason"]
     assert "is back" in back["event"]
 
 
-def test_a_full_disk_refuses_what_is_new_and_keeps_what_is_there(tmp_path, log):
-    """SQLite's own bound on a file gives the fault that a full disk gives."""
+def test_a_full_disk_refuses_new_rows_and_keeps_the_old_ones(tmp_path, log):
+    """SQLite's limit on the size of a file causes the same error as a full disk."""
     full = 0
 
-    def bound(_: object, cursor: sqlite3.Cursor, *__: object) -> None:
+    def limit(_: object, cursor: sqlite3.Cursor, *__: object) -> None:
         if full:
             cursor.execute(f"PRAGMA max_page_count={full}")
 
-    event.listen(Engine, "before_cursor_execute", bound)
+    event.listen(Engine, "before_cursor_execute", limit)
     try:
         with serve(tmp_path) as api:
             api.register(ALICE)
             first = api.commit(ALICE, "first")
-            full = 1  # it never shrinks below what is there
-            statuses = [ask(api, str(number)).status_code for number in range(100)]
+            full = 1  # SQLite raises this to the present size
+            statuses = [commit(api, str(number)).status_code for number in range(100)]
             assert {200, 503} >= set(statuses)
             assert statuses[-1] == 503
-            kept = rows_of(f"sqlite:///{tmp_path / 'api.db'}")
-            assert len(kept) == 1 + statuses.count(200)
-            assert first in kept
+            rows = rows_of(f"sqlite:///{tmp_path / 'api.db'}")
+            assert len(rows) == 1 + statuses.count(200)
+            assert first in rows
             full = 2**30
-            assert ask(api, "room again").status_code == 200
+            assert commit(api, "room again").status_code == 200
     finally:
-        event.remove(Engine, "before_cursor_execute", bound)
+        event.remove(Engine, "before_cursor_execute", limit)
     lost, back = of_database(log)
     assert "database or disk is full" in lost["reason"]
     assert "is back" in back["event"]
 
 
-def test_at_the_start_a_server_that_is_away_is_told_from_one_that_refuses(server, tmp_path):
+def test_at_the_start_an_unreachable_server_is_no_configuration_error(server, tmp_path):
     url = server.new_database()
     with pytest.raises(ConfigError, match=r'no_such" does not exist.*Check its name'):
         Storage(url.replace("/quasar", "/no_such", 1))
@@ -150,8 +150,8 @@ def test_at_the_start_a_server_that_is_away_is_told_from_one_that_refuses(server
         Storage(f"postgresql://quasar@/quasar?host={tmp_path}")
 
 
-def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(storage.CONNECTION, "connect_timeout", 2)  # libpq takes no less
+def test_connecting_to_a_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(storage.CONNECTION, "connect_timeout", 2)  # libpq's minimum
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(DatabaseAway, match="connection timeout"):
@@ -161,7 +161,7 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
 def test_the_api_starts_once_its_database_can_be_reached(server, tmp_path, monkeypatch, log):
     monkeypatch.setattr(process, "DATABASE_SECONDS", 0.02)
     start, _, folder = server.new_database().rpartition("=")
-    link = Path(folder, "link")  # the way to the server's socket
+    link = Path(folder, "link")  # to the folder of the server's socket
     settings = Settings(state_dir=tmp_path, database_url=SecretStr(f"{start}={link}"))
 
     stopped = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM))

@@ -1,4 +1,4 @@
-"""Uids and validators by what the chain tells, and by the server's own lists without one."""
+"""Uids and validators from the chain."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ POOR = Hotkey("//Poor")
 
 
 class Chain:
-    """What the chain answers at the moment, or nothing."""
+    """A chain whose reply the test sets; None: it cannot be reached."""
 
     def __init__(self) -> None:
         self.neurons: dict[str, Neuron] | None = None
-        self.asked = 0
+        self.calls = 0
 
     def __call__(self) -> dict[str, Neuron]:
-        self.asked += 1
+        self.calls += 1
         if self.neurons is None:
             raise ChainUnreachable("no answer")
         return self.neurons
 
     def wait(self) -> None:
-        """Return when all of a later answer has been taken."""
-        before = self.asked
-        wait_for(lambda: self.asked > before + 1)
+        """Return when the API has used a reply that follows this call."""
+        before = self.calls
+        wait_for(lambda: self.calls > before + 1)
 
 
 def test_uids_and_validators_are_the_chains(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_uids_and_validators_are_the_chains(tmp_path: Path) -> None:
     settings = {"neurons": chain, "chain_seconds": 0.01, "validator_stake": 1000.0}
     with serve(tmp_path, validator_hotkeys=frozenset(), **settings) as api:
         chain.wait()
-        assert api.register(ALICE)["uid"] is None  # any number would be another's
+        assert api.register(ALICE)["uid"] is None  # not a number of the API's own
         row = api.submit(ALICE, 5.0)
         mark = {"submission_id": row, "score": 1.0}
         assert api.verdict("/mark_validated", mark).status_code == 403
@@ -47,7 +47,7 @@ def test_uids_and_validators_are_the_chains(tmp_path: Path) -> None:
         chain.wait()
         assert (api.register(ALICE)["uid"], api.register(BOB)["uid"]) == (217, None)
         assert api.verdict("/mark_validated", mark, POOR).status_code == 403
-        chain.neurons = None  # what was known stays
+        chain.neurons = None  # the API keeps the last reply
         chain.wait()
         assert api.verdict("/mark_validated", mark).status_code == 200
         api.judge("/finalize_round/1", {})

@@ -1,7 +1,7 @@
-"""Requests that schemathesis makes of the API's own OpenAPI: none is a 500.
+"""schemathesis draws requests from the API's OpenAPI document; none may be answered with 500.
 
-Each is signed as its route wants, so that what it says comes as far as the database.
-`QUASAR_FUZZ_EXAMPLES=1000` asks for more of each route.
+Each is signed as its route requires, so that its values reach the database.
+`QUASAR_FUZZ_EXAMPLES=1000` sends more requests to each route.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from schemathesis import Case
 from schemathesis.core.result import Err
 
 from neurons.wire.protocol import CommitRequest, RevealRequest, SubmitRequest, bound_text
+from neurons.wire.signed_request import signed_headers
 from tests import postgresql
 from tests.neurons.live_api import ALICE, FORK, VALIDATOR, LiveApi, serve
 from tests.processes import HANG
@@ -42,12 +43,12 @@ KNOWN = {
     "commit_hash": "a" * 40,
     "commitment_hash": "b" * 64,
 }
-"""What no chance would find, and without which nothing gets far."""
+"""Values that random draws would not find, without which most requests are refused early."""
 
 
 @pytest.fixture
 def api(tmp_path: Path, server: postgresql.Server) -> Iterator[LiveApi]:
-    """An API on the stricter database, with a submission and a commitment: numbers 1 and 2."""
+    """An API on PostgreSQL, the stricter database, with a submission (1) and a commitment (2)."""
     with serve(tmp_path, database_url=server.new_database()) as live:
         live.register(ALICE)
         live.submit(ALICE, 5.0)
@@ -79,9 +80,9 @@ def test_no_request_of_the_schema_is_a_500(api: LiveApi) -> None:
                 reply.json()
 
             send()
-    taken = {path for path, status in statuses if status == 200}
-    assert {"/health", "/get_current_round", "/register_miner", "/submit_kernel"} <= taken
-    assert not any(status == 401 for _, status in statuses)  # each got past its signature
+    succeeded = {path for path, status in statuses if status == 200}
+    assert {"/health", "/get_current_round", "/register_miner", "/submit_kernel"} <= succeeded
+    assert not any(status == 401 for _, status in statuses)  # every signature was accepted
 
 
 def signed(case: Case, url: str) -> requests.PreparedRequest:
@@ -91,7 +92,7 @@ def signed(case: Case, url: str) -> requests.PreparedRequest:
         known = {name: value for name, value in KNOWN.items() if name in body}
         body = {**body, **known}
         if isinstance(body.get("submission_id"), int):
-            body["submission_id"] %= 4  # of a row that is there, for the most part
+            body["submission_id"] %= 4  # most of these rows exist
         if case.path in BOUND:
             body = {**body, "version": 2}
             with suppress(ValidationError):
@@ -105,6 +106,6 @@ def signed(case: Case, url: str) -> requests.PreparedRequest:
     if case.path in (*BOUND, "/register_miner"):
         headers = ALICE.headers()
     else:
-        headers = VALIDATOR.bound_headers(case.method, prepared.path_url, time.time(), content)
+        headers = signed_headers(VALIDATOR, case.method, prepared.path_url, content, time.time())
     prepared.headers.update({**headers, "Content-Type": "application/json"})
     return prepared

@@ -1,4 +1,4 @@
-"""The pages in headless Chromium: accessible by axe's rules, light and dark, desk and telephone."""
+"""The pages in headless Chromium: accessibility, colour schemes, and widths of screens."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tests.neurons.live_api import ALICE, BOB, LiveApi, serve
 TELEPHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1280, "height": 800}
 OPEN = "document.querySelectorAll('details').forEach(one => one.open = true)"
-"""Shows what a page has folded up."""
+"""Opens all folded parts of a page."""
 BROKEN = """[...document.querySelectorAll('.fields .code')].flatMap(name =>
     [...name.childNodes].filter(node => {
         const range = document.createRange();
         range.selectNodeContents(node);
         return node.nodeType === Node.TEXT_NODE && range.getClientRects().length > 1;
     }).map(node => node.data))"""
-"""Words of fields' names that a page shows on two lines."""
+"""Returns the words of fields' names that are broken across lines."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium; skipped, with the reason, without one."""
+    """The system's Chromium."""
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.skip("NOT TESTED IN A BROWSER: no chromium (Debian: apt install chromium)")
-    # Its own sandbox does not work for root, and all that it loads here is ours.
+    # Chromium's sandbox does not work for root.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=program, args=arguments)
@@ -42,7 +42,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveApi]:
-    """A round with a confirmed, a rejected, a queued and a hidden submission: numbers 1 to 4."""
+    """A round with a confirmed, a rejected, a queued and an unrevealed submission: ids 1 to 4."""
     with serve(tmp_path_factory.mktemp("pages")) as live:
         for key in (ALICE, BOB):
             live.register(key, model="M" * 120)
@@ -63,8 +63,8 @@ def opened(browser: Browser, scheme: Literal["light", "dark"], **options: Any) -
     return browser.new_context(color_scheme=scheme, **options).new_page()
 
 
-def test_nothing_keeps_anybody_out(browser: Browser, api: LiveApi) -> None:
-    # axe puts a script into a page, which the page's own policy forbids
+def test_the_pages_are_accessible(browser: Browser, api: LiveApi) -> None:
+    # axe injects a script, which the pages' Content-Security-Policy forbids
     light = opened(browser, "light", viewport=DESK, bypass_csp=True)
     dark = opened(browser, "dark", viewport=TELEPHONE, bypass_csp=True)
     for page, paths in (
@@ -74,13 +74,13 @@ def test_nothing_keeps_anybody_out(browser: Browser, api: LiveApi) -> None:
         for path in paths:
             page.goto(api.url + path)
             page.evaluate(OPEN)
-            found = Axe().run(page)
-            assert found.violations_count == 0, found.generate_report()
-            assert len(found.response["passes"]) > 10  # it did look
+            results = Axe().run(page)
+            assert results.violations_count == 0, results.generate_report()
+            assert len(results.response["passes"]) > 10
         page.context.close()
 
 
-def test_a_telephone_need_not_be_scrolled_sideways_and_dark_is_dark(browser, api):
+def test_a_telephone_needs_no_sideways_scrolling_and_the_dark_scheme_is_dark(browser, api):
     messages: list[str] = []
     brightness = "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)"
     light = opened(browser, "light", viewport=TELEPHONE)
@@ -97,13 +97,13 @@ def test_a_telephone_need_not_be_scrolled_sideways_and_dark_is_dark(browser, api
         page.goto(api.url + path)
         page.evaluate(OPEN)
         assert page.evaluate("document.documentElement.scrollWidth") == TELEPHONE["width"]
-        for table in page.query_selector_all(".wide"):  # they might be scrolled on their own
+        for table in page.query_selector_all(".wide"):  # these could scroll separately
             assert page.evaluate("one => one.scrollWidth <= one.clientWidth", table)
         assert all((part > 127) == (page is light) for part in page.evaluate(brightness))
-    assert messages == []  # the policy has stopped nothing of ours
+    assert messages == []  # the policy blocked nothing
 
 
-def test_the_plot_is_drawn_and_no_word_is_broken(browser: Browser, api: LiveApi) -> None:
+def test_plots_are_drawn_and_no_word_is_broken(browser: Browser, api: LiveApi) -> None:
     page = opened(browser, "light", viewport=TELEPHONE)
     page.goto(f"{api.url}/submissions/1")
     assert page.evaluate("document.querySelector('img.plot').naturalWidth") > 0

@@ -1,4 +1,4 @@
-"""Rounds, ranking and weights, by the server's own clock."""
+"""Rounds, ranking and weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ CAROL, DAVE, EVE = Hotkey("//Carol"), Hotkey("//Dave"), Hotkey("//Eve")
 START = datetime(2026, 1, 1)  # noqa: DTZ001 — the wire is naive UTC
 HOURS = 3600.0
 
-
 Row = tuple[int, str, float, dict[str, Any]]
 
 
@@ -40,7 +39,7 @@ def row(number: int, hotkey: str, speed: float, **changes: Any) -> Row:
 def storage(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Storage]:
-    """A database of each kind, in which every test's rows are rolled back."""
+    """A database of each kind; the rows of each test are rolled back."""
     url = f"sqlite:///{tmp_path_factory.mktemp('ranking') / 'api.db'}"
     if request.param == "postgresql":
         server: postgresql.Server = request.getfixturevalue("server")
@@ -50,16 +49,14 @@ def storage(
 
 
 class Standing:
-    """Ranks rows of one round."""
+    """Ranks the rows of round 2."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    def __call__(
-        self, rows: Sequence[Row], baseline: Row | None = None, before: Sequence[Row] = ()
-    ) -> list[Ranked]:
+    def __call__(self, rows: Sequence[Row], baseline: Row | None = None) -> list[Ranked]:
         session = self.session
-        listed = [(2, one) for one in rows] + [(1, one) for one in before]
+        listed = [(2, one) for one in rows]
         listed += [(1, baseline)] if baseline else []
         for uid, hotkey in enumerate(sorted({one[1] for _, one in listed})):
             session.add(Miner(hotkey=hotkey, uid=uid, registered_at=START))
@@ -70,23 +67,26 @@ class Standing:
         session.flush()
         for round_id, (number, hotkey, speed, changes) in listed:
             values: dict[str, Any] = {
+                "id": number,
+                "miner_hotkey": hotkey,
+                "round_id": round_id,
+                "signature": "",
+                "tokens_per_sec": speed,
                 "target_sequence_length": 300_000,
                 "is_revealed": True,
                 "validated_at": START,
                 "score": 1.0,
                 "created_at": START + timedelta(seconds=number),
             }
-            known = {"id": number, "miner_hotkey": hotkey, "tokens_per_sec": speed}
-            more = {"round_id": round_id, "signature": ""}
-            session.add(Submission(**{**values, **known, **more, **changes}))
-        now = session.get_one(Round, 2)
-        now.baseline_submission_id = baseline[0] if baseline else None
+            session.add(Submission(**values | changes))
+        active = session.get_one(Round, 2)
+        active.baseline_submission_id = baseline[0] if baseline else None
         session.flush()
-        ranked = ranking.standing(session, now)
+        ranked = ranking.current(session, active)
         of_round = session.scalars(select(Submission).where(Submission.round_id == 2)).all()
         ranks = {place.submission.id: place.rank for place in ranked}
-        assert ranking.ranks_of(session, of_round) == ranks  # every way to a rank agrees
-        assert ranking.standing(session, now, 2) == ranked[:2]
+        assert ranking.ranks_of(session, of_round) == ranks
+        assert ranking.current(session, active, 2) == ranked[:2]
         return ranked
 
 
@@ -100,7 +100,7 @@ def order(ranked: list[Ranked]) -> list[int]:
     return [place.submission.id for place in ranked]
 
 
-def test_the_database_weighs_as_the_rules_do(standing: Standing) -> None:
+def test_the_weighted_score_of_the_database_is_that_of_the_rules(standing: Standing) -> None:
     bounds = sorted({n + d for n, _, _ in rules.LEAGUES for d in (-1, 0, 1) if n + d > 0})
     rows = [
         row(number, "a", 1000.1 + 7 * number, target_sequence_length=length)
@@ -125,7 +125,7 @@ def test_the_database_weighs_as_the_rules_do(standing: Standing) -> None:
         pytest.param(
             [row(2, "b", 290.0), row(1, "a", 100.0, target_sequence_length=1_000_000)],
             [1, 2],
-            id="the multiplier before the speed",
+            id="the weighted score decides, not the speed",
         ),
         pytest.param(
             [
@@ -134,7 +134,7 @@ def test_the_database_weighs_as_the_rules_do(standing: Standing) -> None:
                 row(2, "b", 100.0, created_at=START),
             ],
             [2, 3, 1],
-            id="the earlier commit, then the lower number",
+            id="ties: the earlier commit, then the lower id",
         ),
         pytest.param(
             [
@@ -143,13 +143,12 @@ def test_the_database_weighs_as_the_rules_do(standing: Standing) -> None:
                 row(3, "c", HIGHEST_CLAIM),
             ],
             [3, 2],
-            id="nothing beyond the highest claim",
+            id="no claim above the limit",
         ),
         *(
             pytest.param([row(1, "a", 900.0, **change), row(2, "b", 1.0)], [2], id=str(change))
             for change in (
                 {"score": 0.0},
-                {"score": -1.0},
                 {"score": None},
                 {"validated_at": None},
                 {"is_revealed": False},
@@ -162,19 +161,15 @@ def test_which_submissions_rank_and_in_which_order(standing, rows, expected):
     assert order(standing(rows)) == expected
 
 
-def test_what_the_round_before_has_ranked_does_not_rank_again(standing: Standing) -> None:
-    assert order(standing([row(2, "b", 1.0)], before=[row(1, "a", 900.0)])) == [2]
-
-
 @pytest.mark.parametrize(
     ("baseline", "expected"),
     [
         (row(9, "z", 100.0), [3]),
-        (row(9, "z", 1.7e308), [3, 2, 1]),  # beyond the highest claim
-        (row(9, "z", 500.0, score=0.0), [3, 2, 1]),  # refuted since
+        (row(9, "z", 1.7e308), [3, 2, 1]),  # above the limit
+        (row(9, "z", 500.0, score=0.0), [3, 2, 1]),  # since refuted
     ],
 )
-def test_only_what_beats_a_valid_baseline_ranks(standing, baseline, expected):
+def test_only_claims_above_a_valid_baseline_rank(standing, baseline, expected):
     rows = [row(1, "a", 99.0), row(2, "b", 100.0), row(3, "c", 101.0)]
     assert order(standing(rows, baseline=baseline)) == expected
 
@@ -189,7 +184,7 @@ def test_a_hotkey_earns_once_and_does_not_push_others_down(standing: Standing) -
     ]
 
 
-def test_a_rounds_weights_keep_the_uids_of_its_end(standing: Standing) -> None:
+def test_a_completed_round_keeps_its_uids(standing: Standing) -> None:
     def uids(of_chain: dict[str, int]) -> list[tuple[int, str]]:
         context = RequestContext(START, block=2, oldest_block=1, uids=of_chain)
         return [(one.uid, one.hotkey) for one in rounds.weights(standing.session, 2, context)]
@@ -201,7 +196,7 @@ def test_a_rounds_weights_keep_the_uids_of_its_end(standing: Standing) -> None:
     assert uids({"a": 9, "b": 8}) == uids({}) == [(7, "a")]
 
 
-def test_the_first_look_opens_a_round_of_48_hours(api: LiveApi) -> None:
+def test_the_first_request_opens_a_round_of_48_hours(api: LiveApi) -> None:
     first = api.get("/get_current_round")
     assert first == {
         "id": 1,
@@ -230,7 +225,7 @@ def test_a_commit_right_after_a_finalized_round_opens_the_next(api: LiveApi) -> 
     assert api.get("/get_current_round")["round_number"] == 2
 
 
-def test_a_round_that_is_over_names_its_winner_and_sets_the_baseline(api: LiveApi) -> None:
+def test_a_completed_round_has_a_winner_which_is_the_next_baseline(api: LiveApi) -> None:
     api.judged(ALICE, 100.0)
     best = api.judged(BOB, 200.0)
     assert api.weights() == []
@@ -244,7 +239,7 @@ def test_a_round_that_is_over_names_its_winner_and_sets_the_baseline(api: LiveAp
     assert api.weights() == first
     for key, speed in ((ALICE, 200.0), (BOB, 201.0)):
         api.judged(key, speed)
-    for _ in ("as it stands", "as it ended"):
+    for _ in ("active", "completed"):
         assert api.weights(round_id=2) == [(BOB.hotkey, 0.60)]
         api.clock.now += 48 * HOURS
     assert api.weights(round_id=1) == first
@@ -273,7 +268,7 @@ def test_finalize(api: LiveApi) -> None:
     assert api.refused_verdict("/finalize_round/7", {}) == (404, "Round not found")
 
 
-def test_create_round_ends_the_one_before(api: LiveApi) -> None:
+def test_create_round_ends_the_active_one(api: LiveApi) -> None:
     row = api.judged(ALICE, 5.0)
     created = api.judge("/create_round", {"duration_hours": 2})
     assert (created["round_number"], created["time_remaining_seconds"]) == (2, 7200)
@@ -283,7 +278,7 @@ def test_create_round_ends_the_one_before(api: LiveApi) -> None:
     assert api.refused_verdict("/create_round", {"duration_hours": 0})[0] == 422
 
 
-def test_what_is_revealed_after_the_round_ranks_in_the_next_with_the_time_of_its_commit(api):
+def test_a_reveal_after_the_round_ranks_in_the_next_by_the_time_of_its_commit(api):
     api.judged(BOB, 900.0)
     api.clock.now += 48 * HOURS - 60
     early = api.commit(ALICE)
@@ -297,7 +292,7 @@ def test_what_is_revealed_after_the_round_ranks_in_the_next_with_the_time_of_its
     assert [hotkey for hotkey, _ in api.weights(round_id=2)] == [ALICE.hotkey, BOB.hotkey]
 
 
-def test_a_completed_round_never_changes_and_shows_its_verdicts(api: LiveApi) -> None:
+def test_later_verdicts_do_not_change_a_completed_round(api: LiveApi) -> None:
     first, second = api.judged(ALICE, 20.0), api.judged(BOB, 10.0, score=0.0)
     api.clock.now += 48 * HOURS
     api.get("/get_current_round")
@@ -317,11 +312,10 @@ def test_a_verdict_after_the_planned_end_counts_in_the_next_round(api: LiveApi) 
     assert (api.weights(round_id=1), api.get("/get_current_round")["round_number"]) == ([], 2)
 
 
-def test_what_is_open_outlives_a_round_until_it_expires(api: LiveApi) -> None:
-    """A commitment is revealed in its last block; a revealed row waits; an expired one does not."""
+def test_open_submissions_move_to_the_next_round_until_they_expire(api: LiveApi) -> None:
     api.register(BOB)
     row = api.commit(ALICE)
-    api.pass_blocks(BLOCKS + 300)
+    api.pass_blocks(BLOCKS + 300)  # the last block for its reveal
     api.judge("/create_round", {"duration_hours": 2})
     api.reveal(ALICE, row)
     api.commit(BOB, "other")
@@ -332,7 +326,7 @@ def test_what_is_open_outlives_a_round_until_it_expires(api: LiveApi) -> None:
     assert api.weights() == [(ALICE.hotkey, 0.60)]
 
 
-def test_a_round_ends_on_time_without_any_call(tmp_path: Path) -> None:
+def test_a_round_ends_on_time_without_a_request(tmp_path: Path) -> None:
     with serve(tmp_path, round_check_seconds=0.02) as api:
         api.judged(ALICE, 20.0)
         api.clock.now += 48 * HOURS

@@ -1,4 +1,4 @@
-"""Every call of the wire and each of its statuses, against a real server with real signatures."""
+"""Each call of the API and its statuses, against a real server with real signatures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import BaseModel
-from structlog.testing import capture_logs
 
 from neurons.wire.protocol import (
     CommitRequest,
@@ -19,6 +18,7 @@ from neurons.wire.protocol import (
     bound_commitment,
     bound_text,
 )
+from neurons.wire.signed_request import signed_headers
 from tests.neurons.live_api import (
     ALICE,
     BLOCKS,
@@ -47,15 +47,21 @@ VALIDATORS_ONLY = (
 
 
 def bound(key: Hotkey, route: str, kind: type[BaseModel], body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body signed as a whole, as version 2 of the wire has it."""
+    """Return the body with the signature of version 2, which covers all fields."""
     return body | {"signature": key.sign(bound_text(route, kind(**body)))}
 
 
 @pytest.mark.parametrize("path", SIGNED)
-def test_each_write_needs_the_headers_and_a_body_that_is_never_repeated(api, path):
+def test_each_write_needs_headers_and_a_body_that_no_error_repeats(api, path):
     cases = {
         "Missing Hotkey or Signature headers": {"Hotkey": ALICE.hotkey},
         "Invalid signature": {**ALICE.headers(), "Hotkey": BOB.hotkey},
+        "Invalid signature format. Expected hex string": {**ALICE.headers(), "Signature": "abc"},
+        # Alice's key in the format of another network
+        "Authentication error: the Hotkey header is not an ss58 address": {
+            **ALICE.headers(),
+            "Hotkey": "15oF4uVJwmo4TdGW7VfQxNLavjCXviqxT9S1MgbjMNHr6Sp5",
+        },
     }
     for text, headers in cases.items():
         response = api.http.post(path, json={}, headers=headers)
@@ -70,46 +76,41 @@ def test_each_write_needs_the_headers_and_a_body_that_is_never_repeated(api, pat
 def test_only_validators_write_verdicts(api: LiveApi, path: str) -> None:
     reply = api.verdict(path, {}, ALICE)
     assert (reply.status_code, reply.json()) == (403, {"detail": "Only validators may do this"})
-    static = api.refusal(path, {}, VALIDATOR)  # the header that never changes is not enough
+    static = api.refusal(path, {}, VALIDATOR)  # without Timestamp and Nonce
     assert static[0] == 401
     assert static[1].startswith("Invalid signature: a validator signs each request")
 
 
-def test_a_validators_request_is_taken_once_as_it_was_signed(tmp_path, database_url):
-    wall = Clock()
+def test_a_validators_request_is_accepted_once_and_unchanged(tmp_path, database_url):
+    wall, path = Clock(), "/mark_validated"
     with serve(tmp_path, database_url=database_url, wall_clock=wall) as api:
+
+        def send(content: bytes, headers: dict[str, str], to: str = path) -> tuple[int, Any]:
+            reply = api.http.post(to, content=content, headers=headers | JSON)
+            return reply.status_code, reply.json().get("detail")
+
         api.register(ALICE)
-        check_signed_requests(api, wall)
-
-
-def check_signed_requests(api: LiveApi, wall: Clock) -> None:
-    row = api.submit(ALICE, 1000.0)
-    path = "/mark_validated"
-
-    def send(content: bytes, headers: dict[str, str], to: str = path) -> tuple[int, Any]:
-        reply = api.http.post(to, content=content, headers=headers | JSON)
-        return reply.status_code, reply.json().get("detail")
-
-    good = json.dumps({"submission_id": row, "score": 0.5}).encode()
-    headers = VALIDATOR.bound_headers("POST", path, wall.now, good)
-    wrong = (401, "Invalid signature")
-    assert send(good.replace(b"0.5", b"9.5"), headers) == wrong
-    assert send(good, headers, "/record_failure") == wrong
-    assert send(good, headers, f"{path}?x=1") == wrong
-    assert send(good, headers)[0] == 200
-    wall.now += 59
-    assert send(good, headers) == (401, "Nonce was used before")
-    wall.now += 141
-    new = VALIDATOR.bound_headers("POST", path, wall.now, good)
-    assert send(good, new)[0] == 200  # and the first nonce is forgotten
-    assert send(good, headers)[1].startswith("Timestamp is more than 60 s")
+        row = api.submit(ALICE, 1000.0)
+        good = json.dumps({"submission_id": row, "score": 0.5}).encode()
+        headers = signed_headers(VALIDATOR, "POST", path, good, wall.now)
+        wrong = (401, "Invalid signature")
+        assert send(good.replace(b"0.5", b"9.5"), headers) == wrong
+        assert send(good, headers, "/record_failure") == wrong
+        assert send(good, headers, f"{path}?x=1") == wrong
+        assert send(good, headers)[0] == 200
+        wall.now += 59
+        assert send(good, headers) == (401, "Nonce was used before")
+        wall.now += 141
+        new = signed_headers(VALIDATOR, "POST", path, good, wall.now)
+        assert send(good, new)[0] == 200  # deletes the first nonce
+        assert send(good, headers)[1].startswith("Timestamp is more than 60 s")
 
 
 @pytest.mark.parametrize(
     ("field", "figure"),
     [
-        *(("tokens_per_sec", figure) for figure in ("NaN", "Infinity", "1e999", "-1", "1.7e308")),
-        *(("vram_mb", figure) for figure in ("NaN", "-1")),
+        *(("tokens_per_sec", figure) for figure in ("NaN", "1e999", "-1", "1.7e308")),
+        ("vram_mb", "NaN"),
         ("target_sequence_length", "511"),
     ],
 )
@@ -118,11 +119,6 @@ def test_a_figure_out_of_range_is_422(api: LiveApi, figure: str, field: str) -> 
     response = api.http.post("/submit_kernel", content=text, headers=ALICE.headers() | JSON)
     assert response.status_code == 422
     assert response.json()["detail"][0]["loc"] == ["body", field]
-    assert api.get("/get_submission_stats")["recent_submissions"] == []
-    status, _ = api.refusal(
-        "/commit_submission", commitment(ALICE) | {"target_sequence_length": 511}, ALICE
-    )
-    assert status == 422
 
 
 def test_a_large_body_is_413(api: LiveApi) -> None:
@@ -134,17 +130,6 @@ def test_a_large_body_is_413(api: LiveApi) -> None:
         response = api.http.post("/submit_kernel", content=body, headers=ALICE.headers())
         assert response.status_code == 413
         assert "16384 bytes" in response.json()["detail"]
-
-
-def test_an_unexpected_fault_is_a_json_500(tmp_path: Path) -> None:
-    def broken() -> float:
-        raise OSError("no clock")
-
-    # captured, as structlog's own way of showing a traceback takes seconds
-    with capture_logs() as logs, serve(tmp_path, clock=broken) as api:
-        response = api.http.get("/get_current_round")
-        assert (response.status_code, response.json()) == (500, {"detail": "Internal server error"})
-    assert "request failed" in [row["event"] for row in logs]
 
 
 def test_register(api: LiveApi) -> None:
@@ -206,8 +191,8 @@ def test_commit(api: LiveApi) -> None:
     assert reply["commitment_hash"] == body["commitment_hash"]
     assert reply["reveal_block"] == block + BLOCKS
     assert reply["estimated_reveal_time"] == "2026-02-02T02:40:36"
-    taken = "Commitment hash already exists. Use a different salt."
-    assert api.refusal("/commit_submission", body, ALICE) == (409, taken)
+    known = "Commitment hash already exists. Use a different salt."
+    assert api.refusal("/commit_submission", body, ALICE) == (409, known)
 
 
 def test_pending_reveals_count_the_blocks_down(api: LiveApi) -> None:
@@ -260,7 +245,7 @@ def test_reveal(api: LiveApi) -> None:
     assert api.pending() == []
 
 
-def test_blocks_are_as_long_as_the_settings_say(tmp_path: Path) -> None:
+def test_the_settings_determine_the_length_of_blocks(tmp_path: Path) -> None:
     with serve(tmp_path, blocks_until_reveal=1, block_time_seconds=1) as api:
         api.register(ALICE)
         row = api.commit(ALICE)
@@ -290,7 +275,7 @@ def test_record_verification(api: LiveApi) -> None:
 
     def record(**params: Any) -> Any:
         target = str(httpx.URL("/record_verification", params=params))
-        headers = VALIDATOR.bound_headers("POST", target, time.time())
+        headers = signed_headers(VALIDATOR, "POST", target, b"", time.time())
         return api.http.post(target, headers=headers)
 
     assert record(submission_id=9, verified=True).json() == {"detail": "Submission not found"}
@@ -327,12 +312,12 @@ def test_stats_list_the_newest_first_and_hide_addresses(api: LiveApi) -> None:
     assert len(api.get("/get_submission_stats", limit=1)["recent_submissions"]) == 1
 
 
-def test_the_same_submission_twice_is_one(api: LiveApi) -> None:
+def test_identical_submissions_of_a_round_are_one(api: LiveApi) -> None:
     first = api.ok("/submit_kernel", submission(ALICE), ALICE)
     api.clock.now += 90
     assert api.ok("/submit_kernel", submission(ALICE), ALICE) == first
     api.mark(first["submission_id"], 0.0)
-    assert api.submit(ALICE, 1000.0) == first["submission_id"]  # not judged until chance favours it
+    assert api.submit(ALICE, 1000.0) == first["submission_id"]  # no second measurement
     assert api.submit(ALICE, 1000.5) != first["submission_id"]
     api.judge("/finalize_round/1", {})
     assert api.submit(ALICE, 1000.0) != first["submission_id"]
@@ -350,11 +335,7 @@ def test_version_2_binds_all_of_a_submission(api: LiveApi) -> None:
     api.ok("/submit_kernel", signed, ALICE)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"commit_hash": "b" * 40}, {"tokens_per_sec": 9e9}, {"fork_url": "https://host/other"}],
-)
-def test_a_commitment_of_version_2_binds_commit_and_claim(api, change):
+def test_a_commitment_of_version_2_binds_commit_and_claim(api: LiveApi) -> None:
     claim = revelation(ALICE, 1)
     digest = bound_commitment("salt", 100_000, RevealRequest(**claim))
     body = commitment(ALICE) | {"commitment_hash": digest, "version": 2}
@@ -363,9 +344,10 @@ def test_a_commitment_of_version_2_binds_commit_and_claim(api, change):
     api.pass_blocks(BLOCKS)
     path = "/reveal_submission"
     honest = revelation(ALICE, row) | {"version": 2}
-    other = bound(ALICE, path, RevealRequest, honest | change)
     mismatch = (400, "Commitment verification failed. Hash mismatch.")
-    assert api.refusal(path, other, ALICE) == mismatch
+    for change in ({"commit_hash": "b" * 40}, {"tokens_per_sec": 9e9}, {"fork_url": f"{FORK}2"}):
+        other = bound(ALICE, path, RevealRequest, honest | change)
+        assert api.refusal(path, other, ALICE) == mismatch
     signed = bound(ALICE, path, RevealRequest, honest)
     assert api.refusal(path, signed | {"vram_mb": 1.0}, ALICE) == (401, "Invalid signature")
     api.ok(path, signed, ALICE)
@@ -389,23 +371,14 @@ def test_pending_reveals_come_in_pages_and_by_hotkey(api: LiveApi) -> None:
     assert api.pending(limit=1) == [theirs]
     assert api.pending(before=theirs) == api.pending(hotkey=ALICE.hotkey) == [ours]
     assert api.http.get("/pending_reveals", params={"limit": 5000}).status_code == 422
-    for foreign in ("\0", "x" * 1000):  # PostgreSQL cannot even ask for the first
+    for foreign in ("\0", "x" * 1000):  # PostgreSQL's texts cannot contain NUL
         assert api.http.get("/pending_reveals", params={"hotkey": foreign}).status_code == 422
 
 
-def test_a_docker_image_does_not_leave_the_fork_open(api: LiveApi) -> None:
+def test_a_commitment_to_a_docker_image_is_refused(api: LiveApi) -> None:
     image = "registry/image:1"
     row = api.commit(ALICE, fork=image)
     api.pass_blocks(BLOCKS)
     stolen = revelation(ALICE, row, fork="https://host/anothers") | {"docker_image": image}
     status, text = api.refusal("/reveal_submission", stolen, ALICE)
     assert (status, text.startswith("This server judges forks")) == (400, True)
-
-
-def test_state_survives_a_restart(tmp_path: Path) -> None:
-    with serve(tmp_path) as api:
-        api.register(ALICE)
-        row = api.commit(ALICE)
-    with serve(tmp_path) as api:
-        api.pass_blocks(BLOCKS)
-        api.reveal(ALICE, row)

@@ -1,4 +1,4 @@
-"""The process: `python -m neurons.validator_api` starts, tells its port, and stops."""
+"""The process `python -m neurons.validator_api`, and its transactions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def port_of(path: Path, child: subprocess.Popen[str]) -> str:
     ("number", "proxies", "client"),
     [(signal.SIGTERM, "", '""'), (signal.SIGINT, "10.0.0.1, 127.0.0.1", "203.0.113.9")],
 )
-def test_serves_until_it_is_told_to_stop(tmp_path, number, proxies, client):
+def test_serves_until_a_signal(tmp_path, number, proxies, client):
     with process(tmp_path, TRUSTED_PROXIES=proxies) as (child, port_file):
         url = f"http://127.0.0.1:{port_of(port_file, child)}"
         headers = ALICE.headers()
@@ -55,7 +55,7 @@ def test_serves_until_it_is_told_to_stop(tmp_path, number, proxies, client):
     assert child.returncode == 0
     assert f"url={url}" in log
     assert "path=/register_miner status=200" in log
-    assert f"client={client}" in log  # only a trusted proxy's word names another client
+    assert f"client={client}" in log  # only a trusted proxy may name the client
     assert headers["Signature"] not in log
     assert "VALIDATOR_HOTKEYS is empty" in log
     assert (tmp_path / "state" / "validator_api.db").exists()
@@ -67,11 +67,10 @@ def test_serves_until_it_is_told_to_stop(tmp_path, number, proxies, client):
         ("DATABASE_URL", "no url at all", "or postgresql:// with user, password, host and name"),
         ("STATE_DIR", "/dev/null", "The state folder /dev/null cannot be written"),
         ("DATABASE_URL", "mysql://host/name", "DATABASE_URL cannot be read"),
-        ("DATABASE_URL", "sqlite:////proc/nowhere/api.db", "DATABASE_URL"),
-        ("PORT", "many", "PORT='many'"),
+        ("DATABASE_URL", "sqlite:////proc/nowhere/api.db", "Name a file of SQLite"),
     ],
 )
-def test_what_only_a_person_can_mend_exits_78(tmp_path, variable, value, words):
+def test_configuration_errors_exit_with_78(tmp_path, variable, value, words):
     with process(tmp_path, **{variable: value}) as (child, _):
         log, _ = child.communicate(timeout=HANG)
     assert child.returncode == 78
@@ -79,14 +78,14 @@ def test_what_only_a_person_can_mend_exits_78(tmp_path, variable, value, words):
     assert "Traceback" not in log
 
 
-def test_a_password_is_not_repeated() -> None:
+def test_errors_do_not_contain_the_password() -> None:
     with pytest.raises(DatabaseAway) as caught:
         Storage("postgresql://quasar:hunter2@127.0.0.1:1/quasar")
     assert "hunter2" not in str(caught.value)
 
 
 def test_writers_wait_for_one_another(database_url: str) -> None:
-    storages = [Storage(database_url) for _ in range(2)]  # as two processes have
+    storages = [Storage(database_url) for _ in range(2)]  # as in two processes
 
     def register(name: str) -> None:
         def work(session: Session) -> None:

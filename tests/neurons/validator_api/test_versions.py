@@ -21,20 +21,25 @@ from neurons.validator_api.database.tables import Base, IpBan, Round, Submission
 from neurons.wire.protocol import CreateRoundRequest
 from tests import postgresql
 
-VERSION_0_1_0 = Path(__file__).with_name("version_0_1_0")
+VERSION_0_1_0 = Path(__file__).with_name("version_0_1_0.sql")
+POSTGRESQL = {"\tid INTEGER": "\tid SERIAL", "DATETIME": "TIMESTAMP", "DOUBLE": "DOUBLE PRECISION"}
+"""Replacements for SQLite's types."""
 CONTEXT = RequestContext(datetime(2026, 11, 4), block=15_000_000, oldest_block=14_999_000)  # noqa: DTZ001
 
 
 @pytest.fixture
 def old_url(database_url: str, request: pytest.FixtureRequest) -> str:
-    """The address of a database that version 0.1.0 has used."""
+    """The URL of a database that version 0.1.0 has used."""
+    script = VERSION_0_1_0.read_text()
     if database_url.startswith("sqlite"):
-        script = (VERSION_0_1_0 / "sqlite.sql").read_text()
         with closing(sqlite3.connect(database_url.removeprefix("sqlite:///"))) as connection:
             connection.executescript(script)
     else:
+        for of_sqlite, of_postgresql in POSTGRESQL.items():
+            script = script.replace(of_sqlite, of_postgresql)
+        script += "SELECT setval('rounds_id_seq', 2), setval('submissions_id_seq', 8);"
         server: postgresql.Server = request.getfixturevalue("server")
-        server.run_file(database_url, VERSION_0_1_0 / "postgresql.sql")
+        server.run_script(database_url, script)
     return database_url
 
 
@@ -58,7 +63,7 @@ def test_a_database_of_version_0_1_0_is_taken_over_with_its_content(old_url: str
     assert differences(old_url) == []
     with storage.read() as session:
         first, second = session.scalars(select(Round).order_by(Round.id)).all()
-        frozen = [(p.submission.id, p.rank, p.weight) for p in ranking.ranked_in(session, first)]
+        frozen = [(p.submission.id, p.rank, p.weight) for p in ranking.of_round(session, first)]
         # 5 and 2 score the same, 150 weighted: the earlier one leads; 4 was refuted.
         assert frozen == [(2, 1, 0.60), (5, 2, 0.25), (3, 3, 0.10), (1, 3, 0.0)]
         assert [row.id for row in lists.validation_queue(session, 0, 9).submissions] == [7]
