@@ -1,4 +1,4 @@
-"""Launch on the GPU that holds the tensors, whichever device is current."""
+"""Launch kernels on the tensors' GPU, even if another device is current."""
 
 from __future__ import annotations
 
