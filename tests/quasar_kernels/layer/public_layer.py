@@ -1,8 +1,8 @@
-"""A model of the public fork's layer, which a validator times if FORK_SCOPE is ops.
+"""A model of the public fork's layer, which a validator times with FORK_SCOPE=ops.
 
 It has the same parameters and calls `chunk_quasar` in the same way: by keyword, on outputs of
-modules under autocast, with the cache's states. Its convolution and norm are torch modules; the
-public layer's are Triton modules.
+modules under autocast, with the cache's states. Its convolution and norm are torch modules instead
+of Triton modules.
 """
 
 import itertools

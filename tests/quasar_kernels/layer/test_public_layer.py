@@ -1,4 +1,4 @@
-"""FORK_SCOPE=ops: the operator under a layer that calls it as the public fork's own does."""
+"""FORK_SCOPE=ops: the operator under a layer that calls it as the public fork's layer does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reference(layer, x):
     return quasar_layer(layer.state_dict(keep_vars=True), x, num_heads=3, head_dim=16)
 
 
-def test_a_tree_of_the_operator_alone_passes_the_harness(tmp_path):
+def test_a_tree_with_only_the_operator_passes_the_harness(tmp_path):
     places = importlib.util.find_spec("fla").submodule_search_locations
     installed = next(place for place in places if "site-packages" in place)
     ignore = shutil.ignore_patterns("__pycache__", "quasar")
@@ -48,9 +48,9 @@ def test_a_tree_of_the_operator_alone_passes_the_harness(tmp_path):
 
 def test_output_and_gradients_under_autocast(layer):
     x, dy = torch.randn(2, 2, 130, 48)
-    found, wanted = step(layer, x, dy, torch.bfloat16), exact_step(layer, x, dy)
-    for name, gradient in wanted.items():
-        assert relative_rms(found[name], gradient) <= (2e-2 if name == "y" else 6e-2), name
+    results, expected = step(layer, x, dy, torch.bfloat16), exact_step(layer, x, dy)
+    for name, exact in expected.items():
+        assert relative_rms(results[name], exact) <= (2e-2 if name == "y" else 6e-2), name
 
 
 def test_the_cache_and_packed_sequences(layer):
@@ -63,9 +63,9 @@ def test_the_cache_and_packed_sequences(layer):
         ]
         packed = layer(x, cu_seqlens=torch.tensor([0, 30, 70]))[0]
         expected = reference(layer, x)
-        alone = [reference(layer, part) for part in x.split([30, 40], dim=1)]
+        separate = [reference(layer, part) for part in x.split([30, 40], dim=1)]
     assert relative_rms(torch.cat(parts, 1), expected) <= 1e-5
-    assert relative_rms(packed, torch.cat(alone, 1)) <= 1e-5
+    assert relative_rms(packed, torch.cat(separate, 1)) <= 1e-5
 
 
 def test_checkpoints_load_strictly_both_ways(layer):

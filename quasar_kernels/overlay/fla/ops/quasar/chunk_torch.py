@@ -43,18 +43,16 @@ def chunk_quasar_torch(
     cu_seqlens: torch.Tensor | None = None,
     *,
     scale: float = 1.0,
-    use_qk_l2norm_in_kernel: bool = False,
     chunk_size: int = 64,
     g: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Apply QuasarAttention to whole sequences, on any device, differentiably.
 
-    Arguments and results are those of `chunk_quasar`, with keys and values of any widths. The
+    Arguments and results are those of `run_chunks`, with keys and values of any widths. The
     arithmetic is fp32 (fp64 for fp64 inputs), independent of autocast.
 
     Args:
         chunk_size: tokens of a chunk; changes the rounding only.
-        beta, g: as in `run_chunks`.
 
     Raises:
         ValueError: the bounds `cu_seqlens` do not fit one row of T tokens.
@@ -64,8 +62,6 @@ def chunk_quasar_torch(
     lengths = [T] if cu_seqlens is None else sequence_lengths(cu_seqlens, B, T)
     N = B if cu_seqlens is None else len(lengths)
     with torch.autocast(q.device.type, enabled=False):
-        if use_qk_l2norm_in_kernel:
-            q, k = l2norm(q), l2norm(k)
         if initial_state is None:
             state = torch.zeros(N, H, K, v.shape[-1], dtype=dtype, device=q.device)
         else:

@@ -233,7 +233,7 @@ def launch_parameters(
     program: LoadedProgram,
     inputs: ScanInputs,
     cut: Segments,
-    results: Sequence[torch.Tensor | None],
+    results: Sequence[Any],
     stopping: Sequence[torch.Tensor | None],
     repeat: int,
 ) -> Any:
