@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from types import SimpleNamespace
 
@@ -10,11 +9,9 @@ import pytest
 import torch
 from fla.ops.quasar import backend, switches
 from fla.ops.quasar.cuda import nvrtc
-from fla.ops.quasar.cuda import program as program_module
 from fla.ops.quasar.cuda.program import LoadedProgram
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.layer.hopper import program as hopper_program
 from fla.ops.quasar.scan import Saved, ScanInputs
 
 
@@ -72,37 +69,6 @@ def test_on_an_old_gpu_triton_is_used(gpu_call, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: turing)
     problem = "compute capability 7.5; the CUDA kernels need 8.0"
     check_triton_with_one_warning(gpu_call, caplog, problem, "QUASAR_BACKEND=triton")
-
-
-@pytest.mark.parametrize(
-    ("capability", "target"), [((8, 6), "sm_86"), ((10, 0), "sm_100"), ((12, 0), "sm_120")]
-)
-def test_other_gpus_use_cuda_without_hopper_s_instructions(
-    gpu_call, monkeypatch, capability, target
-):
-    major, minor = capability
-    gpu = SimpleNamespace(major=major, minor=minor, multi_processor_count=148)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    targets = []
-
-    def compile_cached(name, program, headers, capability, options):
-        targets.append(nvrtc.target_for(capability, [80, 86, 89, 90, 100, 120]))
-        return b"code"
-
-    def load_kernels(code, names, device):
-        return {
-            name: SimpleNamespace(arguments=ctypes.sizeof(cuda_scan.Arguments)) for name in names
-        }
-
-    monkeypatch.setattr(nvrtc, "compile_cached", compile_cached)
-    monkeypatch.setattr(program_module, "load_kernels", load_kernels)
-    choice = backend.choose_backend(*gpu_call)
-    assert (choice.backend, targets) == ("cuda", [target])
-    assert not choice.program.on_hopper
-    monkeypatch.setattr(hopper_program, "_has_hopper", hopper_program._has_hopper.__wrapped__)
-    assert hopper_program.hopper_program(gpu_call[0], torch.bfloat16) is None
 
 
 @pytest.mark.usefixtures("no_nvrtc")

@@ -12,7 +12,7 @@ from fla.ops.quasar.cuda.scan import slice as slice_module
 from fla.ops.quasar.cuda.scan.slice import CudaSlice
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
 from fla.ops.quasar.parallel.context import Place, locate
-from fla.ops.quasar.parallel.exchange import entering_state, leaving_gradient, unpack_maps
+from fla.ops.quasar.parallel.exchange import entering_state, unpack_maps
 
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.cuda.scan.calls import OWN, READ, draw, exact
@@ -165,7 +165,7 @@ def test_the_fold_of_maps_matches_float64(programs, width, late):
     maps = torch.randn(ranks, 2 * H * width * width + H) / width**0.5
     maps[:, -H:] = 0
     maps[1, -2] = maps[3, -1] = 1
-    G, *_ = views = unpack_maps(maps, H, width, width)
+    views = unpack_maps(maps, H, width, width)
     v = torch.empty(1, 1, H, width, dtype=torch.bfloat16)
     program = programs.load(slice_module.PROGRAM, v.dtype, slice_module.maps_variant(v)[2], late)
     state, marked = torch.empty(H, width, width), torch.zeros(H, dtype=torch.int32)
@@ -183,17 +183,3 @@ def test_the_fold_of_maps_matches_float64(programs, width, late):
         )
         assert relative_rms(state, entering_state(views, first + count, count)) <= 1e-7
         assert marked.tolist() == heads
-    E = torch.randn(ranks, H, width, width)
-    size = H * width * width
-    for after in (1, 2, 4):
-        own = G[1:after].contiguous()
-        slice_module.fold_maps(
-            program,
-            state,
-            G=own.data_ptr() + 4 * size * max(0, after - 2),
-            R=E.data_ptr() + 4 * size * after,
-            strides=(-size, -size),
-            count=after,
-            transposed=True,
-        )
-        assert relative_rms(state, leaving_gradient(own, E, 0, after)) <= 1e-7

@@ -256,18 +256,6 @@ def test_an_error_names_file_entry_and_field(monkeypatch, change, message):
     assert message in str(caught.value)
 
 
-def test_shipped_tiles_has_each_choice_once(monkeypatch):
-    data = json.loads(tuning.DATA.read_text())
-    assert list(tuning.shipped_tiles(64, torch.bfloat16, "9.0")) == [""]
-    rows = json.loads(json.dumps(data["gpus"]["NVIDIA H200"]["tiles"]))
-    rows[2]["tiles"]["map_warps"] = 8
-    data["gpus"]["Another"] = {"capability": "9.0", "tiles": rows}
-    monkeypatch.setattr(tuning, "_data", lambda: data)
-    shipped = tuning.shipped_tiles(64, torch.bfloat16, "9.0")
-    assert shipped["Another"] == shipped[""]._replace(map_warps=8)
-    assert list(tuning.shipped_tiles(64, torch.bfloat16, "8.6")) == [""]
-
-
 def test_the_cache_folder(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path
     monkeypatch.delenv("QUASAR_CACHE_DIR")
