@@ -162,27 +162,31 @@ class ParallelLayer(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
-    @on_its_device
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         """Return the gradients of `forward`'s arguments."""
-        x, *tensors = ctx.saved_tensors
-        call, weights, neighbours = ctx.call, Weights(*tensors), ctx.neighbours
-        first_gradients: list[Any] = []
-        needed = [True, *ctx.needs_input_grad[3:]]
-        with torch.autocast(dy.device.type, enabled=False):
-            d_weights, factors = layer_gradients(
-                call, x, weights, None, dy, needed, across=neighbours, first=first_gradients
-            )
-            dx = product_in(*factors, x.dtype).view(x.shape)
-            d_halo, d_first, d_first_weights = first_gradients
-            dx[0, : d_first.shape[0]] += d_first
-            returned = neighbours.return_halo(d_halo)
-            dx[0, x.shape[1] - returned.shape[0] :] += returned
-            for n, (d, more) in enumerate(zip(d_weights, d_first_weights, strict=True)):
-                if d is not None and more is not None:
-                    d_weights[n] = d + more
-        return None, None, dx, *d_weights
+        return _backward(ctx, dy)
+
+
+@once_differentiable
+@on_its_device
+def _backward(ctx: Any, dy: torch.Tensor) -> Any:
+    x, *tensors = ctx.saved_tensors
+    call, weights, neighbours = ctx.call, Weights(*tensors), ctx.neighbours
+    first_gradients: list[Any] = []
+    needed = [True, *ctx.needs_input_grad[3:]]
+    with torch.autocast(dy.device.type, enabled=False):
+        d_weights, factors = layer_gradients(
+            call, x, weights, None, dy, needed, across=neighbours, first=first_gradients
+        )
+        dx = product_in(*factors, x.dtype).view(x.shape)
+        d_halo, d_first, d_first_weights = first_gradients
+        dx[0, : d_first.shape[0]] += d_first
+        returned = neighbours.return_halo(d_halo)
+        dx[0, x.shape[1] - returned.shape[0] :] += returned
+        for n, (d, more) in enumerate(zip(d_weights, d_first_weights, strict=True)):
+            if d is not None and more is not None:
+                d_weights[n] = d + more
+    return None, None, dx, *d_weights
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -58,20 +58,24 @@ class ParallelChunks(torch.autograd.Function):
         return o, final
 
     @staticmethod
-    @once_differentiable
-    @on_its_device
     def backward(ctx: Any, do: torch.Tensor, d_final: torch.Tensor | None) -> Any:
         """Return the gradients of `forward`'s arguments."""
-        *tensors, G = ctx.saved_tensors
-        place, segments, scale = ctx.call
-        saved = Saved.of(tensors, segments, scale)
-        with torch.autocast(do.device.type, enabled=False):
-            *grads, d_initial, d_g = slice_backward(place, saved, G, do, d_final)
-        if not ctx.needs_input_grad[7]:
-            d_initial = None
-        elif place.before:  # that state came from another rank
-            d_initial[0] = 0
-        return None, None, None, *grads, d_initial, None, None, d_g
+        return _backward(ctx, do, d_final)
+
+
+@once_differentiable
+@on_its_device
+def _backward(ctx: Any, do: torch.Tensor, d_final: torch.Tensor | None) -> Any:
+    *tensors, G = ctx.saved_tensors
+    place, segments, scale = ctx.call
+    saved = Saved.of(tensors, segments, scale)
+    with torch.autocast(do.device.type, enabled=False):
+        *grads, d_initial, d_g = slice_backward(place, saved, G, do, d_final)
+    if not ctx.needs_input_grad[7]:
+        d_initial = None
+    elif place.before:  # that state came from another rank
+        d_initial[0] = 0
+    return None, None, None, *grads, d_initial, None, None, d_g
 
 
 def run_parallel(context: Any, output_final_state: bool, *inputs: Any) -> Any:
