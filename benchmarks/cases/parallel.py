@@ -219,8 +219,8 @@ def measure_terms() -> Iterator[Entry]:
 
     place = place_of(context_of(MILLION), MILLION)
     x = ScanInputs.of(*made.layer_like(MILLION))
-    last = chunks.slice_scan(place._replace(rank=7, before=7), x, True, "auto")
-    own = last.announce()
+    last = chunks.start_forward(place._replace(rank=7, before=7), x, True, "auto")
+    own = last.compute_map()
     eight = own.repeat(8, 1)
 
     figures = {

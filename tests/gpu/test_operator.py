@@ -17,7 +17,7 @@ from tests.quasar_kernels.inputs import (
     assert_close,
     common_key,
 )
-from tests.quasar_kernels.operator.semantics import Semantics, Subject
+from tests.quasar_kernels.operator.semantics import Case, Semantics
 from tests.quasar_kernels.tolerances import OPERATOR
 
 pytestmark = pytest.mark.gpu
@@ -58,9 +58,9 @@ class TestSemantics(Semantics):
     """Theirs as every implementation's."""
 
     @pytest.fixture
-    def subject(self, path):
+    def case(self, path):
         packings = [[0, 1, 700, 0, 64, 9000, 65, 0], [5], [16] * 50]
-        return Subject(path.operator, path.inputs, LIMIT, 4001, 1, packings, 70_000)
+        return Case(path.operator, path.inputs, LIMIT, 4001, 1, packings, 70_000)
 
 
 @pytest.mark.parametrize("T", [1000, 4001, 20_000, 200_000, 1_000_000])

@@ -1,4 +1,4 @@
-"""Recorded calls beside the same in float64: their results and gradients, and their errors."""
+"""Compares calls that autograd records with the same calls in float64: results and gradients."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def beside_float64(
     oracle: Callable[..., Tensor | Sequence[Tensor]],
     *tensors: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Call `function` on tensors, `oracle` on the same in float64, and both backward.
+    """Call `function` on tensors and `oracle` on the same in float64, and run both backward.
 
     Returns:
-        what each gives: its results, and the gradients of those tensors that are not None.
+        For each the results, followed by the gradients of the tensors that are not None.
     """
     leaves = [None if x is None else x.detach().requires_grad_() for x in tensors]
     wide = [None if x is None else x.detach().double().requires_grad_() for x in tensors]
@@ -30,20 +30,20 @@ def beside_float64(
 
 
 def _gradients(leaves: Sequence[Tensor | None]) -> list[Tensor]:
-    found = []
+    gradients = []
     for x in leaves:
         if x is not None:
             assert x.grad is not None
             assert x.grad.dtype == x.dtype
-            found.append(x.grad)
-    return found
+            gradients.append(x.grad)
+    return gradients
 
 
 def _listed(results: Tensor | Sequence[Tensor]) -> list[Tensor]:
     return [results] if isinstance(results, Tensor) else list(results)
 
 
-def check(found: Iterable[Tensor], wanted: Iterable[Tensor], limit: float) -> None:
-    """Every tensor is within a relative RMS error of float64's; the failure shows all errors."""
-    errors = [relative_rms(x, y) for x, y in zip(found, wanted, strict=True)]
+def check(results: Iterable[Tensor], expected: Iterable[Tensor], limit: float) -> None:
+    """Check each tensor's relative RMS error; the failure shows all errors."""
+    errors = [relative_rms(x, y) for x, y in zip(results, expected, strict=True)]
     assert all(error <= limit for error in errors), [f"{error:.1e}" for error in errors]

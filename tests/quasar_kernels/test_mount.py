@@ -1,4 +1,4 @@
-"""Where `fla.ops.quasar` and the layer come from: mounted, in a fork's tree, beside a rival."""
+"""The source of `fla.ops.quasar` and of the layer: the mounted overlay, a fork's tree, a rival."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
     return run_python("-W", "ignore", "-c", code, env=env)
 
 
-def test_mounting_serves_the_overlay_and_keeps_fla_core(tmp_path):
+def test_mounting_adds_the_overlay_to_fla(tmp_path):
     code = """
 from quasar_kernels.mount import mount
 mount(); mount()
@@ -56,7 +56,7 @@ mount()
 
 @pytest.mark.slow
 def test_a_fork_made_of_fla_core_and_the_overlay_needs_no_mount(tmp_path):
-    """What a validator does: the tree first on sys.path, the layer imported, one call."""
+    """A validator puts the tree first on sys.path, imports the layer and calls it."""
     spec = importlib.util.find_spec("fla")
     assert spec is not None
     assert spec.origin is not None

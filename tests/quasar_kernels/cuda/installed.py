@@ -1,4 +1,4 @@
-"""Whether NVRTC, which compiles the CUDA kernels on a GPU machine, is installed here."""
+"""A mark for tests that need NVRTC, the compiler of the CUDA kernels."""
 
 from __future__ import annotations
 

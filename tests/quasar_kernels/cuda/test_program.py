@@ -1,4 +1,4 @@
-"""What a loaded CUDA program is given, and what is loaded when, on a machine without a GPU."""
+"""CUDA programs on a machine without a GPU: argument structures, loading, lazy imports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ HOPPER = (9, 0)
         (wkv6.CSRC / "walk.cuh", "Arguments", wkv6.Arguments),
     ],
 )
-def test_python_fills_the_arguments_as_cuda_declares_them(file, name, structure):
+def test_argument_structures_are_the_same_in_python_and_cuda(file, name, structure):
     text = (FOLDER / file).read_text()
     body = re.search(rf"struct {name} \{{(.*?)\n\}};", text, re.S).group(1)
     body = re.sub(r"//.*", "", body)
@@ -69,7 +69,7 @@ def test_python_fills_the_arguments_as_cuda_declares_them(file, name, structure)
     assert structure._fields_ == declared
 
 
-def test_packed_values_are_those_of_the_structure():
+def test_serialized_values_have_the_bytes_of_the_structure():
     class Odd(ctypes.Structure):
         _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_int64 * 2), ("c", ctypes.c_float)]
 
@@ -80,7 +80,7 @@ def test_packed_values_are_those_of_the_structure():
 
 @pytest.fixture
 def load_of_sizes(monkeypatch):
-    """Load the forward pass on a GPU of a capability, with kernels that take so many bytes."""
+    """Load the forward pass for a GPU; size_of(name) is the size of a kernel's arguments."""
 
     def load(capability, size_of):
         major, minor = capability
@@ -99,7 +99,7 @@ def load_of_sizes(monkeypatch):
     return load
 
 
-@pytest.mark.parametrize("capability", [(8, 0), HOPPER, (12, 0)])
+@pytest.mark.parametrize("capability", [HOPPER, (12, 0)])
 def test_a_loaded_program_has_its_kernels_by_name(load_of_sizes, capability):
     program = load_of_sizes(capability, lambda name: ctypes.sizeof(cuda_scan.Arguments))
     assert list(program.kernels) == ["segment_map", "segment_scan", "segment_output"]
@@ -107,7 +107,7 @@ def test_a_loaded_program_has_its_kernels_by_name(load_of_sizes, capability):
     assert program.multiprocessors == 108
 
 
-def test_code_that_takes_other_arguments_is_not_used(load_of_sizes):
+def test_code_of_another_version_of_the_arguments_is_refused(load_of_sizes):
     size = ctypes.sizeof(cuda_scan.Arguments)
     with pytest.raises(nvrtc.CudaUnavailableError) as caught:
         load_of_sizes((8, 0), lambda name: size + 8 * ("scan" in name))
@@ -116,7 +116,7 @@ def test_code_that_takes_other_arguments_is_not_used(load_of_sizes):
     )
 
 
-def test_importing_the_operator_and_the_layer_loads_no_library_of_cuda(tmp_path):
+def test_importing_the_operator_and_the_layer_loads_no_cuda_library(tmp_path):
     code = (
         "from quasar_kernels.mount import mount; mount(); import fla.layers.quasar; "
         "from fla.ops.quasar.cuda import driver, nvrtc; "

@@ -1,8 +1,8 @@
-"""A stand-in for a CUDA graph of a call, on a CPU: it computes again, into the same tensors.
+"""A fake CUDA graph of a call, on a CPU: a replay computes the call again into the same tensors.
 
-What `replay.py` promises of its outputs and inputs can be broken with it as on a GPU: it reads its
-inputs where they lay at its capture, or its copies of them, and overwrites its outputs, and what
-the other graphs have left, whose memory it shares.
+As on a GPU, it reads its inputs at their addresses during the capture, or its copies of them, and
+overwrites its outputs and the tensors of the other graphs, whose memory it shares. So errors in
+`replay.py` show.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CAPTURED: list[Graph] = []
 
 
 class Graph(replay._Graph):
-    """Stands in for a captured call; `replays` counts its calls."""
+    """A fake captured call; `replays` counts its replays."""
 
     def __init__(self, compute, inputs, tensors, copied, moves) -> None:
         self.thread, self.replays = threading.current_thread(), 0
@@ -27,29 +27,26 @@ class Graph(replay._Graph):
         if moves:
             inputs = [torch.empty_like(x, dtype=copied(x)) for x in inputs]
         self.copies = inputs if moves else ()
-
-        def run():
-            return compute(*inputs, *tensors)
-
-        self.outputs, self.rest = run()
-        self.graph = SimpleNamespace(replay=lambda: self.again(run))
+        self._compute = lambda: compute(*inputs, *tensors)
+        self.outputs, self.rest = self._compute()
+        self.graph = SimpleNamespace(replay=self._replay)
         CAPTURED.append(self)
 
-    def again(self, run) -> None:
+    def _replay(self) -> None:
         self.replays += 1
         for graph in CAPTURED:
             if graph is not self:
-                for left in (*graph.copies, *graph.outputs, *graph.rest):
-                    if left is not None and left.is_floating_point():
-                        left.fill_(float("nan"))
-        outputs, rest = run()
+                for x in (*graph.copies, *graph.outputs, *graph.rest):
+                    if x is not None and x.is_floating_point():
+                        x.fill_(float("nan"))
+        outputs, rest = self._compute()
         for old, new in zip((*self.outputs, *self.rest), (*outputs, *rest), strict=True):
             if old is not None:
                 old.copy_(new)
 
 
 def simulate(monkeypatch) -> list[Graph]:
-    """Let calls on a CPU be replayed, whatever their dtype; return the graphs as they are made."""
+    """Let calls on a CPU be replayed, with any dtype; return the list to which graphs are added."""
     CAPTURED.clear()
     monkeypatch.setattr(replay, "_Graph", Graph)
     monkeypatch.setattr(

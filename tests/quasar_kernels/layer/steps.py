@@ -1,4 +1,4 @@
-"""Training steps of a layer: output and gradients by name, and what they are in float64."""
+"""Training steps of a layer, and the same in float64: output and gradients by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from quasar_kernels.reference import quasar_chunked, quasar_layer
 
 Step = dict[str, Any]
-"""The output "y", and the gradients of the input, "x", and of the parameters, by their names."""
+"""The output under "y", the gradients of the input under "x" and of parameters by their names."""
 
 
 def step(
@@ -24,11 +24,10 @@ def step(
     call: Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> Step:
-    """Call the layer, or what calls it, on x [B, T, hidden] under autocast; go backward from dy."""
+    """Run the layer, or `call`, on x [B, T, hidden] under autocast, and backward from dy."""
     layer.zero_grad()
     x = x.clone().requires_grad_()
     with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):
-        # a compiled module has no truth value
         y = (layer if call is None else call)(x, **kwargs)[0]
     y.backward(dy.to(y.dtype))
     return {"y": y.detach(), "x": x.grad} | {n: p.grad for n, p in layer.named_parameters()}
@@ -37,12 +36,12 @@ def step(
 def exact_step(
     layer: nn.Module, x: Tensor, dy: Tensor, bounds: Sequence[int] | None = None
 ) -> Step:
-    """The same in float64, of the sequences between bounds, each alone; None for one a row."""
+    """Compute a step in float64; each sequence between `bounds`, or each row, is run separately."""
     weights = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
     wide = x.detach().double().requires_grad_()
     parts = [wide[:, a:b] for a, b in pairwise(bounds or (0, x.shape[1])) if a < b]
     H, S = len(weights["beta_log"]), len(weights["o_norm.weight"])
-    operator = partial(quasar_chunked, chunk=256)  # long ones, since each is a few launches
+    operator = partial(quasar_chunked, chunk=256)  # fewer chunks need fewer launches
     run = partial(quasar_layer, weights, num_heads=H, head_dim=S, operator=operator)
     y = torch.cat([run(part) for part in parts], 1)
     y.backward(dy.double())

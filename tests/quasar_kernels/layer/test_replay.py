@@ -1,4 +1,4 @@
-"""When a call becomes a CUDA graph, and what a replay gives, on a machine without a GPU."""
+"""When a call becomes a CUDA graph, and the results of replays, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from tests.quasar_kernels.layer.simulated_graph import Graph, simulate
 
 
 class Owner:
-    """What graphs live as long as."""
+    """An object whose lifetime bounds that of the graphs."""
 
 
 @pytest.fixture(autouse=True)
 def captured(monkeypatch):
-    """The graphs that are made, of calls of any tensor; nothing is recorded for autograd."""
+    """Simulate graphs, without autograd; return the list of captured graphs."""
     with torch.no_grad():
         yield simulate(monkeypatch)
 
 
 def call(owner, launched, size=1, x=None, tensors=(), **kwargs):
-    """x + 1, or zeros + 1; `launched` gets the thread of each computation but replays."""
-    known = []  # a capture keeps the function: it tells its first call from its replays
+    """Return x + 1, or zeros + 1; `launched` receives the thread of each call that is no replay."""
+    is_replay = False  # a graph calls `compute` again at each replay
 
     def compute(x, *tensors):
-        if not known:
-            known.append(launched.append(threading.current_thread()))
+        nonlocal is_replay
+        if not is_replay:
+            launched.append(threading.current_thread())
+        is_replay = True
         return [sum(tensors, x) + 1], ()
 
     x = torch.zeros(size) if x is None else x
@@ -38,82 +40,80 @@ def call(owner, launched, size=1, x=None, tensors=(), **kwargs):
     return outputs[0]
 
 
+def call_in_thread(*args):
+    """Make a call in a new thread, which has autograd on by default, and return the thread."""
+
+    def run():
+        with torch.no_grad():
+            call(*args)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return thread
+
+
 def test_a_thread_s_second_call_is_captured(captured):
     owner, launched = Owner(), []
     call(owner, launched)
-    # one after the other, so that they take over one another's numbers
-    threads = [threading.Thread(target=no_grad(call), args=(owner, launched)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-        thread.join()
+    # one after the other, so that their ids are reused
+    threads = [call_in_thread(owner, launched) for _ in range(3)]
     assert launched == [threading.current_thread(), *threads]
     for _ in range(3):
         assert call(owner, launched) == 1
     assert {graph.thread for graph in captured} == {threading.current_thread()}
 
 
-def no_grad(function):
-    """Threads start with gradients recorded."""
-
-    def run(*args):
-        with torch.no_grad():
-            function(*args)
-
-    return run
-
-
-def test_graphs_are_shared_by_threads(captured):
+def test_threads_share_graphs(captured):
     owner, launched, x = Owner(), [], torch.zeros(1)
     for _ in range(2):
         call(owner, launched, x=x)
-    other = threading.Thread(target=no_grad(call), args=(owner, launched, 1, x))
-    other.start()
-    other.join()
+    call_in_thread(owner, launched, 1, x)
     assert len(launched) == 2
     assert [graph.replays for graph in captured] == [2]
 
 
-def test_an_input_is_read_where_it_lies_until_it_moves(captured):
-    owner, launched, x = Owner(), [], torch.zeros(3)
+def test_a_graph_reads_its_input_without_a_copy_until_the_address_changes(captured):
+    owner, x = Owner(), torch.zeros(3)
     for n in range(4):
-        assert torch.equal(call(owner, launched, x=x.fill_(n)), torch.full((3,), n + 1.0))
+        assert torch.equal(call(owner, [], x=x.fill_(n)), torch.full((3,), n + 1.0))
     assert [graph.copies for graph in captured] == [()]
     others = [torch.full((3,), float(n)) for n in range(5)]
     for n, other in enumerate(others):  # launched, captured with a copy, and replayed
-        assert torch.equal(call(owner, launched, x=other), torch.full((3,), n + 1.0))
+        assert torch.equal(call(owner, [], x=other), torch.full((3,), n + 1.0))
     assert [len(graph.copies) for graph in captured] == [0, 1]
     assert [graph.replays for graph in captured] == [3, 4]
-    assert torch.equal(call(owner, launched, x=x.fill_(9)), torch.full((3,), 10.0))
+    assert torch.equal(call(owner, [], x=x.fill_(9)), torch.full((3,), 10.0))
     assert captured[1].replays == 5
 
 
-def test_inputs_that_move_from_the_start_are_copied_at_once(captured):
-    owner, kept = Owner(), [torch.full((3,), float(n)) for n in range(4)]
-    for n, x in enumerate(kept):
+def test_inputs_whose_addresses_differ_from_the_start_are_copied_at_once(captured):
+    owner, inputs = Owner(), [torch.full((3,), float(n)) for n in range(4)]
+    for n, x in enumerate(inputs):
         assert torch.equal(call(owner, [], x=x), torch.full((3,), n + 1.0))
     assert [len(graph.copies) for graph in captured] == [1]
 
 
-def test_other_strides_at_one_address_are_another_place(captured):
+def test_other_strides_at_one_address_count_as_another_address(captured):
     owner, x = Owner(), torch.arange(9.0).view(3, 3)
     for view in (x, x, x.t(), x.t(), x):
         assert torch.equal(call(owner, [], x=view), view + 1)
     assert [len(graph.copies) for graph in captured] == [0, 1]
 
 
-def test_tensors_are_told_by_their_addresses_dtypes_and_strides(captured):
+def test_tensors_with_other_addresses_dtypes_or_strides_need_another_graph(captured):
     owner, weight = Owner(), torch.ones(2, 2)
     for changed in (weight, weight.t(), weight.clone(), weight.view(torch.int32)):
         for _ in range(2):
             x = torch.zeros(2, 2)
             assert torch.equal(call(owner, [], x=x, tensors=(changed,)), x + changed + 1)
     assert len(captured) == 4
-    weight.fill_(5)  # a value is no part of a kind
+    weight.fill_(5)  # a graph does not depend on values
     assert torch.equal(call(owner, [], x=x, tensors=(weight,)), x + 6)
     assert len(captured) == 4
 
 
-def test_what_a_call_returns_is_never_overwritten():
+def test_a_replay_does_not_overwrite_earlier_outputs():
     owner = Owner()
     outputs = [call(owner, [], x=torch.full((3,), float(n))) for n in range(6)]
     for n, y in enumerate(outputs):
@@ -121,38 +121,36 @@ def test_what_a_call_returns_is_never_overwritten():
     assert len({y.data_ptr() for y in outputs}) == 6
 
 
-def test_the_rest_is_read_before_it_is_overwritten(captured):
-    owner, found = Owner(), []
+def test_finish_reads_the_rest_before_it_is_overwritten(captured):
+    owner, results = Owner(), []
 
     def compute(x):
         return [x + 1, None, x + 2], (x * x,)
 
     for n in range(5):
-        x = torch.full((3,), float(n))
-        found.append(replay.replayed(owner, compute, (x,), (), torch.float32, (), finish=torch.neg))
+        x = (torch.full((3,), float(n)),)
+        results.append(replay.replayed(owner, compute, x, (), torch.float32, (), finish=torch.neg))
     assert captured[0].replays == 4
-    for n, ((one, none, two), square) in enumerate(found):
+    for n, ((one, none, two), square) in enumerate(results):
         assert [one[0], none, two[0], square[0]] == [n + 1, None, n + 2, -n * n]
 
 
-@pytest.mark.parametrize("given", [(), (1,), (0, 2)])
-def test_outputs_may_be_missing_one_or_all(captured, given):
-    """Weights that are frozen have no gradients, and all of a layer's may be."""
+@pytest.mark.parametrize("present", [(), (1,)])
+def test_some_or_all_outputs_may_be_none(captured, present):
+    """Frozen weights have no gradients."""
     owner = Owner()
 
     def compute(x):
-        return [x + n if n in given else None for n in range(3)], (x,)
+        return [x + n if n in present else None for n in range(3)], ()
 
     for n in range(4):
-        outputs, rest = replay.replayed(
-            owner, compute, (torch.tensor([float(n)]),), (), torch.float32, (), finish=torch.neg
-        )
-        assert outputs == [n + m if m in given else None for m in range(3)]
-        assert rest == -n
+        x = (torch.tensor([float(n)]),)
+        outputs, _ = replay.replayed(owner, compute, x, (), torch.float32, ())
+        assert outputs == [n + m if m in present else None for m in range(3)]
     assert captured[0].replays == 3
 
 
-def test_longer_inputs_and_calls_without_an_owner_are_launched(captured):
+def test_long_inputs_and_calls_without_an_owner_are_launched(captured):
     launched, owner = [], Owner()
     for _ in range(3):
         call(owner, launched, 5, most=4)
@@ -161,9 +159,9 @@ def test_longer_inputs_and_calls_without_an_owner_are_launched(captured):
     assert not captured
 
 
-def test_a_failed_capture_is_said_once_and_gives_the_random_numbers_back(monkeypatch, caplog):
+def test_a_failed_capture_is_logged_once_and_resets_the_generator(monkeypatch, caplog):
     states = []
-    generator = SimpleNamespace(clone_state=lambda: "as it was", graphsafe_set_state=states.append)
+    generator = SimpleNamespace(clone_state=lambda: "clone", graphsafe_set_state=states.append)
     monkeypatch.setattr(torch.cuda, "default_generators", {-1: generator})  # of a CPU tensor
 
     def fails(self, *arguments):
@@ -174,18 +172,18 @@ def test_a_failed_capture_is_said_once_and_gives_the_random_numbers_back(monkeyp
     for _ in range(4):
         assert call(owner, launched) == 1
     assert len(launched) == 4
-    assert states == ["as it was"]
+    assert states == ["clone"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_the_latest_kinds_are_kept():
-    owner, launched = Owner(), []
+def test_an_owner_has_a_limited_number_of_graphs():
+    owner = Owner()
     for size in range(1, 3 * replay.MAX_GRAPHS):
-        call(owner, launched, size)
+        call(owner, [], size)
     assert len(replay._owners[owner]) == replay.MAX_GRAPHS
 
 
-def test_what_a_graph_holds_lies_where_it_was_made_and_keeps_no_memory():
+def test_tensors_without_ownership_have_the_same_address_and_layout():
     x = torch.arange(24.0).view(4, 6)[1:, ::2].t()
     same = torch_private.without_ownership(x)
     assert (same.data_ptr(), same.dtype, same.stride()) == (x.data_ptr(), x.dtype, x.stride())
@@ -193,7 +191,7 @@ def test_what_a_graph_holds_lies_where_it_was_made_and_keeps_no_memory():
     assert same.untyped_storage()._cdata != x.untyped_storage()._cdata  # another owner
 
 
-def test_calls_are_launched_where_the_allocator_takes_memory_back(captured, monkeypatch):
+def test_with_other_allocators_calls_are_launched(captured, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
     owner, launched = Owner(), []
     for _ in range(4):

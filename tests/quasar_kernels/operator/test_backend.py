@@ -1,8 +1,7 @@
-"""Which implementation serves a call, on a machine without a GPU: switches, faults, capture."""
+"""The choice of a call's implementation, on a machine without a GPU: switches, faults, capture."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from types import SimpleNamespace
 
@@ -10,17 +9,15 @@ import pytest
 import torch
 from fla.ops.quasar import backend, switches
 from fla.ops.quasar.cuda import nvrtc
-from fla.ops.quasar.cuda import program as program_module
 from fla.ops.quasar.cuda.program import LoadedProgram
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.layer.hopper import program as hopper_program
 from fla.ops.quasar.scan import Saved, ScanInputs
 
 
 @pytest.fixture
 def gpu_call(monkeypatch):
-    """q, k and v that look like a call on a GPU, and no memory of earlier failures."""
+    """Return q, k and v of a call on a fake GPU; no program is loaded or has failed."""
     for program in (cuda_scan.PROGRAM, cuda_scan_bwd.PROGRAM):
         monkeypatch.setattr(program, "_entries", {})
     monkeypatch.setattr(cuda_scan, "reason_against", lambda *qkv: None)
@@ -47,69 +44,35 @@ def no_nvrtc(monkeypatch, tmp_path):
     monkeypatch.setattr(nvrtc, "load_library", nvrtc.load_library.__wrapped__)
 
 
-@pytest.mark.usefixtures("no_nvrtc")
-def test_without_nvrtc_triton_serves_and_the_log_says_why_once(gpu_call, caplog):
+def check_triton_with_one_warning(gpu_call, caplog, *parts):
+    """Three calls use Triton and log one line, which contains the parts."""
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             choice = backend.choose_backend(*gpu_call)
     assert choice.backend == "triton"
     (record,) = caplog.records
     line = record.getMessage()
-    assert "NVRTC, CUDA's run-time compiler, was not found" in line
-    assert "install nvidia-cuda-nvrtc" in line
-    assert switches.NVRTC in line
     assert "\n" not in line
-    assert f"{choice.reason}; remedy: {choice.remedy}" in line
-
-
-def test_a_gpu_that_is_too_old_is_served_by_triton_and_the_log_says_so_once(
-    gpu_call, monkeypatch, caplog
-):
-    turing = SimpleNamespace(major=7, minor=5, multi_processor_count=40)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: turing)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            choice = backend.choose_backend(*gpu_call)
-    assert choice.backend == "triton"
-    (record,) = caplog.records
-    assert "compute capability 7.5; the CUDA kernels need 8.0" in record.getMessage()
-    assert "QUASAR_BACKEND=triton" in record.getMessage()
-    assert f"{choice.reason}; remedy: {choice.remedy}" in record.getMessage()
-
-
-@pytest.mark.parametrize(
-    ("capability", "target"), [((8, 6), "sm_86"), ((10, 0), "sm_100"), ((12, 0), "sm_120")]
-)
-def test_other_cards_than_hopper_s_get_cuda_without_its_instructions(
-    gpu_call, monkeypatch, capability, target
-):
-    major, minor = capability
-    card = SimpleNamespace(major=major, minor=minor, multi_processor_count=148)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    targets = []
-
-    def compile_cached(name, program, headers, capability, options):
-        targets.append(nvrtc.target_for(capability, [80, 86, 89, 90, 100, 120]))
-        return b"code"
-
-    def load_kernels(code, names, device):
-        return {
-            name: SimpleNamespace(arguments=ctypes.sizeof(cuda_scan.Arguments)) for name in names
-        }
-
-    monkeypatch.setattr(nvrtc, "compile_cached", compile_cached)
-    monkeypatch.setattr(program_module, "load_kernels", load_kernels)
-    choice = backend.choose_backend(*gpu_call)
-    assert (choice.backend, targets) == ("cuda", [target])
-    assert not choice.program.on_hopper
-    monkeypatch.setattr(hopper_program, "_has_hopper", hopper_program._has_hopper.__wrapped__)
-    assert hopper_program.hopper_program(gpu_call[0], torch.bfloat16) is None
+    for part in (*parts, f"{choice.reason}; remedy: {choice.remedy}"):
+        assert part in line
 
 
 @pytest.mark.usefixtures("no_nvrtc")
-def test_cuda_on_request_raises_instead(gpu_call, monkeypatch):
+def test_without_nvrtc_triton_is_used(gpu_call, caplog):
+    problem = "NVRTC, CUDA's run-time compiler, was not found"
+    remedy = "install nvidia-cuda-nvrtc"
+    check_triton_with_one_warning(gpu_call, caplog, problem, remedy, switches.NVRTC)
+
+
+def test_on_an_old_gpu_triton_is_used(gpu_call, monkeypatch, caplog):
+    turing = SimpleNamespace(major=7, minor=5, multi_processor_count=40)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: turing)
+    problem = "compute capability 7.5; the CUDA kernels need 8.0"
+    check_triton_with_one_warning(gpu_call, caplog, problem, "QUASAR_BACKEND=triton")
+
+
+@pytest.mark.usefixtures("no_nvrtc")
+def test_backend_cuda_raises_if_the_kernels_are_unavailable(gpu_call, monkeypatch):
     monkeypatch.setenv(switches.BACKEND, "cuda")
     with pytest.raises(nvrtc.CudaUnavailableError, match="NVRTC"):
         backend.choose_backend(*gpu_call)
@@ -126,7 +89,7 @@ def fail(*args, program):
     raise nvrtc.CudaUnavailableError("cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
 
 
-def test_a_launch_that_fails_hands_over_to_triton(gpu_call, monkeypatch, caplog):
+def test_after_a_failed_launch_triton_is_used(gpu_call, monkeypatch, caplog):
     monkeypatch.setattr(cuda_scan.PROGRAM, "_load", loaded)
     monkeypatch.setattr(cuda_scan, "forward", fail)
     assert backend.choose_backend(*gpu_call).backend == "cuda"
@@ -135,13 +98,13 @@ def test_a_launch_that_fails_hands_over_to_triton(gpu_call, monkeypatch, caplog)
     assert backend.choose_backend(*gpu_call).backend == "triton"
 
 
-def test_gradients_that_cannot_be_launched_are_left_to_triton(gpu_call, monkeypatch, caplog):
+def test_after_a_failed_launch_triton_computes_the_gradients(gpu_call, monkeypatch, caplog):
     calls = []
     monkeypatch.setattr(
         cuda_scan_bwd.PROGRAM, "_load", lambda variant: calls.append(variant) or loaded(variant)
     )
     monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
-    monkeypatch.setenv(switches.BACKEND, "cuda")  # a call's reading holds until its gradients
+    monkeypatch.setenv(switches.BACKEND, "cuda")  # the backward pass uses the forward pass's value
     for _ in range(2):
         assert backend.cuda_backward(saved(gpu_call, BETA), BETA, None, "auto") is None
     assert len(calls) == len(caplog.records) == 1
@@ -149,35 +112,28 @@ def test_gradients_that_cannot_be_launched_are_left_to_triton(gpu_call, monkeypa
 
 
 @pytest.mark.parametrize("g", [None, torch.zeros(1)])
-def test_gradients_are_compiled_for_steps_and_decays(gpu_call, monkeypatch, g):
-    loaded_for = []
-    monkeypatch.setattr(
-        cuda_scan_bwd.PROGRAM,
-        "_load",
-        lambda variant: loaded_for.append(variant) or loaded(variant),
-    )
-    monkeypatch.setattr(cuda_scan_bwd, "backward", lambda *args, program: args)
-    call = saved(gpu_call, torch.ones(1, 1, 1), g), BETA, None
-    assert backend.cuda_backward(*call, "auto") == call
-    (variant,) = loaded_for
+def test_gradients_are_compiled_for_step_sizes_and_decays(gpu_call, monkeypatch, g):
+    monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", loaded)
+    monkeypatch.setattr(cuda_scan_bwd, "backward", lambda *args, program: program.variant)
+    variant = backend.cuda_backward(saved(gpu_call, torch.ones(1, 1, 1), g), BETA, None, "auto")
     assert variant.options[-1] == ("-DQUASAR_READ_STEP" if g is None else "-DQUASAR_DECAY")
 
 
-def test_gradients_that_fail_on_request_raise(gpu_call, monkeypatch):
+def test_with_backend_cuda_failed_gradients_raise(gpu_call, monkeypatch):
     monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", loaded)
     monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
     with pytest.raises(nvrtc.CudaUnavailableError, match="OUT_OF_RESOURCES"):
         backend.cuda_backward(saved(gpu_call, BETA), BETA, None, "cuda")
 
 
-def test_gradients_of_wide_heads_need_hopper(gpu_call, monkeypatch):
+def test_gradients_of_wide_heads_use_cuda_only_on_hopper(gpu_call, monkeypatch):
     gpu_call[0].shape = torch.Size((1, 2, 1, 128))
     monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", lambda variant: pytest.fail("loaded"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     assert backend.cuda_backward(saved(gpu_call, BETA), BETA, None, "auto") is None
 
 
-def test_under_capture_nothing_is_loaded(gpu_call, monkeypatch):
+def test_during_a_capture_nothing_is_loaded(gpu_call, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(cuda_scan.PROGRAM, "_load", lambda variant: pytest.fail("loaded"))
     choice = backend.choose_backend(*gpu_call)
@@ -185,19 +141,19 @@ def test_under_capture_nothing_is_loaded(gpu_call, monkeypatch):
     assert "CUDA graph" in choice.reason
 
 
-@pytest.mark.parametrize("name", ["auto", "triton", "torch"])
-def test_cpu_tensors_take_torch(monkeypatch, name):
+@pytest.mark.parametrize("name", ["auto", "triton"])
+def test_cpu_tensors_use_torch(monkeypatch, name):
     monkeypatch.setenv(switches.BACKEND, name)
     x = torch.zeros(1, 2, 1, 64)
     assert backend.choose_backend(x, x, x).backend == "torch"
 
 
-def test_triton_on_request(gpu_call, monkeypatch):
+def test_backend_triton_uses_triton(gpu_call, monkeypatch):
     monkeypatch.setenv(switches.BACKEND, "triton")
     assert backend.choose_backend(*gpu_call) == ("triton", "QUASAR_BACKEND=triton", "", None)
 
 
-def test_an_unknown_backend_is_refused_by_name(gpu_call, monkeypatch):
+def test_an_unknown_backend_is_refused(gpu_call, monkeypatch):
     monkeypatch.setenv(switches.BACKEND, "metal")
     with pytest.raises(ValueError, match="QUASAR_BACKEND is 'metal'; set it to one of auto, cuda"):
         backend.choose_backend(*gpu_call)

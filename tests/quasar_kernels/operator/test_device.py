@@ -1,4 +1,4 @@
-"""Which device is current while a public function runs, on a machine without a GPU."""
+"""Public functions make the tensors' device current, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm
 
 
 class OnGpu(torch.Tensor):
-    """A CPU tensor that says it lies on a GPU."""
+    """A CPU tensor that claims to be on GPU 1."""
 
     index = 1  # type: ignore[assignment]
     is_cuda = True
@@ -31,7 +31,7 @@ class OnGpu(torch.Tensor):
 
 
 class OnFirstGpu(OnGpu):
-    """The same on GPU 0."""
+    """A CPU tensor that claims to be on GPU 0."""
 
     index = 0
 
@@ -46,7 +46,7 @@ class EnteredError(Exception):
 
 @pytest.fixture
 def devices(monkeypatch):
-    """The devices that are made current, one inside the other; 0 at first."""
+    """The stack of current devices, of which the first is 0."""
     current = [0]
 
     @contextmanager
@@ -64,7 +64,7 @@ def devices(monkeypatch):
 
 @pytest.fixture
 def refused(monkeypatch):
-    """Making a device current ends the call: what a function does before that would show."""
+    """Let a call raise when it makes a device current; it must do nothing else before."""
 
     def device(wanted):
         raise EnteredError(wanted.index)
@@ -75,31 +75,18 @@ def refused(monkeypatch):
 
 def test_the_device_of_the_first_tensor_is_current_during_the_call(devices):
     @on_its_device
-    def seen(*args, **kwargs):
+    def stack(*args, **kwargs):
         return list(devices)
 
-    near, far = on_gpu(2, kind=OnFirstGpu), on_gpu(2)
-    assert seen(None, far, near) == [0, 1]
-    assert seen(3, x=far) == [0, 1]
-    assert seen(near, far) == seen(torch.ones(1), far) == seen(2) == [0]
+    first, second = on_gpu(2, kind=OnFirstGpu), on_gpu(2)
+    assert stack(None, second, first) == [0, 1]
+    assert stack(3, x=second) == [0, 1]
+    assert stack(first, second) == stack(torch.ones(1), second) == stack(2) == [0]
     assert devices == [0]
 
 
-def test_the_device_before_comes_back_after_an_error(devices):
-    @on_its_device
-    def fails(x):
-        raise RuntimeError("in between")
-
-    with pytest.raises(RuntimeError, match="in between"):
-        fails(on_gpu(2))
-    assert devices == [0]
-
-
-def test_cpu_tensors_ask_nothing_of_cuda(monkeypatch):
-    def asked():
-        raise AssertionError("a CPU tensor has no current GPU")
-
-    monkeypatch.setattr(torch.cuda, "current_device", asked)
+def test_calls_with_cpu_tensors_do_not_use_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("CUDA is used"))
     assert on_its_device(lambda x: x + 1)(torch.ones(1)) == 2
 
 
@@ -124,23 +111,23 @@ ENTRIES = {
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.usefixtures("refused")
-def test_every_public_entry_makes_it_current_first(entry):
+def test_every_public_function_makes_the_device_current_first(entry):
     with pytest.raises(EnteredError, match="1"):
         ENTRIES[entry]()
 
 
-def test_a_graph_is_of_one_device(monkeypatch):
+def test_a_graph_belongs_to_one_device(monkeypatch):
     monkeypatch.setattr(replay, "_PLAIN", {OnGpu, OnFirstGpu})
     monkeypatch.setattr(torch_private, "raw_stream", lambda _: 0)
     x, weight = torch.rand(1, 5, 32), torch.rand(32, 32)
     with torch.no_grad():
-        kinds = [
+        first, second, third = (
             replay._graph_key([x.as_subclass(kind)], [weight.as_subclass(kind)], torch.bfloat16, ())
             for kind in (OnGpu, OnFirstGpu, OnGpu)
-        ]
-    assert kinds[0] == kinds[2]
-    assert None not in kinds
-    assert kinds[0] != kinds[1]
+        )
+    assert first == third
+    assert None not in (first, second)
+    assert first != second
 
 
 def test_tensors_on_several_devices_are_refused(devices):

@@ -13,7 +13,7 @@ def unit_lower(L):
     return L.double().tril(-1) + torch.eye(L.shape[-1], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("C", [1, 2, 7, 16, 64])
+@pytest.mark.parametrize("C", [1, 7, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_inverse(C, dtype):
     L = torch.randn(3, 2, C, C, dtype=dtype) * 0.3
@@ -25,14 +25,14 @@ def test_inverse(C, dtype):
     assert torch.equal(A.triu(1), torch.zeros_like(A))
 
 
-def test_equal_keys_stay_accurate_where_a_neumann_series_overflows():
+def test_equal_keys_are_accurate_though_a_neumann_series_would_overflow():
     C, alpha_kk = 64, 0.98
     L = torch.full((1, C, C), alpha_kk)
     A = quasar_forward_substitution(L)
     assert relative_rms(A, torch.linalg.inv(unit_lower(L))) <= 1e-5
 
 
-def test_gradient_reaches_the_part_below_the_diagonal_alone():
+def test_only_the_part_below_the_diagonal_has_a_gradient():
     L = torch.randn(2, 6, 6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(quasar_forward_substitution, (L,))
     quasar_forward_substitution(L).square().sum().backward()

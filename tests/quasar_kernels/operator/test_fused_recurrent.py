@@ -1,4 +1,4 @@
-"""fused_recurrent_quasar's state in place, on CPU tensors, against the float64 recurrence."""
+"""fused_recurrent_quasar with inplace_state, on CPU tensors, against the float64 recurrence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.quasar_kernels.tolerances import OPERATOR
 
 
 @pytest.mark.parametrize("dtype", OPERATOR)
-def test_decoding_in_place_equals_the_whole(dtype):
+def test_decoding_in_place_gives_the_result_of_one_call(dtype):
     q, k, v, beta = layer_like(20, B=3, dtype=dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     state = torch.randn(3, 2, 16, 16, dtype=wide)

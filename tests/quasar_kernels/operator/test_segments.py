@@ -20,7 +20,7 @@ def test_bounds_are_copied_once_for_each_version(monkeypatch):
     assert host_bounds(bounds) == (0, 3, 5)
 
 
-def test_bounds_without_a_version_are_copied_again():
+def test_bounds_without_a_version_are_copied_at_each_call():
     with torch.inference_mode():
         bounds = torch.tensor([0, 3, 5])
         assert host_bounds(bounds) == (0, 3, 5)

@@ -1,4 +1,4 @@
-"""The layer and a block as a rank of several runs them; imported by the ranks' processes."""
+"""Calls of the layer and of a block on one of several ranks; imported by the ranks' processes."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def make_layer(conv: bool = True) -> QuasarAttention:
 
 
 class Mixed(nn.Module):
-    """The layer alone, as a model that takes a context."""
+    """A model of one layer that takes a context."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
 
     def forward(self, x: Tensor, context: Any) -> Tensor:
-        """Return the layer's output, twice as large, so that there is more than the layer."""
+        """Return the layer's output times 2, so that the model is more than the layer."""
         y: Tensor = 2 * self.layer(x, cp_context=context)[0]
         return y
 
@@ -62,12 +62,18 @@ def run_layers(rank: int, cases: Sequence[Case]) -> list[dict[str, Tensor]]:
     return [_run(rank, case) for case in cases]
 
 
+def _slice_of(rank: int, bounds: Sequence[int], lengths: Sequence[int]) -> tuple[slice, Any]:
+    """Return a rank's tokens and its context."""
+    begin, end = [*pairwise([0, *accumulate(lengths)])][rank]
+    context = build_cp_context(torch.tensor(bounds), dist.group.WORLD, 4, lengths=lengths)
+    return slice(begin, end), context
+
+
 def _run(rank: int, case: Case) -> dict[str, Tensor]:
-    begin, end = [*pairwise([0, *accumulate(case.lengths)])][rank]
-    bounds, world = torch.tensor(case.bounds), dist.get_world_size()
-    context = build_cp_context(bounds, dist.group.WORLD, 4, lengths=case.lengths)
+    tokens, context = _slice_of(rank, case.bounds, case.lengths)
+    world = dist.get_world_size()
     model: Any = Mixed(make_layer(case.conv))
-    x = case.x[:, begin:end].clone().requires_grad_()
+    x = case.x[:, tokens].clone().requires_grad_()
     loss_scale = 1
     if case.wrapped == "ddp":
         model, loss_scale = DistributedDataParallel(model), world  # it takes the mean
@@ -80,7 +86,7 @@ def _run(rank: int, case: Case) -> dict[str, Tensor]:
         y = checkpoint(model, x, context, use_reentrant=False)
     else:
         y = model(x, context)
-    (loss_scale * y * case.dy[:, begin:end]).sum().backward()
+    (loss_scale * y * case.dy[:, tokens]).sum().backward()
     grads = {}
     for name, parameter in model.named_parameters():
         grad = parameter.grad
@@ -95,13 +101,11 @@ def _run(rank: int, case: Case) -> dict[str, Tensor]:
 
 
 def run_prefill(rank: int, x: Tensor, lengths: Sequence[int], token: Tensor) -> Tensor | None:
-    """Return the output for a token behind a row, decoded by the last rank from its cache."""
-    begin, end = [*pairwise([0, *accumulate(lengths)])][rank]
-    bounds = torch.tensor([0, x.shape[1]])
-    context = build_cp_context(bounds, dist.group.WORLD, 4, lengths=lengths)
+    """Return the output for a token after a row, decoded by the last rank from its cache."""
+    tokens, context = _slice_of(rank, [0, x.shape[1]], lengths)
     layer = make_layer()
     with torch.no_grad():
-        _, _, cache = layer(x[:, begin:end], cp_context=context, use_cache=True)
+        _, _, cache = layer(x[:, tokens], cp_context=context, use_cache=True)
         if rank < len(lengths) - 1:
             return None
         y: Tensor = layer(token, past_key_values=cache, use_cache=True)[0]
@@ -109,22 +113,19 @@ def run_prefill(rank: int, x: Tensor, lengths: Sequence[int], token: Tensor) -> 
 
 
 def make_block(above: int | None = None) -> HybridBlock:
-    """Return the same block of all mixers on every rank."""
+    """Return a block with all mixers, the same on every rank."""
     torch.manual_seed(6)
     return HybridBlock(WIDTH, HEADS, state=16, checkpoint_above=above)
 
 
 def run_blocks(rank: int, cases: Sequence[Case], above: int | None) -> list[dict[str, Tensor]]:
-    """Return what a block gives, as `run_layers`."""
+    """Return the results of `run_layers` for a block."""
     results = []
     for case in cases:
-        begin, end = [*pairwise([0, *accumulate(case.lengths)])][rank]
-        context = build_cp_context(
-            torch.tensor(case.bounds), dist.group.WORLD, 4, lengths=case.lengths
-        )
-        block, x = make_block(above), case.x[:, begin:end].clone().requires_grad_()
+        tokens, context = _slice_of(rank, case.bounds, case.lengths)
+        block, x = make_block(above), case.x[:, tokens].clone().requires_grad_()
         y, _ = block(x, cp_context=context)
-        (y * case.dy[:, begin:end]).sum().backward()
+        (y * case.dy[:, tokens]).sum().backward()
         grads = {name: p.grad for name, p in block.named_parameters()}
         for grad in grads.values():
             dist.all_reduce(grad)

@@ -1,4 +1,4 @@
-"""Several processes that share one sequence over gloo, and what each of them returns."""
+"""Runs a function in several processes of one gloo group and returns their results."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def run_ranks(world: int, function: Callable[..., Any], *args: Any) -> list[Any]
 
 
 def result_of(folder: Path, rank: int) -> Any:
-    """Return what a rank's call returned."""
+    """Return the result of a rank's call."""
     return torch.load(folder / f"{rank}.pt", weights_only=False)
 
 
 def start_ranks(folder: Path, world: int) -> list[Any]:
-    """Start the processes of a call that lies in the folder; each writes its result or its log."""
+    """Start the ranks of the call in the folder's call.pt; each writes its result or its error."""
     ranks = [
         _CONTEXT.Process(target=_run, args=(folder, rank, world), daemon=True)
         for rank in range(world)
@@ -60,5 +60,5 @@ def _run(folder: Path, rank: int, world: int) -> None:
     except BaseException as error:
         (folder / f"{rank}.log").write_text(repr(error))
         raise
-    (folder / f"{rank}.done").touch()  # a rank that leaves closes its connections
+    (folder / f"{rank}.done").touch()  # a rank that ends closes its connections, so all wait
     wait_for(lambda: all((folder / f"{n}.done").exists() for n in range(world)))

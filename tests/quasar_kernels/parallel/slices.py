@@ -1,9 +1,10 @@
-"""Calls of the operators as a rank of several makes them; imported by the ranks' processes."""
+"""Calls of the operators on one of several ranks; imported by the ranks' processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -40,17 +41,17 @@ class Case(NamedTuple):
 
 
 def run_cases(rank: int, cases: Sequence[Case], fla: bool = False) -> list[dict[str, Tensor]]:
-    """Return this rank's results and gradients of each case by name, which are the same twice.
+    """Return this rank's results and gradients of each case by name; two runs must be equal.
 
     Args:
-        fla: make fla's context, for slices of equal lengths.
+        fla: whether to use fla's context, for slices of equal lengths.
     """
-    found = []
+    results = []
     for case in cases:
         first, second = _run_slice(rank, case, fla), _run_slice(rank, case, fla)
         assert all(torch.equal(first[name], second[name]) for name in first)
-        found.append(first)
-    return found
+        results.append(first)
+    return results
 
 
 def _run_slice(rank: int, case: Case, fla: bool) -> dict[str, Tensor]:
@@ -77,9 +78,7 @@ def _run_slice(rank: int, case: Case, fla: bool) -> dict[str, Tensor]:
 
 
 def call_until_killed(rank: int, case: Case, folder: str) -> str:
-    """Call again and again while a rank is killed; return the error that ends it."""
-    from pathlib import Path
-
+    """Call repeatedly until another rank has been killed; return the error."""
     try:
         while True:
             _run_slice(rank, case, False)

@@ -1,4 +1,4 @@
-"""Slices of one row in CUDA C++, run on a CPU from the kernels' sources, rank after rank."""
+"""Slices of one row by the CUDA kernels, emulated on a CPU, rank after rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fla.ops.quasar.cuda.scan import slice as slice_module
 from fla.ops.quasar.cuda.scan.slice import CudaSlice
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
 from fla.ops.quasar.parallel.context import Place, locate
-from fla.ops.quasar.parallel.exchange import entering_state, leaving_gradient, unpack_maps
+from fla.ops.quasar.parallel.exchange import entering_state, unpack_maps
 
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.cuda.scan.calls import OWN, READ, draw, exact
@@ -29,7 +29,7 @@ SCALE = 0.5
 
 
 def places(bounds, lengths):
-    """The place of every rank."""
+    """Return the place of every rank."""
     located = [locate(bounds, lengths, rank) for rank in range(len(lengths))]
     return [
         Place(None, rank, tuple(local), before, after, max(lengths))
@@ -38,49 +38,49 @@ def places(bounds, lengths):
 
 
 def parts(x, lengths):
-    """The inputs of every rank, each with the states of its sequences left out."""
-    found = []
+    """Return the inputs of every rank, without initial states."""
+    inputs = []
     for begin, end in pairwise([0, *accumulate(lengths)]):
-        own = {
+        tensors = {
             name: y[:, begin:end] if y.ndim > 1 else y
             for name, y in x.leaves().items()
             if name != "initial_state"
         }
-        found.append(x._replace(**own, initial_state=None, bounds=None).inputs(SCALE))
-    return found
+        inputs.append(x._replace(**tensors, initial_state=None, bounds=None).inputs(SCALE))
+    return inputs
 
 
 def load_maps(programs, x, late=False):
-    """The program of the kernels around the exchange."""
+    """Return the program of the kernels around the exchange."""
     return programs.load(slice_module.PROGRAM, x.v.dtype, slice_module.maps_variant(x.v)[2], late)
 
 
 def run_forward(x, lengths, where, *loaded, rounds=1):
-    """The finished slices of all ranks, and their maps."""
-    found = [
-        CudaSlice(own, place, rounds > 1, *loaded)
-        for own, place in zip(parts(x, lengths), where, strict=True)
+    """Return the finished slices of all ranks, and their maps."""
+    slices = [
+        CudaSlice(inputs, place, rounds > 1, *loaded)
+        for inputs, place in zip(parts(x, lengths), where, strict=True)
     ]
     for _ in range(rounds):
-        everyone = torch.stack([own.announce() for own in found])
-        for own in found:
-            own.run(everyone)
-    return found, unpack_maps(everyone, x.v.shape[2], x.k.shape[3], x.v.shape[3])
+        all_maps = torch.stack([each.compute_map() for each in slices])
+        for each in slices:
+            each.run(all_maps)
+    return slices, unpack_maps(all_maps, x.v.shape[2], x.k.shape[3], x.v.shape[3])
 
 
-def run_backward(found, maps, lengths, where, d_o, *loaded):
-    """The gradients of all ranks."""
+def run_backward(slices, maps, lengths, where, d_o, *loaded):
+    """Return the gradients of all ranks."""
     edges = [*pairwise([0, *accumulate(lengths)])]
     passes = [
-        CudaSliceGradient(own.saved(), place, d_o[:, begin:end].contiguous(), None, *loaded)
-        for own, place, (begin, end) in zip(found, where, edges, strict=True)
+        CudaSliceGradient(each.saved(), place, d_o[:, begin:end].contiguous(), None, *loaded)
+        for each, place, (begin, end) in zip(slices, where, edges, strict=True)
     ]
-    everyone = torch.stack([own.announce() for own in passes])
-    results = []
-    for own, (_, rank, _, _, after, _) in zip(passes, where, strict=True):
-        own.overlap()
-        results.append(own.run(maps.G[rank + 1 : rank + after].clone(), everyone))
-    return results
+    offsets = torch.stack([each.compute_offset() for each in passes])
+    gradients = []
+    for each, (_, rank, _, _, after, _) in zip(passes, where, strict=True):
+        each.overlap()
+        gradients.append(each.run(maps.G[rank + 1 : rank + after].clone(), offsets))
+    return gradients
 
 
 @pytest.mark.parametrize(
@@ -92,58 +92,54 @@ def run_backward(found, maps, lengths, where, d_o, *loaded):
         (0.02, [0, 700, 1100], [600, 500], 1),
     ],
 )
-def test_slices_are_float64_s(programs, kind, bounds, lengths, group):
-    torch.manual_seed(0)
+def test_slices_match_float64(programs, kind, bounds, lengths, group):
     x = draw(kind, sum(lengths), group=group)
     x = x._replace(bounds=packed([b - a for a, b in pairwise(bounds)]), initial_state=None)
     where = places(bounds, lengths)
     leaves = {name: y.double().requires_grad_() for name, y in x.leaves().items()}
     o, final = exact(x._replace(**leaves), SCALE)
     d_o = torch.randn_like(x.v)
-    wanted = torch.autograd.grad(o, [*leaves.values()], d_o.double())
+    expected = {"o": o, "final": final[-1]}
+    expected |= zip(leaves, torch.autograd.grad(o, [*leaves.values()], d_o.double()), strict=True)
     results = []
     for late in (False, True):
-        own_kernels = load_maps(programs, x, late)
+        maps_program = load_maps(programs, x, late)
         program = x.load(programs, forward.PROGRAM, late)
-        found, maps = run_forward(x, lengths, where, program, own_kernels)
+        slices, maps = run_forward(x, lengths, where, program, maps_program)
         program = x.load(programs, backward.PROGRAM, late)
-        grads = run_backward(found, maps, lengths, where, d_o, program, own_kernels)
-        results.append((found, grads))
-    (found, grads), (again, others) = results
-    found_o = torch.cat([own.o for own in found], 1)
-    assert torch.equal(found_o, torch.cat([own.o for own in again], 1))
-    limit = OPERATOR[torch.bfloat16]
-    assert relative_rms(found_o, o) <= limit
-    assert relative_rms(found[-1].final[-1], final[-1]) <= limit
-    for name, exact_gradient in zip(leaves, wanted, strict=True):
-        own, same = (
-            sum(getattr(g, name) for g in each)
-            if name == "beta" and kind == OWN
-            else torch.cat([getattr(g, name) for g in each], 1)
-            for each in (grads, others)
-        )
-        assert torch.equal(own, same), name
-        limit = BETA_GRADIENT if name == "beta" and kind == OWN else GRADIENT[torch.bfloat16]
-        assert relative_rms(own, exact_gradient) <= limit, name
+        gradients = run_backward(slices, maps, lengths, where, d_o, program, maps_program)
+        results.append({"o": torch.cat([each.o for each in slices], 1)})
+        results[-1]["final"] = slices[-1].final[-1]
+        for name in leaves:
+            parts_of = [getattr(each, name) for each in gradients]
+            is_sum = name == "beta" and kind == OWN
+            results[-1][name] = sum(parts_of) if is_sum else torch.cat(parts_of, 1)
+    limits = {"o": OPERATOR, "final": OPERATOR}
+    for name, exact_result in expected.items():
+        assert torch.equal(results[0][name], results[1][name]), name
+        limit = limits.get(name, GRADIENT)[torch.bfloat16]
+        if name == "beta" and kind == OWN:
+            limit = BETA_GRADIENT
+        assert relative_rms(results[0][name], exact_result) <= limit, name
 
 
-def test_the_outputs_of_wide_heads_are_float64_s(programs):
+def test_the_outputs_of_wide_heads_match_float64(programs):
     lengths = [512, 384, 204]
     x = draw(OWN, sum(lengths), width=128)._replace(initial_state=None)
     loaded = x.load(programs, forward.PROGRAM), load_maps(programs, x)
-    found, _ = run_forward(x, lengths, places([0, sum(lengths)], lengths), *loaded)
+    slices, _ = run_forward(x, lengths, places([0, sum(lengths)], lengths), *loaded)
     o, final = exact(x, SCALE)
     limit = OPERATOR[torch.bfloat16]
-    for own, exact_o in zip(found, o.split(lengths, 1), strict=True):
-        assert relative_rms(own.o, exact_o) <= limit
-    assert relative_rms(found[-1].final[-1], final[-1]) <= limit
+    for each, exact_o in zip(slices, o.split(lengths, 1), strict=True):
+        assert relative_rms(each.o, exact_o) <= limit
+    assert relative_rms(slices[-1].final[-1], final[-1]) <= limit
 
 
 def test_a_second_exchange_corrects_states_that_pass_1_neglected(programs, monkeypatch):
     lengths = [2048, 1024, 1024]
     x = draw(OWN, sum(lengths))
-    # keys take every direction in turn and forget four fifths of it, so that pass 1 stops 512
-    # tokens in front of a segment's end, behind the burst
+    # each key erases four fifths of the state in its direction, and the directions alternate, so
+    # that pass 1 stops 512 tokens before a segment's end, after the burst
     k = 1.265 * torch.eye(64).repeat(sum(lengths) // 64, 1).unsqueeze(1).repeat(1, 2, 1)
     x = x._replace(k=k.bfloat16().unsqueeze(0), beta=torch.ones(2), initial_state=None)
     x.v[:, 2048 - 560 : 2048 - 550, 1] *= 30_000
@@ -155,21 +151,21 @@ def test_a_second_exchange_corrects_states_that_pass_1_neglected(programs, monke
     once, _ = run_forward(x, lengths, where, *loaded)
     twice, maps = run_forward(x, lengths, where, *loaded, rounds=2)
     assert maps.marked.tolist()[0] == [0, 1]
-    for found in (once, twice):  # without stops, and with them
-        for own, exact_o in zip(found, o.split(lengths, 1), strict=True):
+    for slices in (once, twice):  # without and with early stops
+        for each, exact_o in zip(slices, o.split(lengths, 1), strict=True):
             window = exact_o[:, :128]
-            assert relative_rms(own.o[:, :128], window) <= 2 * OPERATOR[torch.bfloat16]
-            assert relative_rms(own.o, exact_o) <= 2 * OPERATOR[torch.bfloat16]
+            assert relative_rms(each.o[:, :128], window) <= 2 * OPERATOR[torch.bfloat16]
+            assert relative_rms(each.o, exact_o) <= 2 * OPERATOR[torch.bfloat16]
 
 
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("late", [False, True])
-def test_the_fold_of_maps_is_float64_s(programs, width, late):
+def test_the_fold_of_maps_matches_float64(programs, width, late):
     ranks, H = 5, 3
     maps = torch.randn(ranks, 2 * H * width * width + H) / width**0.5
     maps[:, -H:] = 0
     maps[1, -2] = maps[3, -1] = 1
-    G, *_ = views = unpack_maps(maps, H, width, width)
+    views = unpack_maps(maps, H, width, width)
     v = torch.empty(1, 1, H, width, dtype=torch.bfloat16)
     program = programs.load(slice_module.PROGRAM, v.dtype, slice_module.maps_variant(v)[2], late)
     state, marked = torch.empty(H, width, width), torch.zeros(H, dtype=torch.int32)
@@ -187,17 +183,3 @@ def test_the_fold_of_maps_is_float64_s(programs, width, late):
         )
         assert relative_rms(state, entering_state(views, first + count, count)) <= 1e-7
         assert marked.tolist() == heads
-    E = torch.randn(ranks, H, width, width)
-    size = H * width * width
-    for after in (1, 2, 4):
-        own = G[1:after].contiguous()
-        slice_module.fold_maps(
-            program,
-            state,
-            G=own.data_ptr() + 4 * size * max(0, after - 2),
-            R=E.data_ptr() + 4 * size * after,
-            strides=(-size, -size),
-            count=after,
-            transposed=True,
-        )
-        assert relative_rms(state, leaving_gradient(own, E, 0, after)) <= 1e-7

@@ -1,4 +1,4 @@
-"""Run the Triton kernels' tests under Triton's interpreter, in a process that starts with it on."""
+"""Runs interpreted_*.py in a process with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.small_host import install_small_host
 
 @pytest.mark.slow
 def test_kernels_under_the_interpreter(tmp_path):
-    """One process runs all files, as importing torch and the host takes longer than some of them.
+    """One process runs all files, because importing torch and fla takes longer than some of them.
 
-    It needs no plugin of pytest, and none of the host's other operators.
+    It loads no pytest plugins and a small fla.
     """
     files = sorted(Path(__file__).parent.glob("interpreted_*.py"))
     env = {

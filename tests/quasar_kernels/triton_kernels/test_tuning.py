@@ -1,4 +1,4 @@
-"""tuned.json, the order in which tiles are chosen, and the autotune, without a GPU."""
+"""tuned.json, the choice of tiles, and the autotune, without a GPU."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import math
 import multiprocessing
 import os
 import time
-from pathlib import Path
 
 import pytest
 import torch
+from fla.ops.quasar.cache import cache_folder
 from fla.ops.quasar.triton_kernels import autotune, tuning
 from fla.ops.quasar.triton_kernels.autotune import Gpu, search
 
 from quasar_kernels.compile_specs import ARCHITECTURES
-from quasar_kernels.contract import OVERLAY, QUASAR_DIR, overlay_files
+from quasar_kernels.contract import QUASAR_DIR, overlay_files
 from tests.processes import HANG
 
 BLOCKS = (16, 32, 64, 128)
@@ -27,7 +27,7 @@ UNKNOWN = Gpu("A GPU of next year", "8.6")
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
-    """An empty cache folder, nothing chosen yet, and an unknown GPU."""
+    """Use an empty cache folder, no remembered tiles, and an unknown GPU."""
     monkeypatch.setenv("QUASAR_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("QUASAR_AUTOTUNE", raising=False)
     monkeypatch.setattr(tuning, "_chosen", {})
@@ -38,16 +38,16 @@ def folder(monkeypatch, tmp_path):
 
 @pytest.fixture
 def tuned(monkeypatch):
-    """Searches end at once with other tiles than the default's; the list has the defaults."""
-    started = []
+    """Let each search return other tiles at once; the returned list receives its default."""
+    searches = []
 
-    def find(default, trial):
-        started.append(default)
+    def search(default, trial):
+        searches.append(default)
         return better(default)
 
-    monkeypatch.setattr(autotune, "search", find)
+    monkeypatch.setattr(autotune, "search", search)
     monkeypatch.setattr(autotune, "_trial", lambda *arguments: None)
-    return started
+    return searches
 
 
 def better(default):
@@ -62,26 +62,18 @@ def choose(block=64, dtype=torch.bfloat16):
     return tuning.tiles_for(block, dtype, CUDA, launch)
 
 
-def test_the_data_is_complete_and_is_published():
+def test_the_data_has_tiles_for_every_call_and_compiled_architecture():
     data = json.loads(tuning.DATA.read_text())
     assert QUASAR_DIR / "triton_kernels/tuned.json" in overlay_files()
-    assert tuning.DATA == OVERLAY / QUASAR_DIR / "triton_kernels/tuned.json"
-    assert all(entry["measured"] for entry in [*data["gpus"].values(), *data["safe"]])
+    compiled = {f"{arch // 10}.{arch % 10}" for arch in ARCHITECTURES}
+    assert {c for entry in data["safe"] for c in entry["capabilities"]} == compiled
+    assert {entry["capability"] for entry in data["gpus"].values()} <= compiled
     for block in BLOCKS:
         for dtype in DTYPES:
             for name, entry in data["gpus"].items():
                 assert tuning.known_tiles(Gpu(name, entry["capability"]), block, dtype)
-            for entry in data["safe"]:
-                assert entry["shared_kib"] <= 99
-                for capability in entry["capabilities"]:
-                    assert tuning.safe_tiles(block, dtype, capability)
-
-
-def test_what_ships_is_what_is_compiled():
-    data = json.loads(tuning.DATA.read_text())
-    compiled = {f"{arch // 10}.{arch % 10}" for arch in ARCHITECTURES}
-    assert {c for entry in data["safe"] for c in entry["capabilities"]} == compiled
-    assert {entry["capability"] for entry in data["gpus"].values()} <= compiled
+            for capability in compiled:
+                assert tuning.safe_tiles(block, dtype, capability)
 
 
 def test_a_known_gpu_is_never_tuned(monkeypatch, tuned, folder):
@@ -97,7 +89,7 @@ def test_a_name_with_another_capability_is_not_known():
     assert tuning.known_tiles(Gpu("NVIDIA H200", "8.0"), 64, torch.bfloat16) is None
 
 
-def test_an_unknown_gpu_is_tuned_once_and_the_result_is_kept(monkeypatch, tuned, folder, caplog):
+def test_an_unknown_gpu_is_tuned_once_and_the_result_is_stored(monkeypatch, tuned, folder, caplog):
     default = tuning.safe_tiles(64, torch.bfloat16, UNKNOWN.capability)
     with caplog.at_level(logging.INFO, autotune.__name__):
         assert choose() == choose() == better(default)
@@ -126,7 +118,7 @@ def test_an_unknown_gpu_is_tuned_once_and_the_result_is_kept(monkeypatch, tuned,
     ],
     ids=["sources", "triton", "capability"],
 )
-def test_another_gpu_triton_or_kernel_is_tuned_anew(monkeypatch, tuned, change):
+def test_another_gpu_triton_or_kernel_needs_another_search(monkeypatch, tuned, change):
     choose()
     monkeypatch.setattr(tuning, "_chosen", {})
     change(monkeypatch)
@@ -134,18 +126,8 @@ def test_another_gpu_triton_or_kernel_is_tuned_anew(monkeypatch, tuned, change):
     assert len(tuned) == 2
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b'{"tiles": {"chunk": 16',
-        b"[]",
-        b"\xff\xfe",
-        b'{"tiles": {"chunk": 16}}',
-        b'{"tiles": null}',
-    ],
-)
-def test_a_damaged_file_is_tuned_anew(monkeypatch, tuned, folder, content):
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"tiles": {"chunk": 16}}'])
+def test_with_a_damaged_file_the_gpu_is_tuned_again(monkeypatch, tuned, folder, content):
     first = choose()
     (path,) = folder.glob("*.json")
     path.write_bytes(content)
@@ -155,20 +137,20 @@ def test_a_damaged_file_is_tuned_anew(monkeypatch, tuned, folder, content):
     assert json.loads(path.read_text())["tiles"] == first._asdict()
 
 
-def test_a_cache_that_cannot_be_written_costs_only_the_next_start(monkeypatch, tuned, folder):
+def test_without_a_writable_cache_the_process_remembers_the_tiles(monkeypatch, tuned, folder):
     (folder / "file").write_text("")
     monkeypatch.setenv("QUASAR_CACHE_DIR", str(folder / "file"))
     assert choose() == choose() == better(tuned[0])
     assert len(tuned) == 1
 
 
-def test_it_can_be_switched_off(monkeypatch, tuned):
+def test_the_autotune_can_be_disabled(monkeypatch, tuned):
     monkeypatch.setenv("QUASAR_AUTOTUNE", "0")
     assert choose() == tuning.safe_tiles(64, torch.bfloat16, UNKNOWN.capability)
     assert not tuned
 
 
-def test_a_captured_graph_is_not_disturbed_and_the_next_call_tunes(monkeypatch, tuned):
+def test_during_a_capture_nothing_is_tuned_but_at_the_next_call(monkeypatch, tuned):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert choose() == tuning.safe_tiles(64, torch.bfloat16, UNKNOWN.capability)
     assert not tuned
@@ -176,7 +158,7 @@ def test_a_captured_graph_is_not_disturbed_and_the_next_call_tunes(monkeypatch, 
     assert choose() == better(tuned[0])
 
 
-def test_a_failing_search_leaves_the_safe_tiles(monkeypatch, folder, caplog):
+def test_after_a_failed_search_the_safe_tiles_are_used(monkeypatch, folder, caplog):
     def fail(*arguments):
         raise torch.OutOfMemoryError("full")
 
@@ -205,14 +187,14 @@ def test_of_two_processes_one_tunes_and_both_get_the_result(folder):
     both = [context.Process(target=_tune_in_process, args=(barrier, results)) for _ in range(2)]
     for process in both:
         process.start()
-    found = {results.get(timeout=HANG) for _ in both}
+    tiles = {results.get(timeout=HANG) for _ in both}
     for process in both:
         process.join(HANG)
-    assert found == {tuple(better(tuning.safe_tiles(64, torch.bfloat16, "8.6")))}
+    assert tiles == {tuple(better(tuning.safe_tiles(64, torch.bfloat16, "8.6")))}
     assert (folder / "searches").read_text() == "one\n"
 
 
-def test_the_search_keeps_what_is_faster_and_stops_in_time():
+def test_the_search_keeps_faster_tiles_and_stops_in_time():
     default = tuning.safe_tiles(64, torch.bfloat16)
 
     def cost(tiles):
@@ -221,9 +203,8 @@ def test_the_search_keeps_what_is_faster_and_stops_in_time():
         warps = abs(math.log2(tiles.map_warps / 4)) + abs(math.log2(tiles.output_warps))
         return 10 + warps + 0.1 * (tiles.output_stages != 2)
 
-    found = search(default, cost)
-    # a gain of a hundredth is noise: the stages stay
-    assert found == default._replace(map_warps=4, output_warps=1)
+    # a gain of a hundredth may be noise, so the stages do not change
+    assert search(default, cost) == default._replace(map_warps=4, output_warps=1)
     late = iter([0.0, 1.0, autotune.BUDGET_SECONDS + 1])
     tried = []
     search(default, lambda tiles: tried.append(tiles) or 1.0, lambda: next(late))
@@ -231,7 +212,7 @@ def test_the_search_keeps_what_is_faster_and_stops_in_time():
     assert all(t.chunk == default.chunk and t.grad_warps == default.grad_warps for t in tried)
 
 
-def test_a_candidate_must_compute_what_the_default_does(monkeypatch):
+def test_a_candidate_must_give_the_result_of_the_default(monkeypatch):
     monkeypatch.setattr(autotune, "_milliseconds", lambda launch, tiles, inputs: 1.0)
     monkeypatch.setattr(autotune, "_OPERAND_BYTES", 1 << 16)
     default = tuning.safe_tiles(16, torch.float32)
@@ -259,12 +240,11 @@ def test_a_candidate_must_compute_what_the_default_does(monkeypatch):
         ({"waprs": 2}, "unknown fields ['waprs']"),
         ({"chunk": None}, "missing fields ['chunk']"),
         ({"map_warps": 3}, "map_warps is 3"),
-        ({"map_stages": True}, "map_stages is True"),
         ({"map_rows": "64"}, "map_rows is '64'"),
         ({"map_rows": -1}, "map_rows is -1"),
     ],
 )
-def test_an_error_names_file_entry_and_field(monkeypatch, tmp_path, change, message):
+def test_an_error_names_file_entry_and_field(monkeypatch, change, message):
     data = json.loads(tuning.DATA.read_text())
     row = data["gpus"]["NVIDIA H200"]["tiles"][2]["tiles"] | change
     data["gpus"]["NVIDIA H200"]["tiles"][2]["tiles"] = {
@@ -276,26 +256,11 @@ def test_an_error_names_file_entry_and_field(monkeypatch, tmp_path, change, mess
     assert message in str(caught.value)
 
 
-def test_shipped_tiles_hold_each_choice_once(monkeypatch):
-    data = json.loads(tuning.DATA.read_text())
-    assert list(tuning.shipped_tiles(64, torch.bfloat16, "9.0")) == [""]
-    rows = json.loads(json.dumps(data["gpus"]["NVIDIA H200"]["tiles"]))
-    rows[2]["tiles"]["map_warps"] = 8
-    data["gpus"]["Another"] = {"capability": "9.0", "tiles": rows}
-    monkeypatch.setattr(tuning, "_data", lambda: data)
-    shipped = tuning.shipped_tiles(64, torch.bfloat16, "9.0")
-    assert shipped["Another"] == shipped[""]._replace(map_warps=8)
-    assert list(tuning.shipped_tiles(64, torch.bfloat16, "8.6")) == [""]
-
-
-def test_the_folder_is_the_users(monkeypatch, tmp_path):
-    def where():
-        return autotune._path(UNKNOWN, 64, torch.bfloat16).parent
-
-    assert where() == tmp_path
+def test_the_cache_folder(monkeypatch, tmp_path):
+    assert cache_folder() == tmp_path
     monkeypatch.delenv("QUASAR_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert where() == tmp_path / "xdg/quasar"
+    assert cache_folder() == tmp_path / "xdg/quasar"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert where() == Path(tmp_path, ".cache/quasar")
+    assert cache_folder() == tmp_path / ".cache/quasar"

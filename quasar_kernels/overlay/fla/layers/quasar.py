@@ -3,7 +3,7 @@
     q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
     y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
-The layer records one autograd node. The shapes decide whether it saves intermediate results for the
+A call records one autograd node. The shapes decide whether it saves intermediate results for the
 backward pass (layer/node.py); for a million tokens it saves only its input and its weights.
 """
 
@@ -25,7 +25,7 @@ from fla.ops.quasar.layer.forward import run_layer, takes
 from fla.ops.quasar.layer.kernels import causal_conv_silu, recomputed
 from fla.ops.quasar.layer.library import gated, positions, project
 from fla.ops.quasar.layer.node import record_layer
-from fla.ops.quasar.layer.products import packed
+from fla.ops.quasar.layer.products import concatenate_weights
 from fla.ops.quasar.layer.replay import Tensors, replayed
 from fla.ops.quasar.switches import requested_backend
 
@@ -46,8 +46,8 @@ class GatedRMSNorm(nn.Module):
 class QuasarCache:
     """States of a model's layers between calls, if the caller has no other cache.
 
-    Decoding without gradients overwrites the states that layers have put here: `copy.deepcopy` a
-    cache to continue from it twice. States that other code stores by `update` are not overwritten.
+    Decoding without gradients overwrites the states that layers have stored: to continue twice from
+    one cache, `copy.deepcopy` it. States that other code stores by `update` are not overwritten.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,10 @@ class QuasarCache:
         *,
         owned: bool = False,
     ) -> None:
-        """Store a layer's states after `offset` more tokens; `owned`: no caller references them."""
+        """Store a layer's states after `offset` more tokens.
+
+        `owned` states may be overwritten: no caller has references to them.
+        """
         while len(self.states) <= layer_idx:
             empty = {"recurrent_state": None, "conv_state": None, "seen_tokens": 0, "owned": False}
             self.states.append(empty)
@@ -86,7 +89,7 @@ class QuasarAttention(nn.Module):
 
     Args:
         hidden_size: width of the input and the output.
-        head_dim: channels of a head, for keys and values alike.
+        head_dim: channels of a head, the same for keys and values.
         num_heads: heads; the projections are `num_heads * head_dim` wide.
         mode: `chunk`, or `fused_recurrent` to process the tokens one by one.
         use_short_conv: whether q, k and v pass a causal depthwise convolution and silu.
@@ -161,11 +164,11 @@ class QuasarAttention(nn.Module):
         Args:
             hidden_states: `[B, T, hidden_size]`.
             attention_mask: `[B, at least T]`, zero for padding; the last T columns count. Padded
-                tokens neither change a state nor get an output (zeros).
+                tokens change no state, and their output is zero.
             past_key_values: a cache with `len`, `[layer_idx]` and `update`, or None.
-            use_cache: whether to keep the states for the next call; makes a `QuasarCache` where
-                no cache is given.
-            output_attentions: accepted for the common signature; there are no attention maps.
+            use_cache: whether to store the states for the next call, without past_key_values in a
+                new `QuasarCache`.
+            output_attentions: ignored: there are no attention maps.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             cp_context: from `build_cp_context`. hidden_states is then this rank's slice of packed
                 sequences, and the context's bounds replace cu_seqlens. All ranks must call. With
@@ -183,7 +186,7 @@ class QuasarAttention(nn.Module):
             TypeError: FSDP2 or tensor parallelism shards a single projection of the layer.
         """
         B, T, _ = hidden_states.shape
-        x, kept = hidden_states, None
+        x, tokens = hidden_states, None
         if cp_context is not None:
             if attention_mask is not None:
                 raise ValueError("with a cp_context, leave padding out: pack the sequences")
@@ -196,9 +199,9 @@ class QuasarAttention(nn.Module):
                     f"cu_seqlens; got shape {tuple(attention_mask.shape)}"
                 )
             mask = attention_mask[:, -T:].bool() if T else attention_mask[:, :0].bool()
-            kept = mask.flatten().nonzero().squeeze(-1)
+            tokens = mask.flatten().nonzero().squeeze(-1)  # without padding
             cu_seqlens = F.pad(mask.sum(-1).cumsum(0), (1, 0))
-            x = x.reshape(B * T, -1)[kept].unsqueeze(0)
+            x = x.reshape(B * T, -1)[tokens].unsqueeze(0)
 
         if past_key_values is None and not use_cache:
             y = self._mix(x, cu_seqlens)
@@ -206,8 +209,8 @@ class QuasarAttention(nn.Module):
             if past_key_values is None:
                 past_key_values = QuasarCache()
             y = self._mix_cached(x, cu_seqlens, past_key_values, bool(use_cache), T)
-        if kept is not None:
-            y = y.new_zeros(B * T, y.shape[-1]).index_copy(0, kept, y.squeeze(0)).view(B, T, -1)
+        if tokens is not None:
+            y = y.new_zeros(B * T, y.shape[-1]).index_copy(0, tokens, y.squeeze(0)).view(B, T, -1)
         return y, None, past_key_values
 
     def _mix(self, x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
@@ -244,7 +247,7 @@ class QuasarAttention(nn.Module):
         else:
             halo = HaloFunction.apply(neighbours, x)
             across = neighbours, context
-            y, _, _ = self._forward_with_states(x, weights, dtype, bounds, halo=halo, across=across)
+            y, *_ = self._forward_with_states(x, weights, dtype, bounds, halo=halo, across=across)
         if not keep:
             return y, None
         cache = QuasarCache()
@@ -256,19 +259,19 @@ class QuasarAttention(nn.Module):
     def _conv_inputs(
         self, rows: torch.Tensor, weights: Weights, dtype: torch.dtype
     ) -> tuple[torch.Tensor, ...]:
-        """Return the convolution states of q, k and v after a sequence whose last inputs are rows.
+        """Return the convolution states of q, k and v, each `[1, H S, taps]`, after a sequence.
 
-        rows is `[n, hidden]`, n at most the number of taps; each state is `[1, H S, taps]`.
+        `rows` `[n, hidden]` are the sequence's last inputs, n at most the number of taps.
         """
         rows = F.pad(rows.detach().to(dtype), (0, 0, self.conv_size - rows.shape[0], 0))
         states = (F.linear(rows, w.detach().to(dtype)).mT for w in weights[:3])
         return tuple(state.unsqueeze(0).contiguous() for state in states)
 
     def _mix_in_steps(self, call: Call, x: torch.Tensor, *weights: Any) -> Any:
-        """Run a call for which there are no kernels of the whole layer."""
+        """Run a call that the layer's kernels do not support."""
 
         def compute(x: torch.Tensor, *tensors: Any) -> tuple[Tensors, Tensors]:
-            y, _, _ = self._forward_with_states(x, Weights(*tensors), call.dtype, call.cu_seqlens)
+            y, *_ = self._forward_with_states(x, Weights(*tensors), call.dtype, call.cu_seqlens)
             return [y], ()
 
         owner = self if call.cu_seqlens is None else None
@@ -288,19 +291,18 @@ class QuasarAttention(nn.Module):
         index, dtype = self.layer_idx or 0, _compute_dtype(x)
         last = cache[index] if len(cache) > index else None
         B = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-        parts: Any
-        state: Any
-        parts = state = None
+        parts: Any = None
+        state: Any = None
         if last is not None:
             parts, state = last["conv_state"], last["recurrent_state"]
-        walk = state is not None and length <= DECODE_TOKENS
-        ours = type(cache) is QuasarCache
+        recurrent = state is not None and length <= DECODE_TOKENS
+        tracks_owner = type(cache) is QuasarCache
         overwrite = False
-        if ours and last is not None:
+        if tracks_owner and last is not None:
             # the backward pass of a recorded call reads the states again
             last["owned"] = last["owned"] and not torch.is_grad_enabled()
             overwrite = keep and last["owned"] and _are_overwritable(parts, state, dtype)
-        if overwrite and walk and cu_seqlens is None:
+        if overwrite and recurrent and cu_seqlens is None:
             y = self._decode(x, parts, state, dtype)
             cache.update(state, parts, index, length, owned=True)
             return y
@@ -311,14 +313,14 @@ class QuasarAttention(nn.Module):
             else:
                 conv_state = torch.cat([part.to(dtype) for part in parts], dim=1)
         y, conv_state, state = self._forward_with_states(
-            x, self._weights(), dtype, cu_seqlens, conv_state, state, keep, walk, overwrite
+            x, self._weights(), dtype, cu_seqlens, conv_state, state, keep, recurrent, overwrite
         )
         if keep:
             parts = None
             if conv_state is not None:
-                # q, k and v have separate contiguous states, because decoding overwrites them
+                # separate contiguous states of q, k and v, because decoding overwrites them
                 parts = tuple(conv_state.unflatten(1, (3, -1)).transpose(0, 1).contiguous())
-            owned = {"owned": not state.requires_grad} if ours else {}
+            owned = {"owned": not state.requires_grad} if tracks_owner else {}
             cache.update(
                 recurrent_state=state, conv_state=parts, layer_idx=index, offset=length, **owned
             )
@@ -340,7 +342,7 @@ class QuasarAttention(nn.Module):
             parts, state = tensors[count:-1], tensors[-1]
             conv_state = torch.cat(parts, dim=1) if parts else None
             y, conv_state, _ = self._forward_with_states(
-                x, weights, dtype, None, conv_state, state, keep=True, walk=True, overwrite=True
+                x, weights, dtype, None, conv_state, state, True, recurrent=True, overwrite=True
             )
             if parts:
                 torch_private.copy_all(parts, conv_state.split(self.key_dim, dim=1))
@@ -358,7 +360,7 @@ class QuasarAttention(nn.Module):
         """Return the parameters.
 
         They are read from the modules' dictionaries, because `nn.Module.__getattr__` would take a
-        considerable share of a call with 512 tokens.
+        considerable share of the host time of a call with 512 tokens.
 
         Raises:
             TypeError: FSDP2 or tensor parallelism shards a single projection of the layer.
@@ -420,16 +422,21 @@ class QuasarAttention(nn.Module):
         conv_state: torch.Tensor | None = None,
         state: torch.Tensor | None = None,
         keep: bool = False,
-        walk: bool = False,
+        recurrent: bool = False,
         overwrite: bool = False,
         halo: torch.Tensor | None = None,
         across: Any = None,
     ) -> tuple[torch.Tensor, Any, Any]:
-        """Compute y, and the states after x when `keep`; all matrix products in `dtype`.
+        """Compute y, and the states after x; all matrix products in `dtype`.
 
-        With `walk` the operator processes one token after the other; if also `overwrite`, it writes
-        the new state to `state`'s storage. `across` holds the `Neighbours` and the context of a
-        rank's slice x; `halo` `[rows, hidden]` are then the inputs before x.
+        Args:
+            conv_state, state: the states before x; None is zero.
+            keep: whether to return the operator's state; the convolution's is returned if there was
+                one before x.
+            recurrent: whether the operator processes one token after the other.
+            overwrite: whether the recurrent operator writes the new state to `state`'s storage.
+            halo: `[rows, hidden]`, the inputs before x if x is a rank's slice.
+            across: the `Neighbours` and the context of that slice.
         """
         extra = 0 if halo is None else halo.shape[0]
         if halo is not None:
@@ -439,7 +446,7 @@ class QuasarAttention(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so
             # that a bias is added inside its product
-            projections, *gate_weights, out_weight = packed(weights.of_products(), dtype)
+            projections, *gate_weights, out_weight = concatenate_weights(weights, dtype)
             multiply = project if self.use_short_conv and conv_state is None else F.linear
             mixed = multiply(x.reshape(B * T, self.hidden_size).to(dtype), projections)
             qkv, narrow = mixed.split([3 * self.key_dim, self.head_dim], dim=-1)
@@ -455,16 +462,16 @@ class QuasarAttention(nn.Module):
             q, k, v = qkv.reshape(B, T, 3, self.num_heads, self.head_dim).unbind(2)
             beta_log = weights.beta_log
             beta = F.softplus(beta_log if dtype == torch.float64 else beta_log.float())
-            inputs = (q, k, v, beta, state, keep, cu_seqlens)
             if across is not None:
                 o, across[0].final = chunk_quasar(
                     q, k, v, beta, output_final_state=True, cp_context=across[1]
                 )
-            elif walk or self.mode != "chunk":
-                o, state = fused_recurrent_quasar(*inputs, inplace_state=overwrite)
+            elif recurrent or self.mode != "chunk":
+                o, state = fused_recurrent_quasar(
+                    q, k, v, beta, state, keep, cu_seqlens, inplace_state=overwrite
+                )
             else:
-                o, state = chunk_quasar(*inputs)
-            del inputs
+                o, state = chunk_quasar(q, k, v, beta, state, keep, cu_seqlens)
             del q, k, v, qkv
             o = gated(o, narrow, gate_weights, weights.norm, self.norm_eps)
             y = F.linear(o.view(B * T, self.value_dim), out_weight)
@@ -474,7 +481,7 @@ class QuasarAttention(nn.Module):
 def _are_overwritable(
     parts: Sequence[torch.Tensor] | None, state: torch.Tensor | None, dtype: torch.dtype
 ) -> bool:
-    """Return whether a `dtype` call can overwrite `state` and the convolution's states, `parts`."""
+    """Return whether a call in `dtype` can overwrite `state` and the convolution's states."""
     if state is None or (parts and parts[0].dtype != dtype):
         return False
     return torch.is_inference_mode_enabled() or not state.is_inference()

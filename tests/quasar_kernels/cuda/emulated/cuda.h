@@ -1,5 +1,5 @@
-// The words of CUDA C++ on a CPU: qualifiers, types, and functions of one thread. No header of C++ is
-// included, here or beside it: they take longer to compile than a kernel.
+// CUDA C++ on a CPU: qualifiers, types, and functions of one thread. This folder's headers include no
+// C++ headers, which take longer to compile than a kernel.
 
 #pragma once
 

@@ -1,8 +1,8 @@
-// PTX instructions of shared memory on a CPU, by its addresses, and the launch of a kernel.
+// PTX instructions of shared memory on a CPU, and the launch of a kernel.
 //
-// Copies from device memory (cp.async) arrive at once, so one that comes too early overwrites what
-// others still read; or, if `late`, where their thread waits for their group and not before, so that
-// what nobody waited for is missing.
+// Copies from device memory (cp.async) arrive immediately, so that a copy that starts too early
+// overwrites data that are still needed. If `late`, they arrive when their thread waits for their
+// group, so that a missing wait shows.
 
 #pragma once
 
@@ -47,7 +47,7 @@ void load_device(X& x, X& y, X& z, X& w, const void* from) {
 }
 inline void prefetch(const void*) {}
 
-// ldmatrix: four 8 x 8 matrices, whose rows' addresses 32 lanes give
+// ldmatrix: four 8 x 8 matrices; each of the 32 lanes has the address of a row
 template <bool TRANSPOSED>
 void load_matrices(u32& x, u32& y, u32& z, u32& w, u32 address) {
   struct Thing { u32* out[4]; u32 address; } own{{&x, &y, &z, &w}, address};
@@ -84,7 +84,7 @@ inline void transpose_matrix(u32& out, u32 x) {
 struct Copy {
   u32 to;
   const void* from;
-  int bytes, group;  // 16, or 0: what does not come is zero
+  int bytes, group;  // bytes: 16, or 0 to write zeros
 
   void arrive() const {
     char* at = shared_at(to, 16);
@@ -93,11 +93,11 @@ struct Copy {
   }
 };
 
-// A thread's copies that are under way, in the order of their groups.
+// A thread's pending copies, in the order of their groups.
 struct Queue {
   static constexpr int MOST = 512;
   Copy copies[MOST];
-  int begin, end, groups;  // groups: that were closed
+  int begin, end, groups;  // groups: the number of committed ones
 };
 static Queue queues[MOST_THREADS];
 
@@ -105,7 +105,7 @@ inline void copy_piece(u32 to, const void* from, int bytes = 16) {
   Queue& queue = queues[running];
   const Copy copy{to, from, bytes, queue.groups};
   if (!late) copy.arrive();
-  else if (queue.end - queue.begin == Queue::MOST) problem = "too many copies are under way";
+  else if (queue.end - queue.begin == Queue::MOST) problem = "too many copies are pending";
   else queue.copies[queue.end++ % Queue::MOST] = copy;
 }
 inline void close_group() { ++queues[running].groups; }
@@ -120,12 +120,13 @@ inline void wait_groups(int pending) {
 
 // ---- launches ----
 
-// Run a kernel's blocks one after the other; null, or what is wrong with it. It has one parameter or
-// two, whose addresses are in `given`.
-extern "C" const char* launch_on_cpu(void (*given_kernel)(const void*, const void*),
-                                     const void* const* given, int count, int x, int y, int size,
-                                     int shared, bool as_late) {
-  kernel = given_kernel, parameters[0] = given[0], parameters[1] = count > 1 ? given[1] : nullptr;
+// Runs a kernel's blocks one after the other. Returns null or an error message. `addresses` are those
+// of the kernel's `count` parameters, one or two.
+extern "C" const char* launch_on_cpu(void (*launched)(const void*, const void*),
+                                     const void* const* addresses, int count, int x, int y,
+                                     int size, int shared, bool as_late) {
+  kernel = launched, parameters[0] = addresses[0];
+  parameters[1] = count > 1 ? addresses[1] : nullptr;
   gridDim = {x, y}, threads = size, shared_bytes = shared, late = as_late, problem = nullptr;
   for (blockIdx.x = 0; blockIdx.x < x; ++blockIdx.x)
     for (blockIdx.y = 0; blockIdx.y < y && !problem; ++blockIdx.y) {

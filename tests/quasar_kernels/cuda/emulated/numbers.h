@@ -1,5 +1,5 @@
-// PTX instructions that compute, on a CPU: pairs of 16-bit numbers in a register, approximations,
-// and the products of a warp. No product is rounded but at its end.
+// PTX arithmetic on a CPU: pairs of 16-bit numbers in a register, approximations, and the products of
+// a warp, which are rounded only at their end.
 
 #pragma once
 
@@ -18,7 +18,7 @@ template <bool BF16>
 void pack_pair(u32& out, float high, float low) {
   out = rounded(BF16, low) | (u32)rounded(BF16, high) << 16;
 }
-// the same; what is too large becomes the largest number, NaN stays
+// the same with saturation; NaN stays NaN
 template <bool BF16>
 void pack_finite_pair(u32& out, float high, float low) {
   const float most = BF16 ? 0x1.fep127f : 65504.f;
@@ -32,7 +32,7 @@ template <bool BF16>
 void unpack_pair(float& low, float& high, u32 x) {
   low = widened(BF16, (u16)x), high = widened(BF16, x >> 16);
 }
-// a <- a b; whoever adds something adds -0
+// a <- a b; the ignored addend of fma is -0
 template <bool BF16>
 void multiply_pair(u32& a, u32 b, u32 = 0) {
   float x, y, z, w;
@@ -46,7 +46,7 @@ void add_product_pair(u32& c, u32 a, u32 b) {
   unpack_pair<BF16>(x, y, a), unpack_pair<BF16>(z, w, b), unpack_pair<BF16>(u, v, c);
   pack_pair<BF16>(c, (float)((double)y * w + v), (float)((double)x * z + u));
 }
-// the lesser of both, or the greater; NaN stays
+// the lesser of both, or the greater; NaN stays NaN
 template <bool LESSER>
 void choose_pair(u32& a, u32 b) {
   float x[2], y[2];
@@ -56,7 +56,7 @@ void choose_pair(u32& a, u32 b) {
   pack_pair<false>(a, x[1], x[0]);
 }
 
-// what is too small for a normal number is zero, as .ftz says
+// subnormal numbers become zero (.ftz)
 inline float flushed(float x) { return fabsf(x) < FLT_MIN ? 0 * x : x; }
 inline void find_exp2(float& out, float x) { out = flushed(exp2f(x)); }
 inline void find_inverse(float& out, float x) { out = flushed(1 / flushed(x)); }
@@ -71,7 +71,7 @@ struct Product {
   float a[4][2], b[2][2];
 };
 
-// d [16, 8] += a b: element `a` of a lane's registers is at (row, column) as `place` says
+// d [16, 8] += a b; place_a and place_b write an element of a lane's registers into a matrix
 template <int DEPTH, class PlaceA, class PlaceB>
 void product(Product& own, const PlaceA& place_a, const PlaceB& place_b) {
   with_warp(own, [&](Product** all) {

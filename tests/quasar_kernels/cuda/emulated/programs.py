@@ -1,7 +1,7 @@
-"""CUDA kernels on a CPU, built from their own sources and launched by their own host code.
+"""CUDA kernels on a CPU, built from their sources and launched by their host code.
 
-It is the code of GPUs without `wgmma`. What is PTX is replaced by functions of the headers beside
-this file (ptx.py); everything else is compiled as it stands.
+This is the code for GPUs without `wgmma`. PTX instructions are replaced by functions of this
+folder's headers (ptx.py); all other code is compiled unchanged.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.quasar_kernels.cuda.emulated.ptx import on_cpu
 
 _HERE = Path(__file__).parent
 BLOCKS, MULTIPROCESSORS = 4, 132
-"""Of a kernel, that so many multiprocessors are said to run at once; one is run."""
+"""Reported resident blocks of a multiprocessor, and multiprocessors; in fact one block runs."""
 LATE = 1
-"""The device whose copies arrive no sooner than they must, and whose last warp runs ahead of the
-others; on device 0 they arrive at once, and the first warp runs ahead."""
+"""The device on which copies arrive as late as possible and the last warp runs first. On device 0
+copies arrive immediately and the first warp runs first."""
 
 
 class EmulatedKernel(Kernel):
-    """A kernel whose launch runs it to its end; its function is the library's."""
+    """A kernel that runs during its launch; `function` belongs to the compiled library."""
 
     def launch(self, grid: tuple[int, int], parameters: ctypes.Array[Any], stream: int) -> None:
         """Run `grid` blocks one after the other."""
@@ -54,7 +54,7 @@ def _compiler() -> str:
 
 
 class Programs:
-    """Programs for a CPU, each built once in some seconds and kept in the user's cache folder."""
+    """Programs for a CPU, each built once in some seconds and stored in the user's cache folder."""
 
     def __init__(self) -> None:
         self._built: dict[tuple[object, ...], ctypes.CDLL] = {}
@@ -66,7 +66,7 @@ class Programs:
         options: tuple[str, ...] = (),
         late: bool = False,
     ) -> LoadedProgram:
-        """Return what `program.load` would; `late` says which device it is for."""
+        """Return the loaded program, for device `LATE` or 0."""
         key = (program.name, dtype, options)
         if key not in self._built:
             self._built[key] = self._build(program, dtype, options)

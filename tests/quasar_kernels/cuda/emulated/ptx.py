@@ -1,4 +1,4 @@
-"""CUDA C++ as C++: statements of PTX become calls of functions of numbers.h and memory.h."""
+"""Translates CUDA C++ to C++: PTX statements become calls of functions in this folder's headers."""
 
 from __future__ import annotations
 
@@ -40,21 +40,22 @@ FUNCTIONS = {
     "cp.async.commit_group": "close_group",
     "cp.async.wait_group": "wait_groups",
 }
-"""What takes the operands of a statement, results first, by how its instructions begin."""
+"""The function for a statement, by the start of its PTX; its arguments are the operands, results
+first."""
 
 
 def on_cpu(text: str) -> str:
-    """Return a source for g++, to follow memory.h.
+    """Return a source for g++, to be included after memory.h.
 
-    What Hopper alone has is left as it stands: the preprocessor drops it.
+    PTX that only Hopper has is not translated: the preprocessor drops that code.
     """
-    text = re.sub(r"\*\)raw\b", "*)quasar::raw", text)  # the memory that memory.h has
-    text = re.sub(r"const __grid_constant__ (\w+) ", r"const \1& ", text)  # by their addresses
+    text = re.sub(r"\*\)raw\b", "*)quasar::raw", text)  # the shared memory of memory.h
+    text = re.sub(r"const __grid_constant__ (\w+) ", r"const \1& ", text)
     parts, end = [], 0
-    for found in re.finditer(r"\basm(?: volatile)?\(", text):
-        parts.append(text[end : found.start()])
-        end = _closing(text, found.end() - 1) + 1
-        parts.append(_call(text[found.end() : end - 1]) or text[found.start() : end])
+    for match in re.finditer(r"\basm(?: volatile)?\(", text):
+        parts.append(text[end : match.start()])
+        end = _closing(text, match.end() - 1) + 1
+        parts.append(_call(text[match.end() : end - 1]) or text[match.start() : end])
     return "".join([*parts, text[end:]])
 
 
@@ -81,13 +82,13 @@ def _sections(statement: str) -> list[str]:
 
 
 def _values(section: str) -> list[str]:
-    """Return the expressions of operands, each a constraint and one in brackets."""
-    starts = [found.end() - 1 for found in re.finditer(r'"[^"]*"\s*\(', section)]
+    """Return the expressions of operands, which stand in brackets after a constraint."""
+    starts = [match.end() - 1 for match in re.finditer(r'"[^"]*"\s*\(', section)]
     return [section[start + 1 : _closing(section, start)] for start in starts]
 
 
 def _closing(text: str, opening: int) -> int:
-    """Return where the bracket at `opening` is closed; those in strings do not count."""
+    """Return the position at which the bracket at `opening` is closed, ignoring strings."""
     depth, quoted = 0, False
     for place in range(opening, len(text)):
         quoted ^= text[place] == '"'

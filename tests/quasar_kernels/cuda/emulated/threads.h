@@ -1,5 +1,4 @@
-// The threads of a block on a CPU. They are fibers, which meet wherever a warp or the block does
-// something together.
+// The threads of a block on a CPU: fibers, which synchronize at each operation of a warp or the block.
 
 #pragma once
 
@@ -14,7 +13,7 @@ constexpr int MOST_THREADS = 256, STACK_BYTES = 1 << 17;
 struct Place { int x, y; };
 static Place threadIdx, blockIdx, gridDim;
 
-static const char* problem = nullptr;  // what is wrong with the kernel, once it is known
+static const char* problem = nullptr;  // the error message of a faulty kernel
 
 // ---- fibers ----
 
@@ -28,7 +27,7 @@ static jmp_buf scheduler;
 static void (*kernel)(const void*, const void*);
 static const void* parameters[2];  // the addresses of its parameters
 static int threads, running;
-static long events;  // arrivals and ends: while there are none, all threads wait
+static long events;  // arrivals and ends; if their number does not change, there is a deadlock
 
 static void yield() {
   if (!_setjmp(fibers[running].place)) _longjmp(scheduler, 1);
@@ -56,18 +55,18 @@ __attribute__((noinline)) static void resume(int thread) {
   setcontext(&context);
 }
 
-// ---- meetings ----
+// ---- barriers ----
 
-// Threads that wait for one another, each with something that it brings along.
-struct Meeting {
+// A barrier of threads, each with an argument of a common operation.
+struct Barrier {
   int arrived = 0;
   long round = 0;
-  void* brought[MOST_THREADS];
+  void* things[MOST_THREADS];
 
-  // the last one of `size` threads calls act(things that they brought), for all of them
+  // the last of `size` threads to arrive calls act(all arguments)
   template <class Thing, class Act>
   void join(int size, int place, Thing& thing, const Act& act) {
-    brought[place] = &thing;
+    things[place] = &thing;
     const long own = round;
     ++events;
     if (++arrived < size) {
@@ -75,12 +74,12 @@ struct Meeting {
       return;
     }
     arrived = 0;
-    act((Thing**)brought);
+    act((Thing**)things);
     ++round;
   }
 };
 
-static Meeting warps[MOST_THREADS / 32], block, barriers[16];
+static Barrier warps[MOST_THREADS / 32], block, barriers[16];
 
 template <class Thing, class Act>
 void with_warp(Thing& thing, const Act& act) {
@@ -101,14 +100,14 @@ static void __syncwarp() {
   with_warp(nothing, [](int**) {});
 }
 
-// bar.sync: `size` threads of whole warps, which count one by one
+// bar.sync for `size` threads
 static void join_barrier(int barrier, int size) {
   int nothing;
   barriers[barrier].join(size, barriers[barrier].arrived, nothing, [](int**) {});
 }
 
 template <class X>
-X __shfl_sync(u32, X x, int from, int width = 32) {  // within the `width` lanes beside one another
+X __shfl_sync(u32, X x, int from, int width = 32) {  // within groups of `width` adjacent lanes
   struct Thing { X x, out; int from; } thing{x, x, running % 32 / width * width + from % width};
   with_warp(thing, [](Thing** all) {
     for (int i = 0; i < 32; ++i) all[i]->out = all[all[i]->from & 31]->x;
@@ -138,13 +137,13 @@ static u32 __reduce_max_sync(u32, u32 x) {
 
 // ---- blocks ----
 
-// Run the kernel in each thread of one block. Each warp runs until it waits for the others, so that
-// it finds what they have not done yet: from the first warp on, or from the last one if `backward`.
+// Runs the kernel in each thread of one block. Each warp runs until it waits for others, so that a
+// missing barrier shows. The first warp runs first, or the last one if `backward`.
 static void run_block(bool backward) {
   for (Fiber& fiber : fibers) fiber.begun = fiber.over = false;
   block.arrived = 0;
-  for (Meeting& warp : warps) warp.arrived = 0;
-  for (Meeting& barrier : barriers) barrier.arrived = 0;
+  for (Barrier& warp : warps) warp.arrived = 0;
+  for (Barrier& barrier : barriers) barrier.arrived = 0;
   for (int left = threads; left > 0 && !problem;) {
     const long before = events;
     left = 0;
@@ -161,6 +160,6 @@ static void run_block(bool backward) {
       }
       left += waiting;
     }
-    if (left && events == before) problem = "threads wait for others that have ended or wait, too";
+    if (left && events == before) problem = "a deadlock: threads wait for threads that have ended or wait";
   }
 }

@@ -1,4 +1,4 @@
-"""What the tests of emulated kernels share: calls of the scan, and what they give in float64."""
+"""Calls of the scan for the tests of emulated kernels, and their float64 results."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.quasar_kernels.delta_rule.calls import inputs
 from tests.quasar_kernels.inputs import layer_like, packed
 
 OWN, READ = "own", "read"
-"""Kinds of step sizes: QuasarAttention's own, of a beta a head, and such as are read. A third kind
-is the figure of a decay, by which read ones have log decays beside them."""
+"""Kinds of calls: QuasarAttention's step sizes from beta `[H]`, or step sizes as input."""
 Kind = str | float
+"""A number is a decay: the call then has step sizes and log decays as inputs."""
 
 
 class Call(NamedTuple):
     """A call's tensors."""
 
-    q: Tensor  # [B, T, H, S], where step sizes are read of fewer heads
+    q: Tensor  # [B, T, H, S]; fewer heads if step sizes are read
     k: Tensor
     v: Tensor  # [B, T, H, S]
     beta: Tensor  # [H] or [B, T, H] fp32
@@ -36,16 +36,16 @@ class Call(NamedTuple):
     bounds: Tensor | None = None  # of packed sequences
 
     def load(self, programs: Programs, program: CudaProgram, late: bool = False) -> LoadedProgram:
-        """Return the program that the call needs."""
+        """Return the program for the call."""
         options = options_for(self.q.shape[-1]) + step_options(self.inputs())
         return programs.load(program, self.q.dtype, options, late)
 
     def inputs(self, scale: float = 1.0) -> ScanInputs:
-        """Return the tensors as the scan takes them."""
+        """Return the scan's inputs."""
         return ScanInputs.of(*self[:4], self.initial_state, self.bounds, scale, self.g)
 
     def leaves(self) -> dict[str, Tensor]:
-        """Return what has a gradient, by name."""
+        """Return the tensors that have a gradient, by name."""
         names = ("q", "k", "v", "beta", "g", "initial_state")
         return {name: x for name in names if (x := getattr(self, name)) is not None}
 
@@ -59,9 +59,9 @@ def draw(
     group: int = 1,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Call:
-    """Draw `tokens` tokens, or packed sequences of so many, with a state before.
+    """Draw B rows of `tokens` tokens, or packed sequences of these lengths, and initial states.
 
-    q and k have two heads, and v `group` for each.
+    q and k have two heads, and v has `group` heads for each of them.
     """
     bounds = None if isinstance(tokens, int) else packed(tokens)
     T = tokens if isinstance(tokens, int) else sum(tokens)
@@ -89,7 +89,7 @@ def each_head(x: Call) -> Call:
 
 
 class Maps(NamedTuple):
-    """Of each segment `[total, H, S, S]`, the map S -> G S + R, and the state behind it."""
+    """The segments' maps, S -> G S + R, and the states after them, `[total, H, S, S]` each."""
 
     G: Tensor
     R: Tensor
@@ -112,7 +112,7 @@ def exact_maps(x: Call, cut: Segments) -> Maps:
     B, T, H, S = x.k.shape
     table = packed_table([0, T], cut.length, x.k.device).table if cut.table is None else cut.table
     steps, eye = _steps(x), torch.eye(S, dtype=torch.float64).expand(1, H, S, S)
-    found = []
+    maps = []
     for b in range(B):
         for sequence, begin, tokens, place in table.tolist():
             at = slice(b, b + 1), slice(begin, begin + tokens)
@@ -125,8 +125,8 @@ def exact_maps(x: Call, cut: Segments) -> Maps:
             R = delta_chunked(k, k, v, beta, g)[1]
             G = delta_chunked(k, k, torch.zeros_like(v), beta, g, eye)[1]
             state = G @ state + R
-            found.append((G, R, state))
-    return Maps(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+            maps.append((G, R, state))
+    return Maps(*(torch.cat(parts) for parts in zip(*maps, strict=True)))
 
 
 def _steps(x: Call) -> Tensor:

@@ -1,4 +1,4 @@
-"""A stand-in for a loaded CUDA program that keeps what its kernels are launched with."""
+"""A fake of a loaded CUDA program that records the launches of its kernels."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fla.ops.quasar.cuda.program import LoadedProgram, Variant
 
 
 class Launch(NamedTuple):
-    """One launch, in the order in which they were made."""
+    """A launch of a kernel."""
 
     name: str
     grid: tuple[int, int]
-    arguments: Any  # the structure of the module that was recorded
+    arguments: Any  # the module's `Arguments`
 
 
 class Recorder:
-    """Stands in for the program of a module, whose `Arguments` its launches are read as."""
+    """Replaces a module's program and records the launches in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any, kernels: list[str]) -> None:
         self.launches: list[Launch] = []

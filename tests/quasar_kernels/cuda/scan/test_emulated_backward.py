@@ -1,6 +1,6 @@
-"""The backward pass in CUDA C++, run on a CPU from its own sources: every gradient.
+"""The CUDA kernels of the backward pass, emulated on a CPU: every gradient.
 
-The states that it starts from are float64's, so that nothing of the forward pass is in its errors.
+G and the states of the forward pass are computed in float64, so that its errors do not count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCALE, LENGTH = 0.5, 128
 
 
 def assert_gradients(programs, x, to_state=True):
-    """All gradients are near float64's, and the same however copies arrive."""
+    """Compare all gradients with float64; they must not depend on when copies arrive."""
     cut = cut_by(x, LENGTH)
     G = states = None
     if cut.total > cut.sequences:
@@ -36,7 +36,7 @@ def assert_gradients(programs, x, to_state=True):
     o, final = exact(x._replace(**leaves), SCALE)
     d_o = torch.randn_like(x.v)
     d_final = torch.randn(final.shape) if to_state else torch.zeros(final.shape)
-    wanted = torch.autograd.grad((o, final), [*leaves.values()], (d_o.double(), d_final.double()))
+    expected = torch.autograd.grad((o, final), [*leaves.values()], (d_o.double(), d_final.double()))
     results = [
         cuda_scan_bwd.backward(
             Saved(x.inputs(SCALE), G, states, cut),
@@ -46,16 +46,16 @@ def assert_gradients(programs, x, to_state=True):
         )
         for late in (False, True)
     ]
-    for name, exact_gradient in zip(leaves, wanted, strict=True):
-        found, same = (getattr(result, name) for result in results)
-        assert torch.equal(found, same), name
+    for name, exact_gradient in zip(leaves, expected, strict=True):
+        gradient, late_gradient = (getattr(result, name) for result in results)
+        assert torch.equal(gradient, late_gradient), name
         if name in "qk":
-            found = found.double().unflatten(2, (x.q.shape[2], -1)).sum(3)
-        if name == "beta" and x.q.dtype == torch.float16:  # which has no room for steps of zero
+            gradient = gradient.double().unflatten(2, (x.q.shape[2], -1)).sum(3)
+        if name == "beta" and x.q.dtype == torch.float16:  # zero for steps of zero (gate.divisible)
             exact_gradient = torch.where(x.beta == 0, 0.0, exact_gradient)
         sums = name == "beta" and x.beta.ndim == 1
         limit = BETA_GRADIENT if sums else GRADIENT[x.q.dtype]
-        assert relative_rms(found, exact_gradient) <= limit, name
+        assert relative_rms(gradient, exact_gradient) <= limit, name
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,10 @@ def test_gradients_of_heads_that_share_keys(programs, kind):
     assert_gradients(programs, draw(kind, 280, B=2, group=3))
 
 
-@pytest.mark.parametrize("share", [0.02, 0.5])
-def test_gradients_where_some_tokens_forget_everything(programs, share):
+def test_gradients_with_total_decay_at_some_tokens(programs):
     x = draw(0.02, 330)
-    forgets = torch.rand_like(x.g) < share
-    assert_gradients(programs, x._replace(g=torch.where(forgets, -100.0, x.g)))
+    total = torch.rand_like(x.g) < 0.1
+    assert_gradients(programs, x._replace(g=torch.where(total, -100.0, x.g)))
 
 
 @pytest.mark.parametrize("kind", [OWN, READ, 0.02])

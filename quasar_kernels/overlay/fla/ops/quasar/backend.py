@@ -1,10 +1,10 @@
 """Selects the implementation of a `chunk_quasar` call, CUDA C++, Triton or torch, and runs kernels.
 
-QUASAR_BACKEND decides. `auto` (the default) uses CUDA C++ for the calls that it supports, Triton
-for other calls on a GPU, and torch for the rest. `cuda` raises for unsupported calls, so that no
-other implementation is measured by mistake. `triton` and `torch` select these implementations. When
-the CUDA kernels cannot be built or run, `auto` logs one line with the cause and the remedy, and
-uses Triton from then on.
+QUASAR_BACKEND selects it. `auto` (the default) uses CUDA C++ for the calls that it supports,
+otherwise Triton for the calls that it supports, otherwise torch. `cuda` raises for unsupported
+calls, so that no other implementation is measured by mistake. `triton` and `torch` select these
+implementations. When the CUDA kernels cannot be built or run, `auto` logs one line with the cause
+and the remedy, and uses Triton from then on.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fla.ops.quasar.cuda.program import LoadedProgram
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.chunk_torch import LEAST_LOG_DECAY
+from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.scan import Gradients, Saved, Scan, ScanInputs, StepSizes
 from fla.ops.quasar.segments import Segments
 from fla.ops.quasar.triton_kernels import scan as triton_scan
@@ -26,22 +27,22 @@ from fla.ops.quasar.triton_kernels.plan import plan_of
 
 
 class Choice(NamedTuple):
-    """The implementation of a call, and why no faster one is used."""
+    """The implementation of a call, and why it was chosen."""
 
     backend: Literal["cuda", "triton", "torch"]
     reason: str  # a clause
-    remedy: str = ""  # how to enable a faster one, if known
-    program: LoadedProgram | None = None  # of the CUDA kernels
+    remedy: str = ""  # how to enable a faster implementation, if known
+    program: LoadedProgram | None = None  # the CUDA kernels, if they are used
 
 
 def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
     """Return the implementation of `chunk_quasar` for q, k, v `[B, T, H, S]`, and the reason.
 
-    The first call for a device, dtype and kind of heads compiles the CUDA kernels if they apply,
-    or reads them from the cache.
+    If the CUDA kernels support the call, the first call for a device, dtype and head width compiles
+    them or reads them from the cache.
 
     Raises:
-        ValueError: QUASAR_BACKEND has no known value.
+        ValueError: the value of QUASAR_BACKEND is unknown.
         CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not support the call.
     """
     return _choose(switches.requested_backend(), q, k, v)
@@ -79,7 +80,7 @@ def scan_forward(
     Args:
         inputs: of any dtypes and strides; q's device must be the current one.
         output_final_state: whether to return the state after each sequence.
-        backend: the value of QUASAR_BACKEND, which the caller reads once per call.
+        backend: the value of QUASAR_BACKEND.
 
     Raises:
         CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not support the call or a
@@ -102,6 +103,7 @@ def kernel_inputs(inputs: ScanInputs) -> ScanInputs:
     return ScanInputs(q, k, v, steps, initial, cu_seqlens, scale, g)
 
 
+@on_its_device
 def scan_backward(
     saved: Saved,
     do: torch.Tensor,
@@ -109,12 +111,12 @@ def scan_backward(
     *,
     backend: switches.Backend,
 ) -> Gradients:
-    """Return the gradients of the inputs, computed where the forward pass ran, or in Triton.
+    """Return the gradients of the inputs, by the implementation of the forward pass or by Triton.
 
     Args:
         saved: from the result of `scan_forward`.
         do: the gradient of o, with v's shape.
-        d_final: `[sequences, H, S, S]`, or None.
+        d_final: the gradient of the final state, `[sequences, H, S, S]`, or None.
         backend: that of the forward pass.
     """
     q, k, v, steps, initial_state, _, _, g = saved.inputs
@@ -125,18 +127,17 @@ def scan_backward(
     do = do.to(q.dtype).contiguous()
     if d_final is not None:
         d_final = d_final.float().contiguous()
-    with torch.cuda.device(q.device):
-        gradients = None
-        if isinstance(saved.segments, Segments):
-            gradients = cuda_backward(saved, do, d_final, backend)
-            if gradients is None:
-                saved = saved._replace(segments=plan_of(v, saved.segments))
+    gradients = None
+    if isinstance(saved.segments, Segments):
+        gradients = cuda_backward(saved, do, d_final, backend)
         if gradients is None:
-            gradients = triton_scan.backward(saved, do, d_final)
-        if q.shape[2] != v.shape[2]:
-            dq, dk = (x.unflatten(2, (q.shape[2], -1)).sum(3) for x in gradients[:2])
-            gradients = gradients._replace(q=dq, k=dk)
-        return gradients
+            saved = saved._replace(segments=plan_of(v, saved.segments))
+    if gradients is None:
+        gradients = triton_scan.backward(saved, do, d_final)
+    if q.shape[2] != v.shape[2]:
+        dq, dk = (x.unflatten(2, (q.shape[2], -1)).sum(3) for x in gradients[:2])
+        gradients = gradients._replace(q=dq, k=dk)
+    return gradients
 
 
 def _rows_contiguous(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -160,8 +161,7 @@ def cuda_forward(
 ) -> Scan | None:
     """Run `cuda_scan.forward`, or return None if another implementation is used.
 
-    Raises:
-        CudaUnavailableError: as `scan_forward`.
+    It raises as `scan_forward`.
     """
     program = cuda_program(inputs, backend)
     if program is None:
@@ -169,6 +169,17 @@ def cuda_forward(
     return cuda_scan.PROGRAM.attempt(
         backend, program, cuda_scan.forward, inputs, output_final_state
     )
+
+
+def cuda_gradient_program(inputs: ScanInputs) -> LoadedProgram | None:
+    """Return the program of a call's backward pass, or None if the CUDA kernels are not used.
+
+    The CUDA kernels have run the forward pass.
+    """
+    if not cuda_scan_bwd.is_for(inputs.q):
+        return None
+    variant = cuda_scan.variant_of(inputs.v, cuda_scan.step_options(inputs))
+    return cuda_scan_bwd.PROGRAM.find_loaded(variant)
 
 
 def cuda_backward(
@@ -179,12 +190,8 @@ def cuda_backward(
     Raises:
         CudaUnavailableError: `backend` is `cuda`, and a launch fails.
     """
-    inputs = saved.inputs
-    if not cuda_scan_bwd.is_for(inputs.q):
-        return None
-    variant = cuda_scan.variant_of(inputs.v, cuda_scan.step_options(inputs))
-    program = cuda_scan_bwd.PROGRAM.find(variant)
-    if not isinstance(program, LoadedProgram):
+    program = cuda_gradient_program(saved.inputs)
+    if program is None:
         return None
     return cuda_scan_bwd.PROGRAM.attempt(
         backend, program, cuda_scan_bwd.backward, saved, do, d_final

@@ -1,9 +1,9 @@
 """Chunk-wise QuasarAttention: a segmented scan, parallel over T, in CUDA C++ or Triton.
 
-The step over any run of tokens is affine in the state, S_out = G S_in + R, so a sequence is cut
-into segments. Pass 1 computes each segment's (G, R), a short scan computes the state that
-enters each segment, and pass 2 processes each segment from that state and writes the outputs. The
-result is exact: the number of segments changes only the rounding. README.md has the algebra.
+A run of tokens maps the state by an affine map, S_out = G S_in + R, so a sequence is cut into
+segments. Pass 1 computes each segment's (G, R), a short scan computes the state that enters each
+segment, and pass 2 processes each segment from that state and writes the outputs. The result is
+exact: the number of segments changes only the rounding. README.md has the algebra.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fla.utils import input_guard
 from fla.ops.quasar.backend import scan_backward, scan_forward
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.scan import Saved, ScanInputs, StepSizes
+from fla.ops.quasar.scan import Saved, ScanInputs
 from fla.ops.quasar.switches import Backend, requested_backend
 
 MAX_HEAD_DIM = 128
@@ -93,17 +93,17 @@ def chunk_quasar(
             may be empty.
         scale: factor of the output; the definition has 1.
         use_qk_l2norm_in_kernel: normalise q and k to unit length first; the definition does not.
-        cp_context: from `parallel.context.build_cp_context` or fla's function of that name: the
-            tensors are this rank's slice of packed sequences, whose bounds replace cu_seqlens. The
-            states are those of the slice's sequences (`parallel.chunks.run_parallel`).
+        cp_context: from `parallel.context.build_cp_context` or fla's function of that name. The
+            tensors are then this rank's slice of packed sequences, whose bounds replace cu_seqlens,
+            and the states those of the slice's sequences (`parallel.chunks.run_parallel`).
 
     Returns:
         o `[B, T, H, S]` in q's dtype, and the final state `[N, H, S, S]` fp32 (fp64 for fp64
         inputs) or None. Gradients reach q, k, v, beta and initial_state, from both results.
 
     Raises:
-        ValueError: shapes that do not fit one another, tensors on several devices, or
-            QUASAR_BACKEND has no known value.
+        ValueError: shapes that do not fit one another, tensors on several devices, or an unknown
+            value of QUASAR_BACKEND.
         CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not support the call.
         RuntimeError: the exchange with other ranks failed.
     """
@@ -128,22 +128,23 @@ def run_chunks(
     g: torch.Tensor | None = None,
     cp_context: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute `chunk_quasar`, or a call with given step sizes or decays, by the chosen backend.
+    """Compute `chunk_quasar`, also with the caller's step sizes and decays, by the chosen backend.
 
-    The arguments are those of `chunk_quasar`, without checks, and:
+    The arguments are those of `chunk_quasar`, which are not checked, and:
 
     Args:
-        q, k: with given step sizes they may have fewer heads than v; adjacent heads of v then share
-            one. H is the number of heads of v.
+        q, k: with step sizes they may have fewer heads than v; adjacent heads of v then share one.
+            H is the number of heads of v.
         beta: `[H]`, or the step sizes, `[B, T, H]`, not negative; then no step size times |k|^2
             should exceed 2, beyond which the state grows.
         g: log decays `[B, T, H]`, not positive, of the state before each token, or None.
     """
     if cp_context is not None:
-        from fla.ops.quasar.parallel.chunks import run_parallel  # torch.distributed, if used
+        from fla.ops.quasar.parallel.chunks import run_parallel  # imports torch.distributed
 
-        inputs = (q, k, v, beta, initial_state, None, scale, g)
-        return run_parallel(cp_context, output_final_state, *inputs)
+        return run_parallel(
+            cp_context, output_final_state, q, k, v, beta, initial_state, None, scale, g
+        )
     on_kernels = q.is_cuda and q.shape[-1] <= MAX_HEAD_DIM and q.dtype != torch.float64
     if not on_kernels or (backend := requested_backend()) == "torch":
         q, k, *_ = ScanInputs.of(q, k, v, beta).with_equal_heads()
@@ -151,13 +152,10 @@ def run_chunks(
             q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale=scale, g=g
         )
     leaves = (q, k, v, beta, initial_state, g)
+    inputs = (q, k, v, beta, initial_state, cu_seqlens, scale, g)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves):
-        return ChunkQuasarFunction.apply(
-            backend, output_final_state, q, k, v, beta, initial_state, cu_seqlens, scale, g
-        )
-    steps = StepSizes.of(beta)
-    inputs = ScanInputs(q, k, v, steps, initial_state, cu_seqlens, scale, g)
-    return scan_forward(inputs, output_final_state, backend=backend)[:2]
+        return ChunkQuasarFunction.apply(backend, output_final_state, *inputs)
+    return scan_forward(ScanInputs.of(*inputs), output_final_state, backend=backend)[:2]
 
 
 def _check_shapes(

@@ -8,8 +8,8 @@ and values:
 
 With log decays, each product of two tokens is multiplied by exp of the sum of the log decays
 between them, which is never positive. V' and S' are computed chunk by chunk, everything else for
-all chunks at once. Long sequences are processed in blocks. Autograd keeps only the inputs and the
-states between blocks, and the backward pass computes the blocks again.
+all chunks of a block at once. A long sequence has several blocks. Autograd then keeps only the
+inputs and the states between blocks, and the backward pass computes the blocks again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from fla.ops.quasar.segments import host_bounds
 
 BLOCK_ELEMENTS = 1 << 23
 """Elements of a tensor in a block: 16,384 tokens of 8 heads of 64, 32 MB of fp32."""
-
-
 LEAST_LOG_DECAY = -110.0
 """Lower log decays are raised to this, so that sums keep precision; its exp is 0 in fp32."""
 
@@ -45,18 +43,16 @@ def chunk_quasar_torch(
     cu_seqlens: torch.Tensor | None = None,
     *,
     scale: float = 1.0,
-    use_qk_l2norm_in_kernel: bool = False,
     chunk_size: int = 64,
     g: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Apply QuasarAttention to whole sequences, on any device, differentiably.
 
-    Arguments and results are those of `chunk_quasar`. The arithmetic is fp32 (fp64 for fp64
-    inputs), independent of autocast.
+    Arguments and results are those of `run_chunks`, with keys and values of any widths. The
+    arithmetic is fp32 (fp64 for fp64 inputs), independent of autocast.
 
     Args:
         chunk_size: tokens of a chunk; changes the rounding only.
-        beta, g: as in `run_chunks`.
 
     Raises:
         ValueError: the bounds `cu_seqlens` do not fit one row of T tokens.
@@ -66,8 +62,6 @@ def chunk_quasar_torch(
     lengths = [T] if cu_seqlens is None else sequence_lengths(cu_seqlens, B, T)
     N = B if cu_seqlens is None else len(lengths)
     with torch.autocast(q.device.type, enabled=False):
-        if use_qk_l2norm_in_kernel:
-            q, k = l2norm(q), l2norm(k)
         if initial_state is None:
             state = torch.zeros(N, H, K, v.shape[-1], dtype=dtype, device=q.device)
         else:
@@ -122,7 +116,7 @@ def _sequence(
     scale: float,
     chunk_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Process sequences of equal length, one per batch row, in blocks; autograd recomputes them."""
+    """Process sequences of equal length, one per batch row, in blocks."""
     B, T, H, K = q.shape
     widest = max(K, v.shape[-1], chunk_size)
     block = max(1, BLOCK_ELEMENTS // max(1, B * H * widest * chunk_size)) * chunk_size
@@ -149,7 +143,7 @@ def _block(
     scale: float,
     C: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return o and the state after a run of tokens; state is `[B, H, K, V]` in beta's dtype."""
+    """Return o and the state after the tokens; states are `[B, H, K, V]` in beta's dtype."""
     B, T, H, K = q.shape
     V = v.shape[-1]
     if B * T * H == 0:
@@ -157,39 +151,40 @@ def _block(
     dtype, out_dtype, NT = beta.dtype, q.dtype, -(-T // C)
 
     def chunks(x: torch.Tensor) -> torch.Tensor:  # [B, T, H, D] -> [NT, B * H, C, D]
-        # the added keys are zeros and do not change the state
+        # the padding's keys are zeros and do not change the state
         x = F.pad(x, (0, 0, 0, 0, 0, NT * C - T)) if T % C else x
         x = x.reshape(B, NT, C, H, x.shape[-1]).permute(1, 0, 3, 2, 4)
         return x.to(dtype).reshape(NT, B * H, C, -1)
 
-    if not StepSizes.of(beta).per_token:
-        alpha = fused_quasar_gate(k.to(dtype).square().sum(-1, keepdim=True), beta, dtype)
-    else:
+    if StepSizes.of(beta).per_token:
         alpha = beta.unsqueeze(-1)
+    else:
+        alpha = fused_quasar_gate(k.to(dtype).square().sum(-1, keepdim=True), beta, dtype)
     alpha, q, k, v = chunks(alpha), chunks(q), chunks(k), chunks(v)
-    M, scores, read, reading, written = alpha * (k @ k.mT), q @ k.mT, k, q, k
-    kept: Sequence[Any] = [1.0] * NT
+    M, scores = alpha * (k @ k.mT), q @ k.mT
+    k_before, q_before, k_after = k, q, k  # scaled by the decays before or after their tokens
+    decays: Sequence[Any] = [1.0] * NT  # of whole chunks
     if g is not None:
         since = chunks(g.unsqueeze(-1)).cumsum(-2)  # sums from the chunk's start
         between = torch.exp((since - since.mT).tril())
         M, scores = M * between, scores * between
         before, after = torch.exp(since), torch.exp(since[..., -1:, :] - since)
-        read, reading, written = k * before, q * before, k * after
-        kept = before[..., -1:, :].unbind(0)
+        k_before, q_before, k_after = k * before, q * before, k * after
+        decays = before[..., -1:, :].unbind(0)
     # the solver reads only the part below the diagonal, and takes the diagonal as ones
-    right = alpha * torch.cat([v, read], dim=-1)
+    right = alpha * torch.cat([v, k_before], dim=-1)
     U, W = torch.linalg.solve_triangular(M, right, upper=False, unitriangular=True).split(
         [V, K], -1
     )
     S_n = state.reshape(B * H, K, V)
     entering, fresh = [], []
-    for k_n, U_n, W_n, kept_n in zip(
-        written.unbind(0), U.unbind(0), W.unbind(0), kept, strict=True
+    for k_n, U_n, W_n, decay_n in zip(
+        k_after.unbind(0), U.unbind(0), W.unbind(0), decays, strict=True
     ):
         entering.append(S_n)
-        fresh.append(torch.baddbmm(U_n, W_n, S_n, alpha=-1))
-        S_n = torch.baddbmm(S_n if g is None else kept_n * S_n, k_n.mT, fresh[-1])
-    o = reading @ torch.stack(entering) + torch.tril(scores) @ torch.stack(fresh)
+        fresh.append(torch.baddbmm(U_n, W_n, S_n, alpha=-1))  # V'
+        S_n = torch.baddbmm(S_n if g is None else decay_n * S_n, k_n.mT, fresh[-1])
+    o = q_before @ torch.stack(entering) + torch.tril(scores) @ torch.stack(fresh)
     o = (o * scale).view(NT, B, H, C, V).permute(1, 0, 3, 2, 4).reshape(B, NT * C, H, V)
     return o[:, :T].to(out_dtype), S_n.view(B, H, K, V)
 

@@ -9,18 +9,15 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from fla.ops.quasar.chunk_torch import chunk_quasar_torch
-from fla.ops.quasar.chunk_torch import l2norm
-from fla.ops.quasar.chunk_torch import sequence_lengths
+from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.gate import fused_quasar_gate
-from fla.ops.quasar.gate import quasar_step_size
-from fla.ops.quasar.scan import StepSizes
+from fla.ops.quasar.gate import fused_quasar_gate, quasar_step_size
+from fla.ops.quasar.scan import ScanInputs, StepSizes
 
 MAX_HEAD_DIM = 256
 """Widest head that the Triton kernel holds in registers; wider heads use the torch path."""
 ENOUGH_PROGRAMS = 1024
-"""Number of programs above which more columns for each program are faster than more programs."""
+"""Programs above which wider programs are faster than more programs."""
 WARP_ELEMENTS, MOST_ELEMENTS = 4096, 8192
 """Most elements of a state in the registers of a warp, and of a program."""
 
@@ -28,7 +25,7 @@ WARP_ELEMENTS, MOST_ELEMENTS = 4096, 8192
 class RecurrentTiles(NamedTuple):
     """The tiles of a launch."""
 
-    cols: int  # state columns of a program, with all rows
+    cols: int  # state columns of a program, which holds all of their rows
     warps: int
 
 
@@ -93,7 +90,7 @@ def fused_recurrent_quasar_fwd_kernel(
 ):
     """Process one sequence of one head for BV value columns, with the state in registers.
 
-    Grid: (sequences * H, S / BV). q, k, v and o have a last stride of one; o is contiguous.
+    Grid: (sequences * H, S / BV). q, k and v have a last stride of one; o is contiguous.
     `final_state` may be `initial_state`: a program reads its columns before it writes them.
     With READ_STEP, beta has the step size of each token and head, `[B, T, H]` contiguous. g has log
     decays in the same layout. GROUP heads of values share one head of keys and queries.
@@ -177,7 +174,7 @@ def launch_fused_recurrent(
     g: torch.Tensor | None = None,
     tiles: RecurrentTiles | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Launch the kernel; no autograd. Arguments and results as in `run_recurrent`.
+    """Launch the kernel, without autograd. Arguments and results are those of `run_recurrent`.
 
     Args:
         tiles: replaces the choice of `tiles_for`.
@@ -223,11 +220,11 @@ def fused_recurrent_torch(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Process token by token in torch, in fp32, or fp64 for fp64 inputs; heads of any widths.
 
-    Arguments and results as in `run_recurrent`.
+    Arguments and results are those of `run_recurrent`.
     """
+    q, k, *_ = ScanInputs.of(q, k, v, beta).with_equal_heads()
     B, T, H, V = v.shape
-    K, group = q.shape[-1], H // q.shape[2]
-    q, k = (x.repeat_interleave(group, 2) for x in (q, k)) if group > 1 else (q, k)
+    K = q.shape[-1]
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     lengths = [T] if cu_seqlens is None else sequence_lengths(cu_seqlens, B, T)
     N = B if cu_seqlens is None else len(lengths)
@@ -259,7 +256,7 @@ def fused_recurrent_torch(
 
 
 def _run(q, k, v, *arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run Triton if it supports the call, else torch; arguments of `launch_fused_recurrent`."""
+    """Run Triton if it supports the call, otherwise torch."""
     square = q.shape[-1] == v.shape[-1] <= MAX_HEAD_DIM
     if q.is_cuda and q.dtype != torch.float64 and square:
         return launch_fused_recurrent(q, k, v, *arguments)
@@ -284,21 +281,20 @@ class FusedRecurrentQuasarFunction(torch.autograd.Function):
             None if x is None else x.detach().requires_grad_(needed)
             for x, needed in zip(inputs, ctx.needs_input_grad, strict=False)
         ]
-        wanted = [x for x in leaves if x is not None and x.requires_grad]
+        needed_leaves = [x for x in leaves if x is not None and x.requires_grad]
         with torch.enable_grad(), torch.autocast(do.device.type, enabled=False):
-            q, k, v, beta, initial, g = leaves
-            group = v.shape[2] // q.shape[2]
-            q, k = (x.repeat_interleave(group, 2) for x in (q, k)) if group > 1 else (q, k)
+            *qkv, beta, initial, g = leaves
+            q, k, v, *_ = ScanInputs.of(*qkv, beta).with_equal_heads()
             o, final = chunk_quasar_torch(
                 q, k, v, beta, initial, True, cu_seqlens, scale=ctx.scale, g=g
             )
-            # without tokens, a result may not depend on any of the inputs
+            # without tokens, a result may depend on none of the inputs
             pairs = [(o, do)] if d_final is None else [(o, do), (final, d_final)]
             pairs = [(x, dx) for x, dx in pairs if x.requires_grad]
             if not pairs:
                 return (None,) * len(ctx.needs_input_grad)
             outputs, grads = zip(*pairs, strict=True)
-            gradients = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
+            gradients = iter(torch.autograd.grad(outputs, needed_leaves, grads, allow_unused=True))
         per_input = (next(gradients) if x is not None and x.requires_grad else None for x in leaves)
         return *per_input, None, None, None
 
@@ -321,18 +317,17 @@ def fused_recurrent_quasar(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Apply QuasarAttention (arXiv 2512.12602) token by token; same results as `chunk_quasar`.
 
-    For decoding (T = 1 with a state) and short sequences, because the T steps are sequential. The
-    arguments are those of `chunk_quasar`, and:
+    It is meant for decoding (T = 1 with a state) and short sequences, because the T steps are
+    sequential. The arguments are those of `chunk_quasar`, except `cp_context`, and:
 
     Args:
-        inplace_state: return the final state, even without `output_final_state`. If there is an
-            `initial_state` and autograd records nothing, the final state overwrites it, so that
-            only o is allocated.
+        inplace_state: whether to return the final state, even without `output_final_state`, and,
+            unless autograd records the call, to write it over `initial_state`, so that only o is
+            allocated.
 
     Raises:
-        ValueError: `cu_seqlens` with B other than 1; bounds that do not fit one row of T tokens
-            (only the torch path checks them); `inplace_state` with a state that is not contiguous
-            fp32 (fp64 for fp64 inputs).
+        ValueError: `cu_seqlens` with B other than 1; on the torch path, bounds that do not fit T
+            tokens; `inplace_state` with a state that is not contiguous fp32 (fp64 for fp64 inputs).
     """
     if cu_seqlens is not None and q.shape[0] != 1:
         raise ValueError(
@@ -357,13 +352,13 @@ def run_recurrent(
     inplace_state=False,
     g=None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute `fused_recurrent_quasar`, also with the caller's step sizes or decays.
+    """Compute `fused_recurrent_quasar`, also with the caller's step sizes and decays.
 
     The arguments are those of `fused_recurrent_quasar`, and:
 
     Args:
         q, k: `[B, T, H, S]`; v may have a multiple of H heads, of which adjacent ones share a key.
-        beta, g: as in `chunk.run_chunks`; a step size may have any sign here.
+        beta, g: as in `chunk.run_chunks`, but a step size may have any sign.
 
     Raises:
         ValueError: `inplace_state` with a state that is not contiguous fp32 (fp64 for fp64 inputs).
@@ -380,10 +375,10 @@ def run_recurrent(
 
 
 def _check_can_hold_final(state: torch.Tensor, dtype: torch.dtype) -> None:
-    wanted = torch.float64 if dtype == torch.float64 else torch.float32
-    if state.dtype != wanted or not state.is_contiguous():
+    expected = torch.float64 if dtype == torch.float64 else torch.float32
+    if state.dtype != expected or not state.is_contiguous():
         raise ValueError(
-            f"inplace_state needs a contiguous initial_state of {wanted}; got {state.dtype} with "
+            f"inplace_state needs a contiguous initial_state of {expected}; got {state.dtype} with "
             f"strides {state.stride()}: convert it once, before the first token"
         )
 

@@ -22,10 +22,10 @@ def host_bounds(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
     """
     if cu_seqlens.is_inference():  # it has no version
         return tuple(cu_seqlens.tolist())
-    version, (known, bounds) = cu_seqlens._version, _known_bounds.get(cu_seqlens, (None, ()))
-    if known != version:
+    version, bounds = _known_bounds.get(cu_seqlens, (None, ()))
+    if version != cu_seqlens._version:
         bounds = tuple(cu_seqlens.tolist())
-        _known_bounds[cu_seqlens] = version, bounds
+        _known_bounds[cu_seqlens] = cu_seqlens._version, bounds
     return bounds
 
 
@@ -51,7 +51,7 @@ def packed_table(bounds: Sequence[int], length: int, device: torch.device) -> Pa
 def _packed_table(bounds: tuple[int, ...], length: int, device: torch.device) -> PackedTable:
     table, first = [], [0]
     for n, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        # an empty sequence has one empty segment, whose final state is the initial state
+        # an empty sequence has one empty segment, which passes the initial state on
         starts = range(start, stop, length) or (start,)
         for t in starts:
             place = (t == starts[0]) + 2 * (t == starts[-1])

@@ -9,7 +9,7 @@ Backend = Literal["auto", "cuda", "triton", "torch"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 BACKEND = "QUASAR_BACKEND"
-"""The implementation of a call: one of `BACKENDS`."""
+"""The implementation of calls: one of `BACKENDS`."""
 GRAPHS = "QUASAR_GRAPHS"
 """0 disables the CUDA graphs of the layer's calls."""
 KEEP_MIB = "QUASAR_KEEP_MIB"
@@ -25,8 +25,8 @@ NVRTC = "QUASAR_NVRTC"
 def _read(name: str, default: str) -> str:
     """Return a variable's value, or `default` if it is not set.
 
-    `os.environ.get` raises and catches two exceptions for a variable that is not set, which take a
-    thirtieth of the host's time in a short call of the layer. This function avoids them.
+    For a variable that is not set, `os.environ.get` raises and catches two exceptions. They take a
+    thirtieth of the host's time in a short call of the layer, so this function avoids them.
     """
     stored = getattr(os.environ, "_data", None)
     if stored is not None and os.environ.encodekey(name) not in stored:

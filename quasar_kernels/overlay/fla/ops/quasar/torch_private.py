@@ -17,13 +17,12 @@ copy_all = torch._foreach_copy_
 transforms_active = torch._C._are_functorch_transforms_active
 """Whether a transform of torch.func is active."""
 
-
 raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 """`raw_stream(device)` is the handle of a device's current stream; None in builds without CUDA."""
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return an autograd function's `apply` without the search for functorch's wrappers.
+    """Return an autograd function's `apply` that does not search for functorch's wrappers.
 
     The search through all arguments takes 7 of the 85 us of a short call of the layer.
     """
@@ -31,7 +30,7 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def without_ownership(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor at the address of `x` without ownership; x if torch cannot make one."""
+    """Return a tensor at the address of `x` that does not own the memory; x if torch cannot."""
     construct = getattr(torch._C, "_construct_storage_from_data_pointer", None)
     if construct is None:
         return x

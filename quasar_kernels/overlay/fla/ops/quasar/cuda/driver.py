@@ -30,13 +30,7 @@ def _driver() -> ctypes.CDLL:
             "the CUDA driver (libcuda.so.1) cannot be loaded", "install the GPU's driver"
         ) from error
     pointer, unsigned = ctypes.c_void_p, ctypes.c_uint
-    library.cuLaunchKernel.argtypes = [
-        pointer,
-        *[unsigned] * 7,
-        pointer,
-        pointer,
-        pointer,
-    ]
+    library.cuLaunchKernel.argtypes = [pointer, *[unsigned] * 7, *[pointer] * 3]
     return library
 
 
@@ -79,15 +73,14 @@ class Kernel(NamedTuple):
             status = _driver().cuLaunchKernel(
                 self.function, *grid, 1, self.threads, 1, 1, self.shared, stream, parameters, None
             )
-        if status:
-            _checked(status, "cuLaunchKernel")
+        _checked(status, "cuLaunchKernel")
 
 
 def load_kernels(code: bytes, names: Iterable[str], device: int) -> dict[str, Kernel]:
     """Load compiled code on a device for the life of the process, and return its kernels by name.
 
-    For each kernel the code contains an array of three ints, named like the kernel without the
-    dtype and with `_launch`: threads, bytes of dynamic shared memory, bytes of the first parameter.
+    For each kernel the code contains an array of three ints: threads, bytes of dynamic shared
+    memory, bytes of the first parameter. Its name is the kernel's without the dtype, and `_launch`.
 
     Raises:
         CudaUnavailableError: the driver rejects the code.
@@ -149,13 +142,7 @@ def tensor_map(
     if encode is None:
         raise CudaUnavailableError("the GPU's driver is older than CUDA 12", "update it")
     pointer = ctypes.c_void_p
-    encode.argtypes = [
-        pointer,
-        ctypes.c_int,
-        ctypes.c_uint,
-        *[pointer] * 5,
-        *[ctypes.c_int] * 4,
-    ]
+    encode.argtypes = [pointer, ctypes.c_int, ctypes.c_uint, *[pointer] * 5, *[ctypes.c_int] * 4]
     rank = len(sizes)
     storage = ctypes.create_string_buffer(TENSOR_MAP + 64)
     aligned = ctypes.addressof(storage) + -ctypes.addressof(storage) % 64

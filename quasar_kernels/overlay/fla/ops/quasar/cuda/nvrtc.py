@@ -39,7 +39,7 @@ _REMEDIES = (
 
 
 class CudaUnavailableError(RuntimeError):
-    """The CUDA kernels cannot be built or run: the `problem` and the `remedy`, a clause each."""
+    """The CUDA kernels cannot be built or run; `problem` and `remedy` are a clause each."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         self.problem = " ".join(problem.split())
@@ -49,15 +49,14 @@ class CudaUnavailableError(RuntimeError):
 
 def remedy_for(text: str) -> str:
     """Return the remedy for a failure of NVRTC or the driver, from its message."""
-    low = text.lower()
-    remedies = (remedy for sign, remedy in _REMEDIES if sign in low)
-    return next(
-        remedies, "set QUASAR_BACKEND=triton to stop trying, or report the text before this"
-    )
+    for part, remedy in _REMEDIES:
+        if part in text.lower():
+            return remedy
+    return "set QUASAR_BACKEND=triton to stop trying, or report the text before this"
 
 
 def _library_paths() -> Iterator[str]:
-    # in order of preference: the wheels with torch's major version, torch's folder, the system
+    # first torch's major version of CUDA; of each version torch's folder, the wheels, the system
     chosen = switches.nvrtc_library()
     if chosen is not None:
         yield chosen
@@ -72,7 +71,7 @@ def _library_paths() -> Iterator[str]:
     for major in majors:
         for folder in folders:
             yield from sorted(glob.glob(f"{glob.escape(folder)}/libnvrtc*.so.{major}*"))
-        yield f"libnvrtc.so.{major}"  # wherever the loader looks
+        yield f"libnvrtc.so.{major}"  # found by the loader
 
 
 @functools.cache
@@ -80,7 +79,7 @@ def load_library() -> ctypes.CDLL:
     """Return NVRTC, version 12 or newer.
 
     Raises:
-        CudaUnavailableError: none was found.
+        CudaUnavailableError: it was not found.
     """
     for path in _library_paths():
         if "builtins" in path or ".alt." in path:
@@ -113,9 +112,12 @@ def _version(library: ctypes.CDLL) -> tuple[int, int]:
 def target_for(capability: tuple[int, int], supported: Sequence[int]) -> str:
     """Return NVRTC's name of the architecture to compile for.
 
-    If the toolkit supports the GPU, this is the name for machine code. Otherwise it is the name for
-    PTX of the newest architecture that the toolkit supports, which the driver translates.
-    `capability` is (major, minor); `supported` holds numbers such as 90.
+    If NVRTC supports the GPU, the target is machine code. Otherwise it is PTX for the newest older
+    architecture that NVRTC supports, which the driver translates.
+
+    Args:
+        capability: (major, minor) of the GPU.
+        supported: the supported architectures, as numbers such as 90.
     """
     requested = 10 * capability[0] + capability[1]
     if requested in supported:
@@ -163,8 +165,7 @@ def compile_cached(
     code = _read(path)
     if code is None:
         code = _compile(library, name, program, headers, flags)
-        # without a writable cache, the next process compiles again, which takes a second
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # without a writable cache, each process compiles
             write_whole(path, hashlib.sha256(code).digest() + code)
     return code
 
@@ -175,10 +176,9 @@ def compile_files(
     capability: tuple[int, int],
     options: Sequence[str] = (),
 ) -> bytes:
-    """Return `compile_cached`'s machine code of one program made of the files `sources`.
+    """Return the machine code of one program made of the files `sources`.
 
-    Args:
-        name, capability, options: as for `compile_cached`.
+    The other arguments are those of `compile_cached`.
 
     Raises:
         CudaUnavailableError: a file cannot be read, NVRTC is missing, or it does not compile the
@@ -195,18 +195,18 @@ def compile_files(
 
 
 def read_sources(paths: Sequence[Path]) -> dict[str, str]:
-    """Return the texts of files and of all that they include, by name.
+    """Return the texts of files and of all files that they include, by name.
 
-    An include line gives a file's path relative to the including file, as every compiler expects.
-    The returned texts include files by name only, which is how NVRTC receives them.
+    An include line has a path relative to the including file. In the returned texts it has only the
+    file's name, as NVRTC needs it.
     """
     texts: dict[str, str] = {}
-    waiting = list(paths)
-    while waiting:
-        path = waiting.pop()
+    remaining = list(paths)
+    while remaining:
+        path = remaining.pop()
         if path.name not in texts:
             text = path.read_text()
-            waiting += [path.parent / place for place in _INCLUDE.findall(text)]
+            remaining += [path.parent / included for included in _INCLUDE.findall(text)]
             texts[path.name] = _INCLUDE.sub(lambda m: f'#include "{Path(m[1]).name}"', text)
     return texts
 

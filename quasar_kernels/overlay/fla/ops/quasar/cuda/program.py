@@ -64,7 +64,7 @@ class CudaProgram:
     def compile(
         self, capability: tuple[int, int], dtype: str, options: Sequence[str] = ()
     ) -> bytes:
-        """Return the machine code for a GPU's capability and `bf16` or `fp16`.
+        """Return the machine code for a GPU's capability and the dtype `bf16` or `fp16`.
 
         Raises:
             CudaUnavailableError: the GPU is too old, NVRTC or a source is missing, or the
@@ -97,11 +97,16 @@ class CudaProgram:
             entry = self._entries[variant]
         return entry
 
+    def find_loaded(self, variant: Variant) -> LoadedProgram | None:
+        """Return the program as `find` does, or None if it cannot be used."""
+        entry = self.find(variant)
+        return entry if isinstance(entry, LoadedProgram) else None
+
     def load(self, variant: Variant) -> LoadedProgram:
-        """Return the loaded program, as `find` does.
+        """Return the program as `find` does.
 
         Raises:
-            CudaUnavailableError: the program cannot be compiled or loaded, or was disabled.
+            CudaUnavailableError: the program cannot be used.
         """
         entry = self.find(variant)
         if isinstance(entry, CudaUnavailableError):
@@ -117,7 +122,9 @@ class CudaProgram:
     def attempt(
         self, backend: Backend, program: LoadedProgram, function: Callable[..., Result], *args: Any
     ) -> Result | None:
-        """Return `function(*args, program=program)`; if a launch fails, disable it, return None.
+        """Return `function(*args, program=program)`.
+
+        If a launch fails, the program is disabled and the result is None.
 
         Raises:
             CudaUnavailableError: a launch fails, and `backend`, QUASAR_BACKEND's value, is `cuda`.
@@ -154,14 +161,15 @@ POINTER, INT64, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctyp
 
 
 def fields(kind: type, names: str) -> list[tuple[str, type]]:
-    """Return a `ctypes.Structure`'s fields of type `kind`; spaces separate the names."""
+    """Return fields of type `kind` for a `ctypes.Structure`; spaces separate the names."""
     return [(name, kind) for name in names.split()]
 
 
 def serializer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
-    """Return a function that serializes a structure's values, arrays element by element, to bytes.
+    """Return a function from a structure's values to its bytes.
 
-    The function takes a third of the time that filling the structure takes.
+    The function takes an array's elements as separate arguments. It needs a third of the time that
+    filling the structure needs.
     """
     kinds: list[Any] = [field[1] for field in structure._fields_]
     codes = "".join(

@@ -13,7 +13,7 @@ from fla.ops.quasar.switches import Backend
 
 
 class Call(NamedTuple):
-    """A call's settings: everything that the result depends on except the input and the weights."""
+    """A call's settings: everything but the input and the weights that determines the result."""
 
     heads: int
     head_dim: int
@@ -45,10 +45,6 @@ class Weights(NamedTuple):
     norm: torch.Tensor  # [S]
     out: torch.Tensor  # [hidden, H S]
 
-    def of_products(self) -> tuple[torch.Tensor, ...]:
-        """Return the weights of the matrix products, as `packed` takes them."""
-        return *self[:6], self.out
-
     def taps(self) -> tuple[torch.Tensor | None, ...]:
         """Return the taps of q, k and v."""
         return self.q_taps, self.k_taps, self.v_taps
@@ -64,12 +60,12 @@ class Weights(NamedTuple):
 class Activations:
     """Tensors between the stages, for R tokens of H heads of S channels.
 
-    A stage sets a tensor to None after its last use: for a million tokens each takes gigabytes.
+    A tensor is set to None after its last use: for a million tokens each takes gigabytes.
     """
 
     scan: ScanInputs | None  # of the operator
     narrow: torch.Tensor  # [R, S], the output gate's narrow half
-    output_weights: tuple[torch.Tensor, ...]  # in the layout that the same `Stages` read
+    output_weights: tuple[torch.Tensor, ...]  # in the layout of the same `Stages`
     rows: torch.Tensor | None = None  # [R, hidden], x in the products' dtype, if kept
     products: torch.Tensor | None = None  # [R, 3 H S + S], x W: q, k, v and narrow, if kept
     o: Any = None  # [R, H, S], the operator's output; None before the operator has run
@@ -79,11 +75,11 @@ class Stages(NamedTuple):
     """An implementation of the layer's stages before and after its operator."""
 
     project: Callable[[Call, torch.Tensor, Weights, bool, bool], Activations | None]
-    """Compute everything before the operator; `keep` and `output` are those of `layer_forward`.
+    """Computes everything before the operator; `keep` and `output` are those of `layer_forward`.
 
     Returns None for an unsupported call and after a failed launch."""
     output: Callable[[Call, Activations], torch.Tensor | None]
-    """Compute `[R, hidden]` from `o`, `narrow` and `output_weights`, or return None as above."""
+    """Computes y `[R, hidden]` from `o`, `narrow` and `output_weights`, or returns None."""
 
 
 class LayerResults(NamedTuple):

@@ -1,9 +1,9 @@
 """q, k and v of tokens at the start of sequences, for kernels that process one long sequence.
 
-Such a kernel can process several adjacent sequences as one long sequence. Only the convolution of
-each sequence's first three tokens then wrongly reads the sequence before. This module computes
-these tokens again and replaces the kernel's results. It does the same for the first tokens of a
-rank's slice, whose convolution reads tokens of earlier ranks, the halo.
+Such a kernel can process several adjacent sequences as one. Only the convolution of each sequence's
+first three tokens then wrongly reads the previous sequence. This module computes these tokens again
+and replaces the kernel's results. It does the same for the first tokens of a rank's slice, whose
+convolution reads tokens of earlier ranks, the halo.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fla.ops.quasar.triton_kernels.launch import Launcher
 CHANNELS = 64
 """Output channels of one program."""
 FEW, MANY = 4, 16
-"""Sequences of one program: FEW fill a tensor core's tile; with MANY, fewer programs read the
-weights."""
+"""Sequences of one program. FEW fill a tensor core's tile; with MANY, the weights are read by fewer
+programs."""
 
 
 @triton.jit
@@ -178,15 +178,15 @@ def replace_first_tokens(
         qkv: `[R, 3 H S]`, contiguous, in the products' dtype.
     """
     (R, D), C = x.shape, weights.q.shape[0]
-    together = FEW if count < 16 * FEW else MANY
+    block = FEW if count < 16 * FEW else MANY
     _first_tokens(
-        (-(-count // together), 3 * C // CHANNELS, 1),
+        (-(-count // block), 3 * C // CHANNELS, 1),
         (
             *(x, weights.q, weights.k, weights.v),
             *(weights.q_taps, weights.k_taps, weights.v_taps),
             *(bounds, qkv, count, R // count),
         ),
-        (D, C, 64, CHANNELS, together, bounds is not None),
+        (D, C, 64, CHANNELS, block, bounds is not None),
         num_warps=4,
         num_stages=2,
     )
@@ -199,11 +199,11 @@ def replace_halo_tokens(
     halo: int,
     qkv: Sequence[torch.Tensor],
 ) -> None:
-    """Overwrite q, k and v of a slice's first tokens by those that the halo before them gives.
+    """Overwrite q, k and v of a slice's first tokens by values computed with the halo.
 
     Args:
         call: the layer's call.
-        rows: `[halo + tokens, hidden]`: the inputs before the tokens, and those of the tokens.
+        rows: `[halo + tokens, hidden]`, the inputs before the tokens, then those of the tokens.
         weights: the layer's.
         halo: rows before the tokens; it and `tokens` are at most the convolution's taps - 1.
         qkv: three tensors `[1, T, H, S]`, of which the first `tokens` are written.
@@ -230,13 +230,13 @@ def replace_halo_tokens(
 
 def _is_for_kernel(rows: torch.Tensor, weights: Weights, qkv: Sequence[torch.Tensor]) -> bool:
     C, D = weights.q.shape
-    used = (rows, *weights[:3], *weights.taps())
+    tensors = (rows, *weights[:3], *weights.taps())
     return (
         rows.is_cuda
         and qkv[0].dtype in (torch.bfloat16, torch.float16)
         and C % CHANNELS == D % 64 == 0
         and weights.q_shift is None
-        and all(x is not None and x.is_contiguous() for x in used)
+        and all(x is not None and x.is_contiguous() for x in tensors)
         and weights.q_taps is not None
         and weights.q_taps.shape[-1] == 4
         and len({x.stride()[1:] for x in qkv}) == 1
@@ -245,15 +245,13 @@ def _is_for_kernel(rows: torch.Tensor, weights: Weights, qkv: Sequence[torch.Ten
 
 
 def project_rows(call: Call, rows: torch.Tensor, weights: Weights) -> torch.Tensor:
-    """Return silu(causal convolution(rows W^T)) for q, k and v, concatenated; products in fp32.
+    """Return silu(causal convolution(rows W^T)) for q, k and v, concatenated `[n, 3 H S]`.
 
-    Differentiable; any number of taps.
+    Products and sums are fp32, the result is in the call's dtype. It is differentiable, for any
+    number of taps.
 
     Args:
         rows: `[n, hidden]`, the first tokens of a sequence.
-
-    Returns:
-        `[n, 3 H S]` in the call's dtype.
     """
     taps, shift = weights.joined_taps()
     matrix = torch.cat([weights.q, weights.k, weights.v])

@@ -1,7 +1,7 @@
 """The layer's stages in fused kernels: one before the operator, one after it.
 
 They compute whole sequences without a cached state and without autograd, with products in bf16 or
-fp16. The kernels read one sequence in fp32: a 16-bit input is converted to fp32, and several
+fp16. The first kernel reads one sequence in fp32: a 16-bit input is converted to fp32, and several
 sequences are passed as one (first_tokens.py). If a launch fails, one line is logged, and the
 kernels are not used again in this process.
 """
@@ -34,7 +34,7 @@ from fla.ops.quasar.scan import ScanInputs, StepSizes
 from fla.ops.quasar.switches import Backend
 
 FEWEST_TOKENS = 1 << 9
-"""Average tokens of a sequence from which these kernels are faster (on an H200)."""
+"""Least tokens of a sequence, on average, with which these kernels are faster (on an H200)."""
 
 _HEADS = WIDTH // HEAD_DIM
 _SHAPES = (  # of the weights that a supported layer has, in the order of `Weights`
@@ -163,7 +163,7 @@ class FusedKernels(NamedTuple):
 
 
 def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
-    """Return whether the kernels support a call and are faster for it than the others."""
+    """Return whether the kernels support a call and are faster than the other stages."""
     if torch.is_grad_enabled() or not x.is_cuda or x.dtype not in _DTYPES:
         return False
     if not x.is_contiguous() or x.data_ptr() % 16:

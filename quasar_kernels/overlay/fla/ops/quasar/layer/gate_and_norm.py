@@ -16,7 +16,7 @@ from fla.ops.quasar.triton_kernels.launch import Launcher
 ROWS, WARPS = 64, 8
 """Tokens and warps of a program, the fastest on an H200 for heads of 64 and of 128."""
 MANY_TOKENS = 1 << 15
-"""Tokens from which there are enough programs to fill a GPU if each processes all heads."""
+"""Least tokens with which programs that process all heads fill a GPU."""
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -91,7 +91,7 @@ def gate_and_norm(
     y = torch.empty_like(o, memory_format=torch.contiguous_format)
     if R:
         block = max(16, triton.next_power_of_2(S))
-        # a program with all heads reads its narrow rows once; few tokens need more programs
+        # a program with all heads reads `narrow` once, but with few tokens more programs are needed
         heads = H if R >= MANY_TOKENS else min(H, 4) if R >= MANY_TOKENS // 4 else 1
         _gate_and_norm(
             (-(-R // ROWS), -(-H // heads), 1),

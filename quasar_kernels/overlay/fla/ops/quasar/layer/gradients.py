@@ -1,7 +1,7 @@
 """Triton kernels of the layer's gradients: of the convolution with SiLU, and of the gated norm.
 
-Each reads its inputs once. Gradients of weights are sums over all tokens: each program
-adds those of its rows, and torch adds the programs' sums, always in the same order.
+Each reads its inputs once. A weight's gradient is a sum over all tokens: each program sums its
+rows, and torch adds the sums of the programs, always in the same order.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import triton.language as tl
 from fla.ops.quasar.triton_kernels.launch import Launcher
 
 _PROGRAMS = 4096
-"""Target number of programs of a launch.
-
-Several programs run one after the other in each slot of a GPU, so that it stays busy. There are few
-enough of them that adding their sums takes little time."""
+"""Target number of programs of a launch: several for each slot of a GPU, so that it stays busy, but
+few enough that adding their sums takes little time."""
 _MOST_PROGRAMS = 65_535
 """The largest second dimension of CUDA's grids."""
 
@@ -275,7 +273,7 @@ def padded(n: int) -> int:
 
 
 def sequences(position: torch.Tensor | int | None, rows: int) -> tuple[int, torch.Tensor | None]:
-    """Return the number of rows per sequence, and for packed ones each row's place in its own."""
+    """Return the rows of a sequence, and each row's place in it for packed sequences, else None."""
     if isinstance(position, int):
         return position, None
     return rows, position
@@ -348,7 +346,7 @@ def launch_gated_rmsnorm_grad(
         `[H, S]`, fp32.
     """
     R, H, S = x.shape
-    # each program reads an element before it writes there, and none reads another's
+    # a program reads each element before it overwrites it, and no other program reads it
     dx, dgate = (dy, gate) if overwrite else (torch.empty_like(x), torch.empty_like(gate))
     block = max(8, padded(S))
     rows = max(1, 512 // block)

@@ -1,8 +1,8 @@
 """The layer's operations around the operator: short convolution, gated norm, recomputation.
 
-Forward passes save only their inputs. On CUDA, forward and backward pass are one Triton kernel
-each, the latter in gradients.py. For other calls torch computes the backward pass block by block,
-so that no fp32 copy of a whole sequence is ever held.
+Forward passes save only their inputs. On CUDA, the forward and the backward pass are one Triton
+kernel each, the latter in gradients.py. For other calls torch computes the backward pass block by
+block, so that there is never an fp32 copy of a whole sequence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BACKWARD_ELEMENTS = 1 << 24
 """Elements of its input that a backward pass in torch converts to fp32 at a time: 64 MB each."""
 
 CONV_TAPS = 4
-"""Convolution width that the Triton kernel is written for; other widths take the torch path."""
+"""The number of taps that the Triton kernels support; other convolutions are computed by torch."""
 
 
 @triton.jit
@@ -55,12 +55,12 @@ def causal_conv_silu_kernel(
     HAS_BIAS: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """Convolve ROWS rows of BC channels with 4 causal taps, each row read once; then silu.
+    """Convolve ROWS rows of BC channels with 4 causal taps, then apply silu.
 
-    x `[B * T, C]` holds B sequences of T rows, `stride_x` apart; y is contiguous. Rows before a
-    sequence count as zeros. With PACKED, the T rows contain several sequences, and `position` `[T]`
-    holds each row's place in its sequence. Four rows are computed while the next four are loaded.
-    Grid: (B * ceil(T / ROWS), C / BC).
+    x `[B * T, C]` has B sequences of T rows, which are `stride_x` apart; y is contiguous. Rows
+    before a sequence count as zeros. With PACKED, the T rows contain several sequences, and
+    `position` `[T]` has each row's place in its sequence. Each row is read once; four rows are
+    computed while the next four are loaded. Grid: (B * ceil(T / ROWS), C / BC).
     """
     blocks = tl.cdiv(T, ROWS)
     before = (tl.program_id(0) // blocks).to(tl.int64) * T  # rows of other sequences
@@ -318,9 +318,9 @@ class RecomputeFunction(torch.autograd.Function):
             None if x is None else x.detach().requires_grad_(needed)
             for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=True)
         ]
-        wanted = [x for x in leaves if x is not None and x.requires_grad]
+        needed = [x for x in leaves if x is not None and x.requires_grad]
         with torch.enable_grad(), torch.autocast(dy.device.type, enabled=False):
-            gradients = iter(torch.autograd.grad(ctx.function(*leaves), wanted, dy))
+            gradients = iter(torch.autograd.grad(ctx.function(*leaves), needed, dy))
         return None, *(
             next(gradients) if x is not None and x.requires_grad else None for x in leaves
         )
@@ -375,7 +375,7 @@ def gated_rmsnorm(
 def recomputed(
     function: Callable[..., torch.Tensor], *tensors: torch.Tensor | None
 ) -> torch.Tensor:
-    """Call `function(*tensors)`; keep only the tensors for the backward pass, which calls it again.
+    """Call `function(*tensors)`; save only the tensors for the backward pass, which calls it again.
 
     Other tensors that `function` uses must not need gradients.
     """

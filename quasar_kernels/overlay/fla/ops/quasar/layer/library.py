@@ -11,11 +11,11 @@ from fla.ops.quasar.chunk import MAX_HEAD_DIM
 from fla.ops.quasar.layer.call import Activations, Call, Stages, Weights
 from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm
-from fla.ops.quasar.layer.products import packed, unrounded
+from fla.ops.quasar.layer.products import concatenate_weights, unrounded
 from fla.ops.quasar.scan import ScanInputs, StepSizes
 
 MANY_TOKENS = 1 << 15
-"""Tokens from which a bf16 product is rounded before the convolution."""
+"""Least tokens with which bf16 products are rounded before the convolution."""
 
 
 def _project(
@@ -24,7 +24,7 @@ def _project(
     B, T, D = x.shape
     H, S, dtype = call.heads, call.head_dim, call.dtype
     # one cast and one product for q, k, v and the gate's narrow half
-    projections, *others = packed(weights.of_products(), dtype)
+    projections, *others = concatenate_weights(weights, dtype)
     rows = x.reshape(B * T, D).to(dtype)
     products = project(rows, projections)
     qkv, narrow = products.split([3 * H * S, S], dim=-1)
@@ -51,7 +51,7 @@ def activations(
     """Return the inputs of the operator and of this module's output stage.
 
     Args:
-        others: the matrices that `packed` returns after the projections.
+        others: the matrices that `concatenate_weights` returns after the first.
         qkv: q, k and v, `[R, 3 H S]`.
         narrow, rows, products: those of `Activations`.
         batch: sequences of equal length in qkv, or 1.
@@ -75,10 +75,10 @@ LIBRARY = Stages(_project, _output)
 
 
 def project(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return rows weight^T, by `unrounded` if the rows are bf16 and fewer than `MANY_TOKENS`.
+    """Return rows weight^T, in fp32 (`unrounded`) for fewer than `MANY_TOKENS` rows in bf16.
 
-    Rounding q, k and v to bf16 before their convolution causes a quarter of the layer's error.
-    Below `MANY_TOKENS`, keeping them in fp32 costs little time.
+    Rounding q, k and v to bf16 before their convolution causes a quarter of the layer's error, and
+    for few tokens fp32 costs little time.
     """
     if rows.shape[0] < MANY_TOKENS and rows.dtype == torch.bfloat16:
         return unrounded(rows, weight)
@@ -92,7 +92,7 @@ def gated(
     norm_weight: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """Return the gated norm of o `[..., H, S]`; by one kernel if autograd is off."""
+    """Return the gated norm of o `[..., H, S]`, with the gate in the same kernel if possible."""
     S = o.shape[-1]
     one_kernel = o.is_cuda and o.dtype in (torch.bfloat16, torch.float16)
     if one_kernel and S <= MAX_HEAD_DIM and not torch.is_grad_enabled():
@@ -104,10 +104,9 @@ def gated(
 def positions(
     B: int, T: int, cu_seqlens: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor | int | None:
-    """Return the tokens' positions in their sequences, in the form of `causal_conv_silu`.
+    """Return the tokens' positions in their sequences, as `causal_conv_silu` needs them.
 
-    For packed sequences these are places `[T]` int32, for a batch of B > 1 the length T, otherwise
-    None.
+    They are `[T]` int32 for packed sequences, the length T for a batch of B > 1, otherwise None.
     """
     if cu_seqlens is None:
         return None if B == 1 else T

@@ -1,7 +1,7 @@
 """The layer as one node of autograd, whose backward pass is kernels and a few large products.
 
-`keeps` decides whether intermediate results are saved for the backward pass, in addition to input
-and parameters. Beyond a memory limit they are not saved, and the backward pass recomputes them.
+The node saves the input and the parameters. `keeps` decides whether it also saves intermediate
+results. Above a memory limit it does not, and the backward pass recomputes them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fla.ops.quasar.layer.forward import copied_as, layer_forward, run_layer
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
 from fla.ops.quasar.layer.hopper.wide_projection import products_again
 from fla.ops.quasar.layer.library import MANY_TOKENS, positions, project
-from fla.ops.quasar.layer.products import over_tokens, packed, product_in
+from fla.ops.quasar.layer.products import concatenate_weights, over_tokens, product_in
 from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
 from fla.ops.quasar.scan import Saved, Scan
 
@@ -43,8 +43,8 @@ def keeps(call: Call, x: torch.Tensor) -> bool:
     It does if they need at most QUASAR_KEEP_MIB (default 3072): x in the products' dtype, the
     projections before and after the convolution, and the operator's output. All are counted, though
     Hopper's stages save fewer. Short calls that may be replayed as CUDA graphs (replay.py) save
-    nothing, because the next replay overwrites all intermediate results. The result depends on
-    shapes alone, so both passes of activation checkpointing save the same.
+    nothing, because the next replay overwrites all intermediate results. The decision depends on
+    the call's settings and shapes only, so both passes of activation checkpointing save the same.
 
     Raises:
         ValueError: QUASAR_KEEP_MIB is not a whole number.
@@ -101,13 +101,13 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
 
     def compute(x: torch.Tensor, dy: torch.Tensor, *tensors: Any) -> tuple[Tensors, Tensors]:
         weights, kept = Weights(*tensors[:count]), tensors[count:]
-        found = None
+        results = None
         if kept:
             operator = Scan(kept[3], None, Saved.of(kept[4:], segments))
-            found = LayerResults(None, *kept[:3], operator)
-        return layer_gradients(call, x, weights, found, dy, needed)
+            results = LayerResults(None, *kept[:3], operator)
+        return layer_gradients(call, x, weights, results, dy, needed)
 
-    def of_x(d_products: torch.Tensor, projections: torch.Tensor) -> torch.Tensor:
+    def input_gradient(d_products: torch.Tensor, projections: torch.Tensor) -> torch.Tensor:
         return product_in(d_products, projections, x.dtype).view(x.shape)
 
     inputs: tuple[torch.Tensor, ...] = (x, dy)
@@ -123,7 +123,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
             call.dtype,
             ("backward", call, segments, needed, x.dtype),
             most=most,
-            finish=of_x if needed[0] else None,
+            finish=input_gradient if needed[0] else None,
             copied=lambda tensor: copied_as(call, tensor, Weights(*tensors[:count])),
         )
     return None, None, dx, *d_weights
@@ -139,7 +139,7 @@ def layer_gradients(
     call: Call,
     x: torch.Tensor,
     weights: Weights,
-    found: LayerResults | None,
+    results: LayerResults | None,
     dy: torch.Tensor,
     needed: Sequence[bool],
     *,
@@ -148,19 +148,23 @@ def layer_gradients(
 ) -> tuple[Tensors, Tensors]:
     """Return the weights' gradients, None for those not `needed`, and two factors of x's gradient.
 
-    The factors are the gradient of the products and the weights of the products. `found` holds the
-    forward pass's intermediate results; if it is None, they are recomputed. Tensors are freed after
-    their last use, because for a million tokens each takes gigabytes. With `across`, as in
-    `layer_forward`, the results of its `first_gradients` are appended to `first`.
+    The factors are the gradient of the products and the weights of the products. Tensors are freed
+    after their last use, because for a million tokens each takes gigabytes.
+
+    Args:
+        results: the intermediate results of the forward pass; None recomputes them.
+        needed: whether the gradients of x and of each weight are needed.
+        across: as in `layer_forward`.
+        first: receives the results of `across.first_gradients`.
     """
     B, T, D = x.shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
     channels = 3 * H * S  # of q, k and v
-    projections, *gate_weights, out_weight = packed(weights.of_products(), dtype)
-    if found is None:
-        found = layer_forward(call, x, weights, keep=True, output=False, across=across)
-    _, rows, products, narrow, operator = found
-    del found
+    projections, *gate_weights, out_weight = concatenate_weights(weights, dtype)
+    if results is None:
+        results = layer_forward(call, x, weights, keep=True, output=False, across=across)
+    _, rows, products, narrow, operator = results
+    del results
     rows = x.reshape(R, D).to(dtype) if rows is None else rows
     do, d_gate, output_stage = _output_stage_gradients(
         call,
@@ -174,8 +178,11 @@ def layer_gradients(
     d_narrow = torch.mm(d_gate, gate_weights[0])
     saved = operator.saved
     del d_gate, narrow, operator
-    backward = scan_backward if across is None else across.backward
-    *d_qkv, d_beta, _, _ = backward(saved, do.view(B, T, H, S), backend=call.backend)
+    do = do.view(B, T, H, S)
+    if across is None:
+        *d_qkv, d_beta, _, _ = scan_backward(saved, do, backend=call.backend)
+    else:
+        *d_qkv, d_beta, _, _ = across.backward(saved, do)
     del do, saved
     if across is not None and first is not None:
         first += across.first_gradients(call, x, weights, d_qkv)
@@ -199,7 +206,7 @@ def layer_gradients(
         d_projections = over_tokens(d_products, rows).split([H * S] * 3 + [S])
     d_wide, d_bias, d_norm, d_out = output_stage
     d_beta = d_beta * torch.sigmoid(weights.beta_log.float())
-    found = [
+    gradients = [
         *d_projections,
         d_wide,
         d_bias,
@@ -209,8 +216,10 @@ def layer_gradients(
         d_norm,
         d_out,
     ]
-    kinds = zip(found, weights, needed[1:], strict=True)
-    d_weights = [d.to(w.dtype) if w is not None and required else None for d, w, required in kinds]
+    d_weights = [
+        d.to(w.dtype) if w is not None and required else None
+        for d, w, required in zip(gradients, weights, needed[1:], strict=True)
+    ]
     return d_weights, (d_products, projections)
 
 

@@ -40,12 +40,12 @@ class Neighbours:
         self.place: Place = place_of(context, tokens)
         ranks = torch.distributed.get_world_size(self.place.group)
         lengths = getattr(context, "lengths", (tokens,) * ranks)
-        self._rows = [min(length, taps - 1) for length in lengths]  # that each rank can provide
+        self._rows = [min(length, taps - 1) for length in lengths]  # rows that each rank provides
         self._most = taps - 1
-        self._halo = min(taps - 1, context.pre_num_conv_tokens) if self.place.before else 0
-        self._first = min(self._most, self.place.bounds[1]) if self._halo else 0
-        self._G: torch.Tensor | None = None
-        self.halo: torch.Tensor | None = None  # [rows, hidden], after `gather_halo`
+        self._halo = min(taps - 1, context.pre_num_conv_tokens) if self.place.before else 0  # rows
+        self._first = min(self._most, self.place.bounds[1]) if self._halo else 0  # tokens
+        self._G: Any = None  # after `forward`
+        self.halo: Any = None  # [rows, hidden]; set by the caller of `gather_halo`
         self.final: torch.Tensor | None = None  # the operator's states, after `forward`
 
     def gather_halo(self, x: torch.Tensor) -> torch.Tensor:
@@ -58,32 +58,35 @@ class Neighbours:
         rank, own = self.place.rank, x[0, x.shape[1] - self._rows[self.place.rank] :]
         if own.shape[0] < self._most:
             own = F.pad(own, (0, 0, self._most - own.shape[0], 0))
-        everyone = gather(own, self.place.group)
+        gathered = gather(own, self.place.group)
         if not self._halo:
             return x[0, :0]
         if self._rows[rank - 1] >= self._halo:
-            return everyone[rank - 1, self._most - self._halo :]
+            return gathered[rank - 1, self._most - self._halo :]
         before = range(rank - self.place.before, rank)
-        rows = torch.cat([everyone[n, self._most - self._rows[n] :] for n in before])
+        rows = torch.cat([gathered[n, self._most - self._rows[n] :] for n in before])
         return rows[rows.shape[0] - self._halo :]
 
     def return_halo(self, d_halo: torch.Tensor) -> torch.Tensor:
-        """Return the gradient `[rows, hidden]` of this rank's last inputs from others' halos."""
+        """Return the gradient `[rows, hidden]` of this rank's last inputs from later ranks' halos.
+
+        All ranks must call it.
+        """
         rank, most = self.place.rank, self._most
         if not most:
             return d_halo
         own = F.pad(d_halo, (0, 0, most - d_halo.shape[0], 0))
-        everyone = gather(own, self.place.group)
-        total, between = torch.zeros_like(own), 0  # rows of ranks between this one and the other
+        gathered = gather(own, self.place.group)
+        total, between = torch.zeros_like(own), 0  # between: rows of the ranks from here to n
         for n in range(rank + 1, rank + self.place.after + 1):
             if between < most:
-                total[between:] += everyone[n, : most - between]
+                total[between:] += gathered[n, : most - between]
             between += self._rows[n]
         return total[most - self._rows[rank] :]
 
     def correct(self, call: Call, x: torch.Tensor, weights: Weights, scan: ScanInputs) -> None:
         """Replace q, k and v of the first tokens by those computed with the halo."""
-        if self._first and self.halo is not None:
+        if self._first:
             rows = torch.cat([self.halo, x[0, : self._first]])
             replace_halo_tokens(call, rows, weights, self._halo, scan[:3])
 
@@ -92,10 +95,9 @@ class Neighbours:
         o, self.final, saved, self._G = slice_forward(self.place, scan, True, backend)
         return Scan(o, None, saved)
 
-    def backward(self, saved: Saved, do: torch.Tensor, backend: Backend) -> Gradients:
+    def backward(self, saved: Saved, do: torch.Tensor) -> Gradients:
         """Run the operator's backward pass, after `forward`."""
-        G: Any = self._G
-        return slice_backward(self.place, saved, G, do, None, backend)
+        return slice_backward(self.place, saved, self._G, do, None)
 
     def first_gradients(
         self,
@@ -109,30 +111,25 @@ class Neighbours:
         Returns:
             The gradients of the halo `[rows, hidden]`, of the first inputs, and of the weights.
         """
-        halo: Any = self.halo
         if not self._first:
-            return halo, x[0, :0], [None] * len(weights)
-        wanted = [d[0, : self._first].flatten(1).clone() for d in d_qkv]
+            return self.halo, x[0, :0], [None] * len(weights)
+        d_first_qkv = [d[0, : self._first].flatten(1).clone() for d in d_qkv]
         for d in d_qkv:
             d[0, : self._first] = 0
         with torch.enable_grad():
-            rows = torch.cat([halo, x[0, : self._first]]).detach().requires_grad_()
+            rows = torch.cat([self.halo, x[0, : self._first]]).detach().requires_grad_()
             leaves = Weights(*(w if w is None else w.detach().requires_grad_() for w in weights))
-            found = self._project(call, rows, leaves)
-        used = [w for w in leaves if w is not None]
-        d_rows, *d_used = torch.autograd.grad(found, [rows, *used], wanted, allow_unused=True)
-        of_used = iter(d_used)
-        d_weights = [None if w is None else next(of_used) for w in leaves]
+            first_qkv = project_rows(call, rows, leaves)[-self._first :].chunk(3, dim=1)
+        present = [rows, *(w for w in leaves if w is not None)]
+        d_rows, *d_present = torch.autograd.grad(first_qkv, present, d_first_qkv, allow_unused=True)
+        remaining = iter(d_present)
+        d_weights = [None if w is None else next(remaining) for w in leaves]
         d_halo, d_first = d_rows.split([self._halo, self._first])
         return d_halo, d_first, d_weights
 
-    def _project(self, call: Call, rows: torch.Tensor, weights: Weights) -> list[torch.Tensor]:
-        """Return q, k and v `[first, H S]` of rows that begin with the halo."""
-        return list(project_rows(call, rows, weights)[-self._first :].chunk(3, dim=1))
-
 
 class HaloFunction(torch.autograd.Function):
-    """`Neighbours.gather_halo` for autograd: ranks receive the gradients of rows that they sent."""
+    """`Neighbours.gather_halo` for autograd: a rank receives the gradients of rows that it sent."""
 
     @staticmethod
     def forward(ctx: Any, neighbours: Neighbours, x: torch.Tensor) -> torch.Tensor:
@@ -175,14 +172,14 @@ class ParallelLayer(torch.autograd.Function):
 def _backward(ctx: Any, dy: torch.Tensor) -> Any:
     x, *tensors = ctx.saved_tensors
     call, weights, neighbours = ctx.call, Weights(*tensors), ctx.neighbours
-    found: list[Any] = []
+    first_gradients: list[Any] = []
     needed = [True, *ctx.needs_input_grad[3:]]
     with torch.autocast(dy.device.type, enabled=False):
         d_weights, factors = layer_gradients(
-            call, x, weights, None, dy, needed, across=neighbours, first=found
+            call, x, weights, None, dy, needed, across=neighbours, first=first_gradients
         )
         dx = product_in(*factors, x.dtype).view(x.shape)
-        d_halo, d_first, d_first_weights = found
+        d_halo, d_first, d_first_weights = first_gradients
         dx[0, : d_first.shape[0]] += d_first
         returned = neighbours.return_halo(d_halo)
         dx[0, x.shape[1] - returned.shape[0] :] += returned

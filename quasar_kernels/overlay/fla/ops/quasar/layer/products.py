@@ -6,24 +6,26 @@ import torch
 import torch.nn.functional as F
 
 from fla.ops.quasar import torch_private
+from fla.ops.quasar.layer.call import Weights
 
 _WIDE = "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8: products of 16 bits in fp32
 _NARROW = (torch.bfloat16, torch.float16)
 
 
-def packed(matrices: tuple[torch.Tensor, ...], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return `matrices` in `dtype`, the first four of them stacked into one.
+def concatenate_weights(weights: Weights, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return the weights of the matrix products in `dtype`: q, k, v and narrow as one, then others.
 
-    They are converted at every call, in one launch if autograd is off. A cache could be out of
-    date, because some changes of a parameter do not change its version (`p.data`, sharding).
+    The others are the gate's wide half, its bias, and the output's. All are converted at every
+    call, in one launch if autograd is off. A cache could be stale, because some changes of a
+    parameter do not change its version (`p.data`, sharding).
     """
-    stacked, others = matrices[:4], matrices[4:]
+    first, others = weights[:4], (weights.wide, weights.wide_bias, weights.out)
     if torch.is_grad_enabled():
-        return [torch.cat(stacked).to(dtype), *(p.to(dtype) for p in others)]
-    sizes = [p.shape[0] for p in stacked]
-    result = stacked[0].new_empty(sum(sizes), stacked[0].shape[1], dtype=dtype)
+        return [torch.cat(first).to(dtype), *(p.to(dtype) for p in others)]
+    sizes = [p.shape[0] for p in first]
+    result = weights.q.new_empty(sum(sizes), weights.q.shape[1], dtype=dtype)
     copies = [torch.empty_like(p, dtype=dtype) for p in others]
-    torch_private.copy_all([*result.split(sizes), *copies], matrices)
+    torch_private.copy_all([*result.split(sizes), *copies], [*first, *others])
     return [result, *copies]
 
 

@@ -1,8 +1,8 @@
 """Replay a call of the layer as one CUDA graph: one launch instead of dozens.
 
 At 512 tokens the GPU works for 45 microseconds, but the host needs 300 to launch the kernels, and
-two milliseconds for a backward pass. A graph holds kernels and addresses, not values: every replay
-computes everything from the current parameters.
+two milliseconds for a backward pass. A graph holds kernels and addresses, no values, so each replay
+computes with the current parameters.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
-        # of all captures: torch's allocator reuses a block only on the stream of its first use
+        # captures share a stream, because torch's allocator reuses a block only on its first stream
         self.stream = torch.cuda.Stream()
 
 
@@ -61,11 +61,11 @@ class _Launched(NamedTuple):
     """A call that was launched without a graph: its thread, and the addresses of its inputs."""
 
     thread: object
-    addresses: Key | None  # None if the addresses have changed before
+    addresses: Key | None  # None if an earlier graph's addresses had changed
 
 
 class _Graph:
-    """A captured call, with its inputs' addresses, or with copies of the inputs if these change.
+    """A captured call. It reads its inputs at their addresses or, if these change, copies of them.
 
     It owns no memory. Its outputs, copies and intermediate results are in the pool, where the next
     replay of any graph of the stream overwrites them.
@@ -128,7 +128,7 @@ def _may_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool
 def _graph_key(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: Key) -> Key | None:
     """Return the key of this call's graph, or None if it cannot be a graph.
 
-    A graph depends on this key and the inputs' addresses (`_places`), but not on values.
+    A graph depends on this key and the inputs' addresses (`_addresses_of`), but on no values.
     """
     # map() iterates in C: at 512 tokens this key takes a tenth of the host's time
     types = (*map(type, tensors), *map(type, inputs))
@@ -173,14 +173,13 @@ def replayed(
     Args:
         owner: the object whose lifetime bounds that of the graphs; None for no replay.
         compute: launches on the current stream only, never synchronizes, allocates with torch, and
-            returns its outputs and the tensors that only `finish` reads. Copied `inputs` have the
-            dtype that `copied` returns.
+            returns its outputs and the tensors that only `finish` reads.
         inputs: on the current device; they are copied if their addresses differ between calls.
         tensors: other tensors that `compute` reads or overwrites in place.
         dtype: the dtype of the computation.
-        settings: hashable values on which `compute` depends, for example the tensors' sizes.
+        settings: hashable values on which `compute` depends, for example the number of heads.
         most: most elements of the first input for a replay.
-        finish: is called with the second result of `compute` before that is overwritten.
+        finish: is called with the second result of `compute` before the next replay overwrites it.
         copied: returns the dtype of an input's copy; None copies to `dtype`.
 
     Returns:
@@ -203,7 +202,7 @@ def replayed(
 def _find_graph(
     owner: Any, key: Key, compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs
 ) -> _Graph | None:
-    """Return the call's graph, which a second call captures; None if it must launch its kernels."""
+    """Return the call's graph, captured at the second call; None if it must launch its kernels."""
     graphs = _owners.get(owner)
     if graphs is None:
         graphs = _owners[owner] = OrderedDict()
@@ -211,7 +210,7 @@ def _find_graph(
     if isinstance(entry, _Graph) and (entry.addresses is None or entry.addresses == addresses):
         graphs.move_to_end(key)
         return entry
-    # an object, because ids of threads are reused
+    # the thread is identified by an object, because ids of threads are reused
     thread = _this_thread.__dict__.setdefault("mark", object())
     if type(entry) is _Launched and entry.thread is thread:
         entry = graphs[key] = _capture(
@@ -220,7 +219,7 @@ def _find_graph(
         graphs.move_to_end(key)
         return entry if isinstance(entry, _Graph) else None
     if entry is not _NOT_CAPTURABLE:
-        # a thread's first call creates library handles, which a capture forbids
+        # a thread's first call is not captured: it creates library handles, which is forbidden then
         graphs[key] = _Launched(thread, None if isinstance(entry, _Graph) else addresses)
         graphs.move_to_end(key)
         if len(graphs) > MAX_GRAPHS:
@@ -231,7 +230,7 @@ def _find_graph(
 def _capture(
     compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs, moves: bool
 ) -> _Graph | str:
-    # other allocators reclaim memory between replays
+    # graphs keep no memory themselves, and other allocators reclaim it between replays
     if torch.cuda.get_allocator_backend() != "native":
         return _NOT_CAPTURABLE
     try:

@@ -27,7 +27,7 @@ class TorchSlice:
     """The forward pass of a slice; `run` sets `o`, `final` and `inputs`.
 
     Args:
-        inputs: one row, B = 1. The initial state may be None; q and k may have fewer heads than v.
+        inputs: one row, B = 1; q and k may have fewer heads than v.
         place: the slice's place.
     """
 
@@ -38,8 +38,8 @@ class TorchSlice:
         self.inputs, self._place = inputs, place
         self._done = False
 
-    def announce(self) -> torch.Tensor:
-        """Return the packed map of the slice's last sequence."""
+    def compute_map(self) -> torch.Tensor:
+        """Return the packed map (`pack_map`) of the slice's last sequence."""
         x = self.inputs.with_equal_heads()
         last = slice(*self._place.bounds[-2:])
         k, v = x.k[:, last], x.v[:, last]
@@ -50,7 +50,7 @@ class TorchSlice:
             state[..., :V] = x.initial_state[-1]
         state[..., V:] = torch.eye(K, device=k.device)
         steps, per_token = x.steps
-        _, behind = chunk_quasar_torch(
+        _, final = chunk_quasar_torch(
             k,
             k,
             F.pad(v, (0, K)),
@@ -59,22 +59,22 @@ class TorchSlice:
             True,
             g=None if x.g is None else x.g[:, last],
         )
-        R, G = behind[0].split([V, K], -1)
+        R, G = final[0].split([V, K], -1)
         return pack_map(G, R, G.new_zeros(H))
 
-    def run(self, everyone: torch.Tensor) -> None:
+    def run(self, all_maps: torch.Tensor) -> None:
         """Compute the outputs from the packed maps of all ranks.
 
-        A second round, which only kernels need, changes nothing.
+        In a second round, which only the kernels need, nothing remains to be computed.
         """
         if self._done:
             return
         self._done = True
         (H, V), K = self.inputs.v.shape[2:], self.inputs.q.shape[-1]
         _, rank, bounds, before, *_ = self._place
-        entering = entering_state(unpack_maps(everyone, H, K, V), rank, before)
+        entering = entering_state(unpack_maps(all_maps, H, K, V), rank, before)
         self.inputs = self.inputs._replace(
-            initial_state=with_first(self.inputs, len(bounds) - 1, entering)
+            initial_state=_initial_states(self.inputs, len(bounds) - 1, entering)
         )
         self.o, self.final = _run(self.inputs, bounds)
 
@@ -86,8 +86,8 @@ class TorchSlice:
 class TorchGradient:
     """The backward pass of a slice, from the `saved` tensors of a `TorchSlice`.
 
-    It computes the slice again and differentiates it twice: without and with the gradient that
-    enters from later ranks. The gradients of o and of the final state have their shapes.
+    It computes the slice again and differentiates it twice: without the gradient from later ranks,
+    and with it.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class TorchGradient:
         final = self._results[1]
         self._incoming = [do, torch.zeros_like(final) if d_final is None else d_final.to(final)]
 
-    def announce(self) -> torch.Tensor:
-        """Return the gradient `[H, K, V]` of the state in front of the slice, before `run`."""
+    def compute_offset(self) -> torch.Tensor:
+        """Return the gradient `[H, K, V]` of the state before the slice, given zero after it."""
         initial: Any = self._leaves[4]
         (gradient,) = torch.autograd.grad(
             self._results, [initial], self._incoming, retain_graph=True
@@ -117,31 +117,33 @@ class TorchGradient:
         return gradient[0]
 
     def overlap(self) -> None:
-        """Do nothing; other implementations compute what is independent of other ranks here."""
+        """Do nothing; `CudaSliceGradient` has work here that does not depend on other ranks."""
 
-    def run(self, G: torch.Tensor, everyone: torch.Tensor) -> Gradients:
+    def run(self, G: torch.Tensor, offsets: torch.Tensor) -> Gradients:
         """Return the gradients.
 
         Args:
-            G: `[after - 1, H, K, K]`, of the later ranks that the last sequence passes through.
-            everyone: `[ranks, H, K, V]`, the results of all ranks' `announce`.
+            G: `[after - 1, H, K, K]`, of the later ranks that the last sequence crosses.
+            offsets: `[ranks, H, K, V]`, the results of `compute_offset` on all ranks.
         """
         do, d_final = self._incoming
-        leaving = leaving_gradient(G, everyone, self._place.rank, self._place.after)
+        leaving = leaving_gradient(G, offsets, self._place.rank, self._place.after)
         if leaving is not None:
             d_final = d_final.clone()
             d_final[-1] += leaving
         present = [x for x in self._leaves if x is not None]
-        found = iter(
+        gradients = iter(
             torch.autograd.grad(
                 self._results, present, [do, d_final], allow_unused=True, materialize_grads=True
             )
         )
-        return Gradients(*(None if x is None else next(found) for x in self._leaves))
+        return Gradients(*(None if x is None else next(gradients) for x in self._leaves))
 
 
-def with_first(inputs: ScanInputs, sequences: int, entering: torch.Tensor | None) -> Any:
-    """Return the initial states `[sequences, H, K, V]`, the first one replaced by `entering`."""
+def _initial_states(
+    inputs: ScanInputs, sequences: int, entering: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the initial states `[sequences, H, K, V]`; `entering` replaces the first one."""
     q, v = inputs.q, inputs.v
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     initial = torch.zeros(
@@ -154,20 +156,12 @@ def with_first(inputs: ScanInputs, sequences: int, entering: torch.Tensor | None
     return initial
 
 
-def _run(inputs: ScanInputs, bounds: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _run(inputs: ScanInputs, bounds: Sequence[int]) -> Any:
     x = inputs.with_equal_heads()
-    o, final = chunk_quasar_torch(
-        x.q,
-        x.k,
-        x.v,
-        x.steps.values,
-        x.initial_state,
-        True,
-        torch.tensor(bounds),
-        scale=x.scale,
-        g=x.g,
+    cu_seqlens = torch.tensor(bounds)
+    return chunk_quasar_torch(
+        *x[:3], x.steps.values, x.initial_state, True, cu_seqlens, scale=x.scale, g=x.g
     )
-    return o, final
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

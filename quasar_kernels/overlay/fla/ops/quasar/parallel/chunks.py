@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from fla.ops.quasar.backend import cuda_program, kernel_inputs
+from fla.ops.quasar.backend import cuda_gradient_program, cuda_program, kernel_inputs
 from fla.ops.quasar.cuda.program import LoadedProgram
-from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
-from fla.ops.quasar.cuda.scan.forward import step_options, variant_of
 from fla.ops.quasar.cuda.scan import slice as cuda_slice
 from fla.ops.quasar.cuda.scan.slice import CudaSlice
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
@@ -41,9 +39,7 @@ class SliceResults(NamedTuple):
     o: torch.Tensor  # [1, T, H, V], q's dtype
     final_state: torch.Tensor | None  # [sequences of the slice, H, K, V], if requested
     saved: Saved
-    G: (
-        torch.Tensor
-    )  # [after - 1, H, K, K]: of the later ranks that the last sequence passes through
+    G: torch.Tensor  # [after - 1, H, K, K], of the later ranks that the last sequence crosses
 
 
 class ParallelChunks(torch.autograd.Function):
@@ -58,7 +54,7 @@ class ParallelChunks(torch.autograd.Function):
         with torch.autocast(x.q.device.type, enabled=False):
             o, final, saved, G = slice_forward(place, x, output_final_state, backend)
         ctx.save_for_backward(*saved.tensors(), G)
-        ctx.call = place, saved.segments, x.scale, backend
+        ctx.call = place, saved.segments, x.scale
         return o, final
 
     @staticmethod
@@ -71,10 +67,10 @@ class ParallelChunks(torch.autograd.Function):
 @on_its_device
 def _backward(ctx: Any, do: torch.Tensor, d_final: torch.Tensor | None) -> Any:
     *tensors, G = ctx.saved_tensors
-    place, segments, scale, backend = ctx.call
+    place, segments, scale = ctx.call
     saved = Saved.of(tensors, segments, scale)
     with torch.autocast(do.device.type, enabled=False):
-        *grads, d_initial, d_g = slice_backward(place, saved, G, do, d_final, backend)
+        *grads, d_initial, d_g = slice_backward(place, saved, G, do, d_final)
     if not ctx.needs_input_grad[7]:
         d_initial = None
     elif place.before:  # that state came from another rank
@@ -113,15 +109,15 @@ def slice_forward(
     place: Place, inputs: ScanInputs, output_final_state: bool, backend: Backend
 ) -> SliceResults:
     """Run the forward pass of this rank's slice; it records nothing for autograd."""
-    rounds = rounds_of(place, inputs.v)
-    scan = slice_scan(place, inputs, rounds > 1, backend)
+    rounds = _count_rounds(place, inputs.v)
+    scan = start_forward(place, inputs, rounds > 1, backend)
     for _ in range(rounds):
-        everyone = gather(scan.announce(), place.group)
-        scan.run(everyone)
+        all_maps = gather(scan.compute_map(), place.group)
+        scan.run(all_maps)
     (H, V), K = inputs.v.shape[2:], inputs.q.shape[-1]
-    G = everyone.new_empty(0, H, K, K)
+    G = all_maps.new_empty(0, H, K, K)
     if place.after > 1:
-        G = unpack_maps(everyone, H, K, V).G[place.rank + 1 : place.rank + place.after].clone()
+        G = unpack_maps(all_maps, H, K, V).G[place.rank + 1 : place.rank + place.after].clone()
     return SliceResults(scan.o, scan.final if output_final_state else None, scan.saved(), G)
 
 
@@ -131,22 +127,21 @@ def slice_backward(
     G: torch.Tensor,
     do: torch.Tensor,
     d_final: torch.Tensor | None,
-    backend: Backend,
 ) -> Gradients:
     """Return the gradients of this rank's inputs; `saved` and `G` are from `slice_forward`."""
-    gradient = slice_gradient(place, saved, do, d_final, backend)
-    finish = start_gather(gradient.announce(), place.group)
+    gradient = _start_backward(place, saved, do, d_final)
+    finish = start_gather(gradient.compute_offset(), place.group)
     gradient.overlap()
     return gradient.run(G, finish())
 
 
-def rounds_of(place: Place, v: torch.Tensor) -> int:
+def _count_rounds(place: Place, v: torch.Tensor) -> int:
     """Return the number of exchanges of a forward pass with v `[1, T, H, V]`."""
     _, _, H, V = v.shape
     return 1 + (v.is_cuda and place.longest * H * (V // 64) >= STOPPING_WORK)
 
 
-def slice_scan(
+def start_forward(
     place: Place, inputs: ScanInputs, may_stop: bool, backend: Backend
 ) -> CudaSlice | TorchSlice:
     """Return the forward pass of a slice by the fastest implementation that supports the call."""
@@ -158,18 +153,18 @@ def slice_scan(
     if inputs.q.is_cuda and backend != "torch" and inputs.q.dtype != torch.float64:
         prepared = kernel_inputs(inputs)
         program = cuda_program(prepared, "auto" if backend == "triton" else backend)
-        maps_program = None if program is None else _maps_program(prepared.v)
+        maps_program = program and _find_maps_program(prepared.v)
         if program is not None and maps_program is not None:
             return CudaSlice(prepared, place, may_stop, program, maps_program)
     return TorchSlice(inputs, place)
 
 
-def slice_gradient(
-    place: Place, saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None, backend: Backend
+def _start_backward(
+    place: Place, saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None
 ) -> CudaSliceGradient | TorchGradient:
     """Return the backward pass of a slice, by the kernels if its forward pass used them."""
-    program = _gradient_program(saved) if saved.segments is not None else None
-    maps_program = None if program is None else _maps_program(saved.inputs.v)
+    program = saved.segments and cuda_gradient_program(saved.inputs)
+    maps_program = program and _find_maps_program(saved.inputs.v)
     if program is None or maps_program is None:
         return TorchGradient(saved, place, do, d_final)
     do = do.to(saved.inputs.q.dtype).contiguous()
@@ -177,17 +172,8 @@ def slice_gradient(
     return CudaSliceGradient(saved, place, do, d_final, program, maps_program)
 
 
-def _maps_program(v: torch.Tensor) -> LoadedProgram | None:
-    found = cuda_slice.PROGRAM.find(cuda_slice.maps_variant(v))
-    return found if isinstance(found, LoadedProgram) else None
-
-
-def _gradient_program(saved: Saved) -> LoadedProgram | None:
-    inputs = saved.inputs
-    if not cuda_scan_bwd.is_for(inputs.q):
-        return None
-    program = cuda_scan_bwd.PROGRAM.find(variant_of(inputs.v, step_options(inputs)))
-    return program if isinstance(program, LoadedProgram) else None
+def _find_maps_program(v: torch.Tensor) -> LoadedProgram | None:
+    return cuda_slice.PROGRAM.find_loaded(cuda_slice.maps_variant(v))
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -1,4 +1,4 @@
-"""Which tokens of packed sequences a rank holds, and which ranks hold the rest of its sequences.
+"""The slice of packed sequences that a rank holds, and the ranks that share its sequences.
 
 Ranks hold consecutive slices of one packed row. A slice may begin and end within a sequence, so its
 first sequence may begin on an earlier rank, and its last one may continue on later ranks.
@@ -71,10 +71,11 @@ def build_cp_context(
         group: the ranks' process group, or a device mesh of one dimension.
         conv1d_kernel_size: taps of a convolution that uses the context.
         cu_seqlens_cpu: a copy on the host, which saves a synchronisation.
-        lengths: tokens of each rank's slice, zeros allowed; None cuts as equally as possible.
+        lengths: tokens of each rank's slice, which may be 0; None cuts as equally as possible.
 
     Raises:
-        ValueError: the lengths do not sum to the tokens, or there is not one for each rank.
+        ValueError: the number of lengths is not that of the ranks, or their sum not that of the
+            tokens.
     """
     group = group.get_group() if hasattr(group, "get_group") else group
     world, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -109,10 +110,11 @@ def locate(
     Args:
         bounds: the bounds of all sequences.
         lengths: the tokens of all slices.
+        rank: the slice's rank.
     """
     edges = [0, *itertools.accumulate(lengths)]
     begin, end = edges[rank : rank + 2]
-    if begin == end:  # an empty slice forwards the state of the sequence that contains its place
+    if begin == end:  # an empty slice within a sequence passes the sequence's state on
         pieces = [(a, b) for a, b in itertools.pairwise(bounds) if a < begin < b]
     else:
         pieces = [(a, b) for a, b in itertools.pairwise(bounds) if max(a, begin) < min(b, end)]
@@ -121,17 +123,17 @@ def locate(
     start, stop = pieces[0][0], pieces[-1][1]
     local = [0, *(min(b, end) - begin for _, b in pieces)]
 
-    def holder(token: int) -> int:
+    def rank_of(token: int) -> int:
         return bisect.bisect_right(edges, token) - 1
 
-    return local, rank - holder(start), holder(stop - 1) - rank, max(0, begin - start)
+    return local, rank - rank_of(start), rank_of(stop - 1) - rank, max(0, begin - start)
 
 
 def place_of(context: Any, tokens: int) -> Place:
-    """Return the place of a call with `tokens` tokens, of this module's or fla's context.
+    """Return the place of a call with `tokens` tokens; `context` is this module's or fla's.
 
     Raises:
-        ValueError: the context has another layout than contiguous slices, no group, or bounds of
+        ValueError: the context's layout is not contiguous slices, it has no group, or its slice has
             another number of tokens.
     """
     if getattr(context, "layout", "contiguous") != "contiguous":

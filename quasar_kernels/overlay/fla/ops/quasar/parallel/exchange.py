@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 
 
-# torch 2.13 renamed it
+# torch 2.13 renamed this function
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class SliceMap(NamedTuple):
-    """The affine map of a slice's last sequence, or of every rank's with a leading [ranks]."""
+    """The affine map of a slice's last sequence; those of all ranks have a first axis [ranks]."""
 
     G: torch.Tensor  # [H, K, K]; unused if the sequence begins in the slice
     R: torch.Tensor  # [H, K, V]
@@ -28,7 +28,7 @@ class SliceMap(NamedTuple):
 
 
 def gather(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Return everyone's x, `[ranks, *x.shape]`, by one all-gather on the current stream.
+    """Return x of all ranks, `[ranks, *x.shape]`, by one all-gather on the current stream.
 
     Raises:
         RuntimeError: a rank ended, or did not arrive within the group's timeout.
@@ -37,47 +37,47 @@ def gather(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def start_gather(x: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], torch.Tensor]:
-    """Start an asynchronous all-gather; return a function that waits for it and returns its result.
+    """Start `gather`; return a function that waits for it and returns its result.
 
-    On a GPU the wait blocks the current stream, but not the host. Otherwise as `gather`.
+    On a GPU the wait blocks the current stream, but not the host.
     """
-    everyone, work = _gather(x, group, True)
+    gathered, work = _gather(x, group, True)
 
     def finish() -> torch.Tensor:
         try:
             work.wait()
         except RuntimeError as error:
             raise _explained(error) from error
-        return everyone.view(-1, *x.shape)
+        return gathered.view(-1, *x.shape)
 
     return finish
 
 
 def _gather(x: torch.Tensor, group: dist.ProcessGroup, asynchronous: bool) -> Any:
     own = x.flatten()
-    everyone = own.new_empty(dist.get_world_size(group) * own.numel())
+    gathered = own.new_empty(dist.get_world_size(group) * own.numel())
     try:
-        return everyone, _all_gather(everyone, own, group=group, async_op=asynchronous)
+        return gathered, _all_gather(gathered, own, group=group, async_op=asynchronous)
     except RuntimeError as error:
         raise _explained(error) from error
 
 
 def _explained(error: RuntimeError) -> RuntimeError:
     return RuntimeError(
-        "the exchange of states between ranks failed: a rank has ended, or did not come within the "
-        "process group's timeout. Look for the first error in the ranks' logs and start all ranks "
-        f"again. ({str(error).splitlines()[0]})"
+        "the exchange of states between ranks failed: a rank has ended, or did not arrive within "
+        "the process group's timeout. Look for the first error in the ranks' logs and start all "
+        f"ranks again. ({str(error).splitlines()[0]})"
     )
 
 
 def pack_map(G: torch.Tensor, R: torch.Tensor, marked: torch.Tensor) -> torch.Tensor:
-    """Return the fields of a rank's `SliceMap` in one row, the form in which ranks exchange it."""
+    """Return the fields of a rank's `SliceMap` in one row, for the exchange."""
     return torch.cat([G.flatten(), R.flatten(), marked.to(R.dtype)])
 
 
-def unpack_maps(everyone: torch.Tensor, H: int, K: int, V: int) -> SliceMap:
+def unpack_maps(rows: torch.Tensor, H: int, K: int, V: int) -> SliceMap:
     """Return views of rows `[ranks, H K (K + V) + H]` of `pack_map`."""
-    G, R, marked = everyone.split([H * K * K, H * K * V, H], 1)
+    G, R, marked = rows.split([H * K * K, H * K * V, H], 1)
     return SliceMap(G.unflatten(1, (H, K, K)), R.unflatten(1, (H, K, V)), marked)
 
 
@@ -102,7 +102,7 @@ def leaving_gradient(
     """Return the gradient `[H, K, V]` of the state that leaves a rank's last sequence.
 
     Args:
-        G: `[after - 1, H, K, K]`, of the ranks that the sequence passes through after this one.
+        G: `[after - 1, H, K, K]`, of the later ranks that the sequence crosses.
         E: `[ranks, H, K, V]`, the offsets of all ranks' maps of the gradient.
     """
     if after == 0:

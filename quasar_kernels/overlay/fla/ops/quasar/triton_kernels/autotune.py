@@ -1,7 +1,7 @@
-"""A short autotune of the chunk kernels' tiles, for a GPU without measured ones.
+"""A short autotune of the chunk kernels' tiles, for a GPU without measured tiles.
 
-It changes each field of `Tiles` that affects only speed by one step up and down, one after the
-other, and keeps a change that is faster with the same output. The result is stored in the cache
+It changes one field of `Tiles` after the other by one step up and down, if the field affects only
+speed. It keeps a change that is faster and gives the same output. The result is stored in the cache
 folder.
 """
 
@@ -27,10 +27,8 @@ from fla.ops.quasar.triton_kernels.tiles import Tiles
 
 BUDGET_SECONDS = 20.0
 """Seconds after which no further trial starts; a trial takes a few seconds with its compilation."""
-
 GAIN = 0.97
 """A change is kept if its time is below this share of the best time: smaller gains may be noise."""
-
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
 """Relative RMS by which a candidate's output may differ from the default's, for rounding."""
 
@@ -77,18 +75,17 @@ def parse_tiles(row: Any, where: str) -> Tiles:
 def moves(tiles: Tiles) -> Iterator[tuple[str, int]]:
     """Yield the changes to try as (field, value): factors of two, or stages plus and minus one."""
     for name, value in tiles._asdict().items():
+        steps: list[int] = []
         if name.startswith("grad"):
-            continue  # only the forward pass is timed here
-        if name.endswith("_warps"):
+            pass  # only the forward pass is timed
+        elif name.endswith("_warps"):
             steps = [w for w in (value // 2, value * 2) if 1 <= w <= 8]
         elif name.endswith("_stages"):
             steps = [s for s in (value - 1, value + 1) if 1 <= s <= 4]
         elif name.endswith("_chunks"):
             steps = [n for n in (value // 2, value * 2) if n]
-        elif name.endswith(("_rows", "_cols")):
-            steps = [value // 2] if value >= 32 else []
-        else:
-            continue
+        elif name.endswith(("_rows", "_cols")) and value >= 32:
+            steps = [value // 2]
         for step in steps:
             yield name, step
 
@@ -102,15 +99,15 @@ def search(
         trial: returns the time of a call with the given tiles, in any unit; infinity if the call
             fails or its output differs.
     """
-    until = clock() + BUDGET_SECONDS
-    best, least = default, trial(default)
+    end = clock() + BUDGET_SECONDS
+    best, best_time = default, trial(default)
     for name, value in moves(default):
-        if clock() >= until:
+        if clock() >= end:
             break
         candidate = best._replace(**{name: value})
-        took = trial(candidate)
-        if took < GAIN * least:
-            best, least = candidate, took
+        duration = trial(candidate)
+        if duration < GAIN * best_time:
+            best, best_time = candidate, duration
     return best
 
 
@@ -129,9 +126,9 @@ def tune(
     """
     path = _path(gpu, block, dtype)
     with one_at_a_time(path):
-        kept = read(gpu, block, dtype)
-        if kept is not None:
-            return kept
+        stored = read(gpu, block, dtype)
+        if stored is not None:
+            return stored
         what = f"{gpu.name}, heads of {block} in {str(dtype).removeprefix('torch.')}"
         _log.info(
             "tuning the chunk kernels for %s: once, up to about %d s; QUASAR_AUTOTUNE=0 switches "
@@ -139,20 +136,20 @@ def tune(
             what,
             BUDGET_SECONDS,
         )
-        since = time.monotonic()
+        start = time.monotonic()
         try:
             tiles = search(default, _trial(block, dtype, device, default, launch))
         except Exception:
-            # for example out of memory: the caller's call may still succeed or raises the error
+            # for example out of memory; the caller's call may succeed, or raise the error itself
             _log.warning("tuning for %s failed; safe tiles are used", what, exc_info=True)
             return default
-        seconds = time.monotonic() - since
-        _log.info("tuned for %s in %.1f s: %s, kept in %s", what, seconds, tiles, path)
-        kept = {"gpu": gpu.name, "capability": gpu.capability, "tiles": tiles._asdict()}
+        seconds = time.monotonic() - start
+        _log.info("tuned for %s in %.1f s: %s, stored in %s", what, seconds, tiles, path)
+        content = {"gpu": gpu.name, "capability": gpu.capability, "tiles": tiles._asdict()}
         try:
-            write_whole(path, json.dumps(kept, indent=1).encode())
+            write_whole(path, json.dumps(content, indent=1).encode())
         except OSError as error:
-            _log.info("the tiles could not be kept: %s", error)
+            _log.info("the tiles could not be stored: %s", error)
         return tiles
 
 
@@ -163,7 +160,7 @@ def _trial(
     default: Tiles,
     launch: Callable[..., torch.Tensor],
 ) -> Callable[[Tiles], float]:
-    # return a function of tiles: median milliseconds, or infinity
+    # return the trial for `search`, in milliseconds (the median)
     generator = torch.Generator(device).manual_seed(0)  # leaves the user's generator unchanged
     tokens = _OPERAND_BYTES // (_HEADS * block * dtype.itemsize)
     shape = (1, tokens, _HEADS, block)
@@ -176,14 +173,15 @@ def _trial(
     scale = expected.square().mean().sqrt()
 
     def trial(tiles: Tiles) -> float:
+        # the allocator reuses this memory: elements that the kernel does not write are then NaN
         poison = torch.full_like(q, float("nan"))
-        del poison  # so that output elements that the kernel does not write are NaN
+        del poison
         try:
             error = (launch(tiles, *inputs).float() - expected).square().mean().sqrt() / scale
-            # false for NaN
+            # the comparison is false for NaN
             return _milliseconds(launch, tiles, inputs) if error <= TOLERANCE[dtype] else math.inf
         except Exception as error:
-            # too many resources, or an error of the compiler: reject this candidate
+            # it needs too many resources, or cannot be compiled: reject this candidate
             _log.debug("%s: %s", tiles, error)
             return math.inf
 
@@ -246,8 +244,8 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context(open(path.with_suffix(".lock"), "w"))
-            until = time.monotonic() + 3 * BUDGET_SECONDS  # the other process may hang
-            while time.monotonic() < until:
+            end = time.monotonic() + 3 * BUDGET_SECONDS  # the other process may hang
+            while time.monotonic() < end:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break

@@ -1,8 +1,8 @@
 """Launch a Triton kernel again without Triton's binding of arguments: less than half the host time.
 
 For short sequences, the host's time limits a call. At each launch Triton binds and inspects every
-argument to find the compiled kernel. Here a short key of the properties on which Triton specialises
-finds it.
+argument to find the compiled kernel. This module finds it by a short key, the properties on which
+Triton specialises.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ def _kind(x: Any) -> Any:
 class Launcher:
     """Launches one Triton kernel on the current device and its current stream.
 
-    For each combination of argument properties, Triton compiles the kernel, does the first launch
-    and returns the compiled kernel. Later launches call the compiled kernel directly, as in
-    Triton's tutorials. If this is not possible (in the interpreter, with an older Triton), Triton
-    does all launches.
+    For each key, Triton does the first launch and returns the compiled kernel. Later launches call
+    the compiled kernel directly, as in Triton's tutorials. Where this is not possible (in the
+    interpreter, with an older Triton), Triton does all launches.
 
     Args:
         kernel: a `triton.jit` function whose constexprs follow its other arguments.

@@ -32,11 +32,11 @@ def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, 
         wave: programs that the device runs at once.
         chunk: tokens of a chunk.
     """
+    tokens = max(tokens, 1)
     # a pass costs about tokens / n, the scan over the maps as much as 8 tokens per segment
-    best = math.isqrt(max(tokens, 1) // 8)
-    n = max(1, min(best, wave // chains))
-    length = chunk * triton.cdiv(triton.cdiv(max(tokens, 1), n), chunk)
-    return triton.cdiv(max(tokens, 1), length), length
+    n = max(1, min(math.isqrt(tokens // 8), wave // chains))
+    length = chunk * triton.cdiv(triton.cdiv(tokens, n), chunk)
+    return triton.cdiv(tokens, length), length
 
 
 class Plan(NamedTuple):
@@ -55,11 +55,6 @@ class Plan(NamedTuple):
     precision: str  # of the products
 
 
-def _precision(dtype: torch.dtype) -> str:
-    # Triton's `input_precision`, which affects products of fp32 operands only
-    return "tf32x3" if dtype == torch.float32 else "tf32"
-
-
 def plan_segments(
     q: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
@@ -70,36 +65,40 @@ def plan_segments(
     """Cut the sequences of `q` [B, T, H, S] into segments.
 
     Args:
+        cu_seqlens: the bounds of packed sequences, or None.
         tiles: replaces the choice of `tiles_for`.
         segments: replaces the number of segments of `segments_for`; only without cu_seqlens.
         launch: the call that `tuning.tiles_for` times to tune an unknown GPU.
     """
-    B, T, H, S = q.shape
-    block = max(16, triton.next_power_of_2(S))
-    tiles = tiles or tiles_for(block, q.dtype, q.device, launch)
+    B, T, H, _ = q.shape
+    tiles = tiles or tiles_for(_padded(q), q.dtype, q.device, launch)
     wave = _programs_per_wave(q.device)
-    precision = _precision(q.dtype)
     if cu_seqlens is not None:
         bounds = host_bounds(cu_seqlens)
         _, length = segments_for(bounds[-1], H, wave, tiles.chunk)
         packed = packed_table(bounds, length, q.device)
-        total = packed.table.shape[0]
-        table, first, longest = packed
-        sequences = len(bounds) - 1
-        return Plan(tiles, total, sequences, 0, 0, table, first, longest, wave, block, precision)
-    count, length = segments_for(T, B * H, wave, tiles.chunk)
-    if segments is not None:
-        length = tiles.chunk * triton.cdiv(triton.cdiv(T, segments), tiles.chunk)
-        count = triton.cdiv(T, length)
-    return Plan(tiles, B * count, B, count, length, None, None, length, wave, block, precision)
+        cut = Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
+    else:
+        count, length = segments_for(T, B * H, wave, tiles.chunk)
+        if segments is not None:
+            length = tiles.chunk * triton.cdiv(triton.cdiv(T, segments), tiles.chunk)
+            count = triton.cdiv(T, length)
+        cut = Segments(B * count, B, count, length, None, None, length)
+    return plan_of(q, cut, tiles)
 
 
-def plan_of(q: torch.Tensor, cut: Segments) -> Plan:
-    """Return a plan with another implementation's segments; q as in `plan_segments`."""
-    block = max(16, triton.next_power_of_2(q.shape[-1]))
-    tiles = tiles_for(block, q.dtype, q.device)
-    wave, precision = _programs_per_wave(q.device), _precision(q.dtype)
+def plan_of(q: torch.Tensor, cut: Segments, tiles: Tiles | None = None) -> Plan:
+    """Return a plan with these segments; the other arguments are those of `plan_segments`."""
+    block = _padded(q)
+    tiles = tiles or tiles_for(block, q.dtype, q.device)
+    # Triton's `input_precision`, which affects products of fp32 operands only
+    precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
+    wave = _programs_per_wave(q.device)
     return Plan(tiles, *cut, wave, block, precision)  # type: ignore[call-arg] # seven of `Segments`
+
+
+def _padded(q: torch.Tensor) -> int:
+    return max(16, triton.next_power_of_2(q.shape[-1]))
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

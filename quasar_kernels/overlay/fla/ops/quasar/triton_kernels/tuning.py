@@ -1,8 +1,8 @@
 """The choice of a call's tiles: from tuned.json for a known GPU, otherwise by an autotune.
 
-tuned.json holds the measured tiles of GPUs by name, and safe tiles by compute capability. A GPU
-that it names is never tuned. For any other GPU the order is: tiles of an earlier autotune in the
-user's cache folder, a short autotune (autotune.py), the safe tiles.
+tuned.json has the measured tiles of GPUs by name, and safe tiles by compute capability. A GPU that
+it names is never tuned. For another GPU the first of these is used: the tiles of an earlier
+autotune from the cache folder, those of a short autotune now (autotune.py), the safe tiles.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def tiles_for(
     Args:
         block: channels of a head, padded to a power of two from 16 to 128.
         dtype: of q, k and v: bf16, fp16 or fp32.
-        device: the tensors' device. Under a captured CUDA graph nothing is tuned or remembered.
+        device: the tensors' device. While a CUDA graph is captured, nothing is tuned or remembered.
         launch: `launch(tiles, q, k, v, beta) -> o` runs the forward pass, for the autotune; q, k, v
             and o `[1, T, H, block]`, beta `[H]` fp32. None: an unknown GPU is not tuned.
 
@@ -58,16 +58,16 @@ def tiles_for(
 def _choose(
     block: int, dtype: torch.dtype, device: torch.device, launch: Callable[..., torch.Tensor] | None
 ) -> tuple[Tiles, bool]:
-    # return the tiles, and whether later calls may use them without another choice
+    # return the tiles, and whether later calls may use them, too
     if device.type != "cuda":
         return safe_tiles(block, dtype), True  # the interpreter
     gpu = Gpu.of(device)
     tiles = known_tiles(gpu, block, dtype)
     if tiles is not None:
         return tiles, True
-    kept = autotune.read(gpu, block, dtype)
-    if kept is not None:
-        return kept, True
+    stored = autotune.read(gpu, block, dtype)
+    if stored is not None:
+        return stored, True
     default = safe_tiles(block, dtype, gpu.capability)
     if launch is None or not switches.autotune():
         return default, True
@@ -98,7 +98,7 @@ def safe_tiles(block: int, dtype: torch.dtype, capability: str = "") -> Tiles:
 def shipped_tiles(block: int, dtype: torch.dtype, capability: str) -> dict[str, Tiles]:
     """Return all tiles that GPUs of a compute capability may get from tuned.json, each once.
 
-    Keys are names of GPUs, and "" for the safe ones.
+    Keys are names of GPUs, and "" for the safe tiles.
     """
     shipped = {"": safe_tiles(block, dtype, capability)}
     for name, entry in _data()["gpus"].items():

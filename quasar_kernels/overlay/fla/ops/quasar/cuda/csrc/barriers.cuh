@@ -19,8 +19,6 @@ struct alignas(64) TensorMap {
 #if QUASAR_WGMMA
 namespace quasar {
 
-// all take a barrier's address
-
 __device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                :

@@ -29,6 +29,7 @@ from fla.ops.quasar.cuda.program import (
 from fla.ops.quasar.cuda.scan.forward import (
     CSRC,
     PANEL,
+    SCAN_COLUMNS,
     TILE,
     step_options,
     tensor_maps,
@@ -38,9 +39,10 @@ from fla.ops.quasar.gate import divisible
 from fla.ops.quasar.scan import Gradients, Saved
 from fla.ops.quasar.segments import Segments
 
-_SCAN_COLUMNS = 8  # state columns of one block of the scan: COLUMNS in gradient_scan.cu
+
 _SMALL = 16 << 20  # bytes up to which torch's allocator puts several tensors into one block
 NO_MAPS = bytes(8 * TENSOR_MAP)
+"""The second parameter on GPUs without tensor maps."""
 
 
 class Arguments(ctypes.Structure):
@@ -76,7 +78,7 @@ serialize = serializer(Arguments)
 
 
 def is_for(q: torch.Tensor) -> bool:
-    """Return whether the kernels support a call with q `[..., S]` that forward.py supports.
+    """Return whether the kernels support a call that forward.py supports, with q `[..., S]`.
 
     For heads of 128 channels, a tile fits only into the shared memory of Hopper.
     """
@@ -115,10 +117,10 @@ def tile_table(table: torch.Tensor, tile: int) -> torch.Tensor:
 
 
 def cut_tiles(cut: Segments, tokens: int, tile: int) -> tuple[int, int, torch.Tensor | None]:
-    """Return the rows, the tiles of each row and the segment table of input_gradient.cu.
+    """Return the number of rows, the tiles of a row and the row table of input_gradient.cu.
 
-    The rows are the segments, unless a few packed sequences are so much longer than the others that
-    most tiles would be empty.
+    The rows are the segments. If most of their tiles would be empty, because a few packed sequences
+    are much longer than the others, each row is a tile.
     """
     parts = math.ceil(max(cut.longest, 1) / tile)
     if cut.table is None or cut.total * parts <= 4 * (tokens // tile + cut.total):
@@ -130,8 +132,8 @@ def cut_tiles(cut: Segments, tokens: int, tile: int) -> tuple[int, int, torch.Te
 def like_parts(d_o: torch.Tensor, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return a tensor like `d_o` for each of `parts`.
 
-    Small tensors share one allocation if `parts` do: freed separately, they would fragment the
-    blocks of torch's allocator, by a third of a CUDA graph's memory.
+    Small tensors share one allocation if `parts` do. Otherwise they would be freed separately and
+    fragment the blocks of torch's allocator, which costs a third of a CUDA graph's memory.
     """
     pointers = {x.untyped_storage().data_ptr() for x in parts}
     if len(pointers) > 1 or d_o.nbytes > _SMALL:
@@ -196,7 +198,7 @@ def backward(
     kernels["state_checkpoint"].launch(walk_grid, parameters, stream)
     if G is not None:
         kernels["state_gradient_map"].launch(walk_grid, parameters, stream)
-        scan_grid = cut.sequences * H, S // _SCAN_COLUMNS
+        scan_grid = cut.sequences * H, S // SCAN_COLUMNS
         kernels["gradient_scan"].launch(scan_grid, parameters, stream)
     kernels["state_gradient"].launch(walk_grid, parameters, stream)
     kernels["input_gradient"].launch((rows * parts * H, 1), by_tiles, stream)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,15 +43,17 @@ CHUNK = 16
 TILE = 64
 """Tokens of a tile; segments are multiples of it."""
 LONG = 3072
-"""Least tokens of a segment in which pass 1 may stop early. In shorter segments the maps of the
-heads decay too little: the second launches, which recompute heads that stopped too early, would
-cost more time than stopping saves."""
+"""Least tokens of a segment in which pass 1 may stop early. In shorter segments the maps decay too
+little: stopping would save less time than the second launches, for heads that stopped too early,
+cost."""
 
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
-_SCAN_COLUMNS = 8  # state columns of one block of the scan: COLUMNS in segment_scan.cu
+SCAN_COLUMNS = 8
+"""State columns of a block of a scan or a fold; COLUMNS in scan_maps.cuh and gradient_scan.cu."""
 _ALIGNMENT = 16  # bytes of the kernels' loads
 NO_MAPS = bytes(5 * TENSOR_MAP)
+"""The second parameter on GPUs without tensor maps."""
 
 
 class Arguments(ctypes.Structure):
@@ -80,7 +85,7 @@ def options_for(width: int, pairs: bool = True) -> tuple[str, ...]:
     """Return NVRTC's options for heads of `width` channels.
 
     Args:
-        pairs: whether a token has an even number of panels, as Hopper's pairs of blocks need.
+        pairs: whether a token's number of panels is even, so that Hopper's blocks can form pairs.
     """
     return f"-DQUASAR_HEAD={width}", *(() if pairs else ("-DQUASAR_ALONE",))
 
@@ -126,7 +131,7 @@ def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | N
 
 @functools.lru_cache(1024)
 def _cut(tokens: int, chains: int, map_wave: int, output_wave: int, tile: int) -> tuple[int, int]:
-    """Return the segments of each sequence and their length in tokens, a multiple of `tile`.
+    """Return the number of segments of each sequence, and their length, a multiple of `tile`.
 
     Args:
         tokens: of the (longest) sequence.
@@ -143,6 +148,20 @@ def _cut(tokens: int, chains: int, map_wave: int, output_wave: int, tile: int) -
     return math.ceil(tokens / length), length
 
 
+def cut_evenly(
+    program: LoadedProgram, tokens: int, sequences: int, H: int, S: int
+) -> tuple[int, int]:
+    """Return the number and the length of segments for sequences of (at most) `tokens` tokens."""
+    kernels = program.kernels["segment_map"], program.kernels["segment_output"]
+    waves = [kernel.blocks * program.multiprocessors for kernel in kernels]
+    return _cut(tokens, sequences * H * (S // PANEL), *waves, tile_of(S))
+
+
+def tile_of(S: int) -> int:
+    """Return the tokens of which a segment of heads of S channels has a multiple."""
+    return max(TILE, S)  # the backward pass stores a checkpoint every S tokens
+
+
 def cut_segments(
     program: LoadedProgram,
     v: torch.Tensor,
@@ -154,19 +173,15 @@ def cut_segments(
     `count` sets the number of segments of each sequence; packed sequences ignore it.
     """
     B, T, H, S = v.shape
-    chains = H * (S // PANEL)  # of one sequence: blocks of one segment
-    kernels = program.kernels["segment_map"], program.kernels["segment_output"]
-    waves = [kernel.blocks * program.multiprocessors for kernel in kernels]
-    tile = max(TILE, S)  # the backward pass stores a checkpoint every S tokens
     if cu_seqlens is None:
         if count is None:
-            count, length = _cut(T, B * chains, *waves, tile)
+            count, length = cut_evenly(program, T, B, H, S)
         else:
-            length = tile * math.ceil(math.ceil(T / count) / tile)
+            length = tile_of(S) * math.ceil(math.ceil(T / count) / tile_of(S))
             count = math.ceil(T / length)
         return Segments(B * count, B, count, length, None, None, length)
     bounds = host_bounds(cu_seqlens)
-    _, length = _cut(bounds[-1], chains, *waves, tile)
+    _, length = cut_evenly(program, bounds[-1], 1, H, S)
     packed = packed_table(bounds, length, v.device)
     return Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
 
@@ -217,6 +232,35 @@ def scan_maps(
     return tensor_maps((B, T, S), heads, (q, k, k, v, o), (qs, ks, ks, vs, os), tokens)
 
 
+def launch_parameters(
+    program: LoadedProgram,
+    inputs: ScanInputs,
+    cut: Segments,
+    results: Sequence[Any],
+    stopping: Sequence[torch.Tensor | None],
+    repeat: int,
+) -> Any:
+    """Return the kernels' parameters: `Arguments`, and on Hopper `TensorMaps`.
+
+    Args:
+        results: o, the final state, the maps and the states.
+        stopping: `stops` and `unfinished` of `Arguments`.
+        repeat: whether to compute only the unfinished heads.
+    """
+    q, k, v, (steps, _), initial_state, _, scale, g = inputs
+    T, H = v.shape[1:3]
+    group = H // q.shape[2]
+    o, *states = results
+    pointers = addresses(q, k, v, o, steps, initial_state, *states, cut.table, cut.first, *stopping)
+    strides = tuple(x.stride()[:3] for x in (q, k, v, o))
+    maps = NO_MAPS
+    if program.on_hopper:
+        maps = scan_maps(v.shape, group, pointers[:4], strides)
+    sizes = T, cut.length, *itertools.chain(*strides), cut.per_sequence, H, repeat
+    arguments = serialize(*pointers, *sizes, scale, *addresses(g), group)
+    return (ctypes.c_char_p * 2)(arguments, maps)
+
+
 def forward(
     inputs: ScanInputs,
     output_final_state: bool = False,
@@ -236,11 +280,10 @@ def forward(
     Raises:
         CudaUnavailableError: the kernels cannot be compiled, loaded or launched.
     """
-    q, k, v, (steps, _), initial_state, cu_seqlens, scale, g = inputs
-    T, H, S = v.shape[1:]
-    group = H // q.shape[2]
+    v, steps = inputs.v, inputs.steps.values
+    H, S = v.shape[2:]
     program = program or PROGRAM.load(variant_of(v, step_options(inputs)))
-    cut = cut_segments(program, v, cu_seqlens, segments)
+    cut = cut_segments(program, v, inputs.cu_seqlens, segments)
     grid = cut.total * H * (S // PANEL), 1
     o = torch.empty_like(v, memory_format=torch.contiguous_format)
     final = G = states = None
@@ -253,21 +296,13 @@ def forward(
     if G is not None and cut.length >= LONG:
         stops = steps.new_empty(grid[0], dtype=torch.int32)
         unfinished = steps.new_empty(cut.sequences * H, dtype=torch.int32)
-    pointers = addresses(
-        q, k, v, o, steps, initial_state, final, G, states, cut.table, cut.first, stops, unfinished
-    )
-    qs, ks, vs, os = (x.stride()[:3] for x in (q, k, v, o))
-    sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H
-    scalars = scale, *addresses(g), group
-    maps = NO_MAPS
-    if program.on_hopper:
-        maps = scan_maps(v.shape, group, pointers[:4], (qs, ks, vs, os))
-    stream = torch_private.raw_stream(q.device.index)
+    results, stopping = (o, final, G, states), (stops, unfinished)
+    stream = torch_private.raw_stream(v.device.index)
     for repeat in (0, 1) if stops is not None else (0,):
-        parameters = (ctypes.c_char_p * 2)(serialize(*pointers, *sizes, repeat, *scalars), maps)
+        parameters = launch_parameters(program, inputs, cut, results, stopping, repeat)
         if G is not None:
             program.kernels["segment_map"].launch(grid, parameters, stream)
-            scan_grid = cut.sequences * H, S // _SCAN_COLUMNS
+            scan_grid = cut.sequences * H, S // SCAN_COLUMNS
             program.kernels["segment_scan"].launch(scan_grid, parameters, stream)
         program.kernels["segment_output"].launch(grid, parameters, stream)
     return Scan(o, final, Saved(inputs, G, states, cut))

@@ -1,12 +1,12 @@
 """The segmented scan of one rank's slice in CUDA C++: the forward pass, cut at its exchange.
 
 In addition to the kernels of forward.py, three kernels run before and after the exchange. The last
-sequence of a slice ends with a segment of less than a tile, so that all segments before it consist
-of whole tiles and have a map. Two scans over these maps give the map of the slice: R by a scan from
-the sequence's first state, G by a scan from the identity. After the exchange, the fold of all
-ranks' maps gives the state that enters the slice. If the slice has one sequence, both scans store
-their results after each segment, and one product adds the effect of the entering state to the
-stored states. Otherwise, and in a second round, the states are scanned again.
+sequence of a slice ends with a segment of less than a tile, the tail, so that all segments before
+it consist of whole tiles and have a map. Two scans over these maps give the map of the slice: R by
+a scan from the sequence's first state, G by a scan from the identity. After the exchange, the fold
+of the earlier ranks' maps gives the state that enters the slice. If the slice has one sequence,
+both scans store their results after each segment, and one product adds the effect of the entering
+state to the stored states. Otherwise, and in a second round, the states are scanned again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,11 @@ from fla.ops.quasar.cuda.program import (
     serializer,
 )
 from fla.ops.quasar.cuda.scan import forward
-from fla.ops.quasar.cuda.scan.forward import CSRC, LONG, PANEL, TILE
+from fla.ops.quasar.cuda.scan.forward import CSRC, LONG, PANEL, SCAN_COLUMNS
 from fla.ops.quasar.parallel.context import Place
 from fla.ops.quasar.parallel.exchange import pack_map, unpack_maps
 from fla.ops.quasar.scan import Saved, ScanInputs, StepSizes
 from fla.ops.quasar.segments import Segments
-
-SCAN_COLUMNS = 8
-"""State columns that a block of a scan or a fold owns: COLUMNS in scan_maps.cuh."""
 
 
 class SliceArguments(ctypes.Structure):
@@ -91,20 +88,20 @@ class SliceSegments(NamedTuple):
 
     segments: Segments
     of_first: int  # segments of the first sequence
-    of_last: int  # of the last one, its tail included
+    of_last: int  # segments of the last sequence, its tail included
     length: int  # tokens of a whole segment
     tail: int  # tokens of the tail
-    without_first: torch.Tensor  # the table, where the first segment is like any other
+    without_first: torch.Tensor  # the table without the first sequence's mark for its first segment
 
 
 @functools.lru_cache(64)
 def slice_segments(
     bounds: tuple[int, ...], length: int, tile: int, device: torch.device
 ) -> SliceSegments:
-    """Cut a slice's sequences into segments of `length` tokens, the last one's tail separately.
+    """Cut a slice's sequences into segments of `length` tokens, and the last one's tail.
 
     The tail, the tokens after the last whole tile, is a segment even if it is empty. The result is
-    cached, because the host waits for the GPU when it copies a table there.
+    cached, because the host waits for the GPU when it copies a table to it.
     """
     table, first, tail = [], [0], 0
     for n, (start, stop) in enumerate(pairwise(bounds)):
@@ -127,25 +124,16 @@ def slice_segments(
     return SliceSegments(segments, first[1], first[-1] - first[-2], length, tail, without_first)
 
 
-def _cut(bounds: tuple[int, ...], v: torch.Tensor, program: LoadedProgram) -> SliceSegments:
-    _, _, H, S = v.shape
-    kernels = program.kernels["segment_map"], program.kernels["segment_output"]
-    waves = [kernel.blocks * program.multiprocessors for kernel in kernels]
-    tile = max(TILE, S)
-    _, length = forward._cut(bounds[-1], H * (S // PANEL), *waves, tile)
-    return slice_segments(bounds, length, tile, v.device)
-
-
 class CudaSlice:
     """The forward pass of a slice, as `TorchSlice`.
 
     Args:
-        inputs: as the kernels take them, of one row with at least one token.
+        inputs: as `backend.kernel_inputs` returns them, of one row with at least one token.
         place: the slice's place.
-        may_stop: whether pass 1 may stop within segments. Then there is a second round, which
-            corrects the marked heads.
-        program: the program of the forward pass.
-        maps_program: PROGRAM.
+        may_stop: whether pass 1 may stop within segments. The caller must then run a second round,
+            which corrects the marked heads.
+        program: forward.py's PROGRAM, loaded.
+        maps_program: PROGRAM, loaded.
     """
 
     def __init__(
@@ -159,8 +147,9 @@ class CudaSlice:
         v, steps = inputs.v, inputs.steps.values
         H, S = v.shape[2:]
         self._program, self._maps_program, self._place = program, maps_program, place
-        self._round, self._packed_round = 0, -1
-        self._cut = _cut(place.bounds, v, program)
+        self._round = 0
+        _, length = forward.cut_evenly(program, place.bounds[-1], 1, H, S)
+        self._cut = slice_segments(place.bounds, length, forward.tile_of(S), v.device)
         cut = self._cut.segments
         states = cut.sequences * H * S * S
         zeros = steps.new_zeros(states + cut.sequences * H)
@@ -182,29 +171,34 @@ class CudaSlice:
         if may_stop and self._cut.length >= LONG and self._maps is not None:
             self._stops = steps.new_empty(cut.total * H * (S // PANEL), dtype=torch.int32)
 
-    def announce(self) -> torch.Tensor:
-        """Run pass 1 and return the packed map of the slice's last sequence.
+    def compute_map(self) -> torch.Tensor:
+        """Run pass 1 and return the packed map (`pack_map`) of the slice's last sequence.
 
         In a second round only the marked heads are computed.
         """
+        results = self.o, self.final, self._maps, self._states
+        stopping = self._stops, self._marked
+        self._parameters = forward.launch_parameters(
+            self._program, self.inputs, self._cut.segments, results, stopping, self._round
+        )
         if not self._round or self._stops is not None:
             self._run_maps()
             self._join_maps()
-            self._announced = self._with_tail()
-        return self._announced
+            self._packed_map = self._with_tail()
+        return self._packed_map
 
-    def run(self, everyone: torch.Tensor) -> None:
+    def run(self, all_maps: torch.Tensor) -> None:
         """Compute the outputs; in a second round those of the heads that any rank marked.
 
         Args:
-            everyone: the packed maps of all ranks.
+            all_maps: the packed maps of all ranks.
         """
         if self._place.before:
-            self.enter(everyone)
+            self.enter(all_maps)
             if self._round:  # for heads that other ranks marked
                 self._run_maps()
         sequences, H, S, _ = self._initial.shape
-        parameters, stream, kernels = self._parameters(), self._stream(), self._program.kernels
+        parameters, stream, kernels = self._parameters, self._stream(), self._program.kernels
         if self._maps is not None and (sequences > 1 or self._round):
             kernels["segment_scan"].launch((sequences * H, S // SCAN_COLUMNS), parameters, stream)
         elif self._prefixes is not None:
@@ -215,11 +209,11 @@ class CudaSlice:
         kernels["segment_output"].launch(self._grid(), parameters, stream)
         self._round += 1
 
-    def enter(self, everyone: torch.Tensor) -> None:
-        """Compute the state that enters the slice, and in a second round its marked heads."""
+    def enter(self, all_maps: torch.Tensor) -> None:
+        """Compute the state that enters the slice, and in a second round the marks of its heads."""
         _, H, S, _ = self._initial.shape
-        row, map_size, before = everyone.stride(0), H * S * S, self._place.before
-        first = everyone.data_ptr() + 4 * row * (self._place.rank - before)
+        row, map_size, before = all_maps.stride(0), H * S * S, self._place.before
+        first = all_maps.data_ptr() + 4 * row * (self._place.rank - before)
         fold_maps(
             self._maps_program,
             self._initial[0],
@@ -238,7 +232,7 @@ class CudaSlice:
     def _run_maps(self) -> None:
         if self._maps is not None:
             kernel = self._program.kernels["segment_map"]
-            kernel.launch(self._grid(), self._parameters(), self._stream())
+            kernel.launch(self._grid(), self._parameters, self._stream())
 
     def _grid(self) -> tuple[int, int]:
         H, S = self._initial.shape[1:3]
@@ -247,29 +241,11 @@ class CudaSlice:
     def _stream(self) -> int:
         return torch_private.raw_stream(self.o.device.index)
 
-    def _parameters(self) -> Any:
-        """Return the parameters of this round's launches."""
-        if self._packed_round != self._round:
-            q, k, v, (steps, _), initial, _, scale, g = self.inputs
-            cut, (T, H) = self._cut.segments, v.shape[1:3]
-            pointers = addresses(
-                q, k, v, self.o, steps, initial, self.final, self._maps, self._states,
-                cut.table, cut.first, self._stops, self._marked,
-            )  # fmt: skip
-            strides = tuple(x.stride()[:3] for x in (q, k, v, self.o))
-            group, maps = H // q.shape[2], forward.NO_MAPS
-            if self._program.on_hopper:
-                maps = forward.scan_maps(v.shape, group, pointers[:4], strides)
-            sizes = T, 0, *(step for stride in strides for step in stride), 0, H, self._round
-            packed = forward.serialize(*pointers, *sizes, scale, *addresses(g), group)
-            self._packed, self._packed_round = (ctypes.c_char_p * 2)(packed, maps), self._round
-        return self._packed
-
     def _join_maps(self) -> None:
         """Compute the map of the last sequence's whole tiles; in a second round of marked heads.
 
-        R starts from the sequence's initial state, or from zero if the sequence begins on another
-        rank.
+        R starts from the sequence's initial state; if the sequence begins on another rank, from
+        zero.
         """
         sequences, H, S, _ = self._initial.shape
         state, count = 4 * H * S * S, self._cut.of_last  # state: in bytes
@@ -290,7 +266,10 @@ class CudaSlice:
         kernel.launch((H, 2 * S // SCAN_COLUMNS), parameters, self._stream())
 
     def _with_tail(self) -> torch.Tensor:
-        """Return the map of the whole tiles and the tail, by a call on the tail from G and R."""
+        """Return the packed map of the whole tiles and the tail.
+
+        The tail is processed twice: from G with zero values, and from R.
+        """
         tail = self._cut.tail
         if tail == 0:
             return self._map
@@ -331,9 +310,10 @@ def fold_maps(
         program: PROGRAM.
         G, R: the addresses of G[1] and R[0], `[H, S, S]` fp32.
         strides: elements between n and n + 1, of G and of R.
-        marks: the address of the marks `[H]` of n = 0, R's stride apart, or 0. `unfinished` `[H]`
-            becomes 1 for a head with a mark that is not 0.
-        transposed: whether G[n]^T takes the place of G[n].
+        count: the number of R.
+        marks: the address of the marks `[H]` of n = 0, or 0 for none; they have R's stride.
+        unfinished: `[H]`; becomes 1 for a head that has a mark other than 0.
+        transposed: whether to multiply by G[n]^T instead of G[n].
     """
     H, S, _ = state.shape
     pointers = G, R, state.data_ptr(), marks, *addresses(unfinished)

@@ -1,8 +1,8 @@
 """The segmented scan of one rank's slice in CUDA C++: the backward pass, cut at its exchange.
 
-The kernels are those of backward.py; only tables and launches differ. The table does not mark the
-first segment of the first sequence as a first one, so that the scan also computes the gradient of
-the state before the slice.
+The kernels are those of backward.py; only tables and launches differ. In one table the first
+segment has no mark of a sequence's first segment, so that state_gradient_map also computes the
+gradient of the state before the slice.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.program import LoadedProgram, addresses
 from fla.ops.quasar.cuda.scan import backward
-from fla.ops.quasar.cuda.scan.forward import PANEL
-from fla.ops.quasar.cuda.scan.slice import SCAN_COLUMNS, fold_maps
+from fla.ops.quasar.cuda.scan.forward import PANEL, SCAN_COLUMNS
+from fla.ops.quasar.cuda.scan.slice import fold_maps
 from fla.ops.quasar.gate import divisible
 from fla.ops.quasar.parallel.context import Place
 from fla.ops.quasar.scan import Gradients, Saved
@@ -25,14 +25,17 @@ from fla.ops.quasar.scan import Gradients, Saved
 
 @functools.lru_cache(64)
 def _bounds_of_one(segments: int, device: torch.device) -> torch.Tensor:
-    """Return the bounds, in segments, of a scan over one sequence; cached, as the copy waits."""
+    """Return the bounds, in segments, of a scan over one sequence.
+
+    The result is cached, because the host waits for the GPU when it copies the bounds to it.
+    """
     return torch.tensor([0, segments], device=device)
 
 
 class CudaSliceGradient:
     """The backward pass of a slice, as `TorchGradient`.
 
-    `program` is the backward pass's, `maps_program` that of slice.py.
+    `program` is backward.py's, `maps_program` slice.py's.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class CudaSliceGradient:
         self._d_initial = torch.empty_like(initial)
         self._d_states = initial.new_empty(self._cut.segments.total, *initial.shape[1:])
 
-    def announce(self) -> torch.Tensor:
+    def compute_offset(self) -> torch.Tensor:
         """Return the gradient `[H, S, S]` of the state before the slice, given zero after it."""
         count, G = self._cut.of_first, self._saved.G
         self._launch_map(self._cut.without_first, self._d_states)
@@ -69,25 +72,25 @@ class CudaSliceGradient:
         gradients = self._d_states[:count].clone()
         first = _bounds_of_one(count, gradients.device)
         self._launch_scan(1, self._parameters(d_states=gradients, first=first))
-        behind = gradients[1].double()
-        return torch.baddbmm(gradients[0].double(), G[0].double().mT, behind).float()
+        later = gradients[1].double()
+        return torch.baddbmm(gradients[0].double(), G[0].double().mT, later).float()
 
     def overlap(self) -> None:
-        """Recompute the states, which does not depend on the other ranks' gradients."""
+        """Recompute the states, which do not depend on other ranks' gradients."""
         self._launch_walk("state_checkpoint", self._parameters())
 
-    def run(self, G: torch.Tensor, everyone: torch.Tensor) -> Gradients:
+    def run(self, G: torch.Tensor, offsets: torch.Tensor) -> Gradients:
         """Return the gradients; the arguments are `TorchGradient.run`'s."""
         cut, H = self._cut.segments, self._d_states.shape[1]
         after = self._place.after
         if after:
-            leaving = torch.empty_like(everyone[0])
+            leaving = torch.empty_like(offsets[0])
             size = leaving.numel()
             fold_maps(
                 self._maps_program,
                 leaving,
                 G=G.data_ptr() + 4 * size * max(0, after - 2),
-                R=everyone.data_ptr() + 4 * size * (self._place.rank + after),
+                R=offsets.data_ptr() + 4 * size * (self._place.rank + after),
                 strides=(-size, -size),
                 count=after,
                 transposed=True,

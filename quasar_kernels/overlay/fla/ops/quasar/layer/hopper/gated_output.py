@@ -1,7 +1,7 @@
-"""The layer's output in one kernel on Hopper.
+"""The layer's output in one kernel on Hopper, csrc/gated_output.cu.
 
-csrc/gated_output.cu is the kernel. For other sizes, dtypes and GPUs, gate_and_norm.py and a library
-product compute the same in two kernels, with the gated norm in device memory between them.
+gate_and_norm.py and a library product compute the same in two kernels, with the gated norm in
+device memory between them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def gated_output(
         rounded once, to fp16, as the product's operand.
 
     Raises:
-        CudaUnavailableError: the driver rejected the launch.
+        CudaUnavailableError: the driver refused the launch.
     """
     R, outputs = o.shape[0], out_weights.numel() // (HEADS * HEAD_DIM)
     y = o.new_empty(R, outputs)

@@ -1,8 +1,8 @@
 """The layer's fused products on Hopper GPUs: their program, its selection, and swizzled weights.
 
-projection.py and gated_output.py launch the program's other kernels. These need wgmma, clusters and
-bulk copies, which only compute capability 9.0 has. On other GPUs, and where the program cannot be
-compiled, the layer uses its general kernels.
+projection.py and gated_output.py launch the program's other two kernels. These need wgmma, clusters
+and bulk copies, which only compute capability 9.0 has. Where the program cannot be used, the layer
+uses other stages (layer/forward.py).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class OutputArguments(ctypes.Structure):
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
 PACK_WEIGHTS = CSRC / "pack_weights.cu"
-"""The kernel of `swizzle_weights`; each program with swizzled weights compiles this file."""
+"""The kernel of `swizzle_weights`; every program that uses swizzled weights includes this file."""
 PROGRAM = CudaProgram(
     "hopper_products",
     [PACK_WEIGHTS, CSRC / "projection.cu", CSRC / "gated_output.cu"],
@@ -113,13 +113,12 @@ def is_hopper(x: torch.Tensor) -> bool:
 def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None if they are not used.
 
-    They are not used on other GPUs than Hopper. If they cannot be compiled, they are not used
-    either, and one line is logged with the cause and the remedy.
+    Only Hopper GPUs use them. If they cannot be compiled, one line is logged with the cause and the
+    remedy.
     """
     if dtype not in DTYPES or not is_hopper(x):
         return None
-    program = PROGRAM.find(Variant(x.device.index, dtype))
-    return program if isinstance(program, LoadedProgram) else None
+    return PROGRAM.find_loaded(Variant(x.device.index, dtype))
 
 
 _SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

@@ -1,8 +1,7 @@
-"""The layer's projections, convolution and SiLU in one kernel on Hopper.
+"""The layer's projections, convolution and SiLU in one kernel on Hopper, csrc/projection.cu.
 
 Separate kernels read and write the projections three times: eight gigabytes for a million tokens.
-csrc/projection.cu is the kernel. wide_projection.py has one for other widths; other dtypes and GPUs
-use a library product and the convolution of kernels.py.
+wide_projection.py has a kernel for other widths.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ from fla.ops.quasar.layer.hopper.program import ProjectionArguments, Vector, Wei
 HIDDEN, WIDTH, HEAD_DIM, TAPS = 512, 512, 64, 4
 """The kernel's sizes: inputs, channels of q, of k and of v, of the narrow gate, and taps."""
 
+_BEFORE = TAPS - 1  # rows by which runs overlap: those that the convolution needs before a run
 _CONSUMERS = 2  # consumer warpgroups of a block, which alternate between the tiles of its run
 _TILE = 64  # tokens of a tile
-_PRODUCTS = 13  # by 128 channels of q, k and v, and by narrow
+_PRODUCTS = 13  # one for each 128 channels of q, k and v, and one for the narrow gate
 _LOAD = 3  # loading a tile takes as long as this many of its products
 
 _serialize = serializer(ProjectionArguments)
@@ -57,9 +57,7 @@ def taps_layout(weights: tuple[torch.Tensor, ...], taps: torch.Tensor) -> list[V
 
 
 def _steps(tokens: int, runs: int) -> int:
-    # runs overlap by the convolution's earlier rows
-    before = TAPS - 1
-    return max(1, -(-(-(-(tokens - before) // runs) + before) // (_CONSUMERS * _TILE)))
+    return max(1, -(-(-(-(tokens - _BEFORE) // runs) + _BEFORE) // (_CONSUMERS * _TILE)))
 
 
 @functools.lru_cache(1024)
@@ -68,8 +66,8 @@ def _grid(tokens: int, multiprocessors: int) -> tuple[int, int, int, int]:
 
     Each grid row loads all tokens and computes its share of the products. The repeated loads take
     less time than idle multiprocessors or a last round of few tiles. The lag is the number of
-    products by which the second consumer of a block starts later: half of those of a tile, so that
-    the consumers load at different times.
+    products by which a block's second consumer starts later: half of a tile's products, so that the
+    consumers load at different times.
     """
 
     def blocks(rows: int) -> int:
@@ -80,8 +78,7 @@ def _grid(tokens: int, multiprocessors: int) -> tuple[int, int, int, int]:
 
     rows = min((rows for rows in range(1, _PRODUCTS + 1) if blocks(rows)), key=cost)
     steps = _steps(tokens, blocks(rows))
-    before = TAPS - 1
-    runs = -(-max(tokens - before, 1) // (_CONSUMERS * _TILE * steps - before))
+    runs = -(-max(tokens - _BEFORE, 1) // (_CONSUMERS * _TILE * steps - _BEFORE))
     lag = _PRODUCTS // rows // 2 if steps > 1 else 0
     return 2 * -(-runs // 2), rows, steps, lag
 

@@ -1,15 +1,14 @@
 """The projections, convolution and SiLU of a layer of any width in one kernel on Hopper.
 
 A library product and a separate convolution write the products to memory and read them again. This
-kernel (csrc/wide_projection.cu) does not: the layer's forward pass takes a sixth less time at 2,048
-channels, an eighth less at 1,024 (H200). The output stage is that of library.py.
+kernel (csrc/wide_projection.cu) keeps them on chip. On an H200 the layer's forward pass takes a
+sixth less time at 2,048 channels and an eighth less at 1,024. The output stage is library.py's.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
 
 import torch
 
@@ -31,15 +30,15 @@ from fla.ops.quasar.layer.first_tokens import replace_first_tokens
 from fla.ops.quasar.layer.fused import FEWEST_TOKENS, sequences_of
 from fla.ops.quasar.layer.hopper.program import CSRC, is_hopper
 from fla.ops.quasar.layer.library import LIBRARY, activations
-from fla.ops.quasar.layer.products import packed
+from fla.ops.quasar.layer.products import concatenate_weights
 
 COLUMNS = 256
 """Channels of a tile; q, k and v together must have a multiple of this."""
 TOKENS = 125
 """Tokens of a tile; its other three rows are the tokens before them."""
 FEWEST_TILES = 264
-"""Tiles from which the kernel is used: two per SM of an H200. It was faster than a library product
-with 792; fewer were not compared."""
+"""Least tiles with which the kernel is used: two for each SM of an H200. With 792 tiles it was
+faster than a library product; fewer tiles were not compared."""
 
 _ROWS = 128  # of a tensor map's box, which has 64 inputs
 _CLUSTER = 2  # blocks, each with its own tokens
@@ -65,7 +64,7 @@ _serialize = serializer(WideArguments)
 
 
 def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
-    """Return whether the kernel computes a call."""
+    """Return whether the kernel supports a call and is probably faster than a library product."""
     if not x.is_contiguous() or x.data_ptr() % 16:  # for the tensor map
         return False
     if call.dtype.itemsize != 2 or call.backend not in ("auto", "cuda") or not is_hopper(x):
@@ -84,12 +83,6 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
     )
 
 
-def find_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
-    """Return the kernel for products in `dtype` on x's device, or None if it cannot be compiled."""
-    program = PROGRAM.find(Variant(x.device.index, dtype))
-    return program if isinstance(program, LoadedProgram) else None
-
-
 @functools.lru_cache(256)
 def _maps(x: int, weights: int, tokens: int, inputs: int, outputs: int) -> bytes:
     box = (64, _ROWS)
@@ -106,14 +99,15 @@ def project_wide(
     taps: torch.Tensor,
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return q, k, v = silu(causal convolution(x W^T)), `narrow`, and x W^T of q, k and v.
+    """Return silu(causal convolution(x W^T)) for q, k and v, and two kinds of products x W^T.
 
-    It records nothing for autograd and runs on the current stream. The device of `rows` must be
+    The latter are those of the narrow gate, and those of q, k and v before the convolution. It
+    records nothing for autograd and runs on the current stream. The device of `rows` must be
     the current device.
 
     Args:
         program: the kernel for the device and dtype of `rows`.
-        rows: `[T, inputs]` bf16 or fp16, contiguous, 16-byte aligned, of one sequence from its
+        rows: x, `[T, inputs]` bf16 or fp16, contiguous, 16-byte aligned: one sequence from its
             start; inputs are a multiple of 64.
         weights: `[C + S, inputs]` in the same dtype, contiguous; C is a multiple of 256, S 64 or
             128.
@@ -146,7 +140,9 @@ def project_wide(
 def _project(
     call: Call, x: torch.Tensor, weights: Weights, keep: bool, output: bool
 ) -> Activations | None:
-    program = find_program(x, call.dtype) if takes(call, x, weights) else None
+    if not takes(call, x, weights):
+        return None
+    program = PROGRAM.find_loaded(Variant(x.device.index, call.dtype))
     if program is None:
         return None
     return PROGRAM.attempt(call.backend, program, _launch, call, x, weights, keep, output)
@@ -162,7 +158,7 @@ def _launch(
     program: LoadedProgram,
 ) -> Activations:
     B, T, D = x.shape
-    projections, *others = packed(weights.of_products(), call.dtype)
+    projections, *others = concatenate_weights(weights, call.dtype)
     rows = x.reshape(B * T, D).to(call.dtype)
     taps, _ = weights.joined_taps()
     qkv, narrow, products = project_wide(
@@ -187,23 +183,22 @@ def products_again(
     Args:
         call, x, weights: the layer's call.
         rows: x in the products' dtype, `[R, hidden]`.
-        projections: the first result of `packed`.
+        projections: the first result of `concatenate_weights`.
 
     Returns:
         `[R, 3 H S]`, or None if the kernel does not compute the call.
     """
-    program = find_program(x, call.dtype) if takes(call, x, weights) else None
+    if not takes(call, x, weights):
+        return None
+    program = PROGRAM.find_loaded(Variant(x.device.index, call.dtype))
     if program is None:
         return None
-    taps = weights.joined_taps()[0].float().contiguous()
-    results = PROGRAM.attempt(call.backend, program, _project_rows, rows, projections, taps, True)
-    return None if results is None else results[2]
 
+    def project_again(*, program: LoadedProgram) -> torch.Tensor | None:
+        taps = weights.joined_taps()[0].float().contiguous()
+        return project_wide(program, rows, projections, taps, keep=True)[2]
 
-def _project_rows(
-    *inputs: Any, program: LoadedProgram
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    return project_wide(program, *inputs)
+    return PROGRAM.attempt(call.backend, program, project_again)
 
 
 WIDE = Stages(_project, LIBRARY.output)

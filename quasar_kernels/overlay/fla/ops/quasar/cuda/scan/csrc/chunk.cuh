@@ -146,7 +146,7 @@ __device__ __forceinline__ void compute_step_sizes(ChunkKeys& out, const Steps& 
   }
 }
 
-// Values of tokens g and g + 8 -> those of the tokens 2c, 2c+1, 8+2c, 8+2c+1 of a lane's columns.
+// From the values of tokens g and g + 8, those of a lane's columns: tokens 2c, 2c+1, 8+2c, 8+2c+1.
 __device__ __forceinline__ void rows_to_columns(const float (&rows)[2], float (&columns)[2][2],
                                                 int lane) {
 #pragma unroll

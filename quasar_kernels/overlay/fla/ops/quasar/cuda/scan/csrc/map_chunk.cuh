@@ -44,7 +44,7 @@ __device__ __forceinline__ float power_of_two(int exponent) {
 template <Scalar T>
 __device__ __forceinline__ u32 scale_keys(u32 pair, float power) {
   float low, high;
-  if (T == Scalar::bf16) {  // exact also for pairs
+  if (T == Scalar::bf16) {  // a bf16 product with a power of two is exact
     const u32 powers = __byte_perm(__float_as_uint(power), 0, 0x3232);
     unpack<T>(multiply_bf16(pair, powers), low, high);
     return pack<Scalar::fp16>(low, high);
@@ -53,7 +53,7 @@ __device__ __forceinline__ u32 scale_keys(u32 pair, float power) {
   return pack<Scalar::fp16>(low * power, high * power);
 }
 
-// Powers of two of one chunk; [r] is of token g + 8 r.
+// Powers of two of one chunk; [r] belongs to token g + 8 r.
 struct Scales {
   float power[2], root[2];  // 2^-e with 1 <= |k| 2^-e < 2; -sqrt(step size) 2^e
   float descale;            // 1 / scale
@@ -281,8 +281,8 @@ __device__ __forceinline__ bool is_below(const MapRows& G, float bound) {
   return sums[0] < bound && sums[1] < bound;  // false for NaN
 }
 
-// Updates 16 rows of G and R with one prepared chunk. The `near` rows are stored as G - I; there are
-// such rows only if ANY_NEAR. `own` is the address of the same rows of K~^T for load_channels.
+// Updates 16 rows of G and R with one prepared chunk. The `near` rows are stored as G - I; there
+// are such rows only if ANY_NEAR. `own` is the address of the same rows of K~^T for load_channels.
 // On Hopper the update of R runs asynchronously; finish_rows waits for it. A decay is a factor of
 // all of G, so G is stored without it, and `log_decay_behind` is the logarithm (base 2) of the
 // decay over the chunks after this one.

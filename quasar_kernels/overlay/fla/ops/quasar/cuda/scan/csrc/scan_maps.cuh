@@ -1,11 +1,11 @@
 // The scan over segment maps, from one state on: x <- G[n] x + R[n] for n = 0, 1, ..., in fp32.
 //
 // A block keeps COLUMNS columns of the state in shared memory and runs through all segments of its
-// sequence. Each warp owns 16 rows. The loop is sequential and short, so its cost is the latency of
-// one step: a cp.async pipeline of STAGES stages prefetches the maps (wide ones in PARTS, by
-// columns), and the products use tensor cores in tf32, to which pass 1 has already rounded the
-// maps. The part of the state that tf32 rounding removes passes through the map as well, in bf16,
-// so the state keeps 20 bits.
+// sequence. Each warp owns 16 rows. The loop is sequential and its steps are short, so the latency
+// of a step is its cost. A cp.async pipeline of STAGES stages prefetches the maps (for heads of 128
+// in PARTS of columns), and the products use tensor cores in tf32, to which pass 1 has already
+// rounded the maps. The part of the state that tf32 rounding removes is multiplied by the map in
+// bf16, so the state keeps 20 bits.
 
 #pragma once
 
@@ -28,10 +28,11 @@ __device__ __forceinline__ u32 cut_bf16(float2 x) {
   return __byte_perm(__float_as_uint(x.x), __float_as_uint(x.y), 0x7632);
 }
 
-// Runs `steps` segments, whose maps G and offsets R (its COLUMNS columns) are `stride` apart.
-// start(row, column) returns an element of the first state. store(n, row, column, x) receives in x
-// the elements (row, column), (row, column + 1), (row + 8, column), (row + 8, column + 1) of the
-// state after segment n. Columns count from the block's first. Without `with_offsets`, R is zero.
+// Scans `steps` segments, whose maps G and offsets R (the block's COLUMNS columns of them) are
+// `stride` apart. start(row, column) returns an element of the first state.
+// store(n, row, column, x) receives in x the elements (row, column), (row, column + 1),
+// (row + 8, column) and (row + 8, column + 1) of the state after segment n. Columns count from the
+// block's first one. Without `with_offsets`, R is zero.
 template <class Start, class Store>
 __device__ __forceinline__ void scan_maps(const float* maps, const float* offsets, i64 stride,
                                           int steps, bool with_offsets, const Start& start,
@@ -53,7 +54,7 @@ __device__ __forceinline__ void scan_maps(const float* maps, const float* offset
       const u32 stage = n % STAGES;
       const float* from = maps + n / PARTS * stride + n % PARTS * WIDTH + copied;
 #pragma unroll
-      for (int i = 0; i < S / COPY_ROWS; ++i)  // COPY_ROWS rows further store_state the permutation
+      for (int i = 0; i < S / COPY_ROWS; ++i)  // the swizzle repeats after COPY_ROWS rows
         copy16(map_to + stage * sizeof(shared.map[0]) + i * COPY_ROWS * WIDTH * 4,
                from + i * COPY_ROWS * S);
       if (n % PARTS == 0)
@@ -74,7 +75,7 @@ __device__ __forceinline__ void scan_maps(const float* maps, const float* offset
   };
 #pragma unroll
   for (int e = 0; e < 4; ++e) store_state(0, e, start(row + 8 * (e >> 1), 2 * c + (e & 1)));
-  // columns 8 t + 2 c of this lane's rows, which share the permutation
+  // columns 8 t + 2 c of this lane's rows, which have the same swizzle
   const float* place[4];
 #pragma unroll
   for (int t = 0; t < 4; ++t) place[t] = &shared.map[0][row][2 * c + ((t ^ (row & 3)) << 3)];

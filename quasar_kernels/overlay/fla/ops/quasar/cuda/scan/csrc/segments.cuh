@@ -68,8 +68,8 @@ __device__ __forceinline__ bool is_skipped(const Arguments& arg, i64 chain) {
 template <Scalar T>
 constexpr float NEGLIGIBLE = T == Scalar::bf16 ? 0x1p-11f : 0x1p-14f;
 constexpr float STATE_RATIO = 4.f;
-// Bound on the sum of magnitudes in a row of a map without decays: S entries whose squares sum to
-// 1.
+// Bound on the sum of magnitudes in a row of a map without decays: the squares of the S entries sum
+// to at most 1, so the bound is sqrt(S) or more.
 constexpr float MAP_ROW_BOUND = 16.f;
 
 // The run of tokens that one block processes.

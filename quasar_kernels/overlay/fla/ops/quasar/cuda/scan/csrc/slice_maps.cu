@@ -16,8 +16,8 @@ struct SliceArguments {
   int steps, heads, keep, repeat;
 };
 
-// Grid: (heads, 2 S / COLUMNS); the blocks of the first half compute R, the others G. A repetition
-// leaves heads that are not marked as they are.
+// Grid: (heads, 2 S / COLUMNS); the blocks of the first half compute R, the others G. With `repeat`
+// only marked heads are computed.
 __device__ __forceinline__ void slice_map(const SliceArguments& arg) {
   const int head = blockIdx.x, block = blockIdx.y;
   if (arg.repeat && !arg.unfinished[head]) return;
@@ -55,12 +55,12 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
 
 // The fold of `count` affine maps, x <- G[n] x + R[n] from x = R[0] on; mirrored by slice.py.
 struct FoldArguments {
-  const float *G, *R;      // of n = 1 and of n = 0; those of a head are [S, S], heads side by side
+  const float *G, *R;      // G of n = 1 and R of n = 0, [heads, S, S] each
   float* state;            // [heads, S, S]: the result
-  const float* marks;      // [heads] of n = 0, R_stride apart; null: there are none
+  const float* marks;      // [heads] of n = 0; those of n and n + 1 are R_stride apart; may be null
   int* unfinished;         // [heads]: becomes 1 where any mark is not 0
   i64 G_stride, R_stride;  // between n and n + 1, in elements; may be negative
-  int count, transposed;   // transposed: G[n]^T takes the place of G[n]
+  int count, transposed;   // transposed: whether to multiply by G[n]^T instead
 };
 
 constexpr int FOLD_THREADS = 256, FOLD_GROUPS = FOLD_THREADS / S, FOLD_OWN = COLUMNS / FOLD_GROUPS;

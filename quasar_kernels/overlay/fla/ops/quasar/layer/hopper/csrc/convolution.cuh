@@ -1,8 +1,8 @@
 // The projection's epilogue: the short causal convolution and SiLU, from fp16 products in shared
 // memory.
 //
-// Taps and sums are fp16, two channels an instruction, so that one epilogue warpgroup keeps up with
-// two consumer warpgroups. This adds 0.4e-3 to a bf16 result's rounding error of 1.7e-3. Only a
+// Taps and sums are fp16, two channels per instruction, so that one epilogue warpgroup is as fast
+// as two consumer warpgroups. This adds 0.4e-3 to a bf16 result's rounding error of 1.7e-3. Only a
 // sum's first term is rounded before the others are added, so finite products never give NaN.
 
 #pragma once
@@ -41,7 +41,7 @@ __device__ __forceinline__ u32 multiply_add_pair(u32 a, u32 b, u32 c) {
   return d;
 }
 
-// silu(2 h). Minus infinity becomes the least number first: its SiLU would be NaN.
+// silu(2 h). Minus infinity is first replaced by the least number, because its SiLU would be NaN.
 __device__ __forceinline__ void silu_of_half(float (&y)[2], u32 h) {
   asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(h) : "r"(0xfbfffbffu));
   unpack<Scalar::fp16>(h, y[0], y[1]);
@@ -53,7 +53,7 @@ __device__ __forceinline__ void silu_of_half(float (&y)[2], u32 h) {
 struct Result {
   u32 rows;        // RESULT_PITCH bytes each
   u32 before;      // the last rows of the previous tile
-  u32 last;        // its own last rows: another buffer, as warps 0 and 3 run at different times
+  u32 last;        // for this tile's last rows; warp 3 may write it while warp 0 reads `before`
   u32 taps;        // [4, CHANNELS] from the result's first channel on, halved
   int full, free;  // named barriers: it is written; it may be overwritten
 };
@@ -70,7 +70,7 @@ __device__ __forceinline__ void convolve(unsigned short* to, int begin, int end,
 #pragma unroll
   for (int i = 0; i < TAPS; ++i) weight[i] = load_shared(result.taps + 2 * CHANNELS * i + 8 * lane);
   named_barrier_sync(result.full,
-                     RESULT_THREADS);  // warp 3 has stored the rows before by then, too
+                     RESULT_THREADS);  // warp 3 has also stored the previous tile's last rows
 #pragma unroll
   for (int i = 0; i < BEFORE; ++i)
     x[i] = load_shared(warp == 0 ? result.before + i * RESULT_ROW + 8 * lane

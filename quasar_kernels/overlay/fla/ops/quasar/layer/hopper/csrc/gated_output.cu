@@ -15,8 +15,8 @@
 // tile of narrow and a pipeline of CHUNKS heads of o.
 //
 // A consumer can run ahead of the other only by the depth of the weight pipeline, which is far less
-// than the time of a tile's norms. All consumers therefore compute norms at about the same time, two
-// warps per scheduler, and then multiply.
+// than the time of a tile's norms. All consumers therefore compute norms at about the same time,
+// two warps per scheduler, and then multiply.
 //
 // The last product's operands are fp16 for any dtype of o, narrow and y: bf16 operands would each
 // add as much error as y's own rounding. A norm over 64 channels is at most 8, far within fp16's

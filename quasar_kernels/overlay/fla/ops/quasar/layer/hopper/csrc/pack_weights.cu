@@ -11,15 +11,15 @@
 //     channel(p) = (G / 4) * ((p >> 1) & 3) + 2 * (p >> 3) + (p & 1).
 // With c = lane & 3, the positions 2c, 2c+1, 2c+8, 2c+9 of an A fragment (for G = 32 of two
 // neighbouring k16 blocks) are then G / 4 consecutive channels, so that a thread fills its A
-// registers by one wide load. The rows of a weight tile may be permuted by the same rule, with a
-// group size of their own: a thread's accumulators of G / 8 neighbouring tiles of 8 columns are
-// then G / 4 consecutive outputs, which one wide store writes.
+// registers by one wide load. The rows of a weight tile may be permuted by the same rule, with
+// another group size: a thread's accumulators of G / 8 neighbouring tiles of 8 columns are then
+// G / 4 consecutive outputs, which one wide store writes.
 //
 // The same launch converts the smaller parameters to fp32: the convolutions' taps, the gate's bias
 // and beta.
 //
 // Grid: (pieces of the largest matrix / SWIZZLE_THREADS, MATRICES + VECTORS). A thread writes one
-// 16-byte piece of a matrix. Unused rows of the grid have no rows and no elements. No shared
+// 16-byte piece of a matrix. Unused matrices have no rows, unused vectors no elements. No shared
 // memory.
 
 #include "../../../cuda/csrc/fragments.cuh"
@@ -31,19 +31,19 @@ constexpr int TILE_ROWS = 128, PIECE = 8;  // of a weight tile; elements of a pi
 
 enum class Source : int { fp32, bf16, fp16 };
 
-// W's element is multiplied by factor, and by scale[input % S] unless scale is null; mirrored by
-// program.py.
+// A matrix W. Its elements are multiplied by factor, and by scale[input % S] unless scale is null.
+// Mirrored by program.py.
 struct SwizzledMatrix {
   const void *from, *scale;
   void* weight_tiles;
   Source type, scale_type;
   int rows, inputs, row_group, input_group;
   float factor;
-  int fp16;  // the weight tiles are, whatever the others are
+  int fp16;  // whether the weight tiles are fp16 instead of T
 };
 
-// A smaller parameter, to fp32, times factor: element i goes to place i % inner * stride + i /
-// inner; mirrored by program.py.
+// A smaller parameter, which is converted to fp32 and multiplied by factor. Element i is written to
+// index i % inner * stride + i / inner. Mirrored by program.py.
 struct ConvertedVector {
   const void* from;
   float* to;
@@ -84,8 +84,6 @@ __device__ __forceinline__ void convert_vector(const ConvertedVector& v) {
   }
 }
 
-// Grid: (pieces of the largest matrix / SWIZZLE_THREADS, MATRICES + VECTORS), of which
-// unused ones have no rows and no elements; a thread writes one piece of a matrix.
 template <Scalar T>
 __device__ __forceinline__ void pack_weights(const SwizzleArguments& arg) {
   if (blockIdx.y >= MATRICES) return convert_vector(arg.vectors[blockIdx.y - MATRICES]);

@@ -56,7 +56,7 @@ struct ProjectionShared {
   uint2 taps[TAPS][CHANNELS / 4];
 };
 
-// The products of a block: those of its row of the grid, which shares them out evenly.
+// The products of a block. The rows of the grid divide all products evenly.
 struct ProductRange {
   int first, count;
 
@@ -65,7 +65,7 @@ struct ProductRange {
         count(CYCLE * ((int)blockIdx.y + 1) / (int)gridDim.y - first) {}
 };
 
-// A consumer's tokens: rows begin .. end - 1 of the tile that starts at `first` are its own.
+// A consumer's tile. It starts at token `first`; its rows begin .. end - 1 are stored.
 struct Tile {
   i64 first;
   int begin, end;
@@ -87,7 +87,7 @@ __device__ __forceinline__ float4 load_once(const float* from) {
   return v;
 }
 
-// The tile as A operands, the last of them to `inputs`; rows after the last token repeat it.
+// Loads the tile as A operands, the last ones into `inputs`; rows after the last token repeat it.
 template <Scalar T>
 __device__ __forceinline__ void load_tokens(u32 (&a)[KEPT][4], u32 inputs,
                                             const ProjectionArguments& arg, const Tile& tile) {
@@ -201,7 +201,7 @@ __device__ __forceinline__ void project(const ProjectionArguments& arg, Projecti
   named_barrier_sync(FREE + consumer, RESULT_THREADS);  // completes the barrier's last phase
 }
 
-// The epilogue warpgroup: convolves both consumers' results; those of one product in tile order.
+// The epilogue warpgroup: convolves both consumers' results. Tiles of one product are in order.
 template <Scalar T>
 __device__ __forceinline__ void run_epilogue(const ProjectionArguments& arg,
                                              ProjectionShared& shared) {
@@ -261,7 +261,7 @@ __device__ __forceinline__ void projection(const ProjectionArguments& arg) {
     warpgroup_reg_alloc<208>();
     project<T>(arg, shared, group);
   }
-  cluster_sync();  // neither block leaves while the other may signal it
+  cluster_sync();  // a block must not exit while the other may signal it
 }
 
 QUASAR_LAUNCH(projection, THREADS, sizeof(ProjectionShared), ProjectionArguments)

@@ -51,8 +51,8 @@ __device__ __forceinline__ float tanh_fast(float x) {
   return y;
 }
 
-// Writes an accumulator [64, 8 * TILES], by pack_finite, to shared memory, in rows of `pitch` bytes.
-// The pitch is an odd number of 16-byte pieces, so that rows are in different banks.
+// Writes an accumulator [64, 8 * TILES], converted by pack_finite, to shared memory, in rows of
+// `pitch` bytes. The pitch is an odd number of 16-byte pieces, so that rows are in different banks.
 template <Scalar T, int TILES>
 __device__ __forceinline__ void store_tiles(u32 to, u32 pitch, const float (&d)[TILES][4]) {
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;

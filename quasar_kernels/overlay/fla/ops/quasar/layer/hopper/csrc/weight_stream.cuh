@@ -132,7 +132,7 @@ struct PipelineState {
   }
 };
 
-// The producer's side: one thread of each block. Both load the same weight tiles in the same order.
+// The producer's side, for one thread of each block. Both load the same weight tiles in one order.
 template <int STAGES>
 struct PipelineProducer {
   u32 weight_tile, full, empty, rank;
@@ -156,11 +156,11 @@ struct PipelineProducer {
   }
 };
 
-// A consumer's side; all of the warpgroup's threads.
+// A consumer's side, for all threads of its warpgroup.
 template <int STAGES>
 struct PipelineConsumer {
   u64 descriptor;   // of stage 0's tile
-  u32 full, empty;  // empty: in the block at whose barrier lane 0 or lane 1 arrives
+  u32 full, empty;  // empty: lane 0's barriers are in block 0, lane 1's in block 1
   bool reports;
   int held = 0;  // the oldest stage not released
   PipelineState<STAGES> place;

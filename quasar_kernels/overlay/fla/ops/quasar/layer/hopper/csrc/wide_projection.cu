@@ -1,12 +1,13 @@
-// The projections of a layer of any width in one kernel, on Hopper: q, k, v = silu(conv(x W^T)), and
-// the gate's low-rank input `narrow`.
+// The projections of a layer of any width in one kernel, on Hopper: q, k, v = silu(conv(x W^T)),
+// and the gate's low-rank input `narrow`.
 //
 // projection.cu keeps 512 inputs in registers. Here x and W are both streamed, and a tile of the
 // result is [128 tokens, 256 channels]. Tiles overlap by the convolution's three earlier rows, so
 // each gives 125 tokens. The last column of tiles is `narrow`, which is not convolved.
 //
-// Grid: n clusters of two blocks. The blocks have their own tokens and share the tiles of W. A cluster
-// takes every n-th tile. GROUP pairs of row tiles run side by side, so that x and W come from L2.
+// Grid: n clusters of two blocks. The blocks of a cluster have different tokens and share the tiles
+// of W. A cluster computes every n-th tile. GROUP pairs of row tiles are computed at the same time,
+// so that x and W are read from L2.
 //
 // Warps of a block: two consumer warpgroups, each with 64 of the rows; one producer warp; three
 // epilogue warps, which convolve and store a tile while the next one is multiplied. A fourth
@@ -307,7 +308,7 @@ __device__ __forceinline__ void wide_projection(const WideArguments& arg, const 
     });
     named_barrier_sync(WIDE_FREE, WIDE_RESULT_THREADS);  // completes the barrier's last phase
   }
-  cluster_sync();  // neither block leaves while the other may signal it
+  cluster_sync();  // a block must not exit while the other may signal it
 }
 
 QUASAR_LAUNCH(wide_projection, WIDE_THREADS, sizeof(WideShared), WideArguments)

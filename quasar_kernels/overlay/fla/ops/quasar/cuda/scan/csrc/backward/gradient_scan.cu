@@ -4,9 +4,9 @@
 //
 // Grid: (sequences * heads, S / COLUMNS), as in segment_scan.cu: a block keeps COLUMNS columns in
 // shared memory, each warp owns 16 rows, and a cp.async pipeline prefetches the maps (for heads of
-// 128 in PARTS of rows). The maps have the precision of tf32. The gradient enters the products as the sum of two
-// tf32 operands, because the digits that one operand drops from a large gradient may be all of a
-// small gradient in an earlier segment.
+// 128 in PARTS of rows). The maps have the precision of tf32. The gradient enters the products as
+// the sum of two tf32 operands: a small gradient in an earlier segment may consist entirely of the
+// digits that one operand would drop from a large gradient.
 
 #include "gradients.cuh"
 
@@ -21,7 +21,6 @@ struct GradientScanShared {
   float state[2][COLUMNS][S + 8];  // transposed
 };
 
-// Grid: (sequences * heads, S / COLUMNS).
 __device__ __forceinline__ void gradient_scan(const GradientArguments& arg) {
   extern __shared__ __align__(1024) uint4 raw[];
   GradientScanShared& shared = *(GradientScanShared*)raw;

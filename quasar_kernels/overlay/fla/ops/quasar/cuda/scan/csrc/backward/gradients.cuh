@@ -47,8 +47,8 @@ static_assert(!Tiles::RUN_OVER || WALK_TOKENS == 64, "the tensor maps' tiles hav
 
 typedef StateColumns WalkState[COLUMN_BLOCKS];  // 16 columns each of S or dS, transposed
 
-// f(place, element) for all of a state's elements that this warp owns, from `column` on; `place` is
-// the element's index in a state [S, S], keys' channels first
+// calls f(index, element) for each element of a state that this warp owns, from `column` on; the
+// index is that of the element in a state [S, S], keys' channels first
 template <class F>
 __device__ __forceinline__ void for_each_place(WalkState& state, int column, int lane, const F& f) {
 #pragma unroll
@@ -59,7 +59,7 @@ __device__ __forceinline__ void for_each_place(WalkState& state, int column, int
     });
 }
 
-// f(element) for all elements of a state that this warp owns
+// calls f(element) for each element of a state that this warp owns
 template <class F>
 __device__ __forceinline__ void for_each_column(WalkState& state, const F& f) {
 #pragma unroll
@@ -67,7 +67,7 @@ __device__ __forceinline__ void for_each_column(WalkState& state, const F& f) {
     for_each_element([&](int p, int m, int e) { f(state[b][p][m][e]); });
 }
 
-// the tiles that pack_tiles packed
+// the inverse of pack_tiles
 template <Scalar T>
 __device__ __forceinline__ void unpack_tiles(const u32 (&x)[4], float (&out)[2][4]) {
 #pragma unroll
@@ -117,8 +117,7 @@ __device__ __forceinline__ void store_checkpoint(void* x, const i64 (&stride)[3]
   }
 }
 
-// 16 columns of a state as an operand `high`; with EXACT also its rounding error as an operand
-// `low`
+// 16 columns of a state as an operand `high`; with EXACT also the rounding error, as `low`
 template <Scalar T, bool EXACT>
 __device__ __forceinline__ void pack_state(u32 (&high)[4], u32 (&low)[4], const float (&left)[4],
                                            const float (&right)[4]) {
@@ -131,7 +130,7 @@ __device__ __forceinline__ void pack_state(u32 (&high)[4], u32 (&low)[4], const 
   }
 }
 
-// read = state K^T, `keys` a chunk: two tiles of tokens. EXACT: of the state as two operands.
+// read = state K^T, `keys` a chunk: two tiles of tokens. EXACT: the state enters as two operands.
 template <Scalar T, bool EXACT>
 __device__ __forceinline__ void read_keys(const WalkState& state,
                                           float (&read)[COLUMN_BLOCKS][2][4], u32 keys, int lane) {

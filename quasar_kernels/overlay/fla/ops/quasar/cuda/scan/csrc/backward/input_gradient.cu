@@ -106,8 +106,9 @@ struct TileOperands {
   u32 q, k, d_o, v_new, dv, state, d_state;
 };
 
-// dQ of this warpgroup's 64 tokens, the row-th ones, packed. With decays, `reads` becomes q . dQ of
-// this lane's tokens without each token's read of its own write. `queries_arrive` waits for q.
+// Computes dQ of the row-th 64 tokens, which this warpgroup owns, as operands. With decays, `reads`
+// becomes q . dQ of this lane's tokens without each token's read of its own write. `queries_arrive`
+// waits for q.
 template <Scalar T, class Row, class Arrive>
 __device__ __forceinline__ void compute_query_gradient(OperandRows& out, const TileOperands& tile,
                                                        const TileDecays* decays, float (&reads)[2],

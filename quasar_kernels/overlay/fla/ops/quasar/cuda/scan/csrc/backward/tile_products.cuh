@@ -223,8 +223,8 @@ struct Fixed {
 
 enum class Mask { all, lower, strictly_lower, upper, strictly_upper };
 
-// Two tiles of a product's 16 rows, from column 16 t on, zero outside of MASK. The first row's token
-// is `ahead` tokens after the first column's.
+// Copies two tiles of a product's 16 rows, from column 16 t on, with zeros outside of MASK. The
+// first row's token is `ahead` tokens after the first column's.
 template <Mask MASK>
 __device__ __forceinline__ void mask_entries(float (&out)[2][4], const Rows64& x, int t,
                                              float factor, int ahead, int warp, int lane) {
@@ -266,7 +266,7 @@ __device__ __forceinline__ void split_entries(Operand& high, Operand& low, const
   }
 }
 
-// The entries of rows g and g + 8 of these 16 on the diagonal.
+// Returns the diagonal entries of rows g and g + 8 of this warp's 16.
 __device__ __forceinline__ void extract_diagonal(float (&out)[2], const Rows64& x, int warp,
                                                  int lane) {
   float low = 0.f, high = 0.f;
