@@ -1,8 +1,8 @@
 """Cause and remedy of failures to compile or load CUDA code, recognised by their messages.
 
-It knows messages of nvcc, cicc, ptxas, NVRTC, the driver, gcc, ninja, torch and Triton. The tools
-of this project use it: the doctor, and benchmarks.resources.compile. The overlay is published alone
-and cannot import it, so its nvrtc.py has a separate short list of failures.
+It recognises messages of nvcc, cicc, ptxas, NVRTC, the driver, gcc, ninja, torch and Triton. The
+miner's `doctor` and benchmarks.resources.compile use it. The overlay is published alone and cannot
+import it, so its nvrtc.py has a separate short list.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MEMORY = Explanation(
     "ninja compiles.",
 )
 ARCH_LIST = Explanation(
-    "the code was built for other GPUs, or TORCH_CUDA_ARCH_LIST names none that exists",
+    "the code was built for other GPUs, or TORCH_CUDA_ARCH_LIST names an unknown architecture",
     "Unset TORCH_CUDA_ARCH_LIST, or give it this GPU's capability as in 9.0a, and build again; "
     "where torch itself lacks the GPU, install a build that has it.",
 )
@@ -54,7 +54,7 @@ ARCH_FLAG = Explanation(
     "for the others.",
 )
 TOOLKIT_OLD = Explanation(
-    "the toolkit does not know this architecture: it is older than the GPU, or has dropped it",
+    "the toolkit does not support this architecture: it is too old, or too new for an old GPU",
     "Install a torch build, or a toolkit, whose CUDA supports the GPU.",
 )
 TOOLKIT_MIXED = Explanation(
@@ -96,7 +96,7 @@ NO_HEADER = Explanation(
 _OPEN = r"(?:can|could) ?not open (?:source|include) file \"?|fatal error: "
 _HOST_COMPILER = r"(?:gcc|g\+\+|cc1plus|cc|c\+\+|clang\+*)(?:-\d+)?"
 
-# The first match counts: a text may match several, and the specific ones come first.
+# A text may match several patterns. The first match counts, so specific patterns come first.
 _KNOWN = (
     (r"cuda out of memory|cuda_error_out_of_memory", GPU_FULL),
     (r"out of memory|memory allocation failure|std::bad_alloc|cannot allocate memory", MEMORY),

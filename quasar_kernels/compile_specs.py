@@ -1,7 +1,7 @@
 """The compile specs of the overlay's Triton kernels, for checks without a GPU.
 
-Triton compiles kernels at their first use on a GPU. With these specs they can be compiled for a
-named architecture on any machine.
+Triton compiles kernels at their first use on a GPU. With these specs, any machine can compile them
+for any architecture.
 """
 
 from __future__ import annotations

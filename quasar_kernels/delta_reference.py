@@ -1,4 +1,4 @@
-"""The definition of the delta rule, with a decay or without, in plain torch, float64 by default.
+"""The definition of the delta rule, with or without decay, in plain torch, in float64 by default.
 
     S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
 
@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TOGETHER = 32
-"""Chunks that are prepared at once, so that a GPU runs few and large operations."""
+GROUP = 32
+"""Number of chunks that are prepared at once, so that a GPU runs few and large operations."""
 
 Walk = Callable[..., tuple[Tensor, Tensor]]
 
@@ -122,17 +122,18 @@ def _walk_chunks(
 ) -> tuple[Tensor, Tensor]:
     outputs = [v[:, :0]]
     chunk = max(1, min(chunk, q.shape[1]))
-    for t in range(0, q.shape[1], TOGETHER * chunk):
-        part = [x[:, t : t + TOGETHER * chunk] for x in (q, k, v, beta, g)]
+    for t in range(0, q.shape[1], GROUP * chunk):
+        part = [x[:, t : t + GROUP * chunk] for x in (q, k, v, beta, g)]
         o, state = _walk_group(part, state, chunk)
         outputs.append(o)
     return torch.cat(outputs, dim=1), state
 
 
 def _walk_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Process a few chunks of q, k, v, beta and g; terms without the state are computed together.
+    """Process several chunks; the terms that do not depend on the state are computed at once.
 
-    Padding tokens of the last chunk have no step size and no decay, so they change nothing.
+    `part` is q, k, v, beta and g. Padding tokens have no step size and no decay, so they have no
+    effect.
     """
     q, k, v, beta, g = part
     Q, K, V, step, log = (_in_chunks(x, chunk) for x in (q, k, v, beta[..., None], g[..., None]))

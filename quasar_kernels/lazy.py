@@ -1,4 +1,4 @@
-"""Names that a package imports at their first use (PEP 562), so that importing it is fast."""
+"""Packages that import a name at its first use (PEP 562), so that importing them is fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], obje
 
     Args:
         package: the package's `__name__`.
-        modules: the submodule that defines each name; a name without one is a submodule itself.
+        modules: the submodule that defines each name, or "" for names of submodules.
     """
 
     def __getattr__(name: str) -> object:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from quasar_kernels.contract import OVERLAY
-from tests.small_host import make_small
+from tests.small_fla import make_small
 
 
 def make_fork(root: Path) -> Path:

@@ -21,7 +21,7 @@ from neurons.miner.journal import Journal, Submission
 from tests import PROJECT
 from tests.processes import HANG, children_of, wait_for
 from tests.repositories import run_git
-from tests.small_host import install_small_host
+from tests.small_fla import install_small_fla
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +106,7 @@ class Miner:
 def miner(tmp_path_factory: pytest.TempPathFactory) -> Miner:
     root = tmp_path_factory.mktemp("end-to-end")
     (root / "tmp").mkdir()
-    return Miner(root / "state", root / "tmp", install_small_host(root / "host"))
+    return Miner(root / "state", root / "tmp", install_small_fla(root / "host"))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Autograd of an operator's kernels: a forward pass that keeps some states, and a backward pass."""
+"""Autograd of an operator's kernels: the forward pass stores states for the backward pass."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Kernels(NamedTuple):
     """The launches of an operator.
 
     Attributes:
-        inputs: makes the tuple of the operator's tensors that the launches take.
-        forward: takes a plan, inputs, the initial state, and whether to keep states.
-        backward: takes a plan, inputs, the kept states, the gradients of o and of the final state
+        inputs: the type of the tuple of input tensors.
+        forward: takes a plan, inputs, the initial state, and whether to store checkpoints.
+        backward: takes a plan, inputs, the checkpoints, the gradients of o and of the final state
             (fp32) or None, both contiguous, and whether there is an initial state; returns the
             gradients of the inputs and of the initial state.
     """
@@ -34,13 +34,13 @@ class Kernels(NamedTuple):
 
 
 class KernelsFunction(torch.autograd.Function):
-    """An operator with its backward pass; `plan` is what its launches need besides tensors."""
+    """An operator with its backward pass; `plan` holds the launches' arguments except tensors."""
 
     @staticmethod
     def forward(
         ctx: Any, kernels: Kernels, plan: Any, initial_state: Tensor | None, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Run the forward pass and keep states for the backward pass."""
+        """Run the forward pass and store checkpoints."""
         ctx.set_materialize_grads(False)
         results = kernels.forward(plan, kernels.inputs(*inputs), initial_state, True)
         ctx.kernels, ctx.plan, ctx.initial = kernels, plan, initial_state is not None

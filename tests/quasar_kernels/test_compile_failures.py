@@ -26,7 +26,7 @@ from quasar_kernels.compile_failures import Explanation, explain
 from tests import PROJECT
 from tests.processes import run
 from tests.quasar_kernels.cuda.installed import needs_nvrtc
-from tests.small_host import install_small_host
+from tests.small_fla import install_small_fla
 
 NVCC = find_nvcc()
 KERNEL = 'extern "C" __global__ void k(float* x) { %s }\n'
@@ -178,7 +178,7 @@ def test_nvrtc(source: str, arch: str, expected: Explanation | None) -> None:
 @pytest.fixture(scope="module")
 def small_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """PYTHONPATH of a process that imports the project on the small host."""
-    return f"{install_small_host(tmp_path_factory.mktemp('host'))}:{PROJECT}"
+    return f"{install_small_fla(tmp_path_factory.mktemp('host'))}:{PROJECT}"
 
 
 SHORT_OF_MEMORY = f"""

@@ -12,7 +12,7 @@ import pytest
 
 from quasar_kernels.contract import OVERLAY
 from tests.processes import run_python
-from tests.small_host import install_small_host
+from tests.small_fla import install_small_fla
 
 
 def run(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
@@ -29,7 +29,7 @@ import fla.layers.quasar, fla.ops.quasar, fla.ops.quasar.chunk, fla.ops.delta_ru
 for module in (fla.layers.quasar, fla.ops.quasar, fla.ops.quasar.chunk, fla.ops.delta_rule):
     print(module.__file__)
 """
-    done = run(code, Path(install_small_host(tmp_path)))
+    done = run(code, Path(install_small_fla(tmp_path)))
     assert done.returncode == 0, done.stderr
     layer, package, chunk, other = map(Path, done.stdout.split())
     assert layer == OVERLAY / "fla/layers/quasar.py"
@@ -48,7 +48,7 @@ import fla.ops.quasar
 from quasar_kernels.mount import mount
 mount()
 """
-    done = run(code, Path(install_small_host(tmp_path / "host")))
+    done = run(code, Path(install_small_fla(tmp_path / "host")))
     assert done.returncode == 1
     assert "RuntimeError: fla.ops.quasar" in done.stderr
     assert str(tmp_path) in done.stderr

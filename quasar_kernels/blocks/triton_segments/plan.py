@@ -16,17 +16,14 @@ from torch import Tensor
 from quasar_kernels.blocks.autograd import Kernels, KernelsFunction, is_recorded
 from quasar_kernels.blocks.triton_segments.kernels import segment_scan_kernel
 
-MAX_KEYS = 128
-"""Largest number of key channels of a head that the kernels support; values have no limit."""
 ALONE = 128
-"""Sequences up to this many tokens are one segment, because the scan's launches cost more."""
+"""Sequences up to this length are one segment, because the scan's launches would cost more."""
 LEAST = 64
-"""Least tokens of a segment."""
+"""Smallest number of tokens of a segment."""
 PROGRAMS = 8
 """Target number of programs per multiprocessor, over the whole call."""
 STEPS = 16
 """Segments that the scan loads at once."""
-
 STEP_WARPS = 4
 """Warps of a program that processes a single token."""
 
@@ -34,7 +31,7 @@ _scan = Launcher(segment_scan_kernel)
 
 
 class Walk(NamedTuple):
-    """Compile options of a kernel: warps of a program, and pipeline stages of its loop."""
+    """Compile options of a kernel: warps per program, and pipeline stages of its loop."""
 
     warps: int
     stages: int
@@ -119,7 +116,7 @@ def plan_call(
     segments: int | None,
     tiles: Tiles,
 ) -> Plan:
-    """Cut a call into segments; reading a `cu_seqlens` for the first time synchronises.
+    """Cut a call into segments; the first call with a `cu_seqlens` tensor waits for the GPU.
 
     `segments` replaces the built-in number of segments of the longest possible sequence.
 
@@ -144,7 +141,7 @@ def plan_call(
 class Between(NamedTuple):
     """The tensors that the kernels pass from segment to segment."""
 
-    sums: Tensor  # [segments, H, V, K] fp32: additions to the state; the scan overwrites by states
+    sums: Tensor  # [segments, H, V, K] fp32: additions to the state; after the scan, states
     decays: Tensor  # [segments, H, K] fp32: sums of log decays
 
 
@@ -186,7 +183,7 @@ def scan(plan: Plan, segment_sums: Between, entering: Tensor | None, reverse: bo
 
 
 Step = Callable[[Any, Tensor | None, Tiles], tuple[Tensor, Tensor]]
-"""Takes inputs of one token a sequence, the initial state and tiles."""
+"""Takes inputs of one token per sequence, the initial state and tiles."""
 
 
 def apply(

@@ -23,7 +23,7 @@ from quasar_kernels.contract import OVERLAY, QUASAR_DIR, overlay_digest
 from tests.harness import samples
 from tests.neurons.miner.parts import ENVIRONMENT, make_settings
 from tests.processes import HANG, is_alive, wait_for
-from tests.small_host import install_small_host
+from tests.small_fla import install_small_fla
 
 CHUNK = QUASAR_DIR / "chunk.py"
 FASTER = f"open('{CHUNK}', 'a').write('# FASTER\\n')"
@@ -209,7 +209,7 @@ def test_kernels_tuned_for_others_or_damaged_are_not_published(tmp_path):
 @pytest.mark.slow
 def test_a_real_worker_checks_what_a_real_command_changes(tmp_path):
     """The trees are imported and computed with; the speeds are given, whatever else runs here."""
-    host = Path(install_small_host(tmp_path / "host"))
+    host = Path(install_small_fla(tmp_path / "host"))
     (host / "fla/layers").mkdir(exist_ok=True)
     (host / "fla/layers/__init__.py").touch()
     settings = make_settings(tmp_path / "state", tune_seconds=HANG)

@@ -15,7 +15,7 @@ from quasar_kernels.contract import LAYER_FILE, OVERLAY, check_tree, overlay_fil
 from quasar_kernels.reference import quasar_layer, relative_rms
 from tests.quasar_kernels.layer.public_layer import QuasarAttention as PublicLayer
 from tests.quasar_kernels.layer.steps import exact_step, step
-from tests.small_host import make_small
+from tests.small_fla import make_small
 
 SIZES = {"hidden_size": 48, "head_dim": 16, "num_heads": 3}
 

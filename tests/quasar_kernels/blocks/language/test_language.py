@@ -18,7 +18,7 @@ from quasar_kernels.blocks.language.stopping import stop_on_signal
 from quasar_kernels.blocks.language.training import Training, draw, read_text
 from tests import PROJECT
 from tests.processes import HANG, run_python, started, wait_for
-from tests.small_host import install_small_host
+from tests.small_fla import install_small_fla
 
 SMALL = shlex.split("--width 16 --heads 2 --layers 1 --state 16 --tokens 24 --batch 2 --device cpu")
 
@@ -64,7 +64,7 @@ def command(text, out, steps, *options):
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
     """The environment of a training that uses one thread and imports the small host."""
-    path = os.pathsep.join([install_small_host(tmp_path_factory.mktemp("host")), str(PROJECT)])
+    path = os.pathsep.join([install_small_fla(tmp_path_factory.mktemp("host")), str(PROJECT)])
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 

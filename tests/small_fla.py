@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib.metadata import distribution
 from pathlib import Path
 
-from quasar_kernels.host_library import PACKAGE
+from quasar_kernels.fla_package import PACKAGE
 
 EAGER = Path("fla/ops/__init__.py")
 LAYERS = Path("fla/layers/__init__.py")
@@ -25,7 +25,7 @@ def make_small(source: Path) -> None:
     (source / LAYERS).write_text("")
 
 
-def install_small_host(folder: Path) -> str:
+def install_small_fla(folder: Path) -> str:
     """Install the host in `folder` as links to the real one; return it for PYTHONPATH.
 
     A process with this path finds the distribution there first, and makes its upstream of it.
