@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for a run of tests; where none is installed they are skipped."""
+"""A real PostgreSQL server for tests, which are skipped if none is installed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ listen_addresses=''
 fsync=off
 full_page_writes=off
 """
-"""No test loses power."""
+"""Settings of the server: no durability, which tests do not need."""
 
 _numbers = count()
 
 
 def programs_or_skip() -> Path:
-    """Return the folder of the newest server's programs; skip without one. CI never skips."""
+    """Return the folder of the newest server's programs; without one, skip, or fail in CI."""
     folders = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
     if folders:
         return max(folders, key=lambda folder: float(folder.parent.name))
@@ -38,7 +38,7 @@ def programs_or_skip() -> Path:
         return Path(elsewhere).resolve().parent
     words = "PostgreSQL is not installed (Debian: apt install postgresql)"
     if os.environ.get("CI"):
-        pytest.fail(f"{words}, and CI must not leave its tests out")
+        pytest.fail(f"{words}, and CI must not skip its tests")
     pytest.skip(f"NOT TESTED ON POSTGRESQL: {words}")
 
 
@@ -47,7 +47,7 @@ class Server:
 
     def __init__(self, programs: Path, folder: Path) -> None:
         self._programs, self._folder = programs, folder
-        # The server refuses to run as root; its package makes this user.
+        # The server refuses to run as root; its package creates this user.
         self._user = "postgres" if os.geteuid() == 0 else None
         self._environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
         self._process: subprocess.Popen[bytes]
@@ -66,8 +66,8 @@ class Server:
             file.write(f"{SETTINGS}unix_socket_directories='{folder}'\n")
 
     def start(self) -> None:
-        """Start it and wait until it answers; the kernel ends it with the thread that called."""
-        # QUIT ends all of the server at once, where KILL would leave its shared memory.
+        """Start the server and wait for it; it ends with the calling thread."""
+        # QUIT ends all its processes at once; KILL would leave its shared memory.
         tied = ("setpriv", "--pdeathsig", "QUIT", "--")
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -88,18 +88,18 @@ class Server:
             time.sleep(0.05)
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
-        """End it by a signal: SIGINT ends every connection, SIGQUIT leaves it as a crash would."""
+        """End the server: by SIGINT with all connections, by SIGQUIT as in a crash."""
         self._process.send_signal(number)
         self._process.wait(HANG)
 
     def new_database(self) -> str:
-        """Make an empty database and return its URL."""
+        """Create an empty database and return its URL."""
         name = f"quasar{next(_numbers)}"
         self._sql("postgres", f"CREATE DATABASE {name}")
         return f"postgresql://quasar@/{name}?host={self._folder}"
 
     def run_file(self, url: str, path: Path) -> None:
-        """Run a file of SQL on the database of the URL."""
+        """Run an SQL file on the database of the URL."""
         self._sql(url.partition("?")[0].rpartition("/")[2], path.read_text())
 
     def _sql(self, database: str, text: str) -> None:
@@ -110,9 +110,11 @@ class Server:
 
 @contextmanager
 def serve_or_skip() -> Iterator[Server]:
-    """Run a server in a folder that is deleted afterwards; skip where none is installed."""
+    """Run a server in a temporary folder; skip if none is installed."""
     programs = programs_or_skip()
-    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp") as name:  # a socket has a short path
+    with tempfile.TemporaryDirectory(
+        prefix="pg-", dir="/tmp"
+    ) as name:  # socket paths must be short
         server = Server(programs, Path(name))
         server.start()
         try:

@@ -1,10 +1,9 @@
-"""The host library for tests of whole processes, which start a dozen workers that each import it.
+"""A small fla for tests that start many workers, each of which imports it.
 
-Its `fla.ops` imports none of its other operators by itself, which takes more than half of what
-such a worker does on a CPU, what hides a function from torch's compiler does not load that, and
-its `fla.layers` does not import what the public fork does, which is transformers above all.
-What the layer and the operator import is there. `neurons/embedded/test_upstream.py` and
-`quasar_kernels/test_mount.py` have the host as it is installed.
+`fla.ops` and `fla.layers` import none of their modules by themselves, in particular not
+transformers, and `torch.compiler.disable` does not load torch's compiler. These imports would take
+more than half of a worker's time on a CPU. The layer and the operator find all modules that they
+import. `neurons/embedded/test_upstream.py` and `quasar_kernels/test_mount.py` use the whole fla.
 """
 
 from __future__ import annotations
@@ -14,21 +13,23 @@ from pathlib import Path
 
 from quasar_kernels.fla_package import PACKAGE
 
-EAGER = Path("fla/ops/__init__.py")
+OPS = Path("fla/ops/__init__.py")
 LAYERS = Path("fla/layers/__init__.py")
-_INSTEAD = "import torch\n\ntorch.compiler.disable = lambda function: function\n"
+_DISABLE = "import torch\n\ntorch.compiler.disable = lambda function: function\n"
 
 
-def make_small(source: Path) -> None:
-    """Let `fla.ops` and `fla.layers` in a host's source import nothing by themselves."""
-    (source / EAGER).write_text(_INSTEAD)
-    (source / LAYERS).write_text("")
+def shrink(tree: Path) -> None:
+    """Replace the imports of `fla.ops` and `fla.layers` in a tree."""
+    for name, text in ((OPS, _DISABLE), (LAYERS, "")):
+        (tree / name).parent.mkdir(exist_ok=True)
+        (tree / name).unlink(missing_ok=True)  # it may be a link to the installed file
+        (tree / name).write_text(text)
 
 
 def install_small_fla(folder: Path) -> str:
-    """Install the host in `folder` as links to the real one; return it for PYTHONPATH.
+    """Install the small fla in `folder` as links to the installed fla; return it for PYTHONPATH.
 
-    A process with this path finds the distribution there first, and makes its upstream of it.
+    A process with this path finds this distribution of fla-core first.
     """
     real = distribution(PACKAGE)
     information = folder / f"fla_core-{real.version}.dist-info"
@@ -37,10 +38,7 @@ def install_small_fla(folder: Path) -> str:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(Path(str(real.locate_file(name))).resolve())
-    (folder / EAGER).unlink()
-    (folder / EAGER).write_text(_INSTEAD)
-    (folder / LAYERS).parent.mkdir(exist_ok=True)
-    (folder / LAYERS).write_text("")
+    shrink(folder)
     (information / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {real.version}\n"
     )

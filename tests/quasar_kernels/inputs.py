@@ -1,4 +1,4 @@
-"""Inputs of the kernels' tests, on any device: what a layer makes, and keys that strain them."""
+"""Inputs of the kernels' tests, on any device: layer-like inputs, and adversarial keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def layer_like(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v [B, T, H, S] as a layer with default weights makes them, and beta [H] fp32."""
+    """Return q, k and v `[B, T, H, S]` as in a layer with default weights, and beta `[H]` fp32."""
 
     def projected() -> Tensor:
         x = torch.randn(B, T, H * S, device=device) / 3**0.5
@@ -32,7 +32,7 @@ def layer_like(
 
 
 def common_key(k: Tensor, noise: float) -> Tensor:
-    """Keys of k's shape that are one vector a head, and noise."""
+    """Return keys of k's shape: one vector per head, plus noise."""
     common = torch.randn(1, 1, *k.shape[2:], device=k.device)
     return (common + noise * torch.randn(k.shape, device=k.device)).to(k.dtype)
 
@@ -56,23 +56,23 @@ ADVERSARIAL_KEYS: dict[str, Callable[[Tensor], Tensor]] = {
     "large": lambda k: _of_norm(k, 80),
     "tiny": lambda k: _of_norm(k, 1e-6),
 }
-"""Keys that strain the kernels, made of layer-like ones [B, T, H, S], by name."""
+"""Functions that make difficult keys from layer-like ones `[B, T, H, S]`, by name."""
 
 
 def packed(lengths: Sequence[int], device: str = "cpu", dtype: torch.dtype = torch.int64) -> Tensor:
-    """Where packed sequences of some lengths begin and end, [len(lengths) + 1]."""
+    """Return the bounds `[N + 1]` of packed sequences of N lengths."""
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], device=device, dtype=dtype)
 
 
 def rows_of_one_tensor(*tensors: Tensor) -> list[Tensor]:
-    """The same tensors [B, T, H, S] as views of one whose rows hold all of them."""
+    """Return the tensors `[B, T, H, S]` as views of one tensor whose rows contain all of them."""
     width = tensors[0].shape[2] * tensors[0].shape[3]
     wide = torch.cat([x.flatten(2) for x in tensors], -1)
     return [x.unflatten(-1, tensors[0].shape[2:]) for x in wide.split(width, -1)]
 
 
 def assert_close(o: Tensor, expected: Tensor, limit: float) -> None:
-    """o is near float64's result as a whole, in every eighth of its tokens, and everywhere."""
+    """Compare o with float64's result: as a whole, in every eighth of the tokens, and per value."""
     bad = o.numel() - int(torch.isfinite(o).sum())
     assert bad == 0, f"{bad} of {o.numel()} values are not finite"
     error = float(relative_rms(o, expected))

@@ -1,4 +1,4 @@
-"""Recorded calls beside the same in float64: their results and gradients, and their errors."""
+"""Compares the results and gradients of differentiable calls with float64."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def beside_float64(
     oracle: Callable[..., Tensor | Sequence[Tensor]],
     *tensors: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Call `function` on tensors, `oracle` on the same in float64, and both backward.
+    """Call `function` on tensors and `oracle` on the same tensors in float64, with backward passes.
 
     Returns:
-        what each gives: its results, and the gradients of those tensors that are not None.
+        For each call, its results and the gradients of all tensors that are not None.
     """
     leaves = [None if x is None else x.detach().requires_grad_() for x in tensors]
     wide = [None if x is None else x.detach().double().requires_grad_() for x in tensors]
@@ -44,6 +44,6 @@ def _listed(results: Tensor | Sequence[Tensor]) -> list[Tensor]:
 
 
 def check(found: Iterable[Tensor], wanted: Iterable[Tensor], limit: float) -> None:
-    """Every tensor is within a relative RMS error of float64's; the failure shows all errors."""
+    """Assert that every tensor is within a relative RMS error; a failure shows all errors."""
     errors = [relative_rms(x, y) for x, y in zip(found, wanted, strict=True)]
     assert all(error <= limit for error in errors), [f"{error:.1e}" for error in errors]

@@ -1,4 +1,4 @@
-"""The GPU tests name only what exists: a machine without a GPU skips them, renamed or not."""
+"""The GPU tests use only names that exist, which machines without a GPU would not notice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILES = sorted(FOLDER.rglob("test_*.py"))
 
 
 def missing_names(path: Path) -> list[str]:
-    """Return the attributes of modules and classes that a test file uses and they lack."""
+    """Return the attributes of modules and classes that a test file uses but that do not exist."""
     parts = path.relative_to(FOLDER).with_suffix("").parts
     module = importlib.import_module(".".join(("tests", "gpu", *parts)))
     return [
@@ -30,6 +30,6 @@ def missing_names(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(FOLDER).as_posix())
-def test_a_gpu_test_names_what_exists(path):
+def test_names_in_gpu_tests_exist(path):
     mount()
     assert missing_names(path) == []

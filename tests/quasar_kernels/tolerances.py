@@ -1,7 +1,7 @@
-"""Largest relative RMS errors against float64, by what is compared and by the operands' dtype.
+"""Largest relative RMS errors against float64, by kind of result and dtype of the operands.
 
-A test that compares something of its own, or inputs that are harder than a layer's, states its own
-figure and why. Rounding an exact result alone costs 1.7e-3 in bf16 and 2.1e-4 in fp16.
+A test of other results, or of inputs that are more difficult than a layer's, has its own limit and
+states why. Rounding an exact result alone gives 1.7e-3 in bf16 and 2.1e-4 in fp16.
 """
 
 from __future__ import annotations
@@ -9,34 +9,32 @@ from __future__ import annotations
 import torch
 
 OPERATOR = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 6e-3, torch.float16: 1.5e-3}
-"""The operator's outputs and final state on layer-like inputs: the products take operands of that
-dtype, so a result holds the roundings of two or three of them besides its own."""
+"""The operator's outputs and final state on layer-like inputs. The products have operands of this
+dtype, so a result has the rounding errors of two or three products and its own."""
 
 ADVERSARIAL = 1e-4
-"""The same in fp32 on adversarial keys, gradients included: updates cancel, so that what is left
-of them has fewer digits."""
+"""The same in fp32 on adversarial keys, with gradients: updates cancel, which loses digits."""
 
 RECURRENCE = {torch.float32: 2e-6, torch.bfloat16: 3e-3, torch.float16: 5e-4}
-"""One token after the other: the state is fp32 and only the output is rounded, to its dtype."""
+"""Token by token: the state is fp32, and only the output is rounded to its dtype."""
 
 RECURRENCE_STATE = 2e-6
-"""The state of the recurrence, which no dtype of its inputs rounds."""
+"""The state of the recurrence, which is fp32 for every dtype of the inputs."""
 
 GRADIENT = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""Gradients of the operator: a backward pass has twice the forward's products in a row."""
+"""Gradients of the operator: a backward pass has twice as many successive products."""
 
 BETA_GRADIENT = 3e-2
-"""Of beta's in half precision: it sums terms of both signs over all tokens, which cancel."""
+"""The gradient of beta in half precision: its terms of both signs, over all tokens, cancel."""
 
 MAP = {torch.bfloat16: 3e-3, torch.float16: 1e-3}
-"""The state that a segment's map adds: the rounding of the values' shares is most of it in bf16."""
+"""The state that a segment's map adds; in bf16, most of the error is the values' rounding."""
 
 LAYER_GRADIENT = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-"""Gradients of the layer, its weights' included: the operator's, and four products around it."""
+"""Gradients of the layer and its weights: the operator's error, and that of four products."""
 
 PROJECTION = {torch.bfloat16: 2.5e-3, torch.float16: 8e-4}
-"""q, k and v of the fused projection: its products, taps and sums cost 4.8e-4 in fp16."""
+"""q, k and v of the fused projection: products, taps and sums give 4.8e-4 in fp16."""
 
 GATED_OUTPUT = {torch.bfloat16: 2.3e-3, torch.float16: 1e-3}
-"""The gated norm within the output's product: were an operand of that product bf16, it would cost
-as much again as the rounding of the result."""
+"""The fused gated norm and output product; a bf16 operand would double the error."""

@@ -1,10 +1,10 @@
-"""`python -m tests.host_library`, on a checkout that has small files in the host's places."""
+"""`python -m tests.host_library`, on a folder with small files in the places of fla's tests."""
 
 from __future__ import annotations
 
 from tests.processes import run_python
 
-OF_DELTA = """
+TEST_DELTA = """
 import torch
 from fla.ops.delta_rule import chunk_delta_rule
 from fla.utils import device
@@ -28,7 +28,7 @@ def _wait():
     yield
     device_torch_lib.synchronize()
 """
-OF_GDN = """
+TEST_GDN = """
 def test_that_fails():
     assert False
 """
@@ -41,8 +41,8 @@ def test_the_tests_of_a_checkout_run_against_these_kernels(tmp_path):
     done = run_python("-m", "tests.host_library", tmp_path)
     assert done.returncode == 2
     assert "give a checkout" in done.stderr
-    (folder / "test_delta.py").write_text(OF_DELTA)
-    (folder / "test_gdn.py").write_text(OF_GDN)
+    (folder / "test_delta.py").write_text(TEST_DELTA)
+    (folder / "test_gdn.py").write_text(TEST_GDN)
     done = run_python("-m", "tests.host_library", tmp_path)
     assert done.returncode == 1
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
