@@ -20,15 +20,13 @@ class Forward(NamedTuple):
 class Kernels(NamedTuple):
     """The launches of an operator.
 
-    Attributes:
-        inputs: the type of the tuple of input tensors.
-        forward: takes a plan, inputs, the initial state, and whether to store checkpoints.
-        backward: takes a plan, inputs, the checkpoints, the gradients of o and of the final state
-            (fp32) or None, both contiguous, and whether there is an initial state; returns the
-            gradients of the inputs and of the initial state.
+    `backward` takes a plan, inputs, the checkpoints, the gradients of o and of the final state
+    (fp32) or None, both contiguous, and whether there is an initial state. It returns the gradients
+    of the inputs and of the initial state.
     """
 
-    inputs: Callable[..., Any]
+    inputs: Callable[..., Any]  # the type of the tuple of input tensors
+    # takes a plan, inputs, the initial state, and whether to store checkpoints
     forward: Callable[[Any, Any, Tensor | None, bool], Forward]
     backward: Callable[..., tuple[Any, Tensor | None]]
 

@@ -87,13 +87,6 @@ def beside_exact(operator, x, bounds=None):
     )
 
 
-@dtypes
-@pytest.mark.parametrize(("width", "T", "B"), [(64, 1, 2), (32, 31, 1), (128, 300, 3)])
-def test_values_of_wkv6(dtype, width, T, B):
-    x = [*draw_wkv6(T, width, B=B, dtype=dtype), noise(B, 4, width, width)]
-    check(wkv6_triton(*x), exact_wkv6(*x), OPERATOR[dtype])
-
-
 @two_dtypes
 @pytest.mark.parametrize("decay", [0.001, 0.1])
 def test_long_sequences(dtype, decay):

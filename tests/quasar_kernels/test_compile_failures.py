@@ -10,15 +10,12 @@ import os
 import resource
 import shutil
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fla.ops.quasar import switches
 from fla.ops.quasar.cuda import nvrtc
-from torch.utils import cpp_extension as builder
 
 from benchmarks.resources.compile import find_nvcc
 from quasar_kernels import compile_failures as known
@@ -118,9 +115,7 @@ def test_ptxas(version, target, option, expected, tmp_path):
     ("command", "expected"),
     [
         ("nvcc -arch=sm_90 kernel.cu", known.NO_NVCC),
-        ("ninja -v", known.NO_NINJA),
         ("g++ -c kernel.cpp", known.NO_GCC),
-        ("cc -c kernel.c", known.NO_GCC),
     ],
 )
 def test_a_shell_without_the_program(command, expected, tmp_path):
@@ -134,23 +129,6 @@ def test_a_shell_without_the_program(command, expected, tmp_path):
 def test_a_killed_compiler() -> None:
     text = _output(["bash", "-c", "bash -c 'kill -9 $$'; exit 1"])
     assert explain(text) == known.MEMORY, text
-
-
-def test_torchs_extension_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def error(call: Callable[[], object]) -> str:
-        with pytest.raises(Exception) as caught:  # noqa: PT011 torch raises several types
-            call()
-        return "".join(traceback.format_exception(caught.value))
-
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "sm_90")
-    arch_list = error(builder._get_cuda_arch_flags)
-    assert explain(arch_list) == known.ARCH_LIST, arch_list
-    monkeypatch.setenv("PATH", str(tmp_path))
-    ninja = error(builder.verify_ninja_availability)
-    assert explain(ninja) == known.NO_NINJA, ninja
-    monkeypatch.setattr(builder, "CUDA_HOME", None)
-    toolkit = error(lambda: builder._join_cuda_home("bin", "nvcc"))
-    assert explain(toolkit) == known.NO_NVCC, toolkit
 
 
 @needs_nvrtc
@@ -225,7 +203,7 @@ def test_no_nvrtc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("cuModuleLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU", known.ARCH_LIST),
+        ("cuModuleLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU", known.OTHER_GPUS),
         ("the provided PTX was compiled with an unsupported toolchain.", known.DRIVER_OLD),
         ("cudaGetDeviceCount() failed with error code: 35", known.DRIVER_OLD),
         ("The NVIDIA driver on your system is too old (found version 11040).", known.DRIVER_OLD),

@@ -51,26 +51,10 @@ def chunk_simple_gla(q, k, v, *, g, scale, initial_state, output_final_state, cu
 
 
 def mamba_chunk_scan_combined(
-    x,
-    dt,
-    A,
-    B,
-    C,
-    chunk_size,
-    D=None,
-    z=None,
-    dt_bias=None,
-    initial_states=None,
-    seq_idx=None,
-    cu_seqlens=None,
-    dt_softplus=False,
-    dt_limit=(0.0, float("inf")),
-    return_final_states=False,
-    return_varlen_states=False,
+    x, dt, A, B, C, chunk_size, *, D, initial_states, return_final_states
 ):
-    """A fake with the parameters of mamba_ssm's function, whose states are `[batch, H, P, N]`."""
-    assert z is dt_bias is seq_idx is cu_seqlens is None
-    assert (return_final_states, dt_softplus) == (True, False)
+    """A fake with these parameters of mamba_ssm's function, whose states are `[batch, H, P, N]`."""
+    assert return_final_states
     y, final = ssd_recurrence(x, dt, A, B, C, D, initial_states.mT, dtype=torch.float32)
     return y, final.mT
 

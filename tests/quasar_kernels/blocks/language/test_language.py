@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 
 from quasar_kernels.blocks.language.__main__ import main
 from quasar_kernels.blocks.language.model import LanguageModel, Sizes, next_token_loss, sampled
@@ -41,18 +42,10 @@ def checkpoint(folder):
 
 def assert_equal(found, wanted):
     """Compare nested values bit for bit."""
-    if isinstance(wanted, torch.Tensor):
-        assert torch.equal(found, wanted)
-    elif isinstance(wanted, dict):
-        assert list(found) == list(wanted)
-        for key, value in wanted.items():
-            assert_equal(found[key], value)
-    elif isinstance(wanted, (list, tuple)):
-        assert len(found) == len(wanted)
-        for a, b in zip(found, wanted, strict=True):
-            assert_equal(a, b)
-    else:
-        assert found == wanted
+    (leaves, structure), (others, expected) = tree_flatten(found), tree_flatten(wanted)
+    assert structure == expected
+    for a, b in zip(leaves, others, strict=True):
+        assert torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b
 
 
 def command(text, out, steps, *options):
