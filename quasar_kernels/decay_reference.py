@@ -53,7 +53,7 @@ def wkv6_recurrence(
         o = (r[:, t, :, :, None] * (state + u[:, :, None] * written)).sum(-2)
         return o, torch.exp(w[:, t])[..., None] * state + written
 
-    return walked(step, k.shape, v.shape[-1], initial_state, cu_seqlens, r)
+    return run_recurrence(step, k.shape, v.shape[-1], initial_state, cu_seqlens, r)
 
 
 def ssd_recurrence(
@@ -92,11 +92,11 @@ def ssd_recurrence(
         state = torch.exp(size * A[:, None, None]) * state + written
         return (C[:, t, :, :, None] * state).sum(-2), state
 
-    y, final = walked(step, B.shape, x.shape[-1], initial_state, cu_seqlens, x)
+    y, final = run_recurrence(step, B.shape, x.shape[-1], initial_state, cu_seqlens, x)
     return (y if D is None else y + D.to(dtype)[:, None] * x), final
 
 
-def walked(
+def run_recurrence(
     step: Step,
     shape: torch.Size,
     width: int,

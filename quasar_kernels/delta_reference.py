@@ -20,7 +20,7 @@ from torch import Tensor
 GROUP = 32
 """Number of chunks that are prepared at once, so that a GPU runs few and large operations."""
 
-Walk = Callable[..., tuple[Tensor, Tensor]]
+Process = Callable[..., tuple[Tensor, Tensor]]
 
 
 def delta_recurrence(
@@ -51,7 +51,9 @@ def delta_recurrence(
     Returns:
         o `[B, T, H, V]` and the final state `[N, H, K, V]`.
     """
-    return _over_sequences(_walk_tokens, q, k, v, beta, g, initial_state, cu_seqlens, scale, dtype)
+    return _over_sequences(
+        _process_tokens, q, k, v, beta, g, initial_state, cu_seqlens, scale, dtype
+    )
 
 
 def delta_chunked(
@@ -68,12 +70,12 @@ def delta_chunked(
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
     """Compute the same as `delta_recurrence` by chunks of `chunk` tokens, for long sequences."""
-    walk = functools.partial(_walk_chunks, chunk=chunk)
-    return _over_sequences(walk, q, k, v, beta, g, initial_state, cu_seqlens, scale, dtype)
+    process = functools.partial(_process_chunks, chunk=chunk)
+    return _over_sequences(process, q, k, v, beta, g, initial_state, cu_seqlens, scale, dtype)
 
 
 def _over_sequences(
-    walk: Walk,
+    process: Process,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -93,18 +95,18 @@ def _over_sequences(
     if initial_state is not None:
         state = initial_state.to(dtype)
     if cu_seqlens is None:
-        o, final = walk(scale * q, k, v, beta, g, state)
+        o, final = process(scale * q, k, v, beta, g, state)
         return o, final
     outputs, states = [v[:, :0]], [state[:0]]
     for n, (start, stop) in enumerate(pairwise(bounds)):
         rows = (x[:, start:stop] for x in (scale * q, k, v, beta, g))
-        o, final = walk(*rows, state[n : n + 1])
+        o, final = process(*rows, state[n : n + 1])
         outputs.append(o)
         states.append(final)
     return torch.cat(outputs, dim=1), torch.cat(states)
 
 
-def _walk_tokens(
+def _process_tokens(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     outputs = []
@@ -117,19 +119,19 @@ def _walk_tokens(
     return (torch.stack(outputs, dim=1) if outputs else torch.zeros_like(v)), state
 
 
-def _walk_chunks(
+def _process_chunks(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, state: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor]:
     outputs = [v[:, :0]]
     chunk = max(1, min(chunk, q.shape[1]))
     for t in range(0, q.shape[1], GROUP * chunk):
         part = [x[:, t : t + GROUP * chunk] for x in (q, k, v, beta, g)]
-        o, state = _walk_group(part, state, chunk)
+        o, state = _process_group(part, state, chunk)
         outputs.append(o)
     return torch.cat(outputs, dim=1), state
 
 
-def _walk_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+def _process_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """Process several chunks; the terms that do not depend on the state are computed at once.
 
     `part` is q, k, v, beta and g. Padding tokens have no step size and no decay, so they have no

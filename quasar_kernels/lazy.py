@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable, Mapping
 
 
-def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the `__getattr__` of a package.
+def lazy_names(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return the `__getattr__` and `__dir__` of a package.
 
     Args:
         package: the package's `__name__`.
@@ -23,4 +25,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], obje
         setattr(sys.modules[package], name, value)
         return value
 
-    return __getattr__
+    def __dir__() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return __getattr__, __dir__

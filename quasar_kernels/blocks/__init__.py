@@ -38,7 +38,7 @@ __all__ = [
     "TimeMixingState",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Backend": "backends",
@@ -53,7 +53,3 @@ __getattr__ = lazy_names(
         "wkv6": "",
     },
 )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

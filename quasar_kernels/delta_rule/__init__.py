@@ -32,7 +32,7 @@ __all__ = [
     "fused_recurrent_gated_delta_rule",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "chunk_delta_rule": "chunk",
@@ -41,7 +41,3 @@ __getattr__ = lazy_names(
         "fused_recurrent_gated_delta_rule": "recurrent",
     },
 )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

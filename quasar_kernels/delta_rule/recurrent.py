@@ -48,7 +48,7 @@ def fused_recurrent_delta_rule(
     if beta is None:
         beta = _ones(v)
     options = scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
-    return _walk(q, k, v, None, beta, *options, cu_seqlens, inplace_state)
+    return _run(q, k, v, None, beta, *options, cu_seqlens, inplace_state)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -107,7 +107,7 @@ def fused_recurrent_gated_delta_rule(
     beta = inputs.step_sizes(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     state = inputs.transpose_if(v_first, initial_state)
     options = scale, state, output_final_state, use_qk_l2norm_in_kernel
-    o, final = _walk(q, k, v, g, beta, *options, cu_seqlens, inplace_state)
+    o, final = _run(q, k, v, g, beta, *options, cu_seqlens, inplace_state)
     return o.to(v.dtype), inputs.transpose_if(v_first, final)
 
 
@@ -131,7 +131,7 @@ def _ones(v: Tensor) -> Tensor:
     return torch.ones(v.shape[:3], dtype=torch.float32, device=v.device)
 
 
-def _walk(
+def _run(
     q: Tensor,
     k: Tensor,
     v: Tensor,

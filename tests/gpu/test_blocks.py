@@ -21,7 +21,7 @@ from quasar_kernels.decay_reference import ssd_recurrence, wkv6_recurrence
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS, packed
 from tests.quasar_kernels.blocks.calls import Operator, ssd_inputs, wkv6_inputs
-from tests.quasar_kernels.recorded import beside_float64, check
+from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.tolerances import (
     ADVERSARIAL,
     BETA_GRADIENT,
@@ -80,9 +80,9 @@ def noise(*shape):
     return torch.randn(*shape, device="cuda")
 
 
-def beside_exact(operator, x, bounds=None):
+def with_exact(operator, x, bounds=None):
     """Return the results and all gradients, of the operator and of float64."""
-    return beside_float64(
+    return with_float64(
         lambda *y: operator.call(*y, bounds), lambda *y: operator.exact(*y, bounds), *x
     )
 
@@ -108,7 +108,7 @@ def test_gradients(dtype, name, K, V, lengths):
     T, N = (1500, 1) if lengths is None else (sum(lengths), len(lengths))
     bounds = None if lengths is None else packed(lengths)
     x = [*TRITON[name].inputs(T, K, V, dtype=dtype), noise(N, 4, K, V)]
-    found, wanted = beside_exact(TRITON[name], x, bounds)
+    found, wanted = with_exact(TRITON[name], x, bounds)
     if name == "ssd" and dtype != FP32:
         # the terms of A's gradient cancel, so 16-bit inputs leave fewer digits
         check([found.pop(4)], [wanted.pop(4)], BETA_GRADIENT)
@@ -119,7 +119,7 @@ def test_gradients(dtype, name, K, V, lengths):
 @two_dtypes
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 1e-3, 1.0, 3.5, 30.0, 1000.0, 1e6])
 def test_any_decay(operator, dtype, decay):
-    found, wanted = beside_exact(operator, operator.inputs(1000, dtype=dtype, decay=decay))
+    found, wanted = with_exact(operator, operator.inputs(1000, dtype=dtype, decay=decay))
     assert all(torch.isfinite(y).all() for y in found)
     limit = max(OPERATOR[dtype], GRADIENT[dtype])
     if decay < 10:
@@ -188,7 +188,10 @@ def test_launches_can_be_captured(operator):
     assert torch.equal(o, operator.call(*x)[0])
 
 
-@operators
+CUDA = TRITON["wkv6"]._replace(call=wkv6_cuda)
+
+
+@pytest.mark.parametrize("operator", [*TRITON.values(), CUDA], ids=[*TRITON, "wkv6 by cuda"])
 def test_single_tokens_equal_the_recurrence_and_can_be_captured(operator):
     x, found = operator.inputs(20, B=3, dtype=BF16), []
     token, state = [y.clone() for y in part(x, slice(1))], torch.zeros(3, 4, 64, 64, device="cuda")
@@ -202,9 +205,6 @@ def test_single_tokens_equal_the_recurrence_and_can_be_captured(operator):
     check((torch.cat(found, 1), state), operator.exact(*x), RECURRENCE[BF16])
 
 
-CUDA = TRITON["wkv6"]._replace(call=wkv6_cuda)
-
-
 @dtypes
 @pytest.mark.parametrize("width", [32, 64, 128])
 @pytest.mark.parametrize("lengths", [None, [0, 1, 33, 64, 0, 135]], ids=["one", "packed"])
@@ -213,29 +213,15 @@ def test_gradients_by_cuda(dtype, width, lengths):
     bounds = None if lengths is None else packed(lengths)
     x = [*draw_wkv6(T, width, B=B, dtype=dtype), noise(N, 4, width, width)]
     limit = RECURRENCE[dtype] if dtype != FP32 else GRADIENT[FP32]
-    check(*beside_exact(CUDA, x, bounds), limit)
+    check(*with_exact(CUDA, x, bounds), limit)
 
 
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 3.5, 30.0, 1e6])
 def test_any_decay_by_cuda(decay):
     x = [*draw_wkv6(100, H=2, dtype=FP32, decay=decay), torch.zeros(1, 2, 64, 64, device="cuda")]
-    found, wanted = beside_exact(CUDA, x)
+    found, wanted = with_exact(CUDA, x)
     check(found[:5], wanted[:5], GRADIENT[FP32])
     assert all(torch.isfinite(y).all() for y in found)
-
-
-def test_decoding_by_cuda_equals_the_recurrence_and_can_be_captured():
-    x, state = draw_wkv6(20, B=3, dtype=BF16), torch.zeros(3, 4, 64, 64, device="cuda")
-    token = [y[:, :1].clone() for y in x[:4]]
-    (o, _), replay = replayed(lambda: wkv6_cuda(*token, x[4], state, in_place=True))
-    state.zero_()
-    found = []
-    for t in range(20):
-        for held, y in zip(token, x, strict=False):
-            held.copy_(y[:, t : t + 1])
-        replay()
-        found.append(o.clone())
-    check((torch.cat(found, 1), state), exact_wkv6(*x), RECURRENCE[BF16])
 
 
 def test_cuda_computes_short_calls(monkeypatch):
@@ -271,7 +257,7 @@ def test_every_implementation(monkeypatch, operator, name, dtype, lengths):
     x = [*TRITON[operator].inputs(400, dtype=dtype), noise(N, 4, 64, 64)]
     call = {"packed": lengths is not None, "width": 64}
     assert chosen.backend(GPU, dtype, **call).name == name
-    found, wanted = beside_exact(TRITON[operator]._replace(call=public), x, bounds)
+    found, wanted = with_exact(TRITON[operator]._replace(call=public), x, bounds)
     assert chosen.backend(GPU, dtype, **call).name == name  # it did not fail
     check(found, wanted, BY_FLA[dtype] if name == "fla-core" else GRADIENT[dtype])
 

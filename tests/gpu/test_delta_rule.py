@@ -12,8 +12,8 @@ from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS, PORTABLE
 from tests.quasar_kernels.delta_rule.calls import chunk, inputs, recurrent, used, wide
+from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import common_key, packed
-from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR, RECURRENCE, RECURRENCE_STATE
 
 pytestmark = ON_CUDA_KERNELS
@@ -66,7 +66,7 @@ def test_gradients(monkeypatch, name, gated, width, T, group, lengths):
         y = used(type(x)(*leaves[:count], *x[count:]), gated)
         return delta_chunked(*wide(y), leaves[-1], cu, scale=0.5)
 
-    check(*beside_float64(run, exact, *x[:count], state), GRADIENT[BF16])
+    check(*with_float64(run, exact, *x[:count], state), GRADIENT[BF16])
 
 
 def assert_gradients(x, scale):
@@ -78,7 +78,7 @@ def assert_gradients(x, scale):
     def exact(*leaves):
         return delta_chunked(*leaves, scale=scale)
 
-    check(*beside_float64(run, exact, *x), GRADIENT[BF16])
+    check(*with_float64(run, exact, *x), GRADIENT[BF16])
 
 
 @names

@@ -181,7 +181,6 @@ def ssd_triton(
     cu_seqlens: Tensor | None = None,
     *,
     segments: int | None = None,
-    tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Apply SSD by the Triton kernels, differentiably; as `blocks.ssd.ssd`, on a GPU.
 
@@ -190,8 +189,7 @@ def ssd_triton(
     of 64 in bf16, these states have as many bytes as x.
 
     Args:
-        segments: segments of each sequence instead of the built-in choice.
-        tiles: replaces the choice of `tiles_for`.
+        segments: replaces the built-in number of segments of each sequence.
 
     Raises:
         ValueError: `cu_seqlens` does not cut one row of T tokens.
@@ -206,6 +204,6 @@ def ssd_triton(
     inputs = Inputs(x, dt.float().contiguous(), A.float().contiguous(), B, C, skip)
     batch, T, H, P = x.shape
     shape = Shape(batch, T, H, B.shape[-1], P)
-    tiles = tiles or tiles_for(shape.K, P, x.dtype)
+    tiles = tiles_for(shape.K, P, x.dtype)
     y, final = apply(KERNELS, step, shape, tiles, inputs, initial_state, cu_seqlens, segments)
     return y, final[:, :, :N]

@@ -144,7 +144,6 @@ def wkv6_triton(
     cu_seqlens: Tensor | None = None,
     *,
     segments: int | None = None,
-    tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Apply WKV6 by the Triton kernels, differentiably; as `blocks.wkv6.wkv6`, on a GPU.
 
@@ -153,7 +152,6 @@ def wkv6_triton(
 
     Args:
         segments: replaces the built-in number of segments of each sequence.
-        tiles: replaces the choice of `tiles_for`.
 
     Raises:
         ValueError: the bounds `cu_seqlens` do not fit one row of T tokens.
@@ -163,5 +161,5 @@ def wkv6_triton(
     inputs = Inputs(r, k, v, w.contiguous(), u.contiguous())
     B, T, H, K = r.shape
     shape = Shape(B, T, H, K, v.shape[-1])
-    tiles = tiles or tiles_for(shape.K, shape.V, dtype)
+    tiles = tiles_for(shape.K, shape.V, dtype)
     return apply(KERNELS, step, shape, tiles, inputs, initial_state, cu_seqlens, segments)

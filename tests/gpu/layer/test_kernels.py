@@ -16,7 +16,7 @@ from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm
 
 from quasar_kernels.reference import quasar_recurrence, relative_rms, step_size
 from tests.gpu.calls import H, S
-from tests.quasar_kernels.recorded import beside_float64
+from tests.quasar_kernels.float64 import with_float64
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
 
 pytestmark = pytest.mark.gpu
@@ -63,7 +63,7 @@ def test_convolution_and_gradients(dtype, kind, R):
     packed = (torch.arange(R, device="cuda") % 777).int()
     position = {"one": None, "equal": R // 3, "packed": packed}[kind]
     bias = torch.randn(C, device="cuda") if kind == "packed" else None
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         lambda *x: causal_conv_silu(*x, position),
         lambda *x: causal_conv_silu(*x, position),
         torch.randn(R, C + 64, device="cuda", dtype=dtype)[:, :C],
@@ -94,7 +94,7 @@ def test_convolution_of_more_than_2_31_elements():
 def test_gated_norm_and_gradients(width):
     x, gate = (torch.randn(100_001, width, device="cuda").bfloat16() for _ in range(2))
     norm = partial(gated_rmsnorm, eps=1e-5)
-    found, wanted = beside_float64(norm, norm, x, gate, torch.rand(width, device="cuda"))
+    found, wanted = with_float64(norm, norm, x, gate, torch.rand(width, device="cuda"))
     for x, w in zip(found, wanted, strict=True):
         assert relative_rms(x, w) <= 3e-3
 
@@ -114,7 +114,7 @@ def test_fused_gate_and_norm(heads, width):
 def test_step_size_and_its_gradients():
     lam = 10.0 ** torch.empty(5000, H, device="cuda").uniform_(-12, 3)
     beta = torch.rand(H, device="cuda") * 5 + 0.1
-    found, wanted = beside_float64(fused_quasar_gate, step_size, lam, beta)
+    found, wanted = with_float64(fused_quasar_gate, step_size, lam, beta)
     torch.testing.assert_close(found[0].double(), wanted[0], rtol=3e-6, atol=0)
     for x, w in zip(found[1:], wanted[1:], strict=True):
         assert relative_rms(x, w) <= 1e-5
@@ -134,7 +134,7 @@ def test_recurrent_kernel(dtype):
     beta = torch.rand(H, device="cuda") + 0.1
     cu = torch.tensor([0, 0, 100, 101, 500], device="cuda")
     initial = torch.randn(4, H, S, S, device="cuda")
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         lambda *x: fused_recurrent_quasar(*x, True, cu),
         lambda *x: quasar_recurrence(*x, cu),
         *(q, k, v, beta, initial),

@@ -10,8 +10,8 @@ from fla.ops.quasar.triton_kernels.scan import forward, plan_segments
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 from tests.gpu.calls import layer_like
+from tests.quasar_kernels.float64 import with_float64
 from tests.quasar_kernels.inputs import assert_close
-from tests.quasar_kernels.recorded import beside_float64
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
 
 pytestmark = pytest.mark.gpu
@@ -48,7 +48,7 @@ def test_gradients_match_float64(packed, dtype, heads, width):
     n = 3 if packed else 1
     cu = torch.tensor([0, 200, 200, T], device="cuda") if packed else None
     initial = torch.randn(n, heads, width, width, device="cuda")
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         lambda *x: chunk_quasar(*x, True, cu), lambda *x: quasar_chunked(*x, cu), *inputs, initial
     )
     for name, x, w in zip("qkvbs", found[2:], wanted[2:], strict=True):

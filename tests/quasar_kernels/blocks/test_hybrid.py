@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from quasar_kernels.blocks import MIXERS, HybridBlock
 from quasar_kernels.blocks.fusion import FUSIONS
+from tests.quasar_kernels.float64 import check
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import check
 
 WIDTH, HEADS = 32, 2
 CHOICES = [c for n in (1, 2, 3) for c in itertools.combinations(MIXERS, n)]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from quasar_kernels.blocks import Mamba2
-from tests.quasar_kernels.recorded import check
+from tests.quasar_kernels.float64 import check
 
 WIDTH, HEADS, STATE, GROUPS = 24, 4, 16, 2
 INNER = 2 * WIDTH

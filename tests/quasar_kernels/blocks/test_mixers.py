@@ -9,8 +9,8 @@ import torch
 
 from quasar_kernels.blocks import Mamba2, RWKV6TimeMixing, ssd, wkv6
 from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.float64 import check
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import check
 
 WIDTH = 32
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.quasar_kernels.blocks.calls import SSD, WKV6
+from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
 
 LIMIT = OPERATOR[torch.float32]
@@ -43,7 +43,7 @@ def test_packed_sequences_equal_separate_ones(operator):
 @operators
 def test_gradients_match_float64(operator):
     x, bounds = [*operator.inputs(90), torch.randn(3, *operator.state)], packed([30, 0, 60])
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         lambda *x: operator.call(*x, bounds), lambda *x: operator.exact(*x, bounds), *x
     )
     check(found, wanted, GRADIENT[torch.float32])
@@ -52,8 +52,6 @@ def test_gradients_match_float64(operator):
 @operators
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 30.0, 1000.0, 1e6])
 def test_any_decay_with_its_gradients(operator, decay):
-    found, wanted = beside_float64(
-        operator.call, operator.exact, *operator.inputs(150, decay=decay)
-    )
+    found, wanted = with_float64(operator.call, operator.exact, *operator.inputs(150, decay=decay))
     check(found[: operator.steady], wanted[: operator.steady], LIMIT)
     assert all(torch.isfinite(y).all() for y in found)

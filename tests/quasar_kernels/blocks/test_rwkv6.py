@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from quasar_kernels.blocks import RWKV6TimeMixing
-from tests.quasar_kernels.recorded import check
+from tests.quasar_kernels.float64 import check
 
 WIDTH, HEADS = 32, 2
 

@@ -13,8 +13,8 @@ from quasar_kernels.blocks.ssd import OPERATOR as SSD
 from quasar_kernels.blocks.ssd import ssd
 from quasar_kernels.decay_reference import ssd_recurrence
 from tests.quasar_kernels.blocks.calls import ssd_inputs
+from tests.quasar_kernels.float64 import check
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import check
 from tests.quasar_kernels.tolerances import OPERATOR
 
 LIMIT = OPERATOR[torch.float32]

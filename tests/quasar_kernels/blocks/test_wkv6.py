@@ -10,8 +10,8 @@ from quasar_kernels.blocks.wkv6 import OPERATOR as WKV6
 from quasar_kernels.blocks.wkv6 import wkv6
 from quasar_kernels.decay_reference import wkv6_recurrence
 from tests.quasar_kernels.blocks.calls import wkv6_inputs
+from tests.quasar_kernels.float64 import check
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import check
 from tests.quasar_kernels.tolerances import OPERATOR
 
 LIMIT = OPERATOR[torch.float32]

@@ -10,8 +10,8 @@ from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
 from quasar_kernels.delta_rule.heads import Heads
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.delta_rule.calls import chunk, inputs, recurrent, used, wide
+from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import ADVERSARIAL, GRADIENT, OPERATOR
 
 calls = pytest.mark.parametrize("call", [chunk, recurrent], ids=lambda f: f.__name__)
@@ -76,7 +76,7 @@ def test_gradients_match_float64(call, gated):
         start = leaves[count].expand(3, -1, -1, -1)
         return delta_recurrence(*y, start, bounds, scale=0.25)
 
-    check(*beside_float64(run, exact, *x[:count], state), GRADIENT[torch.float32])
+    check(*with_float64(run, exact, *x[:count], state), GRADIENT[torch.float32])
 
 
 @calls

@@ -9,9 +9,9 @@ from fla.ops.quasar import chunk_torch as chunk_torch_module
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
+from tests.quasar_kernels.float64 import with_float64
 from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, assert_close, layer_like, packed
 from tests.quasar_kernels.operator.semantics import Semantics, Subject
-from tests.quasar_kernels.recorded import beside_float64
 from tests.quasar_kernels.tolerances import ADVERSARIAL, GRADIENT, OPERATOR
 
 OPERATORS = [chunk_quasar, chunk_quasar_torch, fused_recurrent_quasar]
@@ -95,7 +95,7 @@ def test_gradients_match_float64(operator, cut, dtype):
     inputs = layer_like(150, dtype=dtype)
     cu = torch.tensor([0, 50, 50, 150]) if cut else None
     initial = torch.randn(3 if cut else 1, 2, 16, 16)
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         lambda *x: operator(*x, True, cu), lambda *x: quasar_recurrence(*x, cu), *inputs, initial
     )
     for x, w in zip(found[2:], wanted[2:], strict=True):
@@ -106,7 +106,7 @@ def test_gradients_match_float64(operator, cut, dtype):
 @pytest.mark.parametrize("result", [0, 1])
 def test_gradients_of_single_results_and_inputs(operator, result):
     q, k, v, beta = layer_like(40, dtype=torch.float64)
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         lambda k: operator(q, k, v, beta, output_final_state=bool(result))[result],
         lambda k: quasar_recurrence(q, k, v, beta)[result],
         k,
@@ -120,7 +120,7 @@ def test_gradients_of_single_results_and_inputs(operator, result):
 def test_gradients_of_adversarial_keys(operator, keys):
     q, k, v, beta = layer_like(90)
     k = ADVERSARIAL_KEYS[keys](k)
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         lambda *x: operator(*x)[0], lambda *x: quasar_recurrence(*x)[0], q, k, v, beta
     )
     for x, w in zip(found[1:], wanted[1:], strict=True):

@@ -12,8 +12,8 @@ from quasar_kernels.blocks.ssd_triton.launch import ssd_triton
 from quasar_kernels.blocks.wkv6_triton.launch import wkv6_triton
 from quasar_kernels.decay_reference import ssd_recurrence, wkv6_recurrence
 from tests.quasar_kernels.blocks.calls import SSD, WKV6, ssd_inputs, wkv6_inputs
+from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
 from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
 
@@ -26,9 +26,9 @@ kernels = pytest.mark.parametrize(
 )
 
 
-def beside_definition(operator, x, bounds=None, segments=None):
+def with_definition(operator, x, bounds=None, segments=None):
     """Return the results and the gradients of inputs and state, of the kernels and of float64."""
-    return beside_float64(
+    return with_float64(
         lambda *x: operator.call(*x, bounds, segments=segments),
         lambda *x: operator.exact(*x, bounds),
         *x,
@@ -48,21 +48,21 @@ def test_results_and_gradients(operator, T, B, H, segments, K, V, dtype):
     # SSD's state has N = K values for each of the P = V channels of a head
     sizes = (H, K, V) if operator.inputs is wkv6_inputs else (H, V, 1, K)
     x = [*operator.inputs(T, B, *sizes, dtype=dtype), torch.randn(B, H, K, V)]
-    check(*beside_definition(operator, x, segments=segments), LIMITS[dtype])
+    check(*with_definition(operator, x, segments=segments), LIMITS[dtype])
 
 
 @kernels
 def test_packed_sequences(operator):
     lengths = [0, 1, 40, 0, 20, 0]
     x = [*operator.inputs(sum(lengths)), torch.randn(len(lengths), *operator.state)]
-    check(*beside_definition(operator, x, packed(lengths), segments=2), LIMITS[FP32])
+    check(*with_definition(operator, x, packed(lengths), segments=2), LIMITS[FP32])
 
 
 @kernels
 @pytest.mark.parametrize("decay", [0.0, 3.5, 1e6])
 def test_any_decay_with_its_gradients(operator, decay):
     x = [*operator.inputs(70, decay=decay), torch.zeros(1, *operator.state)]
-    found, wanted = beside_definition(operator, x, segments=2)
+    found, wanted = with_definition(operator, x, segments=2)
     assert all(torch.isfinite(y).all() for y in found)
     sure = None if decay < 10 else operator.steady
     check(found[:sure], wanted[:sure], OPERATOR[FP32])

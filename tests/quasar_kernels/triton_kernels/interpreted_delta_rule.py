@@ -18,8 +18,8 @@ from fla.ops.quasar.triton_kernels import scan
 from quasar_kernels.delta_reference import delta_recurrence
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.delta_rule.calls import inputs, used, wide
+from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import OPERATOR
 from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
 
@@ -44,7 +44,7 @@ def found_and_wanted(x, gated, state, cu=None):
         y = used(type(x)(*leaves[:count], *x[count:]), gated)
         return delta_recurrence(*wide(y), leaves[-1], cu, scale=0.5)
 
-    return beside_float64(run, exact, *x[:count], state)
+    return with_float64(run, exact, *x[:count], state)
 
 
 @gates

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from quasar_kernels.reference import quasar_recurrence, relative_rms, step_size
+from tests.quasar_kernels.float64 import with_float64
 from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, layer_like
 from tests.quasar_kernels.operator.semantics import Semantics, Subject
-from tests.quasar_kernels.recorded import beside_float64
 from tests.quasar_kernels.tolerances import ADVERSARIAL, OPERATOR
 from tests.quasar_kernels.triton_kernels.quick_interpreter import make_quick
 
@@ -145,7 +145,7 @@ def check_gradients(inputs, sequences, cu):
     """Compare the chunk kernels' values and gradients, from both results, with float64."""
     dtype, (H, S) = inputs[0].dtype, inputs[0].shape[2:]
     initial = torch.randn(sequences, H, S, S)
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         lambda *x: launch_chunk(*x, True, cu),
         lambda *x: quasar_recurrence(*x, cu),
         *inputs,

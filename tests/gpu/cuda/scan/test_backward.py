@@ -109,13 +109,13 @@ def test_packed_sequences_are_independent(width):
     *qkv, beta = inputs_of(bounds[-1], width)
     d_o = torch.randn_like(qkv[0])
     cu = torch.tensor(bounds, device="cuda")
-    alone = gradients((*qkv, beta), d_o, cu=cu)
+    clean = gradients((*qkv, beta), d_o, cu=cu)
     for x in (*qkv, d_o):
         x[:, bounds[1] : bounds[2]] = float("nan")
-    beside = gradients((*qkv, beta), d_o, cu=cu)
+    poisoned = gradients((*qkv, beta), d_o, cu=cu)
     for n in (0, 2, 3):
         rows = slice(bounds[n], bounds[n + 1])
-        for x, wanted in zip(beside[:3], alone[:3], strict=True):
+        for x, wanted in zip(poisoned[:3], clean[:3], strict=True):
             assert torch.equal(x[:, rows], wanted[:, rows])
 
 

@@ -172,14 +172,14 @@ def test_packed_sequences_are_independent(width):
     bounds = [0, 700, 765, 9765, 9770]
     *qkv, beta = inputs_of(bounds[-1], width)
     cu = torch.tensor(bounds, device="cuda")
-    alone = cuda_scan.forward(ScanInputs.of(*qkv, beta, cu_seqlens=cu), True)
+    clean = cuda_scan.forward(ScanInputs.of(*qkv, beta, cu_seqlens=cu), True)
     for x in qkv:
         x[:, bounds[1] : bounds[2]] = float("nan")
-    beside = cuda_scan.forward(ScanInputs.of(*qkv, beta, cu_seqlens=cu), True)
+    poisoned = cuda_scan.forward(ScanInputs.of(*qkv, beta, cu_seqlens=cu), True)
     for n in (0, 2, 3):
         rows = slice(bounds[n], bounds[n + 1])
-        assert torch.equal(beside.o[:, rows], alone.o[:, rows])
-        assert torch.equal(beside.final_state[n], alone.final_state[n])
+        assert torch.equal(poisoned.o[:, rows], clean.o[:, rows])
+        assert torch.equal(poisoned.final_state[n], clean.final_state[n])
 
 
 def _gradients(inputs, initial, cu, do, d_state):

@@ -12,8 +12,8 @@ from quasar_kernels.blocks.wkv6_cuda import launch
 from quasar_kernels.blocks.wkv6_cuda.launch import wkv6_cuda
 from quasar_kernels.decay_reference import wkv6_recurrence
 from tests.quasar_kernels.blocks.calls import wkv6_inputs
+from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import GRADIENT, RECURRENCE
 
 pytestmark = [
@@ -37,7 +37,7 @@ def launched(monkeypatch, emulated, programs):
 
 def check_gradients(x, bounds=None):
     """Compare the results and the gradients of r, k, v, w, u and the state with float64."""
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         lambda *y: wkv6_cuda(*y, bounds), lambda *y: wkv6_recurrence(*y, bounds), *x
     )
     dtype = x[0].dtype
@@ -69,7 +69,7 @@ def test_packed_sequences():
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 3.5, 30.0, 1e6])
 def test_any_decay_with_its_gradients(decay):
     x = wkv6_inputs(20, H=1, K=128, V=32, decay=decay)
-    found, wanted = beside_float64(wkv6_cuda, wkv6_recurrence, *x)
+    found, wanted = with_float64(wkv6_cuda, wkv6_recurrence, *x)
     assert all(torch.isfinite(y).all() for y in found)
     check(found[:5], wanted[:5], RECURRENCE[FP32])
     if decay < 10:  # the gradients of stronger decays vanish
@@ -79,23 +79,12 @@ def test_any_decay_with_its_gradients(decay):
 def test_a_decay_to_zero_keeps_later_tokens():
     r, k, v, w, u = wkv6_inputs(20, H=1, K=128, V=32)
     w[:, 5] = float("-inf")
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         wkv6_cuda,
         lambda r, k, v, w, u: wkv6_recurrence(r, k, v, w.clamp(min=-1e6), u),
         *(r, k, v, w, u),
     )
     check(found, wanted, RECURRENCE[FP32])
-
-
-def test_tokens_one_by_one_with_the_state_in_place():
-    x, state = wkv6_inputs(9, H=1, K=64, V=64, dtype=BF16), torch.randn(1, 1, 64, 64)
-    wanted, final = wkv6_recurrence(*x, state)
-    found = []
-    for t in range(9):
-        o, after = wkv6_cuda(*(y[:, t : t + 1] for y in x[:4]), x[4], state, in_place=True)
-        assert after is state
-        found.append(o)
-    check((torch.cat(found, 1), state), (wanted, final), RECURRENCE[BF16])
 
 
 def test_unsupported_calls():
@@ -107,6 +96,3 @@ def test_unsupported_calls():
     ):
         with pytest.raises(ValueError, match=words):
             wkv6_cuda(*inputs)
-    for state in (None, torch.zeros(1, 2, 64, 64, dtype=BF16)):
-        with pytest.raises(ValueError, match="in_place needs an initial_state that is fp32"):
-            wkv6_cuda(*x, state, in_place=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from quasar_kernels.reference import relative_rms
 
 
-def beside_float64(
+def with_float64(
     function: Callable[..., Tensor | Sequence[Tensor]],
     oracle: Callable[..., Tensor | Sequence[Tensor]],
     *tensors: Tensor | None,
