@@ -191,7 +191,7 @@ def test_launches_can_be_captured(operator):
 CUDA = TRITON["wkv6"]._replace(call=wkv6_cuda)
 
 
-@pytest.mark.parametrize("operator", [*TRITON.values(), CUDA], ids=[*TRITON, "wkv6 by cuda"])
+@operators
 def test_single_tokens_equal_the_recurrence_and_can_be_captured(operator):
     x, found = operator.inputs(20, B=3, dtype=BF16), []
     token, state = [y.clone() for y in part(x, slice(1))], torch.zeros(3, 4, 64, 64, device="cuda")
@@ -222,6 +222,20 @@ def test_any_decay_by_cuda(decay):
     found, wanted = with_exact(CUDA, x)
     check(found[:5], wanted[:5], GRADIENT[FP32])
     assert all(torch.isfinite(y).all() for y in found)
+
+
+def test_decoding_by_cuda_equals_the_recurrence_and_can_be_captured():
+    x, state = draw_wkv6(20, B=3, dtype=BF16), torch.zeros(3, 4, 64, 64, device="cuda")
+    token = [y[:, :1].clone() for y in x[:4]]
+    (o, _), replay = replayed(lambda: wkv6_cuda(*token, x[4], state, in_place=True))
+    state.zero_()
+    found = []
+    for t in range(20):
+        for held, y in zip(token, x, strict=False):
+            held.copy_(y[:, t : t + 1])
+        replay()
+        found.append(o.clone())
+    check((torch.cat(found, 1), state), exact_wkv6(*x), RECURRENCE[BF16])
 
 
 def test_cuda_computes_short_calls(monkeypatch):

@@ -1,1 +1,1 @@
-"""WKV6 in CUDA C++, token by token, for short calls."""
+"""WKV6 in CUDA C++, token by token, for short calls and decoding."""

@@ -125,16 +125,32 @@ def _launch(plan: Plan, name: str, x: Inputs, columns: int, **tensors: Tensor | 
     program.kernels[name].launch(grid, parameters, stream)
 
 
-def forward(plan: Plan, x: Inputs, initial_state: Tensor | None, keep: bool) -> Forward:
-    """Launch the forward pass on the current stream; `initial_state` is contiguous fp32.
+def forward(
+    plan: Plan,
+    x: Inputs,
+    initial_state: Tensor | None,
+    keep: bool,
+    final_state: Tensor | None = None,
+) -> Forward:
+    """Launch the forward pass on the current stream.
 
-    The checkpoints are the states before every CHECKPOINT tokens, `[cells, H, K, V]`.
+    Args:
+        x: the inputs.
+        initial_state: `[N, H, K, V]` fp32 contiguous, or None for zero.
+        keep: whether to store checkpoints for the gradients.
+        final_state: the tensor to write; it may be `initial_state`. None allocates a new one.
+
+    Returns:
+        The results; the checkpoints are the states before every CHECKPOINT tokens,
+        `[cells, H, K, V]`.
     """
     B, T, H, K = x.r.shape
     bounds = plan.bounds
     V = x.v.shape[-1]
     N = B if bounds is None else bounds.numel() - 1
-    o, final_state = torch.empty_like(x.v), x.u.new_empty(N, H, K, V)
+    o = torch.empty_like(x.v)
+    if final_state is None:
+        final_state = x.u.new_empty(N, H, K, V)
     kept = x.u.new_empty(B * T // CHECKPOINT + N + 1, H, K, V) if keep else None
     columns = 1024 // K  # COLUMNS in wkv6_forward.cu
     results = {"o": o, "final_state": final_state, "checkpoints": kept}
@@ -180,14 +196,20 @@ def wkv6_cuda(
     u: Tensor,
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    *,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Apply WKV6 token by token in CUDA C++ on a GPU, differentiably; as `blocks.wkv6.wkv6`.
 
     Products and states are fp32, and a call is one launch. The host never waits for the GPU, so
     `cu_seqlens` is not checked. For gradients, the state before every 8 tokens is kept in fp32.
 
+    Args:
+        in_place: write the final state over `initial_state`, which is fp32, contiguous and not
+            recorded by autograd.
+
     Raises:
-        ValueError: the kernels do not support these tensors.
+        ValueError: the kernels do not support these tensors, or `in_place` this state.
         CudaUnavailableError: the kernels cannot be compiled, loaded or launched.
     """
     problem = reason_against(r, v)
@@ -201,9 +223,14 @@ def wkv6_cuda(
     bounds = None
     if cu_seqlens is not None:  # the backward pass reads a copy, which the caller cannot change
         bounds = cu_seqlens.to(v.device, torch.int64, copy=recorded).contiguous()
+    if in_place and (recorded or state is None or state is not initial_state):
+        raise ValueError(
+            "in_place needs an initial_state that is fp32, contiguous, aligned to 16 bytes and "
+            "not recorded: pass such a state, or in_place=False"
+        )
     plan = Plan(PROGRAM.load(variant_for(v.device.index, dtype, r.shape[-1])), bounds)
     if not recorded:
-        o, final, _ = forward(plan, inputs, state, False)
+        o, final, _ = forward(plan, inputs, state, False, state if in_place else None)
         return o, final
     results: tuple[Tensor, Tensor] = KernelsFunction.apply(KERNELS, plan, state, *inputs)
     return results

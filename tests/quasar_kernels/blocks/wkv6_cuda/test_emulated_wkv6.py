@@ -87,6 +87,17 @@ def test_a_decay_to_zero_keeps_later_tokens():
     check(found, wanted, RECURRENCE[FP32])
 
 
+def test_tokens_one_by_one_with_the_state_in_place():
+    x, state = wkv6_inputs(9, H=1, K=64, V=64, dtype=BF16), torch.randn(1, 1, 64, 64)
+    wanted, final = wkv6_recurrence(*x, state)
+    found = []
+    for t in range(9):
+        o, after = wkv6_cuda(*(y[:, t : t + 1] for y in x[:4]), x[4], state, in_place=True)
+        assert after is state
+        found.append(o)
+    check((torch.cat(found, 1), state), (wanted, final), RECURRENCE[BF16])
+
+
 def test_unsupported_calls():
     x = wkv6_inputs(3, K=64, V=64)
     for inputs, words in (
@@ -96,3 +107,6 @@ def test_unsupported_calls():
     ):
         with pytest.raises(ValueError, match=words):
             wkv6_cuda(*inputs)
+    for state in (None, torch.zeros(1, 2, 64, 64, dtype=BF16)):
+        with pytest.raises(ValueError, match="in_place needs an initial_state that is fp32"):
+            wkv6_cuda(*x, state, in_place=True)
