@@ -24,7 +24,7 @@ from tests.quasar_kernels.tolerances import OPERATOR
 from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
 
 gates = pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
-LIMITS = {torch.float32: 2e-6, torch.float16: 1.5e-3}
+LIMITS = {torch.float32: 4e-6, torch.float16: 1.5e-3}
 
 
 def check_gradients(x, gated, state, cu=None):
