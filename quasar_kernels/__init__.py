@@ -1,4 +1,4 @@
-"""QuasarAttention: its reference, and the overlay that a fork receives."""
+"""QuasarAttention: reference implementation, kernels, and blocks for models."""
 
 __version__ = "0.2.0"
 """The version of the distribution `quasar-kernels`, which the library and the miner share."""

@@ -1,8 +1,8 @@
 """Cause and remedy of failures to compile or load CUDA code, recognised by their messages.
 
-It knows messages of nvcc, cicc, ptxas, NVRTC, the driver, gcc, ninja, torch and Triton. The tools
-of this project use it: the doctor, and benchmarks.resources.compile. The overlay is published alone
-and cannot import it, so its nvrtc.py has a separate short list of failures.
+It recognises messages of nvcc, cicc, ptxas, NVRTC, the driver, gcc, torch and Triton. The
+miner's `doctor` and benchmarks.resources.compile use it. The overlay is published alone and cannot
+import it, so its nvrtc.py has a separate short list.
 """
 
 from __future__ import annotations
@@ -40,13 +40,10 @@ GPU_FULL = Explanation(
 )
 MEMORY = Explanation(
     "the compiler ran out of memory",
-    "Free memory, or raise the limit of the container or of `ulimit -v`; set MAX_JOBS=1 where "
-    "ninja compiles.",
+    "Free memory, or raise the limit of the container or of `ulimit -v`.",
 )
-ARCH_LIST = Explanation(
-    "the code was built for other GPUs, or TORCH_CUDA_ARCH_LIST names none that exists",
-    "Unset TORCH_CUDA_ARCH_LIST, or give it this GPU's capability as in 9.0a, and build again; "
-    "where torch itself lacks the GPU, install a build that has it.",
+OTHER_GPUS = Explanation(
+    "the code was built for other GPUs", "Install a torch build that supports this GPU."
 )
 ARCH_FLAG = Explanation(
     "the architecture flag does not allow an instruction in the code",
@@ -54,7 +51,7 @@ ARCH_FLAG = Explanation(
     "for the others.",
 )
 TOOLKIT_OLD = Explanation(
-    "the toolkit does not know this architecture: it is older than the GPU, or has dropped it",
+    "the toolkit does not support this architecture: it is too old, or too new for an old GPU",
     "Install a torch build, or a toolkit, whose CUDA supports the GPU.",
 )
 TOOLKIT_MIXED = Explanation(
@@ -66,11 +63,9 @@ NO_NVRTC = Explanation(
     "Install the one of torch's CUDA version (torch's CUDA builds bring it), or name the library "
     "in QUASAR_NVRTC.",
 )
-NO_NINJA = Explanation("ninja was not found", "Run `pip install ninja`, or put it on PATH.")
 NO_NVCC = Explanation(
     "nvcc, or a part of its toolkit, was not found",
-    "Run `scripts/install.sh dev`, which brings it, or put a whole toolkit's bin folder on PATH "
-    "and its root in CUDA_HOME.",
+    "Run `scripts/install.sh dev`, which installs it, or put a toolkit's bin folder on PATH.",
 )
 NO_GCC = Explanation(
     "the host's C or C++ compiler was not found",
@@ -89,14 +84,13 @@ NO_SOURCE = Explanation(
 )
 NO_HEADER = Explanation(
     "a header is missing",
-    "Install the toolkit's headers (`scripts/install.sh dev` brings them), or name their folder "
-    "by -I or CUDA_HOME.",
+    "Install the toolkit's headers (`scripts/install.sh dev` does), or name their folder by -I.",
 )
 
 _OPEN = r"(?:can|could) ?not open (?:source|include) file \"?|fatal error: "
 _HOST_COMPILER = r"(?:gcc|g\+\+|cc1plus|cc|c\+\+|clang\+*)(?:-\d+)?"
 
-# The first match counts: a text may match several, and the specific ones come first.
+# A text may match several patterns. The first match counts, so specific patterns come first.
 _KNOWN = (
     (r"cuda out of memory|cuda_error_out_of_memory", GPU_FULL),
     (r"out of memory|memory allocation failure|std::bad_alloc|cannot allocate memory", MEMORY),
@@ -111,16 +105,15 @@ _KNOWN = (
         DRIVER_MISSING,
     ),
     (r"not compiled with cuda enabled", CPU_TORCH),
-    (r"unknown cuda arch|no kernel image is available|no_binary_for_gpu", ARCH_LIST),
+    (r"no kernel image is available|no_binary_for_gpu", OTHER_GPUS),
     (r"not supported on \.target|requires (?:\.?target )?sm_|sm_90a required", ARCH_FLAG),
     (r"specified by \.target is higher", ARCH_FLAG),
     (r"invalid value for --gpu-architecture|unsupported gpu architecture", TOOLKIT_OLD),
     (r"not defined for option 'gpu-name'|not compile --gpu-architecture", TOOLKIT_OLD),
     (r"unsupported \.version", TOOLKIT_MIXED),
     (r"nvrtc, cuda's run-time compiler, was not found|libnvrtc\S*\.so", NO_NVRTC),
-    (r"\bninja: (?:command )?not found|ninja is required", NO_NINJA),
-    (r"\b(?:nvcc|cicc|ptxas|fatbinary): (?:command )?not found|could not find nvcc", NO_NVCC),
-    (r"no such file or directory: '\S*nvcc'|cuda_home environment variable is not set", NO_NVCC),
+    (r"\b(?:nvcc|cicc|ptxas|fatbinary): (?:command )?not found", NO_NVCC),
+    (r"no such file or directory: '\S*nvcc'", NO_NVCC),
     (rf"\b{_HOST_COMPILER}: (?:no such file|(?:command )?not found)", NO_GCC),
     (r"failed to find c compiler|failed to preprocess host compiler", NO_GCC),
     (r"unsupported (?:gnu|clang) version", GCC_NEW),

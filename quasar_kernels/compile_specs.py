@@ -1,7 +1,7 @@
 """The compile specs of the overlay's Triton kernels, for checks without a GPU.
 
-Triton compiles kernels at their first use on a GPU. With these specs they can be compiled for a
-named architecture on any machine.
+Triton compiles kernels at their first use on a GPU. With these specs, any machine can compile them
+for any architecture.
 """
 
 from __future__ import annotations
@@ -17,20 +17,12 @@ ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 
 @dataclass(frozen=True)
 class CompileSpec:
-    """One kernel with the types of its arguments.
+    """One kernel with the types of its arguments."""
 
-    Attributes:
-        name: kernel and variant, for messages.
-        kernel: the `triton.jit` function.
-        signature: type of each run-time argument by name, as Triton writes it (`*bf16`, `i32`).
-        constexprs: value of every other argument by name; None means an absent tensor.
-        num_warps, num_stages: launch options.
-    """
-
-    name: str
-    kernel: Any
-    signature: Mapping[str, str]
-    constexprs: Mapping[str, Any]
+    name: str  # kernel and variant, for messages
+    kernel: Any  # the `triton.jit` function
+    signature: Mapping[str, str]  # Triton's type (`*bf16`, `i32`) of each run-time argument by name
+    constexprs: Mapping[str, Any]  # value of every other argument; None means an absent tensor
     num_warps: int = 4
     num_stages: int = 3
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

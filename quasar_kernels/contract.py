@@ -1,6 +1,6 @@
-"""The fork's rules as data, and a check of any tree against them. Imports no torch.
+"""The fork's rules as data, and a check of a tree against them. Does not import torch.
 
-A validator reads five files of the fork before it times the fork; a tree that breaks a rule scores
+A validator reads five files of a fork before it times the fork; a fork that breaks a rule scores
 zero. `check_tree` finds every broken rule before a submission and names the remedy.
 """
 
@@ -83,9 +83,7 @@ Scope = Literal["layer", "ops"]
 
 
 def overlay_files(scope: Scope = "layer", root: Path = OVERLAY) -> list[PurePosixPath]:
-    """Return the files that a scope publishes, relative to a fork's root, sorted.
-
-    Byte code is omitted.
+    """Return the files that a scope publishes, relative to a fork's root, sorted; no byte code.
 
     Args:
         root: the root of the overlay, by default the shipped one.
@@ -129,7 +127,7 @@ def check_tree(root: Path, *, strict: bool = False) -> list[Violation]:
     for path in sorted((root / QUASAR_DIR).rglob("*.py")):
         violations += _check_imports(root, PurePosixPath(path.relative_to(root).as_posix()), strict)
     if not (root / LAYER_FILE).is_file():
-        remedy = "Set FORK_SCOPE=layer, which publishes one, or take a fork that has its own."
+        remedy = "Set FORK_SCOPE=layer, which publishes one, or use a fork that contains one."
         violations.append(Violation(LAYER_FILE, "The layer is missing.", remedy))
     if strict and not any(_outside_git(path, root) for path in root.rglob("*.cu")):
         remedy = "Add at least one .cu file; the overlay has some."
@@ -162,7 +160,7 @@ def _check_imports(root: Path, path: PurePosixPath, strict: bool) -> list[Violat
         text = (root / path).read_text(encoding="utf-8")
         tree = ast.parse(text)
     except UnicodeDecodeError:
-        return []  # _check_target reports target files, and Python imports no other such file
+        return []  # _check_target reports target files; Python cannot import the others
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return [Violation(path, f"The file is not Python: {error}.", "Correct the syntax.")]
     names = set(_imported(tree, path))

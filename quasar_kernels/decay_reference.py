@@ -1,4 +1,4 @@
-"""The definitions of WKV6 and of SSD, computed token by token in torch, float64 by default.
+"""The definitions of WKV6 and SSD, computed token by token in torch, in float64 by default.
 
     WKV6, of RWKV-6: o_t = (S_{t-1} + diag(u) k_t v_t^T)^T r_t
                      S_t = diag(exp(w_t)) S_{t-1} + k_t v_t^T
@@ -38,7 +38,7 @@ def wkv6_recurrence(
         r, k: `[B, T, H, K]`, any floating dtype.
         v: `[B, T, H, V]`.
         w: `[B, T, H, K]`, log decays, not positive.
-        u: `[H, K]`, the bonus of the present token.
+        u: `[H, K]`, the bonus of the current token.
         initial_state: `[N, H, K, V]` or None for zeros; N is B, or the number of packed sequences.
         cu_seqlens: `[N + 1]` bounds of the sequences packed along T (B = 1), empty ones included.
         dtype: the arithmetic's and the results' dtype.
@@ -53,7 +53,7 @@ def wkv6_recurrence(
         o = (r[:, t, :, :, None] * (state + u[:, :, None] * written)).sum(-2)
         return o, torch.exp(w[:, t])[..., None] * state + written
 
-    return walked(step, k.shape, v.shape[-1], initial_state, cu_seqlens, r)
+    return run_recurrence(step, k.shape, v.shape[-1], initial_state, cu_seqlens, r)
 
 
 def ssd_recurrence(
@@ -92,11 +92,11 @@ def ssd_recurrence(
         state = torch.exp(size * A[:, None, None]) * state + written
         return (C[:, t, :, :, None] * state).sum(-2), state
 
-    y, final = walked(step, B.shape, x.shape[-1], initial_state, cu_seqlens, x)
+    y, final = run_recurrence(step, B.shape, x.shape[-1], initial_state, cu_seqlens, x)
     return (y if D is None else y + D.to(dtype)[:, None] * x), final
 
 
-def walked(
+def run_recurrence(
     step: Step,
     shape: torch.Size,
     width: int,

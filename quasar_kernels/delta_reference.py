@@ -1,4 +1,4 @@
-"""The definition of the delta rule, with a decay or without, in plain torch, float64 by default.
+"""The definition of the delta rule, with or without decay, in plain torch, in float64 by default.
 
     S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
 
@@ -9,18 +9,17 @@ and shares no code with the kernels.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TOGETHER = 32
-"""Chunks that are prepared at once, so that a GPU runs few and large operations."""
+from quasar_kernels.decay_reference import run_recurrence
 
-Walk = Callable[..., tuple[Tensor, Tensor]]
+GROUP = 32
+"""Number of chunks that are prepared at once, so that a GPU runs few and large operations."""
 
 
 def delta_recurrence(
@@ -51,7 +50,16 @@ def delta_recurrence(
     Returns:
         o `[B, T, H, V]` and the final state `[N, H, K, V]`.
     """
-    return _over_sequences(_walk_tokens, q, k, v, beta, g, initial_state, cu_seqlens, scale, dtype)
+    q, k, v, beta, g = _converted(q, k, v, beta, g, scale, dtype)
+
+    def step(t: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = k[:, t, :, :, None], v[:, t, :, None, :]  # [B, H, K, 1], [B, H, 1, V]
+        state = torch.exp(g[:, t])[..., None, None] * state
+        size = beta[:, t][..., None, None]
+        state = state + size * key * (value - (key * state).sum(-2, keepdim=True))
+        return (q[:, t, :, :, None] * state).sum(-2), state
+
+    return run_recurrence(step, k.shape, v.shape[-1], initial_state, cu_seqlens, q)
 
 
 def delta_chunked(
@@ -68,71 +76,43 @@ def delta_chunked(
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
     """Compute the same as `delta_recurrence` by chunks of `chunk` tokens, for long sequences."""
-    walk = functools.partial(_walk_chunks, chunk=chunk)
-    return _over_sequences(walk, q, k, v, beta, g, initial_state, cu_seqlens, scale, dtype)
+    tensors = _converted(q, k, v, beta, g, scale, dtype)
+    B, T, H, K = k.shape
+    bounds = [0, T] if cu_seqlens is None else cu_seqlens.tolist()
+    N = B if cu_seqlens is None else len(bounds) - 1
+    state = v.new_zeros(N, H, K, v.shape[-1], dtype=dtype)
+    if initial_state is not None:
+        state = initial_state.to(dtype)
+    outputs, finals = [tensors[2][:, :0]], [state[:0]]
+    for n, (start, stop) in enumerate(pairwise(bounds)):
+        current = state if cu_seqlens is None else state[n : n + 1]
+        size = max(1, min(chunk, stop - start))
+        for t in range(start, stop, GROUP * size):
+            part = [x[:, t : min(t + GROUP * size, stop)] for x in tensors]
+            o, current = _process_group(part, current, size)
+            outputs.append(o)
+        finals.append(current)
+    return torch.cat(outputs, dim=1), torch.cat(finals)
 
 
-def _over_sequences(
-    walk: Walk,
+def _converted(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     beta: Tensor,
     g: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
     scale: float,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    B, T, H, K = q.shape
-    bounds = [0, T] if cu_seqlens is None else [int(edge) for edge in cu_seqlens.tolist()]
-    N = B if cu_seqlens is None else len(bounds) - 1
+) -> tuple[Tensor, ...]:
     q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
-    g = torch.zeros_like(beta) if g is None else g.to(dtype)
-    state = q.new_zeros(N, H, K, v.shape[-1])
-    if initial_state is not None:
-        state = initial_state.to(dtype)
-    if cu_seqlens is None:
-        o, final = walk(scale * q, k, v, beta, g, state)
-        return o, final
-    outputs, states = [v[:, :0]], [state[:0]]
-    for n, (start, stop) in enumerate(pairwise(bounds)):
-        rows = (x[:, start:stop] for x in (scale * q, k, v, beta, g))
-        o, final = walk(*rows, state[n : n + 1])
-        outputs.append(o)
-        states.append(final)
-    return torch.cat(outputs, dim=1), torch.cat(states)
+    return scale * q, k, v, beta, torch.zeros_like(beta) if g is None else g.to(dtype)
 
 
-def _walk_tokens(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    outputs = []
-    for t in range(q.shape[1]):
-        key, value = k[:, t, :, :, None], v[:, t, :, None, :]  # [B, H, K, 1], [B, H, 1, V]
-        state = torch.exp(g[:, t])[..., None, None] * state
-        step = beta[:, t][..., None, None]
-        state = state + step * key * (value - (key * state).sum(-2, keepdim=True))
-        outputs.append((q[:, t, :, :, None] * state).sum(-2))
-    return (torch.stack(outputs, dim=1) if outputs else torch.zeros_like(v)), state
+def _process_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """Process several chunks; the terms that do not depend on the state are computed at once.
 
-
-def _walk_chunks(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, state: Tensor, chunk: int
-) -> tuple[Tensor, Tensor]:
-    outputs = [v[:, :0]]
-    chunk = max(1, min(chunk, q.shape[1]))
-    for t in range(0, q.shape[1], TOGETHER * chunk):
-        part = [x[:, t : t + TOGETHER * chunk] for x in (q, k, v, beta, g)]
-        o, state = _walk_group(part, state, chunk)
-        outputs.append(o)
-    return torch.cat(outputs, dim=1), state
-
-
-def _walk_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Process a few chunks of q, k, v, beta and g; terms without the state are computed together.
-
-    Padding tokens of the last chunk have no step size and no decay, so they change nothing.
+    `part` is q, k, v, beta and g. Padding tokens have no step size and no decay, so they have no
+    effect.
     """
     q, k, v, beta, g = part
     Q, K, V, step, log = (_in_chunks(x, chunk) for x in (q, k, v, beta[..., None], g[..., None]))

@@ -29,8 +29,8 @@ class _Frozen(BaseModel):
 class Build(_Frozen):
     """One attempt to compile a program for a capability and dtype.
 
-    `program` is `operator`, `operator 128` (for heads of 128), `gradients`, `gradients 128` or
-    `layer`.
+    `program` is `operator`, `operator 128` (for heads of 128), `gradients`, `gradients 128`,
+    `layer` or `wide layer`.
     """
 
     program: str
@@ -133,7 +133,7 @@ def find_paths(device: str) -> PathsTaken:
     from quasar_kernels.mount import mount
 
     if device == "cuda":
-        # unlike is_available() it raises the cause
+        # unlike is_available(), it raises an exception with the cause
         torch.cuda.init()  # type: ignore[no-untyped-call]
     mount()
     from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError, load_library
@@ -228,7 +228,7 @@ def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str)
             y, _, _ = layer.to(device)(x.to(device))
         result |= {"backend": "cuda", "reason": "the layer's fused kernels run"}
         result["rms"] = relative_rms(y.cpu(), expected)
-    except Exception as problem:  # as above
+    except Exception as problem:  # see _path
         result |= _error_fields(problem)
     return PathTaken(
         call="layer", device=str(device), name=name, capability=capability, dtype=dtype, **result

@@ -1,4 +1,4 @@
-"""Ctrl-C in a command: status 130 and no traceback, also while its modules are imported."""
+"""Ctrl-C in a command: exit status 130 and no traceback, even during the command's imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that a package imports at their first use (PEP 562), so that importing it is fast."""
+"""Packages that import a name at its first use (PEP 562), so that importing them is fast."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable, Mapping
 
 
-def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the `__getattr__` of a package.
+def lazy_names(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return the `__getattr__` and `__dir__` of a package.
 
     Args:
         package: the package's `__name__`.
-        modules: the submodule that defines each name; a name without one is a submodule itself.
+        modules: the submodule that defines each name, or "" for names of submodules.
     """
 
     def __getattr__(name: str) -> object:
@@ -23,4 +25,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], obje
         setattr(sys.modules[package], name, value)
         return value
 
-    return __getattr__
+    def __dir__() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return __getattr__, __dir__

@@ -1,9 +1,9 @@
-"""Charts of lines as SVG; the same figures give the same bytes.
+"""Line charts as SVG, reproducible byte for byte.
 
-The benchmarks' pages, the API's pages and the loss curve of a training use it. A chart has one
-panel, or several one below the other. Each panel shows its own lines in colour, and behind them the
-lines of the other panels in a pale colour, over the same axes. Text and grid follow the colour
-scheme of the page; the colours of lines must be readable on light and on dark pages.
+The benchmarks' pages, the API's pages and the loss curve of a training use it. A chart has one or
+more panels with the same axes. Each panel shows its lines in colour, and behind them the lines of
+the other panels in grey. Text and grid follow the page's colour scheme; the colours of lines are
+readable on light and dark pages.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT, SMALL_HEIGHT, NARROW = 640, 400, 190, 320
 """In pixels: a chart's width, the height of a single panel and of one of several panels, and the
-width of one of two columns."""
+width of a panel if there are several columns."""
 LEFT, TOP, TITLE, BOTTOM = 62, 34, 28, 50
 """Space for the y axis, the chart's title, a panel's title and the x axis, in pixels."""
 LETTERS, LETTER = 14, 8.8
 """Height of all text and mean width of a letter, in pixels. A telephone scales 14 pixels to 8."""
 KEY = 22
-"""Length of the piece of line before a label."""
+"""Length of the line segment before a label, in pixels."""
 MARKED = 20
-"""Number of points up to which a line shows each point as a dot."""
+"""Lines of at most this many points show each point as a dot."""
 
 GREEN, BLUE, RED, PURPLE = "#16996f", "#3f7fdb", "#d2573b", "#9a70c8"
 YELLOW, CYAN, PINK, GREY = "#b08300", "#0095a3", "#d83a76", "#808488"
@@ -44,17 +44,14 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Lines that are drawn together; lines with equal labels share one."""
+    """Lines that are drawn together; lines with equal labels share a label."""
 
     title: str
     lines: Sequence[Line]
 
 
 class Scale(NamedTuple):
-    """An axis: logarithmic or linear, over the data or up to fixed limits.
-
-    Lines end at the axis.
-    """
+    """An axis, logarithmic or linear; None takes a limit from the data. Lines are clipped to it."""
 
     log: bool = True
     low: float | None = None
@@ -207,7 +204,7 @@ def _drawn(line: Line, path: str) -> str:
 
 
 def _labels(lines: Sequence[Line], x: _Axis, y: _Axis) -> Iterator[str]:
-    """Yield a label near each line's end, with a thin path from there if it is not beside it."""
+    """Yield each line's label; a thin line connects it with the line's end if they are apart."""
     named = list({line.label: line for line in lines}.values())
     ends = [(x.at(a), y.at(b)) for a, b in (line.points[-1] for line in named)]
     heights = spread([b for _, b in ends], LETTERS + 3, y.start)
@@ -222,7 +219,7 @@ def _labels(lines: Sequence[Line], x: _Axis, y: _Axis) -> Iterator[str]:
 def spread(positions: Sequence[float], gap: float, high: float) -> list[float]:
     """Return positions at least `gap` apart and at most `high`, in the same order.
 
-    Each moves down as far as those above it demand, and up as far as `high` demands.
+    Each position moves down to keep the gap to those above, and up to stay within `high`.
     """
     placed = list(positions)
     order = sorted(range(len(placed)), key=placed.__getitem__)

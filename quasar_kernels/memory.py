@@ -1,7 +1,7 @@
-"""The layer's peak memory by length, counted from its tensors before anything is allocated.
+"""The layer's peak memory by length, computed from the sizes of its tensors.
 
-A call of QuasarAttention on fp32 input `[1, T, hidden]` under 16-bit autocast. Each count is a sum
-over the tensors that are alive together at the stage of `fla.ops.quasar.layer` that needs most.
+The formulas are for QuasarAttention on fp32 input `[1, T, hidden]` under 16-bit autocast. Each sums
+the tensors that exist at the same time in the stage of `fla.ops.quasar.layer` with the peak.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ allocated, as validators time it; `no_grad`: the same without gradients; `traini
 backward pass."""
 
 KEPT_MIB = 3072
-"""Default of QUASAR_KEEP_MIB; `fla.ops.quasar.layer.node` has the same."""
+"""Default of QUASAR_KEEP_MIB, as in `fla.ops.quasar.layer.node`."""
 
 FIXED_BYTES = {"recorded": 96 << 20, "no_grad": 96 << 20, "training": 320 << 20}
 """Bytes that hardly depend on the length: weights, states of segments, workspaces of cuBLAS."""
@@ -49,7 +49,7 @@ def bytes_per_token(way: Way, kept: bool, fused: bool, size: LayerSize = VALIDAT
     """Return the bytes per token at the peak of a long call.
 
     Args:
-        kept: whether the call keeps its intermediate results for a backward pass.
+        kept: whether the call stores its intermediate results for the backward pass.
         fused: as `is_fused`.
     """
     D, H, S = size
@@ -59,13 +59,13 @@ def bytes_per_token(way: Way, kept: bool, fused: bool, size: LayerSize = VALIDAT
     products = qkv + narrow  # before the convolution
     rows = 2 * D  # x in 16 bits
     if way == "training":
-        # the convolution's gradient reads dq, dk, dv and the products, and writes the gradient of
-        # the products and sums over 256 tokens; x, y, dy and `rows` wait for the last products
+        # the convolution's gradient reads dq, dk, dv and the products, and writes the products'
+        # gradients and sums over 256 tokens; x, y, dy and `rows` are needed by the last products
         gradients = qkv + 2 * products + narrow + 15 * N * 4 // 256
         return x + 2 * y + rows + gradients + (qkv + o + narrow if kept else 0)
     if way == "recorded" and kept:
         results = narrow + qkv + o + y + (0 if fused else rows + products)
-        return x + 2 * results + (0 if fused else o)  # of this call and the one before
+        return x + 2 * results + (0 if fused else o)  # results of this and the previous call
     operator = narrow + qkv + o
     convolution = 0 if fused else rows + products + narrow + qkv
     return x + y + max(operator, convolution)
@@ -96,7 +96,7 @@ def largest_length(
     fused: bool = False,
     keep_mib: int = KEPT_MIB,
 ) -> int:
-    """Return the largest number of tokens of a call whose peak is at most `memory_bytes`; 0: none.
+    """Return the largest length whose peak is at most `memory_bytes`; 0 if no length fits.
 
     Args:
         memory_bytes: free memory, for example `torch.cuda.mem_get_info()[0]`.
@@ -107,7 +107,7 @@ def largest_length(
         rest = max(0, int(memory_bytes) - FIXED_BYTES[way])
         return rest // bytes_per_token(way, kept, fused, size)
 
-    limit = (keep_mib << 20) // kept_bytes(size)  # calls up to it keep their results
+    limit = (keep_mib << 20) // kept_bytes(size)  # the longest call that stores its results
     if way == "no_grad" or most(kept=False) > limit:
         return most(kept=False)
     return min(most(kept=True), limit)

@@ -1,8 +1,8 @@
 """Make `fla.ops.quasar` and `fla.layers.quasar` resolve to the overlay over the installed fla-core.
 
-Tests and tools of this project use it. A measurement does not mount: it runs in a process whose
-path starts with the fork's own tree. Mounting itself imports nothing and takes no time: a finder
-locates the overlay's modules when they are first imported.
+Tests and tools of this project use it. A measurement does not mount: its process has the fork's
+tree first on its path. Mounting imports nothing: a finder locates the overlay's modules when they
+are first imported.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _OverlayFinder(MetaPathFinder):
 
 
 def mount() -> None:
-    """Put the overlay in front of the installed `fla`; a second call changes nothing.
+    """Put the overlay in front of the installed `fla`; a second call has no effect.
 
     On a machine without a GPU, fla warns at its import. The warning is suppressed, because the
     overlay computes with torch there.

@@ -1,4 +1,4 @@
-"""Checks of arguments of blocks and operators; errors name argument, value and valid values."""
+"""Checks of the arguments of blocks and operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-"""Supported dtypes; results of an integer dtype would be rounded silently."""
+"""Supported dtypes."""
 _BOUNDS = (torch.int32, torch.int64)
 
 
@@ -26,7 +26,7 @@ def expect(
         ValueError: x is not a tensor, or has another shape, dtype or device.
     """
     if not isinstance(x, Tensor):
-        raise ValueError(f"{_said(name, shape)}; got {type(x).__name__}, no tensor")
+        raise ValueError(f"{_requirement(name, shape)}; got {type(x).__name__}, not a tensor")
     # whole shapes are compared at once, because these checks delay each decoded token
     if x.shape != shape and (
         len(x.shape) != len(shape)
@@ -35,14 +35,14 @@ def expect(
             for wanted, size in zip(shape, x.shape, strict=True)
         )
     ):
-        raise ValueError(f"{_said(name, shape)}; got {list(x.shape)}")
+        raise ValueError(f"{_requirement(name, shape)}; got {list(x.shape)}")
     if x.dtype not in DTYPES:
         raise ValueError(f"{name} must be bf16, fp16, fp32 or fp64; got {x.dtype}")
     if device is not None and x.device != device:
         raise ValueError(f"{name} must be on {device}, like the other arguments; got {x.device}")
 
 
-def _said(name: str, shape: Sequence[int | str]) -> str:
+def _requirement(name: str, shape: Sequence[int | str]) -> str:
     return f"{name} must have shape [{', '.join(map(str, shape))}]"
 
 
@@ -60,7 +60,7 @@ def check_bounds(cu_seqlens: Tensor | None, batch: int, name: str = "cu_seqlens"
         shape = list(cu_seqlens.shape)
         raise ValueError(f"{name} must have shape [N + 1], from 0 to T; got {shape}")
     if cu_seqlens.is_meta:
-        raise ValueError(f"{name} is on the meta device and has no values: make it on another")
+        raise ValueError(f"{name} is on the meta device and has no values: use another device")
     if batch != 1:
         raise ValueError(
             f"{name} packs sequences into one row, so B must be 1; got B = {batch}: flatten them"
@@ -78,7 +78,7 @@ def check_state(
     check_bounds(cu_seqlens, batch)
     if initial_state is not None:
         sequences = batch if cu_seqlens is None else cu_seqlens.numel() - 1
-        name = "initial_state, one state a sequence,"
+        name = "initial_state, one state per sequence,"
         expect(name, initial_state, (sequences, *shape), device)
 
 

@@ -1,4 +1,4 @@
-"""The tests: their folders are those of the code that they test."""
+"""The tests, in the folder structure of the code."""
 
 from pathlib import Path
 

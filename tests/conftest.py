@@ -1,4 +1,4 @@
-"""What every run of pytest needs; it asks for nothing but pytest, as a GPU machine may be bare."""
+"""Set-up of all tests. It needs only pytest, because GPU machines may have no other package."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pathlib import Path
 
 import pytest
 
-# Helpers that assert show their values as tests do; by itself pytest rewrites no other module.
+# Let assertions in helpers show their values; by default pytest rewrites only test modules.
 _HELPERS = {path.stem for path in Path(__file__).parent.iterdir()} - {"__init__", "conftest"}
 pytest.register_assert_rewrite(*(f"tests.{name}" for name in sorted(_HELPERS)))
 
-# A shell in the background starts its children with Ctrl-C ignored, and theirs would inherit that.
+# A background job of a shell ignores Ctrl-C, and so would the processes that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-MEMORY, MEMORY_BYTES = "/dev/shm", 4 * 2**30  # a folder, and no file in it is named
+MEMORY, MEMORY_BYTES = "/dev/shm", 4 * 2**30
 
 
 def _keep_temporary_files_in_memory() -> None:
-    """Put the tests' folders where a flush takes no time, if programs may run there.
+    """Put the tests' temporary folders in memory, if it is large enough and allows programs.
 
-    Journals and databases wait for the disk at each change, which takes longer than the change.
+    Journals and databases flush to the disk at each change, which is slow.
     """
     try:
         disk = os.statvfs(MEMORY)
@@ -45,14 +45,14 @@ _keep_temporary_files_in_memory()
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add --quick, and the timeout of pyproject.toml where pytest-timeout is not installed."""
     parser.addoption(
-        "--quick", action="store_true", help="no test may start a process: tests/quick.py"
+        "--quick", action="store_true", help="fail tests that start a process: tests/quick.py"
     )
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds after which pytest-timeout fails a test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have --quick refuse processes."""
+    """Register the plugin of --quick."""
     if config.getoption("quick"):
         from tests.quick import Quick
 
@@ -60,10 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where torch finds none; torch is imported only to answer that.
+    """Skip GPU tests without a GPU; torch is imported only if there are any.
 
-    A process that shares the files with others (`pytest -n`) takes those that hold slow tests
-    first, so that no process is left with the longest file at the end.
+    With `pytest -n`, files with slow tests run first, so that no long file remains at the end.
     """
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -80,10 +79,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _logs_end_with_their_test() -> Iterator[None]:
-    """Undo what a test does to the logs, and forget the secrets that it has kept out of them.
+    """Undo a test's changes to logging, and forget the secrets that it registered for redaction.
 
-    Its handlers write to streams that pytest closes, and a secret such as "expired" would be
-    redacted in every later test.
+    Handlers of a test write to streams that pytest closes, and a secret such as "expired" would be
+    redacted in all later tests.
     """
     hooks, secrets = (sys.excepthook, threading.excepthook), _secrets()
     before = set(secrets)
@@ -96,15 +95,15 @@ def _logs_end_with_their_test() -> Iterator[None]:
         sys.modules["structlog"].reset_defaults()
     root = logging.getLogger()
     for handler in root.handlers[:]:
-        if type(handler).__module__.startswith(("logging", "neurons")):  # pytest's own stay
+        if type(handler).__module__.startswith(("logging", "neurons")):  # not pytest's
             root.removeHandler(handler)
             handler.close()
     root.setLevel(logging.WARNING)
 
 
 def _secrets() -> set[str]:
-    """Return the set of the secrets that logs leave out."""
-    if find_spec("structlog") is None:  # the GPU machine is bare
+    """Return the set of secrets that logs redact."""
+    if find_spec("structlog") is None:  # on a GPU machine
         return set()
     from neurons.runtime import observe
 

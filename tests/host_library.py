@@ -1,10 +1,10 @@
-"""Run flash-linear-attention's own tests of the delta rules, from a checkout, on these kernels.
+"""Run flash-linear-attention's tests of the delta rules, from a checkout, on these kernels.
 
     python -m tests.host_library CHECKOUT [PYTEST ARGUMENT ...]
 
-The four functions of the host that its tests import are ours then, the references that it computes
-in torch stay its own. On a machine without a GPU it tests the torch path. Tests of the host's own
-kernels, gates and other backends are left out: nothing of ours is in them.
+These kernels replace fla's four functions; the tests compare them with fla's references in torch.
+On a machine without a GPU, the torch path is tested. Tests of fla's own kernels, gates and other
+backends are skipped.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from pathlib import Path
 import pytest
 
 FILES = ("tests/ops/test_delta.py", "tests/ops/test_gdn.py")
-NOT_OURS = ("test_flash_qla", "test_gate[", "test_prepare_wy", "test_chunk_gated_delta_rule_fwd_h")
-"""How the names of tests begin that are left out."""
+SKIPPED = ("test_flash_qla", "test_gate[", "test_prepare_wy", "test_chunk_gated_delta_rule_fwd_h")
+"""The first characters of the names of skipped tests."""
 
 
-class LeaveOut:
-    """A plugin of pytest that drops the tests of `NOT_OURS`."""
+class Skip:
+    """A pytest plugin that removes the tests of `SKIPPED`."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keep the others."""
-        items[:] = [item for item in items if not item.name.startswith(NOT_OURS)]
+        items[:] = [item for item in items if not item.name.startswith(SKIPPED)]
 
 
 def main(arguments: list[str]) -> int:
-    """Switch the functions over and run pytest; returns its exit status."""
+    """Replace the functions, run pytest and return its exit status."""
     if not arguments:
-        print(__doc__, file=sys.stderr)  # noqa: T201 a command talks to a person
+        print(__doc__, file=sys.stderr)  # noqa: T201
         return 2
     checkout, *options = arguments
     files = [Path(checkout, name) for name in FILES]
@@ -45,10 +44,10 @@ def main(arguments: list[str]) -> int:
 
     if not torch.cuda.is_available():
         fla.utils.device = "cpu"  # type: ignore[attr-defined] # where tests put their tensors
-        fla.utils.device_torch_lib = torch.cpu  # type: ignore[attr-defined] # what they wait for
+        fla.utils.device_torch_lib = torch.cpu  # type: ignore[attr-defined] # synchronises them
     ours = ["-c", "/dev/null", "-p", "no:cacheprovider", "-q", *options]
     with switched():
-        return pytest.main([*map(str, files), *ours], plugins=[LeaveOut()])
+        return pytest.main([*map(str, files), *ours], plugins=[Skip()])
 
 
 if __name__ == "__main__":

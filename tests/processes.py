@@ -1,4 +1,4 @@
-"""Processes of a test's own: commands that run to their end, and waiting for what they do."""
+"""Processes that tests start, and waiting for conditions."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any
 from tests import PROJECT
 
 HANG = 600.0
-"""Seconds after which a test takes what it waits for to hang.
+"""Timeout of waits, in seconds.
 
-Far more than anything takes, so that a busy or slow machine fails no test: nothing may assert that
-something is done within a shorter time. pytest's own limit (pyproject.toml) is three times as long.
+It is far longer than any operation takes, so that tests do not fail on busy or slow machines. Tests
+must not assert shorter times. pytest's timeout (pyproject.toml) is three times as long.
 """
 
 
 def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command in the project's folder and return its end and its output.
+    """Run a command in the project's folder and return its exit status and output.
 
     Args:
-        options: what `subprocess.run` takes besides, such as `env`, or `check` to raise on failure.
+        options: other arguments of `subprocess.run`, such as `env` or `check`.
     """
     defaults = {"cwd": PROJECT, "check": False, "timeout": HANG}
     words = [str(word) for word in command]
@@ -55,13 +55,11 @@ json.dump(helps, sys.stdout)
 
 
 def helps_of(lines: Iterable[Sequence[str]], **options: Any) -> list[str]:
-    """Return the output of each command with `--help`.
-
-    One process runs them all, as each would import the same modules again.
+    """Return the output of each command with `--help`; one process runs them all.
 
     Args:
         lines: the commands without the interpreter: `-m` and a module, or a file, and arguments.
-        options: as of `run`.
+        options: as for `run`.
     """
     done = run_python("-c", HELPS, input=json.dumps([*lines]), **options)
     assert (done.returncode, done.stderr) == (0, "")
@@ -71,7 +69,7 @@ def helps_of(lines: Iterable[Sequence[str]], **options: Any) -> list[str]:
 
 @contextmanager
 def started(*words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run Python beside the test, and kill it where the block is left."""
+    """Start Python, and kill it at the end of the block."""
     command = [sys.executable, *words]
     process = subprocess.Popen(command, cwd=PROJECT, text=True, **options)
     try:
@@ -82,7 +80,7 @@ def started(*words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for(condition: Callable[[], object], child: subprocess.Popen[str] | None = None) -> None:
-    """Wait until a condition holds; fail after HANG, or as soon as `child` has ended."""
+    """Wait until a condition holds; fail after HANG seconds, or if `child` ends."""
     deadline = time.monotonic() + HANG
     while not condition():
         assert child is None or child.poll() is None, child.communicate()
@@ -91,7 +89,7 @@ def wait_for(condition: Callable[[], object], child: subprocess.Popen[str] | Non
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; a zombie does not."""
+    """Return whether a process runs; zombies do not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

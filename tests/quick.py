@@ -1,4 +1,4 @@
-"""`pytest --quick` fails a test that starts a process or loads NVRTC; quick.txt lists files."""
+"""`pytest --quick` fails tests that start a process or load NVRTC."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exe
 
 
 class Quick:
-    """The plugin. Python reports each start and each library to an audit hook (PEP 578)."""
+    """A pytest plugin with an audit hook (PEP 578) for starts of processes and loaded libraries."""
 
     def __init__(self) -> None:
         self._runs = False
@@ -21,11 +21,11 @@ class Quick:
     def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
         compiles = event == "ctypes.dlopen" and "nvrtc" in str(arguments[0])
         if self._runs and (event in STARTS or compiles):
-            raise RuntimeError(f"{event} in a quick test: take its file out of tests/quick.txt")
+            raise RuntimeError(f"{event} in a quick test: remove its file from tests/quick.txt")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
-        """Watch a test and its fixtures."""
+        """Check a test and its fixtures."""
         self._runs = True
         try:
             return (yield)

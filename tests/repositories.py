@@ -1,4 +1,4 @@
-"""Real git repositories, made as another person would: no settings of this machine's user count."""
+"""Real git repositories, independent of this user's git settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIT_ENVIRONMENT = {
 
 
 def run_git(folder: Path, *words: str) -> str:
-    """Run the real git; return its output."""
+    """Run git and return its output."""
     done = subprocess.run(
         ["git", "-c", "init.defaultBranch=main", "-c", "protocol.file.allow=always", *words],
         cwd=folder,
@@ -30,14 +30,14 @@ def run_git(folder: Path, *words: str) -> str:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write texts by their names, and make the folders that they need."""
+    """Write texts to files by their names, and create the folders."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
 
 
 def commit(checkout: Path, files: Mapping[str, str] | None = None, *options: str) -> str:
-    """Write `files`, commit all that has changed, and return the hash."""
+    """Write `files`, commit all changes, and return the hash."""
     write_files(checkout, files or {})
     run_git(checkout, "add", "--all", "--force")
     run_git(checkout, "commit", "--quiet", "--allow-empty", "-m", "Change", *options)
@@ -45,7 +45,7 @@ def commit(checkout: Path, files: Mapping[str, str] | None = None, *options: str
 
 
 def make_checkout(path: Path, files: Mapping[str, str]) -> Path:
-    """Make a repository with a work tree and one commit of `files` on main."""
+    """Create a repository with a work tree and one commit of `files` on main."""
     path.mkdir(parents=True, exist_ok=True)
     run_git(path, "init", "-q")
     commit(path, files)
@@ -53,7 +53,7 @@ def make_checkout(path: Path, files: Mapping[str, str]) -> Path:
 
 
 def make_repository(path: Path, files: Mapping[str, str]) -> Path:
-    """Make a bare repository with one commit of `files` on main."""
+    """Create a bare repository with one commit of `files` on main."""
     source = make_checkout(path.with_suffix(".source"), files)
     run_git(source, "clone", "-q", "--bare", str(source), str(path))
     return path

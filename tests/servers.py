@@ -1,4 +1,4 @@
-"""Real HTTP servers on loopback, for tests to script."""
+"""HTTP servers on loopback, whose replies a test defines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for no time
 
 
 class Server(ThreadingHTTPServer):
-    """A server on a free port, with a thread a connection."""
+    """A server on a free port, with a thread per connection."""
 
     def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
@@ -25,7 +25,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that has gone is no news."""
+        """Ignore clients that disconnect."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def send(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """Send a whole reply, without a Server or a Date of its own."""
+        """Send a whole reply, without the default headers Server and Date."""
         self.send_response_only(status)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def reset(self) -> None:
-        """Break the connection without a reply, as a process does that is killed."""
+        """Reset the connection without a reply, as if the server were killed."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.close_connection = True
         self.connection.close()
@@ -67,12 +67,12 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep the terminal for what the test has to say."""
+        """Print nothing."""
 
 
 @contextmanager
 def serving(server: HTTPServer) -> Iterator[None]:
-    """Serve in a thread until the block is left."""
+    """Serve in a thread until the end of the block."""
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

@@ -1,8 +1,8 @@
-"""The examples of the documents run as they stand, and their commands know the options they name.
+"""The examples in documents run, and the options of their commands and their links exist.
 
-A Python block that begins with an import is pasted alone by a reader, so it runs in a fresh
-namespace; one without continues the block before. `<!-- example: needs a GPU -->` before a block
-keeps it from running here: it is compiled, and what it imports of this project must be there.
+A Python block that begins with an import runs in a new namespace; another block continues the one
+before. A block after `<!-- example: needs a GPU -->` is compiled, and its imports from this project
+are executed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Block(NamedTuple):
 
 def documents() -> list[str]:
     found = run("git", "ls-files", "*.md", check=True)
-    # a template's links are those of the page in docs/results that is made from it
+    # a template's links are relative to the page in docs/results that is generated from it
     return [name for name in found.stdout.split() if "/templates/" not in name]
 
 
@@ -67,7 +67,7 @@ def python_blocks(document: str) -> list[Block]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("document", [d for d in documents() if python_blocks(d)])
-def test_examples_run_as_they_stand(document):
+def test_examples_run(document):
     runnable = [(b.document, b.line, b.source) for b in python_blocks(document) if not b.needs_gpu]
     environment = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "."}
     done = run_python("-c", RUNNER, input=json.dumps(runnable), env=environment)
@@ -78,7 +78,7 @@ GPU_BLOCKS = [block for document in documents() for block in blocks(document) if
 
 
 @pytest.mark.slow
-def test_examples_for_a_gpu_compile_and_their_imports_are_there():
+def test_examples_for_a_gpu_compile_and_their_imports_exist():
     ours = []
     for block in GPU_BLOCKS:
         imports = [
@@ -90,13 +90,6 @@ def test_examples_for_a_gpu_compile_and_their_imports_are_there():
         ours += imports
     done = run_python("-c", "\n".join(map(ast.unparse, ours)))
     assert done.returncode == 0, done.stderr
-
-
-def test_python_is_marked_as_such():
-    for block in (block for document in documents() for block in blocks(document)):
-        if block.language != "python":
-            imports = re.search(r"^ *(import|from) \w", block.source, re.MULTILINE)
-            assert not imports, f"{block.document}:{block.line} is not marked as python"
 
 
 def commands(document: str) -> list[list[str]]:
@@ -123,7 +116,7 @@ def without_options(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_commands_know_their_options():
+def test_options_of_commands_exist():
     programs = sorted({*map(without_options, COMMANDS)})
     helps = dict(zip(programs, helps_of(programs), strict=True))
     for words in COMMANDS:
@@ -132,7 +125,7 @@ def test_commands_know_their_options():
             assert re.search(rf"{option}\b", text), f"{' '.join(words)}: no {option} in\n{text}"
 
 
-def test_local_links_lead_somewhere():
+def test_local_links_exist():
     for document in documents():
         text = (PROJECT / document).read_text()
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", text):

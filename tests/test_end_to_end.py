@@ -1,4 +1,4 @@
-"""The whole job on real parts: `python -m neurons.miner` as a person starts it, without a .env."""
+"""A trial run from end to end: `python -m neurons.miner` without a .env."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from neurons.miner.journal import Journal, Submission
 from tests import PROJECT
 from tests.processes import HANG, children_of, wait_for
 from tests.repositories import run_git
-from tests.small_host import install_small_host
+from tests.small_fla import install_small_fla
 
 pytestmark = pytest.mark.slow
 
@@ -30,15 +30,11 @@ CANARY = "ghp_canary4af0c1e7b25d4af0c1e7b25d4af0c1e7"
 
 @dataclass
 class Miner:
-    """Runs the command line on one state folder; its temporary folder marks every descendant.
-
-    Attributes:
-        path: PYTHONPATH, on which the host library of the fork is found.
-    """
+    """Runs the miner's command line with one state folder."""
 
     state: Path
-    temporary: Path
-    path: str
+    temporary: Path  # TMPDIR, by which all descendants are recognised
+    path: str  # PYTHONPATH with the small fla
 
     @property
     def folder(self) -> Path:
@@ -72,7 +68,7 @@ class Miner:
         path = self.folder / JOURNAL
         if not path.is_file():
             return None
-        with Journal(path, copy=True) as journal:  # the miner may only be making it
+        with Journal(path, copy=True) as journal:  # the miner may be creating it
             return next(iter(journal.latest()), None)
 
     def latest_state(self) -> State | None:
@@ -80,7 +76,7 @@ class Miner:
         return latest.state if latest else None
 
     def descendants(self) -> list[str]:
-        """Return the command lines of living processes that any run of this miner started."""
+        """Return the command lines of running processes that this miner started."""
         found = []
         for folder in Path("/proc").iterdir():
             try:
@@ -92,7 +88,7 @@ class Miner:
         return found
 
     def secret_holders(self, salt: str) -> list[str]:
-        """Return the logs and reports that hold the salt, and every file that holds the token."""
+        """Return the logs and reports with the salt, and all files with the token."""
         written = [*self.state.rglob("*.log*"), *self.state.rglob("reports/*")]
         assert len(written) >= 4
         holders = [path for path in written if salt.encode() in path.read_bytes()]
@@ -106,31 +102,23 @@ class Miner:
 def miner(tmp_path_factory: pytest.TempPathFactory) -> Miner:
     root = tmp_path_factory.mktemp("end-to-end")
     (root / "tmp").mkdir()
-    return Miner(root / "state", root / "tmp", install_small_host(root / "host"))
+    return Miner(root / "state", root / "tmp", install_small_fla(root / "fla"))
 
 
 @dataclass(frozen=True)
 class Life:
-    """A first submission, whose miner was killed between commit and reveal.
+    """A submission whose miner was killed between commit and reveal, and started again."""
 
-    Attributes:
-        killed: the submission then.
-        statuses: `status --json` during the run, and after its end.
-        refused: a second start during the run.
-        pid: of the process that was killed.
-        finished: the start after it.
-    """
-
-    killed: Submission
-    statuses: tuple[dict[str, Any], dict[str, Any]]
-    refused: subprocess.CompletedProcess[str]
-    pid: int
-    finished: subprocess.CompletedProcess[str]
+    killed: Submission  # at the kill
+    statuses: tuple[dict[str, Any], dict[str, Any]]  # `status --json` before and after the kill
+    refused: subprocess.CompletedProcess[str]  # a second miner before the kill
+    pid: int  # of the killed miner
+    finished: subprocess.CompletedProcess[str]  # the miner after the kill
 
 
 @pytest.fixture(scope="module")
 def life(miner: Miner) -> Life:
-    # with blocks of an hour the reveal cannot come before the kill
+    # with blocks of an hour, the reveal cannot happen before the kill
     process = miner.start("once", BLOCKS_UNTIL_REVEAL="2", BLOCK_TIME_SECONDS="3600")
     wait_for(miner.latest, child=process)
     during = json.loads(miner.run("status", "--json").stdout)
@@ -142,7 +130,7 @@ def life(miner: Miner) -> Life:
     killed = miner.latest()
     assert killed is not None
     after = json.loads(miner.run("status", "--json").stdout)
-    # after it they are short again, so that the block of the reveal is long past
+    # with the default, short blocks, the reveal block has passed
     finished = miner.run("once", REVEAL_WINDOW_BLOCKS=str(10**9))
     return Life(killed, (during, after), refused, process.pid, finished)
 
@@ -160,7 +148,7 @@ def test_row_01_killed_between_commit_and_reveal_the_same_submission_is_finished
     assert "cp .env.example .env" in life.finished.stdout
 
 
-def test_a_running_miner_is_shown_and_refuses_a_second_one(life: Life) -> None:
+def test_status_shows_a_running_miner_and_a_second_one_is_refused(life: Life) -> None:
     during, after = life.statuses
     assert (during["running"], after["running"]) == (True, False)
     assert during["submission"]["id"] == after["submission"]["id"] == 1
@@ -170,7 +158,7 @@ def test_a_running_miner_is_shown_and_refuses_a_second_one(life: Life) -> None:
     assert "Traceback" not in life.refused.stderr
 
 
-def test_a_validator_can_clone_what_is_claimed_with_half_of_its_speed(miner, life):
+def test_the_claimed_commit_exists_and_the_claim_is_at_most_half_of_its_speed(miner, life):
     submission = miner.latest()
     assert submission is not None
     kind = run_git(miner.folder / "fork.git", "cat-file", "-t", str(submission.commit_hash))
@@ -183,13 +171,12 @@ def test_a_validator_can_clone_what_is_claimed_with_half_of_its_speed(miner, lif
     assert report.commit == submission.commit_hash
 
 
-def test_no_process_and_no_clone_is_left(miner: Miner, life: Life) -> None:
+def test_no_process_and_no_clone_remains(miner: Miner, life: Life) -> None:
     assert miner.descendants() == []
     assert list((miner.folder / "validator/validator/clones").iterdir()) == []
 
 
 def test_row_30_secrets_reach_no_file_and_no_output(miner: Miner, life: Life) -> None:
-    """Neither in the life that was cut off nor in the one that finished."""
     salt = str(life.killed.salt)
     assert len(salt) == 64
     assert salt not in life.finished.stdout + life.finished.stderr
@@ -202,11 +189,11 @@ def test_the_state_is_private(miner: Miner, life: Life) -> None:
     assert (miner.folder / JOURNAL).stat().st_mode & 0o077 == 0
 
 
-def test_row_15_a_stop_ends_a_measuring_miner_soon_with_all_its_children(miner, life):
-    process = miner.start("run", TARGET_SEQUENCE_LENGTH="1024")  # another target is due at once
+def test_row_15_a_stop_ends_a_measuring_miner_with_all_its_children(miner, life):
+    process = miner.start("run", TARGET_SEQUENCE_LENGTH="1024")  # a new target starts immediately
 
     def measuring() -> bool:
-        # the validator of this run starts workers too, before the miner has published
+        # this run's validator also starts workers, before the miner publishes
         return miner.latest_state() is State.PUBLISHED and any(
             "harness.worker" in one for one in children_of(process.pid)
         )
@@ -216,5 +203,5 @@ def test_row_15_a_stop_ends_a_measuring_miner_soon_with_all_its_children(miner, 
     _, err = process.communicate(timeout=HANG)
     assert process.returncode == 0, err
     wait_for(lambda: not miner.descendants())
-    assert miner.latest_state() is State.PUBLISHED  # where it will go on
+    assert miner.latest_state() is State.PUBLISHED  # from where it would continue
     assert json.loads(miner.run("status", "--json").stdout)["verdict"]["id"] == life.killed.id

@@ -1,4 +1,4 @@
-"""`--help` of every command: with the base dependencies alone, and fast where people use it."""
+"""`--help` of every command works with the base dependencies only, and mostly without torch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ INTERNAL = {
     "benchmarks.cases.validator_loop": "a validator's script, as it is",
     "benchmarks.engine.processes": "calls a function for another command",
 }
-"""Modules that no person starts, or not with the base dependencies, and why."""
+"""Modules that users do not start, and why."""
 TORCH_IS_IMPORTED = ("benchmarks",)
-"""Where options are made of what needs torch; these commands are for developers with a GPU."""
+"""Commands for developers whose options need torch."""
 
 OPTIONAL = frozenset({"optuna", "prometheus_client", "psycopg", "pytest"})
 HEAVY = {"bittensor", "fla", "torch", "transformers"}
@@ -28,7 +28,7 @@ SERVICES = {
     *("alembic", "click", "dotenv", "fastapi", "git", "httpx", "jinja2", "sqlalchemy", "stamina"),
     *("structlog", "uvicorn"),
 }
-"""What the extras of the miner and the servers bring, which the library works without."""
+"""Packages of the extras for the miner and the servers, which the library does not need."""
 LIBRARY = ("harness", "quasar_kernels", *COMMANDS, "scripts/step2", "scripts/record", "scripts/gpu")
 
 HIDING = """
@@ -80,7 +80,7 @@ def test_the_commands_of_the_harness_are_these() -> None:
 
 
 def hidden_for(line: tuple[str, ...]) -> frozenset[str]:
-    """Return the packages without which a command shows its help."""
+    """Return the packages that a command must not need for its help."""
     hidden = OPTIONAL
     if not imports_torch(line):
         hidden = hidden | HEAVY
@@ -97,11 +97,11 @@ GROUPS = [
     *([line] for line in LINES if not imports_torch(line)),
     [line for line in LINES if imports_torch(line)],
 ]
-"""Commands that share a process."""
+"""Groups of commands; each group runs in one process."""
 
 
 @pytest.mark.parametrize("lines", GROUPS, ids=lambda lines: " ".join(lines[0]))
-def test_help_needs_the_base_dependencies_alone(lines, tmp_path):
+def test_help_needs_only_the_base_dependencies(lines, tmp_path):
     hidden = set(hidden_for(lines[0]))
     (tmp_path / "sitecustomize.py").write_text(HIDING.format(names=hidden))
     before = {path.name for path in PROJECT.iterdir()}

@@ -1,4 +1,4 @@
-"""Ctrl-C while a command still imports its modules: status 130, and nothing is printed."""
+"""Ctrl-C while a command imports its modules: exit status 130, and no output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Block:
             time.sleep(3600)
 sys.meta_path.insert(0, Block())
 """
-"""A module that Python imports at its start: the import of one other module never ends."""
+"""A module that Python imports at its start; it makes the import of another module hang."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Steps of a recalling model alone, and on several devices: what both must agree on."""
+"""Training steps of a model by one process or a group, and their comparison."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from fla.ops.quasar.layer import replay  # noqa: E402
 STEPS = 5
 
 
-class Taken(NamedTuple):
-    """Steps that were taken."""
+class Steps(NamedTuple):
+    """The results of training steps."""
 
-    first: dict[str, torch.Tensor]  # the first step's gradients
-    moved: dict[str, torch.Tensor]  # by how much all steps moved the parameters
-    graphs: int  # CUDA graphs of the layers then
+    first: dict[str, torch.Tensor]  # the gradients of the first step
+    moved: dict[str, torch.Tensor]  # the change of the parameters over all steps
+    graphs: int  # number of CUDA graphs of the layers after the steps
 
 
 def whole(x):
-    """A copy of a tensor in this process's memory, gathered where it is sharded."""
+    """Return a copy of a tensor on the CPU, gathered if it is sharded."""
     return (x.full_tensor() if isinstance(x, DTensor) else x).detach().cpu().clone()
 
 
-def take_steps(device, task: Task, width: int, heads: int, way: str) -> Taken:
-    """Take a few steps on batches of two halves, in this process or as one of its group's.
+def take_steps(device, task: Task, width: int, heads: int, way: str) -> Steps:
+    """Train for a few steps on batches of two halves, alone or as a process of a group.
 
-    A process that has both halves takes them one after the other.
+    A process alone trains on both halves.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     mine = range(rank, 2, world)
@@ -64,17 +64,17 @@ def take_steps(device, task: Task, width: int, heads: int, way: str) -> Taken:
             first = {name: whole(p.grad) for name, p in parameters.items()}
         optimizer.step()
         optimizer.zero_grad()
-        if device.type == "cuda":  # what was freed is not zeros: a stale address would show
+        if device.type == "cuda":  # poison freed memory, so that uses of stale addresses fail
             junk = [torch.full((n,), float("nan"), device=device) for n in (1 << 18, 1 << 20)]
             del junk
     moved = {name: whole(p) - before[name] for name, p in parameters.items()}
     layers = [m for m in model.modules() if isinstance(m, QuasarAttention)]
     kinds = [kind for layer in layers for kind in replay._owners.get(layer, {}).values()]
-    return Taken(first, moved, sum(isinstance(kind, replay._Graph) for kind in kinds))
+    return Steps(first, moved, sum(isinstance(kind, replay._Graph) for kind in kinds))
 
 
-def assert_same(found: Taken, wanted: Taken, first: float, moved: float) -> None:
-    """The gradients, and the sum of all steps, agree within these relative RMS errors."""
+def assert_same(found: Steps, wanted: Steps, first: float, moved: float) -> None:
+    """Compare the first gradients and the parameters' changes, by relative RMS errors."""
     for name, gradient in wanted.first.items():
         assert relative_rms(found.first[name], gradient) <= first, name
     for name, change in wanted.moved.items():

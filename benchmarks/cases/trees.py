@@ -16,7 +16,7 @@ from benchmarks.engine.results import ROOT
 from harness.worker.subject.tree import Loaded, load_tree
 from harness.workload import LENGTHS
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, overlay_files
-from quasar_kernels.host_library import lay_over_fla
+from quasar_kernels.fla_package import lay_over_fla
 
 BASELINE = ROOT / "benchmarks" / "peer"
 SHORT = 4096

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.engine.comparison import Inputs, Shape
 from benchmarks.engine.results import Entry
-from quasar_kernels.decay_reference import walked
+from quasar_kernels.decay_reference import run_recurrence
 
 OURS, FLA, SEQUENTIAL = "quasar_kernels", "fla-core", "torch, token by token"
 """Sources of the implementations."""
@@ -184,4 +184,4 @@ def recurrence(  # its tensors
         S = g[:, n, :, :, None].exp() * S + written + removed
         return (q[:, n, :, :, None] * S).sum(-2), S
 
-    return walked(step, q.shape, v.shape[-1], state, bounds, q)
+    return run_recurrence(step, q.shape, v.shape[-1], state, bounds, q)

@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.imports import install_command
 from harness.measuring.runner import MeasurementError
 from harness.source import missing_files
-from quasar_kernels.host_library import PACKAGE, lay_over_fla
+from quasar_kernels.fla_package import PACKAGE, lay_over_fla
 
 
 @contextmanager

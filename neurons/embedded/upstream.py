@@ -16,7 +16,7 @@ from pathlib import Path
 from neurons.runtime.errors import ConfigError, Held
 from neurons.runtime.git.command import HardenedGit, commit_environment, scratch_beside
 from quasar_kernels.contract import fork_imports
-from quasar_kernels.host_library import PACKAGE, package_files
+from quasar_kernels.fla_package import PACKAGE, package_files
 
 COMMITTED_AT = 1_735_689_600
 """The commit's date in Unix seconds; fixed, because it is part of the hash."""

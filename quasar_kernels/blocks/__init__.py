@@ -1,10 +1,10 @@
-"""Blocks for people who build models with these kernels.
+"""Building blocks of models on these kernels.
 
-from quasar_kernels.blocks import HybridBlock
+    from quasar_kernels.blocks import HybridBlock
 
-block = HybridBlock(width=512, heads=8, mixers=("rwkv6", "mamba2", "quasar"))
+    block = HybridBlock(width=512, heads=8, mixers=("rwkv6", "mamba2", "quasar"))
 
-Each name is imported when it is first used: torch and fla-core take seconds.
+A name is imported at its first use, because importing torch and fla takes seconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
     "TimeMixingState",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Backend": "backends",
@@ -53,7 +53,3 @@ __getattr__ = lazy_names(
         "wkv6": "",
     },
 )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

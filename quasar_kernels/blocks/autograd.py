@@ -1,4 +1,4 @@
-"""Autograd of an operator's kernels: a forward pass that keeps some states, and a backward pass."""
+"""Autograd of an operator's kernels: the forward pass stores states for the backward pass."""
 
 from __future__ import annotations
 
@@ -20,27 +20,25 @@ class Forward(NamedTuple):
 class Kernels(NamedTuple):
     """The launches of an operator.
 
-    Attributes:
-        inputs: makes the tuple of the operator's tensors that the launches take.
-        forward: takes a plan, inputs, the initial state, and whether to keep states.
-        backward: takes a plan, inputs, the kept states, the gradients of o and of the final state
-            (fp32) or None, both contiguous, and whether there is an initial state; returns the
-            gradients of the inputs and of the initial state.
+    `backward` takes a plan, inputs, the checkpoints, the gradients of o and of the final state
+    (fp32) or None, both contiguous, and whether there is an initial state. It returns the gradients
+    of the inputs and of the initial state.
     """
 
-    inputs: Callable[..., Any]
+    inputs: Callable[..., Any]  # the type of the tuple of input tensors
+    # takes a plan, inputs, the initial state, and whether to store checkpoints
     forward: Callable[[Any, Any, Tensor | None, bool], Forward]
     backward: Callable[..., tuple[Any, Tensor | None]]
 
 
 class KernelsFunction(torch.autograd.Function):
-    """An operator with its backward pass; `plan` is what its launches need besides tensors."""
+    """An operator with its backward pass; `plan` holds the launches' arguments except tensors."""
 
     @staticmethod
     def forward(
         ctx: Any, kernels: Kernels, plan: Any, initial_state: Tensor | None, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Run the forward pass and keep states for the backward pass."""
+        """Run the forward pass and store checkpoints."""
         ctx.set_materialize_grads(False)
         results = kernels.forward(plan, kernels.inputs(*inputs), initial_state, True)
         ctx.kernels, ctx.plan, ctx.initial = kernels, plan, initial_state is not None

@@ -1,8 +1,7 @@
 """The choice of an operator's implementation: kernels of this project or a library, or torch.
 
-Every fallback is logged. If torch computes a call on a GPU although kernels for it exist, or if
-kernels later in the order compute it because earlier ones are missing or fail, one log line for
-each cause names the cause and the remedy.
+If a faster implementation exists but is missing or fails, a log line names the cause and the
+remedy, once per cause.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ class Kernels(NamedTuple):
     module: str  # the module that must be importable
     remedy: str  # how to make it importable
     call: Callable[..., tuple[Tensor, Tensor]]  # imports the module
-    packed: bool = True  # whether it takes packed sequences
+    packed: bool = True  # whether it supports packed sequences
     widest: int = 0  # the largest supported number of key channels of a head; 0 is any number
     widths: tuple[int, ...] = ()  # if not empty, the only supported widths of keys and values
-    tokens: range | None = None  # lengths for which it is chosen if not named; None is any
+    tokens: range | None = None  # lengths for which `auto` may choose it; None is any
 
 
 def imported(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return a call of a function whose module it imports."""
+    """Return a function that imports `module` and calls its function `name`."""
 
     def call(*arguments: Any) -> tuple[Tensor, Tensor]:
         results: tuple[Tensor, Tensor] = getattr(importlib.import_module(module), name)(*arguments)
@@ -55,7 +54,7 @@ def imported(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
 class Operator:
     """An operator with its implementations: kernels in the order of choice, and torch.
 
-    QUASAR_<name>_BACKEND names the only one to use; QUASAR_BACKEND=torch takes precedence.
+    QUASAR_<name>_BACKEND selects one implementation; QUASAR_BACKEND=torch takes precedence.
     """
 
     def __init__(
@@ -78,8 +77,8 @@ class Operator:
     ) -> Backend:
         """Return the implementation for a call on tensors of this device and dtype, and the reason.
 
-        `width` and `values` are the numbers of channels of a head's keys and values; 0 values means
-        as many as keys. `tokens` is the number of tokens of the call; None means a long call.
+        `width` and `values` are the numbers of channels of a head's keys and values; values of 0
+        means as many as keys. `tokens` is the length of the call; None means a long call.
 
         Raises:
             ValueError: QUASAR_BACKEND or the operator's own variable has no known value.
@@ -104,7 +103,7 @@ class Operator:
                 problem = f"{kernels.name} is for calls of {fit[0]} to {fit[-1]} tokens"
                 remedy = ""
             if problem is None:
-                reason = "; ".join(problems) or "its kernels take this call"
+                reason = "; ".join(problems) or "its kernels support this call"
                 return Backend(kernels.name, reason, "; or ".join(filter(None, remedies)))
             problems.append(problem)
             remedies.append(remedy)
@@ -113,10 +112,11 @@ class Operator:
     def __call__(
         self, like: Tensor, packed: bool, *arguments: Any, **sizes: Any
     ) -> tuple[Tensor, Tensor]:
-        """Compute by the first implementation that supports the call; `like` is on its device.
+        """Compute by the first implementation that supports the call.
 
-        The sizes are those of `backend`. A kernel that fails is not tried again, unless every
-        implementation fails: then the call is wrong. Calls without tokens launch nothing.
+        `like` has the call's device and dtype; `sizes` are those of `backend`. An implementation
+        that fails is not used again. If all fail, the call is invalid, and they stay in use. Calls
+        without tokens launch nothing.
         """
         if not like.numel():
             return self._in_torch(*arguments)
@@ -147,7 +147,11 @@ class Operator:
                 self._failed[kernels.name] = f"{kernels.name} failed: {type(error).__name__} {line}"
 
     def named(self, name: str) -> Kernels:
-        """Return the kernels with this name; KeyError if none have it."""
+        """Return the kernels with this name.
+
+        Raises:
+            KeyError: no kernels have it.
+        """
         return {kernels.name: kernels for kernels in self._kernels}[name]
 
     def _requested(self) -> str:
@@ -165,15 +169,15 @@ class Operator:
         if kernels.name == "cuda" and requested_backend() == "triton":
             return f"{BACKEND}=triton", ""
         if kernels.name in self._failed:
-            retry = f"fix the named cause and start again, or set {BACKEND}=torch"
+            retry = f"fix the cause and restart, or set {BACKEND}=torch"
             return self._failed[kernels.name], retry
         if packed and not kernels.packed:
-            return f"{kernels.name} takes no packed sequences here", ""
+            return f"{kernels.name} does not support packed sequences here", ""
         if kernels.widths and not {width, values} <= {0, *kernels.widths}:
             *some, last = map(str, kernels.widths)
-            return f"{kernels.name} takes heads of {', '.join(some)} or {last} channels", ""
+            return f"{kernels.name} supports heads of {', '.join(some)} or {last} channels", ""
         if kernels.widest and width > kernels.widest:
-            return f"{kernels.name} takes heads of up to {kernels.widest} channels", ""
+            return f"{kernels.name} supports heads of up to {kernels.widest} channels", ""
         missing = _missing(kernels.module)
         return (f"{kernels.name}: {missing}" if missing else None), kernels.remedy
 

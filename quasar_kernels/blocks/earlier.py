@@ -38,10 +38,10 @@ class Earlier:
         self._fresh = before is None
         starts = x.new_zeros(rows * len(lengths), reach, C) if before is None else before
         self._empty = x[:, :0], starts[:0].to(x.dtype)
-        # for each packed sequence, or for all rows: the last tokens before the call, and the call's
+        # per packed sequence, or for all rows at once: the tokens before the call, and of the call
         self._parts = list(zip(starts.to(x.dtype).split(rows), x.split(lengths, 1), strict=True))
 
-    def by(self, distance: int) -> Tensor:
+    def shifted(self, distance: int) -> Tensor:
         """Return the token `distance` places before each token, `[B, T, C]`."""
         parts = []
         for start, tokens in self._parts:
@@ -51,7 +51,7 @@ class Earlier:
         return parts[0] if len(parts) == 1 else torch.cat([self._empty[0], *parts], dim=1)
 
     def convolved(self, taps: Tensor, bias: Tensor | None) -> Tensor:
-        """Return silu of the causal depthwise convolution, `[B, T, C]`; taps: `[C, reach + 1]`."""
+        """Return SiLU of the causal depthwise convolution, `[B, T, C]`; taps: `[C, reach + 1]`."""
         x = self._x
         if self._fresh:
             B, T, C = x.shape

@@ -12,7 +12,7 @@ FIRST_GAIN, OTHER_GAINS = 0.7, 0.3
 
 
 class ChannelGains(nn.Module):
-    """Multiplies each branch by a learned gain per channel."""
+    """Multiplies each branch by one learned gain per channel."""
 
     def __init__(self, branches: int, width: int, _heads: int) -> None:
         super().__init__()
@@ -26,9 +26,9 @@ class ChannelGains(nn.Module):
 
 
 class GatedHeads(nn.Module):
-    """Weighs the branches for each token and head by a softmax over the branches.
+    """Weights the branches, per token and head, by a softmax over the branches.
 
-    A linear layer computes the logits from the block's input. Initially they are 0.
+    A linear layer computes the logits from the block's input. They are initially 0.
     """
 
     def __init__(self, branches: int, width: int, heads: int) -> None:
@@ -48,7 +48,7 @@ class GatedHeads(nn.Module):
 
 
 class NormalisedMean(nn.Module):
-    """Norms each branch, scales it by channel, and averages, as in Hymba (arXiv 2411.13676)."""
+    """Averages the branches after an RMS norm of each, as in Hymba (arXiv 2411.13676)."""
 
     def __init__(self, branches: int, width: int, _heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A block of several sequence mixers side by side, their fusion, and an MLP."""
+"""A block of parallel sequence mixers, their fusion, and an MLP."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing
 from quasar_kernels.shapes import expect, expect_sizes
 
 OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46, "quasar": 1.0}
-"""Initial factors of the mixers' output weights. Without them, mixers return RMS 0.13, 0.57 and
-0.28 for an input of RMS 1; with them, their outputs are equally large."""
+"""Initial factors of the mixers' output weights, which make their outputs equally large. Without
+them, an input of RMS 1 gives outputs of RMS 0.13, 0.57 and 0.28."""
 _OUTPUTS = {"rwkv6": "output.weight", "mamba2": "output.weight", "quasar": "layer.o_proj.weight"}
 BlockState = dict[str, Any]
 """Each mixer's state, by the mixer's name."""
@@ -33,21 +33,21 @@ class HybridBlock(nn.Module):
     Args:
         width: channels of the input and the output.
         heads: heads of each branch.
-        mixers: the branches, of `MIXERS`, in the order of their gains, or their names joined by
-            `+`; there may be one.
+        mixers: one or more names of `MIXERS`, in the order of their gains, or the names joined by
+            `+`.
         fusion: `gains`, per channel, initially 0.7 for the first branch and 0.3 for the others;
             `gated`, a softmax per token and head; or `mean`, of normalised branches.
-        layer, layers: the block's place from 0 and how many there are.
+        layer, layers: the block's index from 0, and the number of blocks of the model.
         state: Mamba-2's state size.
         inner: the MLP's inner width; None is four times `width`.
-        checkpoint_above: tokens of a call beyond which the backward pass computes the block again
-            instead of keeping intermediate results; None for never.
+        checkpoint_above: the length above which the backward pass recomputes the block instead of
+            storing intermediate results; None for never.
 
     Raises:
         ValueError: an unknown or repeated mixer, an unknown fusion, or sizes that do not fit.
     """
 
-    def __init__(  # noqa: PLR0913 # a model's sizes, by name
+    def __init__(  # noqa: PLR0913 # sizes, passed by name
         self,
         width: int,
         heads: int,
@@ -94,39 +94,36 @@ class HybridBlock(nn.Module):
 
         Args:
             x: `[B, T, width]`.
-            state: the state that an earlier call returned. This call may overwrite it: use
-                `copy.deepcopy` to continue from it twice. None starts from zero states.
+            state: returned by an earlier call; None starts from zero states. This call may
+                overwrite it, so copy it with `copy.deepcopy` to continue from it twice.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             keep: whether to return the state, for decoding.
             cp_context: from `build_cp_context`. x is then this rank's slice of packed sequences,
                 and the context's bounds replace cu_seqlens. `state` must be None, and all ranks
                 must call. `keep` needs a single sequence, whose state the last rank returns. The
-                gradients of the parameters are those of the slice: sum them over the ranks.
+                parameters' gradients are those of the slice and must be summed over the ranks.
 
         Returns:
             y `[B, T, width]`, and the state after each sequence or None.
 
         Raises:
-            ValueError: shapes that do not fit one another, or a state of another kind of block.
+            ValueError: inconsistent shapes, or a state of a block with other mixers.
         """
         expect("x", x, ("B", "T", self.norm.weight.shape[0]))
         if state is not None and (not isinstance(state, dict) or set(state) != set(self.mixers)):
             got = sorted(state) if isinstance(state, dict) else type(state).__name__
-            raise ValueError(f"state must come from such a block, of {[*self.mixers]}; got {got}")
-        longest = x.shape[1]  # of all ranks, which must compute the block equally often
+            raise ValueError(f"state must come from a block of {[*self.mixers]}; got {got}")
+        longest = x.shape[1]  # over all ranks, because all must recompute or none
         if cp_context is not None:
             longest = place_of(cp_context, longest).longest
-        again = self.checkpoint_above is not None and longest > self.checkpoint_above
-        if again and not keep and state is None and torch.is_grad_enabled():
-            y: Tensor = checkpoint(
-                self._whole, x, cu_seqlens, cp_context, use_reentrant=False,
-                preserve_rng_state=False,
-            )  # fmt: skip
-            return y, None
-        return self._run(x, state, cu_seqlens, keep, cp_context)
-
-    def _whole(self, x: Tensor, cu_seqlens: Tensor | None, cp_context: Any) -> Tensor:
-        return self._run(x, None, cu_seqlens, False, cp_context)[0]
+        recompute = self.checkpoint_above is not None and longest > self.checkpoint_above
+        call = x, state, cu_seqlens, keep, cp_context
+        if recompute and not keep and state is None and torch.is_grad_enabled():
+            result: tuple[Tensor, BlockState | None] = checkpoint(
+                self._run, *call, use_reentrant=False, preserve_rng_state=False
+            )
+            return result
+        return self._run(*call)
 
     def _run(
         self,
@@ -146,7 +143,7 @@ class HybridBlock(nn.Module):
                 y, states[name] = mixer(normed, last, cu_seqlens, cp_context)
             return y
 
-        outputs = _side_by_side([partial(mixed, name) for name in self.mixers], normed)
+        outputs = _run_branches([partial(mixed, name) for name in self.mixers], normed)
         for added in self.fusion(normed, outputs):
             x = x + added
         return torch.add(x, self.mlp(_narrowed(self.mlp_norm(x)))), states if keep else None
@@ -162,12 +159,11 @@ def _narrowed(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
-def _side_by_side(branches: Sequence[Callable[[], Tensor]], x: Tensor) -> list[Tensor]:
-    """Return the result of each branch for x.
+def _run_branches(branches: Sequence[Callable[[], Tensor]], x: Tensor) -> list[Tensor]:
+    """Return the results of the branches; `x` is their input.
 
-    While a CUDA graph is captured, all but the first run on separate streams, and autograd runs
-    their backward passes there. Outside a capture the host limits the speed, and streams would
-    only add to its work.
+    While a CUDA graph is captured, all but the first run on separate streams, and so do their
+    backward passes. Outside a capture the host limits the speed, and streams would slow it down.
     """
     if len(branches) < 2 or not x.is_cuda or not torch.cuda.is_current_stream_capturing():
         return [branch() for branch in branches]

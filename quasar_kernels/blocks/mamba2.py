@@ -1,4 +1,4 @@
-"""Mamba-2: a projection, a causal convolution over four tokens, SSD with a skip, a gated norm."""
+"""Mamba-2: projection, causal convolution over four tokens, SSD with a skip, and gated norm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TAPS = 4
 STATES = range(16, 129)
 """Permitted state sizes."""
 ALIGNED = 8
-"""Projections are padded to a multiple of this; a GPU takes several times as long for others."""
+"""Projections are padded to a multiple of this width; other widths are several times slower."""
 SMALLEST_STEP, LARGEST_STEP = 1e-3, 1e-1
 """Bounds of the initial step sizes, which are log-uniform between them."""
 
@@ -69,7 +69,7 @@ class Mamba2(nn.Module):
         self.heads, self.state, self.groups, self.eps = heads, state, groups, eps
         mixed = inner + 2 * groups * state
         self.sizes = (inner, mixed, heads)
-        self._over = -sum(self.sizes) % ALIGNED
+        self._padding = -sum(self.sizes) % ALIGNED
         self.input = nn.Linear(width, sum(self.sizes), bias=False)
         self.convolution = nn.Conv1d(mixed, mixed, TAPS, groups=mixed)
         step = torch.empty(heads).uniform_(math.log(SMALLEST_STEP), math.log(LARGEST_STEP)).exp()
@@ -92,8 +92,7 @@ class Mamba2(nn.Module):
             x: `[B, T, width]`.
             state: the result of an earlier call; None starts from zero states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
-            cp_context: x is a rank's slice of packed sequences, whose bounds replace cu_seqlens,
-                without an earlier state.
+            cp_context: as for `HybridBlock`.
 
         Returns:
             y `[B, T, width]` and the state after each sequence.
@@ -102,7 +101,9 @@ class Mamba2(nn.Module):
             ValueError: the shapes are inconsistent.
         """
         expect("x", x, ("B", "T", self.input.in_features))
-        gate, mixed, step, _ = self._projected(x).split([*self.sizes, self._over], dim=-1)
+        # the projection is padded with zeros to a multiple of ALIGNED channels
+        projected = F.linear(x, F.pad(self.input.weight, (0, 0, 0, self._padding)))
+        gate, mixed, step, _ = projected.split([*self.sizes, self._padding], dim=-1)
         before = None if state is None else state.before
         slice_ = None
         if cp_context is not None:
@@ -130,14 +131,10 @@ class Mamba2(nn.Module):
         if slice_ is not None:
             reads = reads.repeat_interleave(self.heads // self.groups, 2)
             decays = (steps * rates).unsqueeze(-1)
-            o, last = slice_.entered(o, last, reads, decays, reads_decayed=True)
+            o, last = slice_.add_entering_state(o, last, reads, decays, reads_decayed=True)
         gated = o.flatten(-2) * F.silu(gate)
         y = self.output(F.rms_norm(gated.to(wide), self.norm.shape, self.norm.to(wide), self.eps))
         return y, Mamba2State(earlier.last(), last)
-
-    def _projected(self, x: Tensor) -> Tensor:
-        """Return the projection of x, padded with zeros to a multiple of ALIGNED channels."""
-        return F.linear(x, F.pad(self.input.weight, (0, 0, 0, self._over)))
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
         """Return the implementation of SSD for this layer.

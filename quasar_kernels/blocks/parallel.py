@@ -1,9 +1,9 @@
-"""A mixer's slice of packed sequences: the tokens before it, and states that decay by channel.
+"""Context parallelism of mixers whose states decay per channel.
 
-A decayed state is linear in the entering state S: after a slice it is D S + R, with D the decay
-over the slice. Each rank starts from a zero state, gathers D and R of all ranks, and adds the
-contribution of the decayed entering state to its outputs. QuasarAttention's maps are matrices; the
-overlay has their exchange.
+The state after a rank's slice is linear in the state S that enters it: D S + R, where D is the
+decay over the slice. Each rank starts from a zero state, gathers D and R of all ranks, and adds the
+contribution of the entering state to its outputs. For QuasarAttention, whose maps are matrices, the
+overlay does this.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ class MixerSlice:
         """Bounds of the slice's sequences, on the host."""
 
     def before(self, x: Tensor, reach: int) -> Tensor:
-        """Return `[sequences, reach, C]`: the tokens before each sequence, as `Earlier` takes them.
+        """Return the tokens before each sequence, `[sequences, reach, C]`, for `Earlier`.
 
-        All ranks must call it, and its backward pass.
+        All ranks must call this method, and its backward pass.
         """
         halo = HaloFunction.apply(Neighbours(self._context, self._tokens, reach + 1), x)
         first = torch.cat([x.new_zeros(reach - halo.shape[0], x.shape[-1]), halo])
         others = x.new_zeros(len(self.cu_seqlens) - 2, reach, x.shape[-1])
         return torch.cat([first.unsqueeze(0), others])
 
-    def entered(
+    def add_entering_state(
         self, o: Tensor, final: Tensor, reads: Tensor, log_decays: Tensor, *, reads_decayed: bool
     ) -> tuple[Tensor, Tensor]:
-        """Add the contributions of the entering state to o and the final states; return both.
+        """Return o and the final states with the contributions of the entering state.
 
-        All ranks must call it, and its backward pass.
+        All ranks must call this method, and its backward pass.
 
         Args:
-            o: `[1, T, H, V]`, from a state of zero.
-            final: `[sequences, H, K, V]`, the same.
+            o: `[1, T, H, V]`, the outputs for a zero entering state.
+            final: `[sequences, H, K, V]`, the final states for a zero entering state.
             reads: `[1, T, H, K]`, the factors of the state in o.
-            log_decays: `[1, T, H, K]`, or with 1 in K's place.
+            log_decays: `[1, T, H, K]` or `[1, T, H, 1]`.
             reads_decayed: whether a token reads the state after its own decay.
         """
         own, wide = self._place.bounds, log_decays[0].to(final.dtype)
         since = wide[: own[1]].cumsum(0)
         total = wide[own[-2] :].sum(0).exp().expand(*final.shape[1:3]).unsqueeze(-1)
         maps = GatherFunction.apply(torch.cat([total, final[-1]], -1), self._place.group)
-        state = self._folded(maps)
+        state = self._entering_state(maps)
         shown = since if reads_decayed else since - wide[: own[1]]
         added = torch.einsum("thk,hkv->thv", reads[0, : own[1]] * shown.exp(), state)
         first = (o[0, : own[1]] + added).to(o.dtype)
@@ -68,10 +68,10 @@ class MixerSlice:
             torch.cat([behind.unsqueeze(0), final[1:]]),
         )
 
-    def _folded(self, maps: Tensor) -> Tensor:
-        """Return the state `[H, K, V]` that enters the slice, from all ranks' maps.
+    def _entering_state(self, maps: Tensor) -> Tensor:
+        """Return the state `[H, K, V]` that enters the slice, from D and R of all ranks.
 
-        It is zero if the first sequence begins in the slice.
+        It is zero if the slice's first sequence begins in the slice.
         """
         rank, before = self._place.rank, self._place.before
         if before == 0:
@@ -83,7 +83,7 @@ class MixerSlice:
 
 
 class GatherFunction(torch.autograd.Function):
-    """An all-gather for autograd: a rank's gradient is the sum over the gradients of all ranks."""
+    """A differentiable all-gather: the gradient of x is the sum of its gradients on all ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:

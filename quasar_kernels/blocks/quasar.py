@@ -47,14 +47,13 @@ class QuasarMixer(nn.Module):
                 states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             keep: whether to return the state.
-            cp_context: x is a rank's slice of packed sequences, whose bounds replace cu_seqlens,
-                without an earlier state; `keep` then needs a single sequence.
+            cp_context: as for `HybridBlock`.
 
         Returns:
             y `[B, T, width]`, and the state after each sequence or None.
 
         Raises:
-            ValueError: shapes that do not fit one another.
+            ValueError: the shapes are inconsistent.
         """
         expect("x", x, ("B", "T", self.layer.hidden_size))
         check_bounds(cu_seqlens, x.shape[0])
@@ -72,7 +71,7 @@ class QuasarMixer(nn.Module):
         return y, state if keep else None
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
-        """Return the operator's backend; `dtype` is autocast's, None the parameters'."""
+        """Return the operator's backend for autocast's `dtype`; None is the parameters' dtype."""
         weight = self.layer.q_proj.weight
         sizes = (1, 1, self.layer.num_heads, self.layer.head_dim)
         x = torch.zeros(sizes, device=weight.device, dtype=dtype or weight.dtype)

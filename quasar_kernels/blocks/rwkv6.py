@@ -15,13 +15,13 @@ from quasar_kernels.blocks.parallel import MixerSlice
 from quasar_kernels.shapes import expect, expect_sizes
 
 STREAMS = 5
-"""Mixtures of a token and the one before: for decay, key, value, receptance and gate."""
+"""Mixtures of a token and its predecessor: for decay, key, value, receptance and gate."""
 
 
 class TimeMixingState(NamedTuple):
     """The state of time mixing for N sequences between calls."""
 
-    before: Tensor  # [N, 1, width], the last token
+    before: Tensor  # [N, 1, width], the last token's input
     wkv: Tensor  # [N, heads, S, S] fp32, keys first
 
 
@@ -97,14 +97,13 @@ class RWKV6TimeMixing(nn.Module):
             x: `[B, T, width]`.
             state: the result of an earlier call; None starts from zero states.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
-            cp_context: x is a rank's slice of packed sequences, whose bounds replace cu_seqlens,
-                without an earlier state.
+            cp_context: as for `HybridBlock`.
 
         Returns:
             y `[B, T, width]` and the state after each sequence.
 
         Raises:
-            ValueError: shapes that do not fit one another.
+            ValueError: the shapes are inconsistent.
         """
         expect("x", x, ("B", "T", self.width))
         heads = (self.heads, self.width // self.heads)
@@ -114,20 +113,21 @@ class RWKV6TimeMixing(nn.Module):
             slice_ = MixerSlice(cp_context, x.shape[1])
             before, cu_seqlens = slice_.before(x, 1), slice_.cu_seqlens
         earlier = Earlier(x, before, 1, cu_seqlens)
-        for_decay, for_key, for_value, for_receptance, for_gate = self._mixed(x, earlier.by(1))
+        mixtures = self._mixed(x, earlier.shifted(1))
+        for_decay, for_key, for_value, for_receptance, for_gate = mixtures
         r = self.receptance(for_receptance).unflatten(-1, heads)
         k, v = self.key(for_key).unflatten(-1, heads), self.value(for_value).unflatten(-1, heads)
         w = self._log_decay(for_decay).unflatten(-1, heads)
         last = None if state is None else state.wkv
         o, wkv = wkv6.wkv6(r, k, v, w, self.bonus, last, cu_seqlens)
         if slice_ is not None:
-            o, wkv = slice_.entered(o, wkv, r, w, reads_decayed=False)
+            o, wkv = slice_.add_entering_state(o, wkv, r, w, reads_decayed=False)
         y = self.output(self._normed(o).to(v.dtype) * F.silu(self.gate(for_gate)))
         return y, TimeMixingState(earlier.last(), wkv)
 
     def _mixed(self, x: Tensor, before: Tensor) -> tuple[Tensor, ...]:
         """Return x mixed with the token before, `[B, T, width]` for each stream."""
-        # with the parameters in x's dtype; otherwise all streams would get the parameters' dtype
+        # in x's dtype, because fp32 parameters would make all streams fp32
         mix_input, mix = self.mix_input.to(x.dtype), self.mix.to(x.dtype)
         change = before - x
         hidden = torch.tanh((x + change * mix_input) @ self.mix_down)
@@ -138,7 +138,7 @@ class RWKV6TimeMixing(nn.Module):
     def _normed(self, o: Tensor) -> Tensor:
         """Return o `[B, T, heads, S]` normed per head, then scaled and shifted, `[B, T, width]`.
 
-        The result is that of the module `norm`, whose gradient would take twice as long.
+        The result equals that of the module `norm`, whose gradient is twice as slow.
         """
         weight, bias = self.norm.weight, self.norm.bias
         heads = F.layer_norm(o.to(weight.dtype), o.shape[-1:], eps=self.norm.eps)
@@ -151,7 +151,7 @@ class RWKV6TimeMixing(nn.Module):
         return -torch.exp(self.decay.to(wide) + moved.to(wide))
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
-        """Return the backend of this layer's WKV6; `dtype` is autocast's, None the parameters'."""
+        """Return WKV6's backend for autocast's `dtype`; None is the parameters' dtype."""
         weight = self.key.weight
         return wkv6.OPERATOR.backend(
             weight.device, dtype or weight.dtype, width=self.width // self.heads

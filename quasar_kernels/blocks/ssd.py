@@ -41,8 +41,8 @@ def ssd(
         for fp64). Gradients reach all tensors, from both results.
 
     Raises:
-        ValueError: arguments that are not tensors, or have shapes, dtypes or devices that do not
-            fit; or an unknown value of QUASAR_BACKEND or QUASAR_SSD_BACKEND.
+        ValueError: an argument is not a tensor, shapes, dtypes or devices do not match, or
+            QUASAR_BACKEND or QUASAR_SSD_BACKEND has an unknown value.
     """
     expect("x", x, ("batch", "T", "H", "P"))
     batch, T, H, P = x.shape

@@ -12,10 +12,10 @@ from quasar_kernels.shapes import check_state, expect
 CUDA = "quasar_kernels.blocks.wkv6_cuda.launch"
 TRITON = "quasar_kernels.blocks.wkv6_triton.launch"
 SHORT = range(2, 17)
-"""Numbers of tokens in a call that the CUDA C++ kernel computes, one token after the other.
+"""Lengths of calls for which the CUDA C++ kernel is chosen, which computes token by token.
 
-The Triton kernels compute a single token, and longer calls in chunks. On an H200, CUDA C++ needs
-0.15 us for a token, and Triton 19 us for 256 tokens.
+The Triton kernels compute single tokens, and longer calls in chunks. On an H200, CUDA C++ takes
+0.15 us per token, and Triton 19 us for 256 tokens.
 """
 
 

@@ -1,7 +1,7 @@
-"""The delta rule, with a decay or without, on this project's kernels.
+"""The delta rule, with or without decay, on this project's kernels.
 
-The four functions have the signatures and defaults of flash-linear-attention's of the same names
-(fla-core 0.6), so it is enough to change an import:
+The four functions have the signatures and defaults of fla's functions of the same names (fla-core
+0.6), so only the import changes:
 
     from quasar_kernels.delta_rule import chunk_gated_delta_rule
 
@@ -32,7 +32,7 @@ __all__ = [
     "fused_recurrent_gated_delta_rule",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "chunk_delta_rule": "chunk",
@@ -41,7 +41,3 @@ __getattr__ = lazy_names(
         "fused_recurrent_gated_delta_rule": "recurrent",
     },
 )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""Whole sequences of the delta rule, by chunks: the signatures of flash-linear-attention."""
+"""The delta rule over whole sequences, by chunks, with fla's signatures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def chunk_delta_rule(
         scale: factor of the output; None is 1 / sqrt(K).
         initial_state: `[N, HV, K, V]`, for N sequences (B without `cu_seqlens`); None is zero.
         output_final_state: whether to return the state after each sequence.
-        use_qk_l2norm_in_kernel: normalise q and k to unit length first.
+        use_qk_l2norm_in_kernel: whether to normalise q and k to unit length first.
         cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), empty
             ones included.
         cu_seqlens_cpu: a copy of them on the host, which saves a synchronisation.
@@ -53,22 +53,21 @@ def chunk_delta_rule(
             cu_seqlens. Every rank must call. States, which fla does not support here, are those of
             the slice's sequences; the initial state of a sequence that begins on an earlier rank is
             ignored.
-        kwargs: `chunk_size`, which is accepted and ignored.
+        kwargs: `chunk_size`, which is ignored.
 
     Returns:
         o `[B, T, HV, V]` in q's dtype, and the final state `[N, HV, K, V]` fp32 (fp64 for fp64
         inputs) or None. Gradients reach q, k, v, beta and initial_state, from both results.
 
     Raises:
-        ValueError: an argument is not a tensor of these dtypes, the shapes do not fit one another,
-            there is no head or channel, the tensors are on several devices, the bounds do not rise
-            from 0 to T, bounds on the host differ from `cu_seqlens_cpu`, the scale is not a number,
-            an option is unknown, or QUASAR_BACKEND has no known value.
+        ValueError: an argument is not a tensor of these dtypes, shapes are inconsistent, there is
+            no head or channel, the tensors are on several devices, the bounds do not rise from 0
+            to T, bounds on the host differ from `cu_seqlens_cpu`, the scale is not a number, an
+            option is unknown, or QUASAR_BACKEND has an unknown value.
         CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not support the call.
-        RuntimeError: the exchange with other ranks failed, because a rank ended or did not arrive
-            in time.
+        RuntimeError: the exchange with other ranks failed, because a rank ended or timed out.
     """
-    inputs.without(kwargs)
+    inputs.check_options(kwargs)
     if cp_context is not None:
         cu_seqlens, cu_seqlens_cpu = cp_context.cu_seqlens, cp_context.cu_seqlens_cpu
     inputs.check(q, k, v, scale, initial_state, cu_seqlens, beta=beta)
@@ -100,9 +99,9 @@ def chunk_gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """Apply the gated delta rule (arXiv 2412.06464) to whole sequences.
 
-    The arguments mean the same as for `chunk_delta_rule`. In addition, the state decays before each
-    token: S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T. Only sums of g
-    between tokens are exponentiated. They are not positive, so no decay can overflow.
+    As `chunk_delta_rule`, but the state decays before each token:
+    S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T. Only sums of g between tokens
+    are exponentiated. They are not positive, so no decay can overflow.
 
     Args:
         g: `[B, T, HV]`, log decays, not positive; with `use_gate_in_kernel` the input of
@@ -111,32 +110,31 @@ def chunk_gated_delta_rule(
         allow_neg_eigval: whether the step sizes are 2 sigmoid(beta); it needs
             `use_beta_sigmoid_in_kernel`.
         state_v_first: whether states are `[N, HV, V, K]`.
-        chunk_indices: accepted because fla has this argument, and ignored.
-        cp_context: as in `chunk_delta_rule`.
+        chunk_indices: an argument of fla's function, which is ignored.
         kwargs: `use_gate_in_kernel`, `A_log` and `dt_bias` `[HV]`, the older name of
             `state_v_first`, and `chunk_size`.
 
     Returns:
-        As `chunk_delta_rule`; gradients reach g, A_log and dt_bias as well.
+        As `chunk_delta_rule`; g, A_log and dt_bias also get gradients.
 
     Raises:
-        ValueError: as `chunk_delta_rule`; or there is no A_log where one is needed, or
+        ValueError: as `chunk_delta_rule`; or `use_gate_in_kernel` without A_log, or
             `allow_neg_eigval` without the sigmoid.
         CudaUnavailableError, RuntimeError: as `chunk_delta_rule`.
     """
-    turn = inputs.value_first(state_v_first, kwargs)
-    inputs.without(kwargs, "use_gate_in_kernel", "A_log", "dt_bias")
+    v_first = inputs.value_first(state_v_first, kwargs)
+    inputs.check_options(kwargs, "use_gate_in_kernel", "A_log", "dt_bias")
     if cp_context is not None:
         cu_seqlens, cu_seqlens_cpu = cp_context.cu_seqlens, cp_context.cu_seqlens_cpu
-    inputs.check(q, k, v, scale, initial_state, cu_seqlens, turn, g=g, beta=beta)
+    inputs.check(q, k, v, scale, initial_state, cu_seqlens, v_first, g=g, beta=beta)
     if kwargs.get("use_gate_in_kernel"):
         g = inputs.log_decays(g, kwargs.get("A_log"), kwargs.get("dt_bias"))
     beta = inputs.step_sizes(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     bounds = inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1])
-    state = inputs.turned(initial_state, turn)
+    state = inputs.transpose_if(v_first, initial_state)
     options = scale, state, output_final_state, use_qk_l2norm_in_kernel
     o, final = _chunks(q, k, v, g, beta, *options, bounds, cp_context)
-    return o, inputs.turned(final, turn)
+    return o, inputs.transpose_if(v_first, final)
 
 
 def _chunks(
@@ -154,7 +152,7 @@ def _chunks(
 ) -> tuple[Tensor, Tensor | None]:
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if l2norm:
-        q, k = inputs.normed(q), inputs.normed(k)
+        q, k = inputs.normalised(q), inputs.normalised(k)
     K, V = q.shape[-1], v.shape[-1]
     heads = Heads(K, V, q.is_cuda and K <= MAX_HEAD_DIM)
     state = None if initial_state is None else heads.cut_state(initial_state)
@@ -164,4 +162,6 @@ def _chunks(
         *tensors, state, output_final_state, cu_seqlens, scale, decays, cp_context
     )
     results = heads.joined(o), None if final is None else heads.joined_state(final)
-    return results if q.numel() else inputs.linked(results, q, k, v, beta, g, initial_state)
+    if q.numel():
+        return results
+    return inputs.with_zero_gradients(results, q, k, v, beta, g, initial_state)

@@ -1,4 +1,4 @@
-"""flash-linear-attention's layers on these kernels, within a block of code or permanently.
+"""fla's layers on these kernels, within a block of code or permanently.
 
     from quasar_kernels.delta_rule.host import switched
 
@@ -18,24 +18,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import fla.ops.delta_rule as host_delta_rule
-import fla.ops.gated_delta_rule as host_gated_delta_rule
+import fla.ops.delta_rule as fla_delta_rule
+import fla.ops.gated_delta_rule as fla_gated_delta_rule
 import torch
 from fla.backends import BaseBackend
-from fla.backends import register as register_at_host
+from fla.backends import register as register_in_fla
 from fla.ops.quasar.chunk import MAX_HEAD_DIM
 from fla.ops.quasar.fused_recurrent import MAX_HEAD_DIM as MAX_RECURRENT_HEAD_DIM
 
 from quasar_kernels import delta_rule
 
-_HOSTS = {
-    "chunk_delta_rule": host_delta_rule,
-    "fused_recurrent_delta_rule": host_delta_rule,
-    "chunk_gated_delta_rule": host_gated_delta_rule,
-    "fused_recurrent_gated_delta_rule": host_gated_delta_rule,
-}
 _originals: dict[str, Callable[..., Any]] = {
-    name: getattr(module, name) for name, module in _HOSTS.items()
+    name: getattr(fla_gated_delta_rule if "gated" in name else fla_delta_rule, name)
+    for name in delta_rule.__all__
 }
 
 
@@ -51,16 +46,16 @@ def reason_against(name: str, *args: Any, **kwargs: Any) -> str | None:
         return None  # these kernels raise an error that names the argument
     for option in ("gk", "gv"):
         if arguments.get(option) is not None:
-            return f"{option} is given"
+            return f"{option} is not None"
     context = arguments.get("cp_context")
     if context is not None and context.layout != "contiguous":
         return f"cp_context has the layout {context.layout}"
     if isinstance(beta, torch.Tensor) and beta.ndim != 3:
-        return "beta has more than one value a token and head"
+        return "beta has more than one value per token and head"
     recurrent = name.startswith("fused")
     widest = MAX_RECURRENT_HEAD_DIM if recurrent else MAX_HEAD_DIM
     if q.is_cuda and q.shape[-1] > widest:
-        return f"heads have {q.shape[-1]} channels; these kernels take up to {widest}"
+        return f"heads have {q.shape[-1]} channels; these kernels support up to {widest}"
     if q.is_cuda and recurrent and v.shape[-1] != q.shape[-1]:
         return "values are not as wide as keys"
     return None
@@ -90,7 +85,7 @@ class QuasarBackend(BaseBackend):
     def chunk_gated_delta_rule(
         self, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute it here."""
+        """Compute the call by these kernels."""
         results: tuple[torch.Tensor, torch.Tensor | None]
         results = delta_rule.chunk_gated_delta_rule(*args, **kwargs)
         return results
@@ -99,21 +94,21 @@ class QuasarBackend(BaseBackend):
 def register() -> None:
     """Register these kernels in fla's dispatch of `chunk_gated_delta_rule`.
 
-    This changes every caller, including earlier imports. FLA_DISABLE_BACKEND_DISPATCH=1 disables
-    it.
+    All callers then use them, including modules that imported the function earlier.
+    FLA_DISABLE_BACKEND_DISPATCH=1 disables this.
     """
-    register_at_host("gated_delta_rule")(QuasarBackend)
+    register_in_fla("gated_delta_rule")(QuasarBackend)
 
 
 @contextmanager
 def switched() -> Iterator[None]:
-    """Replace fla's four functions by ours in every loaded module, until the block ends.
+    """Replace fla's four functions by these kernels in all loaded modules, until the block ends.
 
-    fla computes the calls that these kernels do not support (`reason_against`). Import fla's layers
-    before this block, because only modules that are loaded when it begins are changed and restored.
-    The change also affects other threads.
+    fla still computes the calls that these kernels do not support (`reason_against`). Import fla's
+    layers before this block, because modules that are imported later are not changed. Other threads
+    are affected, too.
     """
-    ours = {id(_originals[name]): _ours(name) for name in _HOSTS}
+    ours = {id(original): _replacement(name) for name, original in _originals.items()}
     changed = []
     for module in list(sys.modules.values()):
         for key, value in list(getattr(module, "__dict__", {}).items()):
@@ -127,12 +122,12 @@ def switched() -> Iterator[None]:
             setattr(module, key, value)
 
 
-def _ours(name: str) -> Callable[..., Any]:
-    host = _originals[name]
+def _replacement(name: str) -> Callable[..., Any]:
+    original = _originals[name]
 
-    @functools.wraps(host)
+    @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         function = getattr(delta_rule, name)
-        return (host if reason_against(name, *args, **kwargs) else function)(*args, **kwargs)
+        return (original if reason_against(name, *args, **kwargs) else function)(*args, **kwargs)
 
     return call

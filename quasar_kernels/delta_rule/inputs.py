@@ -37,8 +37,8 @@ def check(
         scalars: beta and g, `[B, T, HV]`, by name.
 
     Raises:
-        ValueError: an argument is not a tensor of a floating dtype, does not fit the others or is
-            on another device; there is no head or channel; or `scale` is not a number.
+        ValueError: an argument is not a tensor of a floating dtype, has a wrong shape or device;
+            there is no head or channel; or `scale` is not a number.
     """
     expect("q", q, ("B", "T", "H", "K"))
     device, (B, T, H, K) = q.device, q.shape
@@ -68,8 +68,8 @@ def bounds_on_host(
 ) -> Tensor | None:
     """Return the bounds on the host, where launches need them; None without bounds.
 
-    Bounds on a GPU are copied to the host, which synchronises, unless the caller passes a copy.
-    That copy is compared only with bounds on the host.
+    Without a copy from the caller, bounds on a GPU are copied to the host, which synchronises. The
+    caller's copy is compared with bounds on the host, but not with bounds on a GPU.
 
     Raises:
         ValueError: the bounds do not rise from 0 to `tokens`, or the copy differs.
@@ -77,7 +77,7 @@ def bounds_on_host(
     check_bounds(cu_seqlens_cpu, 1, "cu_seqlens_cpu")
     if cu_seqlens is None:
         if cu_seqlens_cpu is not None:
-            raise ValueError("cu_seqlens_cpu copies cu_seqlens, which is None: give both")
+            raise ValueError("cu_seqlens_cpu copies cu_seqlens, which is None: pass both")
         return None
     if cu_seqlens_cpu is None:
         bounds = cu_seqlens.cpu()
@@ -93,8 +93,8 @@ def bounds_on_host(
     return bounds
 
 
-def without(options: dict[str, Any], *known: str) -> None:
-    """Refuse options without an implementation; accept `known` ones and `chunk_size`.
+def check_options(options: dict[str, Any], *known: str) -> None:
+    """Check that all options are `known` or `chunk_size`.
 
     Raises:
         ValueError: an option is unknown, or `chunk_size` is none of `CHUNK_SIZES`.
@@ -103,20 +103,21 @@ def without(options: dict[str, Any], *known: str) -> None:
         sizes = ", ".join(map(str, CHUNK_SIZES))
         raise ValueError(f"chunk_size is {options['chunk_size']}; it must be one of {sizes}")
     if "head_first" in options:
-        raise ValueError("head_first is gone: pass inputs as [B, T, H, ...]")
+        raise ValueError("head_first is not supported: pass inputs as [B, T, H, ...]")
     unknown = set(options) - {"chunk_size", *known}
     if unknown:
-        raise ValueError(f"unknown options {', '.join(sorted(unknown))}: leave them out")
+        raise ValueError(f"unknown options {', '.join(sorted(unknown))}: omit them")
 
 
-def normed(x: Tensor) -> Tensor:
+def normalised(x: Tensor) -> Tensor:
     """Return x with rows of unit length, rounded to x's dtype."""
+    unit: Tensor
     if x.is_cuda and x.dtype != torch.float64:
-        from fla.modules.norm.l2norm import l2norm as host_l2norm  # one kernel each way
+        from fla.modules.norm.l2norm import l2norm as fused_l2norm
 
-        of_host: Tensor = host_l2norm(x)
-        return of_host
-    unit: Tensor = l2norm(x)
+        unit = fused_l2norm(x)
+    else:
+        unit = l2norm(x)
     return unit
 
 
@@ -138,10 +139,10 @@ def step_sizes(beta: Tensor, sigmoid: bool, allow_neg_eigval: bool) -> Tensor:
 
 
 def log_decays(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
-    """Return -exp(A_log) softplus(g + dt_bias), of `[B, T, HV]` and `[HV]` each, in fp32.
+    """Return -exp(A_log) softplus(g + dt_bias), `[B, T, HV]`, in fp32 (fp64 for fp64 g).
 
     Raises:
-        ValueError: A_log is missing, or shape, dtype or device of A_log or dt_bias does not fit.
+        ValueError: A_log is missing, or A_log or dt_bias has a wrong shape, dtype or device.
     """
     if A_log is None:
         raise ValueError("use_gate_in_kernel=True needs A_log, of shape [HV]")
@@ -163,7 +164,7 @@ def value_first(state_v_first: bool, options: dict[str, Any]) -> bool:
         return state_v_first
     if state_v_first:
         raise ValueError(
-            "state_v_first and transpose_state_layout, its older name, are given: leave one out"
+            "transpose_state_layout is the older name of state_v_first: pass only one of them"
         )
     warnings.warn(
         "transpose_state_layout is now called state_v_first", DeprecationWarning, stacklevel=3
@@ -171,16 +172,16 @@ def value_first(state_v_first: bool, options: dict[str, Any]) -> bool:
     return bool(options.pop("transpose_state_layout"))
 
 
-def turned(state: Tensor | None, turn: bool) -> Tensor | None:
-    """Return states with their last two dimensions exchanged if `turn`."""
-    return state.transpose(-1, -2).contiguous() if turn and state is not None else state
+def transpose_if(condition: bool, state: Tensor | None) -> Tensor | None:
+    """Return states with their last two dimensions exchanged if the condition holds."""
+    return state.transpose(-1, -2).contiguous() if condition and state is not None else state
 
 
-def linked(results: Results, *inputs: Tensor | None) -> Results:
-    """Return the results of a call without tokens, connected so that inputs get zero gradients."""
-    wanting = [x for x in inputs if x is not None and x.requires_grad]
-    if not wanting or not torch.is_grad_enabled():
+def with_zero_gradients(results: Results, *inputs: Tensor | None) -> Results:
+    """Return the results of a call without tokens such that all inputs get gradients of zero."""
+    leaves = [x for x in inputs if x is not None and x.requires_grad]
+    if not leaves or not torch.is_grad_enabled():
         return results
-    nothing = torch.stack([x.sum().double() for x in wanting]).sum()
+    zero = torch.stack([x.sum().double() for x in leaves]).sum()
     o, final = results
-    return o + nothing, None if final is None else final + nothing
+    return o + zero, None if final is None else final + zero

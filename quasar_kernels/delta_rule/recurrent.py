@@ -1,4 +1,4 @@
-"""The delta rule token by token, for decoding: the signatures of flash-linear-attention."""
+"""The delta rule token by token, for decoding, with fla's signatures."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def fused_recurrent_delta_rule(
     inplace_state: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Apply the delta rule (arXiv 2406.06484) token by token; results as `chunk_delta_rule`'s.
+    """Apply the delta rule (arXiv 2406.06484) token by token.
 
-    For decoding (T = 1 with a state) and short sequences, because the T steps are sequential. The
-    arguments are those of `chunk_delta_rule`, and:
+    For decoding (T = 1 with a state) and short sequences, because the T steps are sequential.
+    Arguments and results are those of `chunk_delta_rule`, except:
 
     Args:
         beta: `[B, T, HV]`; None is 1; step sizes per channel of the values are not supported.
@@ -43,12 +43,12 @@ def fused_recurrent_delta_rule(
         ValueError: as `chunk_delta_rule`; or `inplace_state` with a state of another dtype or
             layout.
     """
-    inputs.without(kwargs)
+    inputs.check_options(kwargs)
     _check(q, k, v, scale, initial_state, cu_seqlens, beta=beta)
     if beta is None:
         beta = _ones(v)
     options = scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
-    return _walk(q, k, v, None, beta, *options, cu_seqlens, inplace_state)
+    return _run(q, k, v, None, beta, *options, cu_seqlens, inplace_state)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -79,7 +79,7 @@ def fused_recurrent_gated_delta_rule(
     """Apply the gated delta rule (arXiv 2412.06464) token by token.
 
     Results and gradients are those of `chunk_gated_delta_rule`, in v's dtype. The arguments are
-    those of that function and of `fused_recurrent_delta_rule`, and:
+    those of that function and of `fused_recurrent_delta_rule`, except:
 
     Args:
         g: `[B, T, HV]`, or None for no decay.
@@ -89,15 +89,15 @@ def fused_recurrent_gated_delta_rule(
     Raises:
         ValueError: as both; or gk or gv is not None; or `inplace_state` with `state_v_first`.
     """
-    turn = inputs.value_first(state_v_first, kwargs)
-    inputs.without(kwargs)
+    v_first = inputs.value_first(state_v_first, kwargs)
+    inputs.check_options(kwargs)
     if gk is not None or gv is not None:
         raise ValueError(
-            "gk and gv, decays a channel, are not taken: call flash-linear-attention's own function"
+            "gk and gv, decays per channel, are not supported: call fla's function of this name"
         )
-    if inplace_state and turn:
-        raise ValueError("inplace_state needs states [K, V]: leave state_v_first out")
-    _check(q, k, v, scale, initial_state, cu_seqlens, turn, g=g, beta=beta)
+    if inplace_state and v_first:
+        raise ValueError("inplace_state needs states [K, V]: omit state_v_first")
+    _check(q, k, v, scale, initial_state, cu_seqlens, v_first, g=g, beta=beta)
     if use_gate_in_kernel:
         if g is None:
             raise ValueError("use_gate_in_kernel=True needs g, the gate's input")
@@ -105,10 +105,10 @@ def fused_recurrent_gated_delta_rule(
     if beta is None:
         beta = _ones(v)
     beta = inputs.step_sizes(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    state = inputs.turned(initial_state, turn)
+    state = inputs.transpose_if(v_first, initial_state)
     options = scale, state, output_final_state, use_qk_l2norm_in_kernel
-    o, final = _walk(q, k, v, g, beta, *options, cu_seqlens, inplace_state)
-    return o.to(v.dtype), inputs.turned(final, turn)
+    o, final = _run(q, k, v, g, beta, *options, cu_seqlens, inplace_state)
+    return o.to(v.dtype), inputs.transpose_if(v_first, final)
 
 
 def _check(
@@ -131,7 +131,7 @@ def _ones(v: Tensor) -> Tensor:
     return torch.ones(v.shape[:3], dtype=torch.float32, device=v.device)
 
 
-def _walk(
+def _run(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -146,8 +146,10 @@ def _walk(
 ) -> tuple[Tensor, Tensor | None]:
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if l2norm:
-        q, k = inputs.normed(q), inputs.normed(k)
+        q, k = inputs.normalised(q), inputs.normalised(k)
     results: tuple[Tensor, Tensor | None] = run_recurrent(
         q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, inplace_state, g
     )
-    return results if q.numel() else inputs.linked(results, q, k, v, beta, g, initial_state)
+    if q.numel():
+        return results
+    return inputs.with_zero_gradients(results, q, k, v, beta, g, initial_state)

@@ -1,4 +1,4 @@
-"""Set-up of the GPU tests: `fla` is the overlay's, and each test starts anew in poisoned memory."""
+"""Set-up of the GPU tests: the overlay is mounted, and memory is poisoned before each test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ mount()
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    """Start from one seed, in memory whose freed blocks hold NaN."""
+    """Set the seed and poison the memory."""
     torch.manual_seed(0)
     poison()
     yield

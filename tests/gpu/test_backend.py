@@ -1,4 +1,4 @@
-"""Which implementation serves a call on a GPU, and how its kernels reach a bare machine."""
+"""The choice of the implementation on a GPU, and compilation on a machine without compilers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = ON_CUDA_KERNELS
 
 
 @pytest.mark.parametrize("width", cuda_scan.HEAD_DIMS)
-def test_the_backend_is_used_and_can_be_chosen(width, monkeypatch):
+def test_the_cuda_kernels_are_the_default_and_triton_can_be_chosen(width, monkeypatch):
     inputs = layer_like(300, H=2, S=width)
     calls = []
     run = cuda_scan.forward
@@ -48,10 +48,11 @@ def test_the_backend_is_used_and_can_be_chosen(width, monkeypatch):
         (lambda x: x[:, :0], "no tokens"),
         (lambda x: x.mT.contiguous().mT, "contiguous"),
         (lambda x: F.pad(x.flatten(), (1, 0))[1:].view_as(x), "multiples of 16 bytes"),
+        (lambda x: x[:, :, :1].expand_as(x), "expanded"),
     ],
-    ids=["fp32", "narrow", "empty", "strided", "unaligned"],
+    ids=["fp32", "narrow", "empty", "strided", "unaligned", "expanded"],
 )
-def test_what_the_kernels_do_not_take_goes_to_triton(change, reason):
+def test_triton_computes_unsupported_calls(change, reason):
     q, k, v, beta = layer_like(100)
     q, k, v = change(q), change(k), change(v)
     choice = choose_backend(q, k, v)
@@ -62,7 +63,7 @@ def test_what_the_kernels_do_not_take_goes_to_triton(change, reason):
         assert relative_rms(o, quasar_recurrence(q, k, v, beta)[0]) <= OPERATOR[torch.bfloat16]
 
 
-def test_a_side_stream_and_another_thread():
+def test_another_stream_and_thread():
     inputs = layer_like(1000)
     expected = cuda_scan.forward(ScanInputs.of(*inputs)).o
     found = []
@@ -110,7 +111,7 @@ def _start(tmp_path, code=FRESH, **variables):
     )
 
 
-def test_two_processes_without_compilers_build_at_once(tmp_path):
+def test_two_processes_without_compilers_compile_at_once(tmp_path):
     processes = [_start(tmp_path) for _ in range(2)]
     results = [process.communicate(timeout=HANG) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], results
@@ -134,7 +135,7 @@ print(choose_backend(q, k, v).backend)
 """
 
 
-def test_without_nvrtc_triton_runs_and_says_so_once(tmp_path):
+def test_without_nvrtc_triton_runs_and_one_line_is_logged(tmp_path):
     process = _start(
         tmp_path, WITHOUT, QUASAR_NVRTC=str(tmp_path / "none.so"), PATH=os.environ["PATH"]
     )

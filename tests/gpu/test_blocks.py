@@ -1,4 +1,4 @@
-"""The blocks on a GPU: WKV6 and SSD against float64, the layers as on a CPU."""
+"""The blocks on a GPU: WKV6 and SSD against float64, and layers against a CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quasar_kernels.decay_reference import ssd_recurrence, wkv6_recurrence
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS, packed
 from tests.quasar_kernels.blocks.calls import Operator, ssd_inputs, wkv6_inputs
-from tests.quasar_kernels.recorded import beside_float64, check
+from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.tolerances import (
     ADVERSARIAL,
     BETA_GRADIENT,
@@ -35,31 +35,31 @@ pytestmark = ON_CUDA_KERNELS
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 GPU = torch.device("cuda")
 BY_FLA = {FP32: 1e-2, BF16: 3e-2}
-"""What the host library's kernels are held to: their fp32 products are tf32, and decays' gradients
-are differences of sums over whole sequences."""
+"""Limits of fla's kernels: their fp32 products are tf32, and decays' gradients are differences of
+sums over whole sequences."""
 dtypes = pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 two_dtypes = pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 
 
 def draw_wkv6(T, K=64, V=None, B=1, H=4, **options):
-    """WKV6's inputs on the GPU."""
+    """Return WKV6's inputs on the GPU."""
     return [x.cuda() for x in wkv6_inputs(T, B, H, K, V or K, **options)]
 
 
 def draw_ssd(T, N=64, P=64, B=1, H=4, **options):
-    """SSD's inputs on the GPU."""
+    """Return SSD's inputs on the GPU."""
     return [x.cuda() for x in ssd_inputs(T, B, H, P, 2, N, **options)]
 
 
 def exact_wkv6(r, k, v, w, u, state=None, bounds=None):
-    """WKV6 in float64; long sequences by halved chunks, which a CPU's tests hold to the walk."""
-    walk = wkv6_recurrence if r.shape[1] <= 200 else decayed_attention
+    """Compute WKV6 in float64; long sequences by chunks, which are tested on the CPU."""
+    oracle = wkv6_recurrence if r.shape[1] <= 200 else decayed_attention
     state = None if state is None else state.double()
-    return walk(*(x.double() for x in (r, k, v, w, u)), state, bounds)
+    return oracle(*(x.double() for x in (r, k, v, w, u)), state, bounds)
 
 
 def exact_ssd(x, dt, A, B, C, D, state=None, bounds=None):
-    """SSD in float64, as `exact_wkv6`."""
+    """Compute SSD in float64, like `exact_wkv6`."""
     if x.shape[1] <= 200:
         return ssd_recurrence(x, dt, A, B, C, D, state, bounds)
     x, dt, A, B, C, D = (y.double() for y in (x, dt, A, B, C, D))
@@ -80,19 +80,11 @@ def noise(*shape):
     return torch.randn(*shape, device="cuda")
 
 
-def beside_exact(operator, x, bounds=None):
-    """Return results and all gradients, and float64's."""
-    return beside_float64(
+def with_exact(operator, x, bounds=None):
+    """Return the results and all gradients, of the operator and of float64."""
+    return with_float64(
         lambda *y: operator.call(*y, bounds), lambda *y: operator.exact(*y, bounds), *x
     )
-
-
-@dtypes
-@pytest.mark.parametrize("width", [32, 64, 128])
-@pytest.mark.parametrize(("T", "B"), [(1, 2), (31, 1), (300, 3), (2000, 2)])
-def test_values_of_wkv6(dtype, width, T, B):
-    x = [*draw_wkv6(T, width, B=B, dtype=dtype), noise(B, 4, width, width)]
-    check(wkv6_triton(*x), exact_wkv6(*x), OPERATOR[dtype])
 
 
 @two_dtypes
@@ -116,9 +108,9 @@ def test_gradients(dtype, name, K, V, lengths):
     T, N = (1500, 1) if lengths is None else (sum(lengths), len(lengths))
     bounds = None if lengths is None else packed(lengths)
     x = [*TRITON[name].inputs(T, K, V, dtype=dtype), noise(N, 4, K, V)]
-    found, wanted = beside_exact(TRITON[name], x, bounds)
+    found, wanted = with_exact(TRITON[name], x, bounds)
     if name == "ssd" and dtype != FP32:
-        # that of A sums terms of both signs over all tokens, so 16-bit inputs leave fewer digits
+        # the terms of A's gradient cancel, so 16-bit inputs leave fewer digits
         check([found.pop(4)], [wanted.pop(4)], BETA_GRADIENT)
     check(found, wanted, GRADIENT[dtype])
 
@@ -127,17 +119,17 @@ def test_gradients(dtype, name, K, V, lengths):
 @two_dtypes
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 1e-3, 1.0, 3.5, 30.0, 1000.0, 1e6])
 def test_any_decay(operator, dtype, decay):
-    found, wanted = beside_exact(operator, operator.inputs(1000, dtype=dtype, decay=decay))
+    found, wanted = with_exact(operator, operator.inputs(1000, dtype=dtype, decay=decay))
     assert all(torch.isfinite(y).all() for y in found)
     limit = max(OPERATOR[dtype], GRADIENT[dtype])
     if decay < 10:
         check(found, wanted, limit)
-    else:  # the decays' own gradients are rounding, and fp32 exponents of hundreds lose digits
+    else:  # the decays' gradients vanish, and exponents of hundreds lose digits in fp32
         sure = operator.steady
         check(found[:sure], wanted[:sure], max(limit, ADVERSARIAL))
 
 
-def test_strong_decays_cost_their_neighbours_no_digits():
+def test_strong_decays_do_not_reduce_the_precision_of_neighbours():
     r, k, v, w, u = draw_wkv6(500, decay=0.01)
     w[:, 5::20] = -1e6
     w[:, 50] = float("-inf")
@@ -152,7 +144,7 @@ def test_any_number_of_segments(operator, segments):
 
 
 def part(x, tokens):
-    """The inputs of some tokens."""
+    """Return the inputs of some tokens."""
     return [y[:, tokens] if y.ndim > 2 else y for y in x]
 
 
@@ -179,7 +171,7 @@ def test_later_tokens_do_not_change_earlier_ones_and_calls_repeat(operator):
 
 
 def replayed(call):
-    """Capture a call, and return what it returns and the replay."""
+    """Capture a call; return its results, and the function that replays it."""
     call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -196,8 +188,11 @@ def test_launches_can_be_captured(operator):
     assert torch.equal(o, operator.call(*x)[0])
 
 
+CUDA = TRITON["wkv6"]._replace(call=wkv6_cuda)
+
+
 @operators
-def test_single_tokens_are_the_walk_and_can_be_captured(operator):
+def test_single_tokens_equal_the_recurrence_and_can_be_captured(operator):
     x, found = operator.inputs(20, B=3, dtype=BF16), []
     token, state = [y.clone() for y in part(x, slice(1))], torch.zeros(3, 4, 64, 64, device="cuda")
     (o, final), replay = replayed(lambda: operator.call(*token, state))
@@ -210,9 +205,6 @@ def test_single_tokens_are_the_walk_and_can_be_captured(operator):
     check((torch.cat(found, 1), state), operator.exact(*x), RECURRENCE[BF16])
 
 
-CUDA = TRITON["wkv6"]._replace(call=wkv6_cuda)
-
-
 @dtypes
 @pytest.mark.parametrize("width", [32, 64, 128])
 @pytest.mark.parametrize("lengths", [None, [0, 1, 33, 64, 0, 135]], ids=["one", "packed"])
@@ -221,18 +213,18 @@ def test_gradients_by_cuda(dtype, width, lengths):
     bounds = None if lengths is None else packed(lengths)
     x = [*draw_wkv6(T, width, B=B, dtype=dtype), noise(N, 4, width, width)]
     limit = RECURRENCE[dtype] if dtype != FP32 else GRADIENT[FP32]
-    check(*beside_exact(CUDA, x, bounds), limit)
+    check(*with_exact(CUDA, x, bounds), limit)
 
 
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 3.5, 30.0, 1e6])
 def test_any_decay_by_cuda(decay):
     x = [*draw_wkv6(100, H=2, dtype=FP32, decay=decay), torch.zeros(1, 2, 64, 64, device="cuda")]
-    found, wanted = beside_exact(CUDA, x)
+    found, wanted = with_exact(CUDA, x)
     check(found[:5], wanted[:5], GRADIENT[FP32])
     assert all(torch.isfinite(y).all() for y in found)
 
 
-def test_decoding_by_cuda_is_one_walk_and_can_be_captured():
+def test_decoding_by_cuda_equals_the_recurrence_and_can_be_captured():
     x, state = draw_wkv6(20, B=3, dtype=BF16), torch.zeros(3, 4, 64, 64, device="cuda")
     token = [y[:, :1].clone() for y in x[:4]]
     (o, _), replay = replayed(lambda: wkv6_cuda(*token, x[4], state, in_place=True))
@@ -246,7 +238,7 @@ def test_decoding_by_cuda_is_one_walk_and_can_be_captured():
     check((torch.cat(found, 1), state), exact_wkv6(*x), RECURRENCE[BF16])
 
 
-def test_short_calls_go_to_cuda(monkeypatch):
+def test_cuda_computes_short_calls(monkeypatch):
     monkeypatch.setenv("QUASAR_WKV6_BACKEND", "cuda")
     x = draw_wkv6(SHORT[-1], dtype=BF16)
     assert WKV6.backend(GPU, BF16, width=64, tokens=SHORT[-1]).name == "cuda"
@@ -255,7 +247,7 @@ def test_short_calls_go_to_cuda(monkeypatch):
 
 
 def refuses_gated_backward() -> bool:
-    """Whether the host library's simple GLA refuses to go backward."""
+    """Return whether fla's simple GLA has no backward pass with this Triton and GPU."""
     major, minor, patch = (int(n) for n in triton.__version__.split("+")[0].split(".")[:3])
     hopper = torch.cuda.get_device_capability()[0] == 9
     return hopper and (3, 4, 0) <= (major, minor, patch) < (3, 7, 1)
@@ -272,15 +264,15 @@ def refuses_gated_backward() -> bool:
 @pytest.mark.parametrize("lengths", [None, [100, 1, 299]], ids=["one", "packed"])
 def test_every_implementation(monkeypatch, operator, name, dtype, lengths):
     if (operator, name) == ("ssd", "fla-core") and refuses_gated_backward():
-        pytest.skip("fla-core's simple GLA refuses to go backward with this Triton on Hopper")
+        pytest.skip("fla's simple GLA has no backward pass with this Triton on Hopper")
     monkeypatch.setenv(f"QUASAR_{operator.upper()}_BACKEND", name)
     bounds, N = (None, 1) if lengths is None else (packed(lengths), len(lengths))
     public, chosen = {"wkv6": (wkv6, WKV6), "ssd": (ssd, SSD)}[operator]
     x = [*TRITON[operator].inputs(400, dtype=dtype), noise(N, 4, 64, 64)]
     call = {"packed": lengths is not None, "width": 64}
     assert chosen.backend(GPU, dtype, **call).name == name
-    found, wanted = beside_exact(TRITON[operator]._replace(call=public), x, bounds)
-    assert chosen.backend(GPU, dtype, **call).name == name  # nothing fell back meanwhile
+    found, wanted = with_exact(TRITON[operator]._replace(call=public), x, bounds)
+    assert chosen.backend(GPU, dtype, **call).name == name  # it did not fail
     check(found, wanted, BY_FLA[dtype] if name == "fla-core" else GRADIENT[dtype])
 
 
@@ -294,9 +286,9 @@ def test_every_implementation(monkeypatch, operator, name, dtype, lengths):
     ],
     ids=["rwkv6", "mamba2", "pair", "all three"],
 )
-def test_a_layer_gives_on_a_gpu_what_it_gives_on_a_cpu(make):
+def test_a_layer_gives_the_same_results_on_a_gpu_and_a_cpu(make):
     layer = make()
-    there = copy.deepcopy(layer).cuda()
+    on_gpu = copy.deepcopy(layer).cuda()
     x, do = torch.randn(2, 2, 200, 128)
 
     def run(module, x, do):
@@ -306,7 +298,7 @@ def test_a_layer_gives_on_a_gpu_what_it_gives_on_a_cpu(make):
         grads = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
         return {"y": y.detach(), "x": x.grad, **grads}
 
-    wanted, found = run(layer, x, do), run(there, x.cuda(), do.cuda())
+    wanted, found = run(layer, x, do), run(on_gpu, x.cuda(), do.cuda())
     assert wanted.keys() == found.keys()
     errors = {
         n: relative_rms(found[n].cpu(), wanted[n].double()) for n in wanted if wanted[n].any()
@@ -315,7 +307,7 @@ def test_a_layer_gives_on_a_gpu_what_it_gives_on_a_cpu(make):
     assert not bad
 
 
-def test_a_block_says_what_runs():
+def test_backends_of_a_block():
     block = HybridBlock(width=128, heads=2, mixers=("rwkv6", "mamba2", "quasar")).cuda()
     found = block.backends(BF16)
     assert found["rwkv6"].name == "triton"

@@ -1,4 +1,4 @@
-"""The delta rule, with a decay and without, on a GPU: CUDA C++ and Triton against float64."""
+"""The delta rule, with and without decay, on a GPU: CUDA C++ and Triton against float64."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS, PORTABLE
 from tests.quasar_kernels.delta_rule.calls import chunk, inputs, recurrent, used, wide
+from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import common_key, packed
-from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR, RECURRENCE, RECURRENCE_STATE
 
 pytestmark = ON_CUDA_KERNELS
@@ -24,7 +24,7 @@ names = pytest.mark.parametrize("name", ["cuda", "triton"])
 
 
 def draw(T, width=64, **options):
-    """Inputs on the GPU for heads of a width."""
+    """Return inputs on the GPU for heads of a width."""
     heads = options.pop("H", 512 // width)
     return inputs(T, H=heads, K=width, device="cuda", **{"dtype": BF16, **options})
 
@@ -56,26 +56,21 @@ def test_gradients(monkeypatch, name, gated, width, T, group, lengths):
     state = torch.randn(sequences, 4 * group, width, width, device="cuda")
     count = 5 if gated else 4
 
+    options = {"output_final_state": True, "scale": 0.5, "cu_seqlens": cu}
+
     def run(*leaves):
-        given = type(x)(*leaves[:count], *x[count:])
-        return chunk(
-            given,
-            gated,
-            initial_state=leaves[-1],
-            output_final_state=True,
-            scale=0.5,
-            cu_seqlens=cu,
-        )
+        y = type(x)(*leaves[:count], *x[count:])
+        return chunk(y, gated, initial_state=leaves[-1], **options)
 
     def exact(*leaves):
-        given = used(type(x)(*leaves[:count], *x[count:]), gated)
-        return delta_chunked(*wide(given), leaves[-1], cu, scale=0.5)
+        y = used(type(x)(*leaves[:count], *x[count:]), gated)
+        return delta_chunked(*wide(y), leaves[-1], cu, scale=0.5)
 
-    check(*beside_float64(run, exact, *x[:count], state), GRADIENT[BF16])
+    check(*with_float64(run, exact, *x[:count], state), GRADIENT[BF16])
 
 
 def assert_gradients(x, scale):
-    """The gated rule's gradients against float64, g's among them."""
+    """Compare the gated rule's gradients, including g's, with float64."""
 
     def run(*leaves):
         return chunk(type(x)(*leaves), True, output_final_state=True, scale=scale)
@@ -83,7 +78,7 @@ def assert_gradients(x, scale):
     def exact(*leaves):
         return delta_chunked(*leaves, scale=scale)
 
-    check(*beside_float64(run, exact, *x), GRADIENT[BF16])
+    check(*with_float64(run, exact, *x), GRADIENT[BF16])
 
 
 @names
@@ -96,26 +91,18 @@ def test_gradients_of_any_decay(monkeypatch, name, width, decay):
 
 @names
 @pytest.mark.parametrize("width", [64, 128])
-def test_gradients_where_some_tokens_forget_everything(monkeypatch, name, width):
+def test_gradients_with_resets_of_the_state_and_step_sizes_of_zero(monkeypatch, name, width):
     monkeypatch.setenv("QUASAR_BACKEND", name)
     x = draw(3000, width, H=4, decay=0.02)
+    x.beta[:, ::5] = 0
     forgets = torch.rand_like(x.g) < 0.02
     assert_gradients(x._replace(g=torch.where(forgets, -200.0, x.g)), 0.125)
 
 
-@names
-@pytest.mark.parametrize("width", [64, 128])
-def test_gradients_of_step_sizes_of_zero(monkeypatch, name, width):
-    monkeypatch.setenv("QUASAR_BACKEND", name)
-    x = draw(3000, width, H=4, decay=0.02)
-    x.beta[:, ::5] = 0
-    assert_gradients(x, 0.125)
-
-
 @pytest.mark.parametrize("decay", [0.02, 1.0])
-def test_gradients_of_segments_that_pass_1_leaves_early(monkeypatch, decay):
+def test_gradients_with_skipped_maps(monkeypatch, decay):
     monkeypatch.setenv("QUASAR_BACKEND", "cuda")
-    x = draw(28_000, H=64, decay=decay)  # so many heads that a segment has over LONG tokens
+    x = draw(28_000, H=64, decay=decay)  # many heads, so a segment has more than LONG tokens
     program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(x.q, ("-DQUASAR_DECAY",)))
     assert cuda_scan.cut_segments(program, x.q, None).length >= cuda_scan.LONG
     assert_gradients(x, 0.125)
@@ -132,7 +119,7 @@ def test_any_decay(monkeypatch, name, decay):
 
 @names
 @gates
-def test_keys_that_are_alike(monkeypatch, name, gated):
+def test_similar_keys(monkeypatch, name, gated):
     monkeypatch.setenv("QUASAR_BACKEND", name)
     x = draw(20_000, decay=0.02)
     k = torch.nn.functional.normalize(common_key(x.k, 0.1).float(), dim=-1).to(BF16)
@@ -170,7 +157,7 @@ def test_every_path_of_the_gated_gradients(options):
 
 
 @gates
-def test_bursts_are_forgotten(monkeypatch, gated):
+def test_windows_after_bursts(monkeypatch, gated):
     monkeypatch.setenv("QUASAR_BACKEND", "cuda")
     x = draw(200_000, decay=0.01)
     v = x.v.clone()
@@ -195,13 +182,13 @@ def test_reruns_are_bitwise_equal(gated):
     assert all(torch.equal(y, z) for y, z in zip(*results, strict=True))
 
 
-def test_the_cuda_kernels_serve_both_rules_in_both_directions(monkeypatch):
-    taken = []
+def test_the_cuda_kernels_compute_both_rules_in_both_directions(monkeypatch):
+    options = []
     for module in (cuda_scan, cuda_scan_bwd):
 
-        def attempt(backend, program, *rest, kept=module.PROGRAM.attempt):
-            taken.append(program.variant.options[-1])
-            return kept(backend, program, *rest)
+        def attempt(backend, program, *rest, original=module.PROGRAM.attempt):
+            options.append(program.variant.options[-1])
+            return original(backend, program, *rest)
 
         monkeypatch.setattr(module.PROGRAM, "attempt", attempt)
     x = draw(500)
@@ -209,7 +196,7 @@ def test_the_cuda_kernels_serve_both_rules_in_both_directions(monkeypatch):
         leaves = [y.requires_grad_() for y in x[: 5 if gated else 4]]
         o, _ = chunk(type(x)(*leaves, *x[len(leaves) :]), gated)
         torch.autograd.grad(o.sum(), leaves)
-    assert taken == [*["-DQUASAR_READ_STEP"] * 2, *["-DQUASAR_DECAY"] * 2]
+    assert options == [*["-DQUASAR_READ_STEP"] * 2, *["-DQUASAR_DECAY"] * 2]
 
 
 @gates

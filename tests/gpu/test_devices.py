@@ -1,4 +1,4 @@
-"""Every public entry on a GPU that is not the current one, and threads that share two GPUs."""
+"""Every public function on a GPU that is not the current one, and threads on two GPUs."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ H, S, D = 8, 64, 512
 
 
 def randn(*shape, dtype=torch.float32):
-    """Noise on the other GPU."""
+    """Draw noise on the other GPU."""
     return torch.randn(*shape, device=f"cuda:{OTHER}", dtype=dtype)
 
 
 def layer_on(device, seed=0):
-    """A layer of the usual size."""
+    """Return a layer of the size that validators time."""
     torch.manual_seed(seed)
     return QuasarAttention(hidden_size=D, head_dim=S, num_heads=H).to(device)
 
 
 def recorded(outputs, leaves):
-    """The outputs, and the gradients that ones give."""
+    """Return the outputs, and the gradients for output gradients of 1."""
     outputs = [x for x in outputs if x is not None]
     ones = [torch.ones_like(x) for x in outputs]
     return [*outputs, *torch.autograd.grad(outputs, leaves, ones)]
 
 
 def operator(function, T):
-    """q, k, v, beta and a state, and a call of `function` that is recorded."""
+    """Return q, k, v, beta and a state, and a recorded call of `function` with them."""
     qkv = [randn(1, T, H, S, dtype=torch.bfloat16) * 0.1 for _ in range(3)]
     inputs = [*qkv, randn(H).abs() + 0.1, randn(1, H, S, S)]
     leaves = [x.requires_grad_() for x in inputs]
@@ -53,7 +53,7 @@ def operator(function, T):
 
 
 def kernels(function, *inputs):
-    """`inputs`, and a recorded call of `function` on them."""
+    """Return `inputs`, and a recorded call of `function` with them."""
     leaves = [x.requires_grad_() for x in inputs if x.is_floating_point()]
     return inputs, lambda: recorded([function(*inputs)], leaves)
 
@@ -66,7 +66,7 @@ def of_gate_and_norm():
 
 
 def layer_call(T, *, trained=False, calls=1, dtype=torch.bfloat16, batch=1, **arguments):
-    """An input, and calls of one layer with it; the last output counts."""
+    """Return an input, and a function that calls a layer with it and returns the last output."""
     layer, x = layer_on(f"cuda:{OTHER}"), randn(batch, T, D)
 
     def run():
@@ -127,7 +127,7 @@ ENTRIES = {
 
 @pytest.fixture(autouse=True)
 def peers():
-    """Device 0 is current, may read the other one's memory, and so would not raise."""
+    """Make device 0 current. It can access the other GPU's memory, so mistakes do not raise."""
     torch.manual_seed(0)
     torch.cuda.set_device(0)
     torch.ones(1, device="cuda:0").to(f"cuda:{OTHER}").to("cuda:0")
@@ -145,7 +145,7 @@ def test_the_current_device_does_not_matter(entry, backend, monkeypatch):
         kept = [x.detach().clone() for x in inputs]
         torch.cuda.synchronize()
         poison()
-        # inputs that are late: a launch on a stream that does not wait for them reads noise
+        # write the inputs late: a launch on a stream that does not wait for them reads noise
         with torch.no_grad():
             for x in inputs:
                 x.copy_(torch.randn_like(x, dtype=torch.float32))
@@ -159,7 +159,7 @@ def test_the_current_device_does_not_matter(entry, backend, monkeypatch):
 
 
 def step(layer, x):
-    """An output and the parameters' gradients."""
+    """Return an output and the parameters' gradients."""
     layer.zero_grad()
     with torch.autocast("cuda", torch.bfloat16):
         y = layer(x)[0]
@@ -198,19 +198,19 @@ def test_a_thread_for_each_gpu(chosen):
     assert wrong == []
 
 
-def test_a_layer_that_moves_to_the_other_gpu():
+def test_moving_a_layer_to_the_other_gpu():
     layer, x = layer_on("cuda:0"), torch.randn(1, 300, D, device="cuda:0")
     with torch.autocast("cuda", torch.bfloat16), torch.no_grad():
         first = [layer(x)[0] for _ in range(3)][-1]
         layer.to(f"cuda:{OTHER}")
-        there = [layer(x.to(f"cuda:{OTHER}"))[0] for _ in range(3)][-1]
+        other = [layer(x.to(f"cuda:{OTHER}"))[0] for _ in range(3)][-1]
         layer.to("cuda:0")
         again = [layer(x)[0] for _ in range(3)][-1]
-    assert torch.equal(there.to("cuda:0"), first)
+    assert torch.equal(other.to("cuda:0"), first)
     assert torch.equal(again, first)
 
 
-def test_tensors_on_several_gpus_are_refused():
+def test_tensors_on_several_gpus_are_an_error():
     inputs, _ = operator(chunk_quasar, 100)
     inputs = [x.detach() for x in inputs]
     for n in (1, 2, 3, 4):

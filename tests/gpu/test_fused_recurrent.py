@@ -1,4 +1,4 @@
-"""fused_recurrent_quasar on a GPU against the float64 recurrence: decoding, in place, packed."""
+"""fused_recurrent_quasar on a GPU against float64: decoding, in place, packed sequences."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_choice_of_tiles(B, S):
     "tiles",
     [RecurrentTiles(*of) for of in ((8, 1), (16, 1), (32, 2), (64, 4))],
 )
-def test_the_tiles_change_the_rounding_only(tiles):
+def test_the_tiles_change_only_the_rounding(tiles):
     inputs = layer_like(5, B=4, dtype=torch.float32)
     state = torch.randn(4, 8, 64, 64, device="cuda")
     expected = quasar_recurrence(*inputs, state)
@@ -75,7 +75,7 @@ def test_packed_sequences_in_place(index):
     check(results, expected, torch.float32)
 
 
-def test_strided_tokens_of_a_wider_row():
+def test_strided_tokens():
     q, k, v, beta = layer_like(1, B=5)
     views = rows_of_one_tensor(q, k, v)
     state = torch.randn(5, 8, 64, 64, device="cuda")
@@ -84,7 +84,7 @@ def test_strided_tokens_of_a_wider_row():
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
-def test_a_graph_decodes_on_fresh_tokens():
+def test_decoding_can_be_captured():
     q, k, v, beta = layer_like(12, B=2)
     state = torch.zeros(2, 8, 64, 64, device="cuda")
     token = [x[:, :1].clone() for x in (q, k, v)]
@@ -103,7 +103,7 @@ def test_a_graph_decodes_on_fresh_tokens():
     check((torch.cat(steps, 1), state), (expected, end), torch.bfloat16)
 
 
-def test_a_state_that_needs_a_gradient_is_left_alone():
+def test_a_state_that_needs_a_gradient_is_not_overwritten():
     inputs = layer_like(3)
     state = torch.randn(1, 8, 64, 64, device="cuda", requires_grad=True)
     before = state.detach().clone()

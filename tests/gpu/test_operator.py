@@ -32,7 +32,7 @@ def in_cuda(q, k, v, beta, initial_state=None, output_final_state=False, cu_seql
 
 @pytest.fixture(params=["triton 64", "cuda 64", "cuda 128"])
 def path(request, monkeypatch):
-    """One implementation and head width: its operator, and layer-like inputs for it."""
+    """An implementation and head width: its operator, and layer-like inputs for it."""
     name, width = request.param.split()
     if name == "cuda" and CAPABILITY < (8, 0):
         pytest.skip("needs compute capability 8.0")
@@ -55,8 +55,6 @@ def test_output_matches_float64(path, T):
 
 
 class TestSemantics(Semantics):
-    """Theirs as every implementation's."""
-
     @pytest.fixture
     def case(self, path):
         packings = [[0, 1, 700, 0, 64, 9000, 65, 0], [5], [16] * 50]
@@ -75,10 +73,9 @@ def test_correlated_keys(path, noise, T):
 @pytest.mark.parametrize(
     ("keys", "triton", "cuda"),
     [
-        # CUDA: measured up to 3.1e-3 over lengths, widths and dtypes: held to a layer's keys' limit
+        # CUDA: measured up to 3.1e-3 over lengths, widths and dtypes
         ("constant", 9e-3, LIMIT),
-        # CUDA: up to 9.1e-3; neighbours' updates cancel in the state, so that what rounding takes
-        # from each counts for more of what is left
+        # CUDA: measured up to 9.1e-3, because adjacent updates cancel in the state
         ("alternating", 9e-3, 1.4e-2),
         ("one key and 1% noise", 9e-3, 7e-3),
         ("mixed norms", 9e-3, 9e-3),
@@ -97,7 +94,7 @@ def test_adversarial_keys(path, keys, triton, cuda):
     assert relative_rms(o, quasar_chunked(q, k, v, beta)[0]) <= limit
 
 
-def test_more_elements_than_32_bits_count(path):
+def test_more_than_2_31_elements(path):
     beta = torch.ones_like(path.inputs(1)[3])
     T = (1 << 31) // CHANNELS + 5000
     q, k, v = (
@@ -107,7 +104,7 @@ def test_more_elements_than_32_bits_count(path):
     for x in (q, k, v):
         x.mul_(0.3)
     o, _ = path.operator(q, k, v, beta)
-    # what is far behind is forgotten: the last tokens from a fresh start, compared at their end
+    # the state forgets distant tokens, so the end can be compared with a call on the last 12,000
     tail = slice(T - 12_000, T)
     expected, _ = quasar_chunked(q[:, tail], k[:, tail], v[:, tail], beta)
     assert relative_rms(o[:, -2000:], expected[:, -2000:]) <= LIMIT

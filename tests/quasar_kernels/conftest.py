@@ -1,4 +1,4 @@
-"""Set-up of the kernel tests: mounts the overlay as `fla` and seeds each test."""
+"""Set-up of the kernel tests: the overlay is mounted, and each test starts from one seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fla.ops.quasar import torch_private  # noqa: E402
 
 from tests.quasar_kernels.cuda.emulated.programs import Programs  # noqa: E402 # imports `fla`
 
-# the tensors are small: synchronizing threads takes ten times the time that they save
+# the tensors are small, so several threads would be ten times slower
 torch.set_num_threads(1)
 
 
@@ -26,13 +26,13 @@ def _seeded() -> None:
 
 @pytest.fixture(scope="session")
 def programs() -> Programs:
-    """Return the CUDA programs for a CPU, each built once."""
+    """CUDA programs for the CPU, each built once."""
     return Programs()
 
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let host code launch emulated programs; new tensors are NaN until they are written."""
+    """Let host code launch these programs: there is a stream, and unwritten memory is NaN."""
     monkeypatch.setattr(torch_private, "raw_stream", lambda _: 0)
     torch.use_deterministic_algorithms(True)
     yield

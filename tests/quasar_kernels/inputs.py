@@ -1,4 +1,4 @@
-"""Inputs of the kernels' tests, on any device: as a layer computes them, and adversarial keys."""
+"""Inputs of the kernels' tests, on any device: layer-like inputs, and adversarial keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def layer_like(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, v [B, T, H, S] as of a layer with default weights, and beta [H] fp32."""
+    """Return q, k and v `[B, T, H, S]` as in a layer with default weights, and beta `[H]` fp32."""
 
     def projected() -> Tensor:
         x = torch.randn(B, T, H * S, device=device) / 3**0.5
@@ -32,7 +32,7 @@ def layer_like(
 
 
 def common_key(k: Tensor, noise: float) -> Tensor:
-    """Return keys of k's shape: for each head one vector plus noise."""
+    """Return keys of k's shape: one vector per head, plus noise."""
     common = torch.randn(1, 1, *k.shape[2:], device=k.device)
     return (common + noise * torch.randn(k.shape, device=k.device)).to(k.dtype)
 
@@ -56,31 +56,34 @@ ADVERSARIAL_KEYS: dict[str, Callable[[Tensor], Tensor]] = {
     "large": lambda k: _of_norm(k, 80),
     "tiny": lambda k: _of_norm(k, 1e-6),
 }
-"""Functions from layer-like keys [B, T, H, S] to keys that are hard for the kernels, by name."""
+"""Functions that make difficult keys from layer-like ones `[B, T, H, S]`, by name."""
 
 
 def packed(lengths: Sequence[int], device: str = "cpu", dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return the bounds [len(lengths) + 1] of packed sequences."""
+    """Return the bounds `[N + 1]` of packed sequences of N lengths."""
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], device=device, dtype=dtype)
 
 
 def rows_of_one_tensor(*tensors: Tensor) -> list[Tensor]:
-    """Return the tensors [B, T, H, S] as views of one tensor, whose rows contain all of them."""
+    """Return the tensors `[B, T, H, S]` as views of one tensor whose rows contain all of them."""
     width = tensors[0].shape[2] * tensors[0].shape[3]
     wide = torch.cat([x.flatten(2) for x in tensors], -1)
     return [x.unflatten(-1, tensors[0].shape[2:]) for x in wide.split(width, -1)]
 
 
 def assert_close(o: Tensor, expected: Tensor, limit: float) -> None:
-    """Check the errors of o as a whole, in each eighth of its tokens, and of each element.
-
-    `expected` is the float64 result, `limit` the largest relative RMS error.
-    """
-    assert torch.isfinite(o).all()
-    assert relative_rms(o, expected) <= limit
+    """Compare o with float64's result: as a whole, in every eighth of the tokens, and per value."""
+    bad = o.numel() - int(torch.isfinite(o).sum())
+    assert bad == 0, f"{bad} of {o.numel()} values are not finite"
+    error = float(relative_rms(o, expected))
+    assert error <= limit, f"relative RMS error {error:.3g}, limit {limit:.3g}"
     parts = zip(o.tensor_split(8, 1), expected.tensor_split(8, 1), strict=True)
-    for number, (part, exact) in enumerate(parts):
-        assert relative_rms(part, exact) <= limit * 1.05, f"eighth {number + 1} of the tokens"
-    assert (o.double() - expected).abs().max() <= 0.1
+    for number, (part, wanted) in enumerate(parts):
+        error, most = float(relative_rms(part, wanted)), limit * 1.05
+        where = f"eighth {number + 1} of the tokens"
+        assert error <= most, f"{where}: relative RMS error {error:.3g}, limit {most:.3g}"
+    worst = float((o.double() - expected).abs().max())
+    assert worst <= 0.1, f"largest absolute error {worst:.3g}, limit 0.1"
     if expected.any():
-        assert F.cosine_similarity(o.double().flatten(), expected.flatten(), dim=0) >= 0.999
+        cosine = float(F.cosine_similarity(o.double().flatten(), expected.flatten(), dim=0))
+        assert cosine >= 0.999, f"cosine similarity {cosine:.6f}, at least 0.999"

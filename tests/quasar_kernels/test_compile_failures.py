@@ -1,7 +1,7 @@
-"""compile_failures: what compilers and torch really say is recognised, and nothing else.
+"""compile_failures recognises real messages of compilers and torch.
 
-Texts are made by running the tools with a fault planted; those that need a GPU or another driver
-are quoted as their makers print them.
+The messages come from runs of the tools with a planted fault. Messages that need a GPU or another
+driver are quoted.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ import os
 import resource
 import shutil
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fla.ops.quasar import switches
 from fla.ops.quasar.cuda import nvrtc
-from torch.utils import cpp_extension as builder
 
 from benchmarks.resources.compile import find_nvcc
 from quasar_kernels import compile_failures as known
@@ -26,7 +23,7 @@ from quasar_kernels.compile_failures import Explanation, explain
 from tests import PROJECT
 from tests.processes import run
 from tests.quasar_kernels.cuda.installed import needs_nvrtc
-from tests.small_host import install_small_host
+from tests.small_fla import install_small_fla
 
 NVCC = find_nvcc()
 KERNEL = 'extern "C" __global__ void k(float* x) { %s }\n'
@@ -45,7 +42,7 @@ needs_nvcc = pytest.mark.skipif(
 
 
 def _output(command: list[str], memory: int = 0, **environment: Any) -> str:
-    """Run what has to fail, with so many bytes of address space, and return what it said."""
+    """Run a command that must fail, with limited address space if `memory`; return its output."""
 
     def limit() -> None:
         if memory:
@@ -91,12 +88,7 @@ def test_nvcc_without_memory(tmp_path: Path) -> None:
 
 
 @needs_nvcc
-def test_nvcc_without_a_host_compiler(tmp_path: Path) -> None:
-    assert explain(_nvcc(tmp_path, KERNEL % "", PATH=str(tmp_path))) == known.NO_GCC
-
-
-@needs_nvcc
-def test_a_plain_mistake_is_not_explained_away(tmp_path: Path) -> None:
+def test_an_error_in_the_code_has_no_explanation(tmp_path: Path) -> None:
     text = _nvcc(tmp_path, KERNEL % "no_such_call();", "-arch=sm_90")
     assert "no_such_call" in text
     assert explain(text) is None
@@ -123,12 +115,10 @@ def test_ptxas(version, target, option, expected, tmp_path):
     ("command", "expected"),
     [
         ("nvcc -arch=sm_90 kernel.cu", known.NO_NVCC),
-        ("ninja -v", known.NO_NINJA),
         ("g++ -c kernel.cpp", known.NO_GCC),
-        ("cc -c kernel.c", known.NO_GCC),
     ],
 )
-def test_a_shell_that_finds_no_such_program(command, expected, tmp_path):
+def test_a_shell_without_the_program(command, expected, tmp_path):
     for shell in ("sh", "bash"):
         path = shutil.which(shell)
         if path:
@@ -136,26 +126,9 @@ def test_a_shell_that_finds_no_such_program(command, expected, tmp_path):
             assert explain(text) == expected, text
 
 
-def test_a_compiler_that_the_kernel_kills() -> None:
+def test_a_killed_compiler() -> None:
     text = _output(["bash", "-c", "bash -c 'kill -9 $$'; exit 1"])
     assert explain(text) == known.MEMORY, text
-
-
-def test_torchs_extension_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(call: Callable[[], object]) -> str:
-        with pytest.raises(Exception) as caught:  # noqa: PT011 whatever torch raises
-            call()
-        return "".join(traceback.format_exception(caught.value))
-
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "sm_90")
-    arch_list = said(builder._get_cuda_arch_flags)
-    assert explain(arch_list) == known.ARCH_LIST, arch_list
-    monkeypatch.setenv("PATH", str(tmp_path))
-    ninja = said(builder.verify_ninja_availability)
-    assert explain(ninja) == known.NO_NINJA, ninja
-    monkeypatch.setattr(builder, "CUDA_HOME", None)
-    toolkit = said(lambda: builder._join_cuda_home("bin", "nvcc"))
-    assert explain(toolkit) == known.NO_NVCC, toolkit
 
 
 @needs_nvrtc
@@ -177,8 +150,8 @@ def test_nvrtc(source: str, arch: str, expected: Explanation | None) -> None:
 
 @pytest.fixture(scope="module")
 def small_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """PYTHONPATH of a process that imports the project on the small host."""
-    return f"{install_small_host(tmp_path_factory.mktemp('host'))}:{PROJECT}"
+    """PYTHONPATH of a process that imports the project and the small fla."""
+    return f"{install_small_fla(tmp_path_factory.mktemp('fla'))}:{PROJECT}"
 
 
 SHORT_OF_MEMORY = f"""
@@ -205,7 +178,7 @@ def test_nvrtc_without_memory(tmp_path: Path, small_path: str) -> None:
 
 
 @needs_nvrtc
-def test_nvrtc_without_its_other_half(tmp_path: Path, small_path: str) -> None:
+def test_nvrtc_without_its_builtins_library(tmp_path: Path, small_path: str) -> None:
     library = tmp_path / "libnvrtc.so.13"
     library.symlink_to(nvrtc.load_library()._name)
     code = (
@@ -230,43 +203,20 @@ def test_no_nvrtc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
-            known.ARCH_LIST,
-        ),
-        ("cuModuleLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU", known.ARCH_LIST),
-        ("cuModuleLoadData: CUDA_ERROR_UNSUPPORTED_PTX_VERSION", known.DRIVER_OLD),
+        ("cuModuleLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU", known.OTHER_GPUS),
         ("the provided PTX was compiled with an unsupported toolchain.", known.DRIVER_OLD),
-        ("CUDA driver version is insufficient for CUDA runtime version", known.DRIVER_OLD),
         ("cudaGetDeviceCount() failed with error code: 35", known.DRIVER_OLD),
-        (
-            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
-            known.DRIVER_OLD,
-        ),
-        (
-            "Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display "
-            "driver / cuda driver combination",
-            known.DRIVER_MIXED,
-        ),
+        ("The NVIDIA driver on your system is too old (found version 11040).", known.DRIVER_OLD),
+        ("Error 803: system has unsupported display driver", known.DRIVER_MIXED),
         ("RuntimeError: Found no NVIDIA driver on your system.", known.DRIVER_MISSING),
-        ("RuntimeError: No CUDA GPUs are available", known.DRIVER_MISSING),
         ("the CUDA driver (libcuda.so.1) cannot be loaded", known.DRIVER_MISSING),
         ("AssertionError: Torch not compiled with CUDA enabled", known.CPU_TORCH),
         ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", known.GPU_FULL),
-        ("terminate called after throwing an instance of 'std::bad_alloc'", known.MEMORY),
-        ("ptxas fatal   : Memory allocation failure", known.MEMORY),
-        ("command failed with exit code 137", known.MEMORY),
-        ("sh: 1: cicc: not found", known.NO_NVCC),
         ("[Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'", known.NO_NVCC),
         ("Failed to find C compiler. Please specify via CC environment variable", known.NO_GCC),
-        ('error: cannot open source file "cuda_fp16.h"', known.NO_HEADER),
-        ("wgmma: sm_90a required", known.ARCH_FLAG),
-        ("Instruction 'wgmma.mma_async' requires .target sm_90a", known.ARCH_FLAG),
         ("the CUDA sources cannot be read ([Errno 2] chunk.cuh)", known.NO_SOURCE),
         ("sequence lengths 137, 803 and 222 were timed in 35 s", None),
-        ("warning #177-D: variable was declared but never referenced", None),
-        ("", None),
     ],
 )
-def test_quoted(text: str, expected: Explanation | None) -> None:
+def test_quoted_messages(text: str, expected: Explanation | None) -> None:
     assert explain(text) == expected

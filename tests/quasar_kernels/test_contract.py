@@ -1,4 +1,4 @@
-"""The fork's rules: the overlay keeps them, and each broken one is found."""
+"""The fork's rules: the overlay keeps them, and every broken rule is found."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ SPECIFIED = """
     from fla.utils import check_shared_mem
     from fla.utils import input_guard
 """
-"""The imports as the rule book prints them, written apart from the contract."""
+"""The imports as the rule book prints them."""
 
 
-def test_the_rules_are_those_of_the_rule_book():
+def test_the_rules_equal_the_rule_book_s():
     assert list(REQUIRED_IMPORTS) == [line.strip() for line in SPECIFIED.strip().splitlines()]
     forbidden = {f"{word} fla.ops.{name}" for word in ("from", "import") for name in ("gla", "kda")}
     assert set(FORBIDDEN_TEXT) == forbidden
@@ -59,7 +59,7 @@ def test_the_overlay_keeps_every_rule(tree):
     assert check_tree(tree) == []
 
 
-def test_every_published_source_names_its_licence_and_its_holders():
+def test_every_published_source_names_licence_and_copyright_holders():
     licence = (PROJECT / "LICENSE").read_text().splitlines()
     assert licence[0] == "MIT License"
     (holders,) = [line.removeprefix("Copyright (c) ") for line in licence if "(c)" in line]
@@ -78,22 +78,22 @@ def test_every_published_source_names_its_licence_and_its_holders():
         ), path
 
 
-def test_whatever_is_no_byte_code_is_published(tmp_path):
+def test_all_files_but_byte_code_are_published(tmp_path):
     for name in ("notes.txt", "left.pyc", "program.cu", "__pycache__/cache.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert list(map(str, overlay_files(root=tmp_path))) == ["notes.txt", "program.cu"]
 
 
-def test_ops_publishes_the_operator_s_folder_alone():
+def test_the_scope_ops_publishes_only_the_operator_s_folder():
     files = overlay_files("ops")
     assert {QUASAR_DIR / name for name in TARGET_FILES} <= set(files)
     assert set(overlay_files()) - set(files) == {PurePosixPath("fla/layers/quasar.py")}
 
 
-def test_the_digest_names_what_a_scope_publishes(tree):
+def test_the_digest_depends_on_names_and_contents_of_a_scope_s_files(tree):
     digests = [overlay_digest(root=tree)]
-    assert digests == [overlay_digest()]  # wherever it lies
+    assert digests == [overlay_digest()]
     operator = overlay_digest("ops", tree)
     layer, gate = tree / "fla/layers/quasar.py", tree / QUASAR_DIR / "gate.py"
 
@@ -121,7 +121,7 @@ def test_a_missing_import(tree, line):
     chunk = tree / QUASAR_DIR / "chunk.py"
     lines = chunk.read_text().splitlines()
     assert line in lines
-    # neither a comment nor a longer line stands in for the import
+    # neither a comment nor a longer line counts as the import
     replaced = [f"# {line}\n{line}_of_another_name" if x == line else x for x in lines]
     chunk.write_text("\n".join(replaced))
     (violation,) = check_tree(tree, strict=True)
@@ -130,7 +130,7 @@ def test_a_missing_import(tree, line):
 
 
 @pytest.mark.parametrize("comment", ["  # needed", "#1 of 2 # more"])
-def test_a_comment_behind_an_import_takes_nothing_away(tree, comment):
+def test_an_import_followed_by_a_comment_counts(tree, comment):
     chunk = tree / QUASAR_DIR / "chunk.py"
     line = "from fla.utils import IS_AMD"
     chunk.write_text(chunk.read_text().replace(f"{line}\n", f"{line}{comment}\n", 1))
@@ -140,7 +140,7 @@ def test_a_comment_behind_an_import_takes_nothing_away(tree, comment):
 
 @pytest.mark.parametrize("text", FORBIDDEN_TEXT)
 @pytest.mark.parametrize("name", TARGET_FILES)
-def test_forbidden_text_even_in_a_comment(tree, text, name):
+def test_forbidden_text_in_a_comment(tree, text, name):
     with (tree / QUASAR_DIR / name).open("a") as file:
         file.write(f"\n# was: {text} import x\n")
     (violation,) = check_tree(tree)
@@ -159,7 +159,7 @@ def test_forbidden_text_even_in_a_comment(tree, text, name):
         "def late():\n    import importlib\n    return importlib.import_module('fla.ops.gla')",
     ],
 )
-def test_a_forbidden_import_however_it_is_written(tree, code):
+def test_forbidden_imports_in_any_spelling(tree, code):
     helper = tree / QUASAR_DIR / "cuda" / "helper.py"
     depth = code.replace("from ..", "from ...")  # the same module from one folder below
     for path, text in ((tree / QUASAR_DIR / "gate.py", code), (helper, depth)):
@@ -173,7 +173,7 @@ def test_a_forbidden_import_however_it_is_written(tree, code):
         path.write_text(before)
 
 
-def test_an_import_in_a_text_is_none(tree):
+def test_an_import_in_a_string_does_not_count(tree):
     chunk = tree / QUASAR_DIR / "chunk.py"
     line = "from fla.utils import IS_AMD"
     chunk.write_text(chunk.read_text().replace(f"{line}\n", f'"""\n{line}\n"""\n', 1))
@@ -181,14 +181,7 @@ def test_an_import_in_a_text_is_none(tree):
     assert repr(line) in violation.rule
 
 
-@pytest.mark.parametrize("name", ["backend.py", "gate.py"])
-def test_another_file_may_tell_of_an_import(tree, name):
-    with (tree / QUASAR_DIR / name).open("a") as file:
-        file.write('"""\n' + "\n".join(REQUIRED_IMPORTS) + '\n"""\n')
-    assert check_tree(tree) == []
-
-
-def test_a_file_of_two_mebibytes_is_the_longest_that_is_read(tree):
+def test_the_size_limit_of_a_file(tree):
     helper = tree / QUASAR_DIR / "helper.py"
     helper.write_text("#" * 2**21)
     assert check_tree(tree) == []
@@ -197,14 +190,14 @@ def test_a_file_of_two_mebibytes_is_the_longest_that_is_read(tree):
     assert "too long" in violation.rule
 
 
-def test_a_file_that_no_parser_takes(tree):
-    for content in ("(" * 100_000, "-" * 500_000 + "1", "x = \x00", "# " + "x" * 2**21):
+def test_a_file_that_cannot_be_parsed(tree):
+    for content in ("(" * 100_000, "-" * 500_000 + "1", "x = \x00"):
         (tree / QUASAR_DIR / "helper.py").write_text(content)
         (violation,) = check_tree(tree)
-        assert violation.path == QUASAR_DIR / "helper.py"
+        assert "not Python" in violation.rule
 
 
-def test_compiled_code_is_found_wherever_it_lies(tree):
+def test_compiled_files_are_found_in_all_folders(tree):
     names = {"fla/__pycache__/a.cpython-311.pyc", "docs/lib.so.1", "fla/ops/x.cubin"}
     for name in names:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -217,7 +210,7 @@ def test_a_tree_without_cuda_source_or_layer(tree):
         path.unlink()
     (tree / "fla/layers/quasar.py").unlink()
     (tree / ".git").mkdir()
-    (tree / ".git" / "kernel.cu").write_text("git's own files do not count")
+    (tree / ".git" / "kernel.cu").write_text("files of git do not count")
     assert [str(v.path) for v in check_tree(tree, strict=True)] == [
         "fla/layers/quasar.py",
         "fla/ops/quasar",
@@ -228,10 +221,6 @@ def test_a_file_that_is_not_text(tree):
     (tree / QUASAR_DIR / "gate.py").write_bytes(b"\xff\xfe\x00")
     (violation,) = check_tree(tree)
     assert "UTF-8" in violation.rule
-
-
-def test_an_empty_tree_breaks_every_rule(tmp_path):
-    assert len(check_tree(tmp_path, strict=True)) == len(TARGET_FILES) + 2
 
 
 def test_the_check_imports_no_torch():

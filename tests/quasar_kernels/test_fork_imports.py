@@ -1,7 +1,7 @@
-"""What the public fork imports: recorded truly, and provided by the project's dependencies.
+"""The recorded imports of the public fork: correct, and provided by the project's dependencies.
 
-With QUASAR_LIVE_FORK, the folder of a clone at the recorded commit, the record is made anew and
-compared with what Python itself imports there.
+With QUASAR_LIVE_FORK, a clone at the recorded commit, the imports are recorded again and compared
+with the imports that Python executes there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.processes import run, run_python
 
 LIVE = os.environ.get("QUASAR_LIVE_FORK")
 
-# Runs in a child: what the modules of fla ask for while they are imported.
+# Runs in a child process: records the imports that fla's modules execute.
 TRACE = """
 import builtins, importlib, json, sys
 real, seen = builtins.__import__, set()
@@ -40,7 +40,7 @@ print(json.dumps([name for name in seen if name in sys.modules]))
 
 
 def dependencies() -> dict[str, Requirement]:
-    """What pyproject.toml asks for with the extra `miner`, by the name in lower case."""
+    """Return the requirements of pyproject.toml and its extra `miner`, by lower-case name."""
     text = (PROJECT / "pyproject.toml").read_text()
     blocks = re.findall(r"^(?:dependencies|miner) = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)
     lines = re.findall(r'^  "(.+?)",', "".join(blocks), re.MULTILINE)
@@ -48,24 +48,24 @@ def dependencies() -> dict[str, Requirement]:
 
 
 def test_every_import_is_provided_by_a_dependency() -> None:
-    asked, distributions = dependencies(), importlib.metadata.packages_distributions()
+    required, distributions = dependencies(), importlib.metadata.packages_distributions()
     for module in {name.split(".")[0] for name in fork_imports()}:
-        # a distribution that lies twice on the path is named twice
-        (name,) = {d.lower() for d in distributions[module]} & asked.keys()
-        requirement = asked[name]
+        # a distribution that is twice on the path is listed twice
+        (name,) = {d.lower() for d in distributions[module]} & required.keys()
+        requirement = required[name]
         version = importlib.metadata.version(requirement.name)
         assert requirement.specifier.contains(version, prereleases=True), (module, version)
 
 
-def test_what_is_installed_has_every_name() -> None:
+def test_every_imported_name_is_installed() -> None:
     for module, names in fork_imports().items():
-        there = importlib.import_module(module)
+        installed = importlib.import_module(module)
         for name in names:
-            if not hasattr(there, name):
+            if not hasattr(installed, name):
                 importlib.import_module(f"{module}.{name}")
 
 
-def test_only_what_is_certain_to_be_executed_is_recorded(tmp_path: Path) -> None:
+def test_only_unconditional_imports_are_recorded(tmp_path: Path) -> None:
     files = {
         "fla/__init__.py": "import certain.sub as c\nfrom fla.layers import thing\n",
         "fla/layers/__init__.py": "from .thing import A\nfrom . import leaf\nfrom ..util import x",
@@ -86,19 +86,17 @@ def test_only_what_is_certain_to_be_executed_is_recorded(tmp_path: Path) -> None
         find_imports(tmp_path, ["fla.gone"])
 
 
-@pytest.mark.parametrize("named", ["absent", "notes", "."])
-def test_what_is_no_checkout_of_the_fork_is_refused(tmp_path, capsys, named):
-    (tmp_path / "notes").touch()
+def test_a_folder_that_is_not_a_checkout_of_the_fork(tmp_path, capsys):
     before = FORK_IMPORTS.read_bytes()
     with pytest.raises(SystemExit) as ended:
-        main([str(tmp_path / named)])
+        main([str(tmp_path)])
     assert ended.value.code == 2
-    assert f"{tmp_path / named} is no checkout of the fork" in capsys.readouterr().err
+    assert f"{tmp_path} is no checkout of the fork" in capsys.readouterr().err
     assert FORK_IMPORTS.read_bytes() == before
 
 
-@pytest.mark.skipif(LIVE is None, reason="QUASAR_LIVE_FORK names no clone of the public fork")
-def test_the_record_is_what_the_fork_imports() -> None:
+@pytest.mark.skipif(LIVE is None, reason="QUASAR_LIVE_FORK is not set")
+def test_the_record_equals_the_fork_s_imports() -> None:
     tree = Path(str(LIVE))
     commit = json.loads(FORK_IMPORTS.read_text())["commit"]
     assert run("git", "rev-parse", "HEAD", cwd=tree).stdout.strip() == commit
@@ -109,5 +107,5 @@ def test_the_record_is_what_the_fork_imports() -> None:
     executed = {name for name in json.loads(traced.stdout) if name.split(".")[0] not in ignored}
     recorded = set(fork_imports())
     assert recorded <= executed
-    # What only a `try` or an `if` imports may be executed as well, from the same distributions.
+    # Imports within `try` or `if` may be executed as well, from the same distributions.
     assert {name.split(".")[0] for name in executed} == {name.split(".")[0] for name in recorded}

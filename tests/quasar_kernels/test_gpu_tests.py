@@ -1,4 +1,4 @@
-"""The GPU tests use only names that exist; a machine without a GPU would not notice by itself."""
+"""The GPU tests use only names that exist, which machines without a GPU would not notice."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def missing_names(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(FOLDER).as_posix())
-def test_all_names_exist(path):
+def test_names_in_gpu_tests_exist(path):
     mount()
     assert missing_names(path) == []

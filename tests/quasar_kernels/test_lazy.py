@@ -1,4 +1,4 @@
-"""What importing the packages for model builders costs, and that every name is there."""
+"""The packages for model builders: lazy imports, and their names."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PACKAGES = ["quasar_kernels.blocks", "quasar_kernels.delta_rule"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_is_imported_without_torch_and_fla(package):
+def test_importing_a_package_imports_neither_torch_nor_fla(package):
     heavy = "{'torch', 'triton', 'fla', 'transformers', 'numpy'}"
     done = run_python("-c", f"import sys, {package}; print({heavy} & set(sys.modules))")
     assert done.stdout == "set()\n", done.stderr
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_name_is_there_and_listed(package):
+def test_every_name_exists_and_is_listed(package):
     module = importlib.import_module(package)
     assert set(module.__all__) <= set(dir(module))
     for name in module.__all__:
@@ -29,7 +29,7 @@ def test_every_name_is_there_and_listed(package):
 
 
 @pytest.mark.slow
-def test_the_blocks_are_silent_on_a_cpu_and_fla_alone_is_not():
+def test_the_blocks_suppress_fla_s_warning_on_a_cpu():
     hidden = {"env": {"PATH": "", "CUDA_VISIBLE_DEVICES": ""}}
     ours = run_python("-c", "from quasar_kernels.blocks import HybridBlock, ssd, wkv6", **hidden)
     assert (ours.returncode, ours.stdout, ours.stderr) == (0, "", "")

@@ -1,4 +1,4 @@
-"""The largest length by the counted bytes of the layer; benchmarks compare the count with peaks."""
+"""The largest length that fits in memory; benchmarks compare the formulas with measured peaks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quasar_kernels.memory import KEPT_MIB, LayerSize, largest_length, peak_byte
 @pytest.mark.parametrize("size", [LayerSize(), LayerSize(2048, 16, 128)])
 @pytest.mark.parametrize("keep_mib", [0, KEPT_MIB])
 @pytest.mark.parametrize("gib", [0.2, 1, 4, 6, 20, 100])
-def test_the_largest_length_fits_and_a_longer_one_does_not(gib, keep_mib, size, way, fused):
+def test_the_largest_length_fits_and_longer_ones_do_not(gib, keep_mib, size, way, fused):
     def fits(tokens: int) -> bool:
         return peak_bytes(tokens, way, size, fused=fused, keep_mib=keep_mib) <= gib * 2**30
 

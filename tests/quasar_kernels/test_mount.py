@@ -1,8 +1,7 @@
-"""The source of `fla.ops.quasar` and of the layer: the mounted overlay, a fork's tree, a rival."""
+"""Which files `fla.ops.quasar` and the layer are loaded from, mounted and in a fork's tree."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -11,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from quasar_kernels.contract import OVERLAY
+from quasar_kernels.fla_package import lay_over_fla
 from tests.processes import run_python
-from tests.small_host import install_small_host
+from tests.small_fla import install_small_fla
 
 
 def run(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
@@ -21,7 +21,7 @@ def run(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
     return run_python("-W", "ignore", "-c", code, env=env)
 
 
-def test_mounting_adds_the_overlay_to_fla(tmp_path):
+def test_mounting_loads_the_overlay_and_keeps_fla_core(tmp_path):
     code = """
 from quasar_kernels.mount import mount
 mount(); mount()
@@ -29,7 +29,7 @@ import fla.layers.quasar, fla.ops.quasar, fla.ops.quasar.chunk, fla.ops.delta_ru
 for module in (fla.layers.quasar, fla.ops.quasar, fla.ops.quasar.chunk, fla.ops.delta_rule):
     print(module.__file__)
 """
-    done = run(code, Path(install_small_host(tmp_path)))
+    done = run(code, Path(install_small_fla(tmp_path)))
     assert done.returncode == 0, done.stderr
     layer, package, chunk, other = map(Path, done.stdout.split())
     assert layer == OVERLAY / "fla/layers/quasar.py"
@@ -38,17 +38,17 @@ for module in (fla.layers.quasar, fla.ops.quasar, fla.ops.quasar.chunk, fla.ops.
     assert OVERLAY not in other.parents
 
 
-def test_mounting_after_another_copy_is_refused(tmp_path):
-    rival = tmp_path / "rival" / "ops"
-    shutil.copytree(OVERLAY / "fla" / "ops" / "quasar", rival / "quasar")
+def test_mounting_fails_if_another_copy_is_loaded(tmp_path):
+    other = tmp_path / "other" / "ops"
+    shutil.copytree(OVERLAY / "fla" / "ops" / "quasar", other / "quasar")
     code = f"""
 import fla.ops
-fla.ops.__path__.insert(0, {str(rival)!r})
+fla.ops.__path__.insert(0, {str(other)!r})
 import fla.ops.quasar
 from quasar_kernels.mount import mount
 mount()
 """
-    done = run(code, Path(install_small_host(tmp_path / "host")))
+    done = run(code, Path(install_small_fla(tmp_path / "fla")))
     assert done.returncode == 1
     assert "RuntimeError: fla.ops.quasar" in done.stderr
     assert str(tmp_path) in done.stderr
@@ -56,13 +56,8 @@ mount()
 
 @pytest.mark.slow
 def test_a_fork_made_of_fla_core_and_the_overlay_needs_no_mount(tmp_path):
-    """A validator puts the tree first on sys.path, imports the layer and calls it."""
-    spec = importlib.util.find_spec("fla")
-    assert spec is not None
-    assert spec.origin is not None
-    installed = Path(spec.origin).parent
-    shutil.copytree(installed, tmp_path / "fla", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(OVERLAY / "fla", tmp_path / "fla", dirs_exist_ok=True)
+    """As a validator: the tree is first on sys.path, the layer is imported and called."""
+    lay_over_fla(OVERLAY, tmp_path)
     code = """
 import torch
 from fla.layers.quasar import QuasarAttention

@@ -1,4 +1,4 @@
-"""The float64 specification against the formulas written out, token by token."""
+"""The float64 reference against the formulas, token by token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.quasar_kernels.inputs import layer_like
 
 
 def by_matrices(q, k, v, beta, S):
-    """One head's recurrence exactly as it is written down, [T, S] tensors and a [S, S] state."""
+    """Compute one head's recurrence by matrices, from `[T, S]` tensors and the state `[S, S]`."""
     outputs = []
     for q_t, k_t, v_t in zip(q, k, v, strict=True):
         lam = float(k_t @ k_t)
@@ -32,7 +32,7 @@ def by_matrices(q, k, v, beta, S):
 
 
 @pytest.mark.parametrize("operator", [quasar_recurrence, quasar_chunked])
-def test_operator_follows_the_written_recurrence(operator):
+def test_the_operator_equals_the_formulas(operator):
     q, k, v, beta = layer_like(150, B=2, H=3, S=5, dtype=torch.float64)
     initial = torch.randn(2, 3, 5, 5, dtype=torch.float64)
     o, final = operator(q, k, v, beta, initial)
@@ -53,13 +53,13 @@ def test_chunks_agree_with_the_recurrence_for_packed_and_empty_sequences():
     o2, final2 = quasar_chunked(q, k, v, beta, initial, cu, chunk=32)
     assert relative_rms(o2, o) <= 1e-12
     assert relative_rms(final2, final) <= 1e-12
-    assert torch.equal(final[0], initial[0].double())  # an empty sequence hands its state on
+    assert torch.equal(final[0], initial[0].double())  # an empty sequence keeps its state
     alone, _ = quasar_recurrence(q[:, 7:200], k[:, 7:200], v[:, 7:200], beta, initial[3:4])
     assert torch.equal(o[:, 7:200], alone)
 
 
-@pytest.mark.parametrize("lam", [0.0, 1e-30, 1e-12, 1e-8, 1e-4, 1.0, 50.0, 6400.0])
-def test_step_size_and_its_gradients_keep_their_digits(lam):
+@pytest.mark.parametrize("lam", [0.0, 1e-30, 1e-8, 1e-4, 1.0, 6400.0])
+def test_step_size_and_its_gradients_are_accurate(lam):
     beta = 1.7
     x = torch.tensor(lam, dtype=torch.float64, requires_grad=True)
     b = torch.tensor(beta, dtype=torch.float64, requires_grad=True)
@@ -70,13 +70,7 @@ def test_step_size_and_its_gradients_keep_their_digits(lam):
     assert math.isfinite(x.grad.item())
 
 
-def test_step_size_tends_to_beta():
-    beta = torch.tensor([0.5, 3.0], dtype=torch.float64)
-    lam = torch.tensor(1e-5, dtype=torch.float64)
-    assert torch.allclose(step_size(lam, beta), beta, rtol=2e-3)
-
-
-def test_zero_keys_change_nothing_and_have_finite_gradients():
+def test_zero_keys_keep_the_state_and_have_finite_gradients():
     q, k, v, beta = (x.double().requires_grad_() for x in layer_like(12))
     zero = torch.zeros_like(k).requires_grad_()
     initial = torch.randn(1, 2, 16, 16, dtype=torch.float64)
@@ -86,7 +80,7 @@ def test_zero_keys_change_nothing_and_have_finite_gradients():
     assert torch.isfinite(zero.grad).all()
 
 
-def test_layer_follows_torch_modules():
+def test_the_layer_equals_torch_modules():
     torch.manual_seed(3)
     D, H, S = 12, 2, 4
     x = torch.randn(2, 9, D, dtype=torch.float64)

@@ -10,7 +10,7 @@ import pytest
 from quasar_kernels.contract import OVERLAY
 from tests.processes import HANG, run_python
 from tests.repositories import make_checkout, run_git
-from tests.small_host import install_small_host
+from tests.small_fla import install_small_fla
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_checkout_is_judged_without_a_claim(fork: Path) -> None:
 @pytest.mark.slow
 def test_an_overlay_is_judged_over_the_installed_library(monkeypatch, capsys, request, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.syspath_prepend(install_small_host(tmp_path / "host"))
+    monkeypatch.syspath_prepend(install_small_fla(tmp_path / "host"))
     # what Python leaves where somebody imported the overlay is no part of a publication
     byte_code = OVERLAY / "fla/layers/__pycache__/quasar.cpython-30.pyc"
     byte_code.parent.mkdir(exist_ok=True)

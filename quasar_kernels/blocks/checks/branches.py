@@ -1,4 +1,4 @@
-"""The contribution of each branch of a hybrid block, and the model's loss without it."""
+"""The contribution of each branch of a hybrid block to the output and to the loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quasar_kernels.blocks.checks.training import HELD_OUT, draw, loss_of
 
 
 class Branch(NamedTuple):
-    """One branch of one block, on a batch that was not trained on."""
+    """One branch of one block, on the held-out batch."""
 
     name: str
     activation: float  # RMS of its contribution
@@ -26,14 +26,14 @@ class Block(NamedTuple):
     name: str
     branches: tuple[Branch, ...]
 
-    def ratio(self, of: str) -> float:
-        """Return the ratio of a figure's largest to its smallest value among the branches."""
-        values = [getattr(branch, of) for branch in self.branches]
+    def ratio(self, figure: str) -> float:
+        """Return the ratio of the largest to the smallest value of a figure of the branches."""
+        values = [getattr(branch, figure) for branch in self.branches]
         return max(values) / min(values) if min(values) != 0 else float("inf")
 
 
-def looked_at(model: nn.Module, vocabulary: int, device: torch.device) -> tuple[float, list[Block]]:
-    """Return the unchanged model's loss, and its blocks with several branches."""
+def analyse(model: nn.Module, vocabulary: int, device: torch.device) -> tuple[float, list[Block]]:
+    """Return the model's loss on the held-out batch, and its blocks with several branches."""
     tokens = draw(vocabulary, HELD_OUT, device)
     blocks = {
         name: module
@@ -42,7 +42,8 @@ def looked_at(model: nn.Module, vocabulary: int, device: torch.device) -> tuple[
     }
     added: dict[str, list[float]] = {}
     hooks = [
-        block.fusion.register_forward_hook(_noting(added, name)) for name, block in blocks.items()
+        block.fusion.register_forward_hook(_record_rms(added, name))
+        for name, block in blocks.items()
     ]
     model.zero_grad()
     loss = loss_of(model, tokens)
@@ -62,7 +63,7 @@ def looked_at(model: nn.Module, vocabulary: int, device: torch.device) -> tuple[
     return loss.item(), result
 
 
-def _noting(added: dict[str, list[float]], name: str) -> Any:
+def _record_rms(added: dict[str, list[float]], name: str) -> Any:
     def hook(_: nn.Module, __: object, outputs: list[Tensor]) -> None:
         added[name] = [float(y.detach().float().square().mean().sqrt()) for y in outputs]
 

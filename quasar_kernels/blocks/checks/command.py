@@ -1,4 +1,4 @@
-"""`python -m harness gates`: does a model of blocks run, start right, learn, and balance?"""
+"""`python -m harness gates`: checks of a model of blocks before its training."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ if TYPE_CHECKING:
     from torch import nn
 
 SMALL = Sizes(vocabulary=64, width=32, heads=2, layers=1, state=16)
-"""The model that is built for a list of branches."""
+"""The sizes of the model that is built from a list of branches."""
 
 
 class ModelError(ValueError):
-    """--model names no model; the message has the valid names."""
+    """--model does not name a model; the message lists the valid names."""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m harness gates",
-        description="Look at a model: kernels (G0), forward pass (G1), entropy at the start (G2), "
+        description="Check a model: kernels (G0), forward pass (G1), initial entropy (G2), "
         "a mini-training (G3), and the balance of its branches (G4).",
         epilog="Exit status: 0 if no check fails, 1 if one fails, 2 for a usage error.",
     )
     parser.add_argument("--model", default="+".join(MIXERS),
-                        help="branches of a small model, joined by + (the default has all), or "
-                        "MODULE:FUNCTION that returns yours")  # fmt: skip
+                        help="branches of a small model, joined by + (default: all), or "
+                        "MODULE:FUNCTION that returns your model")  # fmt: skip
     parser.add_argument("--fusion", default=SMALL.fusion,
-                        help="of its branches: gains, gated or mean (gains)")  # fmt: skip
-    parser.add_argument("--steps", type=positive, default=100, help="of the mini-training (100)")
+                        help="how branches are combined: gains, gated or mean (gains)")  # fmt: skip
+    parser.add_argument("--steps", type=positive, default=100,
+                        help="steps of the mini-training (100)")  # fmt: skip
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--json", type=Path, help="write the findings to this file")
     return parser
 
 
 def build(name: str, fusion: str = SMALL.fusion) -> nn.Module:
-    """Return the model of that name, with the same initial weights each time.
+    """Return the named model; its initial weights are the same at each call.
 
     Raises:
         ModelError: the name is neither a list of branches nor a function that returns a model.
@@ -74,8 +75,8 @@ def build(name: str, fusion: str = SMALL.fusion) -> nn.Module:
     return model
 
 
-def look(name: str, model: nn.Module, steps: int, device: torch.device) -> ModelChecks:
-    """Check a model, with a line for each finding on stdout."""
+def run_checks(name: str, model: nn.Module, steps: int, device: torch.device) -> ModelChecks:
+    """Check a model, and print a line for each finding."""
     import torch
 
     from quasar_kernels.blocks.checks.stages import check_model
@@ -110,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
         model = build(arguments.model, arguments.fusion)
     except ModelError as error:
         parser.error(str(error))
-    result = look(arguments.model, model, arguments.steps, torch.device(kind))
+    result = run_checks(arguments.model, model, arguments.steps, torch.device(kind))
     sys.stdout.write(f"{result.verdict.value}: {result.model} on {result.device}\n")
     if arguments.json:
         arguments.json.write_text(result.model_dump_json(indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Results of the model checks: a verdict each, with its figures."""
+"""Results of the model checks: verdicts with their figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Verdict(str, Enum):
-    """The verdict of a finding; the worst one is the model's."""
+    """The verdict of a finding, best first; the model's verdict is the worst one."""
 
     PASS = "PASS"  # noqa: S105 no password
     WARN = "WARN"
@@ -24,7 +24,7 @@ class Finding(BaseModel):
     gate: str = Field(description="G0 to G4")
     what: str
     verdict: Verdict
-    told: str = Field(description="a clause for a person, with the figures and their limits")
+    told: str = Field(description="a sentence with the figures and their limits")
     figures: dict[str, float] = Field(default={}, description="by name; null where not finite")
 
 
@@ -36,7 +36,7 @@ class ModelChecks(BaseModel):
     model: str
     device: str
     torch: str
-    steps: int = Field(description="of the mini-training")
+    steps: int = Field(description="steps of the mini-training")
     verdict: Verdict
     findings: tuple[Finding, ...]
 
@@ -47,10 +47,10 @@ def worst(findings: Sequence[Finding]) -> Verdict:
     return max((f.verdict for f in findings), key=order.index, default=Verdict.PASS)
 
 
-def graded(value: float, good: bool, bearable: bool) -> Verdict:
-    """Return the verdict of a figure; one that is not a number is neither good nor bearable."""
+def grade(value: float, good: bool, tolerable: bool) -> Verdict:
+    """Return the verdict of a figure; NaN always fails."""
     if value != value:
         return Verdict.FAIL
     if good:
         return Verdict.PASS
-    return Verdict.WARN if bearable else Verdict.FAIL
+    return Verdict.WARN if tolerable else Verdict.FAIL

@@ -10,45 +10,52 @@ import torch
 from torch import Tensor, nn
 
 from quasar_kernels.blocks import HybridBlock
-from quasar_kernels.blocks.checks.branches import looked_at
-from quasar_kernels.blocks.checks.findings import Finding, Verdict, graded
+from quasar_kernels.blocks.checks.branches import analyse
+from quasar_kernels.blocks.checks.findings import Finding, Verdict, grade
 from quasar_kernels.blocks.checks.training import BATCH, TOKENS, draw, train
 
 LEAK = {False: 1e-4, True: 2e-2}
-"""The largest change of earlier logits by later tokens, as a share of their RMS, by autocast."""
+"""The largest change of earlier logits by later tokens, relative to their RMS: fp32, and bf16."""
 ENTROPY = 0.05
 """The largest relative difference between the initial entropy and log(vocabulary)."""
-FALL, BEARABLE_FALL = 0.25, 0.1
+FALL, TOLERABLE_FALL = 0.25, 0.1
 """The relative fall of the loss in 100 steps: the least for PASS, and the least for WARN."""
-GRADIENTS, BEARABLE_GRADIENTS = (0.1, 10.0), (1e-3, 1e3)
-"""The range of every step's gradient norm: for PASS, and for WARN."""
-RATIO, BEARABLE_RATIO = 3.0, 10.0
-"""The largest initial ratio between a block's branches: for PASS, and for WARN."""
-HURT = 1e-3
-"""The least rise of the loss, in nats, without a branch that is useful."""
+GRADIENTS, TOLERABLE_GRADIENTS = (0.1, 10.0), (1e-3, 1e3)
+"""The range of the gradient norms of all steps: for PASS, and for WARN."""
+RATIO, TOLERABLE_RATIO = 3.0, 10.0
+"""The largest initial ratio between the branches of a block: for PASS, and for WARN."""
+RISE = 1e-3
+"""The least rise of the loss, in nats, if a useful branch is removed."""
 
 
 def check_model(model: nn.Module, steps: int, device: torch.device) -> Iterator[Finding]:
-    """Check a model on its device, stage by stage; its parameters are not changed.
+    """Check a model on its device, stage by stage; its parameters do not change.
 
     Args:
-        model: takes tokens `[B, T]` int64, returns logits `[B, T, vocabulary]`, and has
-            `vocabulary`; balance is checked in its `HybridBlock`s.
-        steps: of the mini-training.
+        model: maps tokens `[B, T]` int64 to logits `[B, T, vocabulary]`, and has the attribute
+            `vocabulary`; the balance of its `HybridBlock`s is checked.
+        steps: number of steps of the mini-training.
     """
     yield from kernels(model)
     vocabulary: int = model.vocabulary  # type: ignore[assignment]
     try:
         yield from forward(model, vocabulary, device)
-    except Exception as error:  # the code of the user's model may raise any type
-        text = f"it raises {type(error).__name__}: {error}"
-        yield Finding(gate="G1", what="runs", verdict=Verdict.FAIL, told=text)
+    except Exception as error:  # the user's model may raise any type
+        yield _finding("G1", "runs", Verdict.FAIL, f"it raises {type(error).__name__}: {error}")
         return
     yield beginning(model, vocabulary, device)
     trained = copy.deepcopy(model)
     yield from balance(trained, vocabulary, device)
     yield from learning(trained, vocabulary, steps, device)
     yield from ablations(trained, vocabulary, device)
+
+
+def _finding(gate: str, what: str, verdict: Verdict, text: str, **figures: float) -> Finding:
+    return Finding(gate=gate, what=what, verdict=verdict, told=text, figures=figures)
+
+
+def _pass_if(condition: bool) -> Verdict:
+    return Verdict.PASS if condition else Verdict.FAIL
 
 
 def kernels(model: nn.Module) -> Iterator[Finding]:
@@ -64,11 +71,10 @@ def kernels(model: nn.Module) -> Iterator[Finding]:
             seen.add(name)
             slow = on_gpu and backend.name == "torch"
             text = "; ".join(filter(None, (f"{backend.name}: {backend.reason}", backend.remedy)))
-            verdict = Verdict.WARN if slow else Verdict.PASS
-            yield Finding(gate="G0", what=name, verdict=verdict, told=text)
+            yield _finding("G0", name, Verdict.WARN if slow else Verdict.PASS, text)
     if not seen:
-        text = "no HybridBlock is in it, so nothing is known of its kernels"
-        yield Finding(gate="G0", what="kernels", verdict=Verdict.PASS, told=text)
+        text = "the model contains no HybridBlock, so its kernels are unknown"
+        yield _finding("G0", "kernels", Verdict.PASS, text)
 
 
 @torch.no_grad()
@@ -79,19 +85,15 @@ def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def forward(model: nn.Module, vocabulary: int, device: torch.device) -> Iterator[Finding]:
-    """G1: shape, finite values, and logits that no later token changes."""
+    """G1: the logits have the right shape, are finite, and do not depend on later tokens."""
     tokens = draw(vocabulary, 0, device)
     logits = _logits(model, tokens)
     wanted, got = [BATCH, TOKENS, vocabulary], list(logits.shape)
-    text = f"the shape is {got}, required is {wanted}"
-    fits = got == wanted
-    verdict = Verdict.PASS if fits else Verdict.FAIL
-    yield Finding(gate="G1", what="shape", verdict=verdict, told=text)
+    yield _finding("G1", "shape", _pass_if(got == wanted), f"{got}, required {wanted}")
     bad = int((~torch.isfinite(logits)).sum())
-    verdict = Verdict.FAIL if bad else Verdict.PASS
-    yield Finding(gate="G1", what="finite", verdict=verdict, told=f"{bad} logits are NaN or Inf",
-                  figures={"not_finite": bad})  # fmt: skip
-    if not fits:
+    text = f"{bad} logits are NaN or Inf"
+    yield _finding("G1", "finite", _pass_if(not bad), text, not_finite=bad)
+    if got != wanted:
         return
     leak = 0.0
     for place in (1, TOKENS // 2, TOKENS - 1):
@@ -103,69 +105,63 @@ def forward(model: nn.Module, vocabulary: int, device: torch.device) -> Iterator
         leak = share if math.isnan(share) else max(leak, share)
     limit = LEAK[tokens.is_cuda]
     text = f"later tokens change earlier logits by {leak:.1e} of their RMS, limit {limit:g}"
-    yield Finding(gate="G1", what="causal", verdict=graded(leak, leak <= limit, False), told=text,
-                  figures={"leak": leak})  # fmt: skip
+    yield _finding("G1", "causal", _pass_if(leak <= limit), text, leak=leak)
 
 
 def beginning(model: nn.Module, vocabulary: int, device: torch.device) -> Finding:
-    """G2: before training a model knows nothing, so its entropy is log(vocabulary)."""
+    """G2: an untrained model predicts all tokens about equally: its entropy is log(vocabulary)."""
     chances = _logits(model, draw(vocabulary, 1, device)).log_softmax(-1)
     entropy = float(-(chances.exp() * chances).sum(-1).mean())
     share = entropy / math.log(vocabulary)
     text = f"{entropy:.3f} nats, {share:.1%} of log({vocabulary}), limit {1 - ENTROPY:.0%}"
-    verdict = graded(share, abs(share - 1) <= ENTROPY, False)
-    figures = {"entropy": entropy, "share": share}
-    return Finding(gate="G2", what="entropy at the start", verdict=verdict, told=text,
-                   figures=figures)  # fmt: skip
+    verdict = _pass_if(abs(share - 1) <= ENTROPY)
+    return _finding("G2", "entropy at the start", verdict, text, entropy=entropy, share=share)
 
 
 def learning(
     model: nn.Module, vocabulary: int, steps: int, device: torch.device
 ) -> Iterator[Finding]:
-    """G3: the loss falls, gradients stay in bounds, every parameter learns.
+    """G3: the loss falls, gradient norms stay in their range, and every parameter learns.
 
     Trains the model in place.
     """
-    course = train(model, vocabulary, steps, device)
-    first, last, fall = course.losses[0], course.losses[-1], course.fall
-    text = f"{first:.2f} to {last:.2f} nats in {len(course.losses)} steps, by {fall:.0%}"
-    yield Finding(gate="G3", what="loss", verdict=graded(fall, fall >= FALL, fall >= BEARABLE_FALL),
-                  told=f"{text}, limit {FALL:.0%}",
-                  figures={"first": first, "last": last, "fall": fall})  # fmt: skip
-    low, high = min(course.gradient_norms), max(course.gradient_norms)
+    history = train(model, vocabulary, steps, device)
+    first, last, fall = history.losses[0], history.losses[-1], history.fall
+    text = f"{first:.2f} to {last:.2f} nats in {len(history.losses)} steps, by {fall:.0%}"
+    verdict = grade(fall, fall >= FALL, fall >= TOLERABLE_FALL)
+    text = f"{text}, limit {FALL:.0%}"
+    yield _finding("G3", "loss", verdict, text, first=first, last=last, fall=fall)
+    low, high = min(history.gradient_norms), max(history.gradient_norms)
     good = GRADIENTS[0] <= low <= high <= GRADIENTS[1]
-    bearable = BEARABLE_GRADIENTS[0] <= low <= high <= BEARABLE_GRADIENTS[1]
+    tolerable = TOLERABLE_GRADIENTS[0] <= low <= high <= TOLERABLE_GRADIENTS[1]
     text = f"norms from {low:.2g} to {high:.2g}, limits {GRADIENTS[0]:g} and {GRADIENTS[1]:g}"
-    yield Finding(gate="G3", what="gradients", told=text, figures={"low": low, "high": high},
-                  verdict=graded(sum(course.gradient_norms), good, bearable))  # fmt: skip
-    dead = course.dead
+    verdict = grade(sum(history.gradient_norms), good, tolerable)  # NaN if one norm is NaN
+    yield _finding("G3", "gradients", verdict, text, low=low, high=high)
+    dead = history.dead
     text = f"without a gradient in all steps: {', '.join(dead)}" if dead else "none"
-    verdict = Verdict.FAIL if dead else Verdict.PASS
-    yield Finding(gate="G3", what="dead parameters", verdict=verdict, told=text,
-                  figures={"dead": len(dead)})  # fmt: skip
+    yield _finding("G3", "dead parameters", _pass_if(not dead), text, dead=len(dead))
 
 
 def balance(model: nn.Module, vocabulary: int, device: torch.device) -> Iterator[Finding]:
-    """G4, first half: at the start no branch of a block dominates another."""
-    _, blocks = looked_at(model, vocabulary, device)
+    """G4, before training: the branches of a block are about equally strong."""
+    _, blocks = analyse(model, vocabulary, device)
     for block in blocks:
-        for of, words in (("activation", "RMS added"), ("gradient", "gradient norms")):
-            ratio = block.ratio(of)
-            figures = {b.name: getattr(b, of) for b in block.branches}
+        for figure, words in (("activation", "RMS added"), ("gradient", "gradient norms")):
+            ratio = block.ratio(figure)
+            figures = {b.name: getattr(b, figure) for b in block.branches}
             each = ", ".join(f"{name} {value:.2g}" for name, value in figures.items())
             text = f"{each}: ratio {ratio:.2f}, limit {RATIO:g}"
-            verdict = graded(ratio, ratio <= RATIO, ratio <= BEARABLE_RATIO)
-            yield Finding(gate="G4", what=f"{block.name} {words}", verdict=verdict, told=text,
-                          figures={**figures, "ratio": ratio})  # fmt: skip
+            verdict = grade(ratio, ratio <= RATIO, ratio <= TOLERABLE_RATIO)
+            yield _finding("G4", f"{block.name} {words}", verdict, text, **figures, ratio=ratio)
 
 
 def ablations(model: nn.Module, vocabulary: int, device: torch.device) -> Iterator[Finding]:
-    """G4, second half: a trained model is worse without any one branch."""
-    loss, blocks = looked_at(model, vocabulary, device)
+    """G4, after training: removing a branch raises the loss."""
+    loss, blocks = analyse(model, vocabulary, device)
     for block in blocks:
         for branch in block.branches:
             rise = branch.without - loss
-            text = f"the loss rises from {loss:.3f} by {rise:.3f} nats, limit {HURT:g}"
-            verdict = graded(rise, rise >= HURT, rise > 0)
-            yield Finding(gate="G4", what=f"{block.name} without {branch.name}", verdict=verdict,
-                          told=text, figures={"loss": loss, "rise": rise})  # fmt: skip
+            text = f"the loss rises from {loss:.3f} by {rise:.3f} nats, limit {RISE:g}"
+            verdict = grade(rise, rise >= RISE, rise > 0)
+            what = f"{block.name} without {branch.name}"
+            yield _finding("G4", what, verdict, text, loss=loss, rise=rise)

@@ -24,14 +24,14 @@ def _mixers(text: str) -> tuple[str, ...]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m quasar_kernels.blocks.language",
-        description="Train a small language model of bytes, and sample from it.",
+        description="Train a small language model over bytes, and sample from it.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser(
         "train",
         help="train on a file, or resume",
         description="Train on a file. The same command resumes from the last checkpoint. SIGTERM "
-        "and Ctrl-C stop it after the current step, and save a checkpoint.",
+        "or Ctrl-C stops the training after the current step and saves a checkpoint.",
     )
     train.add_argument("--text", type=Path, required=True, help="any file; its bytes are tokens")
     train.add_argument(
@@ -40,9 +40,9 @@ def _parser() -> argparse.ArgumentParser:
         default=Path("model"),
         help=f"folder of {CHECKPOINT} and {CURVE} (model)",
     )
-    train.add_argument("--steps", type=positive, default=1000, help="in all (1000)")
+    train.add_argument("--steps", type=positive, default=1000, help="total number of steps (1000)")
     train.add_argument(
-        "--save-seconds", type=positive, default=60, help="between two checkpoints (60)"
+        "--save-seconds", type=positive, default=60, help="seconds between checkpoints (60)"
     )
     sizes, recipe = Sizes(), Recipe()
     train.add_argument(
@@ -56,25 +56,24 @@ def _parser() -> argparse.ArgumentParser:
         default = getattr(sizes, name)
         train.add_argument(f"--{name}", type=positive, default=default, help=f"({default})")
     train.add_argument(
-        "--checkpoint-above", type=positive, help="tokens beyond which blocks are computed again"
+        "--checkpoint-above", type=positive, help="length above which blocks are recomputed"
     )
+    for name, text in (("tokens", "bytes per sequence"), ("batch", "sequences per step")):
+        default = getattr(recipe, name)
+        train.add_argument(f"--{name}", type=positive, default=default, help=f"{text} ({default})")
     train.add_argument(
-        "--tokens", type=positive, default=recipe.tokens, help=f"of a sequence ({recipe.tokens})"
+        "--rate", type=float, default=recipe.rate, help=f"learning rate ({recipe.rate})"
     )
-    train.add_argument(
-        "--batch", type=positive, default=recipe.batch, help=f"sequences ({recipe.batch})"
-    )
-    train.add_argument("--rate", type=float, default=recipe.rate, help=f"({recipe.rate})")
     train.add_argument("--seed", type=int, default=recipe.seed, help=f"({recipe.seed})")
     for name, text in (
         ("sequence", "processes that share each sequence, started by torchrun (1)"),
-        ("data", "groups of such processes, each with its part of the batch (1)"),
+        ("data", "groups of such processes, each of which gets a part of the batch (1)"),
     ):
         train.add_argument(f"--{name}-ranks", type=positive, default=1, help=text)
     sample = commands.add_parser("sample", help="draw a text from a trained model")
     sample.add_argument("--model", type=Path, default=Path("model"), help="train's --out (model)")
     sample.add_argument("--prompt", default="\n", help="beginning of the text")
-    sample.add_argument("--count", type=positive, default=400, help="bytes (400)")
+    sample.add_argument("--count", type=positive, default=400, help="number of bytes (400)")
     sample.add_argument("--temperature", type=float, default=0.8, help="(0.8)")
     sample.add_argument("--seed", type=int, default=0, help="(0)")
     for command in (train, sample):

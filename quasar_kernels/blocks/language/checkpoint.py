@@ -1,4 +1,4 @@
-"""A training's state on disk, which is written atomically and continues with the same bits."""
+"""Atomic checkpoints; a resumed training gives the same bits as an uninterrupted one."""
 
 from __future__ import annotations
 

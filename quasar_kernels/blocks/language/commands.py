@@ -1,4 +1,4 @@
-"""Training and sampling by the command line's options."""
+"""The commands `train` and `sample`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quasar_kernels.blocks.language.training import TextError, Training, read_te
 from quasar_kernels.line_plot import FROM_ZERO, GREEN, Line, line_plot
 
 POINTS = 100
-"""Most points of the loss curve; all average the same number of steps."""
+"""Largest number of points of the loss curve; each is the mean of equally many steps."""
 _CHOICES = ("width", "heads", "layers", "mixers", "fusion", "state", "checkpoint_above")
 
 
@@ -30,10 +30,11 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """Run a command.
 
     Args:
-        words: the command line, which the output shows.
+        words: the command line, for the message that tells how to resume.
 
     Returns:
-        0; 1 for an error; 128 plus the signal's number if a signal ended a training.
+        The exit status: 0; 1 for an error; 128 plus the signal's number if a signal ended a
+        training.
     """
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
@@ -76,7 +77,7 @@ def _train(arguments: argparse.Namespace, device: torch.device, words: Sequence[
         console.print(f"  {name}: {backend.name}, {backend.reason}")
     done = len(training.losses)
     if done:
-        console.print(f"going on from step {done:,} of {arguments.out / CHECKPOINT}")
+        console.print(f"resuming from step {done:,} of {arguments.out / CHECKPOINT}")
     reporter = Reporter(console, done, arguments.steps)
     with stop_on_signal() as stop, reporter:
         finished = training.run(arguments.steps, arguments.save_seconds, reporter, stop)
@@ -85,23 +86,23 @@ def _train(arguments: argparse.Namespace, device: torch.device, words: Sequence[
     if not finished:
         again = shlex.join(["python", "-m", "quasar_kernels.blocks.language", *words])
         console.print(
-            f"stopped after step {len(training.losses):,} of {arguments.steps:,}, which "
-            f"{arguments.out / CHECKPOINT} holds; to go on from there:\n  {again}"
+            f"stopped after step {len(training.losses):,} of {arguments.steps:,}, saved in "
+            f"{arguments.out / CHECKPOINT}; to resume:\n  {again}"
         )
         return 128 + (stop.signal or 0)
     last = training.losses[-POINTS:]
-    console.print(f"loss {sum(last) / len(last):.3f} nats a byte over the last {len(last)} steps")
+    console.print(f"loss {sum(last) / len(last):.3f} nats per byte over the last {len(last)} steps")
     console.print(f"{arguments.out / CHECKPOINT} and {arguments.out / CURVE} are written")
     return 0
 
 
 def loss_curve(losses: Sequence[float]) -> str:
-    """Return the SVG of the losses by steps, averaged over equal numbers of steps."""
+    """Return a chart of the losses as SVG."""
     every = -(-len(losses) // POINTS)
     parts = [losses[n : n + every] for n in range(0, len(losses), every)]
     points = [(n * every + len(part), sum(part) / len(part)) for n, part in enumerate(parts)]
     lines = [Line("loss", GREEN, points)]
-    return line_plot("Training loss", "steps", "nats a byte", lines, x=FROM_ZERO)
+    return line_plot("Training loss", "steps", "nats per byte", lines, x=FROM_ZERO)
 
 
 def _sample(arguments: argparse.Namespace, device: torch.device) -> None:

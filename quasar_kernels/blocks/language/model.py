@@ -1,4 +1,4 @@
-"""A language model of hybrid blocks; input and output share an embedding."""
+"""A language model of hybrid blocks, whose input and output share an embedding."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def sampled(
         ValueError: an empty prompt, or a temperature below 0.
     """
     if not prompt.numel():
-        raise ValueError("the prompt is empty; give at least one token to go on from")
+        raise ValueError("the prompt is empty; it needs at least one token")
     if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature must be a number from 0 up; got {temperature}")
+        raise ValueError(f"temperature must be a finite number of at least 0; got {temperature}")
     random = torch.Generator(prompt.device).manual_seed(seed)
     logits, states = model.continued(prompt[None])
     drawn: list[Tensor] = []

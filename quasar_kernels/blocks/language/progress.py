@@ -17,8 +17,8 @@ class Reporter:
 
     Args:
         console: the output for lines, and on a terminal for a bar.
-        done, steps: steps at the start, and in all.
-        clock: seconds.
+        done, steps: number of steps at the start, and at the end.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Reporter:
         each = (now - self._at) / (done - since)
         mean = sum(self._losses) / len(self._losses)
         self._console.print(
-            f"step {done:,} of {self._steps:,}: loss {mean:.3f}, {each:.3g} s a step, "
+            f"step {done:,} of {self._steps:,}: loss {mean:.3f}, {each:.3g} s per step, "
             f"{duration(each * (self._steps - done))} left"
         )
         self._printed, self._at, self._losses = done, now, []

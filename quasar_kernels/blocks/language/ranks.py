@@ -1,7 +1,7 @@
-"""The processes of one training: which rows and tokens each has, and the sum of their gradients.
+"""Training by several processes: sequence and data parallelism.
 
-The ranks form a grid. A row of it shares sequences, whose tokens are cut into slices, and its
-columns have different sequences. Parameters and the optimizer are the same on every rank.
+The ranks form a grid. The ranks of a row process slices of the same sequences; each row has other
+sequences. Parameters and optimizer are the same on every rank.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ class Ranks:
         rows = tokens[self._place :: self._data]
         if not len(rows):
             raise ValueError(
-                f"{len(tokens)} sequences do not suffice for {self._data} --data-ranks: raise "
-                "--batch"
+                f"--batch {len(tokens)} is too small for --data-ranks {self._data}: raise it"
             )
         inputs, targets = rows[:, :-1].flatten(), rows[:, 1:].flatten()
         bounds = torch.arange(len(rows) + 1) * (tokens.shape[1] - 1)

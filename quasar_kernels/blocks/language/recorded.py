@@ -1,4 +1,4 @@
-"""Training steps replayed from a CUDA graph: small models take longer to launch than to compute.
+"""Training steps replayed from a CUDA graph, because small models launch slower than they compute.
 
 The first steps run normally. Then one step is captured in a CUDA graph, and the following steps
 replay it with new inputs. A step must therefore neither wait for the GPU nor read results from it.
@@ -21,7 +21,7 @@ class RecordedStep:
     """Runs training steps, by replay where the device and the step allow it.
 
     Args:
-        step: takes tensors and returns one; it recomputes the gradients and updates the parameters.
+        step: maps tensors to one tensor; it computes the gradients and updates the parameters.
         device: the device of the model, the optimizer's state and the inputs.
     """
 
@@ -32,7 +32,7 @@ class RecordedStep:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Tensor | None = None
         self._refused = device.type != "cuda"
-        # autograd's backward pass uses the stream of the forward pass: all steps run on one
+        # autograd runs a backward pass on its forward pass's stream, so all steps use one stream
         self._stream = None if self._refused else torch.cuda.Stream(device)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
@@ -68,4 +68,4 @@ class RecordedStep:
         except RuntimeError as error:
             self._refused = True
             line = str(error).strip().splitlines()[0]
-            _log.warning("training steps are not replayed, but launched: %s", line)
+            _log.warning("training steps are launched instead of replayed: %s", line)

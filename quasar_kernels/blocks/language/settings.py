@@ -1,4 +1,4 @@
-"""A model's sizes, a training's recipe and files, with defaults; importing this needs no torch."""
+"""Sizes of a model, recipe and files of a training, with defaults; does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHECKPOINT, CURVE = "model.pt", "loss.svg"
 
 
 class Sizes(NamedTuple):
-    """A model's sizes, as `HybridBlock` takes them."""
+    """A model's sizes; the names are those of `HybridBlock`'s arguments."""
 
     vocabulary: int = BYTES
     width: int = 128
@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """The settings of a training; they alone determine the batches and the rate of a step."""
+    """The settings of a training; they determine each step's batch and learning rate."""
 
     tokens: int = 256  # of a sequence
     batch: int = 8  # sequences

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-NOTICE = b"\nending after this step; the same signal once more ends without saving\n"
+NOTICE = b"\nstopping after this step; send the signal again to stop without saving\n"
 
 
 class Stop:

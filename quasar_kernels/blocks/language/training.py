@@ -38,7 +38,7 @@ def read_text(path: Path, tokens: int) -> tuple[Tensor, str]:
     content = path.read_bytes()
     if len(content) <= tokens:
         raise TextError(
-            f"{path} has {len(content)} bytes, and a sequence takes {tokens + 1}; give a longer "
+            f"{path} has {len(content)} bytes, but a sequence needs {tokens + 1}; use a longer "
             "text or a smaller --tokens"
         )
     text = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
@@ -46,15 +46,15 @@ def read_text(path: Path, tokens: int) -> tuple[Tensor, str]:
 
 
 def draw(text: Tensor, recipe: Recipe, step: int) -> Tensor:
-    """Return a step's sequences `[batch, tokens + 1]` int64, drawn from its number and the seed."""
-    # numpy's generator accepts both numbers as a seed; torch's uses 32 bits on a CPU
+    """Return a step's sequences `[batch, tokens + 1]` int64; seed and step determine them."""
+    # unlike torch's CPU generator, which uses 32 bits, numpy's accepts both numbers as a seed
     random = np.random.default_rng((recipe.seed % (1 << 64), step))
     starts = torch.from_numpy(random.integers(len(text) - recipe.tokens, size=recipe.batch))
     return text[starts[:, None] + torch.arange(recipe.tokens + 1)].long()
 
 
 class Training:
-    """A model, its optimizer and its losses; continued from its checkpoint if there is one.
+    """A model, its optimizer and its losses; resumes from the checkpoint if there is one.
 
     Args:
         text: `[bytes]` uint8, as `read_text` returns it with its digest.
@@ -62,7 +62,7 @@ class Training:
         ranks: the processes that train together; None for a single process.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read, or is of another text, model or recipe.
+        CheckpointError: the checkpoint is unreadable, or of another text, model or recipe.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Training:
         )
         if checkpoint is not None:
             self._optimizer.load_state_dict(checkpoint.optimizer)
-        # several processes wait for one another, which a graph cannot contain
-        self._step = RecordedStep(self._taken, device) if ranks is None else self._taken
+        # with several processes, a step waits for other ranks, which a graph cannot contain
+        self._step = RecordedStep(self._train_on, device) if ranks is None else self._train_on
 
     def _check_same_training(self, checkpoint: Checkpoint) -> None:
         mine = (("model", self.sizes), ("recipe", self.recipe), ("text", self._digest))
@@ -105,8 +105,8 @@ class Training:
         other = [name for (name, x), y in zip(mine, its, strict=True) if x != y]
         if other:
             raise CheckpointError(
-                f"{self._path} is of another {' and '.join(other)}: repeat the options that it was "
-                "begun with, or name another folder with --out"
+                f"{self._path} has another {' and '.join(other)}: repeat the options of its "
+                "training, or name another folder with --out"
             )
 
     def step(self) -> float:
@@ -122,7 +122,7 @@ class Training:
         self.losses.append(self._step(tokens).item())
         return self.losses[-1]
 
-    def _taken(self, tokens: Tensor) -> Tensor:
+    def _train_on(self, tokens: Tensor) -> Tensor:
         self._optimizer.zero_grad()
         with torch.autocast("cuda", torch.bfloat16, self._device.type == "cuda"):
             if self._ranks is None:
@@ -136,11 +136,8 @@ class Training:
         self._optimizer.step()
         return loss.detach()
 
-    def _any(self, stopped: bool) -> bool:
-        return stopped if self._ranks is None else self._ranks.any(stopped)
-
     def save(self) -> None:
-        """Write the checkpoint; in a group, only the first process does this."""
+        """Write the checkpoint, on the first rank only."""
         if self._ranks is not None and not self._ranks.first:
             return
         weights, optimizer = self.model.state_dict(), self._optimizer.state_dict()
@@ -157,13 +154,13 @@ class Training:
         stopped: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> bool:
-        """Train until `steps` steps are done in all; save from time to time, and at the end.
+        """Train until `steps` steps are done in total; save periodically and at the end.
 
         Args:
             save_seconds: least seconds between two checkpoints, and before the first one.
             report: called after each step with the number of steps and the step's loss.
-            stopped: called after each step; the training ends if it returns true.
-            clock: seconds.
+            stopped: called before each step; the training ends if it returns true on any rank.
+            clock: returns seconds.
 
         Returns:
             Whether all steps are done.
@@ -172,11 +169,16 @@ class Training:
             FloatingPointError: the loss is not finite; the last checkpoint stays.
         """
         saved_at, unsaved = clock(), False
-        while len(self.losses) < steps and not self._any(stopped()):
+        while len(self.losses) < steps:
+            stop = stopped()
+            if self._ranks is not None:
+                stop = self._ranks.any(stop)
+            if stop:
+                break
             loss = self.step()
             if not np.isfinite(loss):
                 raise FloatingPointError(
-                    f"the loss is {loss} at step {len(self.losses)}; begin in another "
+                    f"the loss is {loss} at step {len(self.losses)}; start again in another "
                     "folder with a smaller --rate"
                 )
             unsaved = True

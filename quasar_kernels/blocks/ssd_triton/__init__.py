@@ -1,1 +1,1 @@
-"""SSD in Triton: segments of the sequences in parallel, chunks of a segment one by one."""
+"""SSD in Triton: parallel over segments of the sequences, chunk by chunk within a segment."""

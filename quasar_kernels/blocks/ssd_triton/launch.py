@@ -17,14 +17,13 @@ from quasar_kernels.blocks.ssd_triton.forward import output_kernel, segment_sum_
 from quasar_kernels.blocks.ssd_triton.step import step_kernel
 from quasar_kernels.blocks.triton_segments.plan import (
     STEP_WARPS,
+    LaunchOptions,
     Plan,
     Shape,
     Tiles,
-    Walk,
     apply,
-    between_segments,
     checkpoints_for,
-    scan,
+    segment_states,
     states_of_caller,
     step_values,
 )
@@ -38,8 +37,10 @@ def tiles_for(N: int, P: int, dtype: torch.dtype) -> Tiles:
     keys, values = (max(16, triton.next_power_of_2(n)) for n in (N, P))
     precision = "tf32" if dtype == torch.float16 else "tf32x3"
     if dtype == torch.bfloat16:
-        return Tiles(keys, min(64, values), 64, Walk(4, 2), Walk(4, 2), Walk(8, 1), precision)
-    return Tiles(keys, min(32, values), 16, Walk(4, 1), Walk(4, 1), Walk(8, 1), precision)
+        options = LaunchOptions(4, 2), LaunchOptions(4, 2), LaunchOptions(8, 1)
+        return Tiles(keys, min(64, values), 64, *options, precision)
+    options = LaunchOptions(4, 1), LaunchOptions(4, 1), LaunchOptions(8, 1)
+    return Tiles(keys, min(32, values), 16, *options, precision)
 
 
 def padded_state(N: int, dtype: torch.dtype) -> int:
@@ -71,32 +72,9 @@ class Inputs(NamedTuple):
 def _states(
     plan: Plan, x: Tensor, y: Tensor, inputs: Inputs, entering: Tensor | None, reverse: bool
 ) -> Tensor | None:
-    """Return `[segments, H, P, N]`, the state after each segment.
-
-    With `reverse`, the gradient of the state before each segment. None if no sequence has two
-    segments.
-    """
-    if not plan.several:
-        return None
-    segment_sums, tiles = between_segments(plan, x.device), plan.tiles
-    _sum(
-        plan.grid,
-        (
-            x,
-            y,
-            inputs.dt,
-            inputs.A,
-            plan.segments.table,
-            *segment_sums,
-            x.stride(1),
-            y.stride(1),
-            *plan.sizes,
-        ),
-        (x.shape[2], *plan.constants, tiles.precision, reverse, plan.packed),
-        num_warps=tiles.sum.warps,
-        num_stages=tiles.sum.stages,
-    )
-    return scan(plan, segment_sums, entering, reverse)
+    tensors = x, y, inputs.dt, inputs.A
+    strides, groups = (x.stride(1), y.stride(1)), (x.shape[2],)
+    return segment_states(plan, _sum, tensors, strides, groups, entering, reverse)
 
 
 def forward(plan: Plan, inputs: Inputs, initial_state: Tensor | None, keep: bool) -> Forward:
@@ -112,7 +90,7 @@ def forward(plan: Plan, inputs: Inputs, initial_state: Tensor | None, keep: bool
         (x, dt, A, B, C, D, y, states, initial_state, final, checkpoints, cut.table,
          *inputs.strides, *plan.sizes),
         (B.shape[2], *plan.constants, tiles.precision, plan.packed),
-        num_warps=tiles.output.warps, num_stages=tiles.output.stages,
+        num_warps=tiles.output.num_warps, num_stages=tiles.output.num_stages,
     )  # fmt: skip
     return Forward(y, final, checkpoints)
 
@@ -147,7 +125,7 @@ def backward(
         (x, dt, A, B, C, D, dy, dx, d_dt, da, db, dc, dd, states, d_final, d_initial, checkpoints,
          cut.table, *inputs.strides, batch * T, cut.total, *plan.sizes),
         (G, *plan.constants, plan.tiles.precision, plan.packed),
-        num_warps=plan.tiles.gradient.warps, num_stages=plan.tiles.gradient.stages,
+        num_warps=plan.tiles.gradient.num_warps, num_stages=plan.tiles.gradient.num_stages,
     )  # fmt: skip
 
     def of_groups(share: Tensor) -> Tensor:
@@ -203,7 +181,6 @@ def ssd_triton(
     cu_seqlens: Tensor | None = None,
     *,
     segments: int | None = None,
-    tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Apply SSD by the Triton kernels, differentiably; as `blocks.ssd.ssd`, on a GPU.
 
@@ -212,8 +189,7 @@ def ssd_triton(
     of 64 in bf16, these states have as many bytes as x.
 
     Args:
-        segments: segments of each sequence instead of the built-in choice.
-        tiles: replaces the choice of `tiles_for`.
+        segments: replaces the built-in number of segments of each sequence.
 
     Raises:
         ValueError: `cu_seqlens` does not cut one row of T tokens.
@@ -228,6 +204,6 @@ def ssd_triton(
     inputs = Inputs(x, dt.float().contiguous(), A.float().contiguous(), B, C, skip)
     batch, T, H, P = x.shape
     shape = Shape(batch, T, H, B.shape[-1], P)
-    tiles = tiles or tiles_for(shape.K, P, x.dtype)
+    tiles = tiles_for(shape.K, P, x.dtype)
     y, final = apply(KERNELS, step, shape, tiles, inputs, initial_state, cu_seqlens, segments)
     return y, final[:, :, :N]

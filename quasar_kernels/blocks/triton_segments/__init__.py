@@ -1,1 +1,1 @@
-"""Shared parts of the Triton kernels of WKV6 and SSD: segments, rows of heads, the scan."""
+"""Shared by the Triton kernels of WKV6 and SSD: segments, rows of heads, and the scan."""

@@ -16,28 +16,25 @@ from torch import Tensor
 from quasar_kernels.blocks.autograd import Kernels, KernelsFunction, is_recorded
 from quasar_kernels.blocks.triton_segments.kernels import segment_scan_kernel
 
-MAX_KEYS = 128
-"""Largest number of key channels of a head that the kernels support; values have no limit."""
 ALONE = 128
-"""Sequences up to this many tokens are one segment, because the scan's launches cost more."""
+"""Sequences up to this length are one segment, because the scan's launches would cost more."""
 LEAST = 64
-"""Least tokens of a segment."""
+"""Smallest number of tokens of a segment."""
 PROGRAMS = 8
 """Target number of programs per multiprocessor, over the whole call."""
 STEPS = 16
 """Segments that the scan loads at once."""
-
 STEP_WARPS = 4
 """Warps of a program that processes a single token."""
 
 _scan = Launcher(segment_scan_kernel)
 
 
-class Walk(NamedTuple):
-    """Compile options of a kernel: warps of a program, and pipeline stages of its loop."""
+class LaunchOptions(NamedTuple):
+    """Compile options of a kernel: warps per program, and pipeline stages of its loop."""
 
-    warps: int
-    stages: int
+    num_warps: int
+    num_stages: int
 
 
 class Tiles(NamedTuple):
@@ -46,9 +43,9 @@ class Tiles(NamedTuple):
     keys: int  # columns of the keys, a power of two
     values: int  # columns of the values of one program
     chunk: int  # tokens
-    sum: Walk
-    output: Walk
-    gradient: Walk
+    sum: LaunchOptions
+    output: LaunchOptions
+    gradient: LaunchOptions
     precision: str  # Triton's `input_precision` of fp32 products
 
 
@@ -119,7 +116,7 @@ def plan_call(
     segments: int | None,
     tiles: Tiles,
 ) -> Plan:
-    """Cut a call into segments; reading a `cu_seqlens` for the first time synchronises.
+    """Cut a call into segments; the first call with a `cu_seqlens` tensor waits for the GPU.
 
     `segments` replaces the built-in number of segments of the longest possible sequence.
 
@@ -141,23 +138,6 @@ def plan_call(
     return Plan(shape, tiles, cut)
 
 
-class Between(NamedTuple):
-    """The tensors that the kernels pass from segment to segment."""
-
-    sums: Tensor  # [segments, H, V, K] fp32: additions to the state; the scan overwrites by states
-    decays: Tensor  # [segments, H, K] fp32: sums of log decays
-
-
-def between_segments(plan: Plan, device: torch.device) -> Between:
-    """Allocate the segments' additions to the state and their log decays."""
-    _, _, H, K, V = plan.shape
-    total = plan.segments.total
-    return Between(
-        torch.empty((total, H, V, K), dtype=torch.float32, device=device),
-        torch.empty((total, H, K), dtype=torch.float32, device=device),
-    )
-
-
 def states_of_caller(plan: Plan, device: torch.device) -> Tensor:
     """Allocate a state of each sequence, `[N, H, K, V]` fp32."""
     _, _, H, K, V = plan.shape
@@ -171,22 +151,50 @@ def checkpoints_for(plan: Plan, values: Tensor) -> Tensor:
     return torch.empty((plan.chunks, H, V, K), dtype=kind, device=values.device)
 
 
-def scan(plan: Plan, segment_sums: Between, entering: Tensor | None, reverse: bool) -> Tensor:
-    """Replace the segments' additions by the states after them (`reverse`: before), in place."""
+def segment_states(
+    plan: Plan,
+    sum_kernel: Launcher,
+    tensors: tuple[Tensor, ...],
+    strides: tuple[int, ...],
+    constants: tuple[int, ...],
+    entering: Tensor | None,
+    reverse: bool,
+) -> Tensor | None:
+    """Return the state after each segment, `[segments, H, V, K]`.
+
+    With `reverse`, the gradient of the state before each segment. None if no sequence has several
+    segments.
+
+    Args:
+        sum_kernel: the operator's segment_sum_kernel.
+        tensors, strides, constants: its first arguments of each kind.
+        entering: the first state of each sequence, or None for zero.
+    """
+    if not plan.several:
+        return None
     _, _, H, K, V = plan.shape
-    cut = plan.segments
+    cut, tiles, device = plan.segments, plan.tiles, tensors[0].device
+    sums = torch.empty((cut.total, H, V, K), dtype=torch.float32, device=device)
+    decays = torch.empty((cut.total, H, K), dtype=torch.float32, device=device)
+    sum_kernel(
+        plan.grid,
+        (*tensors, cut.table, sums, decays, *strides, *plan.sizes),
+        (*constants, *plan.constants, tiles.precision, reverse, plan.packed),
+        num_warps=tiles.sum.num_warps,
+        num_stages=tiles.sum.num_stages,
+    )
     _scan(
         (cut.sequences * H, V, 1),
-        (*segment_sums, entering, cut.first, cut.per_sequence),
-        (H, K, V, plan.tiles.keys, STEPS, reverse, plan.packed),
+        (sums, decays, entering, cut.first, cut.per_sequence),
+        (H, K, V, tiles.keys, STEPS, reverse, plan.packed),
         num_warps=1,
         num_stages=1,
     )
-    return segment_sums.sums
+    return sums
 
 
 Step = Callable[[Any, Tensor | None, Tiles], tuple[Tensor, Tensor]]
-"""Takes inputs of one token a sequence, the initial state and tiles."""
+"""Takes inputs of one token per sequence, the initial state and tiles."""
 
 
 def apply(

@@ -12,14 +12,20 @@ from quasar_kernels.blocks.ssd_triton import forward as ssd_forward
 from quasar_kernels.blocks.ssd_triton import launch as ssd_launch
 from quasar_kernels.blocks.ssd_triton import step as ssd_step
 from quasar_kernels.blocks.triton_segments.kernels import segment_scan_kernel
-from quasar_kernels.blocks.triton_segments.plan import STEP_WARPS, STEPS, Tiles, Walk, step_values
+from quasar_kernels.blocks.triton_segments.plan import (
+    STEP_WARPS,
+    STEPS,
+    LaunchOptions,
+    Tiles,
+    step_values,
+)
 from quasar_kernels.blocks.wkv6_triton import backward as wkv6_backward
 from quasar_kernels.blocks.wkv6_triton import forward as wkv6_forward
 from quasar_kernels.blocks.wkv6_triton import launch as wkv6_launch
 from quasar_kernels.blocks.wkv6_triton import step as wkv6_step
 from quasar_kernels.compile_specs import CompileSpec, typed
 
-Row = tuple[Any, dict[str, str], dict[str, Any], Walk]
+Row = tuple[Any, dict[str, str], dict[str, Any], LaunchOptions]
 """A kernel with the types of its arguments, its constants and its compile options."""
 CUT = typed("i32", "T NS SEG")
 
@@ -34,10 +40,10 @@ def block_specs(architecture: int = 90) -> Iterator[CompileSpec]:
             ("wkv6", "S", _wkv6_rows(kind, K, wkv6_launch.tiles_for(K, K, dtype))),
             ("ssd", "N", _ssd_rows(kind, K, ssd_launch.tiles_for(K, 64, dtype))),
         ):
-            for kernel, types, constants, walk in rows:
+            for kernel, types, constants, options in rows:
                 name = kernel.fn.__name__.removesuffix("_kernel")
                 label = f"{operator} {name} {kind} {size}={K}"
-                yield CompileSpec(label, kernel, types, constants, *walk)
+                yield CompileSpec(label, kernel, types, constants, *options)
 
 
 def _tile(sizes: dict[str, Any], tiles: Tiles) -> dict[str, Any]:
@@ -59,7 +65,7 @@ def _wkv6_rows(kind: str, K: int, tiles: Tiles) -> Iterator[Row]:
         segment_scan_kernel,
         typed("*fp32", "sums decays entering") | {"NS": "i32"},
         sizes | {"STEPS": STEPS, "REVERSE": False} | {"IS_VARLEN": False, "first": None},
-        Walk(1, 1),
+        LaunchOptions(1, 1),
     )
     yield (
         wkv6_forward.output_kernel,
@@ -79,7 +85,7 @@ def _wkv6_rows(kind: str, K: int, tiles: Tiles) -> Iterator[Row]:
         wkv6_step.step_kernel,
         typed(f"*{kind}", "r k v o") | typed("*fp32", "w u initial_state final_state"),
         sizes | {"BV": step_values(tiles, K)},
-        Walk(STEP_WARPS, 1),
+        LaunchOptions(STEP_WARPS, 1),
     )
 
 
@@ -114,5 +120,5 @@ def _ssd_rows(kind: str, N: int, tiles: Tiles) -> Iterator[Row]:
         head | typed(f"*{kind}", "x b c y") | typed("*fp32", "d initial_state final_state")
         | strides,
         sizes | {"BV": step_values(tiles, 64)},
-        Walk(STEP_WARPS, 1),
+        LaunchOptions(STEP_WARPS, 1),
     )  # fmt: skip

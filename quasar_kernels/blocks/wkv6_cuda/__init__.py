@@ -1,1 +1,1 @@
-"""WKV6 in CUDA C++, one token after the other, for short calls and decoding."""
+"""WKV6 in CUDA C++, token by token, for short calls and decoding."""

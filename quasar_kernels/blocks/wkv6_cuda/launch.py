@@ -56,7 +56,7 @@ class Arguments(ctypes.Structure):
 
 class _Program(CudaProgram):  # type: ignore[misc] # mypy does not resolve the name
     def give_up(self, variant: Variant, error: CudaUnavailableError) -> None:
-        """Stop using the variant. The operator changes to other kernels and logs the cause."""
+        """Stop using the variant; the operator then uses other kernels and logs the cause."""
         self._entries[variant] = error
 
 
@@ -137,11 +137,12 @@ def forward(
     Args:
         x: the inputs.
         initial_state: `[N, H, K, V]` fp32 contiguous, or None for zero.
-        keep: whether to keep states for the gradients.
+        keep: whether to store checkpoints for the gradients.
         final_state: the tensor to write; it may be `initial_state`. None allocates a new one.
 
     Returns:
-        The states are those before every CHECKPOINT tokens, `[cells, H, K, V]`.
+        The results; the checkpoints are the states before every CHECKPOINT tokens,
+        `[cells, H, K, V]`.
     """
     B, T, H, K = x.r.shape
     bounds = plan.bounds
@@ -162,7 +163,7 @@ def backward(
 ) -> tuple[Inputs, Tensor | None]:
     """Return the gradients of the inputs, in their dtypes, and of the initial state, if any.
 
-    do and d_final, the gradients of the results, may be unaligned.
+    do and d_final are the gradients of the results; their alignment does not matter.
     """
     do = prepared(do, x.v.dtype)
     last = None if d_final is None else prepared(d_final, torch.float32)
@@ -174,9 +175,9 @@ def backward(
     dr, dk, dw = (x.u.new_empty(parts, *x.r.shape) for _ in range(3))
     dv, du = torch.empty_like(x.v), x.u.new_empty(parts * N, H, K)
     d_initial = x.u.new_empty(N, H, K, V) if initial else None
-    given = {"dout": do, "d_final": last, "checkpoints": kept}
+    operands = {"dout": do, "d_final": last, "checkpoints": kept}
     results = {"dr": dr, "dk": dk, "dv": dv, "dw": dw, "du": du, "d_initial": d_initial}
-    _launch(plan, "wkv6_backward", x, columns, **given, **results)
+    _launch(plan, "wkv6_backward", x, columns, **operands, **results)
     dtype = x.r.dtype
     sums = Inputs(dr.sum(0).to(dtype), dk.sum(0).to(dtype), dv, dw.sum(0), du.sum(0))
     return sums, d_initial

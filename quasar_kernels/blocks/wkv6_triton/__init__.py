@@ -1,1 +1,1 @@
-"""WKV6 in Triton: segments of the sequences in parallel, chunks of a segment one by one."""
+"""WKV6 in Triton: parallel over segments of the sequences, chunk by chunk within a segment."""

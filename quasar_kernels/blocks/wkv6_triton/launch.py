@@ -13,14 +13,13 @@ from torch import Tensor
 from quasar_kernels.blocks.autograd import Forward, Kernels
 from quasar_kernels.blocks.triton_segments.plan import (
     STEP_WARPS,
+    LaunchOptions,
     Plan,
     Shape,
     Tiles,
-    Walk,
     apply,
-    between_segments,
     checkpoints_for,
-    scan,
+    segment_states,
     states_of_caller,
     step_values,
 )
@@ -40,35 +39,15 @@ def tiles_for(K: int, V: int, dtype: torch.dtype) -> Tiles:
     keys, values = (max(16, triton.next_power_of_2(n)) for n in (K, V))
     precision = "tf32" if dtype == torch.float16 else "tf32x3"
     if dtype == torch.bfloat16 and keys <= 64:
-        walks = Walk(4, 2), Walk(4, 2), Walk(8, 1)
-        return Tiles(keys, min(64, values), 32, *walks, precision)
+        options = LaunchOptions(4, 2), LaunchOptions(4, 2), LaunchOptions(8, 1)
+        return Tiles(keys, min(64, values), 32, *options, precision)
     if dtype == torch.bfloat16:
         # with Triton 3.6 on an H200, 8 warps on 16 tokens and 64 values gave wrong gradients
-        walks = Walk(4, 1), Walk(4, 1), Walk(8 if values >= 128 else 4, 1)
-        return Tiles(keys, min(128, values), 16, *walks, precision)
-    walks = Walk(4, 1), Walk(8, 1), Walk(8, 1)
-    return Tiles(keys, min(32, values), 16, *walks, precision)
-
-
-def _states(
-    plan: Plan, x: Tensor, y: Tensor, w: Tensor, entering: Tensor | None, reverse: bool
-) -> Tensor | None:
-    """Return the state after each segment, `[segments, H, V, K]`.
-
-    With `reverse`, the gradient of the state before each segment. None if each sequence is one
-    segment.
-    """
-    if not plan.several:
-        return None
-    segment_sums, tiles = between_segments(plan, x.device), plan.tiles
-    _sum(
-        plan.grid,
-        (x, y, w, plan.segments.table, *segment_sums, *plan.sizes),
-        (*plan.constants, tiles.precision, reverse, plan.packed),
-        num_warps=tiles.sum.warps,
-        num_stages=tiles.sum.stages,
-    )
-    return scan(plan, segment_sums, entering, reverse)
+        gradient_warps = 8 if values >= 128 else 4
+        options = LaunchOptions(4, 1), LaunchOptions(4, 1), LaunchOptions(gradient_warps, 1)
+        return Tiles(keys, min(128, values), 16, *options, precision)
+    options = LaunchOptions(4, 1), LaunchOptions(8, 1), LaunchOptions(8, 1)
+    return Tiles(keys, min(32, values), 16, *options, precision)
 
 
 class Inputs(NamedTuple):
@@ -85,7 +64,7 @@ def forward(plan: Plan, x: Inputs, initial_state: Tensor | None, keep: bool) -> 
     """Launch the forward pass on the current stream; `initial_state` is contiguous fp32."""
     r, k, v, w, u = x
     cut, tiles = plan.segments, plan.tiles
-    states = _states(plan, k, v, w, initial_state, False)
+    states = segment_states(plan, _sum, (k, v, w), (), (), initial_state, False)
     o = torch.empty_like(v)
     final = states_of_caller(plan, v.device)
     checkpoints = checkpoints_for(plan, v) if keep else None
@@ -93,8 +72,8 @@ def forward(plan: Plan, x: Inputs, initial_state: Tensor | None, keep: bool) -> 
         plan.grid,
         (r, k, v, w, u, o, states, initial_state, final, checkpoints, cut.table, *plan.sizes),
         (*plan.constants, tiles.precision, plan.packed),
-        num_warps=tiles.output.warps,
-        num_stages=tiles.output.stages,
+        num_warps=tiles.output.num_warps,
+        num_stages=tiles.output.num_stages,
     )
     return Forward(o, final, checkpoints)
 
@@ -109,13 +88,13 @@ def backward(
     B, T, H, K, _ = plan.shape
     r, k, v, w, u = x
     cut, parts = plan.segments, plan.grid[1]
-    states = _states(plan, r, do, w, d_final, True)
+    states = segment_states(plan, _sum, (r, do, w), (), (), d_final, True)
 
-    def shares(x: Tensor) -> Tensor:
+    def parts_of(x: Tensor) -> Tensor:
         kind = x.dtype if parts == 1 else torch.float32
         return torch.empty((parts, *x.shape), dtype=kind, device=x.device)
 
-    dr, dk, dw, dv = shares(r), shares(k), shares(w), torch.empty_like(v)
+    dr, dk, dw, dv = parts_of(r), parts_of(k), parts_of(w), torch.empty_like(v)
     du = torch.empty((parts * cut.total, H, K), dtype=torch.float32, device=u.device)
     d_initial = states_of_caller(plan, v.device) if initial else None
     _gradient(
@@ -123,7 +102,7 @@ def backward(
         (r, k, v, w, u, do, dr, dk, dv, dw, du, states, d_final, d_initial, checkpoints, cut.table,
          B * T, *plan.sizes),
         (*plan.constants, plan.tiles.precision, plan.packed),
-        num_warps=plan.tiles.gradient.warps, num_stages=plan.tiles.gradient.stages,
+        num_warps=plan.tiles.gradient.num_warps, num_stages=plan.tiles.gradient.num_stages,
     )  # fmt: skip
 
     def whole(x: Tensor, like: Tensor) -> Tensor:
@@ -165,7 +144,6 @@ def wkv6_triton(
     cu_seqlens: Tensor | None = None,
     *,
     segments: int | None = None,
-    tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Apply WKV6 by the Triton kernels, differentiably; as `blocks.wkv6.wkv6`, on a GPU.
 
@@ -174,7 +152,6 @@ def wkv6_triton(
 
     Args:
         segments: replaces the built-in number of segments of each sequence.
-        tiles: replaces the choice of `tiles_for`.
 
     Raises:
         ValueError: the bounds `cu_seqlens` do not fit one row of T tokens.
@@ -184,5 +161,5 @@ def wkv6_triton(
     inputs = Inputs(r, k, v, w.contiguous(), u.contiguous())
     B, T, H, K = r.shape
     shape = Shape(B, T, H, K, v.shape[-1])
-    tiles = tiles or tiles_for(shape.K, shape.V, dtype)
+    tiles = tiles_for(shape.K, shape.V, dtype)
     return apply(KERNELS, step, shape, tiles, inputs, initial_state, cu_seqlens, segments)

@@ -18,7 +18,7 @@ from benchmarks.models.processes import in_group
 from benchmarks.models.task import Task, draw
 from benchmarks.models.ways import prepare
 from quasar_kernels.reference import relative_rms
-from tests.training_steps import Taken, assert_same, take_steps
+from tests.training_steps import Steps, assert_same, take_steps
 
 CPU = torch.device("cpu")
 SMALL = Task(vocabulary=96, tokens=64, pairs=8, batch=4)
@@ -82,7 +82,7 @@ def test_ways_of_one_process_give_the_same_gradients(way, backend, bitwise) -> N
         assert relative_rms(found[name], gradient) <= 5e-2, name
 
 
-def take_steps_in_each_way(device: torch.device) -> list[Taken]:
+def take_steps_in_each_way(device: torch.device) -> list[Steps]:
     return [take_steps(device, SMALL, 32, 2, way) for way in ("ddp", "fsdp")]
 
 

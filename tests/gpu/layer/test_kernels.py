@@ -1,4 +1,4 @@
-"""The kernels around the operator on a GPU, and the layer packed, padded and cached."""
+"""The kernels around the operator on a GPU, and packed, padded and cached calls of the layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm
 
 from quasar_kernels.reference import quasar_recurrence, relative_rms, step_size
 from tests.gpu.calls import H, S
-from tests.quasar_kernels.recorded import beside_float64
+from tests.quasar_kernels.float64 import with_float64
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
 
 pytestmark = pytest.mark.gpu
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 D = 512
 
 
-def test_a_million_tokens_forwards_and_backwards_fit(layer):
+def test_memory_of_a_million_tokens(layer):
     x = torch.randn(1, 1_000_000, D, device="cuda")
     torch.cuda.reset_peak_memory_stats()
     with torch.autocast("cuda", torch.bfloat16):
@@ -36,7 +36,7 @@ def test_a_million_tokens_forwards_and_backwards_fit(layer):
     assert torch.cuda.max_memory_allocated() <= 24e9
 
 
-def test_packed_padded_and_cached_calls_agree_with_plain_ones(layer):
+def test_packed_padded_and_cached_calls_equal_plain_calls(layer):
     x = torch.randn(2, 300, D, device="cuda")
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         plain = layer(x)[0]
@@ -63,7 +63,7 @@ def test_convolution_and_gradients(dtype, kind, R):
     packed = (torch.arange(R, device="cuda") % 777).int()
     position = {"one": None, "equal": R // 3, "packed": packed}[kind]
     bias = torch.randn(C, device="cuda") if kind == "packed" else None
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         lambda *x: causal_conv_silu(*x, position),
         lambda *x: causal_conv_silu(*x, position),
         torch.randn(R, C + 64, device="cuda", dtype=dtype)[:, :C],
@@ -75,13 +75,13 @@ def test_convolution_and_gradients(dtype, kind, R):
         assert relative_rms(x, w) <= limit
 
 
-def test_convolution_rounds_once_where_its_input_is_wider_than_its_result():
+def test_convolution_of_a_wider_input_rounds_once():
     x, taps = torch.randn(1000, 1536, device="cuda"), torch.randn(1536, 4, device="cuda")
     y = causal_conv_silu(x, taps, dtype=torch.bfloat16)
     assert torch.equal(y, causal_conv_silu(x, taps).bfloat16())
 
 
-def test_convolution_of_more_elements_than_32_bits_count():
+def test_convolution_of_more_than_2_31_elements():
     R, C = (1 << 31) // 1536 + 5000, 1536
     x = torch.empty(R, C, device="cuda", dtype=torch.bfloat16).normal_()
     taps = torch.randn(C, 4, device="cuda")
@@ -94,13 +94,13 @@ def test_convolution_of_more_elements_than_32_bits_count():
 def test_gated_norm_and_gradients(width):
     x, gate = (torch.randn(100_001, width, device="cuda").bfloat16() for _ in range(2))
     norm = partial(gated_rmsnorm, eps=1e-5)
-    found, wanted = beside_float64(norm, norm, x, gate, torch.rand(width, device="cuda"))
+    found, wanted = with_float64(norm, norm, x, gate, torch.rand(width, device="cuda"))
     for x, w in zip(found, wanted, strict=True):
         assert relative_rms(x, w) <= 3e-3
 
 
 @pytest.mark.parametrize(("heads", "width"), [(8, 64), (3, 128), (2, 48)])
-def test_gate_and_norm_at_once(heads, width):
+def test_fused_gate_and_norm(heads, width):
     o = torch.randn(1001, heads, width, device="cuda").bfloat16()
     narrow = torch.randn(1001, 3 * width, device="cuda").bfloat16()[:, width : 2 * width]
     weight = (torch.randn(heads * width, width, device="cuda") / width**0.5).bfloat16()
@@ -114,7 +114,7 @@ def test_gate_and_norm_at_once(heads, width):
 def test_step_size_and_its_gradients():
     lam = 10.0 ** torch.empty(5000, H, device="cuda").uniform_(-12, 3)
     beta = torch.rand(H, device="cuda") * 5 + 0.1
-    found, wanted = beside_float64(fused_quasar_gate, step_size, lam, beta)
+    found, wanted = with_float64(fused_quasar_gate, step_size, lam, beta)
     torch.testing.assert_close(found[0].double(), wanted[0], rtol=3e-6, atol=0)
     for x, w in zip(found[1:], wanted[1:], strict=True):
         assert relative_rms(x, w) <= 1e-5
@@ -134,7 +134,7 @@ def test_recurrent_kernel(dtype):
     beta = torch.rand(H, device="cuda") + 0.1
     cu = torch.tensor([0, 0, 100, 101, 500], device="cuda")
     initial = torch.randn(4, H, S, S, device="cuda")
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         lambda *x: fused_recurrent_quasar(*x, True, cu),
         lambda *x: quasar_recurrence(*x, cu),
         *(q, k, v, beta, initial),

@@ -1,4 +1,4 @@
-"""The layer on a GPU, as a validator runs it, against the float64 layer."""
+"""The layer on a GPU, as validators call it, against float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def reference(layer, x, **kwargs):
 
 
 def exact(layer, x):
-    """Return the float64 output; in long chunks, each of which is a few launches."""
+    """Return the float64 output, computed in long chunks because each needs several launches."""
     with torch.no_grad():
         return reference(layer, x, operator=partial(quasar_chunked, chunk=256))
 
@@ -32,8 +32,8 @@ def test_output_under_autocast(layer, T):
         y, _, _ = layer(x)
     assert y.requires_grad
     found = figures(y, exact(layer, x))
-    # q, k and v are not rounded to bf16 before their convolution, but for long sequences elsewhere
-    # than on Hopper; a few tokens alone may be off by more than the mean
+    # on other GPUs than Hopper, q, k and v of long sequences are rounded to bf16 before their
+    # convolution; the error of few tokens may exceed the mean
     rounded = torch.cuda.get_device_capability() != (9, 0) and T >= MANY_TOKENS
     assert found.relative_rms <= (1e-2 if rounded or T < 1000 else 8e-3)
     assert found.max_difference <= 0.1
@@ -47,7 +47,7 @@ PACKED = [0, 0, 1, 3, 20_000, 20_002, 40_000, 40_000]
 @pytest.mark.parametrize(
     ("shape", "bounds"), [((4, 10_000), None), ((1, 40_000), None), ((1, 40_000), PACKED)]
 )
-def test_output_of_several_sequences_and_of_16_bits(layer, shape, bounds, dtype):
+def test_output_of_several_sequences(layer, shape, bounds, dtype):
     x = torch.randn(*shape, 512, device="cuda").to(dtype)
     bounds = bounds if bounds is None else torch.tensor(bounds, device="cuda")
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
@@ -84,7 +84,7 @@ def test_other_sizes_and_settings(size, dtype):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_slices_of_a_stream_equal_one_call(layer, autocast):
+def test_slices_with_a_cache_equal_one_call(layer, autocast):
     x = torch.randn(1, 20_000, 512, device="cuda")
     cache, parts = None, []
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=autocast):

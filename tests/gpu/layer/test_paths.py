@@ -1,4 +1,4 @@
-"""Which way a call of the layer takes: the rows of docs/layer.md's table, by what runs."""
+"""Which implementation runs a call of the layer: the rows of the table in docs/layer.md."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ BF16 = torch.bfloat16
 
 
 class Path(NamedTuple):
-    """What was seen of a call's second recorded run and of its backward pass."""
+    """The implementation of a recorded call and of its backward pass."""
 
-    forward: str  # fused, wide, kernels or steps: what computes if nothing is replayed
-    forward_graph: bool
-    kept: bool | None  # None: not one node with the kernels' backward pass
-    backward_graph: bool
+    forward: str  # the implementation without replay: fused, wide, kernels or steps
+    forward_graph: bool  # whether the forward pass is replayed
+    kept: bool | None  # whether results are stored; None if autograd records several nodes
+    backward_graph: bool  # whether the backward pass is replayed
 
 
 @pytest.fixture
 def seen(monkeypatch):
-    """The ways that were taken, in order."""
+    """The implementations that ran, in order."""
     ways = []
 
-    def spy(owner, name, told):
+    def spy(owner, name, describe):
         original = getattr(owner, name)
 
         def run(*args, **kwargs):
             found = original(*args, **kwargs)
-            ways.append(told(found))
+            ways.append(describe(found))
             return found
 
         monkeypatch.setattr(owner, name, run)
 
     names = {"HOPPER": "fused", "WIDE": "wide", "PORTABLE": "fused", "LIBRARY": "kernels"}
-    for stages, told in names.items():
+    for stages, way in names.items():
         watched = SimpleNamespace(**getattr(layer_forward, stages)._asdict())
-        spy(watched, "project", lambda found, told=told: told if found else None)
+        spy(watched, "project", lambda found, way=way: way if found else None)
         monkeypatch.setattr(layer_forward, stages, watched)
     spy(QuasarAttention, "_forward_with_states", lambda _: "steps")
     spy(layer_node, "keeps", lambda kept: kept)
@@ -65,7 +65,7 @@ def path(seen, layer, shape, dtype, **kwargs):
             y = layer(x, **kwargs)[0]
         first = first or list(seen)
         y.backward(dy)
-        del y  # so that the next call finds the same places
+        del y  # so that the next call gets the same addresses
     ways = [way for way in first if isinstance(way, str)]
     kept = [way for way in first if isinstance(way, bool)]
     backward = bool(backward_graphs(layer))
@@ -109,7 +109,7 @@ MASK[0, :100] = 0
         ({"head_dim": 128, "num_heads": 4}, (1, 8192), BF16, Path(WIDE, True, False, True)),
     ],
 )
-def test_the_way_of_a_recorded_call(seen, arguments, shape, dtype, expected):
+def test_recorded_calls(seen, arguments, shape, dtype, expected):
     layer = make_layer(**arguments)
     assert path(seen, layer, shape, dtype) == expected
 
@@ -117,7 +117,7 @@ def test_the_way_of_a_recorded_call(seen, arguments, shape, dtype, expected):
 @pytest.mark.parametrize(
     ("shape", "kwargs"), [((1, 300), {"cu_seqlens": BOUNDS}), ((2, 300), {"attention_mask": MASK})]
 )
-def test_packed_and_padded_calls_are_launched(seen, shape, kwargs):
+def test_packed_and_padded_calls_are_not_replayed(seen, shape, kwargs):
     kwargs = {name: x.cuda() for name, x in kwargs.items()}
     found = path(seen, make_layer(), shape, BF16, **kwargs)
     assert found == Path("kernels", False, True, False)
@@ -139,7 +139,7 @@ def test_long_packed_calls_are_fused(seen):
         ("QUASAR_BACKEND", "cuda", Path(CUDA, True, False, True)),
     ],
 )
-def test_settings_change_the_way(seen, monkeypatch, name, value, expected):
+def test_settings(seen, monkeypatch, name, value, expected):
     monkeypatch.setenv(name, value)
     assert path(seen, make_layer(), (1, 512), BF16) == expected
 
@@ -147,7 +147,7 @@ def test_settings_change_the_way(seen, monkeypatch, name, value, expected):
 @pytest.mark.parametrize(
     ("tokens", "recorded", "graph"), [(1, False, True), (17, False, False), (1, True, False)]
 )
-def test_the_way_of_calls_with_a_cache(tokens, recorded, graph):
+def test_calls_with_a_cache(tokens, recorded, graph):
     layer, cache = make_layer(), QuasarCache()
     with torch.autocast("cuda", BF16):
         for n in (30, *[tokens] * 4):

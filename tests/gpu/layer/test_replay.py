@@ -1,4 +1,4 @@
-"""The layer's short calls as CUDA graphs: what they give, and that nothing in them goes stale."""
+"""Replays of the layer's short calls as CUDA graphs: their results, also after changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def assert_right(layer, x, y):
 
 @pytest.fixture
 def layer():
-    """A layer whose calls with `fresh()` are replayed."""
+    """A layer that replays calls with `fresh()`."""
     layer = make_layer()
     for _ in range(3):
         call(layer, fresh())
@@ -48,14 +48,16 @@ def layer():
 def test_replays_equal_launches_bitwise(monkeypatch, shape):
     layer = make_layer()
     inputs = [fresh(*shape) for _ in range(5)]
-    outputs = [call(layer, x) for x in inputs]  # all kept: a replay may not write into one
+    outputs = [
+        call(layer, x) for x in inputs
+    ]  # all stay allocated: a replay must not overwrite one
     assert len(graphs(layer)) == 1
     monkeypatch.setenv("QUASAR_GRAPHS", "0")
     for x, y in zip(inputs, outputs, strict=True):
         assert torch.equal(y, call(layer, x))
 
 
-def test_longer_inputs_and_changing_ones_are_launched():
+def test_long_inputs_and_inputs_of_changing_lengths_are_launched():
     layer = make_layer()
     for _ in range(3):
         call(layer, fresh(1, replay.MOST_ELEMENTS // 512 + 1))
@@ -98,14 +100,14 @@ def copied(layer):
 @pytest.mark.parametrize(
     "change", [step, through_data, swapped, loaded, moved, pickled, copied, lambda x: x.half()]
 )
-def test_changed_parameters_are_seen(layer, change):
+def test_replays_use_changed_parameters(layer, change):
     changed = change(layer)
     for _ in range(4):
         x = fresh()
         assert_right(changed, x, call(changed, x))
 
 
-def test_modes_and_dtypes_take_turns(layer):
+def test_alternating_modes_and_dtypes(layer):
     for _ in range(3):
         for context in (torch.no_grad, torch.enable_grad, torch.inference_mode):
             for dtype in (torch.bfloat16, torch.float16):
@@ -117,7 +119,7 @@ def test_modes_and_dtypes_take_turns(layer):
                 assert_right(layer, x, y)
 
 
-def test_streams_and_threads_do_not_mix(layer):
+def test_several_threads_and_streams(layer):
     wrong = []
 
     def work(inputs):
@@ -135,13 +137,13 @@ def test_streams_and_threads_do_not_mix(layer):
     inputs = [[fresh() for _ in range(20)] for _ in range(3)]
     torch.cuda.synchronize()
     with ThreadPoolExecutor(3) as threads:
-        list(threads.map(work, inputs))  # raises what a thread raised
+        list(threads.map(work, inputs))  # raises the exceptions of threads
     assert wrong == []
 
 
 def test_a_thread_s_first_call_is_launched(caplog):
     layer, found = make_layer(), []
-    # a thread has no handles of libraries before its first call, even where it takes a number over
+    # a new thread has no library handles, even if it reuses the id of an ended thread
     for calls in (1, 1, 3):
 
         def work(calls=calls):
@@ -158,7 +160,7 @@ def test_a_thread_s_first_call_is_launched(caplog):
         assert_right(layer, x, y)
 
 
-def test_a_capture_that_fails_is_launched_and_leaves_random_numbers(layer, caplog):
+def test_a_call_whose_capture_fails_is_launched(layer, caplog):
     calls = []
 
     def waiting(x, weight):
@@ -177,7 +179,7 @@ def test_a_capture_that_fails_is_launched_and_leaves_random_numbers(layer, caplo
 
 
 def decode(layer, cache, x):
-    """The outputs of x `[B, T, 512]` token by token after `cache`."""
+    """Return the outputs of x `[B, T, 512]`, token by token, continuing from `cache`."""
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         tokens = x.split(1, 1)
         return torch.cat([layer(t, past_key_values=cache, use_cache=True)[0] for t in tokens], 1)
@@ -200,7 +202,7 @@ def test_decoding_is_replayed_and_equals_launches_bitwise(layer, cache, monkeypa
     other, x = copy.deepcopy(cache), fresh(3, 12)
     kept = states(cache)
     replayed = decode(layer, cache, x)
-    assert len(graphs(layer)) == 2  # the fixture's, and this
+    assert len(graphs(layer)) == 2  # one is the fixture's
     assert all(a is b for a, b in zip(states(cache), kept, strict=True))
     monkeypatch.setenv("QUASAR_GRAPHS", "0")
     assert torch.equal(replayed, decode(layer, other, x))
@@ -209,7 +211,7 @@ def test_decoding_is_replayed_and_equals_launches_bitwise(layer, cache, monkeypa
     assert cache[0]["seen_tokens"] == other[0]["seen_tokens"] == 42
 
 
-def test_decoding_several_sequences_in_turn(layer, cache, monkeypatch):
+def test_decoding_with_several_caches_in_turn(layer, cache, monkeypatch):
     caches = [copy.deepcopy(cache) for _ in range(3)]
     xs = [fresh(3, 8) for _ in caches]
     turns = [
@@ -223,7 +225,7 @@ def test_decoding_several_sequences_in_turn(layer, cache, monkeypatch):
 
 
 @pytest.mark.parametrize("change", [through_data, swapped, loaded])
-def test_decoding_sees_changed_parameters(layer, cache, change, monkeypatch):
+def test_decoding_uses_changed_parameters(layer, cache, change, monkeypatch):
     decode(layer, cache, fresh(3, 4))
     change(layer)
     other, x = copy.deepcopy(cache), fresh(3, 4)
@@ -232,7 +234,7 @@ def test_decoding_sees_changed_parameters(layer, cache, change, monkeypatch):
     assert torch.equal(replayed, decode(layer, other, x))
 
 
-def test_a_caller_s_own_capture_gets_the_launches(layer):
+def test_the_caller_can_capture_a_call(layer):
     x = fresh()
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad():
@@ -243,10 +245,10 @@ def test_a_caller_s_own_capture_gets_the_launches(layer):
         assert torch.equal(y, call(layer, x))
 
 
-def test_graphs_go_with_their_layer():
+def test_graphs_are_deleted_with_their_layer():
     gc.collect()
     before = len(replay._owners)
-    for _ in range(2):  # the second time after the memory of the first graphs was given back
+    for _ in range(2):  # the second time, the memory of the first graphs is free
         layer = make_layer()
         for _ in range(3):
             x = fresh()

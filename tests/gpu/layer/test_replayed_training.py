@@ -1,4 +1,4 @@
-"""Backward passes as CUDA graphs: what they give, whoever calls them, and that none goes stale."""
+"""Replays of backward passes as CUDA graphs: their results, also after changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.gpu.layer.layers import backward_graphs, call, make_layer, moved, swa
 pytestmark = pytest.mark.gpu
 
 SHAPES = [(1, 200), (3, 77), (1, 16_384), (1, 40_000), (5, 5000)]
-"""Batches and tokens: computed again up to 16,384, and kept."""
+"""Batches and tokens: up to 16,384 tokens, results are recomputed; above, they are stored."""
 
 
 def draw(B, T):
@@ -22,7 +22,7 @@ def draw(B, T):
 
 
 def step(layer, x, dy, dtype=torch.bfloat16):
-    """Return all gradients of one step by name; x and dy stay where they are."""
+    """Return all gradients of one step by name; x and dy keep their addresses."""
     layer.zero_grad()
     x.grad = None
     call(layer, x, dtype).backward(dy.to(dtype))
@@ -48,12 +48,12 @@ def test_replays_equal_launches_bitwise(monkeypatch, B, T, dtype):
     layer = make_layer()
     x, dy = draw(B, T)
     wanted = launched(monkeypatch, step, layer, x, dy, dtype)
-    for _ in range(6):  # where much is kept, the allocator finds the same places after some steps
+    for _ in range(6):  # with stored results, addresses repeat only after some steps
         assert_equal(step(layer, x, dy, dtype), wanted)
     assert backward_graphs(layer)
 
 
-def test_a_replay_leaves_earlier_gradients_alone(monkeypatch):
+def test_replays_do_not_overwrite_earlier_gradients(monkeypatch):
     layer, inputs = make_layer(), [draw(1, 200) for _ in range(6)]
     wanted = [launched(monkeypatch, step, layer, x, dy) for x, dy in inputs]
     found = [step(layer, x, dy) for x, dy in inputs]
@@ -63,10 +63,10 @@ def test_a_replay_leaves_earlier_gradients_alone(monkeypatch):
 
 
 @pytest.mark.parametrize(("B", "T"), [(1, 200), (1, 20_000)])
-def test_other_inputs_and_gradients_and_values(monkeypatch, B, T):
+def test_new_inputs_gradients_and_parameter_values(monkeypatch, B, T):
     layer = make_layer()
     for n in range(6):
-        x, dy = draw(B, T)  # elsewhere, in part
+        x, dy = draw(B, T)  # some at other addresses
         if n == 3:
             dy = dy[:, :1].expand(B, T, 512)
         for p in layer.parameters():
@@ -75,7 +75,7 @@ def test_other_inputs_and_gradients_and_values(monkeypatch, B, T):
 
 
 @pytest.mark.parametrize(("B", "T"), [(1, 200), (1, 20_000)])
-def test_what_needs_gradients_may_change(monkeypatch, B, T):
+def test_changing_requires_grad(monkeypatch, B, T):
     layer = make_layer()
     x, dy = draw(B, T)
     for n in range(9):
@@ -90,7 +90,7 @@ def test_what_needs_gradients_may_change(monkeypatch, B, T):
 
 
 @pytest.mark.parametrize("T", [200, 20_000])
-def test_a_frozen_layer_gives_its_input_s_gradient_alone(monkeypatch, T):
+def test_a_frozen_layer_computes_only_its_input_s_gradient(monkeypatch, T):
     layer = make_layer().requires_grad_(False)
     x, dy = draw(1, T)
     for _ in range(4):
@@ -100,7 +100,7 @@ def test_a_frozen_layer_gives_its_input_s_gradient_alone(monkeypatch, T):
 
 
 def resized(layer):
-    # as a sharded parameter's memory is given back and taken again
+    # frees and reallocates a parameter's memory, as sharding does
     weight = layer.k_proj.weight
     values, storage = weight.detach().clone(), weight.untyped_storage()
     size = storage.size()
@@ -113,7 +113,7 @@ def resized(layer):
 
 @pytest.mark.parametrize("change", [swapped, moved, resized, lambda layer: layer.half()])
 @pytest.mark.parametrize("T", [200, 20_000])
-def test_changed_parameters_are_seen(monkeypatch, change, T):
+def test_replays_use_changed_parameters(monkeypatch, change, T):
     layer = make_layer()
     x, dy = draw(1, T)
     for _ in range(3):
@@ -124,7 +124,7 @@ def test_changed_parameters_are_seen(monkeypatch, change, T):
 
 
 @pytest.mark.parametrize("T", [200, 20_000])
-def test_a_parameter_that_is_overwritten_in_between_is_refused(T):
+def test_overwriting_a_parameter_before_the_backward_pass_is_an_error(T):
     layer = make_layer()
     x, dy = draw(1, T)
     for _ in range(3):
@@ -137,7 +137,7 @@ def test_a_parameter_that_is_overwritten_in_between_is_refused(T):
 
 
 @pytest.mark.parametrize("T", [200, 20_000])
-def test_layers_and_calls_overlap_and_accumulate(monkeypatch, T):
+def test_overlapping_calls_of_two_layers_accumulate(monkeypatch, T):
     layers, inputs = [make_layer(), make_layer()], [draw(1, T) for _ in range(2)]
 
     def all_steps():
@@ -183,7 +183,7 @@ def test_backward_on_another_thread_or_stream_than_forward(monkeypatch, T):
 
 
 @pytest.mark.parametrize("T", [200, 20_000])
-def test_a_caller_s_own_capture_of_a_step(monkeypatch, T):
+def test_the_caller_can_capture_a_step(monkeypatch, T):
     layer = make_layer()
     x, dy = draw(1, T)
     side = torch.cuda.Stream()
@@ -204,14 +204,14 @@ def test_a_caller_s_own_capture_of_a_step(monkeypatch, T):
 
 
 def pools() -> int:
-    """The bytes of all memory that CUDA graphs have, without what only dead ones had."""
+    """Return the bytes of the memory pools of existing CUDA graphs."""
     gc.collect()
     torch.cuda.empty_cache()
     segments = torch.cuda.memory_snapshot()
     return sum(s["total_size"] for s in segments if s["segment_pool_id"] != (0, 0))
 
 
-def test_graphs_keep_no_memory_of_their_own():
+def test_graphs_share_their_memory():
     layers, before, sizes = [make_layer() for _ in range(4)], pools(), []
     x, dy = draw(1, 40_000)
     for layer in layers:

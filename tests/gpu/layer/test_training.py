@@ -1,4 +1,4 @@
-"""Training steps of the layer on a GPU: its gradients against float64, kept or computed again."""
+"""Training steps of the layer on a GPU: gradients against float64, and recomputation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_gradients_match_float64_and_reruns_are_equal(monkeypatch, size, B, boun
     packed = {"cu_seqlens": torch.tensor(bounds, device="cuda")} if len(bounds) > 2 else {}
     monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
     found = []
-    for limit in ("0", "0", "10000"):  # computed again, the same once more, kept
+    for limit in ("0", "0", "10000"):  # recomputed twice, then stored
         monkeypatch.setenv("QUASAR_KEEP_MIB", limit)
         found.append(step(layer, x, dy, dtype=dtype, **packed))
     wanted = exact_step(layer, x, dy, bounds)
@@ -91,7 +91,7 @@ def test_checkpoints_and_compiled_models_give_the_same_bits(T):
             assert torch.equal(found[name], gradient), name
 
 
-def test_two_calls_that_are_kept_do_not_share_what_is_kept():
+def test_two_recorded_calls_have_separate_stored_results():
     layer = make_layer()
     inputs = [draw(layer, 1, 20_000) for _ in range(2)]
     wanted = [step(layer, x, dy)["x"] for x, dy in inputs]
@@ -103,7 +103,7 @@ def test_two_calls_that_are_kept_do_not_share_what_is_kept():
         assert torch.equal(leaf.grad, gradient)
 
 
-def test_masks_and_caches_train():
+def test_gradients_with_masks_and_caches():
     layer = make_layer()
     x, dy = draw(layer, 2, 300)
     mask = torch.ones(2, 300, device="cuda")
@@ -125,7 +125,7 @@ def test_masks_and_caches_train():
         assert relative_rms(sliced[name], gradient) <= 3e-2, name
 
 
-def test_long_calls_keep_the_input_alone(monkeypatch):
+def test_long_calls_store_only_the_input():
     layer = make_layer()
     x = torch.randn(1, 400_000, 512, device="cuda")
     known = {p.data_ptr() for p in layer.parameters()} | {x.data_ptr()}

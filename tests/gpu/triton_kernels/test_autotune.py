@@ -1,4 +1,4 @@
-"""The autotune on a GPU whose name is withheld: how long it takes, and what it leaves."""
+"""Autotuning on a GPU with a hidden name: its duration and its result."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def forward(tiles, q, k, v, beta):
 
 @pytest.fixture(autouse=True)
 def cold(monkeypatch, tmp_path):
-    """No cached kernels, nothing tuned, and a name that tuned.json does not have."""
+    """Empty caches, no tuned tiles, and a GPU name that is not in tuned.json."""
     known = Gpu.of(torch.device("cuda", 0))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setenv("QUASAR_CACHE_DIR", str(tmp_path / "quasar"))
     monkeypatch.delenv("QUASAR_AUTOTUNE", raising=False)
     monkeypatch.setattr(tuning, "_chosen", {})
-    withheld = known._replace(name="a GPU of next year")
-    monkeypatch.setattr(Gpu, "of", classmethod(lambda cls, device: withheld))
+    unknown = known._replace(name="a GPU of next year")
+    monkeypatch.setattr(Gpu, "of", classmethod(lambda cls, device: unknown))
 
 
 @pytest.mark.parametrize(
     ("dtype", "width"), [(torch.bfloat16, 64), (torch.float16, 128), (torch.float32, 32)]
 )
-def test_a_short_autotune_leaves_correct_tiles_for_the_next_process(monkeypatch, dtype, width):
+def test_autotuning_is_short_and_stores_correct_tiles(monkeypatch, dtype, width):
     device = torch.device("cuda", torch.cuda.current_device())
     q, k, v = (torch.randn(1, 4000, 8, width, device=device, dtype=dtype) / 4 for _ in range(3))
     beta = torch.linspace(1, 16, 8, device=device)

@@ -1,4 +1,4 @@
-"""What chunk_quasar does in Triton alone: any width and dtype, segments, gradients."""
+"""chunk_quasar in Triton: all widths and dtypes, segments, gradients."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fla.ops.quasar.triton_kernels.scan import forward, plan_segments
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 from tests.gpu.calls import layer_like
+from tests.quasar_kernels.float64 import with_float64
 from tests.quasar_kernels.inputs import assert_close
-from tests.quasar_kernels.recorded import beside_float64
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
 
 pytestmark = pytest.mark.gpu
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def _in_triton(monkeypatch):
-    monkeypatch.setenv("QUASAR_BACKEND", "triton")  # cuda/scan is about the other path
+    monkeypatch.setenv("QUASAR_BACKEND", "triton")
 
 
 @pytest.mark.parametrize("dtype", GRADIENT)
@@ -30,7 +30,7 @@ def test_every_dtype_and_width(dtype, heads, width):
     assert_close(o, quasar_recurrence(*inputs)[0], OPERATOR[dtype])
 
 
-def test_the_number_of_segments_changes_the_rounding_only():
+def test_the_number_of_segments_changes_only_the_rounding():
     inputs = layer_like(6000)
     expected, _ = quasar_chunked(*inputs)
     for n in (1, 2, 7, 50, 375):
@@ -48,11 +48,11 @@ def test_gradients_match_float64(packed, dtype, heads, width):
     n = 3 if packed else 1
     cu = torch.tensor([0, 200, 200, T], device="cuda") if packed else None
     initial = torch.randn(n, heads, width, width, device="cuda")
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         lambda *x: chunk_quasar(*x, True, cu), lambda *x: quasar_chunked(*x, cu), *inputs, initial
     )
     for name, x, w in zip("qkvbs", found[2:], wanted[2:], strict=True):
-        # beta's gradient sums terms of both signs over all tokens, so its relative error is larger
+        # the terms of beta's gradient cancel, so its relative error is larger
         assert relative_rms(x, w) <= (1e-1 if name == "b" else 1e-2)
 
 

@@ -1,4 +1,4 @@
-"""Launching again on a GPU: the same results as through Triton, whatever the arguments' kinds."""
+"""Repeated launches by Launcher give the results of Triton's launches, for all arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 
 class ThroughTriton(Launcher):
-    """Remembers nothing, so that Triton binds every launch."""
+    """Forgets compiled kernels, so that Triton performs every launch."""
 
     def __call__(self, *args, **options):
         self._compiled = {}
@@ -37,7 +37,7 @@ def convolutions():
         yield layer_kernels.launch_conv_silu(part.float(), taps, None, where)
 
 
-def test_results_are_those_of_triton_s_own_launch(monkeypatch):
+def test_results_equal_those_of_triton_s_launches(monkeypatch):
     again = [*convolutions(), *convolutions()]
     assert any(layer_kernels._conv_silu._compiled.values())
     monkeypatch.setattr(
@@ -48,7 +48,7 @@ def test_results_are_those_of_triton_s_own_launch(monkeypatch):
         assert torch.equal(y, expected)
 
 
-def test_another_stream_is_launched_on():
+def test_launches_use_the_current_stream():
     x = torch.randn(100_000, 1536, device="cuda", dtype=torch.bfloat16)
     taps = torch.randn(1536, 4, device="cuda")
     expected = layer_kernels.launch_conv_silu(x, taps, None, None)
@@ -57,7 +57,7 @@ def test_another_stream_is_launched_on():
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         torch.cuda._sleep(20_000_000)
-        late.copy_(x)  # the launch has to wait for this, which only its own stream does
+        late.copy_(x)  # only launches on this stream wait for it
         y = layer_kernels.launch_conv_silu(late, taps, None, None)
     side.synchronize()
     assert torch.equal(y, expected)

@@ -33,7 +33,7 @@ from tests import PROJECT
 from tests.neurons.live_api import VALIDATOR, Hotkey, LiveApi, submission
 from tests.processes import HANG, started, wait_for
 from tests.repositories import run_git
-from tests.small_host import install_small_host
+from tests.small_fla import install_small_fla
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_two_miners_join_the_pages_and_get_their_verdicts(tmp_path: Path) -> Non
     short = {"TARGET_SEQUENCE_LENGTH": "512", "CLAIM_RUNS": "1", "DEVICE": "cpu"}
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CLAIM_HEADROOM": "0.9", **short}
     env["OMP_NUM_THREADS"] = "1"  # spinning threads would slow down all other processes
-    env["PYTHONPATH"] = f"{install_small_host(tmp_path / 'host')}:{PROJECT}"
+    env["PYTHONPATH"] = f"{install_small_fla(tmp_path / 'host')}:{PROJECT}"
     unit = (PROJECT / "scripts/systemd/quasar-miner@.service").read_text()
     words = ("-m", "neurons.embedded", "--miners", "0", "--folder", str(tmp_path / "home"))
     with started(*words, env=env, stdout=subprocess.PIPE) as subnet:

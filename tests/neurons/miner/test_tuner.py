@@ -22,7 +22,7 @@ from quasar_kernels.contract import OVERLAY, QUASAR_DIR, overlay_digest
 from tests.harness import samples
 from tests.neurons.miner.parts import ENVIRONMENT, make_settings
 from tests.processes import HANG, is_alive, wait_for
-from tests.small_host import install_small_host
+from tests.small_fla import install_small_fla
 
 CHUNK = QUASAR_DIR / "chunk.py"
 FASTER = f"open('{CHUNK}', 'a').write('# FASTER\\n')"
@@ -203,7 +203,7 @@ def test_outdated_or_damaged_tuned_kernels_are_not_published(tmp_path):
 @pytest.mark.slow
 def test_a_real_worker_checks_the_proposal_of_a_real_command(tmp_path):
     """Real workers import and check the trees; only the speeds are fake."""
-    host = Path(install_small_host(tmp_path / "host"))
+    host = Path(install_small_fla(tmp_path / "host"))
     (host / "fla/layers").mkdir(exist_ok=True)
     (host / "fla/layers/__init__.py").touch()
     settings = make_settings(tmp_path / "state", tune_seconds=HANG)

@@ -1,4 +1,4 @@
-"""HybridBlock: its branches' sum, decoding, packing, checkpointing, and what it refuses."""
+"""HybridBlock: fusion, decoding, packed sequences, recomputation, and errors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch.nn.functional as F
 
 from quasar_kernels.blocks import MIXERS, HybridBlock
 from quasar_kernels.blocks.fusion import FUSIONS
+from tests.quasar_kernels.float64 import check
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import check
 
 WIDTH, HEADS = 32, 2
 CHOICES = [c for n in (1, 2, 3) for c in itertools.combinations(MIXERS, n)]
 
 
-def made(mixers=MIXERS, fusion="gains", **options):
-    """A block in float64 none of whose parameters is at a special place."""
+def make_block(mixers=MIXERS, fusion="gains", **options):
+    """Return a block in float64 with random parameters."""
     block = HybridBlock(WIDTH, HEADS, mixers, fusion, 1, 3, state=16, **options).double()
     for p in block.parameters():
         p.data += 0.05 * torch.randn_like(p)
@@ -31,8 +31,8 @@ def tokens(T, B=2):
 
 
 @pytest.mark.parametrize("mixers", CHOICES, ids="+".join)
-def test_prefill_and_single_steps_are_the_whole(mixers):
-    block, x = made(mixers), tokens(30)
+def test_prefill_and_single_steps_equal_one_call(mixers):
+    block, x = make_block(mixers), tokens(30)
     whole, nothing = block(x)
     assert nothing is None
     with torch.no_grad():
@@ -45,8 +45,8 @@ def test_prefill_and_single_steps_are_the_whole(mixers):
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
-def test_branches_are_joined_as_defined(fusion):
-    block, x = made(fusion=fusion), tokens(20)
+def test_fusion_of_the_branches(fusion):
+    block, x = make_block(fusion=fusion), tokens(20)
     normed = F.rms_norm(x, (WIDTH,), block.norm.weight, torch.finfo(x.dtype).eps)
     y = [mixer(normed)[0] for mixer in block.mixers.values()]
     if fusion == "gains":
@@ -69,13 +69,8 @@ def test_branches_are_joined_as_defined(fusion):
     )
 
 
-def test_gains_start_at_seven_to_three():
-    gains = HybridBlock(WIDTH, HEADS, ("mamba2", "rwkv6"), state=16).fusion.gains
-    assert torch.equal(gains, torch.tensor([[0.7], [0.3]]).expand(2, WIDTH))
-
-
 @pytest.mark.parametrize("width", [32, 256])
-def test_branches_begin_alike(width):
+def test_branches_are_initially_about_equally_large(width):
     block, x = HybridBlock(width, 4, state=16), torch.randn(4, 64, width)
     sizes = [float(mixer(x)[0].detach().square().mean().sqrt()) for mixer in block.mixers.values()]
     assert max(sizes) / min(sizes) < 1.3
@@ -83,13 +78,13 @@ def test_branches_begin_alike(width):
 
 
 def test_packed_sequences_equal_separate_ones():
-    block, x = made(), tokens(31, 1)
+    block, x = make_block(), tokens(31, 1)
     parts = [block(part)[0] for part in x.split([13, 18], 1)]
     check([block(x, cu_seqlens=packed([13, 0, 18]))[0]], [torch.cat(parts, 1)], 1e-9)
 
 
-def test_checkpointed_gradients_are_the_same_and_keep_less():
-    block, x = made(), tokens(40)
+def test_recomputation_gives_the_same_gradients_and_stores_less():
+    block, x = make_block(), tokens(40)
     kept = []
     found = []
     for limit in (None, 39, 40):
@@ -112,8 +107,8 @@ def test_checkpointed_gradients_are_the_same_and_keep_less():
     assert all(torch.equal(a, b) for a, b in zip(found[0], found[1], strict=True))
 
 
-def test_a_copied_state_goes_on_twice():
-    block, x = made(), tokens(12)
+def test_a_state_can_be_copied():
+    block, x = make_block(), tokens(12)
     with torch.no_grad():
         _, state = block(x[:, :10], keep=True)
         copied = copy.deepcopy(state)
@@ -122,11 +117,12 @@ def test_a_copied_state_goes_on_twice():
     assert torch.equal(first, second)
 
 
-def test_backends_name_what_runs():
-    found = made().backends()
-    assert list(found) == list(MIXERS)
-    assert {b.name for b in found.values()} == {"torch"}
-    assert all("not on a GPU" in b.reason for b in found.values())
+def test_backends_of_the_branches():
+    found = make_block(mixers="mamba2+rwkv6").backends()
+    assert [(name, backend.name) for name, backend in found.items()] == [
+        ("mamba2", "torch"),
+        ("rwkv6", "torch"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,48 +130,41 @@ def test_backends_name_what_runs():
     [
         ({"mixers": ("rwkv7",)}, "some of rwkv6, mamba2, quasar, each once"),
         ({"mixers": ()}, "each once"),
-        ({"mixers": ("rwkv6", "rwkv6")}, "each once"),
+        ({"mixers": "rwkv6+rwkv6"}, r"each once; got \['rwkv6', 'rwkv6'\]"),
         ({"fusion": "sum"}, "one of gains, gated, mean; got 'sum'"),
         ({"mixers": ("quasar",), "heads": 5}, "got 32 and 5"),
         ({"heads": 0}, "heads must be a whole number from 1; got 0"),
-        ({"width": -32}, "width must be a whole number from 1; got -32"),
         ({"width": 32.0}, "width must be a whole number from 1; got 32.0"),
         ({"inner": 0}, "inner must be a whole number from 1; got 0"),
-        ({"mixers": "rwkv6+x"}, r"each once; got \['rwkv6', 'x'\]"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(options, words):
+def test_invalid_sizes(options, words):
     with pytest.raises(ValueError, match=words):
         HybridBlock(**({"width": WIDTH, "heads": HEADS} | options))
 
 
-def test_names_with_plus_between_are_mixers():
-    assert list(made(mixers="mamba2+rwkv6").mixers) == ["mamba2", "rwkv6"]
-
-
 @pytest.mark.parametrize("mixers", [*((name,) for name in MIXERS), MIXERS])
-def test_inputs_that_do_not_fit_are_refused(mixers):
-    block = made(mixers=mixers)
+def test_invalid_inputs(mixers):
+    block = make_block(mixers=mixers)
     x = tokens(5)
     _, state = block(x, keep=True)
-    for given, words in (
+    for arguments, words in (
         ((x[0],), r"x must have shape \[B, T, 32\]; got \[5, 32\]"),
         ((x[..., 1:],), r"x must have shape \[B, T, 32\]; got \[2, 5, 31\]"),
         ((x.long(),), "x must be bf16, fp16, fp32 or fp64; got torch.int64"),
         ((None,), "got NoneType"),
         ((tokens(5, B=3), state), "must have shape .* got"),
-        ((tokens(5, B=1), state), "must have shape .* got"),
-        ((x, {}), "state must come from such a block"),
+        ((x, {}), "state must come from a block of"),
         ((x, None, torch.tensor([0, 5])), "B must be 1; got B = 2"),
         ((x[:1], None, [0, 5]), "cu_seqlens must be an int32 or int64 tensor"),
         ((x[:1], None, torch.tensor([0, 4])), "must rise from 0 to T = 5"),
     ):
         with pytest.raises(ValueError, match=words):
-            block(*given)
+            block(*arguments)
 
 
-def test_an_empty_batch_is_one():
-    block = made()
+def test_an_empty_batch():
+    block = make_block()
     x = tokens(5, B=0).requires_grad_()
     y, state = block(x, keep=True)
     assert y.shape == x.shape

@@ -1,4 +1,4 @@
-"""The Mamba-2 layer against its definition, written out token by token in float64."""
+"""The Mamba-2 layer against its definition, token by token in float64."""
 
 from __future__ import annotations
 
@@ -7,22 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from quasar_kernels.blocks import Mamba2
-from tests.quasar_kernels.recorded import check
+from tests.quasar_kernels.float64 import check
 
 WIDTH, HEADS, STATE, GROUPS = 24, 4, 16, 2
 INNER = 2 * WIDTH
 
 
-def made():
-    """A layer with parameters that all matter, in float64."""
-    layer = Mamba2(WIDTH, HEADS, STATE, groups=GROUPS).double()
-    for p in layer.parameters():
-        p.data += 0.1 * torch.randn_like(p)
-    return layer
-
-
-def defined(layer, x):
-    """One sequence `[T, width]` by the published equations, one token after the other."""
+def define(layer, x):
+    """Compute one sequence `[T, width]` by the published equations."""
     p = dict(layer.named_parameters())
     state = torch.zeros(HEADS, STATE, INNER // HEADS, dtype=x.dtype)
     inputs = torch.zeros(3, INNER + 2 * GROUPS * STATE, dtype=x.dtype)
@@ -46,15 +38,18 @@ def defined(layer, x):
     return torch.stack(outputs), state, inputs[-3:]
 
 
-def test_the_layer_is_the_definition():
-    layer, x = made(), torch.randn(2, 70, WIDTH, dtype=torch.float64)
+def test_the_layer_equals_the_definition():
+    layer = Mamba2(WIDTH, HEADS, STATE, groups=GROUPS).double()
+    for p in layer.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    x = torch.randn(2, 70, WIDTH, dtype=torch.float64)
     y, state = layer(x)
     for row in range(2):
         found = (y[row], state.ssd[row], state.before[row])
-        check(found, defined(layer, x[row]), 1e-10)
+        check(found, define(layer, x[row]), 1e-10)
 
 
-def test_steps_and_rates_start_as_published():
+def test_initial_step_sizes_and_rates():
     layer = Mamba2(64, 128, expand=2)
     step = F.softplus(layer.step_bias)
     assert 0.99e-3 < step.min() < 2e-3
@@ -70,6 +65,6 @@ def test_steps_and_rates_start_as_published():
         ({"groups": 3}, "got 4 heads and 3 groups"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(options, words):
+def test_invalid_sizes(options, words):
     with pytest.raises(ValueError, match=words):
         Mamba2(**({"width": WIDTH, "heads": HEADS} | options))

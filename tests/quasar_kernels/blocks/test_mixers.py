@@ -1,4 +1,4 @@
-"""What RWKV-6's time mixing and Mamba-2 share: slices, packed sequences, and autocast."""
+"""RWKV-6's time mixing and Mamba-2: slices, packed sequences, gradients and autocast."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from quasar_kernels.blocks import Mamba2, RWKV6TimeMixing, ssd, wkv6
 from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.float64 import check
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import check
 
 WIDTH = 32
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -23,7 +23,7 @@ layers = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 
 @layers
 @pytest.mark.parametrize("first", [2, 17])  # the convolution of Mamba-2 reaches over three tokens
-def test_slices_and_packed_sequences_are_the_whole(make, first):
+def test_slices_equal_one_call_and_packed_sequences_equal_separate_calls(make, first):
     layer, x = make().double(), torch.randn(1, 40, WIDTH, dtype=torch.float64)
     for p in layer.parameters():
         p.data += 0.1 * torch.randn_like(p)
@@ -38,7 +38,7 @@ def test_slices_and_packed_sequences_are_the_whole(make, first):
     y, state = layer(x, cu_seqlens=bounds)
     check([y], [apart], 1e-10)
     assert {len(s) for s in state} == {3}
-    assert not any(s[1].any() for s in state)  # nothing has been read
+    assert not any(s[1].any() for s in state)  # the sequence is empty
     again, _ = layer(x, state, bounds)
     third = type(state)(*(s[2:] for s in state))
     check([again[:, first:]], [layer(x[:, first:], third)[0]], 1e-10)
@@ -47,7 +47,7 @@ def test_slices_and_packed_sequences_are_the_whole(make, first):
 @pytest.mark.parametrize(
     ("name", "operator", "dtypes", "late"),
     [
-        # r, k, v, w, u; narrow halves are zero at first: what is beside them learns from step two
+        # r, k, v, w, u; low-rank maps have zero halves at first, so the other halves learn later
         ("rwkv6", wkv6.wkv6, [BF16, BF16, BF16, FP32, FP32], {"mix_input", "mix_up", "decay_up"}),
         ("mamba2", ssd.ssd, [BF16, FP32, FP32, BF16, BF16], set()),  # x, dt, A, B, C
     ],
@@ -64,8 +64,8 @@ def test_every_parameter_learns_and_autocast_is_close(monkeypatch, name, operato
         seen.extend(y.dtype for y in arguments[:5])
         return operator(*arguments)
 
-    stand_in = SimpleNamespace(**{called: record})
-    monkeypatch.setattr(f"quasar_kernels.blocks.{name}.{called}", stand_in)
+    fake = SimpleNamespace(**{called: record})
+    monkeypatch.setattr(f"quasar_kernels.blocks.{name}.{called}", fake)
     with torch.autocast("cpu", BF16):
         half, _ = layer(x)
     assert half.dtype == BF16

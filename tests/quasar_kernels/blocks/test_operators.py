@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.quasar_kernels.blocks.calls import SSD, WKV6
+from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
 
 LIMIT = OPERATOR[torch.float32]
@@ -16,7 +16,7 @@ operators = pytest.mark.parametrize("operator", [WKV6, SSD], ids=["wkv6", "ssd"]
 
 @operators
 @pytest.mark.parametrize("T", [0, 1, 3, 64, 130])
-def test_results_are_float64_s(operator, T):
+def test_results_match_float64(operator, T):
     x, state = operator.inputs(T, B=2), torch.randn(2, *operator.state)
     check(operator.call(*x, state), operator.exact(*x, state), LIMIT)
 
@@ -28,7 +28,7 @@ def test_every_dtype(operator, dtype):
     o, final = operator.call(*x)
     assert o.dtype == dtype
     assert final.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    # the steps and the skip's factors of SSD are fp32
+    # SSD's step sizes and skip factors are fp32
     check((o, final), operator.exact(*x), max(OPERATOR[dtype], 1e-7))
 
 
@@ -41,9 +41,9 @@ def test_packed_sequences_equal_separate_ones(operator):
 
 
 @operators
-def test_gradients_are_float64_s(operator):
+def test_gradients_match_float64(operator):
     x, bounds = [*operator.inputs(90), torch.randn(3, *operator.state)], packed([30, 0, 60])
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         lambda *x: operator.call(*x, bounds), lambda *x: operator.exact(*x, bounds), *x
     )
     check(found, wanted, GRADIENT[torch.float32])
@@ -52,8 +52,6 @@ def test_gradients_are_float64_s(operator):
 @operators
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 30.0, 1000.0, 1e6])
 def test_any_decay_with_its_gradients(operator, decay):
-    found, wanted = beside_float64(
-        operator.call, operator.exact, *operator.inputs(150, decay=decay)
-    )
+    found, wanted = with_float64(operator.call, operator.exact, *operator.inputs(150, decay=decay))
     check(found[: operator.steady], wanted[: operator.steady], LIMIT)
     assert all(torch.isfinite(y).all() for y in found)

@@ -1,4 +1,4 @@
-"""RWKV-6 time mixing against its definition, written out token by token in float64."""
+"""RWKV-6 time mixing against its definition, token by token in float64."""
 
 from __future__ import annotations
 
@@ -7,21 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from quasar_kernels.blocks import RWKV6TimeMixing
-from tests.quasar_kernels.recorded import check
+from tests.quasar_kernels.float64 import check
 
 WIDTH, HEADS = 32, 2
 
 
-def made(layer=1):
-    """A layer none of whose parameters is zero, in float64."""
-    mixing = RWKV6TimeMixing(WIDTH, HEADS, layer, 4, mix_rank=4, decay_rank=6).double()
-    for p in mixing.parameters():
-        p.data += 0.1 * torch.randn_like(p)
-    return mixing
-
-
-def defined(mixing, x):
-    """One sequence `[T, width]` by the published equations, one token after the other."""
+def define(mixing, x):
+    """Compute one sequence `[T, width]` by the published equations."""
     p = dict(mixing.named_parameters())
     S = WIDTH // HEADS
     state, before, outputs = torch.zeros(HEADS, S, S, dtype=x.dtype), torch.zeros_like(x[0]), []
@@ -45,21 +37,24 @@ def defined(mixing, x):
     return torch.stack(outputs), state
 
 
-def test_the_layer_is_the_definition():
-    mixing, x = made(), torch.randn(2, 70, WIDTH, dtype=torch.float64)
+def test_the_layer_equals_the_definition():
+    mixing = RWKV6TimeMixing(WIDTH, HEADS, 1, 4, mix_rank=4, decay_rank=6).double()
+    for p in mixing.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    x = torch.randn(2, 70, WIDTH, dtype=torch.float64)
     y, state = mixing(x)
     for row in range(2):
-        o, wkv = defined(mixing, x[row])
+        o, wkv = define(mixing, x[row])
         check((y[row], state.wkv[row]), (o, wkv), 1e-10)
     assert torch.equal(state.before, x[:, -1:])
 
 
-def test_decays_and_mixing_start_as_published():
+def test_initial_decays_and_mixing_and_invalid_sizes():
     first, last = (RWKV6TimeMixing(WIDTH, HEADS, n, 4) for n in (0, 3))
     assert first.decay[0] == last.decay[0] == -6
     assert first.decay[-1] == last.decay[-1] == -1
     assert torch.equal(first.mix_input, 1 - torch.arange(WIDTH) / WIDTH)
-    assert (first.mix[2] > last.mix[2]).all()  # of values: upper layers take less from before
+    assert (first.mix[2] > last.mix[2]).all()  # values of upper layers mix in less of the past
     assert first.bonus.abs().max() < 0.11 < last.bonus.max()
     for arguments, words in (((30, 4), "30 and 4"), ((32, 4, 2, 2), "one of 0 to 1; got 2")):
         with pytest.raises(ValueError, match=words):

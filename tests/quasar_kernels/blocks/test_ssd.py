@@ -1,4 +1,4 @@
-"""What is SSD's own: its state sizes, what it refuses, and the calls of the libraries' kernels."""
+"""SSD: state sizes, errors, and the calls of other libraries' kernels."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from quasar_kernels.blocks.ssd import OPERATOR as SSD
 from quasar_kernels.blocks.ssd import ssd
 from quasar_kernels.decay_reference import ssd_recurrence
 from tests.quasar_kernels.blocks.calls import ssd_inputs
+from tests.quasar_kernels.float64 import check
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import check
 from tests.quasar_kernels.tolerances import OPERATOR
 
 LIMIT = OPERATOR[torch.float32]
@@ -27,7 +27,7 @@ def test_state_sizes_without_a_skip(N):
     check(ssd(*x), ssd_recurrence(*x), LIMIT)
 
 
-def test_what_does_not_fit_is_refused():
+def test_invalid_arguments():
     x, dt, A, B, C, D = ssd_inputs(10, B=2)
     for arguments, words in (
         ((x[0], dt, A, B, C), r"x must have shape \[batch, T, H, P\]"),
@@ -37,7 +37,7 @@ def test_what_does_not_fit_is_refused():
         ((x, dt, A, B, C[..., 1:]), "C must have shape"),
         ((x, dt, A, B[:, 1:], C[:, 1:]), "B must have shape"),
         ((x, dt, A, B, C, D[1:]), "D must have shape"),
-        ((x, dt, A, B, C, D, torch.zeros(1, *STATE)), "one state a sequence"),
+        ((x, dt, A, B, C, D, torch.zeros(1, *STATE)), "one state per sequence"),
         ((x, dt, A, B, C, D, None, packed([10])), "B must be 1"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -51,32 +51,16 @@ def chunk_simple_gla(q, k, v, *, g, scale, initial_state, output_final_state, cu
 
 
 def mamba_chunk_scan_combined(
-    x,
-    dt,
-    A,
-    B,
-    C,
-    chunk_size,
-    D=None,
-    z=None,
-    dt_bias=None,
-    initial_states=None,
-    seq_idx=None,
-    cu_seqlens=None,
-    dt_softplus=False,
-    dt_limit=(0.0, float("inf")),
-    return_final_states=False,
-    return_varlen_states=False,
+    x, dt, A, B, C, chunk_size, *, D, initial_states, return_final_states
 ):
-    """The parameters of mamba_ssm's function, whose states are `[batch, H, P, N]`."""
-    assert z is dt_bias is seq_idx is cu_seqlens is None
-    assert (return_final_states, dt_softplus) == (True, False)
+    """A fake with these parameters of mamba_ssm's function, whose states are `[batch, H, P, N]`."""
+    assert return_final_states
     y, final = ssd_recurrence(x, dt, A, B, C, D, initial_states.mT, dtype=torch.float32)
     return y, final.mT
 
 
-def test_the_libraries_kernels_are_called_as_they_ask(monkeypatch):
-    """Only a GPU runs them: here definitions by their signatures take their places."""
+def test_calls_of_the_libraries_kernels(monkeypatch):
+    """The kernels need a GPU, so fakes with their signatures replace them here."""
     module = types.ModuleType("ssd_combined")
     module.mamba_chunk_scan_combined = mamba_chunk_scan_combined
     for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):

@@ -21,7 +21,7 @@ from fla.ops.quasar.layer.portable import program as portable_products
 from quasar_kernels.blocks.wkv6_cuda import launch as wkv6
 from quasar_kernels.contract import OVERLAY
 from tests.processes import run_python
-from tests.small_host import install_small_host
+from tests.small_fla import install_small_fla
 
 FOLDER = OVERLAY / "fla/ops/quasar"
 HOPPER = (9, 0)
@@ -123,5 +123,5 @@ def test_importing_the_operator_and_the_layer_loads_no_cuda_library(tmp_path):
         "loaders = driver._driver, nvrtc.load_library; "
         "print([f.cache_info().currsize for f in loaders])"
     )
-    env = {**os.environ, "PYTHONPATH": install_small_host(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": install_small_fla(tmp_path)}
     assert run_python("-c", code, env=env, check=True).stdout.split("\n")[-2] == "[0, 0]"

@@ -1,4 +1,4 @@
-"""What the delta rule's tests share: the four functions by one signature, and their inputs."""
+"""Shared by the tests of the delta rule: calls of the four functions, and their inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def inputs(
     decay: float = 0.1,
     device: str = "cpu",
 ) -> Inputs:
-    """Draw noise as a layer makes it; `decay` is about what a head forgets of its state a token."""
+    """Draw layer-like inputs; `decay` is about the share that a head forgets per token."""
     HV = H * group
     q, k = (torch.randn(B, T, H, K, device=device) for _ in range(2))
     v = torch.randn(B, T, HV, K if V is None else V, device=device)
@@ -64,12 +64,12 @@ def recurrent(x: Inputs, gated: bool, **options):
 
 
 def used(x: Inputs, gated: bool) -> Inputs:
-    """The inputs with no decay where there is none."""
+    """Return the inputs, with decays of zero for the rule without decay."""
     return x if gated else x._replace(g=torch.zeros_like(x.g))
 
 
 def wide(x: Inputs) -> Inputs:
-    """The inputs in float64, with as many heads of q and k as of v."""
+    """Return the inputs in float64, with q and k repeated for all heads of v."""
     group = x.v.shape[2] // x.q.shape[2]
     q, k = (y.repeat_interleave(group, 2) for y in (x.q, x.k))
     return Inputs(*(y.double() for y in (q, k, *x[2:])))

@@ -10,8 +10,8 @@ from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
 from quasar_kernels.delta_rule.heads import Heads
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.delta_rule.calls import chunk, inputs, recurrent, used, wide
+from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import ADVERSARIAL, GRADIENT, OPERATOR
 
 calls = pytest.mark.parametrize("call", [chunk, recurrent], ids=lambda f: f.__name__)
@@ -20,7 +20,7 @@ LIMIT = OPERATOR[torch.float32]
 
 
 def expected(x, gated, *arguments, **options):
-    """What float64 says of a call with inputs x."""
+    """Compute a call with inputs x in float64."""
     return delta_recurrence(*wide(used(x, gated)), *arguments, **options)
 
 
@@ -28,7 +28,7 @@ def expected(x, gated, *arguments, **options):
 @gates
 @pytest.mark.parametrize("T", [1, 65, 130])
 @pytest.mark.parametrize("shape", [{}, {"V": 24}, {"V": 8}, {"group": 3}], ids=str)
-def test_results_are_float64_s(call, gated, T, shape):
+def test_results_match_float64(call, gated, T, shape):
     x = inputs(T, B=2, **shape)
     state = torch.randn(2, x.v.shape[2], 16, x.v.shape[3])
     found = call(x, gated, initial_state=state, output_final_state=True)
@@ -61,22 +61,22 @@ def test_packed_sequences_equal_separate_calls(call, gated):
 
 @calls
 @gates
-def test_gradients_are_float64_s(call, gated):
+def test_gradients_match_float64(call, gated):
     x, state = inputs(90, group=2), torch.randn(1, 4, 16, 16)
     count = 5 if gated else 4
     bounds = packed([30, 0, 60])
 
     def run(*leaves):
-        given = type(x)(*leaves[:count], *x[count:])
+        y = type(x)(*leaves[:count], *x[count:])
         start = leaves[count].expand(3, -1, -1, -1)
-        return call(given, gated, initial_state=start, output_final_state=True, cu_seqlens=bounds)
+        return call(y, gated, initial_state=start, output_final_state=True, cu_seqlens=bounds)
 
     def exact(*leaves):
-        given = wide(used(type(x)(*leaves[:count], *x[count:]), gated))
+        y = wide(used(type(x)(*leaves[:count], *x[count:]), gated))
         start = leaves[count].expand(3, -1, -1, -1)
-        return delta_recurrence(*given, start, bounds, scale=0.25)
+        return delta_recurrence(*y, start, bounds, scale=0.25)
 
-    check(*beside_float64(run, exact, *x[:count], state), GRADIENT[torch.float32])
+    check(*with_float64(run, exact, *x[:count], state), GRADIENT[torch.float32])
 
 
 @calls
@@ -90,7 +90,7 @@ def test_any_decay(call, decay):
 
 
 @calls
-def test_a_decay_to_nothing_forgets_everything(call):
+def test_a_decay_to_zero_resets_the_state(call):
     x = inputs(100)
     g = x.g.clone()
     g[:, 50] = float("-inf")
@@ -101,14 +101,14 @@ def test_a_decay_to_nothing_forgets_everything(call):
 
 
 @calls
-def test_steps_that_reflect(call):
+def test_step_sizes_up_to_2(call):
     x = inputs(200)
     x = x._replace(beta=2 * x.beta)
     check([call(x, False)[0]], [expected(x, False, scale=0.25)[0]], ADVERSARIAL)
 
 
 @calls
-def test_options_are_what_they_say(call):
+def test_all_options(call):
     x = inputs(80, B=2, V=24, dtype=torch.float64)
     raw, log, bias = torch.randn(2, 80, 2), torch.rand(2), torch.randn(2)
     state = torch.randn(2, 2, 24, 16, dtype=torch.float64)
@@ -134,18 +134,17 @@ def test_options_are_what_they_say(call):
 def test_decoding_in_place():
     x, state = inputs(12, group=2), torch.randn(1, 4, 16, 16)
     wanted = expected(x, True, state, scale=0.25)
-    kept = state
     steps = []
     for t in range(12):
         token = type(x)(*(y[:, t : t + 1] for y in x))
         o, final = recurrent(token, True, initial_state=state, inplace_state=True)
-        assert final is kept
+        assert final is state
         steps.append(o)
     check((torch.cat(steps, 1), state), wanted, LIMIT)
 
 
 @pytest.mark.parametrize("values", [8, 16, 24, 48])
-def test_square_heads_are_the_same(values):
+def test_split_and_padded_heads_give_the_same_results(values):
     x, state = inputs(50, V=values, group=2), torch.randn(1, 4, 16, values)
     heads = Heads(16, values, True)
     v = heads.cut(x.v)

@@ -11,7 +11,7 @@ from fla.ops.quasar.layer import gradients
 from fla.ops.quasar.layer import kernels as layer_kernels
 from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm, recomputed
 
-from tests.quasar_kernels.recorded import beside_float64, check
+from tests.quasar_kernels.float64 import check, with_float64
 
 
 def conv_by_sequences(x, weight, bias, lengths):
@@ -36,7 +36,7 @@ def test_convolution_and_gradients(monkeypatch, W, lengths, block):
         position = lengths[0]
     wide = torch.randn(rows, 24, dtype=torch.float64)
     tensors = wide[:, :10], torch.randn(10, W, dtype=torch.float64), torch.randn(10).double()
-    results, expected = beside_float64(
+    results, expected = with_float64(
         lambda *x: causal_conv_silu(*x, position),
         lambda *x: conv_by_sequences(*x, lengths),
         *tensors,
@@ -48,7 +48,7 @@ def test_convolution_and_gradients(monkeypatch, W, lengths, block):
 def test_gated_norm_and_gradients(monkeypatch, block):
     monkeypatch.setattr(layer_kernels, "BACKWARD_ELEMENTS", block)
     tensors = torch.randn(30, 12).double(), torch.randn(30, 12).double(), torch.rand(12).double()
-    results, expected = beside_float64(
+    results, expected = with_float64(
         partial(gated_rmsnorm, eps=1e-5),
         lambda x, gate, w: F.rms_norm(x, (12,), w, 1e-5) * torch.sigmoid(gate),
         *tensors,

@@ -13,7 +13,7 @@ from harness.measuring.runner import Options, check, confirm, measure
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, check_tree, overlay_files
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.layer.public_layer import QuasarAttention as PublicLayer
-from tests.small_host import make_small
+from tests.small_fla import shrink
 
 SIZES = {"hidden_size": 48, "head_dim": 16, "num_heads": 3}
 
@@ -27,7 +27,7 @@ def test_a_tree_with_only_the_operator_passes_the_harness(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(OVERLAY / name, tmp_path / name)
     (tmp_path / LAYER_FILE).parent.mkdir()
-    make_small(tmp_path)
+    shrink(tmp_path)
     shutil.copyfile(Path(__file__).with_name("public_layer.py"), tmp_path / LAYER_FILE)
     assert check_tree(tmp_path) == []
     correctness = check(tmp_path, 512, Options("cpu"))  # against float64, gradients too

@@ -9,9 +9,9 @@ from fla.ops.quasar import chunk_torch as chunk_torch_module
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
+from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, assert_close, layer_like, packed
 from tests.quasar_kernels.operator.semantics import Case, Semantics
-from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import ADVERSARIAL, GRADIENT, OPERATOR
 
 OPERATORS = [chunk_quasar, chunk_quasar_torch, fused_recurrent_quasar]
@@ -93,7 +93,7 @@ def test_gradients_match_float64(operator, cut, dtype):
     inputs = layer_like(150, dtype=dtype)
     cu = torch.tensor([0, 50, 50, 150]) if cut else None
     initial = torch.randn(3 if cut else 1, 2, 16, 16)
-    results, expected = beside_float64(
+    results, expected = with_float64(
         lambda *x: operator(*x, True, cu), lambda *x: quasar_recurrence(*x, cu), *inputs, initial
     )
     check(results[2:], expected[2:], GRADIENT[dtype])
@@ -103,7 +103,7 @@ def test_gradients_match_float64(operator, cut, dtype):
 @pytest.mark.parametrize("result", [0, 1])
 def test_gradients_of_single_results_and_inputs(operator, result):
     q, k, v, beta = layer_like(40, dtype=torch.float64)
-    results, expected = beside_float64(
+    results, expected = with_float64(
         lambda k: operator(q, k, v, beta, output_final_state=bool(result))[result],
         lambda k: quasar_recurrence(q, k, v, beta)[result],
         k,
@@ -116,7 +116,7 @@ def test_gradients_of_single_results_and_inputs(operator, result):
 def test_gradients_of_adversarial_keys(operator, keys):
     q, k, v, beta = layer_like(90)
     k = ADVERSARIAL_KEYS[keys](k)
-    results, expected = beside_float64(
+    results, expected = with_float64(
         lambda *x: operator(*x)[0], lambda *x: quasar_recurrence(*x)[0], q, k, v, beta
     )
     check(results[1:], expected[1:], ADVERSARIAL)

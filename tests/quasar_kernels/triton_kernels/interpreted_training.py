@@ -20,9 +20,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.float64 import check
 from tests.quasar_kernels.layer.simulated_graph import simulate
 from tests.quasar_kernels.layer.steps import exact_step, step
-from tests.quasar_kernels.recorded import check
 from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
 
 D, H, S = 48, 3, 16

@@ -9,7 +9,7 @@ import pytest
 
 from tests import PROJECT
 from tests.processes import HANG, run_python
-from tests.small_host import install_small_host
+from tests.small_fla import install_small_fla
 
 
 @pytest.mark.slow
@@ -23,7 +23,7 @@ def test_kernels_under_the_interpreter(tmp_path):
         **os.environ,
         "TRITON_INTERPRET": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTHONPATH": os.pathsep.join([install_small_host(tmp_path), str(PROJECT)]),
+        "PYTHONPATH": os.pathsep.join([install_small_fla(tmp_path), str(PROJECT)]),
     }
     done = run_python("-m", "pytest", "-p", "no:cacheprovider", *files, env=env, timeout=2 * HANG)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

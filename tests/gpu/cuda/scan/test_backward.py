@@ -1,4 +1,4 @@
-"""The CUDA C++ backward pass on a GPU: accuracy against float64 autograd, semantics, reruns."""
+"""The CUDA C++ backward pass on a GPU: accuracy against float64, semantics, determinism."""
 
 from __future__ import annotations
 
@@ -22,17 +22,14 @@ from tests.gpu.calls import (
 from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, common_key, rows_of_one_tensor
 from tests.quasar_kernels.tolerances import BETA_GRADIENT, GRADIENT
 
-pytestmark = [
-    *ON_CUDA_KERNELS,
-    pytest.mark.usefixtures("on_cuda"),
-]
+pytestmark = [*ON_CUDA_KERNELS, pytest.mark.usefixtures("on_cuda")]
 
 LIMIT = GRADIENT[torch.bfloat16]
 
 
 @pytest.fixture
 def on_cuda(monkeypatch):
-    """Let calls fail that the CUDA kernels do not take, the gradients' included."""
+    """Forbid other backends, and check that the CUDA kernels computed gradients."""
     monkeypatch.setenv("QUASAR_BACKEND", "cuda")
     backward = cuda_scan_bwd.backward
     calls = []
@@ -44,7 +41,7 @@ def on_cuda(monkeypatch):
 
 
 def gradients(inputs, d_o, initial=None, d_final=None, cu=None, scale=1.0):
-    """Gradients of q, k, v, beta and, where there is one, the initial state."""
+    """Return the gradients of q, k, v, beta and the initial state, if any."""
     leaves = [x.detach().requires_grad_() for x in (*inputs, initial) if x is not None]
     state = leaves[4] if initial is not None else None
     o, final = chunk_quasar(*leaves[:4], state, d_final is not None, cu, scale=scale)
@@ -69,7 +66,7 @@ def _outputs(o, final, d_o, d_final):
 
 
 def assert_near(found, exact, limit=LIMIT):
-    """Every gradient is finite and within its limit of float64's."""
+    """Assert that every gradient is finite and close to float64's."""
     for n, (x, wanted) in enumerate(zip(found, exact, strict=True)):
         assert torch.isfinite(x).all()
         assert relative_rms(x, wanted) <= (BETA_GRADIENT if n == 3 else limit), "qkvbs"[n]
@@ -107,23 +104,23 @@ def test_packed_sequences(lengths, width):
 
 
 @both_widths
-def test_a_packed_sequence_knows_nothing_of_its_neighbours(width):
+def test_packed_sequences_are_independent(width):
     bounds = [0, 700, 765, 9765, 9770]
     *qkv, beta = inputs_of(bounds[-1], width)
     d_o = torch.randn_like(qkv[0])
     cu = torch.tensor(bounds, device="cuda")
-    alone = gradients((*qkv, beta), d_o, cu=cu)
+    clean = gradients((*qkv, beta), d_o, cu=cu)
     for x in (*qkv, d_o):
         x[:, bounds[1] : bounds[2]] = float("nan")
-    beside = gradients((*qkv, beta), d_o, cu=cu)
+    poisoned = gradients((*qkv, beta), d_o, cu=cu)
     for n in (0, 2, 3):
         rows = slice(bounds[n], bounds[n + 1])
-        for x, wanted in zip(beside[:3], alone[:3], strict=True):
+        for x, wanted in zip(poisoned[:3], clean[:3], strict=True):
             assert torch.equal(x[:, rows], wanted[:, rows])
 
 
 @both_widths
-def test_the_number_of_segments_changes_the_rounding_only(width):
+def test_the_number_of_segments_changes_only_the_rounding(width):
     q, k, v, beta = inputs_of(6000, width)
     d_o = torch.randn_like(q)
     exact = exact_gradients((q, k, v, beta), d_o)
@@ -134,7 +131,7 @@ def test_the_number_of_segments_changes_the_rounding_only(width):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_kernels_of_older_gpus(dtype):
+def test_the_kernels_without_wgmma(dtype):
     q, k, v, beta = inputs_of(3001, 64, dtype=dtype)
     d_o = torch.randn_like(q)
     variant = cuda_scan.variant_of(q, PORTABLE)
@@ -166,7 +163,7 @@ def test_correlated_keys(noise, width):
     q, k, v, beta = inputs_of(5000, width)
     inputs = q, common_key(k, noise), v, beta
     d_o = torch.randn_like(q)
-    # keys this long overwrite what they meet, whatever beta is: its gradient is next to nothing
+    # such long keys overwrite the state for any beta, so beta's gradient almost vanishes
     assert_near(gradients(inputs, d_o)[:3], exact_gradients(inputs, d_o)[:3])
 
 
@@ -182,7 +179,7 @@ def test_bursts(where, width):
 
 
 @both_widths
-def test_reruns_are_bitwise_equal_and_inputs_stay(width):
+def test_reruns_are_bitwise_equal_and_inputs_do_not_change(width):
     inputs = inputs_of(70_000, width)
     d_o = torch.randn_like(inputs[0])
     copies = [x.clone() for x in (*inputs, d_o)]
@@ -192,7 +189,7 @@ def test_reruns_are_bitwise_equal_and_inputs_stay(width):
 
 
 @both_widths
-def test_strided_inputs_and_a_gradient_that_is_a_view(width):
+def test_strided_inputs_and_an_unaligned_gradient(width):
     q, k, v, beta = inputs_of(900, width)
     views = rows_of_one_tensor(q, k, v)
     storage = torch.randn(q.numel() + 1, device="cuda").bfloat16()
@@ -203,7 +200,7 @@ def test_strided_inputs_and_a_gradient_that_is_a_view(width):
 
 
 @both_widths
-def test_more_elements_than_32_bits_count(width):
+def test_more_than_2_31_elements(width):
     T = (1 << 31) // CHANNELS + 5000
     q, k, v, d_o = (
         torch.randn(1, T, CHANNELS, device="cuda", dtype=torch.bfloat16).mul_(0.3) for _ in range(4)
@@ -211,7 +208,7 @@ def test_more_elements_than_32_bits_count(width):
     q, k, v, d_o = (x.unflatten(-1, (-1, width)) for x in (q, k, v, d_o))
     beta = torch.ones(CHANNELS // width, device="cuda")
     found = gradients((q, k, v, beta), d_o)[:3]
-    # what is far behind is forgotten: the last tokens from a fresh start, compared at their end
+    # the state forgets distant tokens, so the end can be compared with a call on the last 8000
     tail = slice(T - 8000, T)
     inputs = (*(x[:, tail] for x in (q, k, v)), beta)
     del q, k, v
@@ -221,7 +218,7 @@ def test_more_elements_than_32_bits_count(width):
 
 
 @both_widths
-def test_a_graph_replays_the_kernels(width):
+def test_both_passes_can_be_captured_in_a_graph(width):
     inputs = inputs_of(2000, width)
     d_o = torch.randn_like(inputs[0])
     leaves = [x.detach().requires_grad_() for x in inputs]

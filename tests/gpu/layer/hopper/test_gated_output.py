@@ -1,4 +1,4 @@
-"""The gated norm inside the output's product, and the packing of weights, on a Hopper GPU."""
+"""The fused output with its gated norm, and swizzled weight tiles, on a Hopper GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TestGatedOutput(GatedOutput):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_smaller_parameters_come_to_fp32(dtype):
+def test_vectors_are_converted_to_fp32(dtype):
     program = PROGRAM.load(Variant(torch.cuda.current_device(), torch.bfloat16))
     taps = [torch.randn(512, 1, 4, device="cuda").to(dtype) for _ in range(3)]
     x = torch.linspace(-30, 30, 999, device="cuda").to(dtype)
@@ -41,8 +41,8 @@ def test_smaller_parameters_come_to_fp32(dtype):
     assert torch.allclose(positive, F.softplus(x.double()).float(), rtol=2e-6, atol=0)
 
 
-def image_of(matrix, row_group, input_group):
-    """What csrc/pack_weights.cu promises, by indexing alone."""
+def swizzle(matrix, row_group, input_group):
+    """Return the swizzled weight tiles as csrc/pack_weights.cu documents them, by indexing."""
 
     def order(n, group):
         place = torch.arange(n)
@@ -61,7 +61,7 @@ def image_of(matrix, row_group, input_group):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_images_are_where_the_layout_says(dtype):
+def test_swizzled_weight_tiles(dtype):
     g = torch.randn(192, 512, device="cuda")
     scale = torch.rand(S, device="cuda")
     layouts = [
@@ -76,7 +76,7 @@ def test_images_are_where_the_layout_says(dtype):
         matrix = layout.weight.float() * layout.factor
         if layout.scale is not None:
             matrix = matrix * scale.repeat(matrix.shape[1] // S)
-        wanted = image_of(matrix, layout.row_group, layout.input_group)
+        wanted = swizzle(matrix, layout.row_group, layout.input_group)
         wanted = wanted.to(torch.float16 if layout.fp16 else dtype)
         assert tiles.dtype == wanted.dtype
         assert torch.equal(tiles.cpu(), wanted)

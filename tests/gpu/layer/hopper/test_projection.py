@@ -1,4 +1,4 @@
-"""The fused projection on a Hopper GPU against float64, and when the layer takes it."""
+"""The fused projection on a Hopper GPU against float64, and when the layer uses it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def forward(layer, x):
         return layer(x)[0]
 
 
-def test_the_layer_takes_it_for_many_tokens_and_agrees_with_the_other_way(layer, monkeypatch):
-    taken = []
+def test_the_layer_uses_it_for_long_calls_and_agrees_with_the_library_path(layer, monkeypatch):
+    lengths = []
 
     def recorded(program, x, *rest):
-        taken.append(x.shape[0])
+        lengths.append(x.shape[0])
         return KERNELS.project(program, x, *rest)
 
     monkeypatch.setattr(layer_forward, "HOPPER", KERNELS._replace(project=recorded).stages())
@@ -41,11 +41,11 @@ def test_the_layer_takes_it_for_many_tokens_and_agrees_with_the_other_way(layer,
     forward(layer, x.expand(2, -1, -1))
     monkeypatch.setenv("QUASAR_BACKEND", "triton")
     plain = forward(layer, x)
-    assert taken == [x.shape[1]]
+    assert lengths == [x.shape[1]]
     assert relative_rms(fused, plain) <= 1.2e-2
 
 
-def test_a_failure_is_explained_once_and_the_other_way_serves(layer, monkeypatch, caplog):
+def test_after_a_failure_the_library_path_runs_and_one_line_is_logged(layer, monkeypatch, caplog):
     def fail(*_):
         raise CudaUnavailableError("no such luck", "try again")
 

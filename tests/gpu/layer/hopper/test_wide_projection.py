@@ -1,4 +1,4 @@
-"""The fused projection of layers of other widths, on a Hopper GPU, against float64."""
+"""The fused projection for layers of other widths, on a Hopper GPU, against float64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def noise(T, inputs):
 
 
 def draw(inputs, channels, S):
-    """Weights of q, k, v and the narrow gate, and the taps."""
+    """Return weights of q, k, v and the narrow gate, and the taps."""
     weights = torch.randn(channels + S, inputs, device="cuda") / inputs**0.5
     return weights, torch.rand(channels, 4, device="cuda") - 0.5
 
@@ -39,7 +39,7 @@ def project(x, weights, taps, dtype=BF16, keep=False):
 
 
 def exact(x, weights, taps, dtype=BF16):
-    """The same three results in float64, of rounded x and weights."""
+    """Return the same three results in float64, for rounded x and weights."""
     C = taps.shape[0]
     products = x.to(dtype).double() @ weights.to(dtype).double().T
     mixed = F.conv1d(F.pad(products[:, :C].T, (3, 0)), taps.double().unsqueeze(1), groups=C)
@@ -52,7 +52,7 @@ def exact(x, weights, taps, dtype=BF16):
     [(64, 256, 64), (256, 768, 64), (320, 1536, 128), (1024, 3072, 64), (2048, 6144, 128)],
 )
 @pytest.mark.parametrize("T", [1, 3, 124, 125, 126, 250, 251, 1000, 4099])
-def test_it_matches_float64(dtype, inputs, channels, S, T):
+def test_results_match_float64(dtype, inputs, channels, S, T):
     x, parts = noise(T, inputs), draw(inputs, channels, S)
     for found, wanted in zip(project(x, *parts, dtype, True), exact(x, *parts, dtype), strict=True):
         assert found.dtype == dtype
@@ -61,7 +61,7 @@ def test_it_matches_float64(dtype, inputs, channels, S, T):
         assert wrong.max() <= 3 * PROJECTION[dtype]
 
 
-def test_a_token_reaches_itself_and_three_more():
+def test_a_token_affects_itself_and_the_next_three():
     x, parts = noise(20_000, 512), draw(512, 1536, 64)
     before = project(x, *parts)
     for changed in (0, 124, 125, 10_001):
@@ -80,7 +80,7 @@ def test_repeated_projections_are_equal():
         assert all(map(torch.equal, project(x, *parts, keep=True), first))
 
 
-def test_it_counts_past_two_to_the_31st_element():
+def test_more_than_2_31_elements():
     x, parts = noise(720_000, 1024), draw(1024, 3072, 64)
     found, wanted = project(x, *parts)[:2], exact(x[-1003:], *parts)[:2]
     for result, exactly in zip(found, wanted, strict=True):
@@ -88,8 +88,8 @@ def test_it_counts_past_two_to_the_31st_element():
 
 
 @dtypes
-@pytest.mark.parametrize("factor", [1, 100, 1e6])  # the largest is beyond fp16
-def test_what_is_out_of_range_stays_finite(dtype, factor):
+@pytest.mark.parametrize("factor", [1, 1e6])  # the latter exceeds the range of fp16
+def test_results_out_of_range_are_finite(dtype, factor):
     weights, taps = draw(512, 1536, 64)
     found, *_ = project(noise(500, 512), 1e4 * weights, factor * taps, dtype)
     assert torch.isfinite(found).all()
@@ -121,7 +121,7 @@ def test_a_layer_and_its_gradients_match_float64(monkeypatch, shape):
     assert all(error <= LAYER_GRADIENT[BF16] for error in errors.values()), errors
 
 
-def test_packed_sequences_are_separate_calls(monkeypatch):
+def test_packed_sequences_equal_separate_calls(monkeypatch):
     monkeypatch.setattr(wide, "FEWEST_TILES", 1)
     monkeypatch.setattr(wide, "FEWEST_TOKENS", 1)
     layer, lengths = make_layer().cuda(), [700, 2, 0, 125, 900]
@@ -130,11 +130,11 @@ def test_packed_sequences_are_separate_calls(monkeypatch):
         together = forward(layer, x, cu_seqlens=packed(lengths)).split(lengths, dim=1)
         for part, found in zip(x.split(lengths, dim=1), together, strict=True):
             if part.numel():
-                # two results of 16 bits, one of them with fp32 products
+                # both results have 16 bits; one has fp32 products
                 assert relative_rms(found, forward(layer, part).double()) <= 2e-2
 
 
-def test_a_refused_launch_falls_back(monkeypatch, caplog):
+def test_after_a_failed_launch_the_library_path_runs(monkeypatch, caplog):
     def refuse(*_):
         raise CudaUnavailableError("refused")
 

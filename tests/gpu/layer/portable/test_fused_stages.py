@@ -1,4 +1,4 @@
-"""The portable fused kernels on a GPU against float64, and the layer that runs them."""
+"""The portable fused kernels on a GPU against float64, and a layer that uses them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class TestGatedOutput(GatedOutput):
 
 @pytest.mark.parametrize("tokens", [700, 16_384, 40_077])
 def test_the_layer_agrees_with_the_library_path(monkeypatch, tokens):
-    """Forward and backward, by whatever GPU: Hopper's own stages are left out."""
+    """Compare forward and backward passes; on Hopper, the portable kernels replace its own."""
     monkeypatch.setattr(layer_forward, "HOPPER", PORTABLE)
     dy = torch.randn(1, tokens, 512, device="cuda")
     results = []
     for backend in ("cuda", "triton"):
         monkeypatch.setenv("QUASAR_BACKEND", backend)
-        layer = make_layer()  # which sets the seed
+        layer = make_layer()  # sets the seed
         x = torch.randn(1, tokens, 512, device="cuda", requires_grad=True)
         y = call(layer, x)
         y.backward(dy.to(y.dtype))
@@ -43,7 +43,7 @@ def test_the_layer_agrees_with_the_library_path(monkeypatch, tokens):
         results.append({"y": y.detach(), "x": x.grad, **gradients})
     found, wanted = results
     errors = {name: relative_rms(found[name], wanted[name]) for name in wanted}
-    # the gradient of beta_log sums terms of either sign over all tokens, which cancel
+    # the terms of beta_log's gradient cancel
     limits = {name: 6e-2 if name == "beta_log" else 2e-2 for name in errors}
     assert not {name: error for name, error in errors.items() if error > limits[name]}
 

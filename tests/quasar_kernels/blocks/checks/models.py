@@ -1,4 +1,4 @@
-"""Small models for the checks: a good one, and one with each fault that they find."""
+"""Small models for the checks: a sound one, and one with each fault that the checks find."""
 
 from __future__ import annotations
 
@@ -31,21 +31,14 @@ class Plain(nn.Module):
 
 
 class Leaking(Plain):
-    """Sees one token ahead."""
-
-    def mixed(self, x):
-        return self.convolution(F.pad(x.mT, (1, 1))).mT
-
-
-class LeakingAtTheEnd(Plain):
-    """Sees the whole sequence, but little of it."""
+    """Adds a small share of the mean over the whole sequence."""
 
     def mixed(self, x):
         return super().mixed(x) + 1e-2 * x.mean(1, keepdim=True).repeat(1, 1, 2)
 
 
-class Loud(Plain):
-    """Begins sure of itself."""
+class Confident(Plain):
+    """Has a low initial entropy."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +46,7 @@ class Loud(Plain):
 
 
 class NaN(Plain):
-    """Loses one logit."""
+    """Returns NaN for one logit."""
 
     def forward(self, tokens):
         logits = super().forward(tokens)
@@ -61,7 +54,7 @@ class NaN(Plain):
 
 
 class NaNLater(Plain):
-    """Is well until its weights have moved."""
+    """Returns NaN as soon as its weights have changed."""
 
     def __init__(self):
         super().__init__()
@@ -73,15 +66,15 @@ class NaNLater(Plain):
 
 
 class Unused(Plain):
-    """Has a parameter that nothing reads."""
+    """Has a parameter that is not used."""
 
     def __init__(self):
         super().__init__()
         self.spare = nn.Parameter(torch.ones(3))
 
 
-class Deaf(Plain):
-    """Looks at the present token alone, so it cannot learn the task."""
+class Memoryless(Plain):
+    """Uses only the current token, so it cannot learn the task."""
 
     def forward(self, tokens):
         x = self.embedding(tokens)
@@ -89,7 +82,7 @@ class Deaf(Plain):
 
 
 class Broken(Plain):
-    """Raises."""
+    """Raises an exception."""
 
     def forward(self, tokens):
         raise RuntimeError("no such kernel")
@@ -101,18 +94,13 @@ def hybrid():
 
 
 def dead():
-    """One whose second branch adds nothing, for ever."""
+    """A block whose second branch never contributes."""
     model = hybrid()
     model.blocks[0].mixers["quasar"].layer.o_proj.weight.data.zero_()
     model.blocks[0].fusion.gains.data[1] = 0
     return model
 
 
-def number():
-    """No model."""
-    return 3
-
-
-def wordless():
-    """A module that does not tell how many tokens it knows."""
+def without_vocabulary():
+    """A module without the attribute `vocabulary`."""
     return nn.Linear(2, 2)

@@ -1,4 +1,4 @@
-"""What each branch adds, beside the same model with the others' gains set by hand."""
+"""The figures of each branch, against models whose gains are set to zero."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from quasar_kernels.blocks.checks import stages
-from quasar_kernels.blocks.checks.branches import looked_at
+from quasar_kernels.blocks.checks.branches import analyse
 from quasar_kernels.blocks.checks.training import HELD_OUT, draw
 from quasar_kernels.blocks.language.model import LanguageModel, Sizes
 
@@ -25,15 +25,15 @@ def model() -> LanguageModel:
 
 
 def loss(model: LanguageModel) -> torch.Tensor:
-    """The cross entropy of what follows from two tokens, written anew."""
+    """Return the cross entropy of all tokens but the first two, computed independently."""
     tokens = draw(VOCABULARY, HELD_OUT, CPU)
     chances = model(tokens).double().log_softmax(-1)
     rows = [chances[b, t - 1, tokens[b, t]] for b in range(8) for t in range(2, 32)]
     return -torch.stack(rows).mean()
 
 
-def test_a_branch_is_taken_away_alone(model: LanguageModel) -> None:
-    whole, blocks = looked_at(model, VOCABULARY, CPU)
+def test_the_loss_without_each_branch(model: LanguageModel) -> None:
+    whole, blocks = analyse(model, VOCABULARY, CPU)
     assert whole == pytest.approx(loss(model).item(), rel=1e-5)
     assert [block.name for block in blocks] == ["blocks.0", "blocks.1"]
     seen = set()
@@ -49,7 +49,7 @@ def test_a_branch_is_taken_away_alone(model: LanguageModel) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_a_branch_has_its_own_gradient_and_strength(model: LanguageModel) -> None:
+def test_gradient_and_activation_of_a_branch(model: LanguageModel) -> None:
     model.zero_grad()
     loss(model).backward()
     second: Any = model.blocks[1]
@@ -61,13 +61,12 @@ def test_a_branch_has_its_own_gradient_and_strength(model: LanguageModel) -> Non
     first: Any = model.blocks[0]
     normed = F.rms_norm(x, x.shape[-1:], first.norm.weight)
     added = first.fusion.gains[1] * first.mixers["mamba2"](normed)[0]
-    _, (block, other) = looked_at(model, VOCABULARY, CPU)
+    _, (block, other) = analyse(model, VOCABULARY, CPU)
     assert [branch.gradient for branch in other.branches] == pytest.approx(wanted, rel=1e-4)
     rms = float(added.detach().double().square().mean() ** 0.5)
     assert block.branches[1].activation == pytest.approx(rms, rel=1e-4)
 
 
-def test_a_block_of_one_branch_has_nothing_to_balance() -> None:
+def test_a_block_of_one_branch_is_not_checked_for_balance() -> None:
     model = LanguageModel(Sizes(VOCABULARY, 16, 2, 1, ("mamba2",), state=16))
-    assert looked_at(model, VOCABULARY, CPU)[1] == []
     assert list(stages.balance(model, VOCABULARY, CPU)) == []

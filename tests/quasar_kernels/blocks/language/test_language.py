@@ -1,4 +1,4 @@
-"""Training a model of bytes: what it learns, a kill in between, sampling, and its errors."""
+"""Training a model over bytes: its result, interruptions, sampling and errors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 
 from quasar_kernels.blocks.language.__main__ import main
 from quasar_kernels.blocks.language.model import LanguageModel, Sizes, next_token_loss, sampled
@@ -17,8 +18,8 @@ from quasar_kernels.blocks.language.settings import Recipe
 from quasar_kernels.blocks.language.stopping import stop_on_signal
 from quasar_kernels.blocks.language.training import Training, draw, read_text
 from tests import PROJECT
-from tests.processes import HANG, run_python, started, wait_for
-from tests.small_host import install_small_host
+from tests.processes import HANG, started, wait_for
+from tests.small_fla import install_small_fla
 
 SMALL = shlex.split("--width 16 --heads 2 --layers 1 --state 16 --tokens 24 --batch 2 --device cpu")
 
@@ -40,36 +41,28 @@ def checkpoint(folder):
 
 
 def assert_equal(found, wanted):
-    """Bit for bit, whatever is nested in what."""
-    if isinstance(wanted, torch.Tensor):
-        assert torch.equal(found, wanted)
-    elif isinstance(wanted, dict):
-        assert list(found) == list(wanted)
-        for key, value in wanted.items():
-            assert_equal(found[key], value)
-    elif isinstance(wanted, (list, tuple)):
-        assert len(found) == len(wanted)
-        for a, b in zip(found, wanted, strict=True):
-            assert_equal(a, b)
-    else:
-        assert found == wanted
+    """Compare nested values bit for bit."""
+    (leaves, structure), (others, expected) = tree_flatten(found), tree_flatten(wanted)
+    assert structure == expected
+    for a, b in zip(leaves, others, strict=True):
+        assert torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b
 
 
 def command(text, out, steps, *options):
-    """Return the words that train in a process of their own."""
+    """Return the arguments of Python that train in a separate process."""
     words = ["-m", "quasar_kernels.blocks.language", "train", "--text", str(text)]
     return [*words, "--out", str(out), "--steps", str(steps), *SMALL, *options]
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """The environment of a training that uses one thread and imports the small host."""
-    path = os.pathsep.join([install_small_host(tmp_path_factory.mktemp("host")), str(PROJECT)])
+    """The environment of a training with one thread and the small fla."""
+    path = os.pathsep.join([install_small_fla(tmp_path_factory.mktemp("host")), str(PROJECT)])
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_bit_for_bit(text, tmp_path, quick):
+def test_a_killed_training_resumes_bit_for_bit(text, tmp_path, quick):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     words = command(text, killed, 100000, "--save-seconds", "1")
     with started(*words, env=quick) as child:
@@ -86,7 +79,7 @@ def test_a_killed_training_goes_on_bit_for_bit(text, tmp_path, quick):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_training_after_its_step_and_its_command_goes_on(
+def test_a_signal_stops_a_training_after_its_step_and_the_printed_command_resumes(
     text, tmp_path, number, capsys, quick
 ):
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
@@ -94,7 +87,7 @@ def test_a_signal_ends_a_training_after_its_step_and_its_command_goes_on(
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started(*words, env=quick, **output) as child:
         printed = [child.stdout.readline() for _ in range(5)]
-        assert printed[-1].startswith("step 1 of 100,000: loss "), printed  # in a pipe, at once
+        assert printed[-1].startswith("step 1 of 100,000: loss "), printed  # pipes are flushed
         child.send_signal(number)
         rest, errors = child.communicate(timeout=HANG)
         assert child.returncode == 128 + number, errors
@@ -102,15 +95,15 @@ def test_a_signal_ends_a_training_after_its_step_and_its_command_goes_on(
     assert f"stopped after step {done:,} of 100,000" in rest
     again = shlex.split(rest.splitlines()[-1])
     assert again == ["python", *words]
-    assert "ending after this step" in errors
+    assert "stopping after this step" in errors
     again[again.index("100000")] = str(done + 3)
     assert main(again[3:]) == 0
-    assert f"going on from step {done:,} of {stopped}" in capsys.readouterr().out
+    assert f"resuming from step {done:,} of {stopped}" in capsys.readouterr().out
     assert train(text, whole, done + 3) == 0
     assert_equal(checkpoint(stopped), checkpoint(whole))
 
 
-def test_a_second_signal_ends_at_once():
+def test_a_second_signal_interrupts_immediately():
     before = signal.getsignal(signal.SIGINT)
     with stop_on_signal() as stop:
         assert not stop()
@@ -122,24 +115,17 @@ def test_a_second_signal_ends_at_once():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-class Clock:
-    """Seconds that pass as a test says."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_it_saves_by_time_when_it_stops_and_at_the_end(text, tmp_path):
+def test_checkpoints_are_saved_periodically_after_a_stop_and_at_the_end(text, tmp_path):
     content, digest = read_text(text, 24)
     sizes, recipe = Sizes(width=16, heads=2, layers=1, mixers=("mamba2",)), Recipe(24, 2)
-    path, clock, saved = tmp_path / "model.pt", Clock(), []
+    path, saved = tmp_path / "model.pt", []
     training = Training(content, digest, path, sizes, recipe, torch.device("cpu"))
+
+    def clock():
+        return 20.0 * len(saved)
 
     def note(done, _loss):
         saved.append(len(torch.load(path)["losses"]) if path.exists() else 0)
-        clock.now += 20
 
     assert not training.run(9, 60, note, stopped=lambda: len(saved) == 8, clock=clock)
     assert saved == [0, 0, 0, 4, 4, 4, 7, 7]
@@ -148,19 +134,16 @@ def test_it_saves_by_time_when_it_stops_and_at_the_end(text, tmp_path):
     assert len(torch.load(path)["losses"]) == 9
 
 
-def test_help_and_mistakes_need_no_torch():
-    code = "import sys; from quasar_kernels.blocks.language.__main__ import _parser; _parser()"
-    done = run_python("-c", f"{code}; print({{'torch', 'fla', 'triton'}} & set(sys.modules))")
-    assert done.stdout == "set()\n", done.stderr
-
-
-def test_it_learns_a_text_draws_its_loss_and_samples(text, tmp_path, capsys):
+def test_training_reduces_the_loss_plots_it_and_the_model_can_be_sampled(text, tmp_path, capsys):
     assert train(text, tmp_path / "m", 60, "--mixers", "mamba2", "--rate", "0.01") == 0
     losses = checkpoint(tmp_path / "m")["losses"]
     assert losses[0] > 5.4
     assert losses[-1] < 2.5
-    assert points((tmp_path / "m/loss.svg").read_text()) == 60
-    assert "going on" not in capsys.readouterr().out
+    (path,) = re.findall(
+        r'<path class="line" [^>]* d="M([^h"]+)"', (tmp_path / "m/loss.svg").read_text()
+    )
+    assert path.count("L") == 59
+    capsys.readouterr()
     sample = ["sample", "--model", str(tmp_path / "m"), "--prompt", "the ", "--count", "30"]
     drawn = []
     for seed in "112":
@@ -170,7 +153,7 @@ def test_it_learns_a_text_draws_its_loss_and_samples(text, tmp_path, capsys):
     assert drawn[0].startswith("the ")
 
 
-def test_sampling_without_temperature_is_the_likeliest_token_of_whole_calls():
+def test_sampling_at_temperature_0_returns_the_likeliest_tokens():
     model = LanguageModel(Sizes(32, 16, 2, 2, state=16)).double()
     prompt = torch.randint(32, (7,))
     tokens = prompt
@@ -179,13 +162,13 @@ def test_sampling_without_temperature_is_the_likeliest_token_of_whole_calls():
     assert torch.equal(sampled(model, prompt, 5, 0, 0), tokens[7:])
     for arguments, words in (
         ((prompt[:0], 5, 1, 0), "prompt is empty"),
-        ((prompt, 5, -1, 0), "from 0 up; got -1"),
+        ((prompt, 5, -1, 0), "at least 0; got -1"),
     ):
         with pytest.raises(ValueError, match=words):
             sampled(model, *arguments)
 
 
-def test_the_loss_is_of_the_next_token_and_places_are_gathered():
+def test_next_token_loss_and_logits_at_places():
     model = LanguageModel(Sizes(16, 16, 2, 1, ("quasar",)))
     tokens = torch.randint(16, (2, 9))
     logits = model(tokens)
@@ -196,7 +179,7 @@ def test_the_loss_is_of_the_next_token_and_places_are_gathered():
     assert torch.equal(model(tokens, places)[1, 0], logits[1, 8])
 
 
-def test_batches_follow_from_the_seed_and_the_step_alone():
+def test_seed_and_step_determine_a_batch():
     content = torch.arange(200, dtype=torch.uint8)
     first = draw(content, Recipe(tokens=8, batch=4), 3)
     assert torch.equal(first, draw(content, Recipe(tokens=8, batch=4), 3))
@@ -207,28 +190,22 @@ def test_batches_follow_from_the_seed_and_the_step_alone():
     assert first.shape == (4, 9)
 
 
-def points(svg):
-    """Count the points of a chart's one line."""
-    (path,) = re.findall(r'<path class="line" stroke="#\w+" d="M([^h"]+)"', svg)
-    return path.count("L") + 1
-
-
-def test_what_cannot_be_trained_is_told_in_a_line(text, tmp_path, capsys):
-    def told(*options, file=text, folder="a"):
-        assert train(file, tmp_path / folder, 1, *options) == 1
+def test_errors_of_a_training_are_one_line(text, tmp_path, capsys):
+    def error(*options, file=text):
+        assert train(file, tmp_path / "a", 1, *options) == 1
         return capsys.readouterr().err
 
-    assert "No such file" in told(file=tmp_path / "none")
+    assert "No such file" in error(file=tmp_path / "none")
     short = tmp_path / "short"
     short.write_bytes(b"x" * 24)
-    assert "has 24 bytes, and a sequence takes 25" in told(file=short)
-    assert "some of rwkv6, mamba2, quasar" in told("--mixers", "rwkv7")
+    assert "has 24 bytes, but a sequence needs 25" in error(file=short)
+    assert "some of rwkv6, mamba2, quasar" in error("--mixers", "rwkv7")
     assert train(text, tmp_path / "a", 1, "--mixers", "quasar") == 0
     capsys.readouterr()
-    assert "of another model and recipe: repeat" in told("--mixers", "mamba2", "--seed", "1")
+    assert "has another model and recipe: repeat" in error("--mixers", "mamba2", "--seed", "1")
     text.write_bytes(text.read_bytes() + b"!")
-    assert "of another text" in told("--mixers", "quasar")
+    assert "has another text" in error("--mixers", "quasar")
     (tmp_path / "a/model.pt").write_bytes(b"torn")
-    assert "cannot be read" in told("--mixers", "quasar")
+    assert "cannot be read" in error("--mixers", "quasar")
     assert main(["sample", "--model", str(tmp_path / "b"), "--device", "cpu"]) == 1
     assert "there is no" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A training by several processes: the losses of one, and a start again with another number."""
+"""Training by several processes: the losses of one process, and resuming with another number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = [
 
 
 def train(out, steps, ranks=0, *options):
-    """Train up to `steps` in all; `ranks` processes by torchrun, or one without it."""
+    """Train up to `steps` steps in total, by `ranks` processes of torchrun or by one without it."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     command = [*(torchrun if ranks else ()), "-m", "quasar_kernels.blocks.language", "train"]
     text = pydoc_data.topics.__file__
@@ -34,15 +34,15 @@ def losses(out):
 
 
 @pytest.mark.skipif(not os.environ.get("QUASAR_NIGHTLY"), reason="a minute: make nightly")
-def test_losses_do_not_depend_on_the_ranks_nor_on_a_resumption_by_one(tmp_path):
+def test_losses_do_not_depend_on_the_number_of_ranks(tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
     train(alone, 4)
     train(together, 2, 4, "--sequence-ranks", 2, "--data-ranks", 2)
-    assert "going on from step 2" in train(together, 4)
+    assert "resuming from step 2" in train(together, 4)
     torch.testing.assert_close(losses(together), losses(alone), rtol=1e-5, atol=0)
 
 
-def test_ranks_without_torchrun_name_the_command(tmp_path, capsys):
+def test_without_torchrun_the_error_names_its_command(tmp_path, capsys):
     words = ["train", "--text", __file__, "--out", str(tmp_path), *SIZES, "--sequence-ranks", "2"]
     assert main(words) == 1
     assert "torchrun --nproc_per_node 2" in capsys.readouterr().err

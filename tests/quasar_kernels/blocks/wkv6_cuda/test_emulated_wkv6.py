@@ -1,4 +1,4 @@
-"""WKV6's CUDA kernels, run on a CPU from their own sources by their own host code."""
+"""WKV6's CUDA kernels and their host code, compiled for and run on a CPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from quasar_kernels.blocks.wkv6_cuda import launch
 from quasar_kernels.blocks.wkv6_cuda.launch import wkv6_cuda
 from quasar_kernels.decay_reference import wkv6_recurrence
 from tests.quasar_kernels.blocks.calls import wkv6_inputs
+from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import packed
-from tests.quasar_kernels.recorded import beside_float64, check
 from tests.quasar_kernels.tolerances import GRADIENT, RECURRENCE
 
 pytestmark = [
@@ -26,7 +26,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch, emulated, programs):
-    """Run launches at once, on this machine's memory; what no kernel writes is NaN."""
+    """Replace launches by calls of the compiled kernels; memory that no kernel writes is NaN."""
     monkeypatch.setattr(
         launch.PROGRAM,
         "load",
@@ -36,8 +36,8 @@ def launched(monkeypatch, emulated, programs):
 
 
 def check_gradients(x, bounds=None):
-    """Compare results and all gradients, of r, k, v, w, u and the state, with float64."""
-    found, wanted = beside_float64(
+    """Compare the results and the gradients of r, k, v, w, u and the state with float64."""
+    found, wanted = with_float64(
         lambda *y: wkv6_cuda(*y, bounds), lambda *y: wkv6_recurrence(*y, bounds), *x
     )
     dtype = x[0].dtype
@@ -69,17 +69,17 @@ def test_packed_sequences():
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 3.5, 30.0, 1e6])
 def test_any_decay_with_its_gradients(decay):
     x = wkv6_inputs(20, H=1, K=128, V=32, decay=decay)
-    found, wanted = beside_float64(wkv6_cuda, wkv6_recurrence, *x)
+    found, wanted = with_float64(wkv6_cuda, wkv6_recurrence, *x)
     assert all(torch.isfinite(y).all() for y in found)
     check(found[:5], wanted[:5], RECURRENCE[FP32])
-    if decay < 10:  # beyond, the decays' own gradients are nothing
+    if decay < 10:  # the gradients of stronger decays vanish
         check(found[5:], wanted[5:], RECURRENCE[FP32])
 
 
-def test_a_decay_to_nothing_leaves_what_is_written_behind_it():
+def test_a_decay_to_zero_keeps_later_tokens():
     r, k, v, w, u = wkv6_inputs(20, H=1, K=128, V=32)
     w[:, 5] = float("-inf")
-    found, wanted = beside_float64(
+    found, wanted = with_float64(
         wkv6_cuda,
         lambda r, k, v, w, u: wkv6_recurrence(r, k, v, w.clamp(min=-1e6), u),
         *(r, k, v, w, u),
@@ -98,15 +98,15 @@ def test_tokens_one_by_one_with_the_state_in_place():
     check((torch.cat(found, 1), state), (wanted, final), RECURRENCE[BF16])
 
 
-def test_what_the_kernels_do_not_take_is_refused():
+def test_unsupported_calls():
     x = wkv6_inputs(3, K=64, V=64)
-    for change, words in (
+    for inputs, words in (
         ([y[..., :48] for y in x], "must have one of 32, 64, 128 channels; they have 48"),
         ([*x[:2], x[2][..., :48], *x[3:]], "a multiple of 32 channels; they have 48"),
         ([y.double() for y in x], "bf16, fp16 or fp32; v is torch.float64"),
     ):
         with pytest.raises(ValueError, match=words):
-            wkv6_cuda(*change)
+            wkv6_cuda(*inputs)
     for state in (None, torch.zeros(1, 2, 64, 64, dtype=BF16)):
         with pytest.raises(ValueError, match="in_place needs an initial_state that is fp32"):
             wkv6_cuda(*x, state, in_place=True)

@@ -1,4 +1,4 @@
-"""Compares calls that autograd records with the same calls in float64: results and gradients."""
+"""Compares the results and gradients of differentiable calls with float64."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from quasar_kernels.reference import relative_rms
 
 
-def beside_float64(
+def with_float64(
     function: Callable[..., Tensor | Sequence[Tensor]],
     oracle: Callable[..., Tensor | Sequence[Tensor]],
     *tensors: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Call `function` on tensors and `oracle` on the same in float64, and run both backward.
+    """Call `function` on tensors and `oracle` on the same tensors in float64, with backward passes.
 
     Returns:
-        For each the results, followed by the gradients of the tensors that are not None.
+        For each call, its results and the gradients of all tensors that are not None.
     """
     leaves = [None if x is None else x.detach().requires_grad_() for x in tensors]
     wide = [None if x is None else x.detach().double().requires_grad_() for x in tensors]
@@ -30,20 +30,20 @@ def beside_float64(
 
 
 def _gradients(leaves: Sequence[Tensor | None]) -> list[Tensor]:
-    gradients = []
+    found = []
     for x in leaves:
         if x is not None:
             assert x.grad is not None
             assert x.grad.dtype == x.dtype
-            gradients.append(x.grad)
-    return gradients
+            found.append(x.grad)
+    return found
 
 
 def _listed(results: Tensor | Sequence[Tensor]) -> list[Tensor]:
     return [results] if isinstance(results, Tensor) else list(results)
 
 
-def check(results: Iterable[Tensor], expected: Iterable[Tensor], limit: float) -> None:
-    """Check each tensor's relative RMS error; the failure shows all errors."""
-    errors = [relative_rms(x, y) for x, y in zip(results, expected, strict=True)]
+def check(found: Iterable[Tensor], wanted: Iterable[Tensor], limit: float) -> None:
+    """Assert that every tensor is within a relative RMS error; a failure shows all errors."""
+    errors = [relative_rms(x, y) for x, y in zip(found, wanted, strict=True)]
     assert all(error <= limit for error in errors), [f"{error:.1e}" for error in errors]

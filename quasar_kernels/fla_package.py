@@ -1,4 +1,4 @@
-"""The files of the installed fla-core, read without importing fla or torch."""
+"""The files of the installed package fla-core, located without importing fla or torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ PACKAGE = "fla-core"
 
 
 def package_files() -> dict[PurePosixPath, Path]:
-    """Return fla-core's files under fla/, by their path in a tree.
-
-    Files of other packages under fla/ are omitted.
+    """Return fla-core's files under fla/ by their path in a tree, without other packages' files.
 
     Raises:
         importlib.metadata.PackageNotFoundError: fla-core is not installed.
