@@ -23,11 +23,11 @@ log = get_logger("validator")
 class WeightSetter:
     """Sets the chain's weights to the shares of the last finalized round.
 
-    `set_weights` sets shares by hotkey and returns the uids that it has set; None only logs them.
-    The same weights are set again after `interval` seconds, so that they stay in force.
+    Unchanged weights are set again after `interval` seconds, so that they stay in force.
     """
 
     api: ValidatorApi
+    # takes shares by hotkey, returns the uids whose weights it set; None: shares are only logged
     set_weights: Callable[[Mapping[str, float]], Mapping[str, int]] | None
     interval: float
     clock: Callable[[], float] = time
@@ -60,7 +60,7 @@ class WeightSetter:
 
 
 def shares_of(weights: list[Weight]) -> dict[str, float]:
-    """Return the shares by hotkey in the order of the ranks: 60, 25, 10 and 5 in a hundred."""
+    """Return the shares by hotkey, which depend only on the ranks."""
     shares: dict[str, float] = {}
     for row, share in zip(weights, TOP_SHARES, strict=False):
         shares[row.hotkey] = shares.get(row.hotkey, 0.0) + share

@@ -202,5 +202,5 @@ def test_a_log_that_grows_too_long_is_cut(tmp_path: Path, monkeypatch: pytest.Mo
         child.watch()
         assert child.log_file.stat().st_size < 100
     finally:
-        child.ask_to_stop()
+        child.terminate()
         child.stop()

@@ -70,7 +70,7 @@ def test_memory_and_processes_of_all_descendants_count(monkeypatch: pytest.Monke
         "sys.stdout.write('.'); sys.stdout.flush()\n"
         "time.sleep(60)\n"
     )
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0.0)
     command = [sys.executable, "-S", "-c", f"import os\nos.setsid()\n{code}"]
     shell = [sys.executable, "-S", "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
     parent = subprocess.Popen([*shell, *command], stdout=subprocess.PIPE)
@@ -136,7 +136,7 @@ def test_who_burns_every_core_gets_those_for_forks_alone(tmp_path: Path) -> None
 
 @pytest.mark.skipif(not module.cores_for_forks(), reason="this machine has one core")
 def test_a_thread_on_a_core_that_is_kept_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0.0)
     code = (
         "import os, subprocess, sys, threading\n"
         "def widen():\n"
