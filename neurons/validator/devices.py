@@ -1,6 +1,7 @@
 """The GPUs that forks may use, and their device files.
 
-A claim is the speed of one GPU. Each fork sees only one, as it could distribute a call over several.
+A claim is the speed of one GPU. A fork therefore sees only one GPU, so that it
+cannot distribute a call over several.
 """
 
 from __future__ import annotations

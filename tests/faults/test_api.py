@@ -388,22 +388,3 @@ def test_a_reveal_whose_reply_never_comes_is_found_in_the_public_list(context, f
     done = run_cycle(context)
     assert done.state is State.VALIDATED
     assert fake_api.count(REVEAL) == 1
-
-
-def test_a_reveal_that_did_not_arrive_is_not_found_in_the_public_list(context, fake_api):
-    fake_api.faults[REVEAL].extend([RESET] * 3)
-    assert run_cycle(context).state is State.VALIDATED
-    assert fake_api.count(REVEAL) == 4
-
-
-def test_a_second_cycle_starts_a_new_submission(context, fake_api):
-    first, second = run_cycle(context), run_cycle(context)
-    assert second.id == first.id + 1
-    assert second.submission_id == 2
-    assert fake_api.count("/register_miner") == 1
-
-
-@pytest.mark.parametrize(("rejections", "state"), [(2, State.VALIDATED), (5, State.HELD)])
-def test_more_than_three_rejections_stop_the_miner_too(context, monkeypatch, rejections, state):
-    monkeypatch.setattr(context.journal, "rejections", lambda hotkey: rejections)
-    assert run_cycle(context).state is state

@@ -1,8 +1,7 @@
-"""The real steps, journal and client under random faults, crashes and emptied databases."""
+"""The real state machine, journal and client under random faults, crashes and emptied databases."""
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from neurons.runtime.git.faults import HostRefused
 from neurons.wire.client import ApiClient
 from neurons.wire.protocol import commitment_hash
 from tests.harness import samples
-from tests.neurons.fake_validator_api import LOST, REVEAL, FakeValidatorApi, Fault, Request
+from tests.neurons.fake_validator_api import LOST, REVEAL, FakeValidatorApi, Fault, respond
 from tests.neurons.miner.parts import HOTKEY, FakeBench, FakeFork, Key, Waits, make_context
 
 WIDE = samples.environment(cpu_count=8)
@@ -51,23 +50,23 @@ FAULTS = st.sampled_from(
         Fault(200, b"<html>"),
     ]
 )
-# Fault upon fault from the start on, or one now and then up to the verdict and behind it.
+# Either many faults from the start on, or a few of them spread over the whole run.
 BROKEN: st.SearchStrategy[dict[int, Fault]] = st.lists(st.none() | FAULTS, max_size=30).map(
     lambda drawn: {number: fault for number, fault in enumerate(drawn, 1) if fault}
 ) | st.dictionaries(st.integers(1, 80), FAULTS, max_size=12)
 CRASHES = st.sets(st.integers(1, 30), max_size=8) | st.sets(st.integers(1, 250), max_size=8)
-# An emptied database has time to hear of the hotkey before the next is.
+# Between two wipes, the miner has time to register again.
 WIPES: st.SearchStrategy[set[int]] = st.just(set()) | st.builds(
     lambda first, gap: {first, first + gap}, st.integers(1, 40), st.integers(10, 60)
 )
 REFUSALS = st.sets(st.integers(2, 12), max_size=8)
-"""The looks at the fork at which its host refuses; the first, before the commitment, succeeds."""
-STRANGERS = st.sets(st.integers(1, 60), max_size=6)
+"""The checks of the fork that its host refuses; the first, before the commitment, succeeds."""
+FOREIGN = st.sets(st.integers(1, 60), max_size=6)
 MODES = st.sampled_from(["auto", "commit_reveal", "direct"])
 
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Thousands of journals that are on the disk before each call returns would wait for the disk."""
+"""A folder in memory, because thousands of synchronous journals would wait for a disk."""
 
 
 class Crash(BaseException):
@@ -78,14 +77,14 @@ class Chaos:
     """Breaks requests, empties the database and kills the process, as drawn.
 
     Attributes:
-        faults: what breaks, by the number of the request.
-        crashes: the numbers of the moments at which the process dies: one before and one behind
-            each request and each transition.
-        wipes, strangers: the numbers of the requests before which the database is emptied or a
-            stranger submits.
-        refusals: the numbers of the looks at the fork that its host refuses.
-        silent_reveal: no reveal is ever answered, although the server carries it out. Not where
-            it loses its database: nothing but an answer can show that.
+        faults: the fault of each request, by its number.
+        crashes: the numbers of the moments at which the process dies. There is a moment before and
+            after each request and each transition.
+        wipes, foreign: the numbers of the requests before which the database is emptied, or another
+            hotkey submits.
+        refusals: the numbers of the checks of the fork that its host refuses.
+        silent_reveal: whether the server processes reveals and never answers them. It has no effect
+            together with wipes, because only a reply can show the loss of a database.
     """
 
     def __init__(
@@ -94,13 +93,13 @@ class Chaos:
         faults: dict[int, Fault],
         crashes: set[int],
         wipes: set[int],
-        strangers: set[int],
+        foreign: set[int],
         refusals: set[int],
         silent_reveal: bool,
     ) -> None:
-        self.refusals, self.silent_reveal, self.looks = refusals, silent_reveal, 0
+        self.refusals, self.silent_reveal, self.checks = refusals, silent_reveal, 0
         self.server, self.faults, self.crashes = server, faults, crashes
-        self.wipes, self.strangers, self.requests, self.moments = wipes, strangers, 0, 0
+        self.wipes, self.foreign, self.requests, self.moments = wipes, foreign, 0, 0
         self.lost: list[list[dict[str, Any]]] = []
 
     def perhaps_crash(self) -> None:
@@ -114,7 +113,7 @@ class Chaos:
         if self.requests in self.wipes:
             self.lost.append(self.server.rows)
             self.server.wipe()
-        if self.requests in self.strangers:
+        if self.requests in self.foreign:
             self.server.add_foreign(revealed=False)
         path = request.url.path
         fault = self.faults.get(self.requests)
@@ -122,24 +121,20 @@ class Chaos:
             fault = LOST
         if fault is not None:
             self.server.faults[path].append(fault)
-        headers = {key.lower(): value for key, value in request.headers.items()}
-        body = json.loads(request.content) if request.content else None
-        query = {key: [value] for key, value in request.url.params.items()}
-        answer = self.server.handle(Request(request.method, path, query, headers, body))
-        self.perhaps_crash()
-        if answer.status is None:
-            raise httpx.ReadError("connection reset", request=request)
-        return httpx.Response(answer.status, content=answer.body, headers=answer.headers)
+        try:
+            return respond(self.server, request)
+        finally:
+            self.perhaps_crash()
 
 
 class RefusingFork(FakeFork):
-    """A fork whose host refuses access now and then, as Chaos has drawn."""
+    """A fork whose host refuses access at the checks that `Chaos.refusals` lists."""
 
     chaos: Chaos
 
     def verify(self, commit: str) -> None:
-        self.chaos.looks += 1
-        if self.chaos.looks in self.chaos.refusals and any(
+        self.chaos.checks += 1
+        if self.chaos.checks in self.chaos.refusals and any(
             row["miner_hotkey"] == HOTKEY for row in self.chaos.server.rows
         ):
             raise HostRefused("The remote refused the credentials.", "Check GITHUB_TOKEN.")
@@ -147,7 +142,7 @@ class RefusingFork(FakeFork):
 
 
 class Clock:
-    """Unix seconds that pass while somebody waits, for the miner and the server alike."""
+    """Unix seconds of the miner and the server, advanced by waits."""
 
     def __init__(self) -> None:
         self.seconds = 1e9
@@ -161,7 +156,7 @@ class Clock:
 
 @contextmanager
 def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Context]:
-    """One life of the daemon: everything that is not on the disk is new."""
+    """Yield a newly started daemon, which shares only the disk with earlier ones."""
     client = ApiClient("http://127.0.0.1:1", Key(), transport=httpx.MockTransport(chaos.answer))
     fork = RefusingFork(folder / "fork")
     fork.chaos = chaos
@@ -185,7 +180,7 @@ def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Con
         assert len(live) <= 1
         if result.state is State.ABANDONED:
             held = [row["commitment_hash"] for row in chaos.server.rows]
-            assert result.commitment_hash not in held, "given up, and the server holds it"
+            assert result.commitment_hash not in held, "abandoned, but the server holds it"
         chaos.perhaps_crash()
         return result
 
@@ -197,13 +192,13 @@ def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Con
 
 
 def lives(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> list[Submission]:
-    """Run miner after miner until a submission has its verdict; return all, oldest first."""
+    """Restart the miner until a submission has its verdict; return all, oldest first."""
     begun: os.stat_result | None = None
     for _ in range(100):
         try:
             with process(folder, chaos, mode, clock) as context:
                 journal = context.journal.path.stat()
-                assert os.path.samestat(begun or journal, journal), "the journal was taken away"
+                assert os.path.samestat(begun or journal, journal), "the journal was replaced"
                 begun = journal
                 if not has_verdict(context, mode):
                     run_cycle(context)
@@ -215,15 +210,15 @@ def lives(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> list[Submissio
 
 
 def has_verdict(context: Context, mode: str) -> bool:
-    """Tell whether a miner that starts now has nothing to do in this round."""
+    """Return whether a miner that starts now has nothing to do in this round."""
     last = next(iter(context.journal.latest()), None)
-    again = mode == "auto" and last is not None and last.never_revealed  # directly
-    return last is not None and last.state in VERDICTS and not again
+    resubmits = mode == "auto" and last is not None and last.never_revealed
+    return last is not None and last.state in VERDICTS and not resubmits
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _without_signs_of_life() -> Iterator[None]:
-    """Start no thread for each of ten thousand steps, none of which lasts until it says a word."""
+def _without_heartbeats() -> Iterator[None]:
+    """Do not start a heartbeat's thread for each of ten thousand short steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(daemon, "heartbeat", lambda *_, **__: nullcontext())
         yield
@@ -240,7 +235,7 @@ def _without_signs_of_life() -> Iterator[None]:
     faults=BROKEN,
     crashes=CRASHES,
     wipes=WIPES,
-    strangers=STRANGERS,
+    foreign=FOREIGN,
     refusals=REFUSALS,
     silent_reveal=st.booleans(),
     fetches_ahead=st.booleans(),
@@ -252,7 +247,7 @@ def _without_signs_of_life() -> Iterator[None]:
     faults={},
     crashes={23, 25, 26, 29},
     wipes={3, 49},
-    strangers={11, 13, 14, 56, 59},
+    foreign={11, 13, 14, 56, 59},
     refusals=set(),
     silent_reveal=False,
     fetches_ahead=True,
@@ -260,7 +255,7 @@ def _without_signs_of_life() -> Iterator[None]:
     judges_early=True,
     shows_scores=False,
 )
-@example(  # no reveal is answered: a validator measures what the first one revealed
+@example(  # no reveal is answered, but a validator measures after the first one
     faults={
         **dict.fromkeys((1, 2), LOST),
         5: Fault(503, "busy", {"Retry-After": "1"}),
@@ -270,7 +265,7 @@ def _without_signs_of_life() -> Iterator[None]:
     },
     crashes=set(),
     wipes=set(),
-    strangers=set(),
+    foreign=set(),
     refusals=set(),
     silent_reveal=True,
     fetches_ahead=False,
@@ -282,7 +277,7 @@ def _without_signs_of_life() -> Iterator[None]:
     faults={},
     crashes=set(),
     wipes=set(),
-    strangers=set(),
+    foreign=set(),
     refusals=set(),
     silent_reveal=True,
     fetches_ahead=True,
@@ -294,7 +289,7 @@ def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
     faults: dict[int, Fault],
     crashes: set[int],
     wipes: set[int],
-    strangers: set[int],
+    foreign: set[int],
     refusals: set[int],
     silent_reveal: bool,
     fetches_ahead: bool,
@@ -306,25 +301,25 @@ def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
     server.clock, server.judging_seconds = clock, 6.0
     server.judges_early, server.shows_scores = judges_early, shows_scores
     server.fetches_ahead = fetches_ahead
-    chaos = Chaos(server, faults, crashes, wipes, strangers, refusals, silent_reveal)
+    chaos = Chaos(server, faults, crashes, wipes, foreign, refusals, silent_reveal)
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
-        all_of_them = lives(Path(name), chaos, mode, clock)
-    done = all_of_them[-1]
+        submissions = lives(Path(name), chaos, mode, clock)
+    done = submissions[-1]
     databases = [
         [row for row in rows if row["miner_hotkey"] == HOTKEY]
         for rows in (server.rows, *chaos.lost)
     ]
 
-    # Sent once: one row for each way of sending, in each database.
+    # Each database has at most one committed and one direct row.
     for rows in databases:
         committed = [row for row in rows if row["reveal_block"]]
         assert len(committed) <= 1
         assert len(rows) - len(committed) <= 1
         assert len(rows) < 2 or mode == "auto"
     assert server.hash_mismatches == 0
-    check_reveals(server, all_of_them)
+    check_reveals(server, submissions)
 
-    # No verdict that nobody gave.
+    # The miner's verdict agrees with the server's.
     judged = [row for rows in databases for row in rows if row["validated"] and is_of(row, done)]
     if done.state is State.PREMATURE:
         assert any(row["judged_early"] for row in judged)
@@ -341,18 +336,18 @@ def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
     else:
         assert any(not row["judged_early"] for row in judged)
         assert (done.state, shows_scores) == (State.VALIDATED, True)
-    for submission in all_of_them:
+    for submission in submissions:
         assert submission.state in (State.ABANDONED, State.PREMATURE) or submission is done
 
 
 def is_of(row: dict[str, Any], submission: Submission) -> bool:
-    """Tell whether a row of the server is the submission's."""
+    """Return whether a row of the server is the submission's."""
     sent = row["commitment_hash"] == (submission.commitment_hash or "")
     return sent and row["id"] == submission.submission_id
 
 
 def check_reveals(server: FakeValidatorApi, submissions: list[Submission]) -> None:
-    """Every reveal shows what its commitment stands for, and what the journal froze."""
+    """Check that each reveal matches its commitment and the journal."""
     by_salt = {submission.salt: submission for submission in submissions}
     for body in (r.body for r in server.requests if r.path == "/reveal_submission"):
         submission = by_salt.get(body["commitment_salt"])

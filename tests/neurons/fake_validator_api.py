@@ -14,6 +14,8 @@ from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
+
 from tests.servers import Handler, Server, serving
 
 COMMIT, REVEAL, SUBMIT = "/commit_submission", "/reveal_submission", "/submit_kernel"
@@ -23,18 +25,12 @@ ROUND, WEIGHTS = "/get_current_round", "/get_weights"
 
 @dataclass(frozen=True)
 class Fault:
-    """What one request meets in place of its answer.
+    """A reply that replaces the normal one."""
 
-    Attributes:
-        status: the reply's status; None breaks the connection without a reply.
-        body: the reply's body: a text is a `detail`, bytes are sent as they are.
-        stored: whether the request is carried out before that.
-    """
-
-    status: int | None = None
-    body: str | bytes = ""
+    status: int | None = None  # None breaks the connection without a reply
+    body: str | bytes = ""  # a text is sent as the JSON `detail`, bytes as they are
     headers: dict[str, str] = field(default_factory=dict)
-    stored: bool = False
+    stored: bool = False  # whether the server processes the request nevertheless
 
 
 LOST = Fault(stored=True)
@@ -62,9 +58,9 @@ class Answer:
 
 
 class FakeValidatorApi:
-    """The server's state, and the faults that await each path.
+    """The server's state, and the queued faults of each path.
 
-    Every look at /pending_reveals lets one block pass, so that tests wait for nothing.
+    Each request of /pending_reveals lets one block pass, so that tests need not wait.
     """
 
     def __init__(self, blocks_until_reveal: int = 2) -> None:
@@ -75,17 +71,17 @@ class FakeValidatorApi:
         self.rows: list[dict[str, Any]] = []
         self.weights: list[dict[str, Any]] = []
         self.performers: list[dict[str, Any]] = []
-        self.verdict: float | None = 1.0  # the score that a look at the queue brings; None: waits
-        # The public service's validators take unrevealed rows too, and its API shows no scores.
+        self.verdict: float | None = 1.0  # the score given when the queue is read; None: no verdict
+        # The public API lists unrevealed rows too and shows no scores; its validators judge them.
         self.lists_unrevealed = True
         self.judges_early = False
-        # It fetches five rows and measures one after the other: a row that it fetched before its
-        # reveal is scored 0 afterwards, without a measurement.
+        # A public validator fetches five rows and measures them one by one. A row that it fetched
+        # before its reveal is scored 0 without a measurement.
         self.fetches_ahead = False
         self.shows_scores = True
         self.databases = 1
         self.clock: Callable[[], float] = time.time
-        self.judging_seconds = 0.0  # how long a validator takes for what it can measure
+        self.judging_seconds = 0.0  # duration of a measurement
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         self.requests: list[Request] = []
         self.hash_mismatches = 0
@@ -100,24 +96,22 @@ class FakeValidatorApi:
         return next(request.body for request in self.requests if request.path == path)
 
     def wipe(self) -> None:
-        """Come back with an empty database, as after a redeployment without a disk."""
+        """Empty the database, as a redeployment without a disk does."""
         self.databases += 1
         self.round_id = 1
         self.registered, self.rows, self.weights, self.performers = set(), [], [], []
 
     def wipe_once(self) -> None:
-        """Wipe, unless that has happened already."""
         if self.databases == 1:
             self.wipe()
 
     def add_foreign(self, count: int = 1, *, revealed: bool = True, **values: Any) -> None:
-        """Store submissions of somebody else's."""
+        """Store submissions of another hotkey."""
         for _ in range(count):
             row = self._add({"miner_hotkey": "5Other", "target_sequence_length": 1})
             row.update(is_revealed=revealed, commitment_hash="f" * 64, **values)
 
     def handle(self, request: Request) -> Answer:
-        """Answer one request."""
         with self._lock:
             self.requests.append(request)
             fault = self.faults[request.path].popleft() if self.faults[request.path] else None
@@ -139,9 +133,6 @@ class FakeValidatorApi:
             return _refuse(404, "Miner not registered")
         answer = routine(request)
         return answer if isinstance(answer, Answer) else _ok(answer)
-
-    def _health(self, request: Request) -> Any:
-        return {"status": "ok"}
 
     def _register_miner(self, request: Request) -> Any:
         self.registered.add(request.headers["hotkey"])
@@ -190,7 +181,7 @@ class FakeValidatorApi:
             return _refuse(400, "Commitment verification failed. Hash mismatch.")
         row.update({key: body.get(key) for key in ("fork_url", "commit_hash", "tokens_per_sec")})
         row["is_revealed"], row["revealed_at"] = True, self.clock()
-        if row["validated"]:  # judged early: the public API ranks it by its claim all the same
+        if row["validated"]:  # premature: the public API nevertheless ranks it by its claim
             self.weights.append({"uid": 0, "hotkey": row["miner_hotkey"], "weight": 0.6})
         shown = ("miner_hotkey", "fork_url", "commit_hash", "is_revealed")
         message = "Submission revealed successfully."
@@ -248,12 +239,12 @@ class FakeValidatorApi:
         return answer
 
     def _get_weights(self, request: Request) -> Any:
-        wanted = int(request.query["round_id"][0])
-        rows = self.weights if wanted == self.round_id else []
+        round_id = int(request.query["round_id"][0])
+        rows = self.weights if round_id == self.round_id else []
         return {"epoch": 1, "weights": rows}
 
     def judge(self, row: dict[str, Any], score: float) -> None:
-        """Do what a validator does to one row of the queue."""
+        """Give one row of the queue its verdict."""
         row["validated"] = True
         rank = len(self.weights) + 1 if score > 0 or not self.shows_scores else None
         if rank:
@@ -293,6 +284,17 @@ def _refuse(status: int, detail: str) -> Answer:
     return Answer(status, json.dumps({"detail": detail}).encode())
 
 
+def respond(fake_api: FakeValidatorApi, request: httpx.Request) -> httpx.Response:
+    """Answer a request of an httpx.MockTransport, or raise a ReadError."""
+    headers = {key.lower(): value for key, value in request.headers.items()}
+    body = json.loads(request.content) if request.content else None
+    query = {key: [value] for key, value in request.url.params.items()}
+    reply = fake_api.handle(Request(request.method, request.url.path, query, headers, body))
+    if reply.status is None:
+        raise httpx.ReadError("connection reset", request=request)
+    return httpx.Response(reply.status, content=reply.body, headers=reply.headers)
+
+
 class _Handler(Handler):
     server: _Server
 
@@ -322,7 +324,7 @@ class _Server(Server):
 
 @contextmanager
 def serve(fake_api: FakeValidatorApi, date: str | None = None) -> Iterator[str]:
-    """Serve `fake_api` on a free loopback port and give its address."""
+    """Serve `fake_api` on a free loopback port; yield its address."""
     server = _Server(_Handler)
     server.fake_api, server.date = fake_api, date
     with serving(server):

@@ -1,10 +1,9 @@
-"""A real validator API on a loopback port with a clock of its own, and hotkeys that sign."""
+"""A real validator API on a loopback port, with a clock that tests move, and test hotkeys."""
 
 from __future__ import annotations
 
 import json
 import secrets
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 from bittensor.sp_core import Keypair
 
 from neurons.runtime.identity import Identity
@@ -22,6 +20,7 @@ from neurons.validator_api.app import create_app
 from neurons.wire import protocol, rules
 from neurons.wire.protocol import request_text
 from tests.processes import HANG
+from tests.servers import serving_app
 
 FORK = "https://github.com/alice/flash-linear-attention"
 COMMIT = "a" * 40
@@ -52,7 +51,7 @@ class Hotkey(Identity):
     def bound_headers(
         self, method: str, target: str, at: float, body: bytes = b"", nonce: str | None = None
     ) -> dict[str, str]:
-        """Return the headers with which a validator signs one request."""
+        """Return a validator's headers for one request."""
         nonce = nonce or secrets.token_hex(16)
         timestamp = str(round(at))
         return {
@@ -83,7 +82,7 @@ class LiveApi:
         return self.http.post(path, json=body, headers=key.headers() if key else {})
 
     def verdict(self, path: str, body: Any, key: Hotkey = VALIDATOR) -> httpx.Response:
-        """Send what only a validator may write, signed as a whole."""
+        """Send a validator's request, signed as a whole."""
         content = json.dumps(body).encode()
         headers = key.bound_headers("POST", path, time.time(), content)
         return self.http.post(path, content=content, headers=headers | JSON)
@@ -98,7 +97,7 @@ class LiveApi:
         return response.json()
 
     def judge(self, path: str, body: Any) -> Any:
-        """Return the answer to a validator's write, which must be taken."""
+        """Return the reply to a validator's request, which must succeed."""
         response = self.verdict(path, body)
         assert response.status_code == 200, response.text
         return response.json()
@@ -109,7 +108,7 @@ class LiveApi:
         return response.json()
 
     def refusal(self, path: str, body: Any, key: Hotkey | None = None) -> tuple[int, Any]:
-        """Return the status of a refused call and what it says."""
+        """Return the status of a rejected call and its detail."""
         response = self.post(path, body, key)
         return response.status_code, response.json()["detail"]
 
@@ -138,7 +137,7 @@ class LiveApi:
         self.ok("/reveal_submission", revelation(key, row, salt), key)
 
     def pending(self, **params: Any) -> list[int]:
-        """Return the commitments that wait, the newest first."""
+        """Return the open commitments, the newest first."""
         rows = self.get("/pending_reveals", **params)["pending_reveals"]
         return [row["submission_id"] for row in rows]
 
@@ -148,7 +147,7 @@ class LiveApi:
         return [(row["hotkey"], row["weight"]) for row in rows]
 
     def refused_verdict(self, path: str, body: Any) -> tuple[int, Any]:
-        """Return the status of a validator's refused write, and its detail."""
+        """Return the status of a validator's rejected request, and its detail."""
         response = self.verdict(path, body)
         return response.status_code, response.json()["detail"]
 
@@ -199,8 +198,7 @@ def revelation(
 def serve(folder: Path, **options: Any) -> Iterator[LiveApi]:
     """Run the API in a thread on a free port.
 
-    Args:
-        options: settings of `Settings`, and arguments of `Api`.
+    `options` are settings and arguments of `Api`.
     """
     values: dict[str, Any] = {
         "database_url": f"sqlite:///{folder / 'api.db'}",
@@ -214,22 +212,9 @@ def serve(folder: Path, **options: Any) -> Iterator[LiveApi]:
     clock = values["clock"]
     parts = {name: values.pop(name) for name in list(values) if name not in Settings.model_fields}
     api = Api(Settings(**values), **parts)
-    started = threading.Event()
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            started.set()
-
-    server = Server(uvicorn.Config(create_app(api), port=0, log_config=None, proxy_headers=False))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    assert started.wait(HANG), "the server did not start"
-    live = LiveApi(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", clock)
-    try:
-        yield live
-    finally:
-        live.http.close()
-        server.should_exit = True
-        thread.join(HANG)
-        assert not thread.is_alive(), "the server did not stop"
+    with serving_app(create_app(api)) as url:
+        live = LiveApi(url, clock)
+        try:
+            yield live
+        finally:
+            live.http.close()

@@ -20,7 +20,7 @@ from neurons.runtime.heartbeat import notify
 from neurons.runtime.process import GRACE_SECONDS
 from tests import PROJECT
 from tests.neurons.miner.miner_command import idle_environment
-from tests.processes import HANG, is_alive, run, started, wait_for
+from tests.processes import HANG, is_alive, run, wait_for
 
 PM2 = shutil.which("pm2") or shutil.which("pm2", path=PROJECT / ".ci/tools/node_modules/.bin")
 START = PROJECT / "START_MINER.sh"
@@ -123,20 +123,6 @@ def test_row_15_pm2_waits_for_an_end_that_takes_longer_than_its_own_limit(pm2, t
     stopped = pm2("stop", "quasar-miner")["pm2_env"]
     assert program.with_suffix(".ended").exists()
     assert (stopped["status"], stopped["exit_code"]) == ("stopped", 0)
-
-
-def test_two_miners_on_one_host_have_a_lock_and_a_gpu_each(miner, tmp_path):
-    """One state folder each; the same one is refused."""
-    other = miner | {"STATE_DIR": str(tmp_path / "second"), "CUDA_VISIBLE_DEVICES": "1"}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    words = ("-m", "neurons.miner")
-    with (
-        started(*words, env=miner | {"CUDA_VISIBLE_DEVICES": "0"}, **quiet) as one,
-        started(*words, env=other, **quiet) as two,
-    ):
-        for process, env in ((one, miner), (two, other)):
-            wait_for(lambda env=env: WAITING in log_of(env), child=process)  # type: ignore[misc]
-            assert lock_holder(env) == process.pid
 
 
 @needs_installation

@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from neurons.inference_server.app import Limits, create_app
 from neurons.inference_server.queue import Decodes, Decoding, Full, Generation
@@ -30,6 +29,7 @@ from neurons.wire.signed_request import signed_headers
 from tests import PROJECT
 from tests.neurons.live_api import Hotkey
 from tests.processes import HANG, wait_for
+from tests.servers import serving_app
 
 VOCABULARY = 512
 LIMITS = Limits(prompt=256, new=600)
@@ -56,17 +56,8 @@ def serving(
     load: Callable[[], Decodes], most: int = 4, validators: tuple[str, ...] = ()
 ) -> Iterator[str]:
     """Run a server on a free port of loopback."""
-    app = create_app(Decoding(load, most), "small", "cpu", LIMITS, validators)
-    config = uvicorn.Config(app, port=0, log_config=None)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    wait_for(lambda: server.started)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(HANG)
+    with serving_app(create_app(Decoding(load, most), "small", "cpu", LIMITS, validators)) as url:
+        yield url
 
 
 @contextmanager
@@ -151,8 +142,7 @@ def test_what_it_says_of_itself(url: str) -> None:
         ({"prompt": [1] * 257, "gen_len": 1}, 422, "more than 256 tokens"),
         ({"prompt": [VOCABULARY], "gen_len": 1}, 422, "not below 512"),
         ({"prompt": [-1], "gen_len": 1}, 422, "prompt"),
-        ({"prompt": [1.5], "gen_len": 1}, 422, "prompt"),
-        ({"prompt": "text", "gen_len": 1}, 422, "prompt"),
+        ({"prompt": 1}, 422, "prompt: Input should be a valid array; gen_len: Field required"),
         ({"prompt": [1], "gen_len": 5, "logits_at_step": 6}, 422, "behind gen_len"),
         ({"prompt": [1], "gen_len": 5, "logits_at_step": 0}, 422, "logits_at_step"),
         ({"prompt": [1] * 600_000, "gen_len": 1}, 413, "larger than"),
@@ -163,18 +153,6 @@ def test_what_is_refused(url: str, body: dict[str, Any], status: int, words: str
     assert reply.status_code == status
     assert words in reply.text
     assert ask(url, prompt=[1], gen_len=1).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("body", "detail"),
-    [
-        (b"[" * 3000, "Invalid JSON: recursion limit exceeded at line 1 column 202"),
-        (b'{"prompt": 1}', "prompt: Input should be a valid array; gen_len: Field required"),
-    ],
-)
-def test_a_body_that_cannot_be_read_is_422(url: str, body: bytes, detail: str) -> None:
-    reply = httpx.post(f"{url}/inference", content=body, timeout=HANG)
-    assert (reply.status_code, reply.json()) == (422, {"detail": detail})
 
 
 class Slow:
@@ -245,21 +223,6 @@ def test_loading_is_told_and_a_model_that_cannot_be_loaded_too() -> None:
         assert ask(url, prompt=[1], gen_len=1).status_code == 503
 
 
-def scale(model: Any, factor: float) -> None:
-    model.lm_head.weight.data.mul_(factor)
-
-
-def other_weights(model: Any) -> None:
-    for weight in model.parameters():
-        if weight.ndim > 1:
-            weight.data.normal_(0.0, 0.15)
-
-
-def truncate(model: Any) -> None:
-    del model.model.layers[1:]
-    model.config.num_hidden_layers = 1
-
-
 def quantise(model: Any) -> None:
     """Round every matrix to 8 bits with one scale a row, as int8 weights are."""
     for weight in model.parameters():
@@ -280,10 +243,8 @@ def verify(reference: str, miner: str, *, final: bool = False, **options: Any) -
     ("change", "passes"),
     [
         (lambda model: None, True),
-        (other_weights, False),
-        (truncate, False),
         (quantise, False),
-        (lambda model: scale(model, 1.05), False),
+        (lambda model: model.lm_head.weight.data.mul_(1.05), False),
     ],
 )
 def test_logits_tell_one_model_from_another(url, folder, change, passes):

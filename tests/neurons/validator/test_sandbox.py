@@ -1,4 +1,4 @@
-"""The sandbox: its check of itself with and without confinement, and its limits."""
+"""The sandbox: its probe for leaks, its limits and its system calls."""
 
 from __future__ import annotations
 
@@ -25,20 +25,11 @@ from neurons.validator.usage import descendants
 from tests.processes import HANG
 
 EVERY: frozenset[int] = frozenset()
-"""No limit on cores."""
-
-
-def needed_bubblewrap() -> tuple[str, int]:
-    """Return the sandbox's program and room in memory; skip where this machine gives none."""
-    try:
-        sandbox = open_sandbox()
-    except ConfigError as error:
-        pytest.skip(f"NOT PROVEN ON THIS MACHINE: {error}")
-    return sandbox.bubblewrap, sandbox.memory_bytes
+"""Cores without a limit."""
 
 
 class Open(Sandbox):
-    """Shuts nothing in."""
+    """A sandbox without any confinement."""
 
     def command(
         self, argv: Sequence[str], env: Mapping[str, str], folder: Path, readable: Sequence[Path]
@@ -122,8 +113,7 @@ for pid in children:
 
 
 @pytest.mark.skipif(not module.cores_for_forks(), reason="this machine has one core")
-def test_who_burns_every_core_gets_those_for_forks_alone(tmp_path: Path) -> None:
-    sandbox = Sandbox(*needed_bubblewrap())
+def test_a_fork_cannot_use_the_reserved_cores(sandbox: Sandbox, tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun = time.monotonic()
     argv = sandbox.command([sys.executable, "-I", "-S", "-c", BURN], {}, tmp_path, [])
@@ -194,11 +184,11 @@ socket.socket(socket.AF_INET6).close()
 assert resource.getrlimit(resource.RLIMIT_NOFILE)
 print("fine")
 """
-"""What torch, Triton and the CUDA driver do."""
+"""Operations that torch, Triton and the CUDA driver need."""
 
 
 def call_inside(sandbox: Sandbox, folder: Path, **calls: list[int]) -> dict[str, list[int]]:
-    """Return the value and the error of system calls, tried in the sandbox."""
+    """Run system calls in the sandbox; return the value and the error of each."""
     folder.mkdir(exist_ok=True)
     argv = [sys.executable, "-I", "-S", "-c", CALL, json.dumps(calls)]
     done = subprocess.run(
@@ -208,8 +198,7 @@ def call_inside(sandbox: Sandbox, folder: Path, **calls: list[int]) -> dict[str,
     return dict(json.loads(done.stdout))
 
 
-def test_namespaces_keyrings_rings_and_tracing_of_the_kernel_are_closed(tmp_path: Path) -> None:
-    sandbox = Sandbox(*needed_bubblewrap())
+def test_forbidden_system_calls_fail(sandbox: Sandbox, tmp_path: Path) -> None:
     known = this_architecture()
     assert known is not None
     found = call_inside(
@@ -232,16 +221,14 @@ def test_namespaces_keyrings_rings_and_tracing_of_the_kernel_are_closed(tmp_path
     assert found == {name: [-1, errno.EPERM] for name in found}
 
 
-def test_what_measuring_needs_stays_open(tmp_path: Path) -> None:
-    sandbox = Sandbox(*needed_bubblewrap())
+def test_the_system_calls_of_a_measurement_work(sandbox: Sandbox, tmp_path: Path) -> None:
     argv = sandbox.command([sys.executable, "-I", "-S", "-c", USUAL], {}, tmp_path, [])
     done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG)
     assert (done.stdout, done.stderr) == ("fine\n", "")
 
 
-def test_the_look_finds_that_the_filter_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the filter a key that one evaluation leaves is there in the next one."""
-    sandbox = Sandbox(*needed_bubblewrap())
+def test_the_probe_finds_a_missing_filter(sandbox, monkeypatch):
+    """Without the filter, an evaluation can leave a key for the next one."""
     monkeypatch.setattr(module, "_filtered", lambda argv, **_: list(argv))
     found = "; ".join(sandbox.leaks())
     if "keyrings" not in found:
@@ -250,7 +237,7 @@ def test_the_look_finds_that_the_filter_is_missing(monkeypatch: pytest.MonkeyPat
 
 
 class Nvml:
-    """The driver of a machine with four GPUs, whose files have another order than they."""
+    """A driver with four GPUs; the numbers of their device files are in reverse order."""
 
     NVMLError = OSError
 
@@ -284,7 +271,7 @@ class Nvml:
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The device files of that machine."""
+    """The device files of a machine with this driver."""
     for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     monkeypatch.setattr(devices, "DEV", tmp_path)
@@ -302,7 +289,6 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_fork_sees_one_of_several_gpus(visible, shown, inside, driver):
-    """Else it would distribute its calls over all of them."""
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     sandbox = Sandbox("", 2**40, devices.find_gpus(environ)[0], cores=EVERY)
     words = sandbox.command([], environ, driver, [])

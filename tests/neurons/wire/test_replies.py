@@ -10,19 +10,17 @@ import pytest
 
 from neurons.wire import outcomes
 from neurons.wire.client import ApiClient
-from tests.neurons.fake_validator_api import Fault, Request
+from tests.neurons.fake_validator_api import Fault, Request, respond
 from tests.neurons.miner.parts import HOTKEY, Key
 from tests.neurons.wire.api_calls import COMMITMENT, STATS, every_call
 
 BAD_BODIES = {
     "html": b"<html><body>It works!</body></html>",
-    "empty": b"",
     "cut off": b'{"current_block": 1, "pending_rev',
     "NaN": b'{"current_block": NaN, "pending_reveals": []}',
     "Infinity": b'{"current_block": Infinity, "pending_reveals": []}',
     "out of range": b'{"current_block": 1e999, "pending_reveals": []}',
     "wrong type": b'{"current_block": "soon", "pending_reveals": []}',
-    "wrong shape": b"[1, 2, 3]",
     "deep": b"[" * 200_000,
     "not text": b"\xff\xfe\x00\x01",
     "huge": b'{"current_block": 1, "x": "' + b"a" * 2**25 + b'"}',
@@ -82,7 +80,6 @@ HUGE = 10**40
 NUMBERS = [
     ("/get_current_round", {"id": HUGE}),
     ("/get_current_round", {"id": -1}),
-    ("/get_current_round", {"id": 1.5}),
     ("/commit_submission", {"submission_id": HUGE}),
     ("/commit_submission", {"reveal_block": HUGE}),
     ("/submit_kernel", {"submission_id": HUGE}),
@@ -91,12 +88,9 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("route", "change"), NUMBERS)
-def test_a_number_that_the_journal_cannot_hold_is_refused(fake_api, url, route, change):
+def test_a_number_that_the_journal_cannot_hold_is_rejected(fake_api, route, change):
     def answer(request: httpx.Request) -> httpx.Response:
-        good = httpx.post if request.method == "POST" else httpx.get
-        extra = {"json": json.loads(request.content)} if request.content else {}
-        reply = good(f"{url}{request.url.path}", headers={"Hotkey": HOTKEY}, **extra)
-        return httpx.Response(200, json={**reply.json(), **change})
+        return httpx.Response(200, json={**respond(fake_api, request).json(), **change})
 
     fake_api.registered.add(HOTKEY)
     client = ApiClient("http://127.0.0.1", Key(), transport=httpx.MockTransport(answer))
