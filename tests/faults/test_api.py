@@ -64,7 +64,7 @@ def test_before_reveal_pushes_only_after_the_block(miner, kernels, waits):
 
 
 @pytest.mark.parametrize("fault", [None, LOST, Fault(502, "bad gateway", stored=True)])
-def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
+def test_direct_mode_submits_once_even_if_the_reply_is_lost(
     miner: Miner, fake_api: FakeValidatorApi, kernels: FakeFork, fault: Fault | None
 ) -> None:
     fake_api.faults[SUBMIT].extend([fault] if fault else [])
@@ -96,7 +96,7 @@ def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(context, fake_ap
     assert states(context, done.id).count(State.COMMITTING) == 1
 
 
-def test_row_10_an_answer_to_another_commitment_is_not_taken(context, fake_api):
+def test_row_10_a_reply_about_another_commitment_is_ignored(context, fake_api):
     """A proxy's stale reply: the commitment of this submission is looked up instead."""
     stale = {
         "submission_id": 77,
@@ -128,7 +128,7 @@ def test_row_10_an_answer_to_another_commitment_is_not_taken(context, fake_api):
     ],
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL, ROUND, WEIGHTS])
-def test_row_07_passing_faults_leave_one_commit_and_one_reveal(context, fake_api, path, fault):
+def test_row_07_temporary_faults_leave_one_commit_and_one_reveal(context, fake_api, path, fault):
     fake_api.faults[path].extend([fault] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -145,7 +145,7 @@ def test_row_07_passing_faults_leave_one_commit_and_one_reveal(context, fake_api
         (Fault(429, "slow down", {"Retry-After": "70"}), 70, "slow down"),
     ],
 )
-def test_row_07_what_the_server_asks_for_is_waited_for_and_said(
+def test_row_07_the_pause_that_the_server_names_is_kept_and_logged(
     context, fake_api, waits, fault, seconds, words
 ):
     fake_api.faults[COMMIT].append(fault)
@@ -157,7 +157,7 @@ def test_row_07_what_the_server_asks_for_is_waited_for_and_said(
 
 
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", COMMIT), ("direct", SUBMIT)])
-def test_row_09_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
+def test_row_09_a_missing_round_is_requested_before_the_retry(
     miner: Miner, fake_api: FakeValidatorApi, waits: Waits, mode: str, path: str
 ) -> None:
     waits.then = lambda _: setattr(fake_api, "round_id", 2)
@@ -192,7 +192,7 @@ def test_row_04_too_early_waits_and_reveals_once_more(context, fake_api):
     assert State.FAILED not in states(context, done.id)
 
 
-def test_row_04_stubborn_too_early_backs_off(context, fake_api, waits):
+def test_row_04_repeated_too_early_replies_back_off(context, fake_api, waits):
     fake_api.faults[REVEAL].extend([Fault(425, "Cannot reveal yet. Wait 3 blocks")] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -204,7 +204,7 @@ def test_row_04_stubborn_too_early_backs_off(context, fake_api, waits):
     ("fault", "sent"),
     [(Fault(409, "Submission already revealed", stored=True), 1), (LOST, 1), (RESET, 2)],
 )
-def test_row_05_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
+def test_row_05_a_reveal_is_repeated_until_the_server_has_it(
     context: Context, fake_api: FakeValidatorApi, fault: Fault, sent: int
 ) -> None:
     fake_api.faults[REVEAL].append(fault)
@@ -214,7 +214,7 @@ def test_row_05_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
 
 
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", REVEAL), ("direct", SUBMIT)])
-def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
+def test_the_fork_is_checked_again_before_a_retry(
     miner, fake_api, kernels, mode, path, monkeypatch
 ):
     def verify(commit: str) -> None:
@@ -239,7 +239,7 @@ def test_row_06_a_hash_mismatch_is_never_repeated(context, fake_api):
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_a_damaged_salt_is_never_shown(context: Context, fake_api: FakeValidatorApi) -> None:
+def test_a_damaged_salt_is_never_revealed(context: Context, fake_api: FakeValidatorApi) -> None:
     context.waiter = Waits(stop_after(1))
     committed = run_cycle(context)
     assert committed.state is State.COMMITTED
@@ -260,7 +260,7 @@ def test_a_damaged_salt_is_never_shown(context: Context, fake_api: FakeValidator
     ],
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL])
-def test_row_08_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
+def test_row_08_refusals_are_held_with_a_remedy_until_a_restart(
     context: Context, fake_api: FakeValidatorApi, path: str, fault: Fault, word: str
 ) -> None:
     fake_api.faults[path].append(fault)
@@ -284,19 +284,19 @@ def test_row_08_an_unknown_hotkey_is_registered_once(context, fake_api):
     assert fake_api.count("/register_miner") == 3
 
 
-def test_a_second_league_of_the_public_server_is_no_obstacle(context, fake_api):
+def test_a_failed_registration_of_a_known_hotkey_is_ignored(context, fake_api):
     fake_api.registered.add(HOTKEY)
     fake_api.faults["/register_miner"].append(Fault(500, b"Internal Server Error"))
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_a_submission_that_the_server_lost_ends_and_a_new_one_follows(context, fake_api):
+def test_a_submission_lost_by_the_server_is_abandoned(context, fake_api):
     fake_api.faults[REVEAL].append(Fault(404, "Submission not found"))
     assert run_cycle(context).state is State.ABANDONED
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(context, fake_api):
+def test_row_13_a_restart_after_the_round_reveals_once(context, fake_api):
     context.waiter = Waits(stop_after(1))
     assert run_cycle(context).state is State.COMMITTED
     fake_api.round_id, fake_api.block, fake_api.verdict = 2, 10_000_000, None
@@ -309,7 +309,7 @@ def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(cont
     assert run_cycle(context).id == old.id + 1
 
 
-def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(context, fake_api):
+def test_row_35_three_rejections_stop_the_miner(context, fake_api):
     fake_api.verdict = 0.0
     for _ in range(3):
         assert run_cycle(context).state is State.REJECTED
@@ -326,7 +326,7 @@ def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(context, fak
 
 
 @pytest.mark.parametrize("publish_at", ["before_commit", "before_reveal"])
-def test_a_git_host_that_refuses_for_a_while_delays_the_reveal_and_no_more(
+def test_temporary_refusals_of_the_git_host_only_delay_the_reveal(
     miner: Miner, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits, publish_at: str
 ) -> None:
     """A 403, a 404 or a certificate that failed passes; the same access worked before."""
@@ -347,7 +347,7 @@ def test_a_git_host_that_refuses_for_a_while_delays_the_reveal_and_no_more(
     assert pauses == sorted(pauses)
 
 
-def test_a_git_host_that_refuses_before_the_commitment_waits_for_a_person(
+def test_a_refusal_of_the_git_host_before_the_commitment_is_held(
     context: Context, kernels: FakeFork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(commit: str) -> None:
@@ -357,7 +357,7 @@ def test_a_git_host_that_refuses_before_the_commitment_waits_for_a_person(
     assert run_cycle(context).state is State.HELD
 
 
-def test_a_commitment_that_is_held_before_its_reveal_is_tried_again_without_a_person(
+def test_a_commitment_held_before_its_reveal_is_retried_automatically(
     context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
 ) -> None:
     clock, publish = [1_000_000.0], kernels.verify
@@ -383,7 +383,7 @@ def test_a_commitment_that_is_held_before_its_reveal_is_tried_again_without_a_pe
     assert 3 * 86400 / 900 <= tries <= 3 * 86400 / 600
 
 
-def test_a_reveal_whose_reply_never_comes_is_found_in_the_public_list(context, fake_api):
+def test_a_reveal_without_a_reply_is_found_in_the_public_list(context, fake_api):
     fake_api.faults[REVEAL].extend([LOST, *[RESET] * 50])
     done = run_cycle(context)
     assert done.state is State.VALIDATED

@@ -285,7 +285,7 @@ def _without_heartbeats() -> Iterator[None]:
     judges_early=False,
     shows_scores=False,
 )
-def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
+def test_row_02_no_duplicate_no_loss_and_no_false_verdict(
     faults: dict[int, Fault],
     crashes: set[int],
     wipes: set[int],

@@ -85,14 +85,14 @@ ENDED: dict[str, Any] = {"reason": "Round 1 ended before a validator looked at i
         ([_entry("FAILED")], [], ["unfinished"]),
     ],
 )
-def test_what_must_not_happen_is_found(entries, rows, kinds):
+def test_findings(entries, rows, kinds):
     assert _kinds(entries, rows) == kinds
 
 
 @pytest.mark.parametrize(
     ("status", "kind"), [(78, "needs a person"), (None, "unfinished"), (0, "unfinished")]
 )
-def test_a_cycle_without_a_submission_is_found(status: int | None, kind: str) -> None:
+def test_a_cycle_without_a_submission_is_a_finding(status: int | None, kind: str) -> None:
     assert _kinds([], [], status) == [kind]
 
 
@@ -115,7 +115,7 @@ def test_a_cycle_without_a_submission_is_found(status: int | None, kind: str) ->
         ("UNRANKED", {"score": 0.0}, False),
     ],
 )
-def test_a_verdict_that_no_validator_gave_is_false(state, row, false):
+def test_false_verdicts(state, row, false):
     rows = [] if row is None else [_row(**row)]
     entry = _entry(state, commitment_hash=(row or {}).get("commitment_hash"))
     assert ("false verdict" in _kinds([entry], rows)) is false

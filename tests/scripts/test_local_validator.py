@@ -21,7 +21,7 @@ def fork(tmp_path: Path) -> Path:
     return root
 
 
-def test_the_branch_tip_is_what_is_judged(fork: Path) -> None:
+def test_the_newest_commit_of_a_branch(fork: Path) -> None:
     address = local_validator.fork_address(str(fork))
     assert local_validator.newest_commit(address, "quasar") == run_git(fork, "rev-parse", "HEAD")
     with pytest.raises(SystemExit, match="--branch names another"):
@@ -44,7 +44,7 @@ def test_a_checkout_is_judged_without_a_claim(fork: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_overlay_is_judged_over_the_installed_library(monkeypatch, capsys, request, tmp_path):
+def test_an_overlay_is_judged_over_fla(monkeypatch, capsys, request, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.syspath_prepend(install_small_host(tmp_path / "host"))
     # what Python leaves where somebody imported the overlay is no part of a publication
@@ -60,7 +60,7 @@ def test_an_overlay_is_judged_over_the_installed_library(monkeypatch, capsys, re
     assert said.splitlines()[-1].startswith("PASSED; weighted score")
 
 
-def test_what_a_fork_says_is_printed_as_text(fork, monkeypatch, capsys):
+def test_terminal_codes_of_a_fork_are_not_printed(fork, monkeypatch, capsys):
     folder = fork / "fla/ops/quasar"
     folder.mkdir(parents=True)
     (folder / "\x1b]0;owned\x07.so").touch()
@@ -83,7 +83,7 @@ def test_what_a_fork_says_is_printed_as_text(fork, monkeypatch, capsys):
         (["."], "--claim"),
     ],
 )
-def test_a_mistake_is_explained_and_nothing_is_judged(arguments, said, monkeypatch, capsys):
+def test_usage_errors_are_explained(arguments, said, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["local_validator.py", *arguments])
     with pytest.raises(SystemExit) as end:
         local_validator.main()

@@ -63,7 +63,7 @@ def test_every_dependency_and_extra_is_pinned_within_its_range(python: str) -> N
         assert requirement.specifier.contains(version), f"{requirement}: {version} is pinned"
 
 
-def test_what_is_no_longer_asked_for_is_no_longer_pinned() -> None:
+def test_no_removed_dependency_is_pinned() -> None:
     pinned = {Requirement(pin).name for pin, users in LOCK.items() if "quasar-kernels" in users}
     names = {
         canonicalize_name(wanted.name) for python in PYTHONS for wanted in dependencies(python)
@@ -71,7 +71,7 @@ def test_what_is_no_longer_asked_for_is_no_longer_pinned() -> None:
     assert pinned == names, "run scripts/lock.sh"
 
 
-def test_the_pythons_are_the_same_wherever_they_are_named() -> None:
+def test_supported_pythons_agree() -> None:
     named = [line.rpartition(" ")[2] for line in PROJECT_FILE["project"]["classifiers"]]
     assert [version for version in named if version[0].isdigit()] == PYTHONS
     assert PROJECT_FILE["project"]["requires-python"] == ">=3.10,<3.14"

@@ -56,7 +56,7 @@ def measure(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run(project / "scripts/measure.sh", *arguments, env=env)
 
 
-def test_a_failing_step_costs_its_own_figures_alone(project: Path, tmp_path: Path) -> None:
+def test_all_steps_run_although_one_fails(project: Path, tmp_path: Path) -> None:
     fork = tmp_path / "fork"
     (fork / "fla").mkdir(parents=True)
     done = measure(project, str(fork), "data")
@@ -72,12 +72,12 @@ def test_a_failing_step_costs_its_own_figures_alone(project: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
-def test_without_a_fork_its_usage_is_said(project: Path, arguments: list[str]) -> None:
+def test_without_a_fork_the_usage_is_printed(project: Path, arguments: list[str]) -> None:
     done = measure(project, *arguments)
     assert (done.returncode, done.stderr) == (2, "usage: scripts/measure.sh FORK [FOLDER]\n")
 
 
-def test_a_folder_that_is_no_fork_is_named_with_the_remedy(project: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_fork_is_reported(project: Path, tmp_path: Path) -> None:
     done = measure(project, str(tmp_path))
     assert done.returncode == 2
     assert str(tmp_path) in done.stderr

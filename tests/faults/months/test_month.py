@@ -20,7 +20,7 @@ REST_SECONDS = 5.0
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_row_33_cycle_after_cycle_nothing_grows(tmp_path: Path) -> None:
+def test_row_33_memory_descriptors_and_files_stay_bounded(tmp_path: Path) -> None:
     done = run_python("-m", "tests.faults.months.month_child", tmp_path / "s", CYCLES, timeout=2900)
     assert done.returncode == 0, done.stderr
     first, last = (json.loads(line) for line in done.stdout.splitlines() if line[0] == "{")
@@ -38,7 +38,7 @@ def test_row_33_cycle_after_cycle_nothing_grows(tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in logs) < 50 * 2**20
 
 
-def test_at_rest_it_takes_little_memory_no_cpu_and_no_torch(tmp_path: Path) -> None:
+def test_a_waiting_miner_needs_little_memory_and_cpu_and_no_torch(tmp_path: Path) -> None:
     """A real miner whose API is down, in its pause between two looks."""
     env = idle_environment(tmp_path)
     log = tmp_path / "log"

@@ -81,7 +81,7 @@ def pm2(miner: dict[str, str]) -> Iterator[Callable[..., Any]]:
 
 @needs_installation
 @pytest.mark.skipif(PM2 is None, reason="needs pm2: .ci/run installs it")
-def test_row_15_under_pm2_it_starts_stops_and_comes_back(miner, pm2):
+def test_row_15_pm2_starts_stops_and_restarts_the_miner(miner, pm2):
     config = str(PROJECT / "scripts/ecosystem.config.js")
     app = pm2("start", config, "--only", "quasar-miner")
     wait_for(lambda: WAITING in log_of(miner))
@@ -110,7 +110,7 @@ def test_row_15_under_pm2_it_starts_stops_and_comes_back(miner, pm2):
 
 
 @pytest.mark.skipif(PM2 is None, reason="needs pm2: .ci/run installs it")
-def test_row_15_pm2_waits_for_an_end_that_takes_longer_than_its_own_limit(pm2, tmp_path):
+def test_row_15_pm2_waits_longer_than_its_default_for_the_end(pm2, tmp_path):
     """pm2 by itself kills after 1.6 s; the miner's entry gives it time."""
     program, config = tmp_path / "slow.py", tmp_path / "slow.config.js"
     program.write_text(f"#!{sys.executable}\n{SLOW}")
@@ -127,7 +127,7 @@ def test_row_15_pm2_waits_for_an_end_that_takes_longer_than_its_own_limit(pm2, t
 
 @needs_installation
 @pytest.mark.skipif(shutil.which("screen") is None, reason="needs screen: .ci/run installs it")
-def test_row_15_in_screen_a_closed_session_ends_it_in_order(miner, tmp_path):
+def test_row_15_closing_a_screen_session_stops_the_miner(miner, tmp_path):
     (tmp_path / "screens").mkdir(mode=0o700)
     run("screen", "-dmS", "quasar", START, env=miner, check=True)
     wait_for(lambda: WAITING in log_of(miner))
@@ -140,7 +140,7 @@ def test_row_15_in_screen_a_closed_session_ends_it_in_order(miner, tmp_path):
 
 @needs_installation
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_row_15_each_stop_signal_to_the_start_script_ends_it_with_0(miner, sent):
+def test_row_15_stop_signals_to_the_start_script_give_status_0(miner, sent):
     process = subprocess.Popen([START], env=miner, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         wait_for(lambda: WAITING in log_of(miner))
@@ -154,7 +154,7 @@ def test_row_15_each_stop_signal_to_the_start_script_ends_it_with_0(miner, sent)
 # ---- systemd ----------------------------------------------------------------------------------
 
 
-def test_systemd_hears_that_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systemd_is_notified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(5)
@@ -167,7 +167,7 @@ def test_systemd_hears_that_it_is_ready(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_each_unit_starts_a_script_and_leaves_78_alone(unit: Path) -> None:
+def test_each_unit_starts_a_script_and_does_not_restart_on_78(unit: Path) -> None:
     text = unit.read_text()
     script = re.search(r"^ExecStart=@ROOT@/(\S+)", text, re.M)
     assert script is not None
@@ -182,7 +182,7 @@ def test_each_unit_starts_a_script_and_leaves_78_alone(unit: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_systemd_itself_finds_no_fault_in_a_unit(unit: Path, tmp_path: Path) -> None:
+def test_systemd_accepts_each_unit(unit: Path, tmp_path: Path) -> None:
     file = tmp_path / unit.name
     file.write_text(filled_in(unit))
     done = run("systemd-analyze", "verify", file)
@@ -190,7 +190,7 @@ def test_systemd_itself_finds_no_fault_in_a_unit(unit: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_the_documented_command_fills_in_a_whole_unit(unit: Path) -> None:
+def test_the_documented_command_completes_each_unit(unit: Path) -> None:
     text = filled_in(unit)
     assert not re.findall("@[A-Z]+@", text)
     home, user = os.environ["HOME"], run("id", "-un").stdout.strip()
@@ -213,7 +213,7 @@ def ecosystem(root: Path = PROJECT) -> Any:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js, which pm2 runs on")
-def test_pm2_does_not_restart_what_needs_a_person() -> None:
+def test_pm2_does_not_restart_on_78() -> None:
     for app in ecosystem():
         assert app["stop_exit_codes"] == [78]
         assert app["kill_timeout"] > 1000 * (GRACE_SECONDS + 5)

@@ -43,7 +43,7 @@ def live(state_dir: Path, url: str, moment: str, mode: str = "commit_reveal") ->
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_row_01_a_killed_miner_finishes_the_same_submission(tmp_path, url, fake_api, moment):
+def test_row_01_a_killed_miner_completes_the_same_submission(tmp_path, url, fake_api, moment):
     assert live(tmp_path, url, moment) == -signal.SIGKILL
     with Journal(tmp_path / "journal.sqlite") as journal:
         left = journal.latest()[0]
@@ -74,7 +74,7 @@ def test_row_01_a_killed_direct_submission_is_made_once(tmp_path, url, fake_api,
     assert fake_api.count("/submit_kernel") == 1
 
 
-def test_row_01_a_miner_that_is_killed_again_and_again_gets_there(tmp_path, url, fake_api):
+def test_row_01_repeated_kills_leave_one_submission(tmp_path, url, fake_api):
     for moment in ("after:COMMITTING", "after:/commit_submission", "after:/reveal_submission"):
         assert live(tmp_path, url, moment) == -signal.SIGKILL
     assert live(tmp_path, url, "never") == 0

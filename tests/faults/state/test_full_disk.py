@@ -55,7 +55,7 @@ def freed_at(count: int, ballast: Path) -> Callable[[float], None]:
     return then
 
 
-def test_row_17_a_start_waits_for_space_and_says_so(disk: Path) -> None:
+def test_row_17_a_start_waits_for_space_and_logs_it(disk: Path) -> None:
     state = disk / "state"
     waits = Waits(freed_at(3, fill(disk)))
     with capture_logs() as logs:
@@ -89,7 +89,7 @@ def test_row_17_the_next_submission_waits_for_space(disk, url, fake_api):
     assert "full" in str(paused[0])
 
 
-def test_row_17_a_disk_that_fills_up_at_any_moment_costs_time_alone(disk, url, fake_api):
+def test_row_17_a_disk_may_fill_before_every_transition(disk, url, fake_api):
     """The disk is full again before every write of the journal, and space comes with each wait."""
     context = make_context(disk / "state", url)
     ballast: list[Path] = []
@@ -113,7 +113,7 @@ def test_row_17_a_disk_that_fills_up_at_any_moment_costs_time_alone(disk, url, f
     assert fake_api.hash_mismatches == 0
 
 
-def test_row_17_running_forever_survives_a_full_disk_between_cycles(disk, url, fake_api):
+def test_row_17_the_daemon_survives_a_full_disk_between_cycles(disk, url, fake_api):
     context = make_context(disk / "state", url)
     seen: list[int] = []
 

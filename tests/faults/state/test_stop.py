@@ -19,7 +19,7 @@ from tests.processes import HANG
 
 
 @pytest.mark.parametrize(("moment", "number"), [*zip(MOMENTS, cycle(STOP_SIGNALS), strict=False)])
-def test_row_15_a_stop_in_each_state_ends_this_life_and_the_next_goes_on(
+def test_row_15_after_a_stop_in_any_state_the_next_start_continues(
     tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str, number: signal.Signals
 ) -> None:
     reached: set[str] = set()

@@ -32,7 +32,7 @@ def nothing_compiled() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def test_steps_are_compiled_once_for_all_lengths_and_change_nothing(model: Any) -> None:
+def test_steps_are_compiled_once_with_the_same_results(model: Any) -> None:
     from neurons.inference_server.model import BUCKET, Decoder
 
     graphs: list[Any] = []
@@ -51,7 +51,7 @@ def test_steps_are_compiled_once_for_all_lengths_and_change_nothing(model: Any) 
     assert len(graphs) == 1
 
 
-def test_a_compiler_that_fails_is_told_and_done_without(model: Any) -> None:
+def test_a_failing_compiler_is_reported_and_not_used(model: Any) -> None:
     from neurons.inference_server.model import Decoder
 
     def failing(graph: Any, inputs: Any) -> Any:

@@ -99,7 +99,7 @@ def ask(url: str, **body: Any) -> httpx.Response:
     return httpx.post(f"{url}/inference", json=body, timeout=HANG)
 
 
-def test_the_answer_is_that_of_one_plain_pass(url: str, folder: Path, torch: Any) -> None:
+def test_the_reply_matches_a_pass_without_a_cache(url: str, folder: Path, torch: Any) -> None:
     """Every token is the best one of a pass over the whole text without a cache."""
     from transformers import AutoModelForCausalLM
 
@@ -120,7 +120,7 @@ def test_the_answer_is_that_of_one_plain_pass(url: str, folder: Path, torch: Any
     assert ask(url, prompt=[1], gen_len=2).json()["captured_logits"] is None
 
 
-def test_what_it_says_of_itself(url: str) -> None:
+def test_health_model_info_and_metrics(url: str) -> None:
     assert get(url, "/health").json() == {
         "status": "healthy",
         "model_name": "small",
@@ -148,7 +148,9 @@ def test_what_it_says_of_itself(url: str) -> None:
         ({"prompt": [1] * 600_000, "gen_len": 1}, 413, "larger than"),
     ],
 )
-def test_what_is_refused(url: str, body: dict[str, Any], status: int, words: str) -> None:
+def test_invalid_requests_are_rejected(
+    url: str, body: dict[str, Any], status: int, words: str
+) -> None:
     reply = ask(url, **body)
     assert reply.status_code == status
     assert words in reply.text
@@ -180,7 +182,7 @@ class Slow:
         raise InterruptedError
 
 
-def test_a_client_that_leaves_ends_its_work_and_a_full_queue_says_so() -> None:
+def test_a_disconnect_ends_the_request_and_a_full_queue_answers_503() -> None:
     decoder = Slow()
     with serving(lambda: decoder, most=1) as url:
         wait_until(url, "healthy")
@@ -206,7 +208,7 @@ def test_a_client_that_leaves_ends_its_work_and_a_full_queue_says_so() -> None:
         decoder.release.set()
 
 
-def test_loading_is_told_and_a_model_that_cannot_be_loaded_too() -> None:
+def test_health_shows_loading_and_failed() -> None:
     release = threading.Event()
 
     def load() -> Decodes:
@@ -247,14 +249,14 @@ def verify(reference: str, miner: str, *, final: bool = False, **options: Any) -
         (lambda model: model.lm_head.weight.data.mul_(1.05), False),
     ],
 )
-def test_logits_tell_one_model_from_another(url, folder, change, passes):
+def test_logits_distinguish_models(url, folder, change, passes):
     with of(folder, change) as miner:
         found = verify(url, miner)
     assert found.verified is passes, found.reason
     assert (found.submission_id, found.throughput > 0) == (7, True)
 
 
-def test_a_replayed_answer_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replayed_reply_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The miner's server answers every prompt as it once answered another."""
     kept = ask(url, prompt=[1, 2, 3], gen_len=60, logits_at_step=5).json()
     real = logits_module._ask
@@ -268,7 +270,9 @@ def test_a_replayed_answer_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert not verify(url, "https://miner").verified
 
 
-def test_who_does_not_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_miners_unreachable_server_fails(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logits_module, "PAUSE_SECONDS", 0.0)
     found = verify(url, "http://127.0.0.1:1")
     assert (found.verified, "does not answer" in found.reason) == (False, True)
@@ -277,7 +281,7 @@ def test_who_does_not_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert LogitVerifier(url, {}).verify(ROW) is None
 
 
-def test_one_clients_connections_leave_a_validator_its_place() -> None:
+def test_a_client_with_many_requests_does_not_block_validators() -> None:
     """Forty requests of one address wait; a validator's, and another client's, still get in."""
     decoder = Slow()
     key = Hotkey("//Bob")
@@ -322,7 +326,9 @@ def test_one_clients_connections_leave_a_validator_its_place() -> None:
     assert [decoding._take() for _ in range(4)] == [first, *waiting]
 
 
-def test_a_busy_server_postpones_the_check(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_server_postpones_the_verification(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logits_module, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(Slow, "vocabulary", VOCABULARY)
     with serving(Slow, most=0) as busy:
@@ -333,7 +339,7 @@ def test_a_busy_server_postpones_the_check(url: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\nX-", b"HTTP/1.1 200 OK\r\n\r\n"])
-def test_an_answer_that_never_ends_keeps_nobody(url, begun, monkeypatch):
+def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
     """A byte comes now and then: of the head that was begun, or of the body behind it."""
     ended = threading.Event()
 
@@ -365,7 +371,7 @@ def test_an_answer_that_never_ends_keeps_nobody(url, begun, monkeypatch):
     assert found.reason == "The miner's inference server had not answered whole after 0.5 s."
 
 
-def test_the_process_serves_a_folder_and_ends_when_told(folder: Path, tmp_path: Path) -> None:
+def test_the_process_serves_a_folder_until_sigterm(folder: Path, tmp_path: Path) -> None:
     port_file = tmp_path / "port"
     environment = {
         **os.environ,

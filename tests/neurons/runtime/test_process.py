@@ -50,7 +50,7 @@ def child(code: str, argument: str) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_row_14_a_second_instance_names_the_first(tmp_path: Path) -> None:
+def test_row_14_a_second_instance_reports_the_pid_of_the_first(tmp_path: Path) -> None:
     with child(HOLD, str(tmp_path)) as first:
         with pytest.raises(ConfigError, match=f"pid {first.pid}.*STATE_DIR"):
             StateLock(tmp_path)
@@ -78,7 +78,7 @@ def test_row_15_a_signal_ends_a_wait_at_once(number: signal.Signals) -> None:
         assert (output, process.returncode) == ("stopped\n", 0)
 
 
-def test_row_15_the_second_signal_exits_at_once_whatever_runs() -> None:
+def test_row_15_the_second_signal_exits_at_once() -> None:
     with child(WAIT, "stubborn") as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
@@ -87,7 +87,7 @@ def test_row_15_the_second_signal_exits_at_once_whatever_runs() -> None:
         assert process.wait(timeout=HANG) == 128 + signal.SIGTERM
 
 
-def test_row_15_what_does_not_end_by_itself_is_cut_short() -> None:
+def test_row_15_a_process_that_continues_is_ended_after_the_grace_period() -> None:
     with child(WAIT, "slow") as process:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=HANG) == 0

@@ -24,7 +24,7 @@ def take(fork: ForkRepository, commit: str, folder: Path) -> Path:
     return clone(fork.url, commit, folder, sources=HOME)
 
 
-def test_nothing_of_the_branchs_tip_is_unfolded_for_another_commit(fork, tmp_path):
+def test_the_tip_is_not_checked_out_for_another_commit(fork, tmp_path):
     """The size of a commit is known before it is unfolded; its branch's tip may be anything."""
     wanted = fork.commit({"a": "1"})
     fork.commit({"tip-alone": "x"})
@@ -43,7 +43,7 @@ def test_nothing_of_the_branchs_tip_is_unfolded_for_another_commit(fork, tmp_pat
     assert set(seen) == {".git"}
 
 
-def test_a_tip_an_older_commit_and_another_branch_are_cloned(fork, tmp_path):
+def test_any_commit_of_any_branch_can_be_cloned(fork, tmp_path):
     older, tip = fork.commit({"a": "older"}), fork.commit({"a": "tip"})
     fork.git("checkout", "--quiet", "-b", "quasar")
     commits = {"older": older, "tip": tip, "branch": fork.commit({"a": "branch"})}
@@ -54,7 +54,9 @@ def test_a_tip_an_older_commit_and_another_branch_are_cloned(fork, tmp_path):
         assert run_git(tree, "rev-list", "--count", "HEAD") == "1"
 
 
-def test_what_is_not_there_is_the_forks_fault(fork: ForkRepository, tmp_path: Path) -> None:
+def test_missing_repositories_and_commits_are_bad_forks(
+    fork: ForkRepository, tmp_path: Path
+) -> None:
     missing = ForkRepository(tmp_path / "nowhere")
     for repository, commit, box in ((fork, "0" * 40, "one"), (missing, "0" * 40, "two")):
         with pytest.raises(BadFork, match="cannot be cloned"):
@@ -76,13 +78,13 @@ def test_what_is_not_there_is_the_forks_fault(fork: ForkRepository, tmp_path: Pa
         "",
     ],
 )
-def test_other_addresses_are_refused(address: str) -> None:
+def test_unsafe_addresses_are_rejected(address: str) -> None:
     with pytest.raises(BadFork) as caught:
         HOME.check(address)
     assert "password" not in str(caught.value)
 
 
-def test_files_and_hosts_are_cloned_where_the_settings_name_them(fork: ForkRepository) -> None:
+def test_only_allowed_hosts_and_files_are_cloned(fork: ForkRepository) -> None:
     assert HOME.check(fork.url).protocol == "file"
     with pytest.raises(BadFork, match="https://"):
         Sources().check(fork.url)
@@ -94,14 +96,16 @@ def test_files_and_hosts_are_cloned_where_the_settings_name_them(fork: ForkRepos
 
 
 @pytest.mark.parametrize("address", ["localhost", "[::1]", "10.0.0.1"])
-def test_nothing_is_fetched_from_this_network(address: str, tmp_path: Path) -> None:
+def test_private_addresses_are_rejected(address: str, tmp_path: Path) -> None:
     with pytest.raises(BadFork, match=r"no public address|:8000|carries"):
         clone(f"https://{address}/a/b", "0" * 40, tmp_path, sources=Sources(hosts=()))
     with pytest.raises(BadFork, match="Nothing is fetched from"):
         clone(f"https://{address}:8000/a", "0" * 40, tmp_path / "..", sources=Sources(hosts=()))
 
 
-def test_what_unfolds_without_end_is_not_unfolded(fork: ForkRepository, tmp_path: Path) -> None:
+def test_a_commit_with_too_many_files_is_not_checked_out(
+    fork: ForkRepository, tmp_path: Path
+) -> None:
     """Ten names a folder, eight folders deep: a kilobyte of git, a hundred million files."""
     (fork.path / "one").write_text("one")
     hashed = fork.git("hash-object", "-w", "one")
@@ -132,7 +136,7 @@ def commit_path(fork: ForkRepository, path: str) -> str:
         ("d" * 200 + "/" + "e" * 200 + "/" + "f" * 200, "bytes"),
     ],
 )
-def test_a_deep_or_long_path_is_refused_before_the_checkout(fork, tmp_path, path, reason):
+def test_a_deep_or_long_path_is_rejected_before_the_checkout(fork, tmp_path, path, reason):
     commit = commit_path(fork, path)
     with submission_folder(tmp_path / "work") as folder:
         with pytest.raises(BadFork, match=rf"a path of more than \d+ {reason}"):
@@ -141,7 +145,7 @@ def test_a_deep_or_long_path_is_refused_before_the_checkout(fork, tmp_path, path
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_too_many_folders_are_refused(fork, tmp_path, monkeypatch):
+def test_too_many_folders_are_rejected(fork, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TREE_FOLDERS", 9)
     commit = commit_path(fork, "a/b/c/d/e/f/g/h/i/j/k")
     with pytest.raises(BadFork, match="more than 9 folders"):
@@ -160,7 +164,7 @@ def nest(folder: Path, depth: int) -> None:
 
 
 @pytest.mark.parametrize("content", ["deep", "file", "link", "parent is a file"])
-def test_a_start_clears_whatever_the_work_folder_contains(content: str, tmp_path: Path) -> None:
+def test_a_start_clears_the_work_folder(content: str, tmp_path: Path) -> None:
     work, kept = tmp_path / "clones", tmp_path / "kept"
     kept.mkdir()
     (kept / "file").touch()
@@ -182,7 +186,7 @@ def test_a_start_clears_whatever_the_work_folder_contains(content: str, tmp_path
     assert (kept / "file").exists()
 
 
-def test_what_unfolds_to_gigabytes_is_not_unfolded(fork, tmp_path, monkeypatch):
+def test_a_commit_with_large_files_is_not_checked_out(fork, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TREE_BYTES", 2**24)
     with (fork.path / "zeros").open("wb") as file:
         file.truncate(2**24 + 1)
@@ -202,7 +206,7 @@ def mktree(fork: ForkRepository, rows: list[str]) -> str:
     return done.stdout.strip()
 
 
-def test_row_29_links_hooks_filters_and_submodules_do_nothing(fork, tmp_path, monkeypatch):
+def test_row_29_links_hooks_filters_and_submodules_have_no_effect(fork, tmp_path, monkeypatch):
     secret, marker = tmp_path / "secret", tmp_path / "owned"
     secret.write_text("secret")
     config = tmp_path / "gitconfig"  # a validator's own settings must not lend the fork a filter

@@ -209,7 +209,7 @@ def test_an_attack_fails_and_its_verdict_says_why(name: str, outcome: Outcome) -
 
 
 @pytest.mark.slow
-def test_the_prey_saw_nothing(outcome: Outcome) -> None:
+def test_attacks_leave_no_connection_and_no_process(outcome: Outcome) -> None:
     assert outcome.connections == []
     sleeping = [
         entry

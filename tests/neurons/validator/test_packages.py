@@ -143,7 +143,7 @@ def test_packages_in_the_user_site(user: Home) -> None:
     user.check_works(notes, shown=place / "torch/__init__.py")
 
 
-def test_packages_behind_a_pth_file_through_a_link(user: Home) -> None:
+def test_packages_in_the_target_of_a_pth_file(user: Home) -> None:
     put_packages(user.home / "wheels/store")
     (user.home / "linked").symlink_to("wheels/store")
     (user.site / "more.pth").write_text(f"{user.home}/linked\n")
@@ -157,7 +157,7 @@ def test_packages_by_pythonpath(user: Home) -> None:
     user.check_works()
 
 
-def test_packages_in_the_home_folder_itself_are_refused_with_the_remedy(user: Home) -> None:
+def test_packages_in_the_home_folder_itself_are_withheld(user: Home) -> None:
     put_packages(user.home)
     (user.site / "home.pth").write_text(f"{user.home}\n")
     problem, seen = user.start()
@@ -168,7 +168,7 @@ def test_packages_in_the_home_folder_itself_are_refused_with_the_remedy(user: Ho
     assert not any(seen.values()), seen
 
 
-def test_packages_beside_the_state_are_refused(user: Home) -> None:
+def test_packages_next_to_the_state_are_withheld(user: Home) -> None:
     user.env["PYTHONPATH"] = str(put_packages(user.folder / "all"))
     user.state = user.folder / "all/state"
     user.state.mkdir()
@@ -178,7 +178,7 @@ def test_packages_beside_the_state_are_refused(user: Home) -> None:
     assert not any(seen.values()), seen
 
 
-def test_a_package_that_nobody_has_is_named(user: Home) -> None:
+def test_a_missing_package_is_named(user: Home) -> None:
     put_packages(user.site)
     shutil.rmtree(user.site / "einops")
     problem, _ = user.start()

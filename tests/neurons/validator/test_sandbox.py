@@ -37,7 +37,7 @@ class Open(Sandbox):
         return list(argv)
 
 
-def test_the_look_finds_every_leak_where_nothing_is_shut_in() -> None:
+def test_the_probe_finds_every_leak_without_a_sandbox() -> None:
     found = "; ".join(Open("", 2**40).leaks())
     for leak in ("net namespace", "pid namespace", "mnt namespace", "user's files", "network"):
         assert leak in found
@@ -53,7 +53,7 @@ def test_a_sandbox_that_does_not_start_is_reported_with_its_reason(monkeypatch):
         open_sandbox()
 
 
-def test_memory_and_processes_of_all_descendants_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_cover_all_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import os, sys, time\n"
         "pid = os.fork()\n"
@@ -92,7 +92,7 @@ def test_memory_and_processes_of_all_descendants_count(monkeypatch: pytest.Monke
         (range(1), None, {0}),
     ],
 )
-def test_some_cores_are_kept_from_forks(machine, quota, kept, tmp_path, monkeypatch):
+def test_some_cores_are_reserved(machine, quota, kept, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(machine))
     monkeypatch.setattr(module, "QUOTA", tmp_path / "cpu.max")
     if quota is not None:
@@ -125,7 +125,7 @@ def test_a_fork_cannot_use_the_reserved_cores(sandbox: Sandbox, tmp_path: Path) 
 
 
 @pytest.mark.skipif(not module.cores_for_forks(), reason="this machine has one core")
-def test_a_thread_on_a_core_that_is_kept_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_on_a_reserved_core_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECK_SECONDS", 0.0)
     code = (
         "import os, subprocess, sys, threading\n"
@@ -316,7 +316,7 @@ def test_each_usable_gpu_is_listed_once(visible, names, driver):
 
 
 @pytest.mark.parametrize("visible", ["7", "", "no"])
-def test_a_fork_sees_every_gpu_that_the_driver_does_not_name(visible: str, driver: Path) -> None:
+def test_all_device_files_are_shown_for_an_unknown_gpu(visible: str, driver: Path) -> None:
     (gpu,) = devices.find_gpus({"CUDA_VISIBLE_DEVICES": visible})
     assert [file.name for file in gpu.files[:4]] == [f"nvidia{number}" for number in range(4)]
     assert gpu.visible == visible
@@ -326,7 +326,7 @@ def test_a_fork_sees_every_gpu_that_the_driver_does_not_name(visible: str, drive
     ("name", "header"),
     [("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")],
 )
-def test_the_numbers_are_those_of_the_kernels_headers(name: str, header: str) -> None:
+def test_system_call_numbers_match_the_kernels_headers(name: str, header: str) -> None:
     file = Path("/usr/include") / header
     if not file.exists():
         pytest.skip(f"{file} is not installed")

@@ -52,7 +52,7 @@ def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neurons.validator.loop.POLL_SECONDS", 0.02)
 
 
-def test_each_gpu_judges_at_the_same_time_and_the_log_names_it(api, bench):
+def test_gpus_judge_at_the_same_time_and_the_log_names_them(api, bench):
     api.register(BOB)
     rows = api.submit(ALICE, 10.0), api.submit(BOB, 20.0)
     barrier = threading.Barrier(2)
@@ -65,7 +65,7 @@ def test_each_gpu_judges_at_the_same_time_and_the_log_names_it(api, bench):
     assert named == {(rows[0], "0"), (rows[1], "3")}
 
 
-def test_submissions_of_one_hotkey_follow_one_another(api, bench, quick_polls):
+def test_submissions_of_one_hotkey_are_judged_one_after_another(api, bench, quick_polls):
     """One that arrives while the other GPU works is judged at once."""
     first = api.submit(ALICE, 10.0)
     second = api.submit(ALICE, 10.0, target=512)
@@ -82,7 +82,7 @@ def test_submissions_of_one_hotkey_follow_one_another(api, bench, quick_polls):
     assert sorted(slow.judged + idle.judged) == [first, second, other]
 
 
-def test_a_submission_that_killed_the_validator_is_judged_alone(api, bench, quick_polls):
+def test_a_submission_is_judged_alone_after_a_crash(api, bench, quick_polls):
     """Its death costs those next to it one attempt, and no second one."""
     api.register(BOB)
     rows = api.submit(ALICE, 10.0), api.submit(BOB, 20.0)
@@ -102,7 +102,7 @@ def test_a_submission_that_killed_the_validator_is_judged_alone(api, bench, quic
     assert scores(api) == dict.fromkeys(rows, 1.0)
 
 
-def test_a_gpu_whose_control_run_failed_gets_no_more_of_the_queue(api, bench):
+def test_a_gpu_that_fails_its_control_run_gets_no_more_submissions(api, bench):
     """It would fail, and so postpone, faster than a sound GPU judges; the last one is kept."""
     keys = [ALICE, BOB]
     api.register(BOB)
@@ -150,7 +150,7 @@ def test_an_error_stops_the_other_evaluations_and_keeps_their_verdicts(
     assert other not in again.judge.judged  # its verdict was kept
 
 
-def test_an_api_that_is_away_ends_no_evaluation(api, bench, monkeypatch, quick_polls):
+def test_an_unreachable_api_ends_no_evaluation(api, bench, monkeypatch, quick_polls):
     row = api.submit(ALICE, 10.0)
     slow, real, calls = Waiting("0"), ValidatorApi.queue, []
 

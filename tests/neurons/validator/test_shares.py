@@ -116,7 +116,7 @@ def test_a_failure_next_to_other_forks_is_repeated_alone(host, submission, kind,
     )
 
 
-def test_waiting_for_others_takes_nothing_of_the_budget(host, submission, monkeypatch):
+def test_waiting_for_others_does_not_count_against_the_budget(host, submission, monkeypatch):
     now, first = [0.0], host.evaluators[0]
     monkeypatch.setattr("neurons.validator.evaluate.time.monotonic", lambda: now[0])
     real = first.lock.alone
@@ -129,7 +129,7 @@ def test_waiting_for_others_takes_nothing_of_the_budget(host, submission, monkey
     assert first.evaluate(submission).passed
 
 
-def test_a_stop_lets_nobody_start_who_waits_to_be_alone(host, submission):
+def test_after_a_stop_no_waiting_measurement_starts(host, submission):
     """Each start would take its seconds, one after the other, of the few until the end."""
     first, stop = host.evaluators[0], host.evaluators[0].stop
     with ThreadPoolExecutor() as pool:
@@ -182,7 +182,7 @@ def test_each_evaluation_has_its_own_gpu_cores_and_memory() -> None:
         (("H200",) * 2, 64, 8, 1, True),
     ],
 )
-def test_gpus_of_other_models_and_those_without_cores_or_memory_stay_unused(
+def test_unlike_gpus_and_those_without_cores_or_memory_stay_unused(
     models: tuple[str, ...], cores: int, gib: int, used: int, *, warned: bool
 ) -> None:
     one = evaluator(cores, gib)
@@ -194,6 +194,6 @@ def test_gpus_of_other_models_and_those_without_cores_or_memory_stay_unused(
         assert found == [one]  # as with one GPU
 
 
-def test_without_a_sandbox_one_is_judged_after_the_other() -> None:
+def test_without_a_sandbox_there_is_one_evaluator() -> None:
     one = replace(evaluator(9, 64), confinement=None)
     assert evaluators_for(one, gpus("H200", "H200")) == [one]

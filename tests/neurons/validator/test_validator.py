@@ -36,7 +36,9 @@ from tests.neurons.validator.samples import make_fork
 from tests.processes import HANG, is_alive, run_python, wait_for
 
 
-def test_judges_what_is_queued_and_nothing_that_is_committed(api: LiveApi, bench: Benches) -> None:
+def test_revealed_submissions_are_judged_and_commitments_are_not(
+    api: LiveApi, bench: Benches
+) -> None:
     answers = Judge(s2=reject("too slow"))
     loop = bench(answers)
     good, bad = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
@@ -53,7 +55,7 @@ def test_judges_what_is_queued_and_nothing_that_is_committed(api: LiveApi, bench
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError("ours"), Postponed("no GPU today")])
-def test_a_fault_of_ours_comes_back_later_and_judges_nobody(api, bench, fault):
+def test_a_fault_of_the_validator_postpones_the_submission(api, bench, fault):
     answers = Judge(s1=fault)
     loop = bench(answers)
     broken, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
@@ -91,7 +93,7 @@ def test_weights_are_set_although_the_queue_never_ends(api: LiveApi, bench: Benc
     assert len(answers.judged) == 3
 
 
-def test_slow_forks_of_a_few_hotkeys_do_not_starve_another(api: LiveApi, bench: Benches) -> None:
+def test_slow_forks_do_not_starve_other_hotkeys(api: LiveApi, bench: Benches) -> None:
     """Three hotkeys with three slow forks each, all older than the honest one's."""
     answers = Judge()
     loop = bench(answers)
@@ -141,7 +143,7 @@ class Killed(BaseException):
     """Acts as SIGKILL does: nothing is written after it."""
 
 
-def test_a_fork_that_kills_the_validator_does_not_do_so_for_ever(api, bench):
+def test_a_submission_is_set_aside_after_repeated_crashes(api, bench):
     answers = Judge(s1=Killed())
     loop = bench(answers)
     deadly, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
@@ -158,7 +160,7 @@ def test_a_fork_that_kills_the_validator_does_not_do_so_for_ever(api, bench):
     assert scores(api) == {fine: 1.0, deadly: 1.0}
 
 
-def test_a_verdict_that_was_not_written_is_not_measured_again(api, monkeypatch, bench):
+def test_an_unwritten_verdict_is_kept_and_written_later(api, monkeypatch, bench):
     timed = {"512": {"tokens_per_sec": 7.0}, "100000": {"tokens_per_sec": 95.0, "vram_mb": 1.5}}
     found = replace(judge(100.0, 95.0), measured=timed, device="NVIDIA H200")
     answers = Judge(s1=found)
@@ -187,7 +189,9 @@ def test_a_verdict_that_was_not_written_is_not_measured_again(api, monkeypatch, 
     assert page.count('<th scope="row" class="number">') == len(timed)  # all lengths
 
 
-def test_notes_of_an_earlier_version_are_read(api: LiveApi, tmp_path: Path, bench: Benches) -> None:
+def test_the_attempts_of_an_earlier_version_are_read(
+    api: LiveApi, tmp_path: Path, bench: Benches
+) -> None:
     row = api.submit(ALICE, 10.0)
     file = tmp_path / "attempts.sqlite"
     (queued,) = ValidatorApi(api.url, VALIDATOR).queue()
@@ -211,7 +215,7 @@ def test_a_stop_leaves_the_rest_in_the_queue(api: LiveApi, bench: Benches) -> No
     assert (scores(api), set(answers.judged), len(answers.judged)) == ({}, {1}, DEATHS_ALLOWED + 1)
 
 
-def test_an_api_that_is_away_is_waited_for(tmp_path: Path) -> None:
+def test_the_loop_survives_an_unreachable_api(tmp_path: Path) -> None:
     with serve(tmp_path) as api:
         url = api.url
     stop = threading.Event()
@@ -355,7 +359,7 @@ def test_a_stop_ends_the_check_at_the_start(tmp_path, monkeypatch, sandbox):
     assert stop.is_set()
 
 
-def test_an_organiser_ends_a_round_beside_the_validator(home: Home, tmp_path: Path) -> None:
+def test_new_round_ends_the_running_round(home: Home, tmp_path: Path) -> None:
     with serve(tmp_path, validator_hotkeys=frozenset({home.identity.hotkey})) as api:
         api.register(ALICE)
         winner = api.submit(ALICE, 10.0)
@@ -372,7 +376,7 @@ def test_an_organiser_ends_a_round_beside_the_validator(home: Home, tmp_path: Pa
         assert [row["weight"] for row in api.get("/get_weights")["weights"]] == [0.6]
 
 
-def test_the_process_says_what_only_a_person_can_mend(home: Home, tmp_path: Path) -> None:
+def test_configuration_errors_end_the_process_with_78(home: Home, tmp_path: Path) -> None:
     cases = {
         "(WALLET_VALIDATOR_NAME=nobody, ": {"WALLET_VALIDATOR_NAME": "nobody"},
         "VALIDATOR_API_URL": {"VALIDATOR_API_URL": ""},

@@ -32,7 +32,7 @@ def test_judge(claim: float | None, actual: float, score: float) -> None:
     assert verdict.passed == (score > 0)
 
 
-def test_a_confirmed_speed_does_not_read_so_once_the_logits_are_refuted() -> None:
+def test_a_failed_logit_verification_replaces_the_reason() -> None:
     confirmed = judge(100.0, 95.0)
     refuted = refute(confirmed)
     assert "Confirmed" not in refuted.reason

@@ -79,7 +79,7 @@ def send(chain: Chain, wallets: Path, shares: Mapping[str, float]) -> Any:
         return json.loads(submit_weights(client, *words))
 
 
-def test_the_sdk_sets_the_shares_of_those_that_are_registered(tmp_path: Path) -> None:
+def test_the_sdk_sets_the_shares_of_registered_hotkeys(tmp_path: Path) -> None:
     validator = create_throwaway(tmp_path, "validator").hotkey
     chain = Chain({validator: 0, ALICE.hotkey: 7, BOB.hotkey: 3})
     shares = {ALICE.hotkey: 0.6, BOB.hotkey: 0.25, VALIDATOR.hotkey: 0.10}
@@ -93,7 +93,7 @@ def test_the_sdk_sets_the_shares_of_those_that_are_registered(tmp_path: Path) ->
     assert light / heavy == pytest.approx(0.25 / 0.6, abs=1e-4)
 
 
-def test_the_chains_own_rules_are_asked_first(tmp_path: Path) -> None:
+def test_the_sdk_checks_the_chains_rules_first(tmp_path: Path) -> None:
     validator = create_throwaway(tmp_path, "validator").hotkey
     shares = {ALICE.hotkey: 0.6}
     early = Chain(
@@ -108,7 +108,7 @@ def test_the_chains_own_rules_are_asked_first(tmp_path: Path) -> None:
     assert early.sent == nobody.sent == []
 
 
-def test_a_chain_out_of_reach_is_told_in_a_line(tmp_path: Path) -> None:
+def test_an_unreachable_chain_is_reported_in_one_line(tmp_path: Path) -> None:
     create_throwaway(tmp_path, "validator")
     wallet = ("validator", "default", tmp_path)
     with pytest.raises(ChainUnreachable) as caught:
@@ -116,7 +116,7 @@ def test_a_chain_out_of_reach_is_told_in_a_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_shares_go_by_the_rank_alone() -> None:
+def test_shares_depend_only_on_the_rank() -> None:
     rows = [Weight(uid=n, hotkey=key, weight=9.0) for n, key in enumerate("ABCADE")]
     assert shares_of(rows) == pytest.approx({"A": 0.65, "B": 0.25, "C": 0.10})
     assert shares_of([]) == {}
@@ -136,7 +136,7 @@ class Recorder:
         return dict.fromkeys(shares, 1)
 
 
-def test_a_round_that_is_over_ends_and_its_weights_are_set(api: LiveApi) -> None:
+def test_a_finished_round_is_finalized_and_its_weights_are_set(api: LiveApi) -> None:
     for key, speed in ((ALICE, 10.0), (BOB, 20.0)):
         api.judged(key, speed)
     chain = Recorder()
@@ -158,7 +158,7 @@ def finalized(api: LiveApi) -> ValidatorApi:
     return client
 
 
-def test_weights_that_were_refused_are_sent_again_later(api: LiveApi) -> None:
+def test_rejected_weights_are_sent_again_later(api: LiveApi) -> None:
     chain = Recorder()
     chain.fault = ChainUnreachable("no answer in 180 s")
     setter = WeightSetter(finalized(api), chain, 3600.0, api.clock)
@@ -170,7 +170,7 @@ def test_weights_that_were_refused_are_sent_again_later(api: LiveApi) -> None:
         assert chain.set == sent
 
 
-def test_where_no_chain_is_asked_weights_are_shown_once_an_interval(api: LiveApi) -> None:
+def test_without_a_chain_weights_are_logged_once_per_interval(api: LiveApi) -> None:
     setter = WeightSetter(finalized(api), None, 3600.0, api.clock)
     with capture_logs() as lines:
         for seconds in (0, 1, 3598, 1):
@@ -180,7 +180,7 @@ def test_where_no_chain_is_asked_weights_are_shown_once_an_interval(api: LiveApi
     assert shown == 2 * [({ALICE.hotkey: 0.6}, "not asked")]
 
 
-def test_other_weights_are_set_at_once(api: LiveApi) -> None:
+def test_changed_weights_are_set_at_once(api: LiveApi) -> None:
     chain = Recorder()
     setter = WeightSetter(ValidatorApi(api.url, VALIDATOR), chain, 1e9, api.clock)
     for key, speed in ((ALICE, 10.0), (BOB, 20.0)):

@@ -30,7 +30,7 @@ def fault(status: int, body: bytes | object = b"", **headers: str) -> Retry | He
         (425, outcomes.TooEarly),
     ],
 )
-def test_a_pause_that_the_server_names_is_kept_whatever_failed(status, kind):
+def test_retry_after_is_kept_for_every_retry(status, kind):
     found = fault(status, "words", Retry_After="17")
     assert type(found) is kind
     assert isinstance(found, Retry)
@@ -57,7 +57,7 @@ def test_a_pause_that_the_server_names_is_kept_whatever_failed(status, kind):
         (422, "field required", outcomes.Refused, "update this program"),
     ],
 )
-def test_status_and_words_together_say_what_a_person_has_to_do(status, detail, kind, remedy):
+def test_status_and_detail_determine_type_and_remedy(status, detail, kind, remedy):
     found = fault(status, detail)
     assert type(found) is kind
     assert isinstance(found, Held)
@@ -65,7 +65,7 @@ def test_status_and_words_together_say_what_a_person_has_to_do(status, detail, k
     assert remedy in found.remedy
 
 
-def test_a_server_that_cannot_verify_anything_is_left_alone_for_ten_minutes() -> None:
+def test_a_server_that_cannot_verify_signatures_is_retried_after_ten_minutes() -> None:
     words = "Authentication error: Keypair was removed in bittensor 11"
     for found, after in ((fault(401, words), 600.0), (fault(401, words, Retry_After="7"), 7.0)):
         assert isinstance(found, outcomes.Busy)
@@ -81,7 +81,7 @@ def test_a_server_that_cannot_verify_anything_is_left_alone_for_ten_minutes() ->
         (405, "Method Not Allowed", outcomes.ForeignPage),
     ],
 )
-def test_a_request_that_did_not_reach_its_route_is_sent_again(status, detail, kind):
+def test_a_request_that_did_not_reach_its_route_is_retried(status, detail, kind):
     found = fault(status, detail, Retry_After="7")
     assert isinstance(found, Retry)
     assert (type(found), found.after) == (kind, 7.0)
@@ -95,7 +95,7 @@ def test_a_request_that_did_not_reach_its_route_is_sent_again(status, detail, ki
         ("BANNED", 3600.0),
     ],
 )
-def test_row_08_a_ban_ends_when_it_says_or_in_an_hour(words: str, seconds: float) -> None:
+def test_row_08_a_ban_lasts_the_named_hours_or_one(words: str, seconds: float) -> None:
     found = fault(403, words)
     assert isinstance(found, outcomes.Banned)
     assert found.after == seconds
@@ -115,7 +115,7 @@ def test_row_08_a_ban_ends_when_it_says_or_in_an_hour(words: str, seconds: float
         *((senseless, None) for senseless in ("soon", "-1", "1e3", "\u00b2", "Wed, 99 Foo 2099")),
     ],
 )
-def test_a_pause_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
+def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
     assert outcomes.retry_after(value, NOW) == seconds
 
 
@@ -134,11 +134,11 @@ def test_a_pause_is_seconds_or_a_date(value: str | None, seconds: float | None) 
         (b'{"detail": [{"loc": 1, "msg": "a"}, {"msg": "b"}]}', "?: a; ?: b"),
     ],
 )
-def test_the_apis_own_words_are_told_from_other_replies(body: bytes, detail: str | None) -> None:
+def test_the_detail_of_a_reply(body: bytes, detail: str | None) -> None:
     assert outcomes.api_detail(body) == detail
 
 
-def test_words_are_cut_and_long_hex_is_left_out() -> None:
+def test_details_are_truncated_and_long_hex_is_redacted() -> None:
     long = json.dumps({"detail": "x" * 10_000}).encode()
     assert outcomes.api_detail(long) == "x" * 300
     secret = json.dumps({"detail": f"sent {'aB' * 32} here, {'1' * 63}"}).encode()
@@ -155,5 +155,5 @@ def test_words_are_cut_and_long_hex_is_left_out() -> None:
         (b"caf\xe9", "caf\ufffd"),
     ],
 )
-def test_a_page_is_known_by_its_title_or_its_beginning(page: bytes, title: str) -> None:
+def test_the_title_or_the_beginning_of_a_page(page: bytes, title: str) -> None:
     assert outcomes.page_title(page) == title

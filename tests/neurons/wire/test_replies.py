@@ -28,7 +28,7 @@ BAD_BODIES = {
 
 
 @pytest.mark.parametrize("name", BAD_BODIES)
-def test_row_10_a_malformed_reply_is_one_clear_fault(client, fake_api, name):
+def test_row_10_a_malformed_reply_is_a_protocol_fault(client, fake_api, name):
     fake_api.faults["/pending_reveals"].append(Fault(200, BAD_BODIES[name]))
     with pytest.raises(outcomes.ProtocolFault, match=r"^/pending_reveals answered with"):
         client.pending_reveals()
@@ -36,7 +36,7 @@ def test_row_10_a_malformed_reply_is_one_clear_fault(client, fake_api, name):
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
-def test_row_10_a_number_that_is_not_finite_is_no_answer(client, fake_api, number):
+def test_row_10_a_number_that_is_not_finite_is_a_protocol_fault(client, fake_api, number):
     body = f'{{"epoch": 1, "weights": [{{"uid": 1, "hotkey": "5Other", "weight": {number}}}]}}'
     fake_api.faults["/get_weights"].append(Fault(200, body.encode()))
     with pytest.raises(outcomes.ProtocolFault):
@@ -52,7 +52,7 @@ FOREIGN_ROWS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", FOREIGN_ROWS)
-def test_other_peoples_rows_spoil_no_list(client, fake_api, name):
+def test_malformed_rows_of_others_do_no_harm(client, fake_api, name):
     client.register("model", "100k")
     client.commit(COMMITMENT)
     foreign = {"miner_hotkey": "5Other", **FOREIGN_ROWS[name]}
@@ -69,7 +69,7 @@ def test_other_peoples_rows_spoil_no_list(client, fake_api, name):
     assert (len(queue.listed), list(queue.performers)) == (3, [])
 
 
-def test_thousands_of_open_commitments_are_read_past(client, fake_api):
+def test_a_commitment_is_found_among_thousands(client, fake_api):
     client.register("model", "100k")
     client.commit(COMMITMENT)
     fake_api.add_foreign(20_000, revealed=False)

@@ -37,14 +37,14 @@ def test_a_changed_dependency_installs_again_and_keeps_the_extras(checkout: Chec
 
 
 @pytest.mark.parametrize("word", ["-x", "devv", "dev,"])
-def test_what_is_no_extra_is_refused_and_not_remembered(checkout: Checkout, word: str) -> None:
+def test_an_unknown_extra_is_rejected_and_not_recorded(checkout: Checkout, word: str) -> None:
     refused = checkout.install("dev", word)
     assert refused.returncode == EX_CONFIG
     assert f"no extra '{word}': give some of dev miner server" in refused.stderr
     assert not (checkout.root / ".venv").exists()
 
 
-def test_an_extra_that_was_recorded_and_is_none_any_more_is_left_out(checkout: Checkout) -> None:
+def test_a_recorded_extra_that_no_longer_exists_is_dropped(checkout: Checkout) -> None:
     assert checkout.run()[0] == 0
     stamp = checkout.root / ".venv/quasar-install"
     stamp.write_text(stamp.read_text().replace("extras=", "extras=--help,dev,"))
@@ -53,7 +53,7 @@ def test_an_extra_that_was_recorded_and_is_none_any_more_is_left_out(checkout: C
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_installation_is_made_anew(checkout, hanging, sent):
+def test_an_interrupted_installation_starts_again(checkout, hanging, sent):
     half_installed = checkout.root / ".venv/half-installed"
     half_installed.touch()
     os.killpg(hanging.pid, sent)
@@ -65,7 +65,7 @@ def test_an_interrupted_installation_is_made_anew(checkout, hanging, sent):
     assert not half_installed.exists()
 
 
-def test_a_driver_that_is_missing_for_a_moment_keeps_the_cuda_build(checkout: Checkout) -> None:
+def test_a_temporarily_missing_driver_keeps_the_cuda_build(checkout: Checkout) -> None:
     checkout.tool("nvidia-smi", "echo GPU 0")
     _, _, err = checkout.run()
     assert "build=cuda\n" in checkout.stamp()
@@ -75,7 +75,7 @@ def test_a_driver_that_is_missing_for_a_moment_keeps_the_cuda_build(checkout: Ch
     assert checkout.builds() == 1
 
 
-def test_without_a_new_enough_python_the_remedy_is_named(checkout: Checkout) -> None:
+def test_a_missing_python_is_reported_with_the_remedy(checkout: Checkout) -> None:
     for name in ("python3", *(f"python3.{minor}" for minor in range(8, 16))):
         checkout.tool(name, "exit 1")
     status, _, err = checkout.run(PYTHON="")
@@ -89,7 +89,7 @@ def test_without_a_new_enough_python_the_remedy_is_named(checkout: Checkout) -> 
     ("script", "reason"),
     [("echo 3.14", "is Python 3.14"), ("echo 3.9", "is Python 3.9"), ("exit 1", "does not run")],
 )
-def test_a_named_python_that_will_not_do_is_not_replaced_by_another(checkout, script, reason):
+def test_an_unsuitable_named_python_is_rejected(checkout, script, reason):
     checkout.tool("mine", script)
     status, _, err = checkout.run(PYTHON="mine")
     assert status == EX_CONFIG
@@ -97,7 +97,7 @@ def test_a_named_python_that_will_not_do_is_not_replaced_by_another(checkout, sc
     assert not (checkout.root / ".venv").exists()
 
 
-def test_a_named_python_that_is_not_the_installed_one_is_not_ignored(installed: Checkout) -> None:
+def test_a_named_python_must_match_the_installed_one(installed: Checkout) -> None:
     before = installed.builds()
     other = 'case "$2" in *version_info*) echo 3.99; exit;; esac'
     installed.tool("other", other.replace("3.99", "3.10" if sys.version_info[1] > 10 else "3.11"))
@@ -109,7 +109,7 @@ def test_a_named_python_that_is_not_the_installed_one_is_not_ignored(installed: 
 
 
 @pytest.mark.parametrize("found", ["nothing", "moved", "unusable"])
-def test_what_cannot_be_written_is_left_as_it_is(found: str) -> None:
+def test_a_read_only_checkout_is_not_changed(found: str) -> None:
     # pytest's own folders are closed to others
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
@@ -137,7 +137,7 @@ def test_what_cannot_be_written_is_left_as_it_is(found: str) -> None:
             assert err.startswith(f"this user may not execute {checkout.root}/.venv/bin/python:")
 
 
-def test_without_the_venv_module_its_package_is_named(checkout: Checkout) -> None:
+def test_a_missing_venv_module_is_reported_with_its_package(checkout: Checkout) -> None:
     lame = f'case "$2" in *ensurepip*) exit 1;; esac\nexec "{sys.executable}" "$@"'
     for name in ("python3", *(f"python3.{minor}" for minor in range(8, 16))):
         checkout.tool(name, lame)
@@ -146,7 +146,7 @@ def test_without_the_venv_module_its_package_is_named(checkout: Checkout) -> Non
     assert f"apt install python3.{sys.version_info.minor}-venv" in err
 
 
-def test_a_full_disk_is_said_before_anything_is_made(checkout: Checkout) -> None:
+def test_a_full_disk_is_reported_before_any_change(checkout: Checkout) -> None:
     checkout.tool("df", "echo 'Filesystem Blocks Used Free'; echo '/dev/x 9 9 2097152 1% /'")
     status, _, err = checkout.run()
     assert status == EX_CONFIG
@@ -154,7 +154,7 @@ def test_a_full_disk_is_said_before_anything_is_made(checkout: Checkout) -> None
     assert not (checkout.root / ".venv").exists()
 
 
-def test_a_virtual_environment_of_somebody_else_is_left_alone(checkout: Checkout) -> None:
+def test_another_programs_virtual_environment_is_not_changed(checkout: Checkout) -> None:
     kept = checkout.root / ".venv/mine.txt"
     kept.parent.mkdir()
     kept.touch()
@@ -164,7 +164,7 @@ def test_a_virtual_environment_of_somebody_else_is_left_alone(checkout: Checkout
     assert kept.exists()
 
 
-def test_an_unreachable_index_is_worth_another_try(tmp_path: Path) -> None:
+def test_an_unreachable_index_is_a_temporary_failure(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path, dependencies='"idna"')
     offline = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
     status, _, err = checkout.run(PIP_NO_INDEX="0", **offline)
@@ -255,7 +255,7 @@ def set_cpu_index(checkout: Checkout, address: str) -> None:
     script.write_text(text.replace(CPU_INDEX, address))
 
 
-def test_the_locked_pytorch_is_taken_as_a_cpu_build_where_an_index_has_one(needing_torch, tmp_path):
+def test_the_named_index_is_used_for_the_locked_pytorch(needing_torch, tmp_path):
     url = make_index(tmp_path / "index", LOCKED, f"{LOCKED}+cpu", "99.0").as_uri()
     # a named index is taken, and PyTorch's own is not even asked
     with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, asked):
@@ -267,7 +267,7 @@ def test_the_locked_pytorch_is_taken_as_a_cpu_build_where_an_index_has_one(needi
         assert asked == []
 
 
-def test_without_a_gpu_pytorch_comes_from_its_own_cpu_index(needing_torch, tmp_path):
+def test_without_a_gpu_pytorchs_cpu_index_is_used(needing_torch, tmp_path):
     cuda = make_index(tmp_path / "index", LOCKED, needs="nvidia-cublas").as_uri()
     with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, asked):
         set_cpu_index(needing_torch, address)
@@ -284,7 +284,7 @@ def test_without_a_gpu_pytorch_comes_from_its_own_cpu_index(needing_torch, tmp_p
 
 
 @pytest.mark.parametrize("place", [closed, silent, failing])
-def test_where_that_index_does_not_answer_pip_s_own_is_taken_with_one_line(
+def test_an_unreachable_cpu_index_is_replaced_by_pips_index(
     needing_torch: Checkout, tmp_path: Path, place: Callable[[], AbstractContextManager[str]]
 ) -> None:
     url = make_index(tmp_path / "index", LOCKED).as_uri()
@@ -302,7 +302,7 @@ def test_where_that_index_does_not_answer_pip_s_own_is_taken_with_one_line(
     assert "WARNING: Retrying" not in (needing_torch.root / ".venv/quasar-install.log").read_text()
 
 
-def test_with_a_gpu_the_cpu_index_is_not_asked(needing_torch: Checkout, tmp_path: Path) -> None:
+def test_with_a_gpu_the_cpu_index_is_not_used(needing_torch: Checkout, tmp_path: Path) -> None:
     url = make_index(tmp_path / "index", LOCKED).as_uri()
     needing_torch.tool("nvidia-smi", "echo GPU 0")
     with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, asked):
@@ -344,7 +344,7 @@ def test_the_disk_is_checked_for_the_build_that_will_be_installed(needing_torch,
 @pytest.mark.parametrize(
     ("gpu", "extra", "need"), [(False, "miner", 3), (False, "dev", 4), (True, "miner", 12)]
 )
-def test_a_new_installation_needs_room_for_its_build_and_extras(checkout, gpu, extra, need):
+def test_a_new_installation_requires_space_for_its_build_and_extras(checkout, gpu, extra, need):
     show_free(checkout, need - 1)
     if gpu:
         checkout.tool("nvidia-smi", "echo GPU 0")
@@ -354,7 +354,7 @@ def test_a_new_installation_needs_room_for_its_build_and_extras(checkout, gpu, e
     assert not (checkout.root / ".venv").exists()
 
 
-def test_the_distribution_s_old_name_does_not_linger(installed: Checkout) -> None:
+def test_the_distribution_of_the_old_name_is_uninstalled(installed: Checkout) -> None:
     (site,) = installed.root.glob(".venv/lib/*/site-packages")
     old = site / "quasar_miner-0.1.0.dist-info"
     old.mkdir()
@@ -385,7 +385,7 @@ def test_the_distribution_s_old_name_does_not_linger(installed: Checkout) -> Non
     assert "quasar-kernels==0.1" in listed.stdout
 
 
-def test_the_checkout_s_packages_are_found_from_any_folder(installed: Checkout) -> None:
+def test_neurons_can_be_imported_from_any_folder(installed: Checkout) -> None:
     python = installed.root / ".venv/bin/python"
     code = "import neurons; print(list(neurons.__path__)[0])"
     assert installed.run()[0] == 0

@@ -125,7 +125,7 @@ def test_another_host_gets_no_token(host: GitHub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "expired-" + CANARY])
-def test_row_28_a_missing_or_expired_token_is_held_naming_the_scope(host, tmp_path, token):
+def test_row_28_a_missing_or_expired_token_is_held_with_the_scope(host, tmp_path, token):
     host.fork(NAME)
     fork = fork_of(host, tmp_path, token)
     commit = lay_out(fork)
@@ -147,7 +147,7 @@ def test_row_28_a_missing_or_expired_token_is_held_naming_the_scope(host, tmp_pa
         (Answer(503, b""), Retry),
     ],
 )
-def test_the_server_s_answers(host, tmp_path, answer, kind):
+def test_http_errors_are_held_or_retried(host, tmp_path, answer, kind):
     host.fork(NAME)
     host.script[INFO] = [answer] * 2
     with pytest.raises(kind):
@@ -167,7 +167,7 @@ def test_row_28_an_echoed_token_is_not_repeated(host: GitHub, tmp_path: Path) ->
     assert Token(CANARY).basic not in str(held.value)
 
 
-def test_a_redirect_does_not_take_the_token_along(host: GitHub, tmp_path: Path) -> None:
+def test_a_redirect_does_not_get_the_token(host: GitHub, tmp_path: Path) -> None:
     host.fork(NAME)
     (tmp_path / "other").mkdir()
     with serve(tmp_path / "other", host.folder / f"{UPSTREAM}.git") as other:
@@ -205,13 +205,13 @@ def no_child_left() -> bool:
     return not [name for name in names if name.exists() and "git" in name.read_text()]
 
 
-def test_without_git_it_says_what_to_install(tmp_path, monkeypatch):
+def test_a_missing_git_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="git is not installed"):
         HardenedGit(tmp_path).status()
 
 
-def test_a_git_that_ignores_its_environment_is_refused(tmp_path, monkeypatch):
+def test_an_old_git_is_rejected(tmp_path, monkeypatch):
     (tmp_path / "git").write_text("#!/bin/sh\necho git version 2.25.1\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
