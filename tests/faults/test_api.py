@@ -1,4 +1,4 @@
-"""Whole cycles against a real HTTP server, with every fault of the wire in their way."""
+"""Whole cycles against a real HTTP server that injects every fault of the wire."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_direct_mode_submits_once_even_if_the_reply_is_lost(
     assert (fake_api.count(SUBMIT), len(fake_api.rows)) == (1, 1)
     assert fake_api.count(COMMIT) == 0
     assert kernels.pushed == [done.commit_hash]
-    looks = [request.query["limit"] for request in fake_api.requests if request.path == STATS]
-    assert looks == [["100"]] * len(looks)  # our own server lists no more
-    assert looks
+    limits = [request.query["limit"] for request in fake_api.requests if request.path == STATS]
+    assert limits
+    assert limits == [["100"]] * len(limits)  # the most that this project's server lists
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(context, fake_ap
 
 
 def test_row_10_a_reply_about_another_commitment_is_ignored(context, fake_api):
-    """A proxy's stale reply: the commitment of this submission is looked up instead."""
+    """After a proxy's stale reply, the miner looks up its own commitment."""
     stale = {
         "submission_id": 77,
         "commitment_hash": "0" * 64,
@@ -197,7 +197,7 @@ def test_row_04_repeated_too_early_replies_back_off(context, fake_api, waits):
     done = run_cycle(context)
     assert done.state is State.VALIDATED
     assert states(context, done.id).count(State.FAILED) == 2
-    assert 60 <= max(waits.seconds) <= 60.5  # of a jitter up to a second the half, and no more
+    assert 60 <= max(waits.seconds) <= 60.5  # with a jitter of at most half a second
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_row_08_refusals_are_held_with_a_remedy_until_a_restart(
 
 
 def test_row_08_an_unknown_hotkey_is_registered_once(context, fake_api):
-    context.registered.add("100k")  # this process believes that it registered
+    context.registered.add("100k")  # although the server does not know the hotkey
     assert run_cycle(context).state is State.VALIDATED
     assert fake_api.count("/register_miner") == 1
     fake_api.faults[COMMIT].extend([Fault(404, "Miner not registered")] * 3)
@@ -316,20 +316,20 @@ def test_row_35_three_rejections_stop_the_miner(context, fake_api):
     held = run_cycle(context)
     assert (held.state, held.resume_state) == (State.HELD, State.NEW)
     assert (fake_api.count(COMMIT), fake_api.count(SUBMIT)) == (1, 2)
-    assert run_cycle(context).state is State.HELD  # a restart alone is no answer
+    assert run_cycle(context).state is State.HELD  # a restart does not suffice
     fake_api.verdict = 1.0
     daemon.release(context.journal, context.journal.get(held.id), 1.0)
     assert run_cycle(context).state is State.VALIDATED
 
 
-# A reveal that nobody may have to wait for
+# ---- faults between the commitment and the reveal ---------------------------------------------
 
 
 @pytest.mark.parametrize("publish_at", ["before_commit", "before_reveal"])
 def test_temporary_refusals_of_the_git_host_only_delay_the_reveal(
     miner: Miner, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits, publish_at: str
 ) -> None:
-    """A 403, a 404 or a certificate that failed passes; the same access worked before."""
+    """A 403, a 404 or an invalid certificate is temporary, because the access worked before."""
     refusals = [HostRefused(f"refusal {n}", "Check the token.") for n in range(6)]
     publish = kernels.verify
 
@@ -362,10 +362,10 @@ def test_a_commitment_held_before_its_reveal_is_retried_automatically(
 ) -> None:
     clock, publish = [1_000_000.0], kernels.verify
     context.now = lambda: clock[0]
-    mended_at = clock[0] + 3 * 86400.0
+    repaired_at = clock[0] + 3 * 86400.0
 
     def verify(commit: str) -> None:
-        if fake_api.rows and clock[0] < mended_at:
+        if fake_api.rows and clock[0] < repaired_at:
             raise Held("The branch moved.", "Put it back.")
         publish(commit)
 

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,6 @@ CRASHES = st.sets(st.integers(1, 30), max_size=8) | st.sets(st.integers(1, 250),
 WIPES: st.SearchStrategy[set[int]] = st.just(set()) | st.builds(
     lambda first, gap: {first, first + gap}, st.integers(1, 40), st.integers(10, 60)
 )
-REFUSALS = st.sets(st.integers(2, 12), max_size=8)
-"""The checks of the fork that its host refuses; the first, before the commitment, succeeds."""
-FOREIGN = st.sets(st.integers(1, 60), max_size=6)
-MODES = st.sampled_from(["auto", "commit_reveal", "direct"])
-
-
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """A folder in memory, because thousands of synchronous journals would wait for a disk."""
 
@@ -73,51 +68,67 @@ class Crash(BaseException):
     """The process dies here."""
 
 
+@dataclass
+class Scenario:
+    """The faults of one run, and the server's behaviour."""
+
+    faults: dict[int, Fault] = field(default_factory=dict)  # by the number of the request
+    # Numbers of moments at which the process dies. There is a moment before and after each request
+    # and each transition.
+    crashes: set[int] = field(default_factory=set)
+    # numbers of requests before which the database is emptied, or another hotkey submits
+    wipes: set[int] = field(default_factory=set)
+    foreign: set[int] = field(default_factory=set)
+    refusals: set[int] = field(default_factory=set)  # numbers of the fork's checks that fail
+    # The server processes reveals and never answers them. This has no effect together with wipes,
+    # because only a reply can show the loss of a database.
+    silent_reveal: bool = False
+    fetches_ahead: bool = False
+    judges_early: bool = False
+    shows_scores: bool = False
+    mode: str = "auto"
+
+
+SCENARIOS = st.builds(
+    Scenario,
+    faults=BROKEN,
+    crashes=CRASHES,
+    wipes=WIPES,
+    foreign=st.sets(st.integers(1, 60), max_size=6),
+    refusals=st.sets(st.integers(2, 12), max_size=8),  # the check before the commitment succeeds
+    silent_reveal=st.booleans(),
+    fetches_ahead=st.booleans(),
+    judges_early=st.booleans(),
+    shows_scores=st.booleans(),
+    mode=st.sampled_from(["auto", "commit_reveal", "direct"]),
+)
+
+
 class Chaos:
-    """Breaks requests, empties the database and kills the process, as drawn.
+    """Breaks requests, empties the database and kills the process according to a scenario."""
 
-    Attributes:
-        faults: the fault of each request, by its number.
-        crashes: the numbers of the moments at which the process dies. There is a moment before and
-            after each request and each transition.
-        wipes, foreign: the numbers of the requests before which the database is emptied, or another
-            hotkey submits.
-        refusals: the numbers of the checks of the fork that its host refuses.
-        silent_reveal: whether the server processes reveals and never answers them. It has no effect
-            together with wipes, because only a reply can show the loss of a database.
-    """
-
-    def __init__(
-        self,
-        server: FakeValidatorApi,
-        faults: dict[int, Fault],
-        crashes: set[int],
-        wipes: set[int],
-        foreign: set[int],
-        refusals: set[int],
-        silent_reveal: bool,
-    ) -> None:
-        self.refusals, self.silent_reveal, self.checks = refusals, silent_reveal, 0
-        self.server, self.faults, self.crashes = server, faults, crashes
-        self.wipes, self.foreign, self.requests, self.moments = wipes, foreign, 0, 0
-        self.lost: list[list[dict[str, Any]]] = []
+    def __init__(self, server: FakeValidatorApi, scenario: Scenario) -> None:
+        self.server, self.scenario = server, scenario
+        self.requests = self.moments = self.checks = 0
+        self.lost: list[list[dict[str, Any]]] = []  # the rows of emptied databases
 
     def perhaps_crash(self) -> None:
         self.moments += 1
-        if self.moments in self.crashes:
+        if self.moments in self.scenario.crashes:
             raise Crash
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         self.perhaps_crash()
         self.requests += 1
-        if self.requests in self.wipes:
+        scenario = self.scenario
+        if self.requests in scenario.wipes:
             self.lost.append(self.server.rows)
             self.server.wipe()
-        if self.requests in self.foreign:
+        if self.requests in scenario.foreign:
             self.server.add_foreign(revealed=False)
         path = request.url.path
-        fault = self.faults.get(self.requests)
-        if fault is None and path == REVEAL and self.silent_reveal and not self.wipes:
+        fault = scenario.faults.get(self.requests)
+        if fault is None and path == REVEAL and scenario.silent_reveal and not scenario.wipes:
             fault = LOST
         if fault is not None:
             self.server.faults[path].append(fault)
@@ -128,13 +139,13 @@ class Chaos:
 
 
 class RefusingFork(FakeFork):
-    """A fork whose host refuses access at the checks that `Chaos.refusals` lists."""
+    """A fork whose host refuses access at the checks that `Scenario.refusals` lists."""
 
     chaos: Chaos
 
     def verify(self, commit: str) -> None:
         self.chaos.checks += 1
-        if self.chaos.checks in self.chaos.refusals and any(
+        if self.chaos.checks in self.chaos.scenario.refusals and any(
             row["miner_hotkey"] == HOTKEY for row in self.chaos.server.rows
         ):
             raise HostRefused("The remote refused the credentials.", "Check GITHUB_TOKEN.")
@@ -155,7 +166,7 @@ class Clock:
 
 
 @contextmanager
-def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Context]:
+def process(folder: Path, chaos: Chaos, clock: Clock) -> Iterator[Context]:
     """Yield a newly started daemon, which shares only the disk with earlier ones."""
     client = ApiClient("http://127.0.0.1:1", Key(), transport=httpx.MockTransport(chaos.answer))
     fork = RefusingFork(folder / "fork")
@@ -167,7 +178,7 @@ def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Con
         fork=fork,
         waiter=Waits(clock.wait),
         now=clock,
-        submission_mode=mode,
+        submission_mode=chaos.scenario.mode,
         measure=FakeBench(environment=WIDE),
         probe=lambda *_: WIDE,
     )
@@ -191,16 +202,16 @@ def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Con
         context.journal.close()
 
 
-def lives(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> list[Submission]:
+def lives(folder: Path, chaos: Chaos, clock: Clock) -> list[Submission]:
     """Restart the miner until a submission has its verdict; return all, oldest first."""
     begun: os.stat_result | None = None
     for _ in range(100):
         try:
-            with process(folder, chaos, mode, clock) as context:
+            with process(folder, chaos, clock) as context:
                 journal = context.journal.path.stat()
                 assert os.path.samestat(begun or journal, journal), "the journal was replaced"
                 begun = journal
-                if not has_verdict(context, mode):
+                if not has_verdict(context, chaos.scenario.mode):
                     run_cycle(context)
                 if context.journal.latest()[0].state is not State.ABANDONED:
                     return context.journal.latest(100)[::-1]
@@ -231,79 +242,40 @@ def _without_heartbeats() -> Iterator[None]:
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(
-    faults=BROKEN,
-    crashes=CRASHES,
-    wipes=WIPES,
-    foreign=FOREIGN,
-    refusals=REFUSALS,
-    silent_reveal=st.booleans(),
-    fetches_ahead=st.booleans(),
-    mode=MODES,
-    judges_early=st.booleans(),
-    shows_scores=st.booleans(),
-)
+@given(scenario=SCENARIOS)
 @example(  # an emptied database, and crashes before the submission's round is journalled again
-    faults={},
-    crashes={23, 25, 26, 29},
-    wipes={3, 49},
-    foreign={11, 13, 14, 56, 59},
-    refusals=set(),
-    silent_reveal=False,
-    fetches_ahead=True,
-    mode="direct",
-    judges_early=True,
-    shows_scores=False,
+    Scenario(
+        crashes={23, 25, 26, 29},
+        wipes={3, 49},
+        foreign={11, 13, 14, 56, 59},
+        fetches_ahead=True,
+        judges_early=True,
+        mode="direct",
+    )
 )
 @example(  # no reveal is answered, but a validator measures after the first one
-    faults={
-        **dict.fromkeys((1, 2), LOST),
-        5: Fault(503, "busy", {"Retry-After": "1"}),
-        15: Fault(404, NGINX),
-        18: Fault(405, b"<html>"),
-        20: Fault(429, "slow down"),
-    },
-    crashes=set(),
-    wipes=set(),
-    foreign=set(),
-    refusals=set(),
-    silent_reveal=True,
-    fetches_ahead=False,
-    mode="auto",
-    judges_early=False,
-    shows_scores=False,
+    Scenario(
+        faults={
+            **dict.fromkeys((1, 2), LOST),
+            5: Fault(503, "busy", {"Retry-After": "1"}),
+            15: Fault(404, NGINX),
+            18: Fault(405, b"<html>"),
+            20: Fault(429, "slow down"),
+        },
+        silent_reveal=True,
+    )
 )
-@example(  # no reveal is answered, and nothing else is wrong: the submission is seen in the queue
-    faults={},
-    crashes=set(),
-    wipes=set(),
-    foreign=set(),
-    refusals=set(),
-    silent_reveal=True,
-    fetches_ahead=True,
-    mode="commit_reveal",
-    judges_early=False,
-    shows_scores=False,
-)
-def test_row_02_no_duplicate_no_loss_and_no_false_verdict(
-    faults: dict[int, Fault],
-    crashes: set[int],
-    wipes: set[int],
-    foreign: set[int],
-    refusals: set[int],
-    silent_reveal: bool,
-    fetches_ahead: bool,
-    mode: str,
-    judges_early: bool,
-    shows_scores: bool,
-) -> None:
+# no reveal is answered, and nothing else is wrong: the submission is seen in the queue
+@example(Scenario(silent_reveal=True, fetches_ahead=True, mode="commit_reveal"))
+def test_row_02_no_duplicate_no_loss_and_no_false_verdict(scenario: Scenario) -> None:
+    mode, shows_scores = scenario.mode, scenario.shows_scores
     clock, server = Clock(), FakeValidatorApi()
     server.clock, server.judging_seconds = clock, 6.0
-    server.judges_early, server.shows_scores = judges_early, shows_scores
-    server.fetches_ahead = fetches_ahead
-    chaos = Chaos(server, faults, crashes, wipes, foreign, refusals, silent_reveal)
+    server.judges_early, server.shows_scores = scenario.judges_early, shows_scores
+    server.fetches_ahead = scenario.fetches_ahead
+    chaos = Chaos(server, scenario)
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
-        submissions = lives(Path(name), chaos, mode, clock)
+        submissions = lives(Path(name), chaos, clock)
     done = submissions[-1]
     databases = [
         [row for row in rows if row["miner_hotkey"] == HOTKEY]
@@ -324,10 +296,11 @@ def test_row_02_no_duplicate_no_loss_and_no_false_verdict(
     if done.state is State.PREMATURE:
         assert any(row["judged_early"] for row in judged)
     elif done.state is State.UNRANKED:
-        assert wipes or faults or crashes or mode != "commit_reveal" or judges_early
+        disturbed = scenario.wipes or scenario.faults or scenario.crashes
+        assert disturbed or mode != "commit_reveal" or scenario.judges_early
     elif done.state is State.REJECTED:
         assert any(row["judged_early"] for row in judged)
-        assert (shows_scores, fetches_ahead, done.score) == (True, True, 0.0)
+        assert (shows_scores, scenario.fetches_ahead, done.score) == (True, True, 0.0)
         assert "fetched the row before" in str(done.reason)
     elif done.state is State.RANKED:
         assert judged

@@ -1,4 +1,4 @@
-"""Whole cycles whose measurement stops, crashes, runs out of memory or is refused."""
+"""Whole cycles whose measurement stops, crashes, runs out of memory or is rejected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_samples_survive_a_stop(miner, bench):
     ]
     assert kept == [[], [2]]
     assert sorted(bench.calls) == [512, 1024, 2048, 2048, *SETTLED]
-    assert bench.checks == [2048]  # the gate is kept with what it stood for
+    assert bench.checks == [2048]  # the correctness check is kept with the samples
 
 
 def test_row_19_a_truncated_report_is_measured_again(context, bench, monkeypatch):
@@ -87,7 +87,7 @@ def test_unchanged_kernels_need_one_confirming_sample(miner, bench):
     assert sorted(bench.calls) == sorted([512, 1024, *SETTLED])
     bench.calls.clear()
     second = run_cycle(miner())
-    assert (bench.calls, bench.checks) == ([2048], [2048])  # nothing but the confirming run
+    assert (bench.calls, bench.checks) == ([2048], [2048])  # only the confirming sample
     assert second.id != first.id
     assert second.tokens_per_sec == pytest.approx(float(first.tokens_per_sec or 0), rel=0.01)
 
@@ -114,12 +114,12 @@ def test_outdated_samples_are_measured_again(miner, bench, kernels, change):
 @pytest.mark.parametrize(("length", "kind"), [(512, "gate"), (2048, "out_of_memory")])
 def test_changed_kernels_release_a_held_submission(context, bench, kernels, waits, length, kind):
     bench.faults[length] = [MeasurementError("bad kernels", kind)] * 2
-    looks: list[State] = []
+    polled: list[State] = []
 
     def then(seconds: float) -> None:
         live = context.journal.live(HOTKEY, 2048)
-        looks.append(live.state if live else State.VALIDATED)
-        if len(looks) == 3:
+        polled.append(live.state if live else State.VALIDATED)
+        if len(polled) == 3:
             bench.faults.clear()
             kernels.content = "kernel 2\n"
         if not live:
@@ -127,7 +127,7 @@ def test_changed_kernels_release_a_held_submission(context, bench, kernels, wait
 
     waits.then = then
     run_forever(context)
-    assert looks[:3] == [State.HELD] * 3
+    assert polled[:3] == [State.HELD] * 3
     done = context.journal.latest()[0]
     assert (done.id, done.state) == (1, State.VALIDATED)
     assert done.content_digest == kernels.digest()
@@ -135,7 +135,7 @@ def test_changed_kernels_release_a_held_submission(context, bench, kernels, wait
 
 @pytest.fixture
 def rewrite(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
-    """Have a report changed between the measurements and the claim."""
+    """A function that changes each report between the measurements and the claim."""
     original = daemon.STEPS[Step.CLAIM]
 
     def install(change: Change) -> None:
@@ -162,8 +162,8 @@ def test_row_24_a_rejected_sample_is_logged_with_its_reason(context, rewrite):
     with capture_logs() as logs:
         done = run_cycle(context)
     assert done.tokens_per_sec == pytest.approx(0.989 * 3003, rel=5e-3)
-    (told,) = [row["reason"] for row in logs if row["event"] == "not counted"]
-    assert "2048 tokens" in told
+    (reason,) = [row["reason"] for row in logs if row["event"] == "not counted"]
+    assert "2048 tokens" in reason
 
 
 def test_row_25_a_report_without_the_target_gives_no_claim(context, fake_api, rewrite):

@@ -1,4 +1,4 @@
-"""Every row of the fault table in docs/reliability.md has tests under its number."""
+"""Every row of the fault table in docs/reliability.md has tests with its number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One cycle in each mode against the public code that the environment names; README.md says how."""
+"""One cycle in each mode against the public code that the environment names (README.md)."""
 
 from __future__ import annotations
 

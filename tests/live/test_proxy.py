@@ -1,4 +1,4 @@
-"""The proxy passes on, records, and spoils replies as its plan says, before a real HTTP server."""
+"""The proxy in front of a real HTTP server: it forwards, records and injects faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER = {"redirect": 302}
 
 
 class _Upstream(Handler):
-    """Stores what is posted, and answers with everything stored."""
+    """Stores the bodies of POSTs, and answers with their number."""
 
     stored: list[bytes]
     seen: list[dict[str, str]]
@@ -50,7 +50,7 @@ class _Only(FaultPlan):
 
 @pytest.fixture
 def upstream() -> Iterator[tuple[str, type[_Upstream]]]:
-    """The address of a server, and what it has stored and seen."""
+    """The address of a server, and its handler, which stores bodies and headers."""
     handler = type("Handler", (_Upstream,), {"stored": [], "seen": []})
     server = Server(handler)
     with serving(server):

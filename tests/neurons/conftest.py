@@ -1,4 +1,4 @@
-"""What several packages' tests use: a real API and one to script, GitHub and the upstream."""
+"""Shared fixtures: a real API, a fake API, a fake GitHub and the upstream."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ def api(tmp_path: Path) -> Iterator[LiveApi]:
 
 @pytest.fixture
 def quick_retries() -> Iterator[None]:
-    """Retry as often as in earnest, without the pauses."""
+    """Retry without pauses."""
     with stamina.set_testing(True, attempts=3, cap=True):
         yield
 
 
 @pytest.fixture
 def fake_api() -> FakeValidatorApi:
-    """The validator API's state, to script."""
+    """The state of a fake validator API."""
     return FakeValidatorApi()
 
 
 @pytest.fixture
 def url(fake_api: FakeValidatorApi, quick_retries: None) -> Iterator[str]:
-    """The address of the fake, a real HTTP server."""
+    """The address of the fake API, a real HTTP server."""
     with fake_validator_api.serve(fake_api) as address:
         yield address
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[ApiClient]:
-    """A client of the fake."""
-    with closing(ApiClient(url, Key())) as made:
-        yield made
+    """A client of the fake API."""
+    with closing(ApiClient(url, Key())) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bare repository that forks are made of."""
+    """A bare repository, the upstream of forks."""
     return make_repository(tmp_path_factory.mktemp("upstream") / "upstream.git", UPSTREAM_FILES)
 
 
 @pytest.fixture
 def host(upstream: Path, tmp_path: Path) -> Iterator[GitHub]:
-    """GitHub, which has the upstream."""
+    """A fake GitHub with the upstream."""
     (tmp_path / "github").mkdir()
     with githost.serve(tmp_path / "github", upstream) as host:
         yield host

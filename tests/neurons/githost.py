@@ -1,4 +1,4 @@
-"""A stand-in for GitHub on loopback: its REST calls, and real git over HTTP by git http-backend."""
+"""A fake GitHub on loopback: its REST calls, and real git over HTTP through git http-backend."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 from tests.repositories import GIT_ENVIRONMENT, run_git
 from tests.servers import Handler, Server, serving
 
-# Long enough that finding it somewhere is no chance, and of no well-known shape.
+# The token. Its form is unknown to the redaction, so only registration can remove it.
 CANARY = "0f8e1d5c7b3a49628d1ecafe0f8e1d5c7b3a4962"
 UPSTREAM = "subnet/flash-linear-attention"
 UPSTREAM_FILES = {
     "README.md": "upstream\n",
     "fla/__init__.py": "",
     "fla/ops/quasar/chunk.py": "# the upstream's own kernel\n",
-    "fla/ops/quasar/theirs.py": "# a file of the upstream's, which stays\n",
+    "fla/ops/quasar/theirs.py": "# a file that only the upstream has\n",
 }
 
 
@@ -37,15 +37,16 @@ class Answer:
 
 
 class GitHub:
-    """The server's state: tests change it between calls.
+    """The server's state, which tests change between calls.
 
     Attributes:
         folder: bare repositories as `<owner>/<name>.git`.
         scopes: the classic token's scopes, None for a fine-grained one.
-        script: answers given instead of the true ones, by `METHOD path`, in their order.
-        polls_until_made: how often a new fork is still absent.
+        script: replies that replace the normal ones, by `METHOD path`, in order.
+        polls_until_made: number of polls for which a new fork does not exist yet.
         seen: `METHOD path` of each request, with its headers.
-        command_lines: every process's command line while a git request was served.
+        command_lines: the command lines of all processes during git requests.
+        hang: git requests wait until this event is set.
     """
 
     def __init__(self, folder: Path, upstream: Path) -> None:
@@ -62,7 +63,7 @@ class GitHub:
         self.add(UPSTREAM, upstream)
 
     def add(self, name: str, copied_from: Path | None = None, **facts: Any) -> None:
-        """Add a repository, as a copy when told of what."""
+        """Add a repository, as a copy of `copied_from` if it is given."""
         bare = self.folder / f"{name}.git"
         bare.parent.mkdir(parents=True, exist_ok=True)
         if copied_from is not None:
@@ -94,13 +95,14 @@ class GitHub:
             name = f"{self.login}/{body['name']}"
             self.fork(name)
             return Answer(202, {**self.repositories[name.lower()], "default_branch": None})
-        found = self.repositories.get("/".join(words[1:]).lower())
-        if found and found.get("fork") and self.polls_until_made > 0:
+        repository = self.repositories.get("/".join(words[1:]).lower())
+        if repository and repository.get("fork") and self.polls_until_made > 0:
             self.polls_until_made -= 1
-            found = None
-        if found is None:
+            repository = None
+        if repository is None:
             return Answer(404, {"message": "Not Found"})
-        return Answer(200, {"clone_url": f"{self.url}/{found['full_name']}.git", **found})
+        url = f"{self.url}/{repository['full_name']}.git"
+        return Answer(200, {"clone_url": url, **repository})
 
 
 class _Handler(Handler):
@@ -108,9 +110,9 @@ class _Handler(Handler):
 
     def serve(self) -> None:
         host, body, path = self.server.host, self.read_body(), urlsplit(self.path).path
-        asked = f"{self.command} {path}"
-        host.seen.append((asked, dict(self.headers)))
-        scripted = host.script.get(asked)
+        line = f"{self.command} {path}"
+        host.seen.append((line, dict(self.headers)))
+        scripted = host.script.get(line)
         if scripted:
             self.answer(scripted.pop(0))
         elif ".git/" in path:
@@ -130,7 +132,7 @@ class _Handler(Handler):
         self.send(answer.status, content, answer.headers)
 
     def git(self, path: str, body: bytes) -> None:
-        """Serve reads to everyone and writes to the token, as for a public repository."""
+        """Allow reads for everyone and writes with the token, as for a public repository."""
         writes = "git-receive-pack" in self.path
         basic = base64.b64encode(f"x-access-token:{CANARY}".encode()).decode()
         if writes and self.headers.get("Authorization") != f"Basic {basic}":
@@ -162,19 +164,19 @@ class _Server(Server):
 
 
 def running_command_lines() -> set[str]:
-    """Return the command line of every process that can be seen."""
-    found = set()
+    """Return the command lines of all visible processes."""
+    lines = set()
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            found.add(file.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            lines.add(file.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
         except OSError:
             continue
-    return found
+    return lines
 
 
 @contextmanager
 def serve(folder: Path, upstream: Path) -> Iterator[GitHub]:
-    """Run the stand-in on a free port of loopback."""
+    """Serve a fake GitHub on a free loopback port."""
     host = GitHub(folder, upstream)
     host.hang.set()
     server = _Server(_Handler)

@@ -1,4 +1,4 @@
-"""scripts/gpu_info.py: what it prints of this machine's GPU and of other cards."""
+"""The output of scripts/gpu_info.py for this machine's GPU and for other cards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first comparison of the public fork and the kernels, its table and its plot."""
+"""scripts/step1_first_optimization.py: the comparison, its table and its plot."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_both_trees_are_timed_and_plotted(tmp_path, capsys, skip):
 def test_a_fork_that_cannot_be_timed_is_replaced_by_a_copy(tmp_path, capsys):
     fork = make_checkout(tmp_path / "clone", FORK)
 
-    def only_ours(tree: Path, length: int, *_: Any, **options: Any) -> Any:
+    def times_only_kernels(tree: Path, length: int, *_: Any, **options: Any) -> Any:
         if tree == fork:
             raise MeasurementError("it needs a GPU", "crash")
         return timer(tree, length, **options)
 
     out, green = tmp_path / "found", lambda *_, **__: samples.make_correctness()
     arguments = ["--skip-setup", "--fork", str(fork), "--lengths", "512", "--out", str(out)]
-    assert step1.main(arguments, timer=only_ours, checker=green) == 0
+    assert step1.main(arguments, timer=times_only_kernels, checker=green) == 0
     assert "cannot be timed here: crash: it needs a GPU" in capsys.readouterr().out
     text = out.with_suffix(".md").read_text()
     assert "public fork" not in text

@@ -1,4 +1,4 @@
-"""The wheel: what it holds, and that it works with its own dependencies alone."""
+"""The wheel: its content, and its use with only its own dependencies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence
 for package in (harness, quasar_kernels):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        # the overlay is imported as part of `fla`, by a name of its own it is data
+        # the overlay is imported as part of `fla`; under its own name it is data
         if ".overlay" not in found.name and not found.name.endswith("__main__"):
             try:
                 importlib.import_module(found.name)
@@ -64,7 +64,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the sources by the build backend that is installed here."""
+    """The wheel, built from a copy of the sources by the installed build backend."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in SOURCES:
         shutil.copytree(PROJECT / name, folder / "source" / name)
@@ -80,39 +80,39 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def needed(names: list[str]) -> set[str]:
-    """The distributions that these ask for, directly or not, without extras."""
-    found: set[str] = set()
+    """Return these distributions and all that they require, without extras."""
+    required: set[str] = set()
     while names:
         name = names.pop()
-        if name in found:
+        if name in required:
             continue
-        found.add(name)
+        required.add(name)
         for requirement in map(Requirement, metadata.requires(name) or []):
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 names.append(requirement.name)
-    return found
+    return required
 
 
-def asked_by(wheel: Path) -> list[Requirement]:
-    """What the wheel asks for without an extra."""
+def requirements_of(wheel: Path) -> list[Requirement]:
+    """Return the wheel's requirements without extras."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [one for one in archive.namelist() if one.endswith("/METADATA")]
         facts = archive.read(name).decode()
     lines = re.findall(r"^Requires-Dist: (.+)$", facts, re.M)
-    asked = map(Requirement, lines)
-    return [one for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
+    required = map(Requirement, lines)
+    return [one for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment that holds the wheel and its dependencies, and nothing else.
+    """The Python of an environment with only the wheel and its dependencies.
 
     The dependencies are links to those installed here, as PyTorch alone is a gigabyte.
     """
     root = tmp_path_factory.mktemp("environment")
     run_python("-m", "venv", root, check=True)
     (site,) = root.glob("lib/python*/site-packages")
-    for name in needed([one.name for one in asked_by(wheel)]):
+    for name in needed([one.name for one in requirements_of(wheel)]):
         distribution = metadata.distribution(name)
         for top in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}:
             if top != "__pycache__" and not (site / top).exists():

@@ -1,4 +1,4 @@
-"""What the daemon lives through in months: restarts, other settings, full disks, lost networks."""
+"""Restarts, changed settings, full disks and outages during months of the daemon."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ def test_row_17_the_cycle_continues_after_a_full_disk(context, monkeypatch):
         return real(*arguments, **names)
 
     monkeypatch.setattr(context.journal, "transition", transition)
-    done = run_cycle(context)
+    with capture_logs() as logs:
+        done = run_cycle(context)
     assert (done.state, failures) == (State.VALIDATED, [])
+    assert [row["event"] for row in logs].count("paused") == 2
 
 
 def test_only_a_new_round_or_changed_kernels_cause_a_submission(
@@ -80,27 +82,27 @@ def test_only_a_new_round_or_changed_kernels_cause_a_submission(
 def test_the_tuner_runs_between_cycles_and_its_kernels_are_submitted(
     context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
 ) -> None:
-    told: list[str] = []
+    events: list[str] = []
 
     class FindsOnce:
-        """A tuner that finds faster kernels at once, the first time."""
+        """A tuner that finds faster kernels at its first start."""
 
         due = True
 
         def start(self, length: int) -> None:
             assert context.journal.live_submissions() == []
-            told.append(f"start {length}")
+            events.append(f"start {length}")
             kernels.content = "tuned\n"
 
         def stop(self) -> None:
-            told.append(f"stop {len(fake_api.rows)}")
+            events.append(f"stop {len(fake_api.rows)}")
 
     tuner: Any = FindsOnce()
     context.tuner = tuner
-    waits.then = lambda seconds: stop_after(1)(0) if seconds == 5.0 and len(told) == 4 else None
+    waits.then = lambda seconds: stop_after(1)(0) if seconds == 5.0 and len(events) == 4 else None
     run_forever(context)
-    # after the first verdict; ended before the next cycle; once more; ended with the program
-    assert told == ["start 2048", "stop 1", "start 2048", "start 2048", "stop 2"]
+    # started after each verdict, stopped before the next cycle and at the program's end
+    assert events == ["start 2048", "stop 1", "start 2048", "start 2048", "stop 2"]
     assert len({row["commit_hash"] for row in fake_api.rows}) == 2
 
 
@@ -124,7 +126,7 @@ def test_row_07_a_long_outage_is_retried_with_bounded_pauses(context, fake_api, 
 
 def test_row_12_setting_the_clock_back_does_not_lengthen_a_pause(miner, waits):
     first = miner(now=lambda: 1e9, waiter=Waits(stop_after(3)))
-    first.client = ApiClient("http://127.0.0.1:9", Key())  # nobody is there
+    first.client = ApiClient("http://127.0.0.1:9", Key())  # nothing listens there
     failed = run_cycle(first)
     assert (failed.state, failed.resume_state, failed.attempts) == (State.FAILED, State.NEW, 3)
     first.journal.close()

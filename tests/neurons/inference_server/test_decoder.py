@@ -1,4 +1,4 @@
-"""The decoder whose steps are compiled, with compilers that count and that fail."""
+"""Compiled steps of the decoder, with a counting and with a failing compiler."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_steps_are_compiled_once_with_the_same_results(model: Any) -> None:
     assert len(graphs) == 1  # before any request
     for new in (9, BUCKET, 2 * BUCKET):
         expected = plain.generate(PROMPT, new, capture_at=new)
-        found = compiled.generate(PROMPT, new, capture_at=new)
-        assert found.tokens == expected.tokens
-        assert found.captured == pytest.approx(expected.captured, abs=1e-5)
+        actual = compiled.generate(PROMPT, new, capture_at=new)
+        assert actual.tokens == expected.tokens
+        assert actual.captured == pytest.approx(expected.captured, abs=1e-5)
     assert len(graphs) == 1
 
 

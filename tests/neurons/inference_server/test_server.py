@@ -1,4 +1,4 @@
-"""The inference server over a small Qwen2 that is made here, by real HTTP."""
+"""The inference server with a small random Qwen2, over real HTTP."""
 
 from __future__ import annotations
 
@@ -61,8 +61,10 @@ def serving(
 
 
 @contextmanager
-def of(folder: Path, change: Callable[[Any], object] = lambda model: None) -> Iterator[str]:
-    """Serve the model of a folder, changed before it decodes, once it is loaded."""
+def serving_model(
+    folder: Path, change: Callable[[Any], object] = lambda model: None
+) -> Iterator[str]:
+    """Serve the model of a folder after `change`; yield the address once it is loaded."""
     from neurons.inference_server.model import Decoder, load_model
 
     def load() -> Decodes:
@@ -85,28 +87,28 @@ def wait_until(url: str, status: str) -> None:
 
 
 def queued(url: str) -> int:
-    """Return how many requests wait, by the server's metrics."""
+    """Return the number of waiting requests in the server's metrics."""
     return round(float(get(url, "/metrics").text.split("\ninference_waiting ")[1].split()[0]))
 
 
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
-    with of(folder) as url:
+    with serving_model(folder) as url:
         yield url
 
 
-def ask(url: str, **body: Any) -> httpx.Response:
+def post(url: str, **body: Any) -> httpx.Response:
     return httpx.post(f"{url}/inference", json=body, timeout=HANG)
 
 
 def test_the_reply_matches_a_pass_without_a_cache(url: str, folder: Path, torch: Any) -> None:
-    """Every token is the best one of a pass over the whole text without a cache."""
+    """Every token has the largest logit of a pass over the whole text without a cache."""
     from transformers import AutoModelForCausalLM
 
     prompt = torch.randint(0, VOCABULARY, (130,), generator=torch.Generator().manual_seed(3))
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     for step in (1, 2, 17, 40):
-        reply = ask(url, prompt=prompt.tolist(), gen_len=40, logits_at_step=step).json()
+        reply = post(url, prompt=prompt.tolist(), gen_len=40, logits_at_step=step).json()
         tokens = torch.tensor(reply["tokens"])
         with torch.no_grad():
             plain = model(torch.cat([prompt, tokens])[None]).logits[0, 129:-1]
@@ -115,9 +117,9 @@ def test_the_reply_matches_a_pass_without_a_cache(url: str, folder: Path, torch:
         found = torch.tensor(reply["captured_logits"])
         assert float((found - plain[step - 1]).abs().max()) < 1e-3
         assert found.std() > 1.0
-    again = ask(url, prompt=prompt.tolist(), gen_len=40, logits_at_step=40).json()
+    again = post(url, prompt=prompt.tolist(), gen_len=40, logits_at_step=40).json()
     assert {**again, "elapsed_sec": 0} == {**reply, "elapsed_sec": 0}
-    assert ask(url, prompt=[1], gen_len=2).json()["captured_logits"] is None
+    assert post(url, prompt=[1], gen_len=2).json()["captured_logits"] is None
 
 
 def test_health_model_info_and_metrics(url: str) -> None:
@@ -128,7 +130,7 @@ def test_health_model_info_and_metrics(url: str) -> None:
     }
     info = get(url, "/model_info").json()
     assert (info["vocab_size"], info["max_prompt_tokens"]) == (VOCABULARY, LIMITS.prompt)
-    assert ask(url, prompt=[1], gen_len=2).status_code == 200
+    assert post(url, prompt=[1], gen_len=2).status_code == 200
     assert 'inference_requests_total{outcome="answered"}' in get(url, "/metrics").text
     assert queued(url) == 0
 
@@ -151,10 +153,10 @@ def test_health_model_info_and_metrics(url: str) -> None:
 def test_invalid_requests_are_rejected(
     url: str, body: dict[str, Any], status: int, words: str
 ) -> None:
-    reply = ask(url, **body)
+    reply = post(url, **body)
     assert reply.status_code == status
     assert words in reply.text
-    assert ask(url, prompt=[1], gen_len=1).status_code == 200
+    assert post(url, prompt=[1], gen_len=1).status_code == 200
 
 
 class Slow:
@@ -196,14 +198,14 @@ def test_a_disconnect_ends_the_request_and_a_full_queue_answers_503() -> None:
 
         def wait() -> None:
             with contextlib.suppress(httpx.HTTPError):
-                ask(url, prompt=[1], gen_len=1)
+                post(url, prompt=[1], gen_len=1)
 
         threads = [threading.Thread(target=wait) for _ in range(2)]
         threads[0].start()
         assert decoder.begun.wait(HANG)
         threads[1].start()
         wait_for(lambda: queued(url) == 1)
-        refused = ask(url, prompt=[1], gen_len=1)
+        refused = post(url, prompt=[1], gen_len=1)
         assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
         decoder.release.set()
 
@@ -217,12 +219,12 @@ def test_health_shows_loading_and_failed() -> None:
 
     with serving(load) as url:
         assert get(url, "/health").json()["status"] == "loading"
-        refused = ask(url, prompt=[1], gen_len=1)
+        refused = post(url, prompt=[1], gen_len=1)
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "10")
         assert get(url, "/model_info").status_code == 503
         release.set()
         wait_until(url, "failed")
-        assert ask(url, prompt=[1], gen_len=1).status_code == 503
+        assert post(url, prompt=[1], gen_len=1).status_code == 503
 
 
 def quantise(model: Any) -> None:
@@ -250,20 +252,20 @@ def verify(reference: str, miner: str, *, final: bool = False, **options: Any) -
     ],
 )
 def test_logits_distinguish_models(url, folder, change, passes):
-    with of(folder, change) as miner:
+    with serving_model(folder, change) as miner:
         found = verify(url, miner)
     assert found.verified is passes, found.reason
     assert (found.submission_id, found.throughput > 0) == (7, True)
 
 
 def test_a_replayed_reply_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The miner's server answers every prompt as it once answered another."""
-    kept = ask(url, prompt=[1, 2, 3], gen_len=60, logits_at_step=5).json()
+    """The miner's server returns its reply to an earlier prompt."""
+    recorded = post(url, prompt=[1, 2, 3], gen_len=60, logits_at_step=5).json()
     real = logits_module._ask
 
     def answer(address: str, request: Any, signer: Any) -> Any:
         if address == "https://miner":
-            return InferenceReply.model_validate(kept)
+            return InferenceReply.model_validate(recorded)
         return real(address, request, signer)
 
     monkeypatch.setattr(logits_module, "_ask", answer)
@@ -282,7 +284,7 @@ def test_only_the_miners_unreachable_server_fails(
 
 
 def test_a_client_with_many_requests_does_not_block_validators() -> None:
-    """Forty requests of one address wait; a validator's, and another client's, still get in."""
+    """The queue accepts a validator's request after 40 requests of one address."""
     decoder = Slow()
     key = Hotkey("//Bob")
     statuses: list[int] = []
@@ -297,16 +299,16 @@ def test_a_client_with_many_requests_does_not_block_validators() -> None:
             threading.Thread(target=send, args=(headers,), daemon=True).start()
 
     def after(url: str, requests: int) -> tuple[int, list[int]]:
-        """Return how many wait, and the answers, once the server has received the requests."""
+        """Return the queue's length and the statuses once the server has got these requests."""
         wait_for(lambda: 1 + queued(url) + len(statuses) == requests)  # one is being answered
         return queued(url), statuses
 
     with (
         serving(lambda: decoder, most=16, validators=(key.hotkey,)) as url,
-        contextlib.ExitStack() as leaving,
+        contextlib.ExitStack() as stack,
     ):
-        # The server ends only when no client waits for an answer.
-        leaving.callback(decoder.release.set)
+        # The server ends only when no client waits for a reply.
+        stack.callback(decoder.release.set)
         wait_until(url, "healthy")
         start({})
         assert decoder.begun.wait(HANG)
@@ -340,7 +342,7 @@ def test_a_busy_server_postpones_the_verification(
 
 @pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\nX-", b"HTTP/1.1 200 OK\r\n\r\n"])
 def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
-    """A byte comes now and then: of the head that was begun, or of the body behind it."""
+    """The server sends one byte at a time, of the head or of the body."""
     ended = threading.Event()
 
     def drip(listener: socket.socket) -> None:
@@ -353,7 +355,7 @@ def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
     real = logits_module._ask
 
     def answer(address: str, request: Any, signer: Any) -> Any:
-        if address != url:  # the reference may take its time
+        if address != url:  # not the reference server
             monkeypatch.setattr(logits_module, "REPLY_SECONDS", 0.5)
         return real(address, request, signer)
 
@@ -401,7 +403,7 @@ def test_the_process_serves_a_folder_until_sigterm(folder: Path, tmp_path: Path)
         with contextlib.ExitStack() as stack:
             for _ in range(100):  # connections that send nothing
                 stack.enter_context(socket.create_connection(address, HANG))
-            assert len(ask(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
+            assert len(post(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
         process.terminate()
         assert process.wait(HANG) == 0
         assert "inference server listens" in (tmp_path / "state/logs/inference.log").read_text()

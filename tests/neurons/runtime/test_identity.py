@@ -1,4 +1,4 @@
-"""Identity: real wallet files and real signatures; a clear sentence where a person must act."""
+"""Identity: real wallet files, real signatures, and the chain's client in a child process."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_offline_contacts_no_chain() -> None:
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A port that this test holds and nobody listens on."""
+    """A port on which nothing listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]

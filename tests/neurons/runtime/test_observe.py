@@ -98,12 +98,12 @@ def test_info_goes_to_stdout_and_warnings_to_stderr(capsys):
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_terminal_codes_are_removed(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     observe.configure("INFO", form)
-    told = "a\x1b[2Kb\x9b31mc\u202ed\u2066e\U000e0041f"
-    observe.get_logger("t").info(f"sentence {told}", detail=told)
+    text = "a\x1b[2Kb\x9b31mc\u202ed\u2066e\U000e0041f"
+    observe.get_logger("t").info(f"sentence {text}", detail=text)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.isprintable()
     assert "sentence" in line
-    assert not observe.redact_text(told).count("\u202e")
+    assert not observe.redact_text(text).count("\u202e")
 
 
 def test_a_heartbeat_logs_only_long_work() -> None:

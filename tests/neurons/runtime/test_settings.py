@@ -1,4 +1,4 @@
-"""Settings: precedence, every error at once, .env read as text, .env.example kept fresh."""
+"""Settings: precedence, errors, the .env read as text, and .env.example."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_printed_settings_contain_no_secrets() -> None:
 def test_env_example_is_up_to_date_and_gives_the_defaults(tmp_path: Path) -> None:
     text = env_example.EXAMPLE.read_text(encoding="utf-8")
     assert text == env_example.render(), "run: python -m neurons.runtime.env_example"
-    # Uncommented as a whole, the file says exactly what the code's defaults say.
+    # With all lines uncommented, the file gives exactly the defaults.
     lines = [line.removeprefix("# ") for line in text.splitlines() if "=" in line.split(" ")[-1]]
     assigned = [
         line for line in lines if line.split("=")[0] in map(str.upper, Settings.model_fields)

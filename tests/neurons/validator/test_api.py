@@ -1,4 +1,4 @@
-"""The validator's client against our live API and against servers that misbehave."""
+"""The validator's client against the live API and against faulty servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def answering(
     *answers: httpx.Response | Exception, **options: Any
 ) -> tuple[ValidatorApi, list[httpx.Request]]:
-    """Return a client that gets `answers`, the last again and again, and what it sends."""
+    """Return a client that gets `answers`, the last one repeatedly, and the list of requests."""
     sent: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -78,9 +78,9 @@ def test_a_rejected_hotkey_is_a_configuration_error(api: LiveApi) -> None:
 
 
 def test_unrevealed_and_judged_rows_are_skipped() -> None:
-    committed = {**ROW, "id": 2, "fork_url": None, "commit_hash": None, "tokens_per_sec": 0.0}
-    ours = {**ROW, "id": 3, "is_revealed": False}
-    client, _ = answering(queue_of(committed, ours, {**ROW, "validated": True}, ROW))
+    commitment = {**ROW, "id": 2, "fork_url": None, "commit_hash": None, "tokens_per_sec": 0.0}
+    unrevealed = {**ROW, "id": 3, "is_revealed": False}
+    client, _ = answering(queue_of(commitment, unrevealed, {**ROW, "validated": True}, ROW))
     assert [row.id for row in client.queue()] == [1]
 
 

@@ -1,4 +1,4 @@
-"""From a queued submission to its verdict, with real clones and a fake harness."""
+"""Evaluations of submissions, with real clones and fake measurements."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @pytest.fixture
 def evaluate(boxes: Path, measured: Measured, submission: QueuedSubmission) -> Evaluate:
-    """Judge the submission, with what is changed of it."""
+    """A function that evaluates the submission with changes."""
 
     def judge(stop: threading.Event | None = None, **changes: object) -> Verdict:
         options = {
@@ -92,7 +92,7 @@ def test_a_target_below_the_claim_is_measured_again(evaluate: Evaluate, measured
     measured.answers, measured.speed = [899.0, 1.0, 1.0, 1.0, 901.0], 500.0
     verdict = evaluate()
     assert verdict.score == pytest.approx(0.901)
-    assert verdict.measured["4096"]["tokens_per_sec"] == 901.0  # the figure that the score is of
+    assert verdict.measured["4096"]["tokens_per_sec"] == 901.0  # the score's own sample
     verdict = evaluate()
     assert (verdict.score, verdict.actual) == (0.0, 500.0)
     assert measured.lengths == [4096, 2048, 1024, 512, 4096] * 2

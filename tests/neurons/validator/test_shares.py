@@ -1,4 +1,4 @@
-"""Evaluations at the same time: their shares of the machine, and what happens alone."""
+"""Simultaneous evaluations: their shares of the machine, and their exclusive measurements."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ GIB = 2**30
 
 
 class Place:
-    """A sandbox's name, where a fake measurement needs no more."""
+    """A named confinement for fake measurements."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class Host:
-    """Two evaluators on one machine, whose fake measurements note who else measures.
+    """Two evaluators on one machine, whose fake measurements count each other.
 
     Attributes:
-        calls: what was done, its length, in which confinement, and how many did so at that moment.
+        calls: kind of work, length, confinement, and number of simultaneous measurements.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +78,7 @@ class Host:
             self._busy -= 1
 
     def alone(self) -> list[tuple[str, int]]:
-        """Return what was done in the confinement of a fork that runs alone; it did run alone."""
+        """Return the calls in the exclusive confinement, after a check that they ran alone."""
         assert all(busy == 1 for _, _, place, busy in self.calls if place == "whole")
         return [(work, length) for work, length, place, _ in self.calls if place == "whole"]
 
@@ -90,7 +90,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def test_forks_are_checked_together_and_the_target_is_timed_alone(host, submission):
-    """A fork next to it could slow it down, or compute a part of its calls on another GPU."""
+    """Another fork could slow it down, or compute a part of its calls on another GPU."""
     host.meeting = threading.Barrier(2)
     with ThreadPoolExecutor() as pool:
         for verdict in pool.map(lambda one: one.evaluate(submission), host.evaluators):
@@ -130,7 +130,6 @@ def test_waiting_for_others_does_not_count_against_the_budget(host, submission, 
 
 
 def test_after_a_stop_no_waiting_measurement_starts(host, submission):
-    """Each start would take its seconds, one after the other, of the few until the end."""
     first, stop = host.evaluators[0], host.evaluators[0].stop
     with ThreadPoolExecutor() as pool:
         with first.lock.shared():
@@ -142,7 +141,7 @@ def test_after_a_stop_no_waiting_measurement_starts(host, submission):
     assert host.alone() == []
 
 
-# ---- their GPUs, cores and memory -------------------------------------------------------------
+# ---- GPUs, cores and memory -------------------------------------------------------------------
 
 
 def gpus(*models: str) -> list[Gpu]:

@@ -1,4 +1,4 @@
-"""The verdict, at and around the border."""
+"""The verdict, at and around the limits."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ def test_a_failed_logit_verification_replaces_the_reason() -> None:
     refuted = refute(confirmed)
     assert "Confirmed" not in refuted.reason
     assert "95.0 tokens/s measured, 100.0 claimed" in refuted.reason
-    assert refuted.score == confirmed.score  # the API takes it off the ranking by its logits
+    assert refuted.score == confirmed.score  # the API excludes it by its verification

@@ -1,6 +1,7 @@
-"""Rounds that end and weights that follow: a live API, and the SDK over a chain in memory.
+"""Finalized rounds and weights, with a live API, and with the SDK over a chain in memory.
 
-bittensor's clients take any `Substrate`: this one answers what `SetWeights` asks, keeps the call.
+bittensor's clients accept any `Substrate`; `Chain` answers the queries of `SetWeights` and records
+the call.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ NETUID = 24
 
 @dataclass
 class Chain:
-    """A chain in memory; `storage` holds what is read, by its name in the chain's own words."""
+    """A chain in memory."""
 
     uids: dict[str, int]
-    storage: dict[str, Any] = field(default_factory=dict)
+    storage: dict[str, Any] = field(default_factory=dict)  # values by the chain's own names
     sent: list[Any] = field(default_factory=list)
     signers: list[str] = field(default_factory=list)
     token_symbols: dict[int, str] = field(default_factory=dict)
@@ -123,7 +124,7 @@ def test_shares_depend_only_on_the_rank() -> None:
 
 
 class Recorder:
-    """Takes weights, or does not."""
+    """Records weights, or raises `fault`."""
 
     def __init__(self) -> None:
         self.set: list[dict[str, float]] = []
@@ -142,7 +143,7 @@ def test_a_finished_round_is_finalized_and_its_weights_are_set(api: LiveApi) -> 
     chain = Recorder()
     setter = WeightSetter(ValidatorApi(api.url, VALIDATOR), chain, 3600.0, api.clock)
     shares = {BOB.hotkey: 0.6, ALICE.hotkey: 0.25}
-    # The round goes on; it is over; nothing is new; an hour has passed, twice.
+    # The round runs; it is over; nothing changes; an hour passes, twice.
     for seconds, times in ((0, 0), (49 * 3600, 1), (0, 1), (3599, 1), (1, 2), (3601, 3)):
         api.clock.now += seconds
         setter.run_once()
@@ -150,11 +151,11 @@ def test_a_finished_round_is_finalized_and_its_weights_are_set(api: LiveApi) -> 
 
 
 def finalized(api: LiveApi) -> ValidatorApi:
-    """Return a client of an API whose first round Alice has won."""
+    """Return a client of an API after a first round that Alice has won."""
     api.judged(ALICE, 10.0)
     client = ValidatorApi(api.url, VALIDATOR)
     client.finalize_round(client.current_round().id)
-    client.finalize_round(1)  # another one was first
+    client.finalize_round(1)  # already finalized
     return client
 
 

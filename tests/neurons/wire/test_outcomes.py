@@ -1,4 +1,4 @@
-"""What a reply means, read by itself: its pause, its words, and whose words they are."""
+"""The exceptions for error replies: type, pause, detail and remedy."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def fault(status: int, body: bytes | object = b"", **headers: str) -> Retry | He
     ],
 )
 def test_retry_after_is_kept_for_every_retry(status, kind):
-    found = fault(status, "words", Retry_After="17")
-    assert type(found) is kind
-    assert isinstance(found, Retry)
-    assert found.after == 17.0
+    error = fault(status, "words", Retry_After="17")
+    assert type(error) is kind
+    assert isinstance(error, Retry)
+    assert error.after == 17.0
     without = fault(status, "words")
     assert isinstance(without, Retry)
     assert without.after is None
@@ -50,7 +50,7 @@ def test_retry_after_is_kept_for_every_retry(status, kind):
         (403, "Hotkey 5x is not registered on subnet 24", outcomes.Forbidden, "--netuid"),
         (401, "There was an error parsing the body", outcomes.Unauthorized, "WALLET_HOTKEY"),
         (404, "Miner NOT registered", outcomes.NotRegistered, "btcli subnets register"),
-        (404, "Submission not found", outcomes.SubmissionNotFound, "another server"),
+        (404, "Submission not error", outcomes.SubmissionNotFound, "another server"),
         (404, "No such thing", outcomes.Refused, "Read the server's message"),
         (409, "Submission ALREADY revealed", outcomes.AlreadyRevealed, "it is done"),
         (409, "Commitment already exists", outcomes.AlreadyCommitted, "/pending_reveals"),
@@ -58,33 +58,33 @@ def test_retry_after_is_kept_for_every_retry(status, kind):
     ],
 )
 def test_status_and_detail_determine_type_and_remedy(status, detail, kind, remedy):
-    found = fault(status, detail)
-    assert type(found) is kind
-    assert isinstance(found, Held)
-    assert found.reason == f"/route answered {status}: {detail}."
-    assert remedy in found.remedy
+    error = fault(status, detail)
+    assert type(error) is kind
+    assert isinstance(error, Held)
+    assert error.reason == f"/route answered {status}: {detail}."
+    assert remedy in error.remedy
 
 
 def test_a_server_that_cannot_verify_signatures_is_retried_after_ten_minutes() -> None:
     words = "Authentication error: Keypair was removed in bittensor 11"
-    for found, after in ((fault(401, words), 600.0), (fault(401, words, Retry_After="7"), 7.0)):
-        assert isinstance(found, outcomes.Busy)
-        assert found.after == after
+    for error, after in ((fault(401, words), 600.0), (fault(401, words, Retry_After="7"), 7.0)):
+        assert isinstance(error, outcomes.Busy)
+        assert error.after == after
 
 
 @pytest.mark.parametrize(
     ("status", "detail", "kind"),
     [
-        (401, "Authentication error: database is locked", outcomes.Busy),  # its catch-all
-        (400, "There was an error parsing the body", outcomes.Busy),  # of a body that broke off
+        (401, "Authentication error: database is locked", outcomes.Busy),  # the server's catch-all
+        (400, "There was an error parsing the body", outcomes.Busy),  # a truncated body
         (404, "Not Found", outcomes.ForeignPage),
         (405, "Method Not Allowed", outcomes.ForeignPage),
     ],
 )
 def test_a_request_that_did_not_reach_its_route_is_retried(status, detail, kind):
-    found = fault(status, detail, Retry_After="7")
-    assert isinstance(found, Retry)
-    assert (type(found), found.after) == (kind, 7.0)
+    error = fault(status, detail, Retry_After="7")
+    assert isinstance(error, Retry)
+    assert (type(error), error.after) == (kind, 7.0)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_a_request_that_did_not_reach_its_route_is_retried(status, detail, kind)
     ],
 )
 def test_row_08_a_ban_lasts_the_named_hours_or_one(words: str, seconds: float) -> None:
-    found = fault(403, words)
-    assert isinstance(found, outcomes.Banned)
-    assert found.after == seconds
+    error = fault(403, words)
+    assert isinstance(error, outcomes.Banned)
+    assert error.after == seconds
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The wire: hashes and texts against values made by hand, limits against hostile values."""
+"""The wire: hashes and texts against manual values, and limits against hostile values."""
 
 from __future__ import annotations
 

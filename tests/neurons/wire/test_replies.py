@@ -1,4 +1,4 @@
-"""What the client makes of a reply's body: malformed, too large, or spoilt by others' rows."""
+"""Bodies of replies that are malformed, too large, or contain malformed rows of others."""
 
 from __future__ import annotations
 

@@ -79,13 +79,13 @@ def test_the_help_before_an_installation_is_the_program_s_own(name: str) -> None
     real = run_python("-m", module, "--help", env=env, check=True).stdout
     file = PROJECT / f"scripts/help/{name}.txt"
     assert file.read_text() == real, f"write it: .venv/bin/python -m {module} --help >{file}"
-    # no Python on the way, so nothing that would have to be installed
+    # without Python on the PATH
     for words in (["--help"], ["-h"]):
         shown = run("/bin/bash", PROJECT / script, *words, env={"PATH": "/usr/bin:/bin"})
         assert (shown.returncode, shown.stdout, shown.stderr) == (0, real, "")
 
 
-@pytest.mark.parametrize("words", [["help"], ["--help"], ["-h"], ["once", "--help"]])
+@pytest.mark.parametrize("words", [["help"], ["once", "--help"]])
 def test_help_is_shown_before_an_installation(checkout: Checkout, words: list[str]) -> None:
     status, out, err = checkout.run(*words)
     assert (status, err) == (0, "")
@@ -106,22 +106,20 @@ def test_the_version_before_an_installation_is_the_program_s_own(checkout, word)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["versoin"], "There is no command 'versoin'."),
-        (["--netuid", "24", "versoin"], "There is no command 'versoin'."),
         (["--netuid=24", "--logging.debug", "versoin"], "There is no command 'versoin'."),
         (["--bogus", "once"], "There is no option '--bogus'."),
         (["--logging.debug=x"], "There is no option '--logging.debug'."),
         (["--netuid"], "Option '--netuid' needs a value."),
-        ([""], "There is no command ''."),
         (["o.*"], "There is no command 'o.*'."),
     ],
 )
-def test_usage_errors_are_reported_before_an_installation(checkout, words, said):
+def test_usage_errors_are_reported_before_an_installation(checkout, words, message):
     status, out, err = checkout.run(*words)
     assert (status, out) == (EX_CONFIG, "")
-    assert err == f"START_MINER.sh: {said} (START_MINER.sh --help lists them)\n"
+    assert err == f"START_MINER.sh: {message} (START_MINER.sh --help lists them)\n"
     assert not (checkout.root / ".venv").exists()
 
 

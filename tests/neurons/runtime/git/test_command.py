@@ -1,4 +1,4 @@
-"""git over real HTTP with a token: where it travels, where it never is, and what outages do."""
+"""git over real HTTP: where the token is sent, where it never appears, and outages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fork_of(host: GitHub, folder: Path, token: str | None = CANARY, **options: o
 
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A git on PATH that notes its arguments, and whether its environment holds a secret."""
+    """The log of a git on PATH that records its arguments and secrets in its environment."""
     log, real = tmp_path / "recorded", shutil.which("git")
     (tmp_path / "bin").mkdir()
     wrapper = tmp_path / "bin" / "git"
@@ -70,9 +70,9 @@ def everything_under(folder: Path) -> str:
 
 
 def test_row_28_from_a_token_to_a_published_fork(host, settings, recorded, monkeypatch, caplog):
-    """The fork is made, cloned, pushed and verified; the token is in no place that others see."""
+    """The fork is made, cloned, pushed and verified; nobody else can see the token."""
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setenv("GITHUB_TOKEN", CANARY)  # as an operator may have it exported
+    monkeypatch.setenv("GITHUB_TOKEN", CANARY)  # exported by an operator
     fork = open_fork(settings)
     commit = publish(fork)
     assert run_git(host.folder / f"{NAME}.git", "rev-parse", "quasar") == commit
@@ -87,12 +87,11 @@ def test_row_28_from_a_token_to_a_published_fork(host, settings, recorded, monke
     assert online <= {line.split()[0] for line in lines if line.strip()}
     with_header = {line.split()[1] for line in lines if line.startswith("HEADER-IN")}
     assert online <= with_header
-    # git's own helpers inherit it; no local command has it, and none the daemon's environment.
+    # Only online commands have the header, and none has the daemon's own variable.
     assert not with_header & {"init", "reset", "clean", "status", "commit-tree", "hash-object"}
     assert not [line for line in lines if line.startswith("TOKEN-IN")]
 
-    asking = [line for line in host.command_lines if "git-remote-http" in line]
-    assert asking
+    assert any("git-remote-http" in line for line in host.command_lines)
     state = settings.state_dir
     for secret in (CANARY, basic):
         assert not [line for line in lines if secret in line]
@@ -199,7 +198,7 @@ def test_a_stop_ends_a_running_command(host: GitHub, tmp_path: Path) -> None:
 
 
 def no_child_left() -> bool:
-    """Tell whether no child of this process is a git."""
+    """Return whether no child of this process is a git."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     names = [Path(f"/proc/{child}/comm") for child in children]
     return not [name for name in names if name.exists() and "git" in name.read_text()]

@@ -1,4 +1,4 @@
-"""What git and GitHub say when a push or a fetch fails, and what the miner makes of it."""
+"""The classification of git's and GitHub's error messages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ HELD = [
     ("fatal: something nobody has seen before\n", "Correct the fault"),
 ]
 
-PASSING = [
+TEMPORARY = [
     "fatal: unable to access 'https://github.com/': Could not resolve host: github.com\n",
     "fatal: unable to access 'https://h/': Failed to connect to h port 443: Connection refused\n",
     "fatal: unable to access 'https://h/': The requested URL returned error: 503\n",
@@ -84,7 +84,7 @@ def test_permanent_faults_are_held_with_a_remedy(complaint: str, remedy: str) ->
     assert remedy in error.remedy
 
 
-@pytest.mark.parametrize("complaint", PASSING)
+@pytest.mark.parametrize("complaint", TEMPORARY)
 def test_temporary_git_faults_are_retried(complaint: str) -> None:
     assert isinstance(fault("fetch", complaint), Retry)
 

@@ -1,4 +1,4 @@
-"""The way out for a git that fetches from strangers, with real sockets."""
+"""The proxy for git's fetches from untrusted addresses, with real sockets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_is_public(address: str, expected: bool) -> None:
 
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A server that repeats what it gets, sixteen times, on a port that stands for https."""
+    """The port of a server that sends all data back 16 times; it replaces the https port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         monkeypatch.setattr(module, "HTTPS", port)
@@ -51,7 +51,7 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def ask(gateway: Gateway, target: str) -> tuple[bytes, socket.socket]:
+def connect(gateway: Gateway, target: str) -> tuple[bytes, socket.socket]:
     client = socket.create_connection(gateway.server_address, HANG)  # type: ignore[arg-type]
     client.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     return client.recv(100).split(b"\r\n")[0], client
@@ -59,7 +59,7 @@ def ask(gateway: Gateway, target: str) -> tuple[bytes, socket.socket]:
 
 def test_data_is_forwarded_up_to_the_limit(echo: int) -> None:
     with Gateway({"localhost"}, 20, public=lambda _: True) as gateway:
-        status, client = ask(gateway, f"localhost:{echo}")
+        status, client = connect(gateway, f"localhost:{echo}")
         assert b" 200 " in status
         client.sendall(b"a")
         assert client.recv(100) == b"a" * 16
@@ -79,10 +79,10 @@ def test_private_addresses_and_other_hosts_are_rejected(echo: int) -> None:
     }
     for target, reason in cases.items():
         with Gateway((), 100) as gateway:
-            assert b" 403 " in ask(gateway, target)[0], target
+            assert b" 403 " in connect(gateway, target)[0], target
             assert reason in gateway.refusal
     with Gateway({"github.com"}, 100, public=lambda _: True) as gateway:
-        assert b" 403 " in ask(gateway, f"localhost:{echo}")[0]
+        assert b" 403 " in connect(gateway, f"localhost:{echo}")[0]
 
 
 def test_one_private_address_among_public_ones_is_rejected(echo, monkeypatch):
@@ -95,13 +95,13 @@ def test_one_private_address_among_public_ones_is_rejected(echo, monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", answer)
     with Gateway((), 100) as gateway:
-        assert b" 403 " in ask(gateway, f"rebinding.example:{echo}")[0]
+        assert b" 403 " in connect(gateway, f"rebinding.example:{echo}")[0]
         assert "10.0.0.7" in gateway.refusal
 
 
 def test_an_unknown_name_is_not_the_forks_fault(echo: int) -> None:
     with Gateway((), 100) as gateway:
-        assert b" 502 " in ask(gateway, f"nowhere.invalid:{echo}")[0]
+        assert b" 502 " in connect(gateway, f"nowhere.invalid:{echo}")[0]
         assert (gateway.refusal, "nowhere.invalid" in gateway.unreachable) == ("", True)
 
 
