@@ -188,7 +188,7 @@ def set_weights(
 def _query_chain(network: str, seconds: float, *words: str) -> str:
     """Query the chain in a child process; return the last line of its output."""
     if network == OFFLINE:
-        raise ChainUnreachable("SUBTENSOR_NETWORK=offline: no chain is asked.")
+        raise ChainUnreachable("SUBTENSOR_NETWORK=offline: no chain is contacted.")
     # The client may retry forever, and its tasks may write tracebacks when they are destroyed. A
     # child process can be ended in time, and its output is not shown.
     try:
@@ -239,8 +239,8 @@ def submit_weights(client: Any, netuid: str, name: str, hotkey: str, path: str, 
     import bittensor as bt
 
     share_of: dict[str, float] = json.loads(shares)
-    found = {key: find_uid(client, netuid, key) for key in share_of}
-    uids = {key: int(uid) for key, uid in found.items() if uid.isdecimal()}
+    texts = {key: find_uid(client, netuid, key) for key in share_of}
+    uids = {key: int(uid) for key, uid in texts.items() if uid.isdecimal()}
     if uids:
         weights = {uid: share_of[key] for key, uid in uids.items()}
         wallet = bt.Wallet(name=name, hotkey=hotkey, path=path)

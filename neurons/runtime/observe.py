@@ -125,7 +125,7 @@ def configure(
     file: Path | None = None,
     ordinary: TextIO | None = None,
 ) -> None:
-    """Send this process's log to stderr, and to a rotated `file` when one is given.
+    """Send this process's log to stderr, and to a rotated `file` if it is not None.
 
     Args:
         fmt: `console` for people, `json` for machines (one object a line).

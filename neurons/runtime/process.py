@@ -63,7 +63,7 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
 
 
 class StateLock:
-    """The right to use a state folder, held by one process; a ConfigError if it is taken.
+    """The right to use a state folder, held by one process; a ConfigError if another has it.
 
     It is the kernel's flock on an open file. It ends with the process, even after kill -9, so it
     cannot become stale. The file stays and contains the last owner's pid.

@@ -29,7 +29,7 @@ _QUICKLY = stamina.RetryingCaller(
 class Queue(protocol.Message):
     """Reply of GET /get_submission_stats; rows of other hotkeys are reduced to their numbers."""
 
-    total_submissions: int  # required, so that an empty object is not taken for an empty queue
+    total_submissions: int  # required, because an empty object is not an empty queue
     recent_submissions: Sequence[protocol.QueuedSubmission | int | None] = ()
     top_performers: Sequence[protocol.Performer | int | None] = ()
 

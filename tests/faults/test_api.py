@@ -33,7 +33,7 @@ from tests.neurons.fake_validator_api import (
 from tests.neurons.miner.parts import HOTKEY, FakeFork, Miner, Waits, states, stop_after
 
 BANNED = Fault(403, "IP address banned: IP banned for 0.5 more hours")
-TAKEN = "Commitment hash already exists. Use a different salt."
+DUPLICATE = "Commitment hash already exists. Use a different salt."
 
 
 def test_a_cycle_ends_validated(context, fake_api, kernels):
@@ -84,7 +84,7 @@ def test_direct_mode_submits_once_even_if_the_reply_is_lost(
         LOST,
         Fault(500, "boom", stored=True),
         Fault(200, b"<html>", stored=True),
-        Fault(409, TAKEN, stored=True),
+        Fault(409, DUPLICATE, stored=True),
     ],
 )
 def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(context, fake_api, fault):
@@ -176,7 +176,7 @@ def test_row_03_a_commit_that_the_server_holds_but_does_not_list_is_held(
 ) -> None:
     clock = SimpleNamespace(monotonic=map(float, count(step=SETTLE_SECONDS / 2)).__next__)
     monkeypatch.setattr("neurons.miner.steps.commit.time", clock)
-    fake_api.faults[COMMIT].append(Fault(409, TAKEN))
+    fake_api.faults[COMMIT].append(Fault(409, DUPLICATE))
     done = run_cycle(context)
     assert (done.state, done.resume_state) == (State.HELD, State.COMMITTING)
     assert fake_api.count(COMMIT) == 1

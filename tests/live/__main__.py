@@ -80,10 +80,10 @@ def parser() -> argparse.ArgumentParser:
 
 def _program(text: str) -> str:
     """Return a program's absolute path; links are kept, because virtual environments need them."""
-    found = shutil.which(text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text} is no program")
-    return str(Path(found).absolute())
+    path = shutil.which(text)
+    if path is None:
+        raise argparse.ArgumentTypeError(f"{text} is not a program")
+    return str(Path(path).absolute())
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -161,28 +161,28 @@ def judge(cycles: Sequence[Cycle], rows: Sequence[Row]) -> list[Finding]:
 
 def _duplicates(cycle: Cycle, rows: Sequence[Row]) -> list[Finding]:
     """Return two rows of one claim or commitment, and two live commitments, as findings."""
-    own, found = set(rows), []
+    own, problems = set(rows), []
     claims = Counter((r.life, r.commit_hash, r.tokens_per_sec) for r in own if r.is_revealed)
-    found += [f"{count} rows of one claim" for count in claims.values() if count > 1]
+    problems += [f"{count} rows of one claim" for count in claims.values() if count > 1]
     hashes = Counter((row.life, row.commitment_hash) for row in own if row.commitment_hash)
-    found += [f"{count} rows of one commitment" for count in hashes.values() if count > 1]
+    problems += [f"{count} rows of one commitment" for count in hashes.values() if count > 1]
     live = Counter(row.life for row in own if row.commitment_hash and not row.premature)
-    found += [f"{count} live commitments" for count in live.values() if count > 1]
+    problems += [f"{count} live commitments" for count in live.values() if count > 1]
     listed = "; ".join(sorted(row.words() for row in own))
-    return [Finding("duplicate", cycle.number, f"{words}: {listed}") for words in found]
+    return [Finding("duplicate", cycle.number, f"{words}: {listed}") for words in problems]
 
 
 def _misjudged(cycle: Cycle, entry: Entry, rows: Sequence[Row]) -> list[Finding]:
     """Return false verdicts, and unjudged rows of closed submissions, as findings."""
-    found = []
+    findings = []
     state = f"submission {entry.id} is {entry.state}"
     judged = entry.state in VERDICTS and not any(words in entry.reason for words in NO_VERDICT)
     if judged and not any(_confirms(row, entry) for row in rows):
-        found.append(Finding("false verdict", cycle.number, f"{state}, but {_listed(rows)}"))
+        findings.append(Finding("false verdict", cycle.number, f"{state}, but {_listed(rows)}"))
     waiting = [row for row in rows if row.present and not row.validated]
     if entry.state in CLOSED and waiting:
-        found.append(Finding("lost", cycle.number, f"{state}, but {_listed(waiting)} waits"))
-    return found
+        findings.append(Finding("lost", cycle.number, f"{state}, but {_listed(waiting)} waits"))
+    return findings
 
 
 def _confirms(row: Row, entry: Entry) -> bool:

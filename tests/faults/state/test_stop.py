@@ -33,7 +33,7 @@ def test_row_15_after_a_stop_in_any_state_the_next_start_continues(
 
     def wait(_: float) -> None:
         if context.stop.is_set():
-            raise Stopped("asked to stop")
+            raise Stopped("stop requested")
 
     context = watched_miner(tmp_path, url, stop, waiter=Waits(wait))
     with stop_on_signals(context.stop):

@@ -114,9 +114,9 @@ def test_the_reply_matches_a_pass_without_a_cache(url: str, folder: Path, torch:
             plain = model(torch.cat([prompt, tokens])[None]).logits[0, 129:-1]
         chosen = plain.gather(1, tokens[:, None])[:, 0]
         assert float((plain.amax(1) - chosen).max()) < 1e-3
-        found = torch.tensor(reply["captured_logits"])
-        assert float((found - plain[step - 1]).abs().max()) < 1e-3
-        assert found.std() > 1.0
+        logits = torch.tensor(reply["captured_logits"])
+        assert float((logits - plain[step - 1]).abs().max()) < 1e-3
+        assert logits.std() > 1.0
     again = post(url, prompt=prompt.tolist(), gen_len=40, logits_at_step=40).json()
     assert {**again, "elapsed_sec": 0} == {**reply, "elapsed_sec": 0}
     assert post(url, prompt=[1], gen_len=2).json()["captured_logits"] is None
@@ -253,9 +253,9 @@ def verify(reference: str, miner: str, *, final: bool = False, **options: Any) -
 )
 def test_logits_distinguish_models(url, folder, change, passes):
     with serving_model(folder, change) as miner:
-        found = verify(url, miner)
-    assert found.verified is passes, found.reason
-    assert (found.submission_id, found.throughput > 0) == (7, True)
+        result = verify(url, miner)
+    assert result.verified is passes, result.reason
+    assert (result.submission_id, result.throughput > 0) == (7, True)
 
 
 def test_a_replayed_reply_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,8 +276,8 @@ def test_only_the_miners_unreachable_server_fails(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logits_module, "PAUSE_SECONDS", 0.0)
-    found = verify(url, "http://127.0.0.1:1")
-    assert (found.verified, "does not answer" in found.reason) == (False, True)
+    result = verify(url, "http://127.0.0.1:1")
+    assert (result.verified, "does not answer" in result.reason) == (False, True)
     with pytest.raises(Postponed, match="validator's own inference server does not answer"):
         verify("http://127.0.0.1:1", url)
     assert LogitVerifier(url, {}).verify(ROW) is None
@@ -365,12 +365,12 @@ def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
         thread = threading.Thread(target=drip, args=(listener,))
         thread.start()
         try:
-            found = verify(url, f"http://127.0.0.1:{listener.getsockname()[1]}", final=True)
+            result = verify(url, f"http://127.0.0.1:{listener.getsockname()[1]}", final=True)
         finally:
             ended.set()
             thread.join()
-    assert not found.verified
-    assert found.reason == "The miner's inference server had not answered whole after 0.5 s."
+    assert not result.verified
+    assert result.reason == "The miner's inference server had not answered whole after 0.5 s."
 
 
 def test_the_process_serves_a_folder_until_sigterm(folder: Path, tmp_path: Path) -> None:

@@ -131,5 +131,4 @@ def test_the_subnets_hotkeys_have_uid_and_stake(tmp_path, monkeypatch):
         "        return [Row(hotkey='5abc', uid=7, total_stake=stake)] if netuid == 24 else []\n"
     )
     monkeypatch.chdir(tmp_path)  # `python -m` looks there first
-    found = identity.subnet_neurons(24, "finney")
-    assert found == {"5abc": identity.Neuron(uid=7, stake=1.5)}
+    assert identity.subnet_neurons(24, "finney") == {"5abc": identity.Neuron(uid=7, stake=1.5)}

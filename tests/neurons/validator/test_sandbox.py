@@ -38,11 +38,11 @@ class Open(Sandbox):
 
 
 def test_the_probe_finds_every_leak_without_a_sandbox() -> None:
-    found = "; ".join(Open("", 2**40).leaks())
+    leaks = "; ".join(Open("", 2**40).leaks())
     for leak in ("net namespace", "pid namespace", "mnt namespace", "user's files", "network"):
-        assert leak in found
+        assert leak in leaks
     if os.access("/usr", os.W_OK):
-        assert "write to the system" in found
+        assert "write to the system" in leaks
 
 
 def test_a_sandbox_that_does_not_start_is_reported_with_its_reason(monkeypatch):
@@ -201,7 +201,7 @@ def call_inside(sandbox: Sandbox, folder: Path, **calls: list[int]) -> dict[str,
 def test_forbidden_system_calls_fail(sandbox: Sandbox, tmp_path: Path) -> None:
     known = this_architecture()
     assert known is not None
-    found = call_inside(
+    errors = call_inside(
         sandbox,
         tmp_path,
         unshare=[known.denied["unshare"], 0x10000000],
@@ -216,9 +216,9 @@ def test_forbidden_system_calls_fail(sandbox: Sandbox, tmp_path: Path) -> None:
         limits_of_others=[known.prlimit64, 1, resource.RLIMIT_NOFILE, 0, 0],
         cores=[known.sched_setaffinity, 0, 0, 0],
     )
-    assert found.pop("clone3") == [-1, errno.ENOSYS]
-    assert found.pop("hypervisor") == [-1, errno.EAFNOSUPPORT]
-    assert found == {name: [-1, errno.EPERM] for name in found}
+    assert errors.pop("clone3") == [-1, errno.ENOSYS]
+    assert errors.pop("hypervisor") == [-1, errno.EAFNOSUPPORT]
+    assert errors == {name: [-1, errno.EPERM] for name in errors}
 
 
 def test_the_system_calls_of_a_measurement_work(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -230,10 +230,10 @@ def test_the_system_calls_of_a_measurement_work(sandbox: Sandbox, tmp_path: Path
 def test_the_probe_finds_a_missing_filter(sandbox, monkeypatch):
     """Without the filter, an evaluation can leave a key for the next one."""
     monkeypatch.setattr(module, "_filtered", lambda argv, **_: list(argv))
-    found = "; ".join(sandbox.leaks())
-    if "keyrings" not in found:
+    leaks = "; ".join(sandbox.leaks())
+    if "keyrings" not in leaks:
         pytest.skip("NOT PROVEN ON THIS MACHINE: its kernel closes keyrings to everybody")
-    assert "it may use kernel keyrings" in found
+    assert "it may use kernel keyrings" in leaks
 
 
 class Nvml:

@@ -159,12 +159,12 @@ def evaluator(cores: int, gib: int) -> Evaluator:
 
 def test_each_evaluation_has_its_own_gpu_cores_and_memory() -> None:
     one = evaluator(9, 64)
-    found: list[Any] = evaluators_for(one, gpus("H200", "H200"))
-    assert [place.gpu for place in found] == ["0", "1"]
-    assert [place.share.gpu.visible for place in found] == ["GPU-0", "GPU-1"]
-    assert [sorted(place.share.cores) for place in found] == [[4, 5, 6, 7], [8, 9, 10, 11]]
-    assert [place.share.memory_bytes for place in found] == [32 * GIB] * 2
-    for place, gpu in zip(found, gpus("H200", "H200"), strict=True):  # alone: as with one GPU
+    evaluators: list[Any] = evaluators_for(one, gpus("H200", "H200"))
+    assert [place.gpu for place in evaluators] == ["0", "1"]
+    assert [place.share.gpu.visible for place in evaluators] == ["GPU-0", "GPU-1"]
+    assert [sorted(place.share.cores) for place in evaluators] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [place.share.memory_bytes for place in evaluators] == [32 * GIB] * 2
+    for place, gpu in zip(evaluators, gpus("H200", "H200"), strict=True):  # alone: as with one GPU
         assert place.confinement == replace(one.confinement, gpu=gpu)  # type: ignore[type-var]
         assert place.lock is one.lock
 
@@ -186,11 +186,11 @@ def test_unlike_gpus_and_those_without_cores_or_memory_stay_unused(
 ) -> None:
     one = evaluator(cores, gib)
     with structlog.testing.capture_logs() as lines:
-        found = evaluators_for(one, gpus(*models))
-    assert len(found) == used
+        evaluators = evaluators_for(one, gpus(*models))
+    assert len(evaluators) == used
     assert any(line["log_level"] == "warning" for line in lines) == warned
     if used == 1:
-        assert found == [one]  # as with one GPU
+        assert evaluators == [one]  # as with one GPU
 
 
 def test_without_a_sandbox_there_is_one_evaluator() -> None:

@@ -165,19 +165,19 @@ def test_a_submission_is_set_aside_after_repeated_crashes(api, bench):
 
 def test_an_unwritten_verdict_is_kept_and_written_later(api, monkeypatch, bench):
     timed = {"512": {"tokens_per_sec": 7.0}, "100000": {"tokens_per_sec": 95.0, "vram_mb": 1.5}}
-    found = replace(judge(100.0, 95.0), measured=timed, device="NVIDIA H200")
-    answers = Judge(s1=found)
+    verdict = replace(judge(100.0, 95.0), measured=timed, device="NVIDIA H200")
+    answers = Judge(s1=verdict)
     loop = bench(answers)
     row = api.submit(ALICE, 10.0)
     real, calls = ValidatorApi.mark, []
 
-    def lost(self: ValidatorApi, submission_id: int, *verdict: Any) -> None:
-        calls.append(verdict)
+    def lost(self: ValidatorApi, submission_id: int, *values: Any) -> None:
+        calls.append(values)
         if len(calls) == 1:
             raise ApiFault("the API went away")
         if len(calls) == 2:
             raise Killed
-        real(self, submission_id, *verdict)
+        real(self, submission_id, *values)
 
     monkeypatch.setattr(ValidatorApi, "mark", lost)
     loop.run_once()
@@ -186,7 +186,7 @@ def test_an_unwritten_verdict_is_kept_and_written_later(api, monkeypatch, bench)
         loop.run_once()
     loop.run_once()
     assert (scores(api), answers.judged) == ({row: 0.95}, [row])
-    assert calls == [(0.95, found.reason, timed, "NVIDIA H200")] * 3
+    assert calls == [(0.95, verdict.reason, timed, "NVIDIA H200")] * 3
     page = api.http.get(f"/submissions/{row}").text
     assert "NVIDIA H200" in page
     assert page.count('<th scope="row" class="number">') == len(timed)  # all lengths
@@ -209,7 +209,7 @@ def test_the_attempts_of_an_earlier_version_are_read(
 
 
 def test_a_stop_leaves_the_rest_in_the_queue(api: LiveApi, bench: Benches) -> None:
-    answers = Judge(s1=Stopped("asked to stop"))
+    answers = Judge(s1=Stopped("stop requested"))
     loop = bench(answers)
     for target in (512, 1024):
         api.submit(ALICE, 10.0, target=target)

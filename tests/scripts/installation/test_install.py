@@ -108,18 +108,18 @@ def test_a_named_python_must_match_the_installed_one(installed: Checkout) -> Non
     assert installed.builds() == before
 
 
-@pytest.mark.parametrize("found", ["nothing", "moved", "unusable"])
-def test_a_read_only_checkout_is_not_changed(found: str) -> None:
+@pytest.mark.parametrize("venv", ["none", "moved", "unusable"])
+def test_a_read_only_checkout_is_not_changed(venv: str) -> None:
     # pytest's own folders are closed to others
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         checkout = Checkout(Path(name))
         checkout.user = NOBODY if os.geteuid() == 0 else None
-        if found != "nothing":
+        if venv != "none":
             (checkout.root / ".venv/bin").mkdir(parents=True)
-            root = checkout.root if found == "unusable" else "/elsewhere"
+            root = checkout.root if venv == "unusable" else "/elsewhere"
             (checkout.root / ".venv/quasar-install").write_text(f"root={root}\nbuild=cpu\n")
-            python = "/bin/true" if found == "moved" else checkout.root / "backend.py"
+            python = "/bin/true" if venv == "moved" else checkout.root / "backend.py"
             (checkout.root / ".venv/bin/python").symlink_to(python)
         before = sorted(checkout.root.rglob("*"))
         for path in (*before, checkout.root):
@@ -131,7 +131,7 @@ def test_a_read_only_checkout_is_not_changed(found: str) -> None:
         assert err.endswith("(chown, chmod u+w), or clone to a folder of yours.\n")
         assert len(err.splitlines()) == 1
         assert sorted(checkout.root.rglob("*")) == before
-        if found == "unusable":
+        if venv == "unusable":
             status, out, err = checkout.run("status")
             assert (status, out) == (EX_CONFIG, "")
             assert err.startswith(f"this user may not execute {checkout.root}/.venv/bin/python:")
@@ -197,8 +197,8 @@ def make_index(folder: Path, *versions: str, needs: str = "") -> Path:
 
 def torch_in(checkout: Checkout) -> list[str]:
     """Return the installed versions of PyTorch."""
-    found = (checkout.root / ".venv").glob("lib/*/site-packages/torch-*.dist-info")
-    return [path.name.removeprefix("torch-").removesuffix(".dist-info") for path in found]
+    paths = (checkout.root / ".venv").glob("lib/*/site-packages/torch-*.dist-info")
+    return [path.name.removeprefix("torch-").removesuffix(".dist-info") for path in paths]
 
 
 @contextmanager
