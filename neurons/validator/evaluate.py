@@ -163,7 +163,8 @@ class Evaluator:
             correctness = require_passed(attempt(self.check, lengths[0]))
             for length in lengths:
                 samples[length] = confirm(attempt(timed, length), correctness)
-                self._log(submission, samples[length])
+                speed = round(samples[length].tokens_per_sec, 1)
+                log.info("measured", submission=submission.id, length=length, tokens_per_sec=speed)
             verdict = judge(submission.tokens_per_sec, samples[target].tokens_per_sec)
             if not verdict.passed:  # other work only slows a run down, so the faster counts
                 again = confirm(attempt(timed, target), correctness)
@@ -191,14 +192,6 @@ class Evaluator:
                 raise
             log.warning("measuring once more", length=length, reason=error.reason)
         return work(alone=True)
-
-    def _log(self, submission: QueuedSubmission, sample: Sample) -> None:
-        log.info(
-            "measured",
-            submission=submission.id,
-            length=sample.length,
-            tokens_per_sec=round(sample.tokens_per_sec, 1),
-        )
 
     def _failed(self, error: MeasurementError) -> Verdict:
         self._check_stop()

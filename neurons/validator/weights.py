@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from time import time
 
 from neurons.runtime.identity import ChainUnreachable
 from neurons.runtime.observe import get_logger
 from neurons.validator.api import ValidatorApi
-from neurons.wire.protocol import Round, Weight
+from neurons.wire.protocol import Weight, unix_time
 from neurons.wire.rules import TOP_SHARES
 
 AGAIN_SECONDS = 600.0
@@ -27,7 +26,7 @@ class WeightSetter:
     """
 
     api: ValidatorApi
-    # takes shares by hotkey, returns the uids whose weights it set; None: shares are only logged
+    # sets shares by hotkey and returns their uids; None: shares are only logged
     set_weights: Callable[[Mapping[str, float]], Mapping[str, int]] | None
     interval: float
     clock: Callable[[], float] = time
@@ -37,7 +36,7 @@ class WeightSetter:
     def run_once(self) -> None:
         """Finalize rounds that are over; set weights that changed; or raise ApiFault."""
         current = self.api.current_round()
-        if _is_over(current, self.clock()):
+        if current.status == "active" and 0.0 < unix_time(current.end_time) <= self.clock():
             self.api.finalize_round(current.id)
         shares = shares_of(self.api.weights())
         if not shares or (shares == self._last and self.clock() < self._due):
@@ -65,8 +64,3 @@ def shares_of(weights: list[Weight]) -> dict[str, float]:
     for row, share in zip(weights, TOP_SHARES, strict=False):
         shares[row.hotkey] = shares.get(row.hotkey, 0.0) + share
     return shares
-
-
-def _is_over(row: Round, now: float) -> bool:
-    end = datetime.fromisoformat(row.end_time).replace(tzinfo=timezone.utc)
-    return row.status == "active" and end.timestamp() <= now

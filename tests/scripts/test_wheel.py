@@ -37,11 +37,11 @@ import harness, quasar_kernels
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence
 for package in (harness, quasar_kernels):
-    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         # the overlay is imported as part of `fla`; under its own name it is data
-        if ".overlay" not in found.name and not found.name.endswith("__main__"):
+        if ".overlay" not in module.name and not module.name.endswith("__main__"):
             try:
-                importlib.import_module(found.name)
+                importlib.import_module(module.name)
             except ModuleNotFoundError as error:
                 if error.name != "optuna":  # of the extra `tuning`
                     raise
@@ -57,7 +57,7 @@ worst = [float((a - b).norm() / b.norm()) for a, b in ((o, exact), (state, exact
 print(json.dumps({
     "file": fla.ops.quasar.__file__,
     "errors": worst,
-    "found": [name for name in sys.argv[1:] if importlib.util.find_spec(name)],
+    "unwanted": [name for name in sys.argv[1:] if importlib.util.find_spec(name)],
 }))
 """
 
@@ -148,10 +148,10 @@ def test_the_wheel_contains_the_library_and_every_published_file(wheel: Path) ->
 
 @pytest.mark.slow
 def test_the_installed_wheel_imports_and_matches_the_float64_reference(python):
-    found = json.loads(isolated(python, USE, *NOT_INSTALLED))
-    assert found["found"] == []
-    assert Path(found["file"]).is_relative_to(python.parent.parent)
-    assert max(found["errors"]) < 1e-5, found
+    result = json.loads(isolated(python, USE, *NOT_INSTALLED))
+    assert result["unwanted"] == []
+    assert Path(result["file"]).is_relative_to(python.parent.parent)
+    assert max(result["errors"]) < 1e-5, result
     checked = run(python, "-m", "pip", "check")
     assert checked.returncode == 0, checked.stdout
 
