@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-POST_SHARE = 0.5
-GET_SHARE = 0.1
+SHARES = {"POST": 0.5, "GET": 0.1}
 """Shares of the requests that meet a fault; the miner sends far more GETs than POSTs."""
 
 IN_A_ROW = 3
@@ -92,27 +91,17 @@ FAULTS: tuple[Fault, ...] = (
 class FaultPlan:
     """Draws a fault or none for each request; the same seed gives the same sequence.
 
-    Args:
-        names: the faults to draw from; empty for all.
-        post_share, get_share: shares of the requests that meet a fault.
+    `names` are the faults to draw from; without names, all.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        names: Collection[str] = (),
-        *,
-        post_share: float = POST_SHARE,
-        get_share: float = GET_SHARE,
-    ) -> None:
+    def __init__(self, seed: int, names: Collection[str] = ()) -> None:
         self._random = random.Random(seed)
         self._faults = [fault for fault in FAULTS if not names or fault.name in names]
-        self._shares = {"POST": post_share, "GET": get_share}
         self._in_a_row: dict[str, int] = {}
 
     def draw(self, method: str, route: str) -> Fault | None:
         """Return the fault of this request; None if it has none."""
-        hit = self._random.random() < self._shares.get(method, 0.0)
+        hit = self._random.random() < SHARES.get(method, 0.0)
         fault = self._random.choice(self._faults)
         if not hit or self._in_a_row.get(route, 0) >= IN_A_ROW:
             self._in_a_row[route] = 0
