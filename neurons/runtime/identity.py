@@ -171,17 +171,16 @@ def set_weights(
     netuid: int,
     network: str,
     wallet: tuple[str, str, Path],
-    seconds: float = WEIGHTS_SECONDS,
 ) -> dict[str, int]:
     """Set the weights of the wallet's hotkey on the chain by the ratios of these shares.
 
     Returns the uids of the hotkeys that are registered, whose weights were set. Raises
-    ChainUnreachable if the chain did not accept them within `seconds`.
+    ChainUnreachable if the chain did not accept them within WEIGHTS_SECONDS.
     """
     name, hotkey, path = wallet
     shares_json = json.dumps(dict(shares))
     words = ("weights", str(netuid), name, hotkey, str(path), shares_json)
-    uids = json.loads(_query_chain(network, seconds, *words))
+    uids = json.loads(_query_chain(network, WEIGHTS_SECONDS, *words))
     return {str(key): int(uid) for key, uid in uids.items()}
 
 

@@ -52,7 +52,7 @@ class Sandbox:
     memory_bytes: int  # limit for all processes of one child together, with shared memory
     # the GPU whose devices are visible to children that may use one; None for none
     gpu: Gpu | None = None
-    parent: int = 1
+    parent: int = 1  # the pid of the child's parent, inside the sandbox
     # the cores of a child, which is killed if a thread uses others; empty for all
     cores: frozenset[int] = field(default_factory=lambda: cores_for_forks())
     # the folders from which workers import packages, visible read-only

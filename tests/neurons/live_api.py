@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from neurons.runtime.settings import Settings
 from neurons.validator_api.api import Api
 from neurons.validator_api.app import create_app
 from neurons.wire import protocol, rules
-from neurons.wire.protocol import request_text
+from neurons.wire.signed_request import signed_headers
 from tests.processes import HANG
 from tests.servers import serving_app
 
@@ -49,17 +48,10 @@ class Hotkey(Identity):
         return {"Hotkey": self.hotkey, "Signature": self.sign(self.hotkey)}
 
     def bound_headers(
-        self, method: str, target: str, at: float, body: bytes = b"", nonce: str | None = None
+        self, method: str, target: str, at: float, body: bytes = b""
     ) -> dict[str, str]:
         """Return a validator's headers for one request."""
-        nonce = nonce or secrets.token_hex(16)
-        timestamp = str(round(at))
-        return {
-            "Hotkey": self.hotkey,
-            "Signature": self.sign(request_text(method, target, timestamp, nonce, body)),
-            "Timestamp": timestamp,
-            "Nonce": nonce,
-        }
+        return signed_headers(self, method, target, body, at)
 
 
 ALICE, BOB, VALIDATOR = Hotkey("//Alice"), Hotkey("//Bob"), Hotkey("//Validator")
