@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -48,7 +49,7 @@ class Miner:
                 crash, instead of measuring the same commit again.
         """
         self._environment = {"CLAIM_HEADROOM": f"{headroom:.3f}"}
-        reports = sorted((self._folder / "state" / "reports").glob("*.json"), key=_written)
+        reports = sorted((self._folder / "state" / "reports").glob("*.json"), key=os.path.getmtime)
         if keep_measurements and reports:
             commit_and_device = reports[-1].stem.rpartition("-")[0]
             following = self.entries()[-1].id + 1
@@ -80,7 +81,3 @@ class Miner:
     def entries(self) -> list[Entry]:
         """Return every submission of the journal, oldest first."""
         return read_journal(self._journal, self.hotkey)
-
-
-def _written(path: Path) -> float:
-    return path.stat().st_mtime

@@ -228,7 +228,7 @@ def test_health_shows_loading_and_failed() -> None:
 
 
 def quantise(model: Any) -> None:
-    """Round every matrix to 8 bits with one scale a row, as int8 weights are."""
+    """Round every matrix to 8 bits with one scale per row, as int8 weights are."""
     for weight in model.parameters():
         if weight.ndim > 1:
             step = weight.data.abs().amax(1, keepdim=True) / 127
@@ -238,8 +238,8 @@ def quantise(model: Any) -> None:
 ROW = QueuedSubmission(id=7, miner_hotkey="miner", target_sequence_length=1, created_at="2026")
 
 
-def verify(reference: str, miner: str, *, final: bool = False, **options: Any) -> Any:
-    verifier = LogitVerifier(reference, {"miner": miner}, new_tokens=60, **options)
+def verify(reference: str, miner: str, *, final: bool = False) -> Any:
+    verifier = LogitVerifier(reference, {"miner": miner}, new_tokens=60)
     return verifier.verify(ROW, final=final)
 
 

@@ -131,10 +131,8 @@ def test_a_server_takes_no_command(script: str) -> None:
 
 
 def test_the_script_accepts_every_command_and_flag_of_the_miner(installed: Checkout) -> None:
-    def takes_value(option: click.Parameter) -> bool:
-        return isinstance(option, click.Option) and not option.is_flag
-
-    known = [flag for one in miner.cli.params for flag in one.opts if takes_value(one)]
+    options = [one for one in miner.cli.params if isinstance(one, click.Option)]
+    known = [flag for one in options if not one.is_flag for flag in one.opts]
     assert len(known) > 5
     for name in miner.cli.commands:
         words = [word for flag in known for word in (flag, "1")] + [name]
