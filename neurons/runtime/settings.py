@@ -161,7 +161,7 @@ class Settings(BaseModel):
     tune_seconds: Seconds = 600.0
     """Time limit of a tuning command."""
     tune_gpus: Count = 1
-    """GPUs of one model that try tile sizes at the same time. Claims come from the first alone."""
+    """GPUs of one model that try tile sizes at the same time. Claims use only the first."""
     state_dir: Folder = PROJECT / "state"
     """The folder of the journal, the clone, the reports and the log. Do not delete it: it holds the
     salt of a commitment until its reveal.

@@ -44,7 +44,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
         defaults={"port": 9003, "claim_headroom": 0.5},
     )
     assert (settings.netuid, settings.port) == (3, 9002)
-    assert settings.claim_runs == 4  # a flag that is not given hides nothing
+    assert settings.claim_runs == 4  # a flag of None is ignored
     assert settings.claim_headroom == 0.5
     assert settings.wallet_hotkey == "default"
 
