@@ -32,7 +32,7 @@ HEADER = "\n".join(
 
 
 def line(gpu: Gpu, estimates: Estimates) -> str:
-    """Return a line of the table."""
+    """Return a card's line of the table."""
     target = best_target(gpu.memory_gib, gpu.capability)
     return COLUMNS.format(
         gpu.label,
@@ -45,8 +45,8 @@ def line(gpu: Gpu, estimates: Estimates) -> str:
     )
 
 
-def here(machine: Environment, estimates: Estimates) -> list[str]:
-    """Return the lines about this machine's GPU, with the settings that suit it."""
+def describe(machine: Environment, estimates: Estimates) -> list[str]:
+    """Return the lines about this machine's GPU, with suitable settings."""
     if machine.gpu is None or machine.gpu_memory_mb is None:
         return ["No NVIDIA GPU here: lengths up to 2,048 tokens are measured on the CPU."]
     memory, capability = machine.gpu_memory_mb / 1024, machine.compute_capability
@@ -65,8 +65,8 @@ def here(machine: Environment, estimates: Estimates) -> list[str]:
         )
     forward, training = (longest(memory, capability, way) for way in ("recorded", "training"))
     lines.append(f"Largest call: {forward:,} tokens in a validator's loop, {training:,} trained.")
-    suited = settings(memory, capability)
-    return [*lines, "For .env:", *(f"{name}={value}" for name, value in suited.items())]
+    suitable = settings(memory, capability)
+    return [*lines, "For .env:", *(f"{name}={value}" for name, value in suitable.items())]
 
 
 def main() -> int:
@@ -78,7 +78,7 @@ def main() -> int:
     except MeasurementError as error:
         print(f"This machine cannot be examined: {error.reason}")
         return 1
-    print(*here(machine, estimates), "", "Estimates, not measurements:", HEADER, sep="\n")
+    print(*describe(machine, estimates), "", "Estimates, not measurements:", HEADER, sep="\n")
     print(*(line(gpu, estimates) for gpu in GPUS), sep="\n")
     return 0
 

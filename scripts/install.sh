@@ -50,7 +50,7 @@ wanted_stamp() {
 
 # Prints the interpreter to use: PYTHON, or the first suitable one. Without one, prints the reason.
 find_python() {
-  local names=(python3.11 python3.12 python3.13 python3.10 python3) name version lame=''
+  local names=(python3.11 python3.12 python3.13 python3.10 python3) name version without_venv=''
   [ -z "${PYTHON:-}" ] || names=("$PYTHON")
   for name in "${names[@]}"; do
     version=$("$name" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || version=''
@@ -66,10 +66,10 @@ find_python() {
       echo "$name"
       return
     fi
-    lame=${lame:-$name}
+    without_venv=${without_venv:-$name}
   done
-  if [ -n "$lame" ]; then
-    stop "$lame has no venv module. On Debian and Ubuntu: sudo apt install $("$lame" -c \
+  if [ -n "$without_venv" ]; then
+    stop "$without_venv has no venv module. On Debian and Ubuntu: sudo apt install $("$without_venv" -c \
       'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
   fi
   stop 'Python 3.10 to 3.13 was not found (PYTHON=/path/to/python3.11 names one).' \
@@ -96,7 +96,7 @@ check_writable() {
 }
 
 # Replaces the old path of a moved checkout by the new one in the files of .venv.
-follow_move() {
+adapt_to_move() {
   say "the checkout was moved here from $(recorded root): .venv is adapted"
   .venv/bin/python -I - "$(recorded root)" "$root" "$stamp" <<'END'
 import glob, re, sys
@@ -141,7 +141,7 @@ check_disk_first() {
 
 # Whether an index replies for PyTorch within five seconds, through the environment's proxies. The certificate
 # is not checked here, because only pip downloads from it, and pip checks it.
-answers() {
+index_replies() {
   timeout 5 .venv/bin/python -I - "$1" >/dev/null 2>&1 <<'END'
 import ssl, sys, urllib.request
 context = ssl.create_default_context()
@@ -198,7 +198,7 @@ explain_failure() {
 install_torch() {
   local index=${TORCH_INDEX_URL:-}
   if [ -z "$index" ] && [ "$build" = cpu ]; then
-    if answers "$cpu_index"; then
+    if index_replies "$cpu_index"; then
       say "no NVIDIA GPU: PyTorch's CPU build is taken from $cpu_index"
       index=$cpu_index
     else
@@ -253,7 +253,7 @@ up_to_date && exit 0
 
 check_writable
 if [ -n "$(recorded build)" ] && [ "$(recorded root)" != "$root" ] && .venv/bin/python -c '' 2>/dev/null; then
-  follow_move
+  adapt_to_move
   up_to_date && exit 0
 fi
 

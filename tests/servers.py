@@ -8,8 +8,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from typing import Any
 
-from tests.processes import HANG
+import uvicorn
+
+from tests.processes import HANG, wait_for
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for no time
 
@@ -81,3 +84,18 @@ def serving(server: HTTPServer) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join(HANG)
+
+
+@contextmanager
+def serving_app(app: Any) -> Iterator[str]:
+    """Serve an ASGI application with uvicorn in a thread; yield its address."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, proxy_headers=False))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(HANG)
+        assert not thread.is_alive(), "the server did not stop"

@@ -184,7 +184,7 @@ class Competition:
             yield
         finally:
             for child in children:
-                child.ask_to_stop()
+                child.terminate()
             for child in children:
                 child.stop()
 

@@ -129,7 +129,7 @@ class EmbeddedSubnet:
                 child.watch()
             self._look_for_failures()
         for child in self._children:
-            child.ask_to_stop()
+            child.terminate()
         for child in self._children:
             child.stop()
 

@@ -1,7 +1,4 @@
-"""The routes of the inference server: limits, the queue, and cancellation after a disconnect.
-
-Validators' requests have a reserved place in the queue.
-"""
+"""The routes of the inference server: limits, queueing, and cancellation after a disconnect."""
 
 from __future__ import annotations
 
@@ -27,32 +24,32 @@ from neurons.wire.signed_request import NotSigned, check_signed_request
 
 LOADING_SECONDS, BUSY_SECONDS = 10, 2
 """Retry-After in seconds while the model loads, and while the queue is full."""
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 GONE = "The client has gone"
 OUTCOMES = {499: "cancelled", 500: "failed", 503: "busy"}
-"""The outcome in the metrics by status; every other status counts as `refused`."""
+"""The outcome in the metrics by status; all others count as `refused`."""
 PROBLEMS = 3
-"""Most faults of a request's body that an error names."""
+"""Most problems of a request's body that an error names."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most tokens of a request, and the most bytes of its body."""
+    """Limits of a request."""
 
-    prompt: int
-    new: int
-    body: int = 2**20
+    prompt: int  # tokens
+    new: int  # tokens to generate
+    body: int = 2**20  # bytes
 
 
 class ValidatorRequests:
-    """Recognises requests that one of these hotkeys has signed; accepts each once."""
+    """Recognises requests signed by one of these hotkeys; each signature counts once."""
 
     def __init__(self, hotkeys: Collection[str]) -> None:
         self._hotkeys = frozenset(hotkeys)
         self._used: dict[str, int] = {}
 
-    def take(self, path: str, headers: Mapping[str, str], body: bytes) -> bool:
-        """Return whether a POST is a validator's, made within a minute and not seen before."""
+    def accept(self, path: str, headers: Mapping[str, str], body: bytes) -> bool:
+        """Return whether a validator has signed this POST, at most a minute ago and never used."""
         if headers.get(HOTKEY_HEADER) not in self._hotkeys:
             return False
         now = time.time()
@@ -94,7 +91,7 @@ def create_app(
     limits: Limits,
     validators: Collection[str] = (),
 ) -> FastAPI:
-    """Return the server, which starts and stops `decoding`; validators are answered first."""
+    """Return the server, which starts and stops `decoding`; validators' requests go first."""
     signed = ValidatorRequests(validators)
 
     @asynccontextmanager
@@ -156,7 +153,7 @@ async def _queued(
     ip = parse_ip(host)
     client = client_of(ip) if ip else host
     path, headers = request.url.path, request.headers
-    reserved = await asyncio.to_thread(signed.take, path, headers, data)
+    reserved = await asyncio.to_thread(signed.accept, path, headers, data)
     try:
         return decoding.put(body, client, reserved=reserved)
     except Full:
@@ -179,8 +176,8 @@ async def _read(request: Request, most: int) -> bytes:
     """Return the body; raise a 413 once it exceeds `most` bytes, and a 499 after a disconnect."""
     data = bytearray()
     try:
-        async for piece in request.stream():
-            data += piece
+        async for chunk in request.stream():
+            data += chunk
             if len(data) > most:
                 raise HTTPException(413, f"Request body is larger than {most} bytes")
     except ClientDisconnect:
@@ -222,7 +219,7 @@ async def _answer(request: Request, job: Job) -> Generation:
     """Wait for the answer; cancel the job if the client disconnects."""
     answer = asyncio.wrap_future(job.answer)
     try:
-        while not (await asyncio.wait({answer}, timeout=LOOK_SECONDS))[0]:
+        while not (await asyncio.wait({answer}, timeout=POLL_SECONDS))[0]:
             if await request.is_disconnected():
                 raise HTTPException(499, GONE)
         try:

@@ -1,7 +1,7 @@
-"""The reference model: loaded through transformers, and decoded greedily over a static cache.
+"""The reference model: loaded through transformers, decoded greedily over a static cache.
 
-A step runs the same operations on the same buffers for every request. On a GPU it is compiled,
-captured once as a CUDA graph and replayed, and the host does not wait for the GPU at each token.
+Each step runs the same operations on the same buffers. On a GPU, a step is compiled and captured
+once as a CUDA graph. Replaying it does not make the host wait for the GPU at each token.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from neurons.inference_server.queue import Generation
 from neurons.runtime.observe import get_logger
 
 BUCKET = 256
-"""Caches have a multiple of this many positions, so that a few of them serve every request."""
-LOOK_STEPS = 16
+"""The positions of a cache are a multiple of this, so that a few caches serve all requests."""
+CHECK_STEPS = 16
 """Steps between two checks whether the request was cancelled."""
 WARM_UPS = 3
 CAUSE_CHARACTERS = 300
-"""A compiler's message may be pages long."""
+"""Most characters of a compiler's message, which may be pages long."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -47,7 +47,7 @@ def load_model(name: str, device: str, dtype: str) -> Any:
 
 
 class _Lane:
-    """The buffers of one length: cache, tokens, position, logits; and a step that advances them."""
+    """The buffers for one cache length, and the step that advances them."""
 
     def __init__(self, model: Any, one_token: Callable[..., Any], length: int) -> None:
         device = model.device
@@ -78,13 +78,13 @@ class _Lane:
             self._advance()
 
     def capture(self) -> None:
-        """Capture a step as a CUDA graph; call `start` afterwards, as this changes the buffers."""
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        """Capture a step as a CUDA graph; this changes the buffers, so call `start` afterwards."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
                 self._advance()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._advance()
@@ -153,10 +153,10 @@ class Decoder:
         capture_at: int | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Generation:
-        """Return `new_tokens` tokens; an end-of-text token does not end the generation.
+        """Return `new_tokens` tokens; generation continues after an end-of-text token.
 
         The logits of token `capture_at`, from 1, are kept. Raises an InterruptedError when
-        `cancelled`, which is called every LOOK_STEPS tokens, returns true.
+        `cancelled`, which is called every CHECK_STEPS tokens, returns true.
         """
         begun = time.perf_counter()
         lane = self._lane(len(prompt) + new_tokens)
@@ -165,7 +165,7 @@ class Decoder:
         self._wait()
         first = time.perf_counter() - begun
         for number in range(2, new_tokens + 1):
-            if number % LOOK_STEPS == 0:
+            if number % CHECK_STEPS == 0:
                 self._wait()  # otherwise queued steps would delay a cancellation
                 if cancelled():
                     raise InterruptedError

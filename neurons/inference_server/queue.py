@@ -1,4 +1,4 @@
-"""Decodes requests one by one in a thread; the queue is bounded, and disconnects end requests."""
+"""The bounded queue of requests, and the thread that decodes them one by one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Generation:
 
 
 class Decodes(Protocol):
-    """The part of `model.Decoder` that a request needs, without an import of torch."""
+    """The interface of `model.Decoder`, importable without torch."""
 
     @property
     def device(self) -> str: ...
@@ -53,15 +53,13 @@ class Decodes(Protocol):
 
 @dataclass(eq=False)
 class Job:
-    """A queued or running request; set `cancelled` if its client has disconnected.
-
-    `reserved` requests, those of validators, are answered first.
-    """
+    """A queued or running request."""
 
     request: InferenceRequest
     client: str = ""
-    reserved: bool = False
+    reserved: bool = False  # a validator's request, which goes first
     answer: Future[Generation] = field(default_factory=Future)
+    # set once the client has disconnected
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
@@ -70,9 +68,9 @@ class Full(Exception):
 
 
 class Decoding:
-    """The thread that loads the model and then answers jobs in their order.
+    """The thread that loads the model and then answers jobs.
 
-    At most `most` jobs wait, `WAITING_EACH` of one client; those of validators do not count.
+    At most `most` jobs wait, `WAITING_EACH` of one client; validators' jobs do not count.
 
     Attributes:
         decoder: None while the model is loading.
@@ -115,7 +113,7 @@ class Decoding:
         return job
 
     def _take(self) -> Job | None:
-        """Return the next job, a validator's before others; None if none comes within 0.2 s."""
+        """Return the next job, validators' first; None if none arrives within 0.2 s."""
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._jobs), 0.2):
                 return None
@@ -128,7 +126,7 @@ class Decoding:
             self.decoder = self._load()
         except Exception as error:  # a model may fail to load in any way
             self.fault = f"{type(error).__name__}: {error}"
-            if not isinstance(error, OSError):  # the name of a missing file is explanation enough
+            if not isinstance(error, OSError):  # the message names the missing file
                 log.exception("the model cannot be loaded")
             self.done.set()
             return

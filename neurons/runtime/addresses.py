@@ -11,7 +11,10 @@ Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def parse_ip(text: str) -> Ip | None:
-    """Return the address, of IPv4 if mapped, in a text such as `1.2.3.4:80` or `[::1]`, or None."""
+    """Return the address in a text such as `1.2.3.4:80` or `[::1]`; None if there is none.
+
+    An IPv4 address that is mapped into IPv6 is returned as IPv4.
+    """
     text = text.strip().strip('"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]
@@ -26,7 +29,7 @@ def parse_ip(text: str) -> Ip | None:
 
 
 def client_of(ip: Ip) -> str:
-    """Return the key of the client with this address: the /64 network of IPv6, or the address."""
+    """Return the key under which a client is counted: its IPv6 /64 network or IPv4 address."""
     if isinstance(ip, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((ip, CLIENT_PREFIX), strict=False))
     return str(ip)

@@ -27,7 +27,7 @@ log = get_logger("embedded")
 
 @dataclass
 class Child:
-    """One supervised process: its module and arguments, its environment, its log file."""
+    """One supervised process, whose `arguments` start with the name of a module."""
 
     name: str
     arguments: list[str]
@@ -39,7 +39,7 @@ class Child:
     last_status: int | None = None
 
     def watch(self) -> None:
-        """Start the process when it is due; schedule a restart if it has died; bound its log."""
+        """Start the process when it is due, schedule a restart if it has ended, bound its log."""
         if self.process is None:
             if time.monotonic() >= self.due:
                 self._start()
@@ -76,7 +76,7 @@ class Child:
             os.close(descriptor)
         self.starts += 1
 
-    def ask_to_stop(self) -> None:
+    def terminate(self) -> None:
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)
 

@@ -39,10 +39,10 @@ class EnvFile:
     values: dict[str, str] = field(default_factory=dict)
     # names that are no settings; the remedy suggests a similar setting
     ignored: list[Problem] = field(default_factory=list)
-    unsafe: list[Problem] = field(default_factory=list)  # the fault of the file's mode
-    # lines that cannot be read, without their values; `unread` are the names in them
+    unsafe: list[Problem] = field(default_factory=list)  # others can read the file
+    # lines that cannot be parsed; their values are not shown
     problems: list[Problem] = field(default_factory=list)
-    unread: set[str] = field(default_factory=set)
+    unread: set[str] = field(default_factory=set)  # the names of settings in such lines
 
 
 def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
@@ -73,9 +73,9 @@ def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
 
 
 def _note_broken(result: EnvFile, line: str, where: str, known: Collection[str]) -> bool:
-    """Add the problem of a line that cannot be read; return whether it leaves a quote open.
+    """Add the problem of a line that cannot be parsed; return whether it leaves a quote open.
 
-    Only settings are named: another word may be part of a secret.
+    The problem names only known settings, because another word may be part of a secret.
     """
     begun = re.match(r"\s*(?:export\s+)?(\w+)\s*=\s*[\"']?", line)
     quote = begun[0][-1] if begun and begun[0][-1] in "\"'" else ""

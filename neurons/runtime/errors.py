@@ -46,7 +46,7 @@ def not_writable(state_dir: Path, error: OSError) -> ConfigError:
 
 
 class Held(QuasarError):
-    """One submission must stop until a person acts; both sentences are free of secrets."""
+    """A submission must stop until a person acts. `reason` and `remedy` contain no secrets."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason} {remedy}")
@@ -55,7 +55,7 @@ class Held(QuasarError):
 
 
 class Postponed(QuasarError):
-    """This machine or the network failed; a remedy of "" means that waiting is enough."""
+    """This machine or the network failed; without a remedy, waiting is enough."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""Shared code of the command lines: configuration errors print one line and exit with 78."""
+"""Shared code of the command lines; a configuration error prints one line and exits with 78."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Folder(click.Path):
 
 @dataclass
 class Given:
-    """Settings from a command line, by name, and the file with the other settings."""
+    """The settings given on a command line, and the path of the .env with the others."""
 
     settings: dict[str, object] = field(default_factory=dict)
     env_file: Path | None = None
 
 
 def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
-    """Store an option's value for the command; the option may precede or follow its name."""
+    """Store an option's value, which may stand before or after the command's name."""
     given: Given = context.ensure_object(Given)
     if value is None:
         return

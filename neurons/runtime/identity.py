@@ -1,6 +1,6 @@
-"""The identity of this miner: hotkey, signatures, registration. Only this module imports bittensor.
+"""Hotkeys, signatures and calls to the chain. Only this module imports bittensor.
 
-It does so at first use, because the import takes half a second, which `status` and `doctor` save.
+The import takes half a second, so it happens at first use: `status` and `doctor` do without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neurons.runtime.values import PROJECT
 
 CHAIN_SECONDS = 20.0
 WEIGHTS_SECONDS = 180.0
-"""Setting weights waits until its block is final."""
+"""Includes the wait until the block with the weights is final."""
 OFFLINE = "offline"
 
 
@@ -80,7 +80,7 @@ def load_identity(
     btcli = f"--wallet {name} --wallet-hotkey {hotkey} --wallet-path {path.expanduser()}"
     setting = f"{named_by}={name}, WALLET_HOTKEY={hotkey}, WALLET_PATH={path}"
     try:
-        there = private.is_file()
+        exists = private.is_file()
     except PermissionError:
         remedy = (
             "Start the program as the user that owns the wallet, or give this user a copy of the "
@@ -88,7 +88,7 @@ def load_identity(
         )
         problem = f"The hotkey at {private} is out of this user's reach ({setting})."
         raise ConfigError(Problem(problem, remedy)) from None
-    if not there:
+    if not exists:
         remedy = (
             f"Create it with `btcli wallet new-hotkey {btcli}` or copy the hotkey file from where "
             "it was made."
@@ -148,8 +148,8 @@ def registered_uid(
 
     Raises ChainUnreachable without a reply within `seconds`, or if the network is `offline`.
     """
-    answer = _ask_chain(network, seconds, "uid", str(netuid), hotkey)
-    return int(answer) if answer.isdecimal() else None
+    uid = _query_chain(network, seconds, "uid", str(netuid), hotkey)
+    return int(uid) if uid.isdecimal() else None
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ class Neuron:
 
 def subnet_neurons(netuid: int, network: str) -> dict[str, Neuron]:
     """Read all registered hotkeys of the subnet, or raise ChainUnreachable."""
-    answer = _ask_chain(network, CHAIN_SECONDS, "neurons", str(netuid))
-    return {key: Neuron(int(uid), float(stake)) for key, (uid, stake) in json.loads(answer).items()}
+    rows = json.loads(_query_chain(network, CHAIN_SECONDS, "neurons", str(netuid)))
+    return {key: Neuron(int(uid), float(stake)) for key, (uid, stake) in rows.items()}
 
 
 def set_weights(
@@ -171,26 +171,25 @@ def set_weights(
     netuid: int,
     network: str,
     wallet: tuple[str, str, Path],
-    seconds: float = WEIGHTS_SECONDS,
 ) -> dict[str, int]:
     """Set the weights of the wallet's hotkey on the chain by the ratios of these shares.
 
     Returns the uids of the hotkeys that are registered, whose weights were set. Raises
-    ChainUnreachable if the chain did not accept them within `seconds`.
+    ChainUnreachable if the chain did not accept them within WEIGHTS_SECONDS.
     """
     name, hotkey, path = wallet
     shares_json = json.dumps(dict(shares))
     words = ("weights", str(netuid), name, hotkey, str(path), shares_json)
-    answer = _ask_chain(network, seconds, *words)
-    return {str(key): int(uid) for key, uid in json.loads(answer).items()}
+    uids = json.loads(_query_chain(network, WEIGHTS_SECONDS, *words))
+    return {str(key): int(uid) for key, uid in uids.items()}
 
 
-def _ask_chain(network: str, seconds: float, *words: str) -> str:
+def _query_chain(network: str, seconds: float, *words: str) -> str:
     """Query the chain in a child process; return the last line of its output."""
     if network == OFFLINE:
-        raise ChainUnreachable("SUBTENSOR_NETWORK=offline: no chain is asked.")
-    # The client may retry without end, and after some failures its tasks write tracebacks when
-    # they are destroyed. A child process can be ended in time, and its output is not shown.
+        raise ChainUnreachable("SUBTENSOR_NETWORK=offline: no chain is contacted.")
+    # The client may retry forever, and its tasks may write tracebacks when they are destroyed. A
+    # child process can be ended in time, and its output is not shown.
     try:
         done = subprocess.run(
             [sys.executable, "-m", "neurons.runtime.identity", network, *words],
@@ -202,29 +201,29 @@ def _ask_chain(network: str, seconds: float, *words: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise _out_of_reach(network, f"no answer in {seconds:g} s") from None
+        raise _unreachable(network, f"no answer in {seconds:g} s") from None
     except OSError as error:
         reason = f"{sys.executable} cannot be started: {error.strerror}"
-        raise _out_of_reach(network, reason) from None
+        raise _unreachable(network, reason) from None
     lines = done.stdout.splitlines()
     if done.returncode == 0 and lines:
         return lines[-1]
     reason = lines[-1] if lines else f"the chain's client ended with status {done.returncode}"
-    raise _out_of_reach(network, reason)
+    raise _unreachable(network, reason)
 
 
-def _out_of_reach(network: str, reason: str) -> ChainUnreachable:
+def _unreachable(network: str, reason: str) -> ChainUnreachable:
     return ChainUnreachable(f"The network {network!r} is out of reach ({reason}).")
 
 
 def find_uid(client: Any, netuid: str, hotkey: str) -> str:
-    """Return the hotkey's uid as text, or `None` as text if it has none; `client` reads it."""
-    answer = client.neurons.uid(hotkey_ss58=hotkey, netuid=int(netuid))
-    return str(None if answer is None else int(answer))
+    """Return the hotkey's uid as text, or the text `None` if it has none."""
+    uid = client.neurons.uid(hotkey_ss58=hotkey, netuid=int(netuid))
+    return str(None if uid is None else int(uid))
 
 
 def list_neurons(client: Any, netuid: str) -> str:
-    """Return each hotkey's [uid, stake in whole tokens] as JSON; `client` reads them."""
+    """Return each hotkey's [uid, stake in whole tokens] as JSON."""
     rows = client.neurons.all(netuid=int(netuid))
     return json.dumps(
         {str(one.hotkey): [int(one.uid), int(one.total_stake.rao) / 1e9] for one in rows}
@@ -232,25 +231,25 @@ def list_neurons(client: Any, netuid: str) -> str:
 
 
 def submit_weights(client: Any, netuid: str, name: str, hotkey: str, path: str, shares: str) -> str:
-    """Set the weights through `client`; return the uids of registered hotkeys as JSON.
+    """Set the weights; return the uids of registered hotkeys as JSON.
 
     The client adapts the weights to the subnet, and sends them in plain text or timelocked.
     """
     import bittensor as bt
 
-    wanted: dict[str, float] = json.loads(shares)
-    answers = {key: find_uid(client, netuid, key) for key in wanted}
-    uids = {key: int(uid) for key, uid in answers.items() if uid.isdecimal()}
+    share_of: dict[str, float] = json.loads(shares)
+    texts = {key: find_uid(client, netuid, key) for key in share_of}
+    uids = {key: int(uid) for key, uid in texts.items() if uid.isdecimal()}
     if uids:
-        weights = {uid: wanted[key] for key, uid in uids.items()}
+        weights = {uid: share_of[key] for key, uid in uids.items()}
         wallet = bt.Wallet(name=name, hotkey=hotkey, path=path)
         intent = bt.SetWeights(netuid=int(netuid), weights=weights)
         client.execute(intent, wallet, retries=2).raise_for_failure()
     return json.dumps(uids)
 
 
-def _speak(network: str, task: str, *words: str) -> int:
-    """Print the chain's reply, or an error in one line; return the exit status."""
+def _run_task(network: str, task: str, *words: str) -> int:
+    """Run one task in the child process; print its result, or an error in one line."""
     die_with_parent()
     try:
         import bittensor as bt
@@ -260,14 +259,14 @@ def _speak(network: str, task: str, *words: str) -> int:
             "neurons": list_neurons,
             "weights": submit_weights,
         }
-        answer = tasks[task](bt.Subtensor(network), *words)
+        result = tasks[task](bt.Subtensor(network), *words)
     except Exception as error:  # any failure of the chain's client means the same here
         message = " ".join(str(error).split())
         sys.stdout.write(f"\n{type(error).__name__}{message and f': {message}'}\n")
         return 1
-    sys.stdout.write(f"\n{answer}\n")
+    sys.stdout.write(f"\n{result}\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_speak(*sys.argv[1:]))
+    sys.exit(_run_task(*sys.argv[1:]))

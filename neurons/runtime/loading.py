@@ -1,6 +1,6 @@
-"""The one reader of the environment: merges flags, environment, .env and defaults, and checks them.
+"""Loads and checks the settings; the only module that reads the environment.
 
-Precedence: flag, environment, .env, default.
+A flag overrides the environment, which overrides the .env, which overrides the default.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def load_settings(
     """Read, merge and check the settings.
 
     Args:
-        flags, defaults: attribute name to value; a flag of None is not given.
+        flags, defaults: attribute name to value; flags of None or "" are ignored.
         env_file: the .env to read; by default, the one that the environment's ENV_FILE names, or
             else the project's if it exists. /dev/null means none.
         process: the process whose required settings are checked, in addition to each value.
@@ -103,7 +103,7 @@ def _build(
     missing = _missing(values, process)
     problems += [problem for name, problem in missing.items() if name not in file.unread]
     if problems:
-        # a misspelt name is the likely reason why something is missing
+        # the likely reason for a missing setting is a misspelt name
         misspelt = (one for one in file.ignored if one.remedy)
         raise ConfigError(*problems, *misspelt, *file.unsafe)
     settings._warnings = (*file.ignored, *file.unsafe)

@@ -50,7 +50,7 @@ def register_secret(value: str) -> None:
 
 
 def forget_secret(value: str) -> None:
-    """Stop removing `value`, which is public now: many secrets would slow every line down."""
+    """Stop removing `value`, which is now public: many secrets would slow down every line."""
     _secrets.discard(value)
 
 
@@ -68,7 +68,7 @@ def redact_text(text: str) -> str:
 
 
 def redact_value(value: Any, key: str = "") -> Any:
-    """Return `value` without secrets; a key such as `token` makes all of it a secret."""
+    """Return `value` without secrets; under a key such as `token`, all of it is a secret."""
     if key and value is not None and _SECRET_KEY.search(key):
         return REDACTED
     if isinstance(value, str):
@@ -125,7 +125,7 @@ def configure(
     file: Path | None = None,
     ordinary: TextIO | None = None,
 ) -> None:
-    """Send this process's log to stderr, and to a rotated `file` when one is given.
+    """Send this process's log to stderr, and to a rotated `file` if it is not None.
 
     Args:
         fmt: `console` for people, `json` for machines (one object a line).
@@ -167,7 +167,7 @@ def configure(
 
 
 def append(file: Path, text: str) -> None:
-    """Write the reason for which the program ends to its log file, unless the disk fails."""
+    """Append the reason for the program's end to its log file; do nothing if the disk fails."""
     with suppress(OSError), closing(_file_handler(file)) as handler:
         handler.setFormatter(_formatter("console"))
         for line in text.splitlines():
@@ -196,7 +196,7 @@ def _formatter(fmt: str) -> logging.Formatter:
 
 
 def _report_retry(details: RetryDetails) -> None:
-    """Log a quick retry at debug level; stamina's own line would name the call."""
+    """Log a quick retry at debug level, without the arguments that stamina's own line shows."""
     get_logger("http").debug(
         "no answer, asking again",
         reason=str(details.caused_by),
@@ -206,7 +206,7 @@ def _report_retry(details: RetryDetails) -> None:
 
 
 class _FileHandler(logging.handlers.RotatingFileHandler):
-    """A log file that omits lines while the disk is full: another stream has every line too."""
+    """A log file that skips lines while the disk is full; stdout or stderr has them too."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
@@ -222,6 +222,6 @@ def _file_handler(file: Path) -> logging.Handler:
 
 
 def get_logger(name: str, **context: object) -> structlog.stdlib.BoundLogger:
-    """Return a logger whose every line carries `context`."""
+    """Return a logger that adds `context` to each line."""
     logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name, **context)
     return logger

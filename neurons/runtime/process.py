@@ -1,4 +1,4 @@
-"""The lock, signals and waits of a daemon: one runs at a time, and it can be stopped."""
+"""The lock, the signals and the waits of a daemon."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from neurons.runtime.observe import get_logger
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROGRESS = "measuring.json"
-"""File of a state folder with the progress of the measurement that the lock's holder makes."""
+"""File in the state folder with the progress of the running measurement."""
 
 GRACE_SECONDS = 8.0
-"""Limit in seconds on an orderly end after a stop: pm2, systemd and people wait about ten."""
+"""Seconds for an orderly end after a stop; pm2, systemd and users wait about ten."""
 
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Errors of a disk that may accept writes again later."""
 START_BYTES = 2**18
-"""More than the lock, the journal and the first lines of the log take."""
+"""Free space that a start requires: enough for the lock, the journal and the first log lines."""
 SPACE_SECONDS = 60.0
 
 log = get_logger("runtime")
@@ -37,9 +37,9 @@ class Stopped(QuasarError):
 def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
     """Return once the state folder's disk has space for a start; log while it has not.
 
-    A process manager stops restarting a program that ends repeatedly, and a full disk may recover.
-    Raises a ConfigError if the folder cannot be made or written for another reason, and what `wait`
-    raises.
+    The start waits instead of failing, because a process manager gives up on a program that ends
+    repeatedly. Raises a ConfigError if the folder cannot be written for another reason. `wait` may
+    raise Stopped.
     """
     probe = state_dir / f"space-{os.getpid()}"
     while True:
@@ -63,10 +63,10 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
 
 
 class StateLock:
-    """The right to use a state folder, held by one process; a ConfigError if it is taken.
+    """The right to use a state folder, held by one process; a ConfigError if another has it.
 
-    It is the kernel's flock on an open file: it ends with the process, also by kill -9, so no stale
-    lock exists. The file stays and holds the last owner's pid.
+    It is the kernel's flock on an open file. It ends with the process, even after kill -9, so it
+    cannot become stale. The file stays and contains the last owner's pid.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -86,7 +86,7 @@ class StateLock:
                 f"Another process (pid {owner or 'unknown'}) uses the state folder {state_dir}. "
                 "Stop it first, or give this one its own STATE_DIR."
             ) from None
-        with suppress(OSError):  # a process that died while it measured has left it
+        with suppress(OSError):  # left behind by a process that was killed while it measured
             (state_dir / PROGRESS).unlink(missing_ok=True)
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -104,7 +104,7 @@ class StateLock:
 
 
 def is_locked(state_dir: Path) -> bool:
-    """Return whether a process holds the folder's lock, without taking it even for a moment."""
+    """Return whether a process holds the folder's lock; this function never takes it."""
     try:
         inode = (state_dir / "lock").stat().st_ino
         rows = Path("/proc/locks").read_text().splitlines()
@@ -131,7 +131,7 @@ def stop_on_signals(stop: threading.Event, grace: float = GRACE_SECONDS) -> Iter
     )
     thread.start()
     previous_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    # A signal reaches the wake-up descriptor only if it has a handler, which has nothing to do.
+    # A signal reaches the wake-up descriptor only if it has a handler, even one without effect.
     previous = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
     try:
         yield
@@ -160,7 +160,7 @@ def _watch(reader: int, stop: threading.Event, grace: float) -> None:
 
 
 def wait_unless(stop: threading.Event, seconds: float) -> None:
-    """Wait `seconds`; raise Stopped if the stop comes before their end."""
-    # Event.wait counts on the monotonic clock: setting the system's clock changes nothing.
+    """Wait `seconds`; raise Stopped if `stop` is set before they have passed."""
+    # Event.wait uses the monotonic clock, so a change of the system's clock has no effect.
     if stop.wait(max(seconds, 0.0)):
         raise Stopped("stop requested")

@@ -42,17 +42,17 @@ def listen(host: str, port: int, settings: tuple[str, str]) -> socket.socket:
         raise ConfigError(
             Problem(f"{setting}: cannot bind {host}:{port} ({reason}).", remedy)
         ) from error
-    # asyncio sets this only for sockets that it creates; accepted connections inherit it. Without
-    # it a reply's body waits up to 40 ms for the client to acknowledge the head.
+    # Accepted connections inherit this option. asyncio sets it only on sockets that it creates.
+    # Without it, a reply's body waits up to 40 ms until the client acknowledges the head.
     place.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return place
 
 
 class Server(uvicorn.Server):
-    """uvicorn with limits on connections and request heads, which trusts no proxy header.
+    """uvicorn with limits on connections and request heads; it trusts no proxy header.
 
-    Clients that send or read slowly are the reverse proxy's task (docs/subnet.md). `ready` is
-    called with address and port when the server listens; the port file is written then.
+    The reverse proxy handles slow clients (docs/subnet.md). When the server listens, it calls
+    `ready` with address and port, and writes the port file.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then notify systemd, log the address and write the port file."""
+        """Listen, notify systemd, call `ready` and write the port file."""
         await super().startup(sockets)
         if not self.started:
             return

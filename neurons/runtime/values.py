@@ -24,7 +24,7 @@ MOST = 2**31 - 1
 HOTKEY = re.compile("5[1-9A-HJ-NP-Za-km-z]{47}")
 """The form of a hotkey's ss58 address."""
 TOKEN = re.compile(r"gh[pousr]_|github_pat_|[0-9a-f]{40}$")
-"""Beginnings of GitHub's tokens; tokens from before April 2021 are 40 hexadecimal digits."""
+"""Prefixes of GitHub's tokens; those from before April 2021 are 40 hexadecimal digits."""
 NETWORKS = ("finney", "test", "local", "archive", "devnet", "offline")
 
 

@@ -1,8 +1,7 @@
 """`python -m neurons.validator`: judges the submissions that the validator API queues.
 
-It clones each revealed fork, checks its rules, times it with the harness, compares the speed with
-the claim and writes the score. Untrusted code runs only in child processes in a sandbox; torch is
-loaded there only.
+It clones each revealed fork, checks the rules, times it with the harness, compares the speed with
+the claim and writes the score. Untrusted code and torch run only in child processes in a sandbox.
 """
 
 from __future__ import annotations
@@ -169,7 +168,11 @@ def _logit_verifier(
 def _confinement(
     settings: Settings, stop: threading.Event, gpu: Gpu | None = None
 ) -> Sandbox | None:
-    """Return the sandbox for forks, after a worker has imported its packages in it; or None."""
+    """Return the sandbox for forks, or None to run them with this user's rights.
+
+    A worker has imported its packages there. Raises a ConfigError if that fails, or if SANDBOX is
+    `required` and no sandbox works.
+    """
     reason = "SANDBOX=off"
     if settings.sandbox != "off":
         private = [settings.wallet_path, settings.state_dir]

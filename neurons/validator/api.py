@@ -43,8 +43,8 @@ class ApiFault(QuasarError):
 class ValidatorApi(Connection):
     """Calls of one validator API with the headers of `signer`, a validator.
 
-    Each call raises ApiFault without a usable reply, and ConfigError if the API does not accept the
-    hotkey. Failed calls are not retried once `stop` is set.
+    A call without a usable reply raises ApiFault; one whose hotkey the API does not accept raises
+    ConfigError. Failed calls are not retried once `stop` is set.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ValidatorApi(Connection):
         measured: protocol.Benchmarks | None = None,
         device: str | None = None,
     ) -> None:
-        """Write the score, its reason, the measured figures by length, and the measuring device."""
+        """Write a verdict: score, reason, measured figures by length, and the device."""
         body = protocol.MarkValidatedRequest(
             submission_id=submission_id,
             score=score,

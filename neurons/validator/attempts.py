@@ -18,7 +18,7 @@ DEATHS_ALLOWED = 3
 """Crashes of the validator during one submission's evaluations before it is set aside."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
-"""Seconds until the validator repeats an evaluation that failed by a local or network fault."""
+"""Seconds until an evaluation that a local or network fault ended is repeated."""
 
 SPENT_SECONDS = ROUND_HOURS * 3600.0
 """Seconds after which the time spent on a hotkey no longer counts."""
@@ -49,14 +49,14 @@ class Attempt:
     """The attempts at one submission."""
 
     deaths: int = 0  # evaluations during which the validator crashed
-    faults: int = 0  # evaluations that failed by a fault of this machine or the network
+    faults: int = 0  # evaluations that a fault of this machine or the network ended
     due: float = 0.0  # Unix seconds of the next attempt
     reason: str = ""
-    verdict: Verdict | None = None  # a verdict that is not yet written to the API
+    verdict: Verdict | None = None  # not yet written to the API
 
     @property
     def set_aside(self) -> bool:
-        """Whether the validator repeats it only if a person runs `--again`."""
+        """Whether only `--again` makes the validator repeat it."""
         return self.verdict is None and self.deaths >= DEATHS_ALLOWED
 
 
@@ -96,7 +96,7 @@ class Attempts:
         self._write(submission, running=1)
 
     def stop(self, submission: QueuedSubmission) -> None:
-        """Record that an evaluation was ended by a stop, which does not count as a failure."""
+        """Record that a stop ended the evaluation; this does not count as a failure."""
         self._write(submission, running=0)
 
     def postpone(self, submission: QueuedSubmission, reason: str) -> float:
@@ -141,8 +141,8 @@ class Attempts:
     def queue_key(self, submission: QueuedSubmission) -> tuple[int, float, str, int]:
         """Return the sort key of the queue.
 
-        Submissions with fewer failures come first; among these, the hotkey on which the least time
-        was spent, so that slow submissions cannot delay those of others; then the oldest.
+        The order is by failures, then by the time spent on the hotkey, so that slow submissions
+        cannot delay those of others, then by age.
         """
         known = self.of(submission)
         query = "SELECT coalesce(sum(seconds), 0) FROM spent WHERE hotkey = ?"

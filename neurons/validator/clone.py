@@ -1,4 +1,4 @@
-"""A folder for each submission, and a clone of its fork in it. Nothing in it is trusted."""
+"""Clones a submission's fork, which is not trusted, into a separate folder."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ CLONE_SECONDS = 120.0
 CHECKOUT_SECONDS = 60.0
 
 FETCHED_BYTES = 2**28
-"""Limit in bytes on the download of a fork, and on each file that git writes here."""
+"""Limit in bytes on the download of a fork, and on each file that git writes."""
 TREE_BYTES, TREE_FILES = 2**28, 20_000
 """Most bytes and files of a commit's tree."""
 PATH_BYTES, PATH_PARTS, TREE_FOLDERS = 512, 32, 5_000
-"""Most bytes of a path, components of a path, and folders of a commit's tree.
+"""Most bytes and components of a path, and most folders of a commit's tree.
 
-The public fork has 478 files, none deeper than 5 parts or longer than 73 bytes.
+The public fork has 478 files; their paths have at most 5 components and 73 bytes.
 """
 LIMITS = Limits(memory=2**32, file=FETCHED_BYTES, seconds=120, output=2**24)
 
 _OVERRIDES = {
     "core.symlinks": "false",  # a link out of the tree becomes a text file that names its target
-    "core.fsync": "none",  # the clone is deleted in a few minutes
+    "core.fsync": "none",  # the clone is deleted after the evaluation
     "core.bigFileThreshold": "8m",  # longer objects are streamed, not held in memory
     "http.followRedirects": "initial",  # a renamed account redirects; no credential is sent
     "transfer.unpackLimit": "1",  # one pack, never thousands of files
@@ -43,15 +43,15 @@ _OVERRIDES = {
 
 
 class BadFork(QuasarError):
-    """The fork cannot be evaluated, and a retry would give the same result."""
+    """The fork cannot be evaluated; a retry would give the same result."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Allowed sources: https hosts, none for every public one, and files of this machine."""
+    """The places from which forks are cloned."""
 
-    hosts: tuple[str, ...] = ("github.com",)
-    files: bool = False
+    hosts: tuple[str, ...] = ("github.com",)  # https hosts; empty for every public one
+    files: bool = False  # whether file:// addresses of this machine are allowed
 
     def check(self, fork_url: str) -> Remote:
         """Return the remote of a submitted address, or raise BadFork."""
@@ -80,7 +80,7 @@ def submission_folder(parent: Path) -> Iterator[Path]:
 
 
 def clear(parent: Path) -> None:
-    """Delete the files that a killed validator left behind."""
+    """Delete the folders that a killed validator left behind."""
     if parent.is_symlink() or not parent.is_dir():
         delete(parent)
         return
@@ -96,11 +96,11 @@ def clone(
     sources: Sources,
     stop: threading.Event | None = None,
 ) -> Path:
-    """Clone the fork into `folder` at the commit, as a validator does, and return its root.
+    """Clone the fork into `folder` at the commit, and return the root of the checkout.
 
-    Only the tip of the default branch is cloned; another commit is fetched by its hash. No hook,
-    submodule, filter, link or transport that the fork names takes effect. All users may read the
-    result. Raises BadFork if the address or commit does not exist, or exceeds this module's limits,
+    Only the tip of the default branch is cloned; another commit is fetched by its hash. Hooks,
+    submodules, filters, links and transports of the fork have no effect. All users may read the
+    result. Raises BadFork if the address or commit does not exist or exceeds this module's limits,
     and Retry for a temporary failure.
     """
     remote = sources.check(fork_url)
@@ -120,11 +120,11 @@ def clone(
                 raise Retry(gateway.unreachable) from error
             if isinstance(error, Retry):
                 raise
-            # this machine's clock or certificate store is wrong, not the fork
-            if re.search(r"certificate", error.reason):
+            # the fault of this machine's clock or certificate store
+            if "certificate" in error.reason:
                 raise Retry(error.reason) from error
             raise BadFork(f"The fork cannot be cloned: {error.reason}") from error
-    for path in (tree, *tree.rglob("*")):  # another user reads it in the sandbox
+    for path in (tree, *tree.rglob("*")):  # the sandbox reads it as another user
         if ".git" not in path.relative_to(tree).parts:
             path.chmod(0o755 if path.is_dir() else 0o644)
     return tree
@@ -138,11 +138,11 @@ def _clone(
     stop: threading.Event | None,
 ) -> Path:
     tree = folder / "tree"
-    above = HardenedGit(
+    parent = HardenedGit(
         folder, timeout=CLONE_SECONDS, stop=stop, overrides=overrides, limits=LIMITS
     )
     options = ("--depth=1", "--no-tags", "--no-checkout", "--template=", "--quiet")
-    above.online(remote, None, "clone", *options, "--", remote.url, tree.name)
+    parent.online(remote, None, "clone", *options, "--", remote.url, tree.name)
     inside = HardenedGit(
         tree, timeout=CHECKOUT_SECONDS, stop=stop, overrides=overrides, limits=LIMITS
     )
@@ -151,14 +151,14 @@ def _clone(
         inside.online(remote, None, "fetch", *fetch, timeout=CLONE_SECONDS)
     _check_size(inside, commit_hash)
     inside.execute(["git", "checkout", "--quiet", "--detach", commit_hash])
-    there = inside.execute(["git", "rev-parse", "HEAD"])
-    if there != commit_hash:
-        raise BadFork(f"The checkout is at commit {there}, not at {commit_hash}.")
+    head = inside.execute(["git", "rev-parse", "HEAD"])
+    if head != commit_hash:
+        raise BadFork(f"The checkout is at commit {head}, not at {commit_hash}.")
     return tree
 
 
 def _check_size(tool: HardenedGit, commit_hash: str) -> None:
-    """Refuse a commit whose checkout would exceed the limits, by git's listing of its tree."""
+    """Raise BadFork, before the checkout, for a commit whose tree exceeds the limits."""
     listing = tool.probe("ls-tree", "-r", "-l", "-z", "--full-tree", commit_hash)
     if listing is None:
         raise BadFork("git cannot list the commit, or it has too many files.")

@@ -1,6 +1,7 @@
-"""The GPUs that forks may use, and their device files. Each fork gets only one GPU.
+"""The GPUs that forks may use, and their device files.
 
-A claim is the speed of one GPU. A fork that could use several could distribute a call over them.
+A claim is the speed of one GPU. A fork therefore sees only one GPU, so that it
+cannot distribute a call over several.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Gpu:
 def find_gpus(environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs that CUDA shows, at least one.
 
-    The list ends where CUDA's does, at a name that is unknown or repeated. A MIG slice is not
-    combined with other GPUs: CUDA uses one slice in a process, and slices share a device file and
-    the power. If NVML does not identify the first GPU, the files are those of every GPU.
+    Like CUDA's, the list ends at a name that is unknown or repeated. A MIG slice is not combined
+    with other GPUs, because CUDA uses one slice in a process, and slices share a device file and
+    the power. If NVML does not identify the first GPU, its files are those of all GPUs.
     """
     shared = tuple(DEV / file for file in _SHARED if (DEV / file).exists())
     visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -53,7 +54,7 @@ def find_gpus(environ: Mapping[str, str]) -> list[Gpu]:
 
 
 def _identified(names: list[str] | None, shared: tuple[Path, ...]) -> Iterator[Gpu]:
-    """Yield the GPUs of these names, or all of them, up to the first that NVML does not know."""
+    """Yield the named GPUs, or all, until NVML does not know one."""
     with suppress(ValueError), opened() as nvml:
         if nvml is None:
             return

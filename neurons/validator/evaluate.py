@@ -1,4 +1,4 @@
-"""One submission from its address to its verdict: clone, check the rules, time, compare."""
+"""Evaluates one submission: clone, check the rules, time, compare with the claim."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ REPEATED: frozenset[Kind] = frozenset({"crash", "out_of_memory"})
 AMBIGUOUS: frozenset[Kind] = frozenset(
     {"timeout", "out_of_memory", "limit", "crash", "protocol", "import"}
 )
-"""Failures that a faulty machine also causes: a control run then decides whether they count.
-Another fork may cause them too, so a process that fails while others run is repeated alone."""
+"""Failures that a faulty machine also causes; they count only if a control run succeeds.
+Another fork may also cause them, so a process that fails while others run is repeated alone."""
 
 BUDGET = 2.0
 """Limit of a submission's measurements, as a multiple of the seconds of one process."""
@@ -60,8 +60,8 @@ class FaultyMachine(Postponed):
 class Evaluator:
     """Evaluates submissions on one device, with these settings.
 
-    Evaluations that run at the same time share a lock. An evaluation holds it exclusively while it
-    times the target, so that no other fork slows that down or helps, and during repetitions.
+    Evaluations that run at the same time share a lock. An evaluation holds it exclusively during
+    repetitions and while it times the target, so that no other fork slows it down or helps it.
     """
 
     folder: Path
@@ -82,7 +82,7 @@ class Evaluator:
     def evaluate(self, submission: QueuedSubmission) -> Verdict:
         """Return the verdict on a revealed submission.
 
-        Raises Postponed if this machine or the network failed, and Stopped if the validator was.
+        Raises Postponed if this machine or the network failed, and Stopped after a stop.
         """
         if not is_claim(submission.tokens_per_sec):
             return reject(f"The claim of {submission.tokens_per_sec} tokens/s is no speed.")
@@ -124,8 +124,8 @@ class Evaluator:
             log_tail = f"; {error.log_tail.strip()[-300:]}" if error.log_tail.strip() else ""
             raise FaultyMachine(
                 f"The control run failed on this machine: {error}{log_tail}",
-                "Remove this cause, and start the validator again: at its start it "
-                "checks the packages, and nvidia-smi shows the state of a GPU.",
+                "Remove this cause and start the validator again, which checks the packages at its "
+                "start. nvidia-smi shows the state of a GPU.",
             ) from error
 
     def _broken_rules(self, tree: Path) -> list[str]:
@@ -163,9 +163,10 @@ class Evaluator:
             correctness = require_passed(attempt(self.check, lengths[0]))
             for length in lengths:
                 samples[length] = confirm(attempt(timed, length), correctness)
-                self._log(submission, samples[length])
+                speed = round(samples[length].tokens_per_sec, 1)
+                log.info("measured", submission=submission.id, length=length, tokens_per_sec=speed)
             verdict = judge(submission.tokens_per_sec, samples[target].tokens_per_sec)
-            if not verdict.passed:  # other work can only slow a run down, so the faster one counts
+            if not verdict.passed:  # other work only slows a run down, so the faster counts
                 again = confirm(attempt(timed, target), correctness)
                 samples[target] = max(again, samples[target], key=lambda one: one.tokens_per_sec)
                 verdict = judge(submission.tokens_per_sec, samples[target].tokens_per_sec)
@@ -182,7 +183,7 @@ class Evaluator:
         return self._options(self.device, min(self.timeout, left), alone=alone)
 
     def _twice(self, work: Callable[..., Result], length: int, *, alone: bool) -> Result:
-        """Return the result of `work`; repeat it after a failure that may not be the fork's."""
+        """Return the result of `work`; repeat it once if its failure may not be the fork's."""
         try:
             return work(alone=alone)
         except MeasurementError as error:
@@ -191,14 +192,6 @@ class Evaluator:
                 raise
             log.warning("measuring once more", length=length, reason=error.reason)
         return work(alone=True)
-
-    def _log(self, submission: QueuedSubmission, sample: Sample) -> None:
-        log.info(
-            "measured",
-            submission=submission.id,
-            length=sample.length,
-            tokens_per_sec=round(sample.tokens_per_sec, 1),
-        )
 
     def _failed(self, error: MeasurementError) -> Verdict:
         self._check_stop()

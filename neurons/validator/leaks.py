@@ -1,4 +1,4 @@
-"""Attempts forbidden operations inside a sandbox, and reports those that succeed."""
+"""Tests a sandbox: tries forbidden operations inside it, and reports those that succeed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neurons.validator.seccomp import this_architecture
 
 _NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
 
-_LOOK = """
+_PROBE = """
 import json, os, sys
 secret, port, calls, *outside = json.loads(sys.argv[1])
 leaks = []
@@ -74,7 +74,7 @@ def find_leaks(confine: Callable[[list[str], Path], list[str]]) -> list[str]:
         known = this_architecture()
         calls = known.denied if known else {}
         argument = json.dumps([str(secret), listener.getsockname()[1], calls, *outside])
-        argv = [sys.executable, "-I", "-S", "-c", _LOOK, argument]
+        argv = [sys.executable, "-I", "-S", "-c", _PROBE, argument]
         done = subprocess.run(
             confine(argv, inside),
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Compares a miner's inference server with the validator's own by the logits of one step."""
+"""Compares the logits of a miner's inference server with those of the validator's own."""
 
 from __future__ import annotations
 
@@ -49,20 +49,17 @@ class LogitVerifier:
 
     reference: str  # address of the validator's own server
     servers: Mapping[str, str]  # addresses by hotkey; miners without one are not verified
-    # least_cosine, most_difference: limits for the logits
     least_cosine: float = 0.99
     most_difference: float = 0.1
     stop: threading.Event = field(default_factory=threading.Event)
     new_tokens: int = NEW_TOKENS
-    # signs the requests, so that a server can give them a validator's priority
-    signer: Identity | None = None
+    signer: Identity | None = None  # signs the requests, so that servers give them priority
 
     def verify(self, submission: QueuedSubmission, *, final: bool = False) -> Verification | None:
-        """Return the result for the miner's server; None if the miner has no server.
+        """Return whether the miner's server runs the reference model; None if it has no server.
 
-        It passes if the logits show that the server runs the reference model. If it is `final`, a
-        busy server counts as failed; otherwise, and if the own server does not answer, this raises
-        Postponed.
+        Raises Postponed if the validator's own server gives no usable reply, or if the miner's is
+        busy. With `final`, a busy miner's server counts as failed instead.
         """
         address = self.servers.get(submission.miner_hotkey)
         if address is None:
@@ -82,7 +79,7 @@ class LogitVerifier:
         return self._judge(submission, request, expected, reply)
 
     def _request(self) -> InferenceRequest:
-        """Draw a random prompt, so that the answer cannot be known in advance."""
+        """Return a request with a random prompt, whose reply cannot be prepared in advance."""
         info = _read("GET", f"{self.reference}/model_info", None, ModelInfo)
         prompt = [secrets.randbelow(info.vocab_size) for _ in range(PROMPT_TOKENS)]
         step = 1 + secrets.randbelow(min(LAST_STEP, self.new_tokens))
@@ -132,7 +129,10 @@ class LogitVerifier:
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """Return the cosine of two lists of logits and the largest difference; -1 and 1e9 if none."""
+    """Return the cosine and the largest difference of two lists of logits.
+
+    They are -1 and 1e9 if a value is not finite or a list has only zeros.
+    """
     product = math.fsum(a * b for a, b in zip(ours, theirs, strict=True))
     lengths = math.sqrt(math.fsum(a * a for a in ours) * math.fsum(b * b for b in theirs))
     difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
@@ -185,15 +185,15 @@ async def _reply(
 ) -> tuple[int, bytes]:
     """Return a reply's status and body.
 
-    httpx limits only the wait for the next bytes, so the caller must limit the total time.
+    The caller must limit the total time, because httpx only limits the wait for the next bytes.
     """
     async with (
         httpx.AsyncClient(timeout=REPLY_SECONDS, trust_env=False) as http,
         http.stream(method, url, content=body, headers=dict(headers)) as response,
     ):
         data = bytearray()
-        async for piece in response.aiter_bytes():
-            data += piece
+        async for chunk in response.aiter_bytes():
+            data += chunk
             if len(data) > REPLY_BYTES:
                 raise _NoAnswer(f"answered with more than {REPLY_BYTES} bytes.")
         return response.status_code, bytes(data)

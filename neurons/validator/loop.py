@@ -1,7 +1,7 @@
-"""The validator's loop: from the queue to written verdicts, one submission at a time on each GPU.
+"""The validator's loop: it judges the queue and writes the verdicts, one submission per GPU.
 
-The attempt is recorded before the evaluation begins. If the validator crashes during it, the
-next start continues with the other submissions.
+Each attempt is recorded before its evaluation begins. If the validator crashes meanwhile, the next
+start continues with other submissions.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ POLL_SECONDS = 30.0
 
 log = get_logger("validator")
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 
 @dataclass
 class Evaluation:
-    """A running evaluation, and the seconds that it took once it has ended."""
+    """A running evaluation."""
 
     submission: QueuedSubmission
     evaluator: Evaluator
     timer: Callable[[], float]
-    seconds: float = 0.0
+    seconds: float = 0.0  # its duration, once it has ended
 
     def run(self) -> Verdict:
         """Return the evaluator's verdict; all log lines of the evaluation name the GPU."""
@@ -65,9 +65,9 @@ class Evaluation:
 
 
 class Validator:
-    """Polls the queue and judges its submissions, with each evaluator one at a time.
+    """Polls the queue and judges its submissions; each evaluator works on one at a time.
 
-    The evaluators run in threads. Everything else (attempts, API, logits, weights) happens in the
+    Evaluators run in threads. Everything else (attempts, API, logits, weights) happens in the
     calling thread.
     """
 
@@ -99,7 +99,7 @@ class Validator:
     def run_once(self) -> None:
         """Judge the submissions in the queue; those that failed before come last.
 
-        After each one, finalize rounds that are over and set weights, because a busy queue may
+        After each submission, finalize finished rounds and set weights, because a busy queue may
         never become empty. Raises ApiFault if the API does not answer, and a ConfigError if it does
         not accept this validator's verdicts.
         """
@@ -127,17 +127,17 @@ class Validator:
         return any_due
 
     def _next(self) -> QueuedSubmission | None:
-        """Return the next submission to judge; each evaluation changes the order.
+        """Return the next submission to judge, by the present order.
 
-        Submissions of one hotkey are judged one after another. A submission during which the
-        validator crashed is judged alone, so that another crash does not count for others.
+        Submissions of one hotkey are judged one after another. A submission that coincided with a
+        crash of the validator is judged alone, so that another crash does not count for others.
         """
         running = [one.submission for one in self._running.values()]
         if any(self._attempts.of(one).deaths for one in running):
             return None
-        taken = {one.miner_hotkey for one in running}
-        queue = self._answer(self._api.queue) or []
-        new = [one for one in queue if one.id not in self._seen and one.miner_hotkey not in taken]
+        busy = {one.miner_hotkey for one in running}
+        queue = self._tolerate(self._api.queue) or []
+        new = [one for one in queue if one.id not in self._seen and one.miner_hotkey not in busy]
         due = [one for one in new if self._attempts.is_due(one)]
         first = min(due, key=self._attempts.queue_key, default=None)
         alone = first is not None and self._attempts.of(first).deaths > 0
@@ -212,10 +212,10 @@ class Validator:
 
     def _set_weights(self) -> None:
         if self._weights is not None:
-            self._answer(self._weights.run_once)
+            self._tolerate(self._weights.run_once)
 
-    def _answer(self, call: Callable[[], Answer]) -> Answer | None:
-        """Return the result of an API call; None if it fails while submissions are judged."""
+    def _tolerate(self, call: Callable[[], Reply]) -> Reply | None:
+        """Return the result of an API call; None if it fails while evaluations run."""
         try:
             return call()
         except ApiFault as error:
@@ -233,7 +233,7 @@ class Validator:
         verification = None
         if verdict.passed and self._logits is not None:
             final = self._attempts.of(submission).faults >= BUSY_ALLOWED
-            with self._evaluators[0].lock.shared():  # not while a fork's target is timed
+            with self._evaluators[0].lock.shared():  # a fork's target must not be timed meanwhile
                 verification = self._logits.verify(submission, final=final)
         if verification is not None:
             log.info("logits", **verification.model_dump(exclude_none=True))

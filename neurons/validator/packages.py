@@ -1,7 +1,7 @@
-"""The folders that workers import packages from, and which of them a sandbox may show.
+"""Finds the folders from which workers import packages, and those that a sandbox may show.
 
 Workers find packages in a virtual environment, the user site, targets of `.pth` files, editable
-installs and PYTHONPATH. A folder that holds this user's secrets as well is withheld, and the hidden
+installs and PYTHONPATH. A folder that also contains this user's secrets is withheld. The hidden
 files at the top of every other folder (`.env`, `.git`) are masked.
 """
 
@@ -30,11 +30,11 @@ from harness.measuring.runner import (
 from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.loading import environment
 
-CHECK_SECONDS, LOOK_SECONDS = 300.0, 60.0
+CHECK_SECONDS, SEARCH_SECONDS = 300.0, 60.0
 PREFIX_PARTS = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
-"""Parts that the sandbox shows of a prefix that it withholds otherwise, such as a home folder."""
+"""Parts that the sandbox shows of an otherwise withheld prefix, such as a home folder."""
 
-_LOOK = """
+_PRINT_PATHS = """
 import json, site, sys
 finders = [module for name, module in sys.modules.items() if name.startswith("__editable__")]
 targets = [path for module in finders for path in getattr(module, "MAPPING", {}).values()]
@@ -56,20 +56,20 @@ class Packages:
 def find_packages(private: Iterable[Path] = ()) -> Packages:
     """Return where a worker with this process's environment finds packages.
 
-    `private` are folders and files that no fork may read: wallets, the state, settings. Raises a
+    No fork may read the folders and files in `private`: wallets, the state, settings. Raises a
     ConfigError if the interpreter does not start.
     """
-    path, targets, user_base = _ask_worker()
-    kept = _private(private)
+    path, targets, user_base = _worker_paths()
+    secret = _secret_paths(private)
     shown, withheld = [], {}
     for entry in filter(os.path.exists, dict.fromkeys([*path, *targets])):
-        reason = _reason(entry, kept)
+        reason = _reason(entry, secret)
         if not reason:
             shown += [entry, os.path.realpath(entry)]
         elif os.path.realpath(entry) != str(PROJECT.resolve()):
             # the runner itself makes this project's code readable
             withheld[entry] = reason
-    shown += [part for prefix in _prefixes() for part in _parts(prefix, kept)]
+    shown += [part for prefix in _prefixes() for part in _parts(prefix, secret)]
     shown = [one for one in dict.fromkeys(shown) if not _is_within(one, ["/usr", *shown])]
     return Packages(tuple(shown), withheld, user_base)
 
@@ -87,10 +87,10 @@ def check_imports(
     withheld: Mapping[str, str],
     stop: threading.Event | None = None,
 ) -> None:
-    """Return when a worker can import the packages for measuring, or when `stop` is set.
+    """Check that a worker can import the packages for measuring; end early once `stop` is set.
 
-    Raises a ConfigError with the module and the remedy if one cannot be imported in the sandbox, or
-    with this user's rights if that is None.
+    Without a confinement, the worker has this user's rights. Raises a ConfigError with the module
+    that cannot be imported, and the remedy.
     """
     missing = _missing(confinement, stop)
     if not missing:
@@ -109,7 +109,7 @@ def check_imports(
 
 
 def _missing(confinement: Confinement | None, stop: threading.Event | None) -> str:
-    """Return a module that a worker cannot import, with the error; "" if none, or after a stop."""
+    """Return the modules that a worker cannot import; "" if there are none, or after a stop."""
     try:
         reply = call(
             "harness.worker.checks:find_missing",
@@ -123,15 +123,15 @@ def _missing(confinement: Confinement | None, stop: threading.Event | None) -> s
     return ", ".join(map(str, reply["texts"]))  # type: ignore[arg-type]
 
 
-def _ask_worker() -> tuple[list[str], list[str], str]:
+def _worker_paths() -> tuple[list[str], list[str], str]:
     with tempfile.TemporaryDirectory(prefix="path-") as folder:
         done = subprocess.run(
-            [sys.executable, "-c", _LOOK],
+            [sys.executable, "-c", _PRINT_PATHS],
             env=child_environment(environment(), device="cpu"),
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=LOOK_SECONDS,
+            timeout=SEARCH_SECONDS,
             check=False,
         )
     try:
@@ -144,31 +144,31 @@ def _ask_worker() -> tuple[list[str], list[str], str]:
     return absolute, [one for one in targets if not Path(one).is_relative_to(PROJECT)], user_base
 
 
-def _private(named: Iterable[Path]) -> dict[str, str]:
+def _secret_paths(named: Iterable[Path]) -> dict[str, str]:
     """Return the real paths that no fork may read, each with a description."""
-    kept = {tempfile.gettempdir(): "everybody's temporary files", "/etc": "this system's settings"}
+    secret = {
+        tempfile.gettempdir(): "everybody's temporary files",
+        "/etc": "this system's settings",
+    }
     homes = [os.path.expanduser("~")]
     with suppress(KeyError):  # a user without an account
         homes.append(pwd.getpwuid(os.getuid()).pw_dir)
-    kept |= dict.fromkeys(homes, "this user's files")
-    kept |= {str(PROJECT): "this installation's settings"}
-    kept |= {str(one): str(one) for one in named}
-    return {os.path.realpath(path): what for path, what in kept.items()}
+    secret |= dict.fromkeys(homes, "this user's files")
+    secret |= {str(PROJECT): "this installation's settings"}
+    secret |= {str(one): str(one) for one in named}
+    return {os.path.realpath(path): what for path, what in secret.items()}
 
 
-def _reason(entry: str, kept: Mapping[str, str]) -> str:
-    """Return why an entry of the path is withheld; "" when it may be shown."""
+def _reason(entry: str, secret: Mapping[str, str]) -> str:
+    """Return why an entry of the path is withheld; "" if it may be shown."""
     real = Path(os.path.realpath(entry))
-    return next((f"it contains {what}" for path, what in kept.items() if real in _above(path)), "")
+    inside = (what for path, what in secret.items() if Path(path).is_relative_to(real))
+    return next((f"it contains {what}" for what in inside), "")
 
 
 def _is_within(path: str, folders: Iterable[str]) -> bool:
     """Return whether `path` is visible in one of `folders`, whose hidden entries are masked."""
     return any(path.startswith(f"{one}/") and path[len(one) + 1] != "." for one in folders)
-
-
-def _above(path: str) -> tuple[Path, ...]:
-    return (Path(path), *Path(path).parents)
 
 
 def _prefixes() -> Iterator[str]:
@@ -181,8 +181,8 @@ def _prefixes() -> Iterator[str]:
         yield from (prefix, os.path.realpath(prefix))
 
 
-def _parts(prefix: str, kept: Mapping[str, str]) -> list[str]:
-    if not _reason(prefix, kept):
+def _parts(prefix: str, secret: Mapping[str, str]) -> list[str]:
+    if not _reason(prefix, secret):
         return [prefix]
     parts = [os.path.join(prefix, part) for part in PREFIX_PARTS]
     return [part for part in parts if os.path.exists(part)]

@@ -1,9 +1,9 @@
-"""The sandbox of a fork's code: visible files and devices, limits, and its end.
+"""The sandbox of a fork's code.
 
-bubblewrap runs a fork's code in separate namespaces: without network and other processes, as
-another user, with a read-only system without this user's files and a small empty folder in memory.
-A seccomp filter closes parts of the kernel that no measurement needs. Some cores are reserved for
-the validator. The devices of one GPU are visible. When the sandbox's first process ends, the kernel
+bubblewrap runs a fork's code in separate namespaces: as another user, without network and other
+processes. The code sees a read-only system without this user's files, a small empty folder in
+memory, and the devices of one GPU. A seccomp filter closes parts of the kernel that no measurement
+needs. Some cores are reserved for the validator. When the sandbox's first process ends, the kernel
 ends all others.
 """
 
@@ -34,11 +34,11 @@ FILE_BYTES = 2 * 2**30
 TASKS, PROCESSES, OPEN_FILES = 4096, 256, 4096
 MEMORY_SHARE = 0.75
 MEMORY_LEFT = 2**28
-"""Least free bytes of the machine: this limit also counts memory that belongs to no process."""
+"""Least free bytes of the machine; this limit also covers memory that belongs to no process."""
 KEPT_CORES = 8
 """One core in this many is reserved for other work, at least one; forks use the rest."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-LOOK_SECONDS = 0.2
+CHECK_SECONDS = 0.2
 
 _SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/alternatives", "/etc/localtime")
 _LINKED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -52,20 +52,20 @@ class Sandbox:
     memory_bytes: int  # limit for all processes of one child together, with shared memory
     # the GPU whose devices are visible to children that may use one; None for none
     gpu: Gpu | None = None
-    parent: int = 1
-    # the cores of a child, which is ended if a thread uses another one; empty for all
+    parent: int = 1  # the pid of the child's parent, inside the sandbox
+    # the cores of a child, which is killed if a thread uses others; empty for all
     cores: frozenset[int] = field(default_factory=lambda: cores_for_forks())
     # the folders from which workers import packages, visible read-only
     packages: Packages = field(default_factory=find_packages)
-    _looked: dict[int, float] = field(default_factory=dict)
+    _checked: dict[int, float] = field(default_factory=dict)
 
     def command(
         self, argv: Sequence[str], env: Mapping[str, str], folder: Path, readable: Sequence[Path]
     ) -> list[str]:
         """Return the command that runs `argv` with only `readable` and `env`, in an empty `folder`.
 
-        In the sandbox, `folder` is in memory and is deleted with the process. The folder of the
-        same path outside is not touched.
+        Inside the sandbox, `folder` is in memory and vanishes with the process. The folder of this
+        path outside is not changed.
         """
         words = ["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else []
         words += [self.bubblewrap, "--die-with-parent", "--new-session", "--unshare-ipc"]
@@ -83,11 +83,11 @@ class Sandbox:
         return [*words, "--", *self._limits(), *_filtered(argv, pinned=not self.gpu)]
 
     def exceeded(self, pid: int) -> str:
-        """Return which limit the child `pid` and its descendants exceed; "" for none."""
+        """Return which limit the descendants of `pid` exceed; "" for none."""
         now = time.monotonic()
-        if now - self._looked.get(pid, 0.0) < LOOK_SECONDS:
+        if now - self._checked.get(pid, 0.0) < CHECK_SECONDS:
             return ""
-        self._looked = {pid: now}
+        self._checked = {pid: now}
         processes = list(descendants(pid, 2 * PROCESSES))
         if len(processes) > PROCESSES:
             return f"it started more than {PROCESSES} processes"
@@ -100,11 +100,13 @@ class Sandbox:
         return ""
 
     def leaks(self) -> list[str]:
-        """Return the sandbox's leaks to a fork, as found by a process inside that tries them."""
+        """Return what a process inside can do although the sandbox should prevent it."""
         return find_leaks(lambda argv, folder: self.command(argv, {}, folder, []))
 
     def _as_user(self) -> list[str]:
-        if os.geteuid() == 0:  # changes the user: root is exempt from the limit of processes
+        if (
+            os.geteuid() == 0
+        ):  # setpriv changes the user: root is exempt from the limit of processes
             capabilities = ["--cap-drop", "ALL"]
             return [*capabilities, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         names = ["--unshare-user", "--disable-userns", "--cap-drop", "ALL"]
@@ -170,7 +172,7 @@ def _mask(path: str) -> Iterator[str]:
 
 
 def cores_for_forks() -> frozenset[int]:
-    """Return the cores, at most those of the quota, for forks; empty if only one exists."""
+    """Return the cores for forks, within the cgroup's quota; empty if there is only one."""
     cores = sorted(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):  # no such limit
         quota, period = map(int, QUOTA.read_text().split())

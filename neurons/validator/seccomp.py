@@ -1,10 +1,10 @@
-"""A seccomp filter for a fork's processes: kernel interfaces that no measurement needs.
+"""A seccomp filter that closes kernel interfaces to a fork's processes.
 
-Namespaces would give a fork a tmpfs that no limit counts; keyrings outlive an evaluation; io_uring,
+Namespaces would give a fork a tmpfs that no limit counts. Keyrings outlive an evaluation. io_uring,
 bpf and perf have had many sandbox escapes. A network namespace does not separate vsock, which
 reaches the hypervisor. With prlimit(2) a fork could keep its referee from opening the GPU. All
-other calls are allowed, so that the CUDA driver works (ioctl, mmap, poll, eventfd, memfd_create,
-with a GPU also sched_setaffinity).
+other calls are allowed, because the CUDA driver needs many of them (ioctl, mmap, poll, eventfd,
+memfd_create, with a GPU also sched_setaffinity).
 """
 
 from __future__ import annotations
@@ -25,29 +25,43 @@ _X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020000
 """The flags of clone(2) that make a namespace."""
 _FAMILIES = (1, 2, 10, 16)
-"""Sockets that a namespace separates: Unix, IPv4, IPv6 and netlink."""
+"""Allowed address families, which namespaces separate: Unix, IPv4, IPv6 and netlink."""
 
-_MOUNTS = {
-    "open_tree": 428,
-    "move_mount": 429,
-    "fsopen": 430,
-    "fsconfig": 431,
-    "fsmount": 432,
-    "fspick": 433,
-    "mount_setattr": 442,
+_DENIED = {
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "syslog": (103, 116),
 }
-_RINGS = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
-_COMMON = {**_MOUNTS, **_RINGS}
-"""Calls that have the same number on every architecture."""
+"""The numbers of forbidden calls on x86_64 and aarch64."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture of Linux: its number in `struct seccomp_data`, and those of its calls."""
+    """An architecture of Linux and the numbers of its system calls."""
 
-    audit: int
-    clone: int
+    audit: int  # the architecture's own number in `struct seccomp_data`
     denied: dict[str, int]
+    clone: int
     socket: int
     prlimit64: int
     sched_setaffinity: int
@@ -57,46 +71,16 @@ class Architecture:
 ARCHITECTURES = {
     "x86_64": Architecture(
         0xC000003E,
-        56,
-        {
-            **_COMMON,
-            "unshare": 272,
-            "setns": 308,
-            "add_key": 248,
-            "request_key": 249,
-            "keyctl": 250,
-            "bpf": 321,
-            "perf_event_open": 298,
-            "userfaultfd": 323,
-            "mount": 165,
-            "umount2": 166,
-            "pivot_root": 155,
-            "chroot": 161,
-            "syslog": 103,
-        },
+        {name: number for name, (number, _) in _DENIED.items()},
+        clone=56,
         socket=41,
         prlimit64=302,
         sched_setaffinity=203,
     ),
     "aarch64": Architecture(
         0xC00000B7,
-        220,
-        {
-            **_COMMON,
-            "unshare": 97,
-            "setns": 268,
-            "add_key": 217,
-            "request_key": 218,
-            "keyctl": 219,
-            "bpf": 280,
-            "perf_event_open": 241,
-            "userfaultfd": 282,
-            "mount": 40,
-            "umount2": 39,
-            "pivot_root": 41,
-            "chroot": 51,
-            "syslog": 116,
-        },
+        {name: number for name, (_, number) in _DENIED.items()},
+        clone=220,
         socket=198,
         prlimit64=261,
         sched_setaffinity=122,
@@ -126,7 +110,8 @@ def this_architecture() -> Architecture | None:
 def assemble(architecture: Architecture, *, pinned: bool) -> bytes:
     """Return the filter as an array of `struct sock_filter`.
 
-    `pinned` forbids sched_setaffinity, as the sandbox's check of cores can miss a short change.
+    `pinned` forbids sched_setaffinity: the sandbox's periodic check of cores can miss a short
+    change.
     """
     denied = {*architecture.denied.values()}
     if pinned:

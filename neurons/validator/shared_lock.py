@@ -1,4 +1,4 @@
-"""A readers-writer lock, in which waiting writers go first."""
+"""A readers-writer lock with priority for writers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class SharedLock:
-    """A lock that threads share, or one holds exclusively; waiting exclusive ones go first."""
+    """A lock that several threads share, or one holds exclusively."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -1,4 +1,4 @@
-"""The GPUs, cores and memory of evaluations that run at the same time."""
+"""Divides GPUs, cores and memory among evaluations that run at the same time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ log = get_logger("validator")
 
 
 def evaluators_for(evaluator: Evaluator, gpus: Sequence[Gpu]) -> list[Evaluator]:
-    """Return evaluators that may run at the same time, each with a GPU of one model.
+    """Return evaluators that may run at the same time, each with its own GPU of one model.
 
-    Without a sandbox, which separates forks from each other, there is only one.
+    There is only one without a sandbox, which separates forks from each other.
     """
     sandbox = evaluator.confinement
     if not isinstance(sandbox, Sandbox) or len(gpus) < 2:

@@ -33,7 +33,7 @@ def _read_children(pid: int) -> Iterator[int]:
 
 
 def affinities(pids: Iterable[int]) -> Iterator[set[int]]:
-    """Yield the allowed cores of each thread, also of kernel threads that work for a process."""
+    """Yield the allowed cores of each thread of these processes, including kernel threads."""
     for pid in pids:
         with suppress(OSError):  # it has ended
             for task in os.listdir(f"/proc/{pid}/task"):

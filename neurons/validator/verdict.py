@@ -61,7 +61,10 @@ def judge(claim: float | None, actual: float) -> Verdict:
 
 
 def refute(verdict: Verdict) -> Verdict:
-    """Return a confirmed verdict with the reason for which the API does not rank it."""
+    """Return a confirmed verdict whose reason names the failed logit verification.
+
+    The score stays: the API excludes the submission by its verification.
+    """
     speeds = verdict.reason.removeprefix(CONFIRMED)
     reason = f"Rejected: the logit verification failed. Speed: {speeds}"
     return replace(verdict, reason=reason)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from time import time
 
 from neurons.runtime.identity import ChainUnreachable
 from neurons.runtime.observe import get_logger
 from neurons.validator.api import ValidatorApi
-from neurons.wire.protocol import Round, Weight
+from neurons.wire.protocol import Weight, unix_time
 from neurons.wire.rules import TOP_SHARES
 
 AGAIN_SECONDS = 600.0
@@ -23,11 +22,11 @@ log = get_logger("validator")
 class WeightSetter:
     """Sets the chain's weights to the shares of the last finalized round.
 
-    `set_weights` sets shares by hotkey and returns the uids that it has set; None only logs them.
-    The same weights are set again after `interval` seconds, so that they stay in force.
+    Unchanged weights are set again after `interval` seconds, so that they stay in force.
     """
 
     api: ValidatorApi
+    # sets shares by hotkey and returns their uids; None: shares are only logged
     set_weights: Callable[[Mapping[str, float]], Mapping[str, int]] | None
     interval: float
     clock: Callable[[], float] = time
@@ -37,7 +36,7 @@ class WeightSetter:
     def run_once(self) -> None:
         """Finalize rounds that are over; set weights that changed; or raise ApiFault."""
         current = self.api.current_round()
-        if _is_over(current, self.clock()):
+        if current.status == "active" and 0.0 < unix_time(current.end_time) <= self.clock():
             self.api.finalize_round(current.id)
         shares = shares_of(self.api.weights())
         if not shares or (shares == self._last and self.clock() < self._due):
@@ -60,13 +59,8 @@ class WeightSetter:
 
 
 def shares_of(weights: list[Weight]) -> dict[str, float]:
-    """Return the shares by hotkey in the order of the ranks: 60, 25, 10 and 5 in a hundred."""
+    """Return the shares by hotkey, which depend only on the ranks."""
     shares: dict[str, float] = {}
     for row, share in zip(weights, TOP_SHARES, strict=False):
         shares[row.hotkey] = shares.get(row.hotkey, 0.0) + share
     return shares
-
-
-def _is_over(row: Round, now: float) -> bool:
-    end = datetime.fromisoformat(row.end_time).replace(tzinfo=timezone.utc)
-    return row.status == "active" and end.timestamp() <= now

@@ -16,9 +16,9 @@ from neurons.wire.connection import REPLY_SECONDS, Connection, Limiter, Query, R
 from neurons.wire.outcomes import ReplyLost, ServerFault, Unreachable
 
 REQUESTS_A_MINUTE = 9
-"""One under the documented limit of 10."""
+"""One less than the documented limit of 10."""
 LIST_BYTES = 2**25
-"""Limit in bytes on a reply that lists all miners' rows; some 140,000 open commitments fit."""
+"""Limit in bytes on a reply that lists all miners' rows, enough for 140,000 open commitments."""
 QUICK_ATTEMPTS = 3
 QUICK_SECONDS = 8.0
 _QUICKLY = stamina.RetryingCaller(
@@ -29,7 +29,7 @@ _QUICKLY = stamina.RetryingCaller(
 class Queue(protocol.Message):
     """Reply of GET /get_submission_stats; rows of other hotkeys are reduced to their numbers."""
 
-    total_submissions: int  # required: an empty object is not an empty queue
+    total_submissions: int  # required, because an empty object is not an empty queue
     recent_submissions: Sequence[protocol.QueuedSubmission | int | None] = ()
     top_performers: Sequence[protocol.Performer | int | None] = ()
 
@@ -112,7 +112,7 @@ class ApiClient(Connection):
         return self._post("/submit_kernel", request, protocol.SubmitReply)
 
     def _list(self, route: str, reply: type[Reply], query: Query | None = None) -> Reply:
-        """GET a list; reduce other hotkeys' rows to their numbers, so invalid ones do no harm."""
+        """GET a list; other hotkeys' rows are reduced to numbers, so invalid ones do no harm."""
         return self._get(route, reply, query, each=self._own_or_number, reply_bytes=LIST_BYTES)
 
     def _own_or_number(self, row: dict[str, Any]) -> object:

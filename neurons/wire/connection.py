@@ -1,6 +1,6 @@
-"""HTTP for clients of the API: safe addresses, a rate limit, bounded and validated replies.
+"""The HTTP connection of the miner's and the validator's clients to the API.
 
-The miner's and the validator's clients both use `Connection`.
+It accepts only safe addresses, limits the request rate, and bounds and validates each reply.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ log = get_logger("client")
 
 
 class Connection:
-    """HTTP to one validator API. Replies are bounded, and each kind of failure has an exception.
+    """HTTP to one validator API; each kind of failure has its own exception type.
 
     Args:
-        base_url: https, or http on this machine; a ConfigError if it would expose the signature.
-        identity: signs the hotkey's headers, which are sent to this host only.
-        now: Unix seconds of this machine, compared with the server's Date.
+        base_url: https, or http on this machine; others raise a ConfigError.
+        identity: signs the headers, which are sent to this host only.
+        now: this machine's clock in Unix seconds.
         reply_seconds: limit on the time until a reply begins, and then on the time until it ends.
-        reply_bytes: the largest body that is read.
+        reply_bytes: limit on a reply's body.
 
     Attributes:
         clock_offset: seconds by which the server's clock is ahead; None before the first reply.
@@ -124,11 +124,11 @@ class Connection:
         if bound:
             target = httpx.URL(route, params=query).raw_path.decode()
             headers |= signed_headers(self._identity, method, target, content, self.server_time())
-        sent = self._http.stream(
+        stream = self._http.stream(
             method, route, params=query, content=content or None, headers=headers
         )
         try:
-            with sent as response:
+            with stream as response:
                 data = self._read(route, response, reply_bytes or self._reply_bytes)
         except httpx.HTTPError as error:
             raise_transport(self.base_url, route, error)
@@ -138,11 +138,11 @@ class Connection:
         return parse_reply(route, data, reply, each)
 
     def _read(self, route: str, response: httpx.Response, most: int) -> bytes:
-        """Return the body; one deadline covers it, as httpx's timeout restarts at every packet."""
+        """Return the body within one deadline; httpx's own timeout restarts at every packet."""
         deadline = time.monotonic() + self._reply_seconds
         data = bytearray()
-        for piece in response.iter_bytes():
-            data += piece
+        for chunk in response.iter_bytes():
+            data += chunk
             if len(data) > most:
                 raise TooLarge(f"{route} answered with more than {most} bytes")
             if time.monotonic() > deadline:
@@ -150,15 +150,15 @@ class Connection:
         return bytes(data)
 
     def server_time(self) -> float:
-        """Return the server's time in Unix seconds; before the first reply, this machine's."""
+        """Return Unix seconds by the server's clock; before the first reply, by this machine's."""
         return self._now() + (self.clock_offset or 0.0)
 
     def _note_clock(self, date: str | None) -> None:
-        moment = http_date(date) if date else None
-        if moment is None:
+        server_time = http_date(date) if date else None
+        if server_time is None:
             return
         first = self.clock_offset is None
-        self.clock_offset = moment - self._now()
+        self.clock_offset = server_time - self._now()
         if first and abs(self.clock_offset) > CLOCK_SECONDS:
             log.warning(
                 "this machine's clock and the server's differ; set it with NTP",
@@ -202,7 +202,11 @@ def check_address(base_url: str) -> bool:
 
 
 def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoReturn:
-    """Raise the exception of a failed exchange: untrusted, never sent, or sent without a reply."""
+    """Raise the exception for a failed exchange.
+
+    It is Untrusted, Unreachable (the request was never sent), ProtocolFault (the body cannot be
+    decoded) or ReplyLost.
+    """
     reason = f"{route}: {type(error).__name__}: {error}"
     cause: BaseException | None = error
     while cause is not None:
@@ -228,8 +232,8 @@ def parse_reply(
 ) -> Reply:
     """Return the validated message in `data`; raise ProtocolFault if it is not one.
 
-    NaN and Infinity are refused. With `each` they may occur in the rows of other miners, and the
-    messages' own fields refuse them.
+    NaN and Infinity are rejected: without `each` by the parser, with `each` by the message's own
+    fields, because the rows of other miners may contain them.
     """
     try:
         if each is None:

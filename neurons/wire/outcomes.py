@@ -108,7 +108,7 @@ class HashMismatch(Refused):
 def fault_of(
     route: str, status: int, headers: Mapping[str, str], body: bytes, now: float
 ) -> Retry | Held:
-    """Return the exception for an error reply, no 2xx, to a request of `route`.
+    """Return the exception for a reply to `route` whose status is not 2xx.
 
     A Retry-After date is converted to seconds from `now`.
     """
@@ -130,7 +130,7 @@ def fault_of(
             "address that answers itself",
             after,
         )
-    if detail is None or (status, detail) in _WORDS_OF_ANY_SERVER:
+    if detail is None or (status, detail) in _UNKNOWN_ROUTE:
         return ForeignPage(
             f"{reason} (not the API's own words; if it stays so, check VALIDATOR_API_URL)", after
         )
@@ -141,7 +141,7 @@ def fault_of(
             f"{reason} (the server's own fault: it cannot verify any signature)",
             after or BROKEN_SERVER_SECONDS,
         )
-    if (status, detail) in _FAULTS_BEFORE_THE_ROUTE or (
+    if (status, detail) == _DAMAGED_REQUEST or (
         status == 401 and detail.startswith("Authentication error")
     ):
         return Busy(
@@ -157,12 +157,11 @@ def fault_of(
     return _refusal(status, detail, f"{reason}.")
 
 
-_WORDS_OF_ANY_SERVER = ((404, "Not Found"), (405, "Method Not Allowed"))
+_UNKNOWN_ROUTE = ((404, "Not Found"), (405, "Method Not Allowed"))
 """FastAPI's replies for an unknown route, as another version or another program sends them."""
 
-
-_FAULTS_BEFORE_THE_ROUTE = ((400, "There was an error parsing the body"),)
-"""FastAPI's answer when a request body breaks off or is damaged on the way."""
+_DAMAGED_REQUEST = (400, "There was an error parsing the body")
+"""FastAPI's reply to a request body that is truncated or damaged."""
 
 
 def _refusal(status: int, detail: str, reason: str) -> Refused:
@@ -204,7 +203,7 @@ def _refusal(status: int, detail: str, reason: str) -> Refused:
 
 
 def api_detail(body: bytes) -> str | None:
-    """Return the reply's `detail` on one line, without echoed data; None for another page."""
+    """Return the reply's `detail` on one line, without echoed data; None if it has none."""
     try:
         detail = json.loads(body)["detail"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -236,16 +235,16 @@ def retry_after(value: str | None, now: float) -> float | None:
         return None
     if re.fullmatch(r"[0-9]+", value.strip()):
         return float(value.strip()[:9])
-    moment = http_date(value)
-    return None if moment is None else max(0.0, moment - now)
+    date = http_date(value)
+    return None if date is None else max(0.0, date - now)
 
 
 def http_date(value: str) -> float | None:
-    """Return an HTTP date as Unix seconds, None when it is not one."""
+    """Return an HTTP date as Unix seconds; None if `value` is not a date."""
     try:
-        moment = parsedate_to_datetime(value)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=timezone.utc)
-        return moment.timestamp()
+        date = parsedate_to_datetime(value)
+        if date.tzinfo is None:
+            date = date.replace(tzinfo=timezone.utc)
+        return date.timestamp()
     except (ValueError, TypeError, OverflowError):
         return None

@@ -1,7 +1,7 @@
-"""The wire of the validator API: messages, commitment and signed texts.
+"""The wire of the validator API: messages, commitments and signed texts.
 
-Shared by the miner, the validator and the API server, so that one change serves all three.
-Times on this wire are naive UTC in ISO form. No number on it may be NaN or infinite.
+The miner, the validator and the API server share this module. Times on the wire are naive UTC in
+ISO form. No number on it may be NaN or infinite.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOTKEY_HEADER = "Hotkey"
 SIGNATURE_HEADER = "Signature"
 TIMESTAMP_HEADER = "Timestamp"
 NONCE_HEADER = "Nonce"
-"""Only validators send the last two headers; they sign `request_text` of the whole request."""
+"""Only validators send the last two headers; their signature covers `request_text`."""
 
 WIRE_VERSION = 2
 """The version of this project's server: commitments and signatures bind a whole submission. The
@@ -84,7 +84,7 @@ def _plain(value: str) -> str:
 
 
 def _printable(value: str | None) -> str | None:
-    """Remove characters of a reason, possibly worded by untrusted code, that cannot be shown."""
+    """Remove unprintable characters from a reason, which may come from untrusted code."""
     if value is None:
         return None
     return "".join(c for c in value if c == "\n" or c.isprintable())
@@ -94,7 +94,7 @@ def _finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-_Plain = AfterValidator(_plain)  # PostgreSQL cannot store NUL; no field needs the others
+_Plain = AfterValidator(_plain)  # PostgreSQL cannot store NUL, and no field needs the others
 
 Text = Annotated[str, Field(min_length=1, max_length=128), _Plain]
 """A name, a hotkey or another short text."""
@@ -154,7 +154,7 @@ def known_figures(benchmarks: Benchmarks | None, target: int) -> Benchmarks | No
 
 
 def unix_time(moment: str) -> float:
-    """Return a time of the wire, naive UTC in ISO form, as Unix seconds; 0 for anything else."""
+    """Return a time of the wire as Unix seconds; 0 for anything else."""
     try:
         return datetime.fromisoformat(moment).replace(tzinfo=timezone.utc).timestamp()
     except ValueError:
@@ -176,13 +176,13 @@ class RegisterRequest(Message):
 
 
 class RegisterReply(Message):
-    """Reply of POST /register_miner: `registered` or `already_registered`; `uid` is ours."""
+    """Reply of POST /register_miner."""
 
-    status: str
+    status: str  # `registered` or `already_registered`
     hotkey: str
     model_name: str
     league: str
-    uid: int | None = None
+    uid: int | None = None  # an addition of this project's server
 
 
 class Round(Message):
@@ -416,9 +416,9 @@ class CreateRoundRequest(Message):
     baseline_submission_id: RowId | None = None
 
 
-# In version 2, commitments and signatures bind every field, so that nobody can replace one. In
-# version 1, the public wire, they bind neither the target of a submission, nor the number of a
-# reveal, nor the commit and the claim of a commitment.
+# In version 2, commitments and signatures bind every field, so that nobody can replace one.
+# Version 1, the public wire, leaves some unbound: the target of a submission, the number of a
+# reveal, and the commit and the claim of a commitment.
 
 COMMITTED = {"miner_hotkey", "fork_url", "commit_hash", "tokens_per_sec", "vram_mb", "benchmarks"}
 """The fields of a reveal that its commitment binds, in addition to the salt and the target."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 GENESIS_UNIX = 1_609_459_200
-"""Unix time of block 0 (2021-01-01T00:00:00Z): the server's clock determines the block number."""
+"""Unix time of block 0 (2021-01-01T00:00:00Z). The server counts blocks by its clock."""
 
 BLOCK_SECONDS = 12
 """Seconds in a block on the public server."""
@@ -16,11 +16,11 @@ BAN_HOURS = 24
 ROUND_HOURS = 48
 
 SHORTEST_TARGET = 512
-"""Least target in tokens: in shorter calls, the speed does not measure the kernel."""
+"""Least target in tokens: the speed of shorter calls says little about the kernel."""
 
 
 def block_at(unix: float, block_seconds: int = BLOCK_SECONDS) -> int:
-    """Return the block number at `unix` seconds since 1970, as the server counts blocks."""
+    """Return the block number at `unix` seconds since 1970."""
     return int(unix - GENESIS_UNIX) // block_seconds
 
 

@@ -29,14 +29,11 @@ class NotSigned(Exception):
 
 @dataclass(frozen=True)
 class SignedRequest:
-    """A request with a valid signature; the server accepts its nonce once.
-
-    From the Unix time `expires_at` its timestamp is refused, so that the nonce can be deleted.
-    """
+    """A request with a valid signature."""
 
     hotkey: str
-    nonce: str
-    expires_at: int
+    nonce: str  # the server accepts it once
+    expires_at: int  # Unix time from which the timestamp is rejected and the nonce can be deleted
 
 
 def signed_headers(

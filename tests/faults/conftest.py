@@ -1,4 +1,4 @@
-"""The fixtures of the mining tests: a fault is what comes in the way of a whole miner."""
+"""The fixtures of the miner's tests, since faults are injected into whole cycles."""
 
 from tests.neurons.conftest import fake_api, quick_retries, url
 from tests.neurons.miner.conftest import _quick, bench, context, kernels, miner, waits

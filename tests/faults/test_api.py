@@ -1,4 +1,4 @@
-"""Whole cycles against a real HTTP server, with every fault of the wire in their way."""
+"""Whole cycles against a real HTTP server that injects every fault of the wire."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.neurons.fake_validator_api import (
 from tests.neurons.miner.parts import HOTKEY, FakeFork, Miner, Waits, states, stop_after
 
 BANNED = Fault(403, "IP address banned: IP banned for 0.5 more hours")
-TAKEN = "Commitment hash already exists. Use a different salt."
+DUPLICATE = "Commitment hash already exists. Use a different salt."
 
 
 def test_a_cycle_ends_validated(context, fake_api, kernels):
@@ -64,7 +64,7 @@ def test_before_reveal_pushes_only_after_the_block(miner, kernels, waits):
 
 
 @pytest.mark.parametrize("fault", [None, LOST, Fault(502, "bad gateway", stored=True)])
-def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
+def test_direct_mode_submits_once_even_if_the_reply_is_lost(
     miner: Miner, fake_api: FakeValidatorApi, kernels: FakeFork, fault: Fault | None
 ) -> None:
     fake_api.faults[SUBMIT].extend([fault] if fault else [])
@@ -73,9 +73,9 @@ def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
     assert (fake_api.count(SUBMIT), len(fake_api.rows)) == (1, 1)
     assert fake_api.count(COMMIT) == 0
     assert kernels.pushed == [done.commit_hash]
-    looks = [request.query["limit"] for request in fake_api.requests if request.path == STATS]
-    assert looks == [["100"]] * len(looks)  # our own server lists no more
-    assert looks
+    limits = [request.query["limit"] for request in fake_api.requests if request.path == STATS]
+    assert limits
+    assert limits == [["100"]] * len(limits)  # the most that this project's server lists
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_direct_mode_submits_in_one_call_whatever_becomes_of_its_reply(
         LOST,
         Fault(500, "boom", stored=True),
         Fault(200, b"<html>", stored=True),
-        Fault(409, TAKEN, stored=True),
+        Fault(409, DUPLICATE, stored=True),
     ],
 )
 def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(context, fake_api, fault):
@@ -96,8 +96,8 @@ def test_row_03_a_lost_commit_reply_is_found_without_a_new_salt(context, fake_ap
     assert states(context, done.id).count(State.COMMITTING) == 1
 
 
-def test_row_10_an_answer_to_another_commitment_is_not_taken(context, fake_api):
-    """A proxy's stale reply: the commitment of this submission is looked up instead."""
+def test_row_10_a_reply_about_another_commitment_is_ignored(context, fake_api):
+    """After a proxy's stale reply, the miner looks up its own commitment."""
     stale = {
         "submission_id": 77,
         "commitment_hash": "0" * 64,
@@ -128,7 +128,7 @@ def test_row_10_an_answer_to_another_commitment_is_not_taken(context, fake_api):
     ],
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL, ROUND, WEIGHTS])
-def test_row_07_passing_faults_leave_one_commit_and_one_reveal(context, fake_api, path, fault):
+def test_row_07_temporary_faults_leave_one_commit_and_one_reveal(context, fake_api, path, fault):
     fake_api.faults[path].extend([fault] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
@@ -145,7 +145,7 @@ def test_row_07_passing_faults_leave_one_commit_and_one_reveal(context, fake_api
         (Fault(429, "slow down", {"Retry-After": "70"}), 70, "slow down"),
     ],
 )
-def test_row_07_what_the_server_asks_for_is_waited_for_and_said(
+def test_row_07_the_pause_that_the_server_names_is_kept_and_logged(
     context, fake_api, waits, fault, seconds, words
 ):
     fake_api.faults[COMMIT].append(fault)
@@ -157,7 +157,7 @@ def test_row_07_what_the_server_asks_for_is_waited_for_and_said(
 
 
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", COMMIT), ("direct", SUBMIT)])
-def test_row_09_a_missing_round_is_asked_for_and_the_submission_counts_in_it(
+def test_row_09_a_missing_round_is_requested_before_the_retry(
     miner: Miner, fake_api: FakeValidatorApi, waits: Waits, mode: str, path: str
 ) -> None:
     waits.then = lambda _: setattr(fake_api, "round_id", 2)
@@ -176,7 +176,7 @@ def test_row_03_a_commit_that_the_server_holds_but_does_not_list_is_held(
 ) -> None:
     clock = SimpleNamespace(monotonic=map(float, count(step=SETTLE_SECONDS / 2)).__next__)
     monkeypatch.setattr("neurons.miner.steps.commit.time", clock)
-    fake_api.faults[COMMIT].append(Fault(409, TAKEN))
+    fake_api.faults[COMMIT].append(Fault(409, DUPLICATE))
     done = run_cycle(context)
     assert (done.state, done.resume_state) == (State.HELD, State.COMMITTING)
     assert fake_api.count(COMMIT) == 1
@@ -192,19 +192,19 @@ def test_row_04_too_early_waits_and_reveals_once_more(context, fake_api):
     assert State.FAILED not in states(context, done.id)
 
 
-def test_row_04_stubborn_too_early_backs_off(context, fake_api, waits):
+def test_row_04_repeated_too_early_replies_back_off(context, fake_api, waits):
     fake_api.faults[REVEAL].extend([Fault(425, "Cannot reveal yet. Wait 3 blocks")] * 4)
     done = run_cycle(context)
     assert done.state is State.VALIDATED
     assert states(context, done.id).count(State.FAILED) == 2
-    assert 60 <= max(waits.seconds) <= 60.5  # of a jitter up to a second the half, and no more
+    assert 60 <= max(waits.seconds) <= 60.5  # with a jitter of at most half a second
 
 
 @pytest.mark.parametrize(
     ("fault", "sent"),
     [(Fault(409, "Submission already revealed", stored=True), 1), (LOST, 1), (RESET, 2)],
 )
-def test_row_05_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
+def test_row_05_a_reveal_is_repeated_until_the_server_has_it(
     context: Context, fake_api: FakeValidatorApi, fault: Fault, sent: int
 ) -> None:
     fake_api.faults[REVEAL].append(fault)
@@ -214,7 +214,7 @@ def test_row_05_a_reveal_is_sent_until_its_reply_says_that_it_is_done(
 
 
 @pytest.mark.parametrize(("mode", "path"), [("commit_reveal", REVEAL), ("direct", SUBMIT)])
-def test_what_did_not_arrive_is_checked_again_before_it_is_sent_again(
+def test_the_fork_is_checked_again_before_a_retry(
     miner, fake_api, kernels, mode, path, monkeypatch
 ):
     def verify(commit: str) -> None:
@@ -239,7 +239,7 @@ def test_row_06_a_hash_mismatch_is_never_repeated(context, fake_api):
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_a_damaged_salt_is_never_shown(context: Context, fake_api: FakeValidatorApi) -> None:
+def test_a_damaged_salt_is_never_revealed(context: Context, fake_api: FakeValidatorApi) -> None:
     context.waiter = Waits(stop_after(1))
     committed = run_cycle(context)
     assert committed.state is State.COMMITTED
@@ -260,7 +260,7 @@ def test_a_damaged_salt_is_never_shown(context: Context, fake_api: FakeValidator
     ],
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL])
-def test_row_08_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
+def test_row_08_refusals_are_held_with_a_remedy_until_a_restart(
     context: Context, fake_api: FakeValidatorApi, path: str, fault: Fault, word: str
 ) -> None:
     fake_api.faults[path].append(fault)
@@ -274,7 +274,7 @@ def test_row_08_refusals_are_held_with_their_remedy_and_go_on_after_a_restart(
 
 
 def test_row_08_an_unknown_hotkey_is_registered_once(context, fake_api):
-    context.registered.add("100k")  # this process believes that it registered
+    context.registered.add("100k")  # although the server does not know the hotkey
     assert run_cycle(context).state is State.VALIDATED
     assert fake_api.count("/register_miner") == 1
     fake_api.faults[COMMIT].extend([Fault(404, "Miner not registered")] * 3)
@@ -284,19 +284,19 @@ def test_row_08_an_unknown_hotkey_is_registered_once(context, fake_api):
     assert fake_api.count("/register_miner") == 3
 
 
-def test_a_second_league_of_the_public_server_is_no_obstacle(context, fake_api):
+def test_a_failed_registration_of_a_known_hotkey_is_ignored(context, fake_api):
     fake_api.registered.add(HOTKEY)
     fake_api.faults["/register_miner"].append(Fault(500, b"Internal Server Error"))
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_a_submission_that_the_server_lost_ends_and_a_new_one_follows(context, fake_api):
+def test_a_submission_lost_by_the_server_is_abandoned(context, fake_api):
     fake_api.faults[REVEAL].append(Fault(404, "Submission not found"))
     assert run_cycle(context).state is State.ABANDONED
     assert run_cycle(context).state is State.VALIDATED
 
 
-def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(context, fake_api):
+def test_row_13_a_restart_after_the_round_reveals_once(context, fake_api):
     context.waiter = Waits(stop_after(1))
     assert run_cycle(context).state is State.COMMITTED
     fake_api.round_id, fake_api.block, fake_api.verdict = 2, 10_000_000, None
@@ -309,27 +309,27 @@ def test_row_13_restart_after_the_round_ended_reveals_once_then_starts_anew(cont
     assert run_cycle(context).id == old.id + 1
 
 
-def test_row_35_a_low_score_is_a_rejection_and_three_stop_the_miner(context, fake_api):
+def test_row_35_three_rejections_stop_the_miner(context, fake_api):
     fake_api.verdict = 0.0
     for _ in range(3):
         assert run_cycle(context).state is State.REJECTED
     held = run_cycle(context)
     assert (held.state, held.resume_state) == (State.HELD, State.NEW)
     assert (fake_api.count(COMMIT), fake_api.count(SUBMIT)) == (1, 2)
-    assert run_cycle(context).state is State.HELD  # a restart alone is no answer
+    assert run_cycle(context).state is State.HELD  # a restart does not suffice
     fake_api.verdict = 1.0
     daemon.release(context.journal, context.journal.get(held.id), 1.0)
     assert run_cycle(context).state is State.VALIDATED
 
 
-# A reveal that nobody may have to wait for
+# ---- faults between the commitment and the reveal ---------------------------------------------
 
 
 @pytest.mark.parametrize("publish_at", ["before_commit", "before_reveal"])
-def test_a_git_host_that_refuses_for_a_while_delays_the_reveal_and_no_more(
+def test_temporary_refusals_of_the_git_host_only_delay_the_reveal(
     miner: Miner, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits, publish_at: str
 ) -> None:
-    """A 403, a 404 or a certificate that failed passes; the same access worked before."""
+    """A 403, a 404 or an invalid certificate is temporary, because the access worked before."""
     refusals = [HostRefused(f"refusal {n}", "Check the token.") for n in range(6)]
     publish = kernels.verify
 
@@ -347,7 +347,7 @@ def test_a_git_host_that_refuses_for_a_while_delays_the_reveal_and_no_more(
     assert pauses == sorted(pauses)
 
 
-def test_a_git_host_that_refuses_before_the_commitment_waits_for_a_person(
+def test_a_refusal_of_the_git_host_before_the_commitment_is_held(
     context: Context, kernels: FakeFork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(commit: str) -> None:
@@ -357,15 +357,15 @@ def test_a_git_host_that_refuses_before_the_commitment_waits_for_a_person(
     assert run_cycle(context).state is State.HELD
 
 
-def test_a_commitment_that_is_held_before_its_reveal_is_tried_again_without_a_person(
+def test_a_commitment_held_before_its_reveal_is_retried_automatically(
     context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
 ) -> None:
     clock, publish = [1_000_000.0], kernels.verify
     context.now = lambda: clock[0]
-    mended_at = clock[0] + 3 * 86400.0
+    repaired_at = clock[0] + 3 * 86400.0
 
     def verify(commit: str) -> None:
-        if fake_api.rows and clock[0] < mended_at:
+        if fake_api.rows and clock[0] < repaired_at:
             raise Held("The branch moved.", "Put it back.")
         publish(commit)
 
@@ -383,27 +383,8 @@ def test_a_commitment_that_is_held_before_its_reveal_is_tried_again_without_a_pe
     assert 3 * 86400 / 900 <= tries <= 3 * 86400 / 600
 
 
-def test_a_reveal_whose_reply_never_comes_is_found_in_the_public_list(context, fake_api):
+def test_a_reveal_without_a_reply_is_found_in_the_public_list(context, fake_api):
     fake_api.faults[REVEAL].extend([LOST, *[RESET] * 50])
     done = run_cycle(context)
     assert done.state is State.VALIDATED
     assert fake_api.count(REVEAL) == 1
-
-
-def test_a_reveal_that_did_not_arrive_is_not_found_in_the_public_list(context, fake_api):
-    fake_api.faults[REVEAL].extend([RESET] * 3)
-    assert run_cycle(context).state is State.VALIDATED
-    assert fake_api.count(REVEAL) == 4
-
-
-def test_a_second_cycle_starts_a_new_submission(context, fake_api):
-    first, second = run_cycle(context), run_cycle(context)
-    assert second.id == first.id + 1
-    assert second.submission_id == 2
-    assert fake_api.count("/register_miner") == 1
-
-
-@pytest.mark.parametrize(("rejections", "state"), [(2, State.VALIDATED), (5, State.HELD)])
-def test_more_than_three_rejections_stop_the_miner_too(context, monkeypatch, rejections, state):
-    monkeypatch.setattr(context.journal, "rejections", lambda hotkey: rejections)
-    assert run_cycle(context).state is state

@@ -1,12 +1,12 @@
-"""The real steps, journal and client under random faults, crashes and emptied databases."""
+"""The real state machine, journal and client under random faults, crashes and emptied databases."""
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from neurons.runtime.git.faults import HostRefused
 from neurons.wire.client import ApiClient
 from neurons.wire.protocol import commitment_hash
 from tests.harness import samples
-from tests.neurons.fake_validator_api import LOST, REVEAL, FakeValidatorApi, Fault, Request
+from tests.neurons.fake_validator_api import LOST, REVEAL, FakeValidatorApi, Fault, respond
 from tests.neurons.miner.parts import HOTKEY, FakeBench, FakeFork, Key, Waits, make_context
 
 WIDE = samples.environment(cpu_count=8)
@@ -51,95 +51,101 @@ FAULTS = st.sampled_from(
         Fault(200, b"<html>"),
     ]
 )
-# Fault upon fault from the start on, or one now and then up to the verdict and behind it.
+# Either many faults from the start on, or a few of them spread over the whole run.
 BROKEN: st.SearchStrategy[dict[int, Fault]] = st.lists(st.none() | FAULTS, max_size=30).map(
     lambda drawn: {number: fault for number, fault in enumerate(drawn, 1) if fault}
 ) | st.dictionaries(st.integers(1, 80), FAULTS, max_size=12)
 CRASHES = st.sets(st.integers(1, 30), max_size=8) | st.sets(st.integers(1, 250), max_size=8)
-# An emptied database has time to hear of the hotkey before the next is.
+# Between two wipes, the miner has time to register again.
 WIPES: st.SearchStrategy[set[int]] = st.just(set()) | st.builds(
     lambda first, gap: {first, first + gap}, st.integers(1, 40), st.integers(10, 60)
 )
-REFUSALS = st.sets(st.integers(2, 12), max_size=8)
-"""The looks at the fork at which its host refuses; the first, before the commitment, succeeds."""
-STRANGERS = st.sets(st.integers(1, 60), max_size=6)
-MODES = st.sampled_from(["auto", "commit_reveal", "direct"])
-
-
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Thousands of journals that are on the disk before each call returns would wait for the disk."""
+"""A folder in memory, because thousands of synchronous journals would wait for a disk."""
 
 
 class Crash(BaseException):
     """The process dies here."""
 
 
+@dataclass
+class Scenario:
+    """The faults of one run, and the server's behaviour."""
+
+    faults: dict[int, Fault] = field(default_factory=dict)  # by the number of the request
+    # Numbers of moments at which the process dies. There is a moment before and after each request
+    # and each transition.
+    crashes: set[int] = field(default_factory=set)
+    # numbers of requests before which the database is emptied, or another hotkey submits
+    wipes: set[int] = field(default_factory=set)
+    foreign: set[int] = field(default_factory=set)
+    refusals: set[int] = field(default_factory=set)  # numbers of the fork's checks that fail
+    # The server processes reveals and never answers them. This has no effect together with wipes,
+    # because only a reply can show the loss of a database.
+    silent_reveal: bool = False
+    fetches_ahead: bool = False
+    judges_early: bool = False
+    shows_scores: bool = False
+    mode: str = "auto"
+
+
+SCENARIOS = st.builds(
+    Scenario,
+    faults=BROKEN,
+    crashes=CRASHES,
+    wipes=WIPES,
+    foreign=st.sets(st.integers(1, 60), max_size=6),
+    refusals=st.sets(st.integers(2, 12), max_size=8),  # the check before the commitment succeeds
+    silent_reveal=st.booleans(),
+    fetches_ahead=st.booleans(),
+    judges_early=st.booleans(),
+    shows_scores=st.booleans(),
+    mode=st.sampled_from(["auto", "commit_reveal", "direct"]),
+)
+
+
 class Chaos:
-    """Breaks requests, empties the database and kills the process, as drawn.
+    """Breaks requests, empties the database and kills the process according to a scenario."""
 
-    Attributes:
-        faults: what breaks, by the number of the request.
-        crashes: the numbers of the moments at which the process dies: one before and one behind
-            each request and each transition.
-        wipes, strangers: the numbers of the requests before which the database is emptied or a
-            stranger submits.
-        refusals: the numbers of the looks at the fork that its host refuses.
-        silent_reveal: no reveal is ever answered, although the server carries it out. Not where
-            it loses its database: nothing but an answer can show that.
-    """
-
-    def __init__(
-        self,
-        server: FakeValidatorApi,
-        faults: dict[int, Fault],
-        crashes: set[int],
-        wipes: set[int],
-        strangers: set[int],
-        refusals: set[int],
-        silent_reveal: bool,
-    ) -> None:
-        self.refusals, self.silent_reveal, self.looks = refusals, silent_reveal, 0
-        self.server, self.faults, self.crashes = server, faults, crashes
-        self.wipes, self.strangers, self.requests, self.moments = wipes, strangers, 0, 0
-        self.lost: list[list[dict[str, Any]]] = []
+    def __init__(self, server: FakeValidatorApi, scenario: Scenario) -> None:
+        self.server, self.scenario = server, scenario
+        self.requests = self.moments = self.checks = 0
+        self.lost: list[list[dict[str, Any]]] = []  # the rows of emptied databases
 
     def perhaps_crash(self) -> None:
         self.moments += 1
-        if self.moments in self.crashes:
+        if self.moments in self.scenario.crashes:
             raise Crash
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         self.perhaps_crash()
         self.requests += 1
-        if self.requests in self.wipes:
+        scenario = self.scenario
+        if self.requests in scenario.wipes:
             self.lost.append(self.server.rows)
             self.server.wipe()
-        if self.requests in self.strangers:
+        if self.requests in scenario.foreign:
             self.server.add_foreign(revealed=False)
         path = request.url.path
-        fault = self.faults.get(self.requests)
-        if fault is None and path == REVEAL and self.silent_reveal and not self.wipes:
+        fault = scenario.faults.get(self.requests)
+        if fault is None and path == REVEAL and scenario.silent_reveal and not scenario.wipes:
             fault = LOST
         if fault is not None:
             self.server.faults[path].append(fault)
-        headers = {key.lower(): value for key, value in request.headers.items()}
-        body = json.loads(request.content) if request.content else None
-        query = {key: [value] for key, value in request.url.params.items()}
-        answer = self.server.handle(Request(request.method, path, query, headers, body))
-        self.perhaps_crash()
-        if answer.status is None:
-            raise httpx.ReadError("connection reset", request=request)
-        return httpx.Response(answer.status, content=answer.body, headers=answer.headers)
+        try:
+            return respond(self.server, request)
+        finally:
+            self.perhaps_crash()
 
 
 class RefusingFork(FakeFork):
-    """A fork whose host refuses access now and then, as Chaos has drawn."""
+    """A fork whose host refuses access at the checks that `Scenario.refusals` lists."""
 
     chaos: Chaos
 
     def verify(self, commit: str) -> None:
-        self.chaos.looks += 1
-        if self.chaos.looks in self.chaos.refusals and any(
+        self.chaos.checks += 1
+        if self.chaos.checks in self.chaos.scenario.refusals and any(
             row["miner_hotkey"] == HOTKEY for row in self.chaos.server.rows
         ):
             raise HostRefused("The remote refused the credentials.", "Check GITHUB_TOKEN.")
@@ -147,7 +153,7 @@ class RefusingFork(FakeFork):
 
 
 class Clock:
-    """Unix seconds that pass while somebody waits, for the miner and the server alike."""
+    """Unix seconds of the miner and the server, advanced by waits."""
 
     def __init__(self) -> None:
         self.seconds = 1e9
@@ -160,8 +166,8 @@ class Clock:
 
 
 @contextmanager
-def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Context]:
-    """One life of the daemon: everything that is not on the disk is new."""
+def process(folder: Path, chaos: Chaos, clock: Clock) -> Iterator[Context]:
+    """Yield a newly started daemon, which shares only the disk with earlier ones."""
     client = ApiClient("http://127.0.0.1:1", Key(), transport=httpx.MockTransport(chaos.answer))
     fork = RefusingFork(folder / "fork")
     fork.chaos = chaos
@@ -172,7 +178,7 @@ def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Con
         fork=fork,
         waiter=Waits(clock.wait),
         now=clock,
-        submission_mode=mode,
+        submission_mode=chaos.scenario.mode,
         measure=FakeBench(environment=WIDE),
         probe=lambda *_: WIDE,
     )
@@ -185,7 +191,7 @@ def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Con
         assert len(live) <= 1
         if result.state is State.ABANDONED:
             held = [row["commitment_hash"] for row in chaos.server.rows]
-            assert result.commitment_hash not in held, "given up, and the server holds it"
+            assert result.commitment_hash not in held, "abandoned, but the server holds it"
         chaos.perhaps_crash()
         return result
 
@@ -196,16 +202,16 @@ def process(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> Iterator[Con
         context.journal.close()
 
 
-def lives(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> list[Submission]:
-    """Run miner after miner until a submission has its verdict; return all, oldest first."""
+def lives(folder: Path, chaos: Chaos, clock: Clock) -> list[Submission]:
+    """Restart the miner until a submission has its verdict; return all, oldest first."""
     begun: os.stat_result | None = None
     for _ in range(100):
         try:
-            with process(folder, chaos, mode, clock) as context:
+            with process(folder, chaos, clock) as context:
                 journal = context.journal.path.stat()
-                assert os.path.samestat(begun or journal, journal), "the journal was taken away"
+                assert os.path.samestat(begun or journal, journal), "the journal was replaced"
                 begun = journal
-                if not has_verdict(context, mode):
+                if not has_verdict(context, chaos.scenario.mode):
                     run_cycle(context)
                 if context.journal.latest()[0].state is not State.ABANDONED:
                     return context.journal.latest(100)[::-1]
@@ -215,15 +221,15 @@ def lives(folder: Path, chaos: Chaos, mode: str, clock: Clock) -> list[Submissio
 
 
 def has_verdict(context: Context, mode: str) -> bool:
-    """Tell whether a miner that starts now has nothing to do in this round."""
+    """Return whether a miner that starts now has nothing to do in this round."""
     last = next(iter(context.journal.latest()), None)
-    again = mode == "auto" and last is not None and last.never_revealed  # directly
-    return last is not None and last.state in VERDICTS and not again
+    resubmits = mode == "auto" and last is not None and last.never_revealed
+    return last is not None and last.state in VERDICTS and not resubmits
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _without_signs_of_life() -> Iterator[None]:
-    """Start no thread for each of ten thousand steps, none of which lasts until it says a word."""
+def _without_heartbeats() -> Iterator[None]:
+    """Do not start a heartbeat's thread for each of ten thousand short steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(daemon, "heartbeat", lambda *_, **__: nullcontext())
         yield
@@ -236,103 +242,65 @@ def _without_signs_of_life() -> Iterator[None]:
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(
-    faults=BROKEN,
-    crashes=CRASHES,
-    wipes=WIPES,
-    strangers=STRANGERS,
-    refusals=REFUSALS,
-    silent_reveal=st.booleans(),
-    fetches_ahead=st.booleans(),
-    mode=MODES,
-    judges_early=st.booleans(),
-    shows_scores=st.booleans(),
-)
+@given(scenario=SCENARIOS)
 @example(  # an emptied database, and crashes before the submission's round is journalled again
-    faults={},
-    crashes={23, 25, 26, 29},
-    wipes={3, 49},
-    strangers={11, 13, 14, 56, 59},
-    refusals=set(),
-    silent_reveal=False,
-    fetches_ahead=True,
-    mode="direct",
-    judges_early=True,
-    shows_scores=False,
+    Scenario(
+        crashes={23, 25, 26, 29},
+        wipes={3, 49},
+        foreign={11, 13, 14, 56, 59},
+        fetches_ahead=True,
+        judges_early=True,
+        mode="direct",
+    )
 )
-@example(  # no reveal is answered: a validator measures what the first one revealed
-    faults={
-        **dict.fromkeys((1, 2), LOST),
-        5: Fault(503, "busy", {"Retry-After": "1"}),
-        15: Fault(404, NGINX),
-        18: Fault(405, b"<html>"),
-        20: Fault(429, "slow down"),
-    },
-    crashes=set(),
-    wipes=set(),
-    strangers=set(),
-    refusals=set(),
-    silent_reveal=True,
-    fetches_ahead=False,
-    mode="auto",
-    judges_early=False,
-    shows_scores=False,
+@example(  # no reveal is answered, but a validator measures after the first one
+    Scenario(
+        faults={
+            **dict.fromkeys((1, 2), LOST),
+            5: Fault(503, "busy", {"Retry-After": "1"}),
+            15: Fault(404, NGINX),
+            18: Fault(405, b"<html>"),
+            20: Fault(429, "slow down"),
+        },
+        silent_reveal=True,
+    )
 )
-@example(  # no reveal is answered, and nothing else is wrong: the submission is seen in the queue
-    faults={},
-    crashes=set(),
-    wipes=set(),
-    strangers=set(),
-    refusals=set(),
-    silent_reveal=True,
-    fetches_ahead=True,
-    mode="commit_reveal",
-    judges_early=False,
-    shows_scores=False,
-)
-def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
-    faults: dict[int, Fault],
-    crashes: set[int],
-    wipes: set[int],
-    strangers: set[int],
-    refusals: set[int],
-    silent_reveal: bool,
-    fetches_ahead: bool,
-    mode: str,
-    judges_early: bool,
-    shows_scores: bool,
-) -> None:
+# no reveal is answered, and nothing else is wrong: the submission is seen in the queue
+@example(Scenario(silent_reveal=True, fetches_ahead=True, mode="commit_reveal"))
+def test_row_02_no_duplicate_no_loss_and_no_false_verdict(scenario: Scenario) -> None:
+    mode, shows_scores = scenario.mode, scenario.shows_scores
     clock, server = Clock(), FakeValidatorApi()
     server.clock, server.judging_seconds = clock, 6.0
-    server.judges_early, server.shows_scores = judges_early, shows_scores
-    server.fetches_ahead = fetches_ahead
-    chaos = Chaos(server, faults, crashes, wipes, strangers, refusals, silent_reveal)
+    server.judges_early, server.shows_scores = scenario.judges_early, shows_scores
+    server.fetches_ahead = scenario.fetches_ahead
+    chaos = Chaos(server, scenario)
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
-        all_of_them = lives(Path(name), chaos, mode, clock)
-    done = all_of_them[-1]
+        submissions = lives(Path(name), chaos, clock)
+    done = submissions[-1]
     databases = [
         [row for row in rows if row["miner_hotkey"] == HOTKEY]
         for rows in (server.rows, *chaos.lost)
     ]
 
-    # Sent once: one row for each way of sending, in each database.
+    # Each database has at most one committed and one direct row.
     for rows in databases:
         committed = [row for row in rows if row["reveal_block"]]
         assert len(committed) <= 1
         assert len(rows) - len(committed) <= 1
         assert len(rows) < 2 or mode == "auto"
     assert server.hash_mismatches == 0
-    check_reveals(server, all_of_them)
+    check_reveals(server, submissions)
 
-    # No verdict that nobody gave.
+    # The miner's verdict agrees with the server's.
     judged = [row for rows in databases for row in rows if row["validated"] and is_of(row, done)]
     if done.state is State.PREMATURE:
         assert any(row["judged_early"] for row in judged)
     elif done.state is State.UNRANKED:
-        assert wipes or faults or crashes or mode != "commit_reveal" or judges_early
+        disturbed = scenario.wipes or scenario.faults or scenario.crashes
+        assert disturbed or mode != "commit_reveal" or scenario.judges_early
     elif done.state is State.REJECTED:
         assert any(row["judged_early"] for row in judged)
-        assert (shows_scores, fetches_ahead, done.score) == (True, True, 0.0)
+        assert (shows_scores, scenario.fetches_ahead, done.score) == (True, True, 0.0)
         assert "fetched the row before" in str(done.reason)
     elif done.state is State.RANKED:
         assert judged
@@ -341,18 +309,18 @@ def test_row_02_nothing_is_sent_twice_nothing_is_lost_and_no_verdict_is_made_up(
     else:
         assert any(not row["judged_early"] for row in judged)
         assert (done.state, shows_scores) == (State.VALIDATED, True)
-    for submission in all_of_them:
+    for submission in submissions:
         assert submission.state in (State.ABANDONED, State.PREMATURE) or submission is done
 
 
 def is_of(row: dict[str, Any], submission: Submission) -> bool:
-    """Tell whether a row of the server is the submission's."""
+    """Return whether a row of the server is the submission's."""
     sent = row["commitment_hash"] == (submission.commitment_hash or "")
     return sent and row["id"] == submission.submission_id
 
 
 def check_reveals(server: FakeValidatorApi, submissions: list[Submission]) -> None:
-    """Every reveal shows what its commitment stands for, and what the journal froze."""
+    """Check that each reveal matches its commitment and the journal."""
     by_salt = {submission.salt: submission for submission in submissions}
     for body in (r.body for r in server.requests if r.path == "/reveal_submission"):
         submission = by_salt.get(body["commitment_salt"])

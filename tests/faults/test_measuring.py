@@ -1,4 +1,4 @@
-"""Whole cycles whose measurement stops, crashes, runs out of memory or is refused."""
+"""Whole cycles whose measurement stops, crashes, runs out of memory or is rejected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Change = Callable[[list[Sample]], list[Sample]]
 NO_MEMORY = MeasurementError("no memory", "out_of_memory")
 
 
-def test_measurements_survive_a_stop_and_are_not_taken_twice(miner, bench):
+def test_samples_survive_a_stop(miner, bench):
     bench.faults[2048] = [MeasurementError("stopped on request", "stopped")] * 2
     context = miner()
     with capture_logs() as first:
@@ -39,10 +39,10 @@ def test_measurements_survive_a_stop_and_are_not_taken_twice(miner, bench):
     ]
     assert kept == [[], [2]]
     assert sorted(bench.calls) == [512, 1024, 2048, 2048, *SETTLED]
-    assert bench.checks == [2048]  # the gate is kept with what it stood for
+    assert bench.checks == [2048]  # the correctness check is kept with the samples
 
 
-def test_row_19_a_torn_report_is_measured_again(context, bench, monkeypatch):
+def test_row_19_a_truncated_report_is_measured_again(context, bench, monkeypatch):
     original = daemon.STEPS[Step.CLAIM]
     torn: list[Path] = []
 
@@ -82,18 +82,18 @@ def test_row_22_a_length_that_every_validator_times_must_work(miner, bench):
     assert "2048 tokens, which validators time too, failed: no memory" in str(held.reason)
 
 
-def test_unchanged_kernels_take_one_run_that_confirms_the_earlier_ones(miner, bench):
+def test_unchanged_kernels_need_one_confirming_sample(miner, bench):
     first = run_cycle(miner())
     assert sorted(bench.calls) == sorted([512, 1024, *SETTLED])
     bench.calls.clear()
     second = run_cycle(miner())
-    assert (bench.calls, bench.checks) == ([2048], [2048])  # nothing but the confirming run
+    assert (bench.calls, bench.checks) == ([2048], [2048])  # only the confirming sample
     assert second.id != first.id
     assert second.tokens_per_sec == pytest.approx(float(first.tokens_per_sec or 0), rel=0.01)
 
 
 @pytest.mark.parametrize("change", ["speed", "machine", "code"])
-def test_earlier_runs_that_no_longer_hold_are_measured_anew(miner, bench, kernels, change):
+def test_outdated_samples_are_measured_again(miner, bench, kernels, change):
     context = miner()
     run_cycle(context)
     bench.calls.clear()
@@ -112,16 +112,14 @@ def test_earlier_runs_that_no_longer_hold_are_measured_anew(miner, bench, kernel
 
 
 @pytest.mark.parametrize(("length", "kind"), [(512, "gate"), (2048, "out_of_memory")])
-def test_what_the_kernels_are_held_for_ends_when_they_change(
-    context, bench, kernels, waits, length, kind
-):
+def test_changed_kernels_release_a_held_submission(context, bench, kernels, waits, length, kind):
     bench.faults[length] = [MeasurementError("bad kernels", kind)] * 2
-    looks: list[State] = []
+    polled: list[State] = []
 
     def then(seconds: float) -> None:
         live = context.journal.live(HOTKEY, 2048)
-        looks.append(live.state if live else State.VALIDATED)
-        if len(looks) == 3:
+        polled.append(live.state if live else State.VALIDATED)
+        if len(polled) == 3:
             bench.faults.clear()
             kernels.content = "kernel 2\n"
         if not live:
@@ -129,7 +127,7 @@ def test_what_the_kernels_are_held_for_ends_when_they_change(
 
     waits.then = then
     run_forever(context)
-    assert looks[:3] == [State.HELD] * 3
+    assert polled[:3] == [State.HELD] * 3
     done = context.journal.latest()[0]
     assert (done.id, done.state) == (1, State.VALIDATED)
     assert done.content_digest == kernels.digest()
@@ -137,7 +135,7 @@ def test_what_the_kernels_are_held_for_ends_when_they_change(
 
 @pytest.fixture
 def rewrite(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
-    """Have a report changed between the measurements and the claim."""
+    """A function that changes each report between the measurements and the claim."""
     original = daemon.STEPS[Step.CLAIM]
 
     def install(change: Change) -> None:
@@ -153,7 +151,7 @@ def rewrite(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
     return install
 
 
-def test_row_24_a_run_that_does_not_count_is_told_with_its_reason(context, rewrite):
+def test_row_24_a_rejected_sample_is_logged_with_its_reason(context, rewrite):
     def disturb(runs: list[Sample]) -> list[Sample]:
         used = Snapshot(memory_used_mb=30_000.0)
         last = max(runs, key=lambda one: (one.length, one.tokens_per_sec))
@@ -164,11 +162,11 @@ def test_row_24_a_run_that_does_not_count_is_told_with_its_reason(context, rewri
     with capture_logs() as logs:
         done = run_cycle(context)
     assert done.tokens_per_sec == pytest.approx(0.989 * 3003, rel=5e-3)
-    (told,) = [row["reason"] for row in logs if row["event"] == "not counted"]
-    assert "2048 tokens" in told
+    (reason,) = [row["reason"] for row in logs if row["event"] == "not counted"]
+    assert "2048 tokens" in reason
 
 
-def test_row_25_a_report_without_a_run_of_the_target_gives_no_claim(context, fake_api, rewrite):
+def test_row_25_a_report_without_the_target_gives_no_claim(context, fake_api, rewrite):
     rewrite(lambda runs: [one for one in runs if one.length < 2048])
     held = run_cycle(context)
     assert (held.state, held.resume_state) == (State.HELD, State.MEASURED)
@@ -193,7 +191,7 @@ NO_MODULE = MeasurementError("attn.py needs x, which is not installed", "import"
         (100_000, {}, 0, "TARGET_SEQUENCE_LENGTH=100000", ""),  # too long for a CPU
     ],
 )
-def test_row_23_what_cannot_be_measured_is_held_and_never_claimed(
+def test_row_23_failed_measurements_are_held_and_never_claimed(
     miner, bench, fake_api, target, faults, calls, reason, remedy
 ):
     bench.faults.update({length: [*errors] for length, errors in faults.items()})

@@ -1,4 +1,4 @@
-"""Every row of the fault table in docs/reliability.md has tests under its number."""
+"""Every row of the fault table in docs/reliability.md has tests with its number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from tests import PROJECT
 
 
-def test_every_row_has_a_test_and_every_numbered_test_a_row() -> None:
+def test_rows_and_numbered_tests_match() -> None:
     page = (PROJECT / "docs/reliability.md").read_text()
     rows = re.findall(r"^\| (\d\d) \|", page, re.M)
     tested = {

@@ -1,4 +1,4 @@
-"""`python -m tests.live --subnet DIR --fork DIR ...`: the miner against the public code."""
+"""`python -m tests.live --subnet DIR --fork DIR ...`: runs the miner against the public code."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tests.live.services import PublicApi, copy_public_code, make_bare, mend_api
 FAULT_NAMES = sorted({fault.name for fault in FAULTS})
 
 HEADROOM, HEADROOM_STEP = 0.89, 0.01
-"""The claim's distance from the measurements, and by how much less it is in each cycle."""
+"""CLAIM_HEADROOM, and its reduction in each cycle."""
 
 STARTS = 5
-"""How often a person starts a miner that is HELD before giving the submission up."""
+"""Most starts of a miner that is HELD before its submission is abandoned."""
 
 MOMENTS = {
     "direct": ("", "/submit_kernel"),
     "commit_reveal": ("/commit_submission", "", "/reveal_submission"),
     "auto": ("/commit_submission", "", "/submit_kernel", "/reveal_submission"),
 }
-"""The calls after whose success the API forgets everything or the miner dies; empty: before all."""
+"""The calls after which the API's database is emptied or the miner killed; "": before all calls."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,15 +53,25 @@ def parser() -> argparse.ArgumentParser:
         required=True,
         help="an interpreter with tests/live/requirements.txt",
     )
-    add("--miner-python", type=_program, default=sys.executable, help="one with the miner's own")
     add("--mode", nargs="+", default=["direct"], choices=sorted(MOMENTS))
-    add("--cycles", type=int, default=1, help="cycles in each mode, each in a round of its own")
-    add("--faults", action="store_true", help="spoil requests, wipe the API, kill the miner")
-    add("--only", nargs="+", default=[], choices=FAULT_NAMES, metavar="FAULT", help="these alone")
+    add("--cycles", type=int, default=1, help="cycles in each mode, each in its own round")
+    add(
+        "--faults",
+        action="store_true",
+        help="disturb requests, empty the API's database, kill the miner",
+    )
+    add(
+        "--only",
+        nargs="+",
+        default=[],
+        choices=FAULT_NAMES,
+        metavar="FAULT",
+        help="use only these faults",
+    )
     add("--seed", type=int, default=1, help="of the faults")
     add("--blocks", type=int, default=1, choices=range(1, 5), help="of 12 s, to the reveal")
-    add("--poll", type=float, default=5.0, help="seconds between two looks of the validator")
-    add("--measure-once", action="store_true", help="later cycles take the first one's figures")
+    add("--poll", type=float, default=5.0, help="seconds between the validator's polls")
+    add("--measure-once", action="store_true", help="later cycles use the first one's measurements")
     add("--target", type=int, default=2048, help="the claim's sequence length")
     add("--limit", type=float, default=900.0, help="seconds until a cycle counts as unfinished")
     add("--keep", type=Path, help="a folder for databases, journals and logs")
@@ -69,82 +79,82 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _program(text: str) -> str:
-    """Return a program's absolute path; its links stay, for they make a virtual environment."""
-    found = shutil.which(text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text} is no program")
-    return str(Path(found).absolute())
+    """Return a program's absolute path; links are kept, because virtual environments need them."""
+    path = shutil.which(text)
+    if path is None:
+        raise argparse.ArgumentTypeError(f"{text} is not a program")
+    return str(Path(path).absolute())
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run every mode and print the table; 1 when something happened that must not."""
-    given = parser().parse_args(arguments)
+    """Run every mode and print the reports; return 1 if there are findings."""
+    options = parser().parse_args(arguments)
     with ExitStack() as stack:
-        folder = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        reports = [run_mode(mode, given, folder.absolute() / mode) for mode in given.mode]
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        reports = [run_mode(mode, options, folder.absolute() / mode) for mode in options.mode]
     for text, _ in reports:
-        _say(text + "\n")
+        _print(text + "\n")
     return max(status for _, status in reports)
 
 
-def run_mode(mode: str, given: argparse.Namespace, folder: Path) -> tuple[str, int]:
-    """Run the cycles of one mode in `folder`; return the table and the exit status."""
+def run_mode(mode: str, options: argparse.Namespace, folder: Path) -> tuple[str, int]:
+    """Run the cycles of one mode in `folder`; return the report and the exit status."""
     folder.mkdir(parents=True)
-    code = copy_public_code(given.subnet, folder / "subnet")
-    mended = mend_api(code) if given.mend_api else ""
+    code = copy_public_code(options.subnet, folder / "subnet")
+    repair = mend_api(code) if options.mend_api else ""
     cycles: list[Cycle] = []
     with ExitStack() as stack:
-        api = PublicApi(given.python, code, folder, given.blocks)
+        api = PublicApi(options.python, code, folder, options.blocks)
         stack.callback(api.stop)
         api.start()
-        plan = FaultPlan(given.seed, given.only) if given.faults else None
+        plan = FaultPlan(options.seed, options.only) if options.faults else None
         proxy = stack.enter_context(Proxy(api.url, plan))
-        validator = public_validator(given.python, code, folder, api.url, given.poll)
+        validator = public_validator(options.python, code, folder, api.url, options.poll)
         stack.callback(validator.stop)
         validator.start()
-        miner = _make_miner(mode, given, folder, proxy.url)
-        for number in range(1, given.cycles + 1):
-            cycle = _run_cycle(number, mode, given, api, proxy, miner)
+        miner = _make_miner(mode, options, folder, proxy.url)
+        for number in range(1, options.cycles + 1):
+            cycle = _run_cycle(number, mode, options, api, proxy, miner)
             cycles.append(cycle)
             assign(miner.entries(), cycles)
             ends = ", ".join(f"{entry.id} {entry.state}" for entry in cycle.entries)
-            _say(f"{mode} cycle {number}: {ends or 'nothing'}, exit status {cycle.status}")
+            _print(f"{mode} cycle {number}: {ends or 'nothing'}, exit status {cycle.status}")
             api.turn_round()
         rows = read_rows(api.databases, miner.hotkey)
     findings = judge(cycles, rows)
-    notes = [f"Public API: {mended}.", ""] if mended else []
+    notes = [f"Public API: {repair}.", ""] if repair else []
     return "\n".join([*notes, table(cycles, rows, findings)]), int(bool(findings))
 
 
-def _make_miner(mode: str, given: argparse.Namespace, folder: Path, url: str) -> Miner:
+def _make_miner(mode: str, options: argparse.Namespace, folder: Path, url: str) -> Miner:
     home = folder / "miner"
     home.mkdir()
     settings = {
         "VALIDATOR_API_URL": url,
         "SUBMISSION_MODE": mode,
-        "TARGET_SEQUENCE_LENGTH": given.target,
-        "FORK_UPSTREAM_URL": make_bare(given.fork, folder / "upstream.git"),
+        "TARGET_SEQUENCE_LENGTH": options.target,
+        "FORK_UPSTREAM_URL": make_bare(options.fork, folder / "upstream.git"),
         "FORK_REMOTE": (folder / "fork.git").as_uri(),  # the miner makes it
     }
-    return Miner(given.miner_python, home, settings)
+    return Miner(home, settings)
 
 
 def _run_cycle(
-    number: int, mode: str, given: argparse.Namespace, api: PublicApi, proxy: Proxy, miner: Miner
+    number: int, mode: str, options: argparse.Namespace, api: PublicApi, proxy: Proxy, miner: Miner
 ) -> Cycle:
-    """Run one cycle; in a run with faults every second one meets a wipe or a kill as well."""
+    """Run one cycle; with faults, every second one also meets a wipe or a kill."""
     cycle = Cycle(number, mode, time.time())
     turn, kind = divmod(number, 4)
-    if given.faults and kind == 0:
+    if options.faults and kind == 0:
         _strike(cycle, MOMENTS[mode], turn, "API wiped", api.wipe, proxy)
-    elif given.faults and kind == 2:
+    elif options.faults and kind == 2:
         calls = [moment for moment in MOMENTS[mode] if moment]
         _strike(cycle, calls, turn, "miner killed", miner.kill, proxy)
-    # Each claim is above the last: the winner of a round is the public baseline of the next.
+    # Each claim must exceed the last, because a round's winner is the next round's baseline.
     headroom = HEADROOM - HEADROOM_STEP * (number % 30)
-    miner.prepare(headroom, keep_measurements=given.measure_once)
+    miner.prepare(headroom, keep_measurements=options.measure_once)
     first = len(proxy.records)
-    _drive(cycle, miner, given.limit)
+    _drive(cycle, miner, options.limit)
     proxy.after = lambda _: None
     records = proxy.records[first:]
     cycle.sent = Counter(f"{r.method} {r.route} {r.status}" for r in records if r.reached)
@@ -153,7 +163,7 @@ def _run_cycle(
 
 
 def _drive(cycle: Cycle, miner: Miner, seconds: float) -> None:
-    """Start the miner, again after a kill or while it is HELD; what stays open is abandoned."""
+    """Run the miner until its submissions are closed; after STARTS attempts, abandon them."""
     for cycle.starts in range(1, STARTS + 1):
         cycle.status = miner.run("once", seconds)
         if all(entry.state in CLOSED for entry in miner.entries()):
@@ -171,7 +181,7 @@ def _strike(
     act: Callable[[], None],
     proxy: Proxy,
 ) -> None:
-    """Act now, or once the API has carried out a call of this turn's moment."""
+    """Call `act` now, or after the API has processed the call that this turn names."""
     route = moments[turn % len(moments)]
     if not route:
         cycle.trouble = f"{name} before it"
@@ -186,7 +196,7 @@ def _strike(
     proxy.after = after
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -1,9 +1,11 @@
-"""Our miner as an operator runs it: a .env, a wallet, `once`, and a journal to read afterwards."""
+"""The miner as an operator runs it, with a .env, a wallet and a state folder."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -14,19 +16,13 @@ from tests.live.services import Process, bare_environment
 
 
 class Miner:
-    """One state folder with its settings.
+    """A miner with its own folder for settings, wallet, state and logs.
 
-    Args:
-        python: the interpreter with the miner's requirements.
-        folder: where settings, wallet, state and logs lie.
-        settings: what the .env sets besides.
-
-    Attributes:
-        hotkey: the throwaway's address.
+    `settings` are added to the .env.
     """
 
-    def __init__(self, python: str, folder: Path, settings: dict[str, object]) -> None:
-        self._python, self._folder = python, folder
+    def __init__(self, folder: Path, settings: dict[str, object]) -> None:
+        self._folder = folder
         self._env_file = folder / ".env"
         self._environment: dict[str, str] = {}
         self._process: Process | None = None
@@ -45,15 +41,15 @@ class Miner:
         self._env_file.chmod(0o600)
 
     def prepare(self, headroom: float, *, keep_measurements: bool) -> None:
-        """Set how far the next claim keeps below the measurements.
+        """Prepare the next cycle.
 
         Args:
-            headroom: a share; other processes use this CPU, and the claim has to hold anyway.
-            keep_measurements: let the next submission find the last one's report as its own, as
-                after a crash, in place of measuring the same commit again.
+            headroom: CLAIM_HEADROOM; large, because other processes use this CPU too.
+            keep_measurements: whether the next submission uses the last one's report, as after a
+                crash, instead of measuring the same commit again.
         """
         self._environment = {"CLAIM_HEADROOM": f"{headroom:.3f}"}
-        reports = sorted((self._folder / "state" / "reports").glob("*.json"), key=_written)
+        reports = sorted((self._folder / "state" / "reports").glob("*.json"), key=os.path.getmtime)
         if keep_measurements and reports:
             commit_and_device = reports[-1].stem.rpartition("-")[0]
             following = self.entries()[-1].id + 1
@@ -61,15 +57,14 @@ class Miner:
             shutil.copyfile(reports[-1], copy)
 
     def run(self, command: str, seconds: float) -> int | None:
-        """Run one of the miner's commands, which its output in `miner.log` names.
+        """Run one of the miner's commands, with its output in `miner.log`.
 
-        Returns:
-            The exit status; None when it took longer than `seconds` and was stopped.
+        Returns the exit status; None if the command was stopped after `seconds`.
         """
         log_file = self._folder / "miner.log"
         with log_file.open("a") as log:
             log.write(f"==== {command}, {time.strftime('%H:%M:%S', time.gmtime())}\n")
-        words = [self._python, "-m", "neurons.miner", command, "--env-file", str(self._env_file)]
+        words = [sys.executable, "-m", "neurons.miner", command, "--env-file", str(self._env_file)]
         environment = bare_environment(self._folder, **self._environment)
         self._process = Process(words, environment, PROJECT, log_file)
         self._process.start()
@@ -79,14 +74,10 @@ class Miner:
             self._process.stop()
 
     def kill(self) -> None:
-        """End a running command at once, as a power cut does."""
+        """Kill a running command."""
         if self._process is not None:
             self._process.signal(signal.SIGKILL)
 
     def entries(self) -> list[Entry]:
         """Return every submission of the journal, oldest first."""
         return read_journal(self._journal, self.hotkey)
-
-
-def _written(path: Path) -> float:
-    return path.stat().st_mtime

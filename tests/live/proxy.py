@@ -15,37 +15,31 @@ from tests.servers import Handler, Server, serving
 
 UPSTREAM_SECONDS = 60.0
 _UNREACHABLE = Reply(502, b"<html><title>502 Bad Gateway</title></html>")
-_PASSED_ON = ("Hotkey", "Signature", "Content-Type", "Accept")
+_FORWARDED_HEADERS = ("Hotkey", "Signature", "Content-Type", "Accept")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One request. Neither bodies nor headers are kept: they hold credentials and salts.
-
-    Attributes:
-        reached: whether the API answered it, so that what it asked for may have happened.
-        status: the API's own status; None when it was not asked or did not answer.
-        fault: what was done to it, None when nothing.
-    """
+    """One request, without body and headers, which contain credentials and salts."""
 
     method: str
     route: str
-    reached: bool
-    status: int | None
+    reached: bool  # whether the API replied, and so may have processed the request
+    status: int | None  # the API's own status; None without a reply
     fault: str | None
 
 
 class Proxy:
-    """Listens on a free loopback port while its `with` lasts.
+    """A proxy on a free loopback port, which runs during its `with` block.
 
     Args:
         upstream: the API's address, http on loopback.
-        plan: the faults; without it, nothing is changed.
+        plan: the faults; None for none.
 
     Attributes:
         url: the address for the miner.
-        records: every request that came, in order.
-        after: called with each record once its reply has left, in the request's own thread.
+        records: all requests, in order.
+        after: called with each record after its reply was sent, in the request's thread.
     """
 
     def __init__(self, upstream: str, plan: FaultPlan | None = None) -> None:
@@ -66,17 +60,15 @@ class Proxy:
         self._serving.__exit__(*error)
 
     def draw(self, method: str, route: str) -> Fault | None:
-        """Return the fault of this request, if any."""
         with self._lock:
             return self._plan.draw(method, route) if self._plan else None
 
     def note(self, record: Record) -> None:
-        """Keep a record."""
         with self._lock:
             self.records.append(record)
 
     def forward(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Reply | None:
-        """Return the API's reply; None when it gave none."""
+        """Return the API's reply; None if there is none."""
         connection = http.client.HTTPConnection(*self._upstream, timeout=UPSTREAM_SECONDS)
         try:
             connection.request(method, path, body or None, headers)
@@ -100,21 +92,21 @@ class _Handler(Handler):
     def serve(self) -> None:
         proxy, route = self.server.proxy, urlsplit(self.path).path
         body = self.read_body()
-        headers = {name: self.headers[name] for name in _PASSED_ON if name in self.headers}
+        headers = {name: self.headers[name] for name in _FORWARDED_HEADERS if name in self.headers}
         fault = proxy.draw(self.command, route)
         time.sleep(fault.delay if fault else 0.0)
-        asked = fault is None or fault.forwarded
-        reply = proxy.forward(self.command, self.path, headers, body) if asked else None
+        forwarded = fault is None or fault.forwarded
+        reply = proxy.forward(self.command, self.path, headers, body) if forwarded else None
         name, status = (fault.name if fault else None), (reply.status if reply else None)
         record = Record(self.command, route, reply is not None, status, name)
         proxy.note(record)
-        if asked and reply is None:
-            self._pass_on(_UNREACHABLE)
+        if forwarded and reply is None:
+            self._answer(_UNREACHABLE)
         else:
-            self._pass_on(fault.change(reply) if fault else reply)
+            self._answer(fault.change(reply) if fault else reply)
         proxy.after(record)
 
-    def _pass_on(self, reply: Reply | None) -> None:
+    def _answer(self, reply: Reply | None) -> None:
         if reply is None:
             self.reset()
             return

@@ -1,4 +1,4 @@
-"""What a run showed: the rows of the public database beside the miner's journal, and a verdict."""
+"""Compares the public database with the miner's journal, and reports findings."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ from neurons.miner.cycle import CLOSED, VERDICTS
 from neurons.runtime.errors import EX_CONFIG
 
 NO_VERDICT = ("ended before a validator", "cannot be known", "never seen in the queue")
-"""An UNRANKED submission whose reason has these words does not say that a validator took it."""
+"""The reasons of UNRANKED submissions that do not state that a validator judged them."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the public `speed_submissions`.
+    """One row of the public `speed_submissions`."""
 
-    Attributes:
-        life: which database of the run holds it, from 1; a wipe starts the next.
-        present: whether that is the server's database at the end.
-    """
-
-    life: int
-    present: bool
+    life: int  # the number of its database, from 1; a wipe starts the next one
+    present: bool  # whether this database is the last one
     id: int
     commitment_hash: str | None
     commit_hash: str | None
@@ -36,7 +31,7 @@ class Row:
     score: float | None
 
     @property
-    def judged_early(self) -> bool:
+    def premature(self) -> bool:
         """Whether it was judged and never revealed."""
         return self.validated and not self.is_revealed
 
@@ -52,11 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Entry:
-    """One submission as the miner's journal has it.
-
-    Attributes:
-        holds: why it waited for a person, once for each time.
-    """
+    """One submission of the miner's journal."""
 
     id: int
     mode: str
@@ -67,10 +58,10 @@ class Entry:
     commitment_hash: str | None
     score: float | None
     created_at: float
-    holds: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()  # the reason of each time it was HELD
 
     def owns(self, row: Row) -> bool:
-        """Tell whether `row` came from this submission."""
+        """Return whether `row` belongs to this submission."""
         if row.commitment_hash is not None:
             return row.commitment_hash == self.commitment_hash
         claims = [(each.commit_hash, each.tokens_per_sec) for each in (row, self)]
@@ -79,24 +70,16 @@ class Entry:
 
 @dataclass
 class Cycle:
-    """One `once` of the miner: what it sent, what was done to that, and how it ended.
-
-    Attributes:
-        began: Unix seconds; the submissions that were made from then on are this cycle's.
-        starts: how often the miner was started, also after a kill or a HELD.
-        status: the last exit status; None when the time ran out.
-        sent: requests that reached the API, by `METHOD route status`.
-        trouble: when the API's database was emptied or the miner killed, in words.
-    """
+    """One cycle of the miner."""
 
     number: int
     mode: str
-    began: float
-    starts: int = 1
-    status: int | None = None
-    sent: Counter[str] = field(default_factory=Counter)
+    began: float  # Unix seconds; later submissions belong to this cycle or a later one
+    starts: int = 1  # of the miner, also after a kill or a HELD
+    status: int | None = None  # the last exit status; None after the time limit
+    sent: Counter[str] = field(default_factory=Counter)  # by `METHOD route status`, at the API
     faults: Counter[str] = field(default_factory=Counter)
-    trouble: str = ""
+    trouble: str = ""  # when the API's database was emptied or the miner killed
     entries: list[Entry] = field(default_factory=list)
 
 
@@ -110,7 +93,7 @@ class Finding:
 
 
 def read_rows(databases: Sequence[Path], hotkey: str) -> list[Row]:
-    """Return the hotkey's rows of every life of the public database."""
+    """Return the hotkey's rows of all databases of the public API."""
     query = "SELECT * FROM speed_submissions WHERE miner_hotkey = ? ORDER BY id"
     return [
         Row(
@@ -150,7 +133,7 @@ def read_journal(path: Path, hotkey: str) -> list[Entry]:
 
 
 def assign(entries: Iterable[Entry], cycles: Sequence[Cycle]) -> None:
-    """Give each submission, as it is now, to the cycle that made it."""
+    """Assign each submission to the cycle that made it."""
     for cycle in cycles:
         cycle.entries = []
     for entry in entries:
@@ -159,7 +142,7 @@ def assign(entries: Iterable[Entry], cycles: Sequence[Cycle]) -> None:
 
 
 def judge(cycles: Sequence[Cycle], rows: Sequence[Row]) -> list[Finding]:
-    """Return everything that must not happen, in the order of the cycles."""
+    """Return the findings in the order of the cycles."""
     findings = []
     for cycle in cycles:
         own = {entry.id: [row for row in rows if entry.owns(row)] for entry in cycle.entries}
@@ -169,7 +152,7 @@ def judge(cycles: Sequence[Cycle], rows: Sequence[Row]) -> list[Finding]:
         findings += _stops(cycle)
     known = {row for cycle in cycles for e in cycle.entries for row in rows if e.owns(row)}
     findings += [
-        Finding("lost", 0, f"no submission of the journal knows row {row.words()}")
+        Finding("lost", 0, f"no submission of the journal has row {row.words()}")
         for row in rows
         if row.present and row not in known
     ]
@@ -177,51 +160,51 @@ def judge(cycles: Sequence[Cycle], rows: Sequence[Row]) -> list[Finding]:
 
 
 def _duplicates(cycle: Cycle, rows: Sequence[Row]) -> list[Finding]:
-    """Two rows of one claim, two rows of one commitment, or two commitments that still live."""
-    own, found = set(rows), []
+    """Return two rows of one claim or commitment, and two live commitments, as findings."""
+    own, problems = set(rows), []
     claims = Counter((r.life, r.commit_hash, r.tokens_per_sec) for r in own if r.is_revealed)
-    found += [f"{count} rows of one claim" for count in claims.values() if count > 1]
+    problems += [f"{count} rows of one claim" for count in claims.values() if count > 1]
     hashes = Counter((row.life, row.commitment_hash) for row in own if row.commitment_hash)
-    found += [f"{count} rows of one commitment" for count in hashes.values() if count > 1]
-    live = Counter(row.life for row in own if row.commitment_hash and not row.judged_early)
-    found += [f"{count} live commitments" for count in live.values() if count > 1]
+    problems += [f"{count} rows of one commitment" for count in hashes.values() if count > 1]
+    live = Counter(row.life for row in own if row.commitment_hash and not row.premature)
+    problems += [f"{count} live commitments" for count in live.values() if count > 1]
     listed = "; ".join(sorted(row.words() for row in own))
-    return [Finding("duplicate", cycle.number, f"{words}: {listed}") for words in found]
+    return [Finding("duplicate", cycle.number, f"{words}: {listed}") for words in problems]
 
 
 def _misjudged(cycle: Cycle, entry: Entry, rows: Sequence[Row]) -> list[Finding]:
-    """A verdict that no validator gave, and a row that waits while the miner has ended with it."""
-    found = []
-    said = f"submission {entry.id} is {entry.state}"
-    speaks = entry.state in VERDICTS and not any(words in entry.reason for words in NO_VERDICT)
-    if speaks and not any(_bears_out(entry, row) for row in rows):
-        found.append(Finding("false verdict", cycle.number, f"{said}, but {_listed(rows)}"))
+    """Return false verdicts, and unjudged rows of closed submissions, as findings."""
+    findings = []
+    state = f"submission {entry.id} is {entry.state}"
+    judged = entry.state in VERDICTS and not any(words in entry.reason for words in NO_VERDICT)
+    if judged and not any(_confirms(row, entry) for row in rows):
+        findings.append(Finding("false verdict", cycle.number, f"{state}, but {_listed(rows)}"))
     waiting = [row for row in rows if row.present and not row.validated]
     if entry.state in CLOSED and waiting:
-        found.append(Finding("lost", cycle.number, f"{said}, but {_listed(waiting)} waits"))
-    return found
+        findings.append(Finding("lost", cycle.number, f"{state}, but {_listed(waiting)} waits"))
+    return findings
 
 
-def _bears_out(entry: Entry, row: Row) -> bool:
-    """Tell whether the server's row says what the miner says.
+def _confirms(row: Row, entry: Entry) -> bool:
+    """Return whether the server's row confirms the miner's verdict.
 
-    A commitment with a score of 0 was judged before its reveal: claims here keep far below what
-    was measured, so that no revealed one comes to 0.
+    A commitment with a score of 0 was judged before its reveal, because the claims of these runs
+    are far below the measurements.
     """
     if not row.validated or (entry.score is not None and entry.score != row.score):
         return False
-    early = row.commitment_hash is not None and (not row.is_revealed or row.score == 0)
+    premature = row.commitment_hash is not None and (not row.is_revealed or row.score == 0)
     return {
-        "VALIDATED": not early and (row.score or 0.0) > 0,
-        "RANKED": not early,
+        "VALIDATED": not premature and (row.score or 0.0) > 0,
+        "RANKED": not premature,
         "REJECTED": row.score == 0,
-        "PREMATURE": early,
+        "PREMATURE": premature,
         "UNRANKED": True,
     }[entry.state]
 
 
 def _stops(cycle: Cycle) -> list[Finding]:
-    """Whatever ended without an end, or waited for a person."""
+    """Return unfinished submissions, and those that waited for a person, as findings."""
     person, unfinished = [], []
     if cycle.status == EX_CONFIG:
         person.append(f"exit status {EX_CONFIG}")
@@ -234,11 +217,11 @@ def _stops(cycle: Cycle) -> list[Finding]:
         if entry.state not in CLOSED:
             unfinished.append(f"submission {entry.id} is still {entry.state}: {entry.reason}")
     kinds = {"needs a person": person, "unfinished": unfinished}
-    return [Finding(kind, cycle.number, words) for kind, those in kinds.items() for words in those]
+    return [Finding(kind, cycle.number, text) for kind, texts in kinds.items() for text in texts]
 
 
 def table(cycles: Sequence[Cycle], rows: Sequence[Row], findings: Sequence[Finding]) -> str:
-    """Return the report as text: a block for each cycle, then the findings."""
+    """Return the report as text."""
     lines = []
     for cycle in cycles:
         again = f", started {cycle.starts} times" if cycle.starts > 1 else ""
@@ -254,9 +237,9 @@ def table(cycles: Sequence[Cycle], rows: Sequence[Row], findings: Sequence[Findi
     states = Counter(entry.state for cycle in cycles for entry in cycle.entries)
     lines += ["", f"{len(cycles)} cycles; the miner's ends: {_counted(states)}"]
     for kind in ("duplicate", "lost", "false verdict", "needs a person", "unfinished"):
-        those = [finding for finding in findings if finding.kind == kind]
-        lines.append(f"{kind:15} {len(those)}")
-        lines += [f"  cycle {finding.cycle}: {finding.words}" for finding in those]
+        alike = [finding for finding in findings if finding.kind == kind]
+        lines.append(f"{kind:15} {len(alike)}")
+        lines += [f"  cycle {finding.cycle}: {finding.words}" for finding in alike]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The counterparties: the public API and validator as processes, and the fork's repositories."""
+"""The public API and validator as processes, and the repository of the fork."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ DRIVER = Path(__file__).with_name("validator_driver.py")
 
 
 def bare_environment(home: Path, **more: str) -> dict[str, str]:
-    """Return what a child needs of the environment: no setting of the user's leaks in."""
+    """Return the environment of a child, without settings of this user."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
-        "OMP_NUM_THREADS": "1",  # threads that spin for one another make timings differ tenfold
+        "OMP_NUM_THREADS": "1",  # with more threads, timings differ tenfold
         "PYTHONUNBUFFERED": "1",
         **more,
     }
 
 
 def copy_public_code(subnet: Path, target: Path) -> Path:
-    """Copy the parts of the public subnet's checkout that run, unchanged and without a .env."""
+    """Copy the parts of the public subnet's checkout that run, without a .env."""
     for part in PUBLIC_PARTS:
         skipped = shutil.ignore_patterns("__pycache__", ".env", "*.db")
         shutil.copytree(subnet / part, target / part, ignore=skipped)
@@ -42,14 +42,11 @@ def copy_public_code(subnet: Path, target: Path) -> Path:
 
 
 def mend_api(code: Path) -> str:
-    """Indent the block that keeps the copied API from starting; return what was done, if anything.
+    """Repair the SyntaxError of the copied API; return a description, or "" if it compiles.
 
     The newest public commit moved the `if` of a migration into a `with` and left its `else`
-    outside: a SyntaxError. The block is indented up to the `except` that ends it; no statement of
-    a route is touched, and code that compiles stays as it is.
-
-    Raises:
-        SyntaxError: something else is wrong with it.
+    outside. The block is indented up to the `except` that ends it; no route changes. Raises a
+    SyntaxError if that does not help.
     """
     file = code / "validator_api" / "app.py"
     text = file.read_text()
@@ -75,7 +72,7 @@ def make_bare(checkout: Path, target: Path) -> str:
 
 @dataclass
 class Process:
-    """One child with its log; its whole group ends with it."""
+    """A child process in its own group, with a log file."""
 
     command: list[str]
     environment: dict[str, str]
@@ -84,7 +81,6 @@ class Process:
     _child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; its output is appended to the log."""
         with self.log_file.open("ab") as log:
             self._child = subprocess.Popen(
                 self.command,
@@ -97,7 +93,7 @@ class Process:
             )
 
     def wait(self, seconds: float) -> int | None:
-        """Return its exit status; None when it still runs after `seconds`."""
+        """Return its exit status; None if it still runs after `seconds`."""
         assert self._child is not None, "not started"
         try:
             return self._child.wait(seconds)
@@ -105,13 +101,12 @@ class Process:
             return None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to its group, if there is one."""
         if self._child is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, number)
 
     def stop(self) -> None:
-        """End it and what it started."""
+        """End the group."""
         if self._child is not None:
             self.signal(signal.SIGTERM)
             self.wait(STOP_SECONDS)
@@ -121,11 +116,11 @@ class Process:
 
 
 class PublicApi:
-    """The public API with an SQLite database of its own; alive between `start` and `stop`.
+    """The public API over an SQLite database.
 
     Attributes:
-        url: its address on loopback, the same for its whole life.
-        databases: the database of each life; the last one is the present one.
+        url: its address on loopback, which a wipe does not change.
+        databases: one for each start; the last one is in use.
     """
 
     def __init__(self, python: str, code: Path, folder: Path, blocks_until_reveal: int) -> None:
@@ -156,18 +151,17 @@ class PublicApi:
         raise RuntimeError(f"The public API does not start; see {log_file}.")
 
     def stop(self) -> None:
-        """End it."""
         if self._process is not None:
             self._process.stop()
 
     def wipe(self) -> None:
-        """Forget everything: stop, and start anew with an empty database."""
+        """Restart with an empty database."""
         with self._changing:
             self.stop()
             self.start()
 
     def turn_round(self) -> None:
-        """End the round and open the next, by the calls that a validator makes at its end."""
+        """End the round and open the next one, by a validator's calls."""
         with self._changing:  # a wipe may be under way
             present = self._call("GET", "/get_current_round")
             self._call("POST", f"/finalize_round/{present['id']}")

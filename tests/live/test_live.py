@@ -1,4 +1,4 @@
-"""One cycle in each mode against the public code that the environment names; README.md says how."""
+"""One cycle in each mode against the public code that the environment names (README.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("mode", sorted(MOMENTS))
-def test_a_cycle_ends_as_the_public_database_says(mode: str, tmp_path: Path) -> None:
+def test_a_cycle_agrees_with_the_public_database(mode: str, tmp_path: Path) -> None:
     subnet, fork, python = (os.environ[name] for name in NEEDED)
     places = ["--subnet", subnet, "--fork", fork, "--python", python]
     assert main([*places, "--mend-api", "--mode", mode, "--keep", str(tmp_path)]) == 0

@@ -1,8 +1,8 @@
-"""Lets the public validator's own code judge the queue every few seconds, without a chain.
+"""Runs the public validator's code without a chain: `PYTHON validator_driver.py FOLDER SECONDS`.
 
-`PYTHON validator_driver.py FOLDER SECONDS`, by the public code's interpreter. Its `forward` calls
-`evaluate_performance_submissions` and sleeps one to five minutes; only the sleep is ours. The base
-class's `__init__` needs a chain, so the object is made without it.
+PYTHON is the public code's interpreter. The public `forward` calls
+`evaluate_performance_submissions` and sleeps one to five minutes; here the pause is SECONDS. The
+base class's `__init__` needs a chain, so the object is made without it.
 """
 
 from __future__ import annotations

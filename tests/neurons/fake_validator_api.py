@@ -14,6 +14,8 @@ from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
+
 from tests.servers import Handler, Server, serving
 
 COMMIT, REVEAL, SUBMIT = "/commit_submission", "/reveal_submission", "/submit_kernel"
@@ -315,6 +317,17 @@ class _Handler(Handler):
 class _Server(Server):
     fake_api: FakeValidatorApi
     date: str | None = None
+
+
+def respond(fake_api: FakeValidatorApi, request: httpx.Request) -> httpx.Response:
+    """Answer a request of an httpx.MockTransport, or raise a ReadError."""
+    headers = {key.lower(): value for key, value in request.headers.items()}
+    body = json.loads(request.content) if request.content else None
+    query = {key: [value] for key, value in request.url.params.items()}
+    reply = fake_api.handle(Request(request.method, request.url.path, query, headers, body))
+    if reply.status is None:
+        raise httpx.ReadError("connection reset", request=request)
+    return httpx.Response(reply.status, content=reply.body, headers=reply.headers)
 
 
 @contextmanager

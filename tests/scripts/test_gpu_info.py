@@ -1,4 +1,4 @@
-"""scripts/gpu_info.py: what it prints of this machine's GPU and of other cards."""
+"""The output of scripts/gpu_info.py for this machine's GPU and for other cards."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_a_known_card_gets_an_estimate_and_settings(monkeypatch, capsys) -> None
     assert all(gpu.label in text for gpu in GPUS)
 
 
-def test_an_unknown_card_gets_what_its_memory_decides(monkeypatch, capsys) -> None:
+def test_an_unknown_card_gets_settings_but_no_estimate(monkeypatch, capsys) -> None:
     text = printed(monkeypatch, capsys, "NVIDIA RTX A2000", 5.7, "8.6")
     assert "neither its speed nor its bound" in text
     assert "Estimate at" not in text
     assert f"TARGET_SEQUENCE_LENGTH={best_target(5.7, '8.6')}" in text
 
 
-def test_a_card_that_is_too_small_is_told_so(monkeypatch, capsys) -> None:
+def test_a_card_that_is_too_small_gets_no_settings(monkeypatch, capsys) -> None:
     text = printed(monkeypatch, capsys, "NVIDIA A30", 1.2, "8.0")
     assert "too small for every target; use a larger GPU or MIG slice" in text
     assert "TARGET_SEQUENCE_LENGTH" not in text

@@ -1,4 +1,4 @@
-"""local_validator: a real clone of a real repository, judged before anything is sent."""
+"""scripts/local_validator.py, with a real clone of a real repository."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.small_fla import install_small_fla
 
 @pytest.fixture
 def fork(tmp_path: Path) -> Path:
-    """A fork whose branch `quasar` holds none of the operator's files."""
+    """A fork whose branch `quasar` lacks the operator's files."""
     root = make_checkout(tmp_path / "my fork", {"README.md": "nothing\n"})
     run_git(root, "checkout", "-q", "-b", "quasar")
     return root
 
 
-def test_the_branch_tip_is_what_is_judged(fork: Path) -> None:
+def test_the_newest_commit_of_a_branch(fork: Path) -> None:
     address = local_validator.fork_address(str(fork))
     assert local_validator.newest_commit(address, "quasar") == run_git(fork, "rev-parse", "HEAD")
     with pytest.raises(SystemExit, match="--branch names another"):
@@ -31,9 +31,9 @@ def test_the_branch_tip_is_what_is_judged(fork: Path) -> None:
 def test_a_fork_that_breaks_the_rules_is_rejected(fork, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["local_validator.py", str(fork), "--claim", "1000"])
     assert local_validator.main() == 1
-    said = capsys.readouterr().out
-    assert "REJECTED: The fork breaks the rules" in said
-    assert "fla/ops/quasar/chunk.py" in said
+    output = capsys.readouterr().out
+    assert "REJECTED: The fork breaks the rules" in output
+    assert "fla/ops/quasar/chunk.py" in output
 
 
 def test_a_checkout_is_judged_without_a_claim(fork: Path) -> None:
@@ -44,10 +44,10 @@ def test_a_checkout_is_judged_without_a_claim(fork: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_overlay_is_judged_over_the_installed_library(monkeypatch, capsys, request, tmp_path):
+def test_an_overlay_is_judged_over_fla(monkeypatch, capsys, request, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.syspath_prepend(install_small_fla(tmp_path / "host"))
-    # what Python leaves where somebody imported the overlay is no part of a publication
+    # byte code that Python left in the overlay is not published
     byte_code = OVERLAY / "fla/layers/__pycache__/quasar.cpython-30.pyc"
     byte_code.parent.mkdir(exist_ok=True)
     byte_code.touch()
@@ -55,24 +55,24 @@ def test_an_overlay_is_judged_over_the_installed_library(monkeypatch, capsys, re
     command = ["local_validator.py", "--repo-path", str(OVERLAY), "--seq-len", "16"]
     monkeypatch.setattr("sys.argv", [*command, "--device", "cpu", "--timeout", str(HANG)])
     assert local_validator.main() == 0
-    said = capsys.readouterr().out
-    assert "FAIL" not in said
-    assert said.splitlines()[-1].startswith("PASSED; weighted score")
+    output = capsys.readouterr().out
+    assert "FAIL" not in output
+    assert output.splitlines()[-1].startswith("PASSED; weighted score")
 
 
-def test_what_a_fork_says_is_printed_as_text(fork, monkeypatch, capsys):
+def test_terminal_codes_of_a_fork_are_not_printed(fork, monkeypatch, capsys):
     folder = fork / "fla/ops/quasar"
     folder.mkdir(parents=True)
     (folder / "\x1b]0;owned\x07.so").touch()
     monkeypatch.setattr("sys.argv", ["local_validator.py", "--repo-path", str(fork)])
     assert local_validator.main() == 1
-    said = capsys.readouterr().out
-    assert "owned" in said
-    assert said.replace("\n", "").isprintable()
+    output = capsys.readouterr().out
+    assert "owned" in output
+    assert output.replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (["--repo-path", "/nonexistent"], "--repo-path /nonexistent is no folder"),
         (["--repo-path", "README.md"], "--repo-path README.md is no folder"),
@@ -83,11 +83,11 @@ def test_what_a_fork_says_is_printed_as_text(fork, monkeypatch, capsys):
         (["."], "--claim"),
     ],
 )
-def test_a_mistake_is_explained_and_nothing_is_judged(arguments, said, monkeypatch, capsys):
+def test_usage_errors_are_explained(arguments, output, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["local_validator.py", *arguments])
     with pytest.raises(SystemExit) as end:
         local_validator.main()
     out, err = capsys.readouterr()
     assert end.value.code != 0
-    assert said in f"{err}{end.value.code}"
+    assert output in f"{err}{end.value.code}"
     assert "REJECTED" not in out

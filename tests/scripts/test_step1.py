@@ -1,4 +1,4 @@
-"""The first comparison of the public fork and the kernels, its table and its plot."""
+"""scripts/step1_first_optimization.py: the comparison, its table and its plot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def timer(tree: Path, length: int, *_: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_both_are_timed_and_drawn(tmp_path, capsys, skip):
+def test_both_trees_are_timed_and_plotted(tmp_path, capsys, skip):
     fork = make_checkout(tmp_path / "clone", FORK)
     setup = (
         ["--skip-setup", "--fork", str(fork)]
@@ -55,17 +55,17 @@ def test_both_are_timed_and_drawn(tmp_path, capsys, skip):
     assert {"public fork", "these kernels"} <= texts
 
 
-def test_a_fork_that_does_not_run_here_is_told_and_left_out(tmp_path, capsys):
+def test_a_fork_that_cannot_be_timed_is_replaced_by_a_copy(tmp_path, capsys):
     fork = make_checkout(tmp_path / "clone", FORK)
 
-    def only_ours(tree: Path, length: int, *_: Any, **options: Any) -> Any:
+    def times_only_kernels(tree: Path, length: int, *_: Any, **options: Any) -> Any:
         if tree == fork:
             raise MeasurementError("it needs a GPU", "crash")
         return timer(tree, length, **options)
 
     out, green = tmp_path / "found", lambda *_, **__: samples.make_correctness()
     arguments = ["--skip-setup", "--fork", str(fork), "--lengths", "512", "--out", str(out)]
-    assert step1.main(arguments, timer=only_ours, checker=green) == 0
+    assert step1.main(arguments, timer=times_only_kernels, checker=green) == 0
     assert "cannot be timed here: crash: it needs a GPU" in capsys.readouterr().out
     text = out.with_suffix(".md").read_text()
     assert "public fork" not in text
@@ -81,7 +81,7 @@ def test_wrong_kernels_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFi
     assert not (tmp_path / "found.md").exists()
 
 
-def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_forks_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert step1.main(["--skip-setup", "--fork", str(tmp_path)]) == 1
     assert f"holds no {LAYER_FILE}" in capsys.readouterr().err
     assert step1.main(["--fork", str(tmp_path)]) == 1

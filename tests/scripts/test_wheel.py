@@ -1,4 +1,4 @@
-"""The wheel: what it holds, and that it works with its own dependencies alone."""
+"""The wheel: its content, and its use with only its own dependencies."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ import harness, quasar_kernels
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence
 for package in (harness, quasar_kernels):
-    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        # the overlay is imported as part of `fla`, by a name of its own it is data
-        if ".overlay" not in found.name and not found.name.endswith("__main__"):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        # the overlay is imported as part of `fla`; under its own name it is data
+        if ".overlay" not in module.name and not module.name.endswith("__main__"):
             try:
-                importlib.import_module(found.name)
+                importlib.import_module(module.name)
             except ModuleNotFoundError as error:
                 if error.name != "optuna":  # of the extra `tuning`
                     raise
@@ -57,14 +57,14 @@ worst = [float((a - b).norm() / b.norm()) for a, b in ((o, exact), (state, exact
 print(json.dumps({
     "file": fla.ops.quasar.__file__,
     "errors": worst,
-    "found": [name for name in sys.argv[1:] if importlib.util.find_spec(name)],
+    "unwanted": [name for name in sys.argv[1:] if importlib.util.find_spec(name)],
 }))
 """
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the sources by the build backend that is installed here."""
+    """The wheel, built from a copy of the sources by the installed build backend."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in SOURCES:
         shutil.copytree(PROJECT / name, folder / "source" / name)
@@ -80,39 +80,39 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def needed(names: list[str]) -> set[str]:
-    """The distributions that these ask for, directly or not, without extras."""
-    found: set[str] = set()
+    """Return these distributions and all that they require, without extras."""
+    required: set[str] = set()
     while names:
         name = names.pop()
-        if name in found:
+        if name in required:
             continue
-        found.add(name)
+        required.add(name)
         for requirement in map(Requirement, metadata.requires(name) or []):
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 names.append(requirement.name)
-    return found
+    return required
 
 
-def asked_by(wheel: Path) -> list[Requirement]:
-    """What the wheel asks for without an extra."""
+def requirements_of(wheel: Path) -> list[Requirement]:
+    """Return the wheel's requirements without extras."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [one for one in archive.namelist() if one.endswith("/METADATA")]
         facts = archive.read(name).decode()
     lines = re.findall(r"^Requires-Dist: (.+)$", facts, re.M)
-    asked = map(Requirement, lines)
-    return [one for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
+    required = map(Requirement, lines)
+    return [one for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment that holds the wheel and its dependencies, and nothing else.
+    """The Python of an environment with only the wheel and its dependencies.
 
     The dependencies are links to those installed here, as PyTorch alone is a gigabyte.
     """
     root = tmp_path_factory.mktemp("environment")
     run_python("-m", "venv", root, check=True)
     (site,) = root.glob("lib/python*/site-packages")
-    for name in needed([one.name for one in asked_by(wheel)]):
+    for name in needed([one.name for one in requirements_of(wheel)]):
         distribution = metadata.distribution(name)
         for top in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}:
             if top != "__pycache__" and not (site / top).exists():
@@ -131,7 +131,7 @@ def isolated(python: Path, code: str, *words: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_holds_the_library_alone_with_every_published_file(wheel: Path) -> None:
+def test_the_wheel_contains_the_library_and_every_published_file(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     tops = {name.split("/")[0] for name in names}
@@ -147,16 +147,16 @@ def test_the_wheel_holds_the_library_alone_with_every_published_file(wheel: Path
 
 
 @pytest.mark.slow
-def test_every_module_imports_and_a_forward_pass_agrees_with_the_float64_reference(python):
-    found = json.loads(isolated(python, USE, *NOT_INSTALLED))
-    assert found["found"] == []
-    assert Path(found["file"]).is_relative_to(python.parent.parent)
-    assert max(found["errors"]) < 1e-5, found
+def test_the_installed_wheel_imports_and_matches_the_float64_reference(python):
+    result = json.loads(isolated(python, USE, *NOT_INSTALLED))
+    assert result["unwanted"] == []
+    assert Path(result["file"]).is_relative_to(python.parent.parent)
+    assert max(result["errors"]) < 1e-5, result
     checked = run(python, "-m", "pip", "check")
     assert checked.returncode == 0, checked.stdout
 
 
-def test_the_version_stands_in_one_place_and_heads_the_changelog() -> None:
+def test_versions_and_changelog_agree() -> None:
     assert harness.__version__ == quasar_kernels.__version__
     released = re.findall(
         r"^## \[([0-9.]+)\] - \d{4}-\d\d-\d\d$", (PROJECT / "CHANGELOG.md").read_text(), re.M

@@ -1,7 +1,7 @@
 """Checks that an existing checkout runs no programs and redirects no push or path.
 
-The checkout at REPO_PATH may have foreign settings, unlike a clone of the miner. Hooks, filters and
-helpers are overridden; other dangerous settings are refused by name.
+Unlike the miner's own clone, the checkout at REPO_PATH may have dangerous git settings. Hooks,
+filters and helpers are overridden; other dangerous settings are refused by name.
 """
 
 from __future__ import annotations

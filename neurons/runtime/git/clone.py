@@ -87,7 +87,7 @@ def make_clone(tool: HardenedGit, remote: Remote, token: Token | None, branch: s
 
 
 def set_aside(worktree: Path) -> None:
-    """Rename a clone that is damaged, or of another remote; one earlier clone is kept."""
+    """Rename a damaged clone, or one of another remote; only the newest such clone is kept."""
     if worktree.exists():
         aside = worktree.with_name(f"{worktree.name}.previous")
         shutil.rmtree(aside, ignore_errors=True)
@@ -101,7 +101,7 @@ def is_damaged(tool: HardenedGit) -> bool:
 
 
 def check_out(tool: HardenedGit, branch: str, tip: str) -> None:
-    """Set the clone's branch and files to `tip`, whatever a crash has left there."""
+    """Set the clone's branch and files to `tip`, and remove the leftovers of a crash."""
     folder = tool.folder / ".git"
     for lock in [*folder.glob("*.lock"), *(folder / "refs").rglob("*.lock")]:
         lock.unlink()  # this process is the clone's only user, so the lock's owner is dead
@@ -112,7 +112,7 @@ def check_out(tool: HardenedGit, branch: str, tip: str) -> None:
 
 
 def make_remote(upstream_url: str, path: Path) -> str:
-    """Make a bare clone of the upstream at `path`, which takes the place of the miner's fork.
+    """Make a bare clone of the upstream at `path`, which serves as the miner's fork.
 
     An existing repository is not changed. Returns its file:// address.
     """

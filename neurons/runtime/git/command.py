@@ -1,8 +1,8 @@
 """git with a restricted environment, deadlines, and errors that name a remedy.
 
 GitPython passes this process's whole environment to every git process, and git reads hooks, helpers
-and rewrites from many files. Here a git process has a short list of variables, no system and user
-settings, no hooks, no prompts, and only the transport that its remote needs.
+and rewrites from many files. Here, a git process gets few variables, no system or user settings, no
+hooks, no prompts, and only the transport that its remote needs.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ class Limits:
 
 
 class HardenedGit(git.Git):
-    """GitPython's command object, whose processes are hardened as described above.
+    """GitPython's command object with hardened processes.
 
     Commands are methods as in GitPython (`tool.rev_parse("HEAD")`). A failing command raises
-    Held or Retry; `probe` returns None instead.
+    Held or Retry.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class HardenedGit(git.Git):
 
     def probe(self, command: str, *args: str) -> str | None:
         """Run a command that may fail; return its output, or None if it fails."""
-        answer: Any = self._call_process(
+        result: Any = self._call_process(
             command, *args, with_extended_output=True, with_exceptions=False
         )
-        return str(answer[1]) if answer[0] == 0 else None
+        return str(result[1]) if result[0] == 0 else None
 
     def execute(self, command: Any, *args: Any, **options: Any) -> Any:
         """Run git with a clean environment, in its own process group, under a deadline."""
@@ -138,7 +138,7 @@ class HardenedGit(git.Git):
             self._require_version()
         env = {name: value for name, value in environment().items() if _INHERITED.fullmatch(name)}
         env |= _ENVIRONMENT | self._configuration(self.overrides)
-        # If the clone is broken, git must not use a repository in a folder above it.
+        # If the clone is damaged, git must not use a repository in a parent folder.
         env["GIT_CEILING_DIRECTORIES"] = str(self.folder.resolve().parent)
         env |= options.get("env") or {}
         timeout = options.get("kill_after_timeout") or self.timeout

@@ -1,4 +1,4 @@
-"""Classifies git's errors as temporary or permanent, with remedies for permanent ones."""
+"""Classifies git's error messages as temporary or permanent; permanent ones get a remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCOPE_REMEDY = (
     "Contents: read and write for the fork."
 )
 
-_PASSING = re.compile(
+_TEMPORARY = re.compile(
     r"Could not resolve|Failed to connect|Couldn't connect|Connection (?:refused|reset|timed out)"
     r"|Operation (?:timed out|too slow)|hung up|early EOF|unexpected disconnect|RPC failed"
     r"|returned error: (?:429|5\d\d)|HTTP (?:429|5\d\d)|gnutls_|SSL_ERROR|TLS connect"
@@ -29,11 +29,11 @@ _PASSING = re.compile(
 class HostRefused(Held):
     """The git host refused access, hid the repository, or failed its TLS check.
 
-    It is permanent, unless the same access has worked before; then it is temporary, like an outage.
+    If the same access has worked before, callers treat it as temporary, like an outage.
     """
 
 
-_LASTING: tuple[tuple[str, str, str, type[Held]], ...] = (
+_PERMANENT: tuple[tuple[str, str, str, type[Held]], ...] = (
     (
         r"workflow` scope",
         "GitHub refused the push because it changes a workflow file.",
@@ -107,7 +107,7 @@ _LASTING: tuple[tuple[str, str, str, type[Held]], ...] = (
 
 
 def fault(command: str, complaint: str, folder: Path | str = "The folder") -> QuasarError:
-    """Return Retry for a temporary fault by git's standard error, else Held with a remedy."""
+    """Return the exception for git's standard error: Retry if temporary, else Held."""
     lines = [
         line
         for line in complaint.splitlines()
@@ -116,11 +116,11 @@ def fault(command: str, complaint: str, folder: Path | str = "The folder") -> Qu
     message = redact_text(" | ".join(lines) or complaint).strip().removesuffix(".")
     if re.search(r"No space left|Disk quota exceeded", complaint):
         return Retry(f"The disk is full (git {command}): {message}")
-    for pattern, reason, remedy, kind in _LASTING:
+    for pattern, reason, remedy, kind in _PERMANENT:
         if re.search(pattern, complaint):
             reason = reason.format(folder=folder)
             return kind(f"{reason} git {command} reported: {message}.", remedy)
-    if _PASSING.search(complaint):
+    if _TEMPORARY.search(complaint):
         return Retry(f"git {command} could not reach the remote: {message}")
     return Held(
         f"git {command} failed: {message}.", "Correct the fault that git names, then start again."

@@ -1,8 +1,7 @@
 """A proxy for git when it fetches from an untrusted address: public hosts only, limited bytes.
 
 git uses it as its http.proxy. For each connection, also after a redirect, the gateway resolves the
-name once, checks the addresses, and connects to a checked address, so a later, different reply of
-the name server has no effect.
+name once, checks the addresses and connects to one of them. This prevents DNS rebinding.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _EMBEDDING = (
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is public, also if it is embedded in an IPv6 address."""
+    """Return whether an address, or the IPv4 address embedded in it, is public."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address):
         inner = parsed.ipv4_mapped
-        for network, behind in _EMBEDDING:
+        for network, shift in _EMBEDDING:
             if parsed in network:
-                inner = ipaddress.IPv4Address(int(parsed) >> behind & 0xFFFFFFFF)
+                inner = ipaddress.IPv4Address(int(parsed) >> shift & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
     return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved)
@@ -112,32 +111,32 @@ class _Connection(socketserver.BaseRequestHandler):
         self.request.settimeout(SECONDS)
         head = b""
         while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES:
-            piece = self.request.recv(HEAD_BYTES)
-            if not piece:
+            data = self.request.recv(HEAD_BYTES)
+            if not data:
                 return
-            head += piece
+            head += data
         match = re.match(rb"CONNECT \[?([^\s\]]+?)\]?:(\d{1,5}) HTTP/1", head)
         if match is None:
             self.request.sendall(b"HTTP/1.1 405 Method Not Allowed\r\n\r\n")
             return
-        outside = self.server.open(match[1].decode("ascii", "replace"), int(match[2]))
-        if outside is None:
+        remote = self.server.open(match[1].decode("ascii", "replace"), int(match[2]))
+        if remote is None:
             status = b"403 Forbidden" if self.server.refusal else b"502 Bad Gateway"
             self.request.sendall(b"HTTP/1.1 " + status + b"\r\n\r\n")
             return
-        with outside:
+        with remote:
             self.request.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
             with contextlib.suppress(OSError):
-                self._carry(outside)
+                self._carry(remote)
 
-    def _carry(self, outside: socket.socket) -> None:
-        ends = {self.request: outside, outside: self.request}
+    def _carry(self, remote: socket.socket) -> None:
+        ends = {self.request: remote, remote: self.request}
         while ready := select.select(list(ends), [], [], IDLE_SECONDS)[0]:
             for end in ready:
                 data = end.recv(2**16)
                 if not data:
                     return
-                if end is outside:
+                if end is remote:
                     self.server.left -= len(data)
                     if self.server.left < 0:
                         self.server.refusal = (

@@ -1,4 +1,4 @@
-"""Addresses of forks, and the token that may be sent to one host alone."""
+"""Addresses of forks, and the token, which is sent to one host only."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _ssh(text: str, host: str, path: str, with_token: bool) -> Remote:
 
 @dataclass(frozen=True)
 class Token:
-    """A token, which `repr` omits, and the only host (with its port) to which it is sent."""
+    """A token, and the only host (with its port) to which it is sent."""
 
     value: str = field(repr=False)
     host: str = ""

@@ -1,7 +1,7 @@
 """Months of a daemon in scaled time: `python -m tests.faults.months.month_child FOLDER CYCLES`.
 
-Every round is over as soon as its verdict is there, and waits take no time. It prints its memory
-and its open descriptors as a JSON line after a tenth of the cycles, and at the end.
+Every round ends with its verdict, and waits take no time. After a tenth of the cycles and at the
+end, the process prints its memory and its open descriptors as a JSON line.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,7 @@ from neurons.miner.daemon import run_forever
 from neurons.runtime import observe
 from neurons.runtime.process import Stopped
 from neurons.wire.client import ApiClient
-from tests.neurons.fake_validator_api import FakeValidatorApi, Fault, Request
+from tests.neurons.fake_validator_api import FakeValidatorApi, Fault, respond
 from tests.neurons.miner.parts import Key, Waits, make_context
 
 EVERY_TENTH = (Fault(503, "busy"), Fault(stored=True), Fault(429, "slow", {"Retry-After": "9"}))
@@ -36,17 +37,8 @@ def usage() -> dict[str, int]:
 
 
 def main(folder: Path, cycles: int) -> None:
-    """Run so many cycles; one in ten has a fault of the API in its way."""
+    """Run cycles; one in ten meets a fault of the API."""
     server, done = FakeValidatorApi(), 0
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        headers = {key.lower(): value for key, value in request.headers.items()}
-        body = json.loads(request.content) if request.content else None
-        query = {key: [value] for key, value in request.url.params.items()}
-        made = server.handle(Request(request.method, request.url.path, query, headers, body))
-        if made.status is None:
-            raise httpx.ReadError("connection reset", request=request)
-        return httpx.Response(made.status, content=made.body, headers=made.headers)
 
     def next_round(seconds: float) -> None:
         nonlocal done
@@ -59,12 +51,13 @@ def main(folder: Path, cycles: int) -> None:
             raise Stopped("enough")
         server.round_id += 1
         for history in (server.rows, server.weights, server.performers, server.requests):
-            history.clear()  # what the server remembers is not the daemon's memory
+            history.clear()  # the fake runs in this process, and its memory must not count
         if done % 10 == 0:
             server.faults["/commit_submission"].append(EVERY_TENTH[done // 10 % 3])
 
     url = "http://127.0.0.1:1"
-    client = ApiClient(url, Key(), transport=httpx.MockTransport(answer))
+    transport = httpx.MockTransport(partial(respond, server))
+    client = ApiClient(url, Key(), transport=transport)
     context = make_context(folder, url, client=client, waiter=Waits(next_round))
     for part, name in (
         *((context.fork, one) for one in ("pushed", "verified")),
@@ -77,7 +70,7 @@ def main(folder: Path, cycles: int) -> None:
 
 
 class _Forgetful(list[object]):
-    """A record of the stand-ins that keeps its newest entries alone."""
+    """The record of a fake, which keeps only its newest entries."""
 
     def append(self, item: object) -> None:
         super().append(item)

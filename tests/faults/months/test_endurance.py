@@ -1,4 +1,4 @@
-"""What the daemon lives through in months: restarts, other settings, full disks, lost networks."""
+"""Restarts, changed settings, full disks and outages during months of the daemon."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_commitment_stays_with_its_server(miner: Miner, fake_api: FakeValidato
     assert fake_api.count(REVEAL) == 0
 
 
-def test_row_17_a_full_disk_pauses_and_the_cycle_goes_on(context, monkeypatch):
+def test_row_17_the_cycle_continues_after_a_full_disk(context, monkeypatch):
     real = context.journal.transition
     failures: list[Exception] = [
         sqlite3.OperationalError("database or disk is full"),
@@ -52,11 +52,13 @@ def test_row_17_a_full_disk_pauses_and_the_cycle_goes_on(context, monkeypatch):
         return real(*arguments, **names)
 
     monkeypatch.setattr(context.journal, "transition", transition)
-    done = run_cycle(context)
+    with capture_logs() as logs:
+        done = run_cycle(context)
     assert (done.state, failures) == (State.VALIDATED, [])
+    assert [row["event"] for row in logs].count("paused") == 2
 
 
-def test_run_forever_submits_again_for_a_new_round_or_changed_kernels_only(
+def test_only_a_new_round_or_changed_kernels_cause_a_submission(
     context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
 ) -> None:
     ends: list[int] = []
@@ -77,30 +79,30 @@ def test_run_forever_submits_again_for_a_new_round_or_changed_kernels_only(
     assert ends == [1, 1, 1, 2, 2, 3, 3]
 
 
-def test_tuning_waits_for_idle_time_and_what_it_takes_is_submitted(
+def test_the_tuner_runs_between_cycles_and_its_kernels_are_submitted(
     context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
 ) -> None:
-    told: list[str] = []
+    events: list[str] = []
 
     class FindsOnce:
-        """A tuner that finds faster kernels at once, the first time."""
+        """A tuner that finds faster kernels at its first start."""
 
         due = True
 
         def start(self, length: int) -> None:
             assert context.journal.live_submissions() == []
-            told.append(f"start {length}")
+            events.append(f"start {length}")
             kernels.content = "tuned\n"
 
         def stop(self) -> None:
-            told.append(f"stop {len(fake_api.rows)}")
+            events.append(f"stop {len(fake_api.rows)}")
 
     tuner: Any = FindsOnce()
     context.tuner = tuner
-    waits.then = lambda seconds: stop_after(1)(0) if seconds == 5.0 and len(told) == 4 else None
+    waits.then = lambda seconds: stop_after(1)(0) if seconds == 5.0 and len(events) == 4 else None
     run_forever(context)
-    # after the first verdict; ended before the next cycle; once more; ended with the program
-    assert told == ["start 2048", "stop 1", "start 2048", "start 2048", "stop 2"]
+    # started after each verdict, stopped before the next cycle and at the program's end
+    assert events == ["start 2048", "stop 1", "start 2048", "start 2048", "stop 2"]
     assert len({row["commit_hash"] for row in fake_api.rows}) == 2
 
 
@@ -113,7 +115,7 @@ def test_a_restart_does_not_submit_the_same_again(miner, fake_api, waits):
     assert len(fake_api.rows) == 1
 
 
-def test_row_07_the_network_may_be_gone_for_long(context, fake_api, waits):
+def test_row_07_a_long_outage_is_retried_with_bounded_pauses(context, fake_api, waits):
     fake_api.faults["/register_miner"].extend([Fault(503, "down")] * 60)
     assert run_cycle(context).state is State.VALIDATED
     pauses = waits.seconds[:60]
@@ -122,9 +124,9 @@ def test_row_07_the_network_may_be_gone_for_long(context, fake_api, waits):
     assert all(pause > 1 for pause in pauses)
 
 
-def test_row_12_a_clock_that_was_set_back_does_not_stretch_a_pause(miner, waits):
+def test_row_12_setting_the_clock_back_does_not_lengthen_a_pause(miner, waits):
     first = miner(now=lambda: 1e9, waiter=Waits(stop_after(3)))
-    first.client = ApiClient("http://127.0.0.1:9", Key())  # nobody is there
+    first.client = ApiClient("http://127.0.0.1:9", Key())  # nothing listens there
     failed = run_cycle(first)
     assert (failed.state, failed.resume_state, failed.attempts) == (State.FAILED, State.NEW, 3)
     first.journal.close()
@@ -142,7 +144,7 @@ def test_row_07_each_failed_attempt_is_one_line(context, fake_api):
     ]
 
 
-def test_a_fork_that_cannot_be_reached_is_tried_again(context, kernels, monkeypatch):
+def test_an_unreachable_fork_is_retried(context, kernels, monkeypatch):
     push, failures = kernels.push, [Retry("git push: connection reset")] * 2
 
     def flaky(commit: str) -> None:
@@ -157,14 +159,14 @@ def test_a_fork_that_cannot_be_reached_is_tried_again(context, kernels, monkeypa
     assert states(context, done.id)[:6] == path
 
 
-def test_a_stop_is_prompt_and_leaves_the_state_as_it_is(context: Context) -> None:
+def test_a_stop_does_not_change_the_state(context: Context) -> None:
     context.waiter = None
     context.stop.set()
     assert run_cycle(context).state is State.NEW
     run_forever(context)  # returns
 
 
-def test_what_another_hotkey_has_left_is_said_at_the_start(miner: Miner) -> None:
+def test_a_start_warns_of_another_hotkeys_submission(miner: Miner) -> None:
     context = miner(waiter=Waits(stop_after(1)))
     committed = run_cycle(context)
 
@@ -177,7 +179,7 @@ def test_what_another_hotkey_has_left_is_said_at_the_start(miner: Miner) -> None
     assert "WALLET_HOTKEY" in line["remedy"]
 
 
-def test_a_pause_that_a_restart_finds_is_said_with_its_reason(miner, fake_api):
+def test_a_restart_logs_the_reason_of_a_pause(miner, fake_api):
     fake_api.faults[COMMIT].append(Fault(429, "slow down", {"Retry-After": "70"}))
     first = miner(waiter=Waits(stop_after(1)))
     assert run_cycle(first).state is State.FAILED

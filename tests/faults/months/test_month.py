@@ -1,4 +1,4 @@
-"""A month in scaled time, and a daemon at rest: memory, descriptors and files stay bounded."""
+"""Many cycles in scaled time, and a waiting daemon: memory, descriptors and files stay bounded."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ REST_SECONDS = 5.0
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_row_33_cycle_after_cycle_nothing_grows(tmp_path: Path) -> None:
+def test_row_33_memory_descriptors_and_files_stay_bounded(tmp_path: Path) -> None:
     done = run_python("-m", "tests.faults.months.month_child", tmp_path / "s", CYCLES, timeout=2900)
     assert done.returncode == 0, done.stderr
     first, last = (json.loads(line) for line in done.stdout.splitlines() if line[0] == "{")
     assert last["rss_kib"] - first["rss_kib"] < 4096, (first, last)
     assert last["descriptors"] == first["descriptors"]
-    assert last["secrets"] <= 2  # a signature, and the salt of what lives
+    assert last["secrets"] <= 2  # a signature, and the salt of the live submission
     with sqlite3.connect(tmp_path / "s/journal.sqlite") as journal:
         closed = "SELECT count(*), sum(state = 'VALIDATED') FROM submissions"
         assert journal.execute(closed).fetchone() == (min(CYCLES, 1000),) * 2
@@ -38,8 +38,8 @@ def test_row_33_cycle_after_cycle_nothing_grows(tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in logs) < 50 * 2**20
 
 
-def test_at_rest_it_takes_little_memory_no_cpu_and_no_torch(tmp_path: Path) -> None:
-    """A real miner whose API is down, in its pause between two looks."""
+def test_a_waiting_miner_needs_little_memory_and_cpu_and_no_torch(tmp_path: Path) -> None:
+    """A real miner whose API is down, in its pause between two polls."""
     env = idle_environment(tmp_path)
     log = tmp_path / "log"
     with (
@@ -62,17 +62,12 @@ def test_at_rest_it_takes_little_memory_no_cpu_and_no_torch(tmp_path: Path) -> N
 
 
 def cpu_seconds(process: Path) -> float:
-    """Return the processor time that a process has taken, its threads included."""
+    """Return the CPU time of a process with its threads."""
     fields = (process / "stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def switches(process: Path) -> int:
-    """Return how often the threads of a process have given up a core, or lost it to others.
-
-    Unlike their processor time it does not depend on the speed of the machine.
-    """
-    found = 0
-    for task in process.glob("task/*/status"):
-        found += sum(map(int, re.findall(r"ctxt_switches:\s+(\d+)", task.read_text())))
-    return found
+    """Return the context switches of a process, which do not depend on the machine's speed."""
+    texts = [task.read_text() for task in process.glob("task/*/status")]
+    return sum(int(n) for text in texts for n in re.findall(r"ctxt_switches:\s+(\d+)", text))

@@ -1,4 +1,4 @@
-"""kill -9 of a real process at every boundary of the journal and of the calls."""
+"""kill -9 of a real process before and after each transition and request."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.faults.state.crash_child import main
 from tests.neurons.miner.parts import HOTKEY, make_context
 from tests.processes import HANG
 
-LIVES = multiprocessing.get_context("forkserver")
-LIVES.set_forkserver_preload([main.__module__])  # else each life imports the miner
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload([main.__module__])  # otherwise each process imports the miner
 
 
 def around(*places: str) -> list[str]:
-    """Return the moments before and after each state that is journalled or path that is called."""
+    """Return the moments before and after each of these states, paths and pushes."""
     return [f"{when}:{what}" for what in places for when in ("before", "after")]
 
 
@@ -33,28 +33,28 @@ MOMENTS = around(
 DIRECT = around("SUBMITTING", "/submit_kernel", "REVEALED")
 
 
-def live(state_dir: Path, url: str, moment: str, mode: str = "commit_reveal") -> int:
-    """Run one life of the miner in a process of its own; return its exit status."""
-    life = LIVES.Process(target=main, args=(state_dir, url, mode, moment))
-    life.start()
-    life.join(HANG)
-    assert life.exitcode is not None
-    return life.exitcode
+def run_miner(state_dir: Path, url: str, moment: str, mode: str = "commit_reveal") -> int:
+    """Run the miner in a new process; return its exit status."""
+    process = PROCESSES.Process(target=main, args=(state_dir, url, mode, moment))
+    process.start()
+    process.join(HANG)
+    assert process.exitcode is not None
+    return process.exitcode
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_row_01_a_killed_miner_finishes_the_same_submission(tmp_path, url, fake_api, moment):
-    assert live(tmp_path, url, moment) == -signal.SIGKILL
+def test_row_01_a_killed_miner_completes_the_same_submission(tmp_path, url, fake_api, moment):
+    assert run_miner(tmp_path, url, moment) == -signal.SIGKILL
     with Journal(tmp_path / "journal.sqlite") as journal:
         left = journal.latest()[0]
     done = run_cycle(make_context(tmp_path, url))
 
-    # After the last boundary the submission is over, and a new one is right.
+    # After the last moment the submission is closed, so the next start makes a new one.
     assert done.id == (2 if moment == "after:VALIDATED" else left.id)
     assert done.state is State.VALIDATED
     assert len(fake_api.rows) == done.id
     assert fake_api.count("/commit_submission") == done.id
-    # A reveal whose reply the process did not live to see is sent again: the server says 409.
+    # A reveal without a journalled reply is sent again, and the server answers 409.
     again = moment in ("after:/reveal_submission", "before:REVEALED")
     assert fake_api.count("/reveal_submission") == done.id + again
     assert fake_api.hash_mismatches == 0
@@ -67,17 +67,17 @@ def test_row_01_a_killed_miner_finishes_the_same_submission(tmp_path, url, fake_
 
 @pytest.mark.parametrize("moment", DIRECT)
 def test_row_01_a_killed_direct_submission_is_made_once(tmp_path, url, fake_api, moment):
-    assert live(tmp_path, url, moment, "direct") == -signal.SIGKILL
+    assert run_miner(tmp_path, url, moment, "direct") == -signal.SIGKILL
     done = run_cycle(make_context(tmp_path, url, submission_mode="direct"))
     assert (done.id, done.state) == (1, State.VALIDATED)
     assert [row["id"] for row in fake_api.rows] == [done.submission_id]
     assert fake_api.count("/submit_kernel") == 1
 
 
-def test_row_01_a_miner_that_is_killed_again_and_again_gets_there(tmp_path, url, fake_api):
+def test_row_01_repeated_kills_leave_one_submission(tmp_path, url, fake_api):
     for moment in ("after:COMMITTING", "after:/commit_submission", "after:/reveal_submission"):
-        assert live(tmp_path, url, moment) == -signal.SIGKILL
-    assert live(tmp_path, url, "never") == 0
+        assert run_miner(tmp_path, url, moment) == -signal.SIGKILL
+    assert run_miner(tmp_path, url, "never") == 0
     assert len(fake_api.rows) == 1
     assert fake_api.count("/reveal_submission") == 2  # the second is answered with 409
     with Journal(tmp_path / "journal.sqlite") as journal:

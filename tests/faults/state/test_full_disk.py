@@ -1,4 +1,4 @@
-"""A disk that is really full: a tmpfs of some megabytes, filled to its last byte."""
+"""A full disk: a tmpfs of four megabytes, filled to its last byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.neurons.miner.parts import Waits, make_context, stop_after
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, small enough to be filled."""
+    """A small separate file system."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
@@ -32,7 +32,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Write until nothing more fits, and return the file to delete."""
+    """Fill the disk, and return the file to delete."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         for size in (2**16, 2**12, 1):
@@ -45,7 +45,7 @@ def fill(disk: Path) -> Path:
 
 
 def freed_at(count: int, ballast: Path) -> Callable[[float], None]:
-    """Return a `then` that makes space at the wait number `count`."""
+    """Return a callback for `Waits` that frees the space at wait number `count`."""
     left = iter(range(count - 1, -1, -1))
 
     def then(seconds: float) -> None:
@@ -55,7 +55,7 @@ def freed_at(count: int, ballast: Path) -> Callable[[float], None]:
     return then
 
 
-def test_row_17_a_start_waits_for_space_and_says_so(disk: Path) -> None:
+def test_row_17_a_start_waits_for_space_and_logs_it(disk: Path) -> None:
     state = disk / "state"
     waits = Waits(freed_at(3, fill(disk)))
     with capture_logs() as logs:
@@ -76,21 +76,8 @@ def test_row_17_a_start_on_a_full_disk_can_be_stopped(disk: Path) -> None:
         wait_for_space(disk / "state", stop_after(1))
 
 
-def test_row_17_the_next_submission_waits_for_space(disk, url, fake_api):
-    context = make_context(disk / "state", url)
-    assert run_cycle(context).state is State.VALIDATED
-    waits = Waits(freed_at(3, fill(disk)))
-    context.waiter = waits
-    with capture_logs() as logs:
-        done = run_cycle(context)
-    assert (done.id, done.state, len(fake_api.rows)) == (2, State.VALIDATED, 2)
-    paused = [row for row in logs if row["event"] == "paused"]
-    assert len(paused) == 3
-    assert "full" in str(paused[0])
-
-
-def test_row_17_a_disk_that_fills_up_at_any_moment_costs_time_alone(disk, url, fake_api):
-    """The disk is full again before every write of the journal, and space comes with each wait."""
+def test_row_17_a_disk_may_fill_before_every_transition(disk, url, fake_api):
+    """The disk is full before each transition, and each wait frees space."""
     context = make_context(disk / "state", url)
     ballast: list[Path] = []
     real = context.journal.transition
@@ -113,7 +100,7 @@ def test_row_17_a_disk_that_fills_up_at_any_moment_costs_time_alone(disk, url, f
     assert fake_api.hash_mismatches == 0
 
 
-def test_row_17_running_forever_survives_a_full_disk_between_cycles(disk, url, fake_api):
+def test_row_17_the_daemon_survives_a_full_disk_between_cycles(disk, url, fake_api):
     context = make_context(disk / "state", url)
     seen: list[int] = []
 

@@ -1,4 +1,4 @@
-"""A stop signal at every boundary of the journal and of the calls: this life ends in order."""
+"""A stop signal before and after each transition and request: the miner ends in an orderly way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
 from neurons.runtime.process import STOP_SIGNALS, Stopped, stop_on_signals
-from tests.faults.state.crash_child import life
+from tests.faults.state.crash_child import watched_miner
 from tests.faults.state.test_crash import MOMENTS
 from tests.neurons.fake_validator_api import FakeValidatorApi
 from tests.neurons.miner.parts import Waits, make_context
@@ -19,7 +19,7 @@ from tests.processes import HANG
 
 
 @pytest.mark.parametrize(("moment", "number"), [*zip(MOMENTS, cycle(STOP_SIGNALS), strict=False)])
-def test_row_15_a_stop_in_each_state_ends_this_life_and_the_next_goes_on(
+def test_row_15_after_a_stop_in_any_state_the_next_start_continues(
     tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str, number: signal.Signals
 ) -> None:
     reached: set[str] = set()
@@ -33,18 +33,18 @@ def test_row_15_a_stop_in_each_state_ends_this_life_and_the_next_goes_on(
 
     def wait(_: float) -> None:
         if context.stop.is_set():
-            raise Stopped("asked to stop")
+            raise Stopped("stop requested")
 
-    context = life(tmp_path, url, stop, waiter=Waits(wait))
+    context = watched_miner(tmp_path, url, stop, waiter=Waits(wait))
     with stop_on_signals(context.stop):
         left = run_cycle(context)
     context.journal.close()
     assert context.stop.is_set()
-    assert len(reached) <= 2  # the state that its step was about to reach, by way of one in -ING
+    assert len(reached) <= 2  # the state in -ING and the state of the running step
     assert left.state is not State.FAILED
 
     done = run_cycle(make_context(tmp_path, url))
-    # After the last boundary the submission is over, and a new one is right.
+    # After the last moment the submission is closed, so the next start makes a new one.
     assert done.id == (2 if left.state is State.VALIDATED else left.id)
     assert done.state is State.VALIDATED
     assert len(fake_api.rows) == done.id

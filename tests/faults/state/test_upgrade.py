@@ -1,7 +1,7 @@
-"""A state folder that an earlier version left behind, with a commitment that waits for its reveal.
+"""The journal of an earlier version, with a commitment that waits for its reveal.
 
-`journal_of_schema_3.sqlite` was written by commit 95d4c2e itself, stopped before the reveal block
-of a commitment to the stand-in. A change of the schema adds the file of the version before it here.
+Commit 95d4c2e wrote `journal_of_schema_3.sqlite`; it was stopped before the reveal block of a
+commitment to the fake API. A change of the schema adds the previous version's file here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tests.neurons.miner.parts import HOTKEY, FakeBench, make_context, states
 
 
 def test_row_18_a_live_commitment_of_an_earlier_version_is_revealed(tmp_path, url, fake_api):
-    left_behind = Path(__file__).with_name("journal_of_schema_3.sqlite")
+    earlier = Path(__file__).with_name("journal_of_schema_3.sqlite")
     path = tmp_path / "journal.sqlite"
-    shutil.copyfile(left_behind, path)
+    shutil.copyfile(earlier, path)
     with Journal(path, copy=True) as journal:
         before = journal.latest()[0]
     assert before.state is State.COMMITTED

@@ -201,5 +201,5 @@ def test_a_long_log_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         child.watch()
         assert child.log_file.stat().st_size < 100
     finally:
-        child.ask_to_stop()
+        child.terminate()
         child.stop()

@@ -1,4 +1,4 @@
-"""The decoder whose steps are compiled, with compilers that count and that fail."""
+"""Compiled steps of the decoder, with a counting and with a failing compiler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def nothing_compiled() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def test_steps_are_compiled_once_for_all_lengths_and_change_nothing(model: Any) -> None:
+def test_steps_are_compiled_once_with_the_same_results(model: Any) -> None:
     from neurons.inference_server.model import BUCKET, Decoder
 
     graphs: list[Any] = []
@@ -45,13 +45,13 @@ def test_steps_are_compiled_once_for_all_lengths_and_change_nothing(model: Any) 
     assert len(graphs) == 1  # before any request
     for new in (9, BUCKET, 2 * BUCKET):
         expected = plain.generate(PROMPT, new, capture_at=new)
-        found = compiled.generate(PROMPT, new, capture_at=new)
-        assert found.tokens == expected.tokens
-        assert found.captured == pytest.approx(expected.captured, abs=1e-5)
+        actual = compiled.generate(PROMPT, new, capture_at=new)
+        assert actual.tokens == expected.tokens
+        assert actual.captured == pytest.approx(expected.captured, abs=1e-5)
     assert len(graphs) == 1
 
 
-def test_a_compiler_that_fails_is_told_and_done_without(model: Any) -> None:
+def test_a_failing_compiler_is_reported_and_not_used(model: Any) -> None:
     from neurons.inference_server.model import Decoder
 
     def failing(graph: Any, inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Identity: real wallet files and real signatures; a clear sentence where a person must act."""
+"""Identity: real wallet files, real signatures, and the chain's client in a child process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from neurons.runtime.errors import ConfigError
 from tests.processes import run
 
 
-def test_a_throwaway_is_made_once_and_says_nothing(tmp_path, capfd):
+def test_a_throwaway_is_created_once_without_output(tmp_path, capfd):
     first = identity.create_throwaway(tmp_path / "wallets")
     second = identity.create_throwaway(tmp_path / "wallets")
     assert first.hotkey == second.hotkey
@@ -41,13 +41,13 @@ def test_signatures_verify_against_the_address_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("signature", ["", "zz", "ab" * 63, "ab" * 64, "0x"])
-def test_a_malformed_signature_is_only_false(signature: str) -> None:
+def test_a_malformed_signature_is_invalid(signature: str) -> None:
     alice = Keypair.create_from_uri("//Alice").ss58_address
     assert not identity.verify(alice, "text", signature)
     assert not identity.verify("not an address", "text", signature)
 
 
-def test_row_32_a_missing_hotkey_names_its_settings_and_the_command_that_makes_it(tmp_path):
+def test_row_32_a_missing_hotkey_is_reported_with_the_command(tmp_path):
     with pytest.raises(ConfigError) as caught:
         identity.load_identity("w", "hot", tmp_path)
     assert "WALLET_MINER_NAME=w" in str(caught.value)
@@ -58,7 +58,7 @@ def test_row_32_a_missing_hotkey_names_its_settings_and_the_command_that_makes_i
     assert identity.load_identity("w", "hot", tmp_path).hotkey.startswith("5")
 
 
-def test_row_32_an_encrypted_hotkey_is_refused_without_a_prompt(tmp_path: Path) -> None:
+def test_row_32_an_encrypted_hotkey_is_rejected_without_a_prompt(tmp_path: Path) -> None:
     wallet = Wallet(name="w", hotkey="hot", path=str(tmp_path))
     wallet.create_new_hotkey(
         use_password=True, overwrite=True, suppress=True, hotkey_password="canary-password"
@@ -68,7 +68,7 @@ def test_row_32_an_encrypted_hotkey_is_refused_without_a_prompt(tmp_path: Path) 
     assert "btcli wallet regen-hotkey" in str(caught.value)
 
 
-def test_row_32_a_damaged_hotkey_is_refused_without_quoting_it(tmp_path: Path) -> None:
+def test_row_32_a_damaged_hotkey_is_rejected_without_quoting_it(tmp_path: Path) -> None:
     private = identity.hotkey_file("w", "hot", tmp_path)
     private.parent.mkdir(parents=True)
     private.write_text('{"secretSeed": "canary"}')
@@ -77,20 +77,20 @@ def test_row_32_a_damaged_hotkey_is_refused_without_quoting_it(tmp_path: Path) -
     assert "canary" not in str(caught.value)
 
 
-def test_offline_asks_no_chain() -> None:
+def test_offline_contacts_no_chain() -> None:
     with pytest.raises(identity.ChainUnreachable, match="offline"):
         identity.registered_uid("5abc", 24, identity.OFFLINE)
 
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A port that this test holds and nobody listens on."""
+    """A port on which nothing listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
 
 
-def test_an_unreachable_chain_is_told_in_one_line(closed_port, capfd):
+def test_errors_of_the_chains_client_are_one_line(closed_port, capfd):
     for network in (f"ws://127.0.0.1:{closed_port}", "wss://chain.invalid", "no-such-network"):
         with pytest.raises(identity.ChainUnreachable, match="out of reach") as caught:
             identity.registered_uid("5abc", 24, network)
@@ -100,7 +100,7 @@ def test_an_unreachable_chain_is_told_in_one_line(closed_port, capfd):
     assert captured.out + captured.err == ""
 
 
-def test_a_chain_that_is_silent_is_given_up_in_time() -> None:
+def test_a_silent_chain_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         network = f"ws://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(identity.ChainUnreachable, match=r"no answer in 2 s"):
@@ -108,7 +108,7 @@ def test_a_chain_that_is_silent_is_given_up_in_time() -> None:
 
 
 @pytest.mark.parametrize(("answer", "uid"), [("7", 7), ("0", 0), ("None", None)])
-def test_the_uid_is_what_the_chain_says_whatever_its_client_prints(
+def test_the_clients_own_output_does_not_change_the_uid(
     answer: str, uid: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bittensor.py").write_text(
@@ -121,7 +121,7 @@ def test_the_uid_is_what_the_chain_says_whatever_its_client_prints(
     assert identity.registered_uid("5abc", 24, "finney") == uid
 
 
-def test_the_subnets_hotkeys_come_with_uid_and_stake(tmp_path, monkeypatch):
+def test_the_subnets_hotkeys_have_uid_and_stake(tmp_path, monkeypatch):
     (tmp_path / "bittensor.py").write_text(
         "from types import SimpleNamespace as Row\n"
         "class Subtensor:\n"
@@ -131,5 +131,4 @@ def test_the_subnets_hotkeys_come_with_uid_and_stake(tmp_path, monkeypatch):
         "        return [Row(hotkey='5abc', uid=7, total_stake=stake)] if netuid == 24 else []\n"
     )
     monkeypatch.chdir(tmp_path)  # `python -m` looks there first
-    found = identity.subnet_neurons(24, "finney")
-    assert found == {"5abc": identity.Neuron(uid=7, stake=1.5)}
+    assert identity.subnet_neurons(24, "finney") == {"5abc": identity.Neuron(uid=7, stake=1.5)}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from neurons.runtime.errors import ConfigError
-from neurons.runtime.process import StateLock, Stopped, wait_unless
+from neurons.runtime.process import StateLock, wait_unless
 from tests.processes import HANG, started
 
 HOLD = """
@@ -43,20 +43,20 @@ with stop_on_signals(stop, grace=0.3 if sys.argv[1] == "slow" else 3600):
 
 @contextmanager
 def child(code: str, argument: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `code` until it says that it is ready."""
+    """Run `code`, and yield once it prints `ready`."""
     with started("-c", code, argument, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process
 
 
-def test_row_14_a_second_instance_names_the_first(tmp_path: Path) -> None:
+def test_row_14_a_second_instance_reports_the_pid_of_the_first(tmp_path: Path) -> None:
     with child(HOLD, str(tmp_path)) as first:
         with pytest.raises(ConfigError, match=f"pid {first.pid}.*STATE_DIR"):
             StateLock(tmp_path)
         first.kill()
         first.wait()
-        with StateLock(tmp_path) as lock:  # nothing stale is left after kill -9
+        with StateLock(tmp_path) as lock:  # kill -9 leaves no stale lock
             assert lock.path.read_text() == f"{os.getpid()}\n"
 
 
@@ -78,7 +78,7 @@ def test_row_15_a_signal_ends_a_wait_at_once(number: signal.Signals) -> None:
         assert (output, process.returncode) == ("stopped\n", 0)
 
 
-def test_row_15_the_second_signal_exits_at_once_whatever_runs() -> None:
+def test_row_15_the_second_signal_exits_at_once() -> None:
     with child(WAIT, "stubborn") as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
@@ -87,7 +87,7 @@ def test_row_15_the_second_signal_exits_at_once_whatever_runs() -> None:
         assert process.wait(timeout=HANG) == 128 + signal.SIGTERM
 
 
-def test_row_15_what_does_not_end_by_itself_is_cut_short() -> None:
+def test_row_15_a_process_that_continues_is_ended_after_the_grace_period() -> None:
     with child(WAIT, "slow") as process:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=HANG) == 0
@@ -105,10 +105,3 @@ def test_row_12_a_wait_does_not_follow_the_system_clock(monkeypatch: pytest.Monk
     started = time.monotonic()
     wait_unless(threading.Event(), 0.05)
     assert time.monotonic() - started >= 0.04
-
-
-def test_a_stop_before_the_wait_counts() -> None:
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(Stopped):
-        wait_unless(stop, 60)

@@ -21,7 +21,7 @@ def test_accepted_connections_have_tcp_nodelay() -> None:
         assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_a_taken_port_is_named_with_its_setting() -> None:
+def test_a_port_in_use_is_reported_with_its_setting() -> None:
     with listen("127.0.0.1", 0, NAMES) as place:
         port = place.getsockname()[1]
         with pytest.raises(ConfigError) as caught:
@@ -33,6 +33,6 @@ def test_a_taken_port_is_named_with_its_setting() -> None:
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-host.invalid"])
-def test_an_address_of_another_machine_is_refused(host: str) -> None:
+def test_an_address_of_another_machine_is_rejected(host: str) -> None:
     with pytest.raises(ConfigError, match="Set HOST to an address of this machine"):
         listen(host, 0, NAMES)

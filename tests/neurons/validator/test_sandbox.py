@@ -1,4 +1,4 @@
-"""The sandbox: its check of itself with and without confinement, and its limits."""
+"""The sandbox: its probe for leaks, its limits and its system calls."""
 
 from __future__ import annotations
 
@@ -25,20 +25,11 @@ from neurons.validator.usage import descendants
 from tests.processes import HANG
 
 EVERY: frozenset[int] = frozenset()
-"""No limit on cores."""
-
-
-def needed_bubblewrap() -> tuple[str, int]:
-    """Return the sandbox's program and room in memory; skip where this machine gives none."""
-    try:
-        sandbox = open_sandbox()
-    except ConfigError as error:
-        pytest.skip(f"NOT PROVEN ON THIS MACHINE: {error}")
-    return sandbox.bubblewrap, sandbox.memory_bytes
+"""Cores without a limit."""
 
 
 class Open(Sandbox):
-    """Shuts nothing in."""
+    """A sandbox without any confinement."""
 
     def command(
         self, argv: Sequence[str], env: Mapping[str, str], folder: Path, readable: Sequence[Path]
@@ -46,12 +37,12 @@ class Open(Sandbox):
         return list(argv)
 
 
-def test_the_look_finds_every_leak_where_nothing_is_shut_in() -> None:
-    found = "; ".join(Open("", 2**40).leaks())
+def test_the_probe_finds_every_leak_without_a_sandbox() -> None:
+    leaks = "; ".join(Open("", 2**40).leaks())
     for leak in ("net namespace", "pid namespace", "mnt namespace", "user's files", "network"):
-        assert leak in found
+        assert leak in leaks
     if os.access("/usr", os.W_OK):
-        assert "write to the system" in found
+        assert "write to the system" in leaks
 
 
 def test_a_sandbox_that_does_not_start_is_reported_with_its_reason(monkeypatch):
@@ -62,7 +53,7 @@ def test_a_sandbox_that_does_not_start_is_reported_with_its_reason(monkeypatch):
         open_sandbox()
 
 
-def test_memory_and_processes_of_all_descendants_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_cover_all_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import os, sys, time\n"
         "pid = os.fork()\n"
@@ -70,7 +61,7 @@ def test_memory_and_processes_of_all_descendants_count(monkeypatch: pytest.Monke
         "sys.stdout.write('.'); sys.stdout.flush()\n"
         "time.sleep(60)\n"
     )
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0.0)
     command = [sys.executable, "-S", "-c", f"import os\nos.setsid()\n{code}"]
     shell = [sys.executable, "-S", "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
     parent = subprocess.Popen([*shell, *command], stdout=subprocess.PIPE)
@@ -101,7 +92,7 @@ def test_memory_and_processes_of_all_descendants_count(monkeypatch: pytest.Monke
         (range(1), None, {0}),
     ],
 )
-def test_some_cores_are_kept_from_forks(machine, quota, kept, tmp_path, monkeypatch):
+def test_some_cores_are_reserved(machine, quota, kept, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(machine))
     monkeypatch.setattr(module, "QUOTA", tmp_path / "cpu.max")
     if quota is not None:
@@ -122,8 +113,7 @@ for pid in children:
 
 
 @pytest.mark.skipif(not module.cores_for_forks(), reason="this machine has one core")
-def test_who_burns_every_core_gets_those_for_forks_alone(tmp_path: Path) -> None:
-    sandbox = Sandbox(*needed_bubblewrap())
+def test_a_fork_cannot_use_the_reserved_cores(sandbox: Sandbox, tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun = time.monotonic()
     argv = sandbox.command([sys.executable, "-I", "-S", "-c", BURN], {}, tmp_path, [])
@@ -135,8 +125,8 @@ def test_who_burns_every_core_gets_those_for_forks_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not module.cores_for_forks(), reason="this machine has one core")
-def test_a_thread_on_a_core_that_is_kept_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+def test_a_thread_on_a_reserved_core_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0.0)
     code = (
         "import os, subprocess, sys, threading\n"
         "def widen():\n"
@@ -194,11 +184,11 @@ socket.socket(socket.AF_INET6).close()
 assert resource.getrlimit(resource.RLIMIT_NOFILE)
 print("fine")
 """
-"""What torch, Triton and the CUDA driver do."""
+"""Operations that torch, Triton and the CUDA driver need."""
 
 
 def call_inside(sandbox: Sandbox, folder: Path, **calls: list[int]) -> dict[str, list[int]]:
-    """Return the value and the error of system calls, tried in the sandbox."""
+    """Run system calls in the sandbox; return the value and the error of each."""
     folder.mkdir(exist_ok=True)
     argv = [sys.executable, "-I", "-S", "-c", CALL, json.dumps(calls)]
     done = subprocess.run(
@@ -208,11 +198,10 @@ def call_inside(sandbox: Sandbox, folder: Path, **calls: list[int]) -> dict[str,
     return dict(json.loads(done.stdout))
 
 
-def test_namespaces_keyrings_rings_and_tracing_of_the_kernel_are_closed(tmp_path: Path) -> None:
-    sandbox = Sandbox(*needed_bubblewrap())
+def test_forbidden_system_calls_fail(sandbox: Sandbox, tmp_path: Path) -> None:
     known = this_architecture()
     assert known is not None
-    found = call_inside(
+    errors = call_inside(
         sandbox,
         tmp_path,
         unshare=[known.denied["unshare"], 0x10000000],
@@ -227,30 +216,28 @@ def test_namespaces_keyrings_rings_and_tracing_of_the_kernel_are_closed(tmp_path
         limits_of_others=[known.prlimit64, 1, resource.RLIMIT_NOFILE, 0, 0],
         cores=[known.sched_setaffinity, 0, 0, 0],
     )
-    assert found.pop("clone3") == [-1, errno.ENOSYS]
-    assert found.pop("hypervisor") == [-1, errno.EAFNOSUPPORT]
-    assert found == {name: [-1, errno.EPERM] for name in found}
+    assert errors.pop("clone3") == [-1, errno.ENOSYS]
+    assert errors.pop("hypervisor") == [-1, errno.EAFNOSUPPORT]
+    assert errors == {name: [-1, errno.EPERM] for name in errors}
 
 
-def test_what_measuring_needs_stays_open(tmp_path: Path) -> None:
-    sandbox = Sandbox(*needed_bubblewrap())
+def test_the_system_calls_of_a_measurement_work(sandbox: Sandbox, tmp_path: Path) -> None:
     argv = sandbox.command([sys.executable, "-I", "-S", "-c", USUAL], {}, tmp_path, [])
     done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG)
     assert (done.stdout, done.stderr) == ("fine\n", "")
 
 
-def test_the_look_finds_that_the_filter_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the filter a key that one evaluation leaves is there in the next one."""
-    sandbox = Sandbox(*needed_bubblewrap())
+def test_the_probe_finds_a_missing_filter(sandbox, monkeypatch):
+    """Without the filter, an evaluation can leave a key for the next one."""
     monkeypatch.setattr(module, "_filtered", lambda argv, **_: list(argv))
-    found = "; ".join(sandbox.leaks())
-    if "keyrings" not in found:
+    leaks = "; ".join(sandbox.leaks())
+    if "keyrings" not in leaks:
         pytest.skip("NOT PROVEN ON THIS MACHINE: its kernel closes keyrings to everybody")
-    assert "it may use kernel keyrings" in found
+    assert "it may use kernel keyrings" in leaks
 
 
 class Nvml:
-    """The driver of a machine with four GPUs, whose files have another order than they."""
+    """A driver with four GPUs; the numbers of their device files are in reverse order."""
 
     NVMLError = OSError
 
@@ -284,7 +271,7 @@ class Nvml:
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The device files of that machine."""
+    """The device files of a machine with this driver."""
     for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     monkeypatch.setattr(devices, "DEV", tmp_path)
@@ -302,7 +289,6 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_fork_sees_one_of_several_gpus(visible, shown, inside, driver):
-    """Else it would distribute its calls over all of them."""
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     sandbox = Sandbox("", 2**40, devices.find_gpus(environ)[0], cores=EVERY)
     words = sandbox.command([], environ, driver, [])
@@ -330,7 +316,7 @@ def test_each_usable_gpu_is_listed_once(visible, names, driver):
 
 
 @pytest.mark.parametrize("visible", ["7", "", "no"])
-def test_a_fork_sees_every_gpu_that_the_driver_does_not_name(visible: str, driver: Path) -> None:
+def test_all_device_files_are_shown_for_an_unknown_gpu(visible: str, driver: Path) -> None:
     (gpu,) = devices.find_gpus({"CUDA_VISIBLE_DEVICES": visible})
     assert [file.name for file in gpu.files[:4]] == [f"nvidia{number}" for number in range(4)]
     assert gpu.visible == visible
@@ -340,7 +326,7 @@ def test_a_fork_sees_every_gpu_that_the_driver_does_not_name(visible: str, drive
     ("name", "header"),
     [("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")],
 )
-def test_the_numbers_are_those_of_the_kernels_headers(name: str, header: str) -> None:
+def test_system_call_numbers_match_the_kernels_headers(name: str, header: str) -> None:
     file = Path("/usr/include") / header
     if not file.exists():
         pytest.skip(f"{file} is not installed")

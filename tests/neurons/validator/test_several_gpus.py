@@ -1,4 +1,4 @@
-"""A validator with several GPUs: which submissions it judges at the same time."""
+"""A validator with several GPUs, which judges submissions at the same time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.processes import HANG, wait_for
 
 
 class Together(Judge):
-    """Ends an evaluation when all of a barrier's parties evaluate."""
+    """Ends an evaluation when all parties of a barrier are evaluating."""
 
     def __init__(self, gpu: str, barrier: threading.Barrier) -> None:
         super().__init__(gpu)
@@ -52,7 +52,7 @@ def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neurons.validator.loop.POLL_SECONDS", 0.02)
 
 
-def test_each_gpu_judges_at_the_same_time_and_the_log_names_it(api, bench):
+def test_gpus_judge_at_the_same_time_and_the_log_names_them(api, bench):
     api.register(BOB)
     rows = api.submit(ALICE, 10.0), api.submit(BOB, 20.0)
     barrier = threading.Barrier(2)
@@ -65,8 +65,8 @@ def test_each_gpu_judges_at_the_same_time_and_the_log_names_it(api, bench):
     assert named == {(rows[0], "0"), (rows[1], "3")}
 
 
-def test_submissions_of_one_hotkey_follow_one_another(api, bench, quick_polls):
-    """One that arrives while the other GPU works is judged at once."""
+def test_submissions_of_one_hotkey_are_judged_one_after_another(api, bench, quick_polls):
+    """Another hotkey's submission, which arrives meanwhile, is judged at once."""
     first = api.submit(ALICE, 10.0)
     second = api.submit(ALICE, 10.0, target=512)
     slow, idle = Waiting("0"), Judge("1")
@@ -82,14 +82,14 @@ def test_submissions_of_one_hotkey_follow_one_another(api, bench, quick_polls):
     assert sorted(slow.judged + idle.judged) == [first, second, other]
 
 
-def test_a_submission_that_killed_the_validator_is_judged_alone(api, bench, quick_polls):
-    """Its death costs those next to it one attempt, and no second one."""
+def test_a_submission_is_judged_alone_after_a_crash(api, bench, quick_polls):
+    """The crash counts once for submissions next to it, and a second one does not."""
     api.register(BOB)
     rows = api.submit(ALICE, 10.0), api.submit(BOB, 20.0)
     loop = bench(Judge("0"), Judge("1"))
     for queued in ValidatorApi(api.url, VALIDATOR).queue():
         with closing(Attempts(loop.file, api.url)) as attempts:
-            attempts.begin(queued)  # and dies: the next start counts it
+            attempts.begin(queued)  # the next start counts a crash
     barrier = threading.Barrier(2)
     judges = Together("0", barrier), Together("1", barrier)
     with ThreadPoolExecutor() as pool:
@@ -97,13 +97,13 @@ def test_a_submission_that_killed_the_validator_is_judged_alone(api, bench, quic
         for count in (1, 2):
             wait_for(lambda: barrier.n_waiting)
             assert len(judges[0].judged + judges[1].judged) == count - 1
-            barrier.wait(HANG)  # the second party is this test: the other GPU has nothing
+            barrier.wait(HANG)  # this test is the second party, because the other GPU is idle
         judged.result(HANG)
     assert scores(api) == dict.fromkeys(rows, 1.0)
 
 
-def test_a_gpu_whose_control_run_failed_gets_no_more_of_the_queue(api, bench):
-    """It would fail, and so postpone, faster than a sound GPU judges; the last one is kept."""
+def test_a_gpu_that_fails_its_control_run_gets_no_more_submissions(api, bench):
+    """It would postpone submissions faster than a sound GPU judges. The last GPU is kept."""
     keys = [ALICE, BOB]
     api.register(BOB)
     rows = [api.submit(key, 10.0, target=target) for target in (512, 1024) for key in keys]
@@ -150,7 +150,7 @@ def test_an_error_stops_the_other_evaluations_and_keeps_their_verdicts(
     assert other not in again.judge.judged  # its verdict was kept
 
 
-def test_an_api_that_is_away_ends_no_evaluation(api, bench, monkeypatch, quick_polls):
+def test_an_unreachable_api_ends_no_evaluation(api, bench, monkeypatch, quick_polls):
     row = api.submit(ALICE, 10.0)
     slow, real, calls = Waiting("0"), ValidatorApi.queue, []
 
@@ -168,7 +168,7 @@ def test_an_api_that_is_away_ends_no_evaluation(api, bench, monkeypatch, quick_p
 
 
 def test_no_target_is_timed_while_logits_are_compared(api: LiveApi, bench: Benches) -> None:
-    """The validator's inference server takes cores, and perhaps the same GPU."""
+    """The validator's inference server uses cores, and perhaps the same GPU."""
     api.submit(ALICE, 10.0)
     judge: Any = Judge("0")
     judge.lock = SharedLock()

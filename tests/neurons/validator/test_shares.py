@@ -1,4 +1,4 @@
-"""Evaluations at the same time: their shares of the machine, and what happens alone."""
+"""Simultaneous evaluations: their shares of the machine, and their exclusive measurements."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ GIB = 2**30
 
 
 class Place:
-    """A sandbox's name, where a fake measurement needs no more."""
+    """A named confinement for fake measurements."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class Host:
-    """Two evaluators on one machine, whose fake measurements note who else measures.
+    """Two evaluators on one machine, whose fake measurements count each other.
 
     Attributes:
-        calls: what was done, its length, in which confinement, and how many did so at that moment.
+        calls: kind of work, length, confinement, and number of simultaneous measurements.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +78,7 @@ class Host:
             self._busy -= 1
 
     def alone(self) -> list[tuple[str, int]]:
-        """Return what was done in the confinement of a fork that runs alone; it did run alone."""
+        """Return the calls in the exclusive confinement, after a check that they ran alone."""
         assert all(busy == 1 for _, _, place, busy in self.calls if place == "whole")
         return [(work, length) for work, length, place, _ in self.calls if place == "whole"]
 
@@ -90,7 +90,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def test_forks_are_checked_together_and_the_target_is_timed_alone(host, submission):
-    """A fork next to it could slow it down, or compute a part of its calls on another GPU."""
+    """Another fork could slow it down, or compute a part of its calls on another GPU."""
     host.meeting = threading.Barrier(2)
     with ThreadPoolExecutor() as pool:
         for verdict in pool.map(lambda one: one.evaluate(submission), host.evaluators):
@@ -116,7 +116,7 @@ def test_a_failure_next_to_other_forks_is_repeated_alone(host, submission, kind,
     )
 
 
-def test_waiting_for_others_takes_nothing_of_the_budget(host, submission, monkeypatch):
+def test_waiting_for_others_does_not_count_against_the_budget(host, submission, monkeypatch):
     now, first = [0.0], host.evaluators[0]
     monkeypatch.setattr("neurons.validator.evaluate.time.monotonic", lambda: now[0])
     real = first.lock.alone
@@ -129,8 +129,7 @@ def test_waiting_for_others_takes_nothing_of_the_budget(host, submission, monkey
     assert first.evaluate(submission).passed
 
 
-def test_a_stop_lets_nobody_start_who_waits_to_be_alone(host, submission):
-    """Each start would take its seconds, one after the other, of the few until the end."""
+def test_after_a_stop_no_waiting_measurement_starts(host, submission):
     first, stop = host.evaluators[0], host.evaluators[0].stop
     with ThreadPoolExecutor() as pool:
         with first.lock.shared():
@@ -142,7 +141,7 @@ def test_a_stop_lets_nobody_start_who_waits_to_be_alone(host, submission):
     assert host.alone() == []
 
 
-# ---- their GPUs, cores and memory -------------------------------------------------------------
+# ---- GPUs, cores and memory -------------------------------------------------------------------
 
 
 def gpus(*models: str) -> list[Gpu]:
@@ -160,12 +159,14 @@ def evaluator(cores: int, gib: int) -> Evaluator:
 
 def test_each_evaluation_has_its_own_gpu_cores_and_memory() -> None:
     one = evaluator(9, 64)
-    found: list[Any] = evaluators_for(one, gpus("H200", "H200"))
-    assert [place.gpu for place in found] == ["0", "1"]
-    assert [place.share.gpu.visible for place in found] == ["GPU-0", "GPU-1"]
-    assert [sorted(place.share.cores) for place in found] == [[4, 5, 6, 7], [8, 9, 10, 11]]
-    assert [place.share.memory_bytes for place in found] == [32 * GIB] * 2
-    for place, gpu in zip(found, gpus("H200", "H200"), strict=True):  # alone: as with one GPU
+    evaluators: list[Any] = evaluators_for(one, gpus("H200", "H200"))
+    assert [place.gpu for place in evaluators] == ["0", "1"]
+    assert [place.share.gpu.visible for place in evaluators] == ["GPU-0", "GPU-1"]
+    assert [sorted(place.share.cores) for place in evaluators] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [place.share.memory_bytes for place in evaluators] == [32 * GIB] * 2
+    for place, gpu in zip(
+        evaluators, gpus("H200", "H200"), strict=True
+    ):  # exclusive measurements: as with one GPU
         assert place.confinement == replace(one.confinement, gpu=gpu)  # type: ignore[type-var]
         assert place.lock is one.lock
 
@@ -182,18 +183,18 @@ def test_each_evaluation_has_its_own_gpu_cores_and_memory() -> None:
         (("H200",) * 2, 64, 8, 1, True),
     ],
 )
-def test_gpus_of_other_models_and_those_without_cores_or_memory_stay_unused(
+def test_unlike_gpus_and_those_without_cores_or_memory_stay_unused(
     models: tuple[str, ...], cores: int, gib: int, used: int, *, warned: bool
 ) -> None:
     one = evaluator(cores, gib)
     with structlog.testing.capture_logs() as lines:
-        found = evaluators_for(one, gpus(*models))
-    assert len(found) == used
+        evaluators = evaluators_for(one, gpus(*models))
+    assert len(evaluators) == used
     assert any(line["log_level"] == "warning" for line in lines) == warned
     if used == 1:
-        assert found == [one]  # as with one GPU
+        assert evaluators == [one]  # as with one GPU
 
 
-def test_without_a_sandbox_one_is_judged_after_the_other() -> None:
+def test_without_a_sandbox_there_is_one_evaluator() -> None:
     one = replace(evaluator(9, 64), confinement=None)
     assert evaluators_for(one, gpus("H200", "H200")) == [one]

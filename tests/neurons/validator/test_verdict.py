@@ -1,4 +1,4 @@
-"""The verdict, at and around the border."""
+"""The verdict, at and around the limits."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_judge(claim: float | None, actual: float, score: float) -> None:
     assert verdict.passed == (score > 0)
 
 
-def test_a_confirmed_speed_does_not_read_so_once_the_logits_are_refuted() -> None:
+def test_a_failed_logit_verification_replaces_the_reason() -> None:
     confirmed = judge(100.0, 95.0)
     refuted = refute(confirmed)
     assert "Confirmed" not in refuted.reason
     assert "95.0 tokens/s measured, 100.0 claimed" in refuted.reason
-    assert refuted.score == confirmed.score  # the API takes it off the ranking by its logits
+    assert refuted.score == confirmed.score  # the API excludes it by its verification

@@ -1,6 +1,7 @@
-"""Rounds that end and weights that follow: a live API, and the SDK over a chain in memory.
+"""Finalized rounds and weights, with a live API, and with the SDK over a chain in memory.
 
-bittensor's clients take any `Substrate`: this one answers what `SetWeights` asks, keeps the call.
+bittensor's clients accept any `Substrate`; `Chain` answers the queries of `SetWeights` and records
+the call.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import pytest
 from bittensor.result import ChainError
 from structlog.testing import capture_logs
 
-from neurons.runtime.identity import ChainUnreachable, create_throwaway, set_weights, submit_weights
+from neurons.runtime.identity import ChainUnreachable, create_throwaway, submit_weights
 from neurons.validator.api import ValidatorApi
 from neurons.validator.weights import WeightSetter, shares_of
-from neurons.wire.protocol import Round, Weight
+from neurons.wire.protocol import Weight
 from tests.neurons.live_api import ALICE, BOB, VALIDATOR, LiveApi
 
 NETUID = 24
@@ -27,10 +28,10 @@ NETUID = 24
 
 @dataclass
 class Chain:
-    """A chain in memory; `storage` holds what is read, by its name in the chain's own words."""
+    """A chain in memory."""
 
     uids: dict[str, int]
-    storage: dict[str, Any] = field(default_factory=dict)
+    storage: dict[str, Any] = field(default_factory=dict)  # values by the chain's own names
     sent: list[Any] = field(default_factory=list)
     signers: list[str] = field(default_factory=list)
     token_symbols: dict[int, str] = field(default_factory=dict)
@@ -79,7 +80,7 @@ def send(chain: Chain, wallets: Path, shares: Mapping[str, float]) -> Any:
         return json.loads(submit_weights(client, *words))
 
 
-def test_the_sdk_sets_the_shares_of_those_that_are_registered(tmp_path: Path) -> None:
+def test_the_sdk_sets_the_shares_of_registered_hotkeys(tmp_path: Path) -> None:
     validator = create_throwaway(tmp_path, "validator").hotkey
     chain = Chain({validator: 0, ALICE.hotkey: 7, BOB.hotkey: 3})
     shares = {ALICE.hotkey: 0.6, BOB.hotkey: 0.25, VALIDATOR.hotkey: 0.10}
@@ -93,7 +94,7 @@ def test_the_sdk_sets_the_shares_of_those_that_are_registered(tmp_path: Path) ->
     assert light / heavy == pytest.approx(0.25 / 0.6, abs=1e-4)
 
 
-def test_the_chains_own_rules_are_asked_first(tmp_path: Path) -> None:
+def test_the_sdk_checks_the_chains_rules_first(tmp_path: Path) -> None:
     validator = create_throwaway(tmp_path, "validator").hotkey
     shares = {ALICE.hotkey: 0.6}
     early = Chain(
@@ -108,24 +109,14 @@ def test_the_chains_own_rules_are_asked_first(tmp_path: Path) -> None:
     assert early.sent == nobody.sent == []
 
 
-def test_a_chain_out_of_reach_is_told_in_a_line(tmp_path: Path) -> None:
-    create_throwaway(tmp_path, "validator")
-    wallet = ("validator", "default", tmp_path)
-    with pytest.raises(ChainUnreachable, match="offline: no chain is asked"):
-        set_weights({}, NETUID, "offline", wallet)
-    with pytest.raises(ChainUnreachable) as caught:
-        set_weights({ALICE.hotkey: 1.0}, NETUID, "ws://127.0.0.1:1", wallet, 30.0)
-    assert "\n" not in str(caught.value)
-
-
-def test_shares_go_by_the_rank_alone() -> None:
+def test_shares_depend_only_on_the_rank() -> None:
     rows = [Weight(uid=n, hotkey=key, weight=9.0) for n, key in enumerate("ABCADE")]
     assert shares_of(rows) == pytest.approx({"A": 0.65, "B": 0.25, "C": 0.10})
     assert shares_of([]) == {}
 
 
 class Recorder:
-    """Takes weights, or does not."""
+    """Records weights, or raises `fault`."""
 
     def __init__(self) -> None:
         self.set: list[dict[str, float]] = []
@@ -138,13 +129,13 @@ class Recorder:
         return dict.fromkeys(shares, 1)
 
 
-def test_a_round_that_is_over_ends_and_its_weights_are_set(api: LiveApi) -> None:
+def test_a_finished_round_is_finalized_and_its_weights_are_set(api: LiveApi) -> None:
     for key, speed in ((ALICE, 10.0), (BOB, 20.0)):
         api.judged(key, speed)
     chain = Recorder()
     setter = WeightSetter(ValidatorApi(api.url, VALIDATOR), chain, 3600.0, api.clock)
     shares = {BOB.hotkey: 0.6, ALICE.hotkey: 0.25}
-    # The round goes on; it is over; nothing is new; an hour has passed, twice.
+    # The round runs; it is over; nothing changes; an hour passes, twice.
     for seconds, times in ((0, 0), (49 * 3600, 1), (0, 1), (3599, 1), (1, 2), (3601, 3)):
         api.clock.now += seconds
         setter.run_once()
@@ -152,15 +143,15 @@ def test_a_round_that_is_over_ends_and_its_weights_are_set(api: LiveApi) -> None
 
 
 def finalized(api: LiveApi) -> ValidatorApi:
-    """Return a client of an API whose first round Alice has won."""
+    """Return a client of an API after a first round that Alice has won."""
     api.judged(ALICE, 10.0)
     client = ValidatorApi(api.url, VALIDATOR)
     client.finalize_round(client.current_round().id)
-    client.finalize_round(1)  # another one was first
+    client.finalize_round(1)  # already finalized
     return client
 
 
-def test_weights_that_were_refused_are_sent_again_later(api: LiveApi) -> None:
+def test_rejected_weights_are_sent_again_later(api: LiveApi) -> None:
     chain = Recorder()
     chain.fault = ChainUnreachable("no answer in 180 s")
     setter = WeightSetter(finalized(api), chain, 3600.0, api.clock)
@@ -172,7 +163,7 @@ def test_weights_that_were_refused_are_sent_again_later(api: LiveApi) -> None:
         assert chain.set == sent
 
 
-def test_where_no_chain_is_asked_weights_are_shown_once_an_interval(api: LiveApi) -> None:
+def test_without_a_chain_weights_are_logged_once_per_interval(api: LiveApi) -> None:
     setter = WeightSetter(finalized(api), None, 3600.0, api.clock)
     with capture_logs() as lines:
         for seconds in (0, 1, 3598, 1):
@@ -182,7 +173,7 @@ def test_where_no_chain_is_asked_weights_are_shown_once_an_interval(api: LiveApi
     assert shown == 2 * [({ALICE.hotkey: 0.6}, "not asked")]
 
 
-def test_other_weights_are_set_at_once(api: LiveApi) -> None:
+def test_changed_weights_are_set_at_once(api: LiveApi) -> None:
     chain = Recorder()
     setter = WeightSetter(ValidatorApi(api.url, VALIDATOR), chain, 1e9, api.clock)
     for key, speed in ((ALICE, 10.0), (BOB, 20.0)):
@@ -191,44 +182,3 @@ def test_other_weights_are_set_at_once(api: LiveApi) -> None:
         setter.run_once()
         setter.run_once()
     assert chain.set == [{ALICE.hotkey: 0.6}, {BOB.hotkey: 0.6}]
-
-
-@dataclass
-class IdleServer:
-    """Leaves its round as it is beyond its end, and has nothing to reward."""
-
-    status: str
-    ended: list[int] = field(default_factory=list)
-
-    def current_round(self) -> Round:
-        return Round(
-            id=7,
-            round_number=7,
-            start_time="2026-01-01T00:00:00",
-            end_time="2026-01-03T00:00:00",
-            status=self.status,
-            time_remaining_seconds=0,
-        )
-
-    def finalize_round(self, key: int) -> None:
-        self.ended.append(key)
-
-    def weights(self) -> list[Weight]:
-        return []
-
-
-@pytest.mark.parametrize(
-    ("status", "seconds", "ended"),
-    [
-        ("active", -0.5, []),
-        ("active", 0.0, [7]),
-        ("completed", 9.0, []),
-    ],
-)
-def test_a_round_is_ended_that_its_server_has_not_ended(status, seconds, ended):
-    server = IdleServer(status)
-    chain = Recorder()
-    now = 1_767_398_400.0 + seconds  # 2026-01-03T00:00:00Z
-    setter = WeightSetter(server, chain, 60.0, lambda: now)  # type: ignore[arg-type]
-    setter.run_once()
-    assert (server.ended, chain.set) == (ended, [])

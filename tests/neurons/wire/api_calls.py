@@ -1,4 +1,4 @@
-"""Every call of the API's client, by its route, with bodies that are well formed."""
+"""All calls of the API's client by route, with valid bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire: hashes and texts against values made by hand, limits against hostile values."""
+"""The wire: hashes and texts against manual values, and limits against hostile values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_commitment_hashes_the_text_of_salt_and_url() -> None:
     assert protocol.commitment_hash("abc", "https://host/fork/") != expected
 
 
-def test_signed_text_is_the_reference_miners() -> None:
+def test_the_signed_text_matches_the_reference_miner() -> None:
     figures = {"512": {"vram_mb": 2.0, "tokens_per_sec": 10.5}}
     text = protocol.submission_text("url", "hash", 1000.0, figures, "repo")
     assert text == 'urlhash1000.0{"512": {"tokens_per_sec": 10.5, "vram_mb": 2.0}}repo'
@@ -53,13 +53,13 @@ def test_signed_text_is_the_reference_miners() -> None:
         {"submission_id": 2**31},
     ],
 )
-def test_a_reveal_refuses(change: dict[str, Any]) -> None:
+def test_a_reveal_rejects_invalid_values(change: dict[str, Any]) -> None:
     protocol.RevealRequest(**REVEAL)
     with pytest.raises(ValidationError):
         protocol.RevealRequest(**{**REVEAL, **change})
 
 
-def test_a_pending_reveal_is_known_by_hotkey_and_prefix() -> None:
+def test_a_pending_reveal_is_identified_by_hotkey_and_prefix() -> None:
     digest = protocol.commitment_hash("salt", "url")
     row = protocol.PendingReveal(
         submission_id=1,

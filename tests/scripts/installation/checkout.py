@@ -1,4 +1,4 @@
-"""A clone to start and to install: a project without dependencies, a stand-in for the miner."""
+"""A small checkout to install and to start: no dependencies, and a fake miner."""
 
 from __future__ import annotations
 
@@ -62,15 +62,10 @@ while "WAIT" in os.environ:
 
 
 class Checkout:
-    """A clone in a folder with a space, with a stand-in for the miner.
+    """A checkout in a folder with a space in its name, with a fake miner."""
 
-    Attributes:
-        python: what its scripts take for Python.
-        user: as whom they run; None for this user.
-    """
-
-    python = sys.executable
-    user: int | None = None
+    python = sys.executable  # the interpreter for its scripts
+    user: int | None = None  # the user who runs them; None for this one
 
     def __init__(self, home: Path, dependencies: str = "") -> None:
         self.root = home / "quasar miner"
@@ -90,13 +85,13 @@ class Checkout:
         self.home = home
 
     def tool(self, name: str, script: str) -> None:
-        """Put a command first on the PATH of this checkout's processes."""
+        """Make a command that comes first on the PATH of this checkout's processes."""
         path = self.tools / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start the miner from another folder, in a process group of its own."""
+        """Start the miner from another folder, in a new process group."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON"))}
         env |= {"PATH": f"{self.tools}:{env['PATH']}", "PIP_NO_INDEX": "1"}
         env |= {"PIP_CONFIG_FILE": os.devnull, "PYTHON": self.python} | environment
@@ -118,7 +113,7 @@ class Checkout:
         return process.returncode, out, err
 
     def install(self, *extras: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run scripts/install.sh by itself."""
+        """Run scripts/install.sh."""
         env = os.environ | {"PATH": f"{self.tools}:{os.environ['PATH']}", "PIP_NO_INDEX": "1"}
         env |= {"PYTHON": self.python} | environment
         return run(self.root / "scripts/install.sh", *extras, env=env)
@@ -129,10 +124,10 @@ class Checkout:
             pyproject.write("# changed\n")
 
     def builds(self) -> int:
-        """How many times the project was installed."""
+        """Return how often the project was installed."""
         path = self.root / "builds.txt"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     def stamp(self) -> str:
-        """What the last installation recorded."""
+        """Return the record of the last installation."""
         return (self.root / ".venv/quasar-install").read_text()

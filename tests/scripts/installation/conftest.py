@@ -1,4 +1,4 @@
-"""Checkouts that were never started, that were, and that are in the middle of it."""
+"""Checkouts before, during and after the installation."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ from tests.scripts.installation.checkout import Checkout
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Make virtual environments as copies of one, which takes a twentieth of the time."""
+    """Make virtual environments by copying one, which is 20 times faster."""
     folder = tmp_path_factory.mktemp("python")
     venv.create(folder / "made", symlinks=True)
     (site,) = (folder / "made").glob("lib/python*/site-packages")
-    for package in (
-        "pip",
-        f"pip-{metadata.version('pip')}.dist-info",
-    ):  # unpacking it takes longest
+    for package in ("pip", f"pip-{metadata.version('pip')}.dist-info"):  # slow to unpack
         shutil.copytree(Path(sysconfig.get_path("purelib"), package), site / package)
     python = folder / "python"
     copied = f'[ "$*" != "-m venv .venv" ] || exec cp -a "{folder}/made/." .venv'
@@ -46,7 +43,7 @@ def checkout(tmp_path: Path) -> Checkout:
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout that was started once, whose environment Python made."""
+    """A checkout that was started once, with a virtual environment made by Python."""
     made = Checkout(tmp_path_factory.mktemp("installed"))
     status, _, err = made.run(PYTHON=sys.executable)
     assert status == 0, err
@@ -55,7 +52,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 @pytest.fixture
 def hanging(checkout: Checkout) -> Iterator[subprocess.Popen[str]]:
-    """A start whose installation hangs in the middle."""
+    """A start whose installation hangs."""
     (checkout.root / "hang").touch()
     process = checkout.start()
     wait_for(checkout.builds, child=process)

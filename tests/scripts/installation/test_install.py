@@ -1,4 +1,4 @@
-"""scripts/install.sh, called by itself or by a start: what it makes, mends, refuses and keeps."""
+"""scripts/install.sh, called directly or by a start script."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_a_changed_dependency_installs_again_and_keeps_the_extras(checkout: Chec
 
 
 @pytest.mark.parametrize("word", ["-x", "devv", "dev,"])
-def test_what_is_no_extra_is_refused_and_not_remembered(checkout: Checkout, word: str) -> None:
+def test_an_unknown_extra_is_rejected_and_not_recorded(checkout: Checkout, word: str) -> None:
     refused = checkout.install("dev", word)
     assert refused.returncode == EX_CONFIG
     assert f"no extra '{word}': give some of dev miner server" in refused.stderr
     assert not (checkout.root / ".venv").exists()
 
 
-def test_an_extra_that_was_recorded_and_is_none_any_more_is_left_out(checkout: Checkout) -> None:
+def test_a_recorded_extra_that_no_longer_exists_is_dropped(checkout: Checkout) -> None:
     assert checkout.run()[0] == 0
     stamp = checkout.root / ".venv/quasar-install"
     stamp.write_text(stamp.read_text().replace("extras=", "extras=--help,dev,"))
@@ -53,7 +53,7 @@ def test_an_extra_that_was_recorded_and_is_none_any_more_is_left_out(checkout: C
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_installation_is_made_anew(checkout, hanging, sent):
+def test_an_interrupted_installation_starts_again(checkout, hanging, sent):
     half_installed = checkout.root / ".venv/half-installed"
     half_installed.touch()
     os.killpg(hanging.pid, sent)
@@ -65,7 +65,7 @@ def test_an_interrupted_installation_is_made_anew(checkout, hanging, sent):
     assert not half_installed.exists()
 
 
-def test_a_driver_that_is_missing_for_a_moment_keeps_the_cuda_build(checkout: Checkout) -> None:
+def test_a_temporarily_missing_driver_keeps_the_cuda_build(checkout: Checkout) -> None:
     checkout.tool("nvidia-smi", "echo GPU 0")
     _, _, err = checkout.run()
     assert "build=cuda\n" in checkout.stamp()
@@ -75,7 +75,7 @@ def test_a_driver_that_is_missing_for_a_moment_keeps_the_cuda_build(checkout: Ch
     assert checkout.builds() == 1
 
 
-def test_without_a_new_enough_python_the_remedy_is_named(checkout: Checkout) -> None:
+def test_a_missing_python_is_reported_with_the_remedy(checkout: Checkout) -> None:
     for name in ("python3", *(f"python3.{minor}" for minor in range(8, 16))):
         checkout.tool(name, "exit 1")
     status, _, err = checkout.run(PYTHON="")
@@ -89,7 +89,7 @@ def test_without_a_new_enough_python_the_remedy_is_named(checkout: Checkout) -> 
     ("script", "reason"),
     [("echo 3.14", "is Python 3.14"), ("echo 3.9", "is Python 3.9"), ("exit 1", "does not run")],
 )
-def test_a_named_python_that_will_not_do_is_not_replaced_by_another(checkout, script, reason):
+def test_an_unsuitable_named_python_is_rejected(checkout, script, reason):
     checkout.tool("mine", script)
     status, _, err = checkout.run(PYTHON="mine")
     assert status == EX_CONFIG
@@ -97,7 +97,7 @@ def test_a_named_python_that_will_not_do_is_not_replaced_by_another(checkout, sc
     assert not (checkout.root / ".venv").exists()
 
 
-def test_a_named_python_that_is_not_the_installed_one_is_not_ignored(installed: Checkout) -> None:
+def test_a_named_python_must_match_the_installed_one(installed: Checkout) -> None:
     before = installed.builds()
     other = 'case "$2" in *version_info*) echo 3.99; exit;; esac'
     installed.tool("other", other.replace("3.99", "3.10" if sys.version_info[1] > 10 else "3.11"))
@@ -108,18 +108,18 @@ def test_a_named_python_that_is_not_the_installed_one_is_not_ignored(installed: 
     assert installed.builds() == before
 
 
-@pytest.mark.parametrize("found", ["nothing", "moved", "unusable"])
-def test_what_cannot_be_written_is_left_as_it_is(found: str) -> None:
+@pytest.mark.parametrize("venv", ["none", "moved", "unusable"])
+def test_a_read_only_checkout_is_not_changed(venv: str) -> None:
     # pytest's own folders are closed to others
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         checkout = Checkout(Path(name))
         checkout.user = NOBODY if os.geteuid() == 0 else None
-        if found != "nothing":
+        if venv != "none":
             (checkout.root / ".venv/bin").mkdir(parents=True)
-            root = checkout.root if found == "unusable" else "/elsewhere"
+            root = checkout.root if venv == "unusable" else "/elsewhere"
             (checkout.root / ".venv/quasar-install").write_text(f"root={root}\nbuild=cpu\n")
-            python = "/bin/true" if found == "moved" else checkout.root / "backend.py"
+            python = "/bin/true" if venv == "moved" else checkout.root / "backend.py"
             (checkout.root / ".venv/bin/python").symlink_to(python)
         before = sorted(checkout.root.rglob("*"))
         for path in (*before, checkout.root):
@@ -131,13 +131,13 @@ def test_what_cannot_be_written_is_left_as_it_is(found: str) -> None:
         assert err.endswith("(chown, chmod u+w), or clone to a folder of yours.\n")
         assert len(err.splitlines()) == 1
         assert sorted(checkout.root.rglob("*")) == before
-        if found == "unusable":
+        if venv == "unusable":
             status, out, err = checkout.run("status")
             assert (status, out) == (EX_CONFIG, "")
             assert err.startswith(f"this user may not execute {checkout.root}/.venv/bin/python:")
 
 
-def test_without_the_venv_module_its_package_is_named(checkout: Checkout) -> None:
+def test_a_missing_venv_module_is_reported_with_its_package(checkout: Checkout) -> None:
     lame = f'case "$2" in *ensurepip*) exit 1;; esac\nexec "{sys.executable}" "$@"'
     for name in ("python3", *(f"python3.{minor}" for minor in range(8, 16))):
         checkout.tool(name, lame)
@@ -146,7 +146,7 @@ def test_without_the_venv_module_its_package_is_named(checkout: Checkout) -> Non
     assert f"apt install python3.{sys.version_info.minor}-venv" in err
 
 
-def test_a_full_disk_is_said_before_anything_is_made(checkout: Checkout) -> None:
+def test_a_full_disk_is_reported_before_any_change(checkout: Checkout) -> None:
     checkout.tool("df", "echo 'Filesystem Blocks Used Free'; echo '/dev/x 9 9 2097152 1% /'")
     status, _, err = checkout.run()
     assert status == EX_CONFIG
@@ -154,7 +154,7 @@ def test_a_full_disk_is_said_before_anything_is_made(checkout: Checkout) -> None
     assert not (checkout.root / ".venv").exists()
 
 
-def test_a_virtual_environment_of_somebody_else_is_left_alone(checkout: Checkout) -> None:
+def test_another_programs_virtual_environment_is_not_changed(checkout: Checkout) -> None:
     kept = checkout.root / ".venv/mine.txt"
     kept.parent.mkdir()
     kept.touch()
@@ -164,7 +164,7 @@ def test_a_virtual_environment_of_somebody_else_is_left_alone(checkout: Checkout
     assert kept.exists()
 
 
-def test_an_unreachable_index_is_worth_another_try(tmp_path: Path) -> None:
+def test_an_unreachable_index_is_a_temporary_failure(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path, dependencies='"idna"')
     offline = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
     status, _, err = checkout.run(PIP_NO_INDEX="0", **offline)
@@ -177,7 +177,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def make_index(folder: Path, *versions: str, needs: str = "") -> Path:
-    """Make a package index with wheels of PyTorch; `needs` is what each asks for."""
+    """Make a package index with wheels of PyTorch, each of which requires `needs`."""
     (folder / "torch").mkdir(parents=True)
     for version in versions:
         info = f"torch-{version}.dist-info"
@@ -196,24 +196,24 @@ def make_index(folder: Path, *versions: str, needs: str = "") -> Path:
 
 
 def torch_in(checkout: Checkout) -> list[str]:
-    """The versions of PyTorch that were installed."""
-    found = (checkout.root / ".venv").glob("lib/*/site-packages/torch-*.dist-info")
-    return [path.name.removeprefix("torch-").removesuffix(".dist-info") for path in found]
+    """Return the installed versions of PyTorch."""
+    paths = (checkout.root / ".venv").glob("lib/*/site-packages/torch-*.dist-info")
+    return [path.name.removeprefix("torch-").removesuffix(".dist-info") for path in paths]
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Serve a folder by HTTP on loopback; give its address, and what it was asked for."""
-    asked: list[str] = []
+    """Serve a folder by HTTP on loopback; yield its address and the list of requested paths."""
+    requests: list[str] = []
 
     class Handler(SimpleHTTPRequestHandler):
         def log_request(self, *_: object) -> None:
-            asked.append(self.path)
+            requests.append(self.path)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", requests
     finally:
         server.shutdown()
         server.server_close()
@@ -221,24 +221,17 @@ def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """The address of a server that takes connections and never answers."""
+    """Yield the address of a server that accepts connections and never replies."""
     with socket.create_server(("127.0.0.1", 0)) as place:
         yield f"http://127.0.0.1:{place.getsockname()[1]}"
 
 
 @contextmanager
 def closed() -> Iterator[str]:
-    """The address of a port where nothing listens."""
+    """Yield the address of a port where nothing listens."""
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{place.getsockname()[1]}"
-
-
-@contextmanager
-def failing() -> Iterator[str]:
-    """The address of a proxy's kind: it answers, and knows no PyTorch."""
-    with tempfile.TemporaryDirectory() as empty, served(Path(empty)) as (address, _):
-        yield address
 
 
 @pytest.fixture
@@ -248,43 +241,43 @@ def needing_torch(tmp_path: Path) -> Checkout:
 
 
 def set_cpu_index(checkout: Checkout, address: str) -> None:
-    """Let an address stand for PyTorch's CPU index, which tests cannot reach."""
+    """Replace the address of PyTorch's CPU index, which tests cannot reach."""
     script = checkout.root / "scripts/install.sh"
     text = script.read_text()
     assert text.count(f"cpu_index={CPU_INDEX}\n") == 1
     script.write_text(text.replace(CPU_INDEX, address))
 
 
-def test_the_locked_pytorch_is_taken_as_a_cpu_build_where_an_index_has_one(needing_torch, tmp_path):
+def test_the_named_index_is_used_for_the_locked_pytorch(needing_torch, tmp_path):
     url = make_index(tmp_path / "index", LOCKED, f"{LOCKED}+cpu", "99.0").as_uri()
-    # a named index is taken, and PyTorch's own is not even asked
-    with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, asked):
+    # with a named index, PyTorch's own gets no request
+    with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, requests):
         set_cpu_index(needing_torch, address)
         env = {"TORCH_INDEX_URL": url, "PIP_NO_INDEX": "0", "PIP_INDEX_URL": url}
         status, _, err = needing_torch.run(**env)
         assert status == 0, err
         assert torch_in(needing_torch) == [f"{LOCKED}+cpu"]
-        assert asked == []
+        assert requests == []
 
 
-def test_without_a_gpu_pytorch_comes_from_its_own_cpu_index(needing_torch, tmp_path):
+def test_without_a_gpu_pytorchs_cpu_index_is_used(needing_torch, tmp_path):
     cuda = make_index(tmp_path / "index", LOCKED, needs="nvidia-cublas").as_uri()
-    with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, asked):
+    with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, requests):
         set_cpu_index(needing_torch, address)
         status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cuda)
         assert status == 0, err
         assert torch_in(needing_torch) == [f"{LOCKED}+cpu"]
         assert f"PyTorch's CPU build is taken from {address}" in err
-        # an update finds it there and asks nobody again
-        asked.clear()
+        # an update keeps it and sends no request
+        requests.clear()
         needing_torch.change_dependencies()
         status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cuda)
-        assert (status, asked) == (0, []), err
+        assert (status, requests) == (0, []), err
         assert needing_torch.builds() == 2
 
 
-@pytest.mark.parametrize("place", [closed, silent, failing])
-def test_where_that_index_does_not_answer_pip_s_own_is_taken_with_one_line(
+@pytest.mark.parametrize("place", [closed, silent])
+def test_an_unreachable_cpu_index_is_replaced_by_pips_index(
     needing_torch: Checkout, tmp_path: Path, place: Callable[[], AbstractContextManager[str]]
 ) -> None:
     url = make_index(tmp_path / "index", LOCKED).as_uri()
@@ -302,18 +295,18 @@ def test_where_that_index_does_not_answer_pip_s_own_is_taken_with_one_line(
     assert "WARNING: Retrying" not in (needing_torch.root / ".venv/quasar-install.log").read_text()
 
 
-def test_with_a_gpu_the_cpu_index_is_not_asked(needing_torch: Checkout, tmp_path: Path) -> None:
+def test_with_a_gpu_the_cpu_index_is_not_used(needing_torch: Checkout, tmp_path: Path) -> None:
     url = make_index(tmp_path / "index", LOCKED).as_uri()
     needing_torch.tool("nvidia-smi", "echo GPU 0")
-    with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, asked):
+    with served(make_index(tmp_path / "own", f"{LOCKED}+cpu")) as (address, requests):
         set_cpu_index(needing_torch, address)
         status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=url)
         assert status == 0, err
-        assert (torch_in(needing_torch), asked) == ([LOCKED], [])
+        assert (torch_in(needing_torch), requests) == ([LOCKED], [])
 
 
 def show_free(checkout: Checkout, gigabytes: int) -> None:
-    """Let df report so much free space."""
+    """Make df report this free space."""
     line = f"/dev/x 99 9 {gigabytes * 2**20} 1% /"
     checkout.tool("df", f"echo 'Filesystem Blocks Used Free'; echo '{line}'")
 
@@ -324,7 +317,7 @@ def test_the_disk_is_checked_for_the_build_that_will_be_installed(needing_torch,
     show_free(needing_torch, 6)
     with closed() as address:
         set_cpu_index(needing_torch, address)
-        # the fallback has a CUDA build, whose packages need more than is free
+        # the fallback has a CUDA build, which needs more than the free space
         status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cuda)
         assert status == EX_CONFIG
         assert "6 GB free" in err
@@ -332,7 +325,7 @@ def test_the_disk_is_checked_for_the_build_that_will_be_installed(needing_torch,
         assert torch_in(needing_torch) == []
         status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cpu)
         assert status == 0, err
-    # an update takes little more than what is there
+    # an update needs little additional space
     show_free(needing_torch, 1)
     needing_torch.change_dependencies()
     assert needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cpu)[0] == 0
@@ -344,7 +337,7 @@ def test_the_disk_is_checked_for_the_build_that_will_be_installed(needing_torch,
 @pytest.mark.parametrize(
     ("gpu", "extra", "need"), [(False, "miner", 3), (False, "dev", 4), (True, "miner", 12)]
 )
-def test_a_new_installation_needs_room_for_its_build_and_extras(checkout, gpu, extra, need):
+def test_a_new_installation_requires_space_for_its_build_and_extras(checkout, gpu, extra, need):
     show_free(checkout, need - 1)
     if gpu:
         checkout.tool("nvidia-smi", "echo GPU 0")
@@ -354,7 +347,7 @@ def test_a_new_installation_needs_room_for_its_build_and_extras(checkout, gpu, e
     assert not (checkout.root / ".venv").exists()
 
 
-def test_the_distribution_s_old_name_does_not_linger(installed: Checkout) -> None:
+def test_the_distribution_of_the_old_name_is_uninstalled(installed: Checkout) -> None:
     (site,) = installed.root.glob(".venv/lib/*/site-packages")
     old = site / "quasar_miner-0.1.0.dist-info"
     old.mkdir()
@@ -385,7 +378,7 @@ def test_the_distribution_s_old_name_does_not_linger(installed: Checkout) -> Non
     assert "quasar-kernels==0.1" in listed.stdout
 
 
-def test_the_checkout_s_packages_are_found_from_any_folder(installed: Checkout) -> None:
+def test_neurons_can_be_imported_from_any_folder(installed: Checkout) -> None:
     python = installed.root / ".venv/bin/python"
     code = "import neurons; print(list(neurons.__path__)[0])"
     assert installed.run()[0] == 0

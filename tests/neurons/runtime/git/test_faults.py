@@ -1,4 +1,4 @@
-"""What git and GitHub say when a push or a fetch fails, and what the miner makes of it."""
+"""The classification of git's and GitHub's error messages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ HELD = [
     ("fatal: something nobody has seen before\n", "Correct the fault"),
 ]
 
-PASSING = [
+TEMPORARY = [
     "fatal: unable to access 'https://github.com/': Could not resolve host: github.com\n",
     "fatal: unable to access 'https://h/': Failed to connect to h port 443: Connection refused\n",
     "fatal: unable to access 'https://h/': The requested URL returned error: 503\n",
@@ -78,18 +78,18 @@ PASSING = [
 
 
 @pytest.mark.parametrize(("complaint", "remedy"), HELD)
-def test_what_lasts_is_held_with_a_remedy(complaint: str, remedy: str) -> None:
+def test_permanent_faults_are_held_with_a_remedy(complaint: str, remedy: str) -> None:
     error = fault("push", complaint)
     assert isinstance(error, Held)
     assert remedy in error.remedy
 
 
-@pytest.mark.parametrize("complaint", PASSING)
-def test_what_passes_is_retried(complaint: str) -> None:
+@pytest.mark.parametrize("complaint", TEMPORARY)
+def test_temporary_git_faults_are_retried(complaint: str) -> None:
     assert isinstance(fault("fetch", complaint), Retry)
 
 
-def test_foreign_text_is_one_short_line_without_credentials() -> None:
+def test_untrusted_text_becomes_one_short_line_without_credentials() -> None:
     text = "fatal: bad\x1b[31m\r\nhttps://me:pass-word@github.com/x " + "y" * 1000
     shown = redact_text(text)
     assert "pass-word" not in shown
@@ -98,7 +98,7 @@ def test_foreign_text_is_one_short_line_without_credentials() -> None:
     assert shown.isprintable()
 
 
-def test_a_full_disk_passes_and_a_forbidden_folder_does_not() -> None:
+def test_a_full_disk_is_temporary_and_a_forbidden_folder_is_not() -> None:
     with pytest.raises(Retry, match="full"), disk_faults():
         raise OSError(errno.ENOSPC, "No space left on device", "/x")
     with pytest.raises(Held, match="Permission denied"), disk_faults():

@@ -1,4 +1,4 @@
-"""The way out for a git that fetches from strangers, with real sockets."""
+"""The proxy for git's fetches from untrusted addresses, with real sockets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_is_public(address: str, expected: bool) -> None:
 
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A server that repeats what it gets, sixteen times, on a port that stands for https."""
+    """The port of a server that sends all data back 16 times; it replaces the https port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         monkeypatch.setattr(module, "HTTPS", port)
@@ -51,15 +51,15 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def ask(gateway: Gateway, target: str) -> tuple[bytes, socket.socket]:
+def connect(gateway: Gateway, target: str) -> tuple[bytes, socket.socket]:
     client = socket.create_connection(gateway.server_address, HANG)  # type: ignore[arg-type]
     client.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     return client.recv(100).split(b"\r\n")[0], client
 
 
-def test_carries_both_ways_until_it_is_too_much(echo: int) -> None:
+def test_data_is_forwarded_up_to_the_limit(echo: int) -> None:
     with Gateway({"localhost"}, 20, public=lambda _: True) as gateway:
-        status, client = ask(gateway, f"localhost:{echo}")
+        status, client = connect(gateway, f"localhost:{echo}")
         assert b" 200 " in status
         client.sendall(b"a")
         assert client.recv(100) == b"a" * 16
@@ -69,7 +69,7 @@ def test_carries_both_ways_until_it_is_too_much(echo: int) -> None:
         assert "more than" in gateway.refusal
 
 
-def test_what_is_inside_or_not_named_is_refused(echo: int) -> None:
+def test_private_addresses_and_other_hosts_are_rejected(echo: int) -> None:
     cases = {
         f"localhost:{echo}": "no public address",
         f"[::1]:{echo}": "no public address",
@@ -79,13 +79,13 @@ def test_what_is_inside_or_not_named_is_refused(echo: int) -> None:
     }
     for target, reason in cases.items():
         with Gateway((), 100) as gateway:
-            assert b" 403 " in ask(gateway, target)[0], target
+            assert b" 403 " in connect(gateway, target)[0], target
             assert reason in gateway.refusal
     with Gateway({"github.com"}, 100, public=lambda _: True) as gateway:
-        assert b" 403 " in ask(gateway, f"localhost:{echo}")[0]
+        assert b" 403 " in connect(gateway, f"localhost:{echo}")[0]
 
 
-def test_one_address_inside_among_public_ones_is_enough(echo, monkeypatch):
+def test_one_private_address_among_public_ones_is_rejected(echo, monkeypatch):
     rows = [(2, 1, 6, "", (address, echo)) for address in ("140.82.121.3", "10.0.0.7")]
     real = socket.getaddrinfo
 
@@ -95,17 +95,17 @@ def test_one_address_inside_among_public_ones_is_enough(echo, monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", answer)
     with Gateway((), 100) as gateway:
-        assert b" 403 " in ask(gateway, f"rebinding.example:{echo}")[0]
+        assert b" 403 " in connect(gateway, f"rebinding.example:{echo}")[0]
         assert "10.0.0.7" in gateway.refusal
 
 
-def test_a_name_that_is_not_there_is_no_fault_of_the_fork(echo: int) -> None:
+def test_an_unknown_name_is_not_the_forks_fault(echo: int) -> None:
     with Gateway((), 100) as gateway:
-        assert b" 502 " in ask(gateway, f"nowhere.invalid:{echo}")[0]
+        assert b" 502 " in connect(gateway, f"nowhere.invalid:{echo}")[0]
         assert (gateway.refusal, "nowhere.invalid" in gateway.unreachable) == ("", True)
 
 
-def test_nothing_but_connect_is_served() -> None:
+def test_only_connect_is_served() -> None:
     with Gateway((), 100) as gateway:
         client = socket.create_connection(gateway.server_address, HANG)  # type: ignore[arg-type]
         client.sendall(b"GET http://169.254.169.254/ HTTP/1.1\r\n\r\n")
