@@ -6,19 +6,16 @@ import re
 from dataclasses import dataclass, replace
 
 from harness.hardware.roofline import bytes_per_token, operations_per_token
-from harness.workload import LENGTHS, WORKLOAD
+from harness.workload import LENGTHS
 from quasar_kernels.memory import Way, is_fused, largest_length, peak_bytes
 
 OTHERS_GIB = 1.25
 """Memory of the CUDA contexts of a worker's two processes."""
 
-REFEREE_BYTES = (4 + 2) * WORKLOAD.hidden_size
-"""Bytes per token of the input and the output that the referee compares in its own process."""
-
 SPARE = 0.85
 """Share of the remaining memory that tensors may use. The margin is for a display and for torch's
-allocator, which reserves a quarter more than the tensors need while memory is free, and frees
-cached blocks before it fails. It was not tested on small cards."""
+allocator: it reserves a quarter more than the tensors need while memory is free, and frees cached
+blocks before an allocation fails. The value was not tested on small cards."""
 
 LEAGUE, HIGHEST = 100_000, 1_000_000
 """Leagues begin at multiples of LEAGUE, the last one at HIGHEST. Within a league the speed hardly
@@ -100,8 +97,11 @@ def room(memory_gib: float) -> float:
 
 
 def measuring_bytes(length: int, capability: str | None) -> int:
-    """Return the bytes of a GPU's memory that a check of the layer at this length needs."""
-    return peak_bytes(length, fused=is_fused(capability)) + length * REFEREE_BYTES
+    """Return the bytes of a GPU's memory that a check of the layer at this length needs.
+
+    The referee has copies of the input and the output.
+    """
+    return peak_bytes(length, fused=is_fused(capability)) + length * bytes_per_token()
 
 
 def fits(length: int, memory_gib: float, capability: str | None) -> bool:

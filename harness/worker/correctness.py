@@ -61,7 +61,7 @@ def _layer_like(checker: Checker, length: int) -> Inputs:
     return {**{n: t.to(checker.dtype) for n, t in zip("qkv", (q, k, v), strict=True)}, "beta": beta}
 
 
-def _with_keys_alike(checker: Checker, inputs: Inputs, noise: float) -> Inputs:
+def _with_similar_keys(checker: Checker, inputs: Inputs, noise: float) -> Inputs:
     """Return the inputs with keys that are equal except for relative noise; 0 makes them equal."""
     shape = inputs["k"].shape
     one = F.silu(0.5 * checker.normal(1, 1, *shape[2:]))
@@ -116,8 +116,8 @@ class _Stages:
         inputs = _layer_like(self.checker, 512)
         correlated = self.checker.limits.correlated
         for name, noise in (("correlated keys", 0.1), ("repeated keys", 0.0)):
-            alike = _with_keys_alike(self.checker, inputs, noise)
-            self._compare(alike, "512 tokens", f"operator on {name}", correlated)
+            similar = _with_similar_keys(self.checker, inputs, noise)
+            self._compare(similar, "512 tokens", f"operator on {name}", correlated)
 
     def _compare(
         self, inputs: Inputs, where: str, name: str = "operator", limit: float | None = None

@@ -16,6 +16,7 @@ from harness.hardware.machine import Snapshot
 from harness.hardware.nvml import opened
 
 QUIET_SECONDS = 3.0
+"""Longest wait for other processes to leave the GPU."""
 
 WATCHED = 20
 """Number of states of a GPU that are kept for one run, evenly spread over it."""

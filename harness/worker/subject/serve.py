@@ -1,7 +1,7 @@
 """The subject: the process that holds the code under test and calls it for the referee.
 
-It has no secrets: neither the nonce of the reply, nor its descriptor, nor any expected value. The
-referee checks every reply.
+It has no secrets: it does not have the reply's nonce, the reply's descriptor or any expected value.
+The referee checks every reply.
 """
 
 from __future__ import annotations
