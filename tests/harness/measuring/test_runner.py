@@ -34,12 +34,6 @@ from tests.repositories import commit, run_git
 CPU = Options("cpu", HANG)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tensors gain nothing from more threads."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def fails(tree: Path, options: Options = CPU) -> MeasurementError:
     with pytest.raises(MeasurementError) as caught:
         measure(tree, 16, options, cross_check=False)

@@ -329,9 +329,8 @@ def test_a_recorder_receives_every_event(tmp_path: Path) -> None:
 
 
 def test_real_processes_start_together_and_are_timed_alone_after_the_check(
-    make_tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_tree: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     log = tmp_path / "calls"
     noted = (
         "import os\n"
