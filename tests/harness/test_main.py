@@ -8,7 +8,6 @@ import pytest
 
 from harness.__main__ import main
 from harness.report import load_report
-from quasar_kernels.contract import OVERLAY
 
 
 def test_a_run_from_the_command_line(make_tree, tmp_path, capsys):
@@ -53,15 +52,6 @@ def test_a_fault_of_the_tree_is_printed_once(make_tree, capsys):
         f"{tree}/none has no fla/ops/quasar/chunk.py. Name the root of a fork, or an overlay such "
         "as quasar_kernels/overlay.\n"
     )
-
-
-@pytest.mark.slow
-def test_an_overlay_is_measured_over_the_installed_library(capsys):
-    words = ["--tree", str(OVERLAY), "--lengths", "16", "--runs", "1", "--device", "cpu"]
-    assert main([*words, "--ungated"]) == 0
-    printed = capsys.readouterr()
-    assert "16 tokens: run 1 of 1:" in printed.err
-    assert "A VALIDATOR REJECTS" not in printed.out
 
 
 @pytest.mark.parametrize("words", [["compare", "{tree}"], ["profile", "--tree"]])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from harness.measuring.process import LOG_LIMIT, RESULT_LIMIT, Ended, run_supervised
-from tests.harness.samples import WhenThere
 from tests.processes import HANG, is_alive, wait_for
 
 
@@ -73,11 +73,15 @@ time.sleep(3600)
 
 
 def test_a_child_may_end_by_itself_at_sigterm(tmp_path: Path) -> None:
+    class StopsWhenReady(threading.Event):
+        def is_set(self) -> bool:
+            return (tmp_path / "ready").exists()
+
     code = (
         "signal.signal(signal.SIGTERM, lambda *_: os._exit(7)); open('ready', 'w').close();"
         "time.sleep(3600)"
     )
-    ended = run(code, tmp_path, stop=WhenThere(tmp_path / "ready"))
+    ended = run(code, tmp_path, stop=StopsWhenReady())
     assert (ended.stopped, ended.timed_out, ended.returncode) == (True, False, 7)
 
 

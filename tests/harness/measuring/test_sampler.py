@@ -133,15 +133,6 @@ def test_a_quiet_machine_needs_one_round_and_one_check(tmp_path: Path) -> None:
     assert derive_claim(runs, TARGET).runs == FIRST_RUNS
 
 
-def test_a_noisy_machine_takes_more_runs_until_the_cap(tmp_path: Path) -> None:
-    runner = FakeRunner([1000.0, 1100.0] * RUNS_MOST)
-    sampler = sampler_of(tmp_path, runner)
-    sampler.run(claim_plan(sampler))
-    assert len(sampler.of(TARGET)) == RUNS_MOST
-    assert runner.checks == [TARGET]
-    assert sampler.rounds == 3  # of 6 and two times 5 runs
-
-
 @pytest.mark.parametrize(
     "earlier",
     [None, make_correctness(longest=TARGET, passed=False), make_correctness(longest=TARGET - 1)],
@@ -278,15 +269,6 @@ def test_a_persistent_disturbance_ends_the_measurement(tmp_path: Path) -> None:
     with pytest.raises(MeasurementError, match=last) as caught:
         sampler_of(tmp_path, runner, at_once=1).run(ForClaim(TARGET))
     assert caught.value.kind == "disturbed"
-
-
-def test_a_stop_keeps_the_rounds_before_it(tmp_path: Path) -> None:
-    runner = FakeRunner()
-    sampler = sampler_of(tmp_path, runner, at_once=2)
-    runner.faults[TARGET] = [MeasurementError("stopped on request", "stopped")] * 2
-    with pytest.raises(MeasurementError, match="stopped on request"):
-        sampler.run(claim_plan(sampler))
-    assert sorted(m.length for m in sampler.samples) == [*OTHERS]
 
 
 def test_each_length_is_measured_after_one_check(tmp_path: Path) -> None:
