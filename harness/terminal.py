@@ -14,9 +14,11 @@ P = ParamSpec("P")
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
-def printable(text: str, kept: str = "") -> str:
-    """Return untrusted text without unprintable characters, except those in `kept`."""
-    return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text)
+def printable(text: str, allowed: str = "") -> str:
+    """Return untrusted text without unprintable characters, except those in `allowed`."""
+    return "".join(
+        c if c.isprintable() or c in allowed else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
 
 
 class Progress:
@@ -42,7 +44,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a line that stays; parts of the text may come from code under test."""
-        text = printable(text, kept="\n")
+        text = printable(text, allowed="\n")
         if self._console is not None:
             self._console.print(text, markup=False)
         else:

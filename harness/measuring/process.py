@@ -231,7 +231,7 @@ def run_supervised(
     return Ended(
         returncode=child.returncode,
         result=bytes(pipes.result),
-        log_tail=printable(pipes.log.decode(errors="replace"), kept="\n"),
+        log_tail=printable(pipes.log.decode(errors="replace"), allowed="\n"),
         timed_out=timed_out,
         stopped=stopped,
         exceeded=limit,

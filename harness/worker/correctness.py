@@ -23,7 +23,7 @@ from harness.workload import ORACLE_LENGTH, WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer
 
 LENGTHS = (1, 65, 257, 512)
-"""Lengths, in tokens, at which every check compares the operator, besides the measured one."""
+"""Lengths in tokens at which every check compares the operator, as well as at the measured one."""
 
 LAYER_EXACT = 4096
 """Longest sequence at which the layer is compared in float64; beyond it the oracle is fp32."""
@@ -95,9 +95,9 @@ class _Stages:
         if length > ORACLE_LENGTH:
             rows = [self.checker.below(length) for _ in range(SAMPLED)]
             expected = {n: t[:, rows] for n, t in expected.items() if t.ndim > 1}
-        held = self.subject.fetch(tuple(expected), rows)
+        stored = self.subject.fetch(tuple(expected), rows)
         for label, tensor in expected.items():
-            now = held[label].to(tensor.device)
+            now = stored[label].to(tensor.device)
             self.checker.unchanged(name, f"{label}, {where}", now, tensor)
 
     def lengths(self, length: int) -> None:

@@ -75,7 +75,7 @@ def test_factors_depend_on_every_number_of_a_digest_and_on_the_key() -> None:
         other[0, place] += 1
         correlation = torch.corrcoef(torch.cat((factors, maps.factors(key, other))))[0, 1]
         assert abs(float(correlation)) < 0.25, place
-    # exact in fp32, whatever the order of the sum
+    # exact in fp32 for any order of the sum
     exact = (digest.double() @ maps.mixing.T.double()).remainder(1)
     assert torch.equal(maps.fractions(key[0], digest[0]).double(), exact[0])
 
