@@ -82,21 +82,21 @@ class _Printer(Recorder):
 
     def planned(self, samples: Sequence[Sample], missing: Sequence[int]) -> None:
         number = sum(sample.length == missing[0] for sample in samples) + 1
-        self.progress.doing(f"{missing[0]:,} tokens: run {number} of {self.runs}")
+        self.progress.show(f"{missing[0]:,} tokens: run {number} of {self.runs}")
 
     def checked(self, correctness: Correctness) -> None:
         figures = f"{len(correctness.checks)} checks in {correctness.seconds:.1f} s"
-        self.progress.say(f"{correctness.longest:>9} tokens: correct, {figures}")
+        self.progress.print(f"{correctness.longest:>9} tokens: correct, {figures}")
 
     def accepted(self, sample: Sample, number: int) -> None:
         speed = f"{sample.tokens_per_sec:,.0f} tokens/s"
-        self.progress.say(f"{sample.length:>9} tokens: run {number} of {self.runs}: {speed}")
+        self.progress.print(f"{sample.length:>9} tokens: run {number} of {self.runs}: {speed}")
 
     def failed(self, length: int, error: MeasurementError) -> None:
         same = error.log_tail == self.last_log  # a fault of the tree fails every length
         self.last_log = error.log_tail
         text = "the same" if same else error.explain(debug=self.debug)
-        self.progress.say(f"{length:>9} tokens: failed: {text}")
+        self.progress.print(f"{length:>9} tokens: failed: {text}")
 
 
 def _measure(
@@ -106,9 +106,9 @@ def _measure(
     environment = probe(options)
     device = environment.device
     where = environment.gpu or f"the CPU, {environment.cpu_count} cores"
-    progress.say(f"on {where}: torch {environment.torch}, triton {environment.triton}")
+    progress.print(f"on {where}: torch {environment.torch}, triton {environment.triton}")
     if device == "cpu":
-        progress.say("no GPU: short lengths only, and no figure for a GPU follows from them")
+        progress.print("no GPU: short lengths only, and no figure for a GPU follows from them")
     lengths = arguments.lengths or lengths_for(arguments.target or LENGTHS[-1], device)
     policy = Policy(
         checked=not arguments.ungated,
@@ -171,11 +171,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             broken = check_tree(tree)
             report, sampler = _measure(arguments, tree, progress)
     except MeasurementError as error:
-        progress.say(error.explain(debug=arguments.debug))
+        progress.print(error.explain(debug=arguments.debug))
         return 1
     if arguments.json:
         digest = write_report(arguments.json, report)
-        progress.say(f"report: {arguments.json} (sha256 {digest[:16]})")
+        progress.print(f"report: {arguments.json} (sha256 {digest[:16]})")
     text = table(sampler.samples, sampler.failures)
     if arguments.markdown:
         arguments.markdown.write_text(text)

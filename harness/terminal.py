@@ -42,7 +42,7 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a line that stays; parts of the text may come from code under test."""
         text = printable(text, allowed="\n")
         if self._console is not None:
@@ -51,7 +51,7 @@ class Progress:
             self._stream.write(f"{text}\n")
             self._stream.flush()
 
-    def doing(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Show the current activity if the stream is a terminal."""
         if self._status is not None:
             from rich.text import Text

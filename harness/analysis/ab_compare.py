@@ -128,8 +128,8 @@ class Comparison:
 def block_printer(progress: Progress, blocks: int) -> OnBlock:
     """Return a function that prints each block; warn now if the host is overloaded."""
     if warning := overload():
-        progress.say(warning)
-    return lambda length, number, block: progress.say(
+        progress.print(warning)
+    return lambda length, number, block: progress.print(
         f"{length:>9} tokens, block {number} of {blocks}: A {block.a:,.0f}, "
         f"B {block.b:,.0f}, A again {block.control:,.0f} tokens/s"
     )
@@ -204,7 +204,7 @@ def main(argv: Sequence[str]) -> int:
                 sys.stdout.write(f"{length:>9} tokens: {one}\n")
                 sys.stdout.flush()
     except MeasurementError as error:
-        progress.say(error.explain(debug=arguments.debug))
+        progress.print(error.explain(debug=arguments.debug))
         return 1
     if arguments.svg:
         arguments.svg.write_text(plot(results))

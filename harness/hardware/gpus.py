@@ -91,7 +91,7 @@ def published_bound(gpu: Gpu) -> float:
     return min(gpu.bandwidth / bytes_per_token(), gpu.operations / operations_per_token())
 
 
-def room(memory_gib: float) -> float:
+def usable_bytes(memory_gib: float) -> float:
     """Return the bytes of a GPU's memory that the tensors of a call may use."""
     return max(0.0, SPARE * (memory_gib - OTHERS_GIB)) * 2**30
 
@@ -106,12 +106,12 @@ def measuring_bytes(length: int, capability: str | None) -> int:
 
 def fits(length: int, memory_gib: float, capability: str | None) -> bool:
     """Return whether the layer's check and its timed calls at this length fit into the memory."""
-    return measuring_bytes(length, capability) <= room(memory_gib)
+    return measuring_bytes(length, capability) <= usable_bytes(memory_gib)
 
 
 def longest(memory_gib: float, capability: str | None, way: Way = "recorded") -> int:
     """Return the largest number of tokens of a call that fits into the memory; 0 if none fits."""
-    return largest_length(room(memory_gib), way, fused=is_fused(capability))
+    return largest_length(usable_bytes(memory_gib), way, fused=is_fused(capability))
 
 
 def best_target(memory_gib: float, capability: str | None) -> int | None:

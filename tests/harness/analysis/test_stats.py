@@ -50,8 +50,8 @@ HOSTILE = "\x1b]0;owned\x07 \u202e[link=https://x.example]see[/wrong]"
 def test_text_of_a_fork_cannot_control_a_terminal() -> None:
     terminal = Terminal()
     with Progress(terminal) as progress:
-        progress.doing(HOSTILE)
-        progress.say(HOSTILE)
+        progress.show(HOSTILE)
+        progress.print(HOSTILE)
     failures = [Failure(length=4096, kind="crash", reason=HOSTILE)]
     for text in (terminal.getvalue(), table(RUNS, failures)):
         assert "[link=https://x.example]see[/wrong]" in text
