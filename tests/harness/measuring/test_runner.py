@@ -105,6 +105,25 @@ def test_unchecked_wrong_code_is_timed_and_its_output_ignored(make_tree: Any) ->
 # ---- failures --------------------------------------------------------------------------------
 
 
+def test_row_20_a_hanging_tree_is_killed_with_its_descendants(make_tree, tmp_path):
+    pids = tmp_path / "pids"
+    tree = make_tree(
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if child := os.fork():\n"
+        f"    open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child}}')\n"
+        "time.sleep(3600)\n"
+    )
+
+    class StopsOnceHanging(threading.Event):
+        def is_set(self) -> bool:
+            return pids.exists() and len(pids.read_text().split()) == 2
+
+    assert fails(tree, replace(CPU, stop=StopsOnceHanging())).kind == "stopped"
+    for pid in pids.read_text().split():
+        wait_for(lambda pid=pid: not is_alive(int(pid)))  # type: ignore[misc]
+
+
 def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
     error = fails(make_tree("import time; time.sleep(3600)"), replace(CPU, timeout=0.5))
     assert (error.kind, error.reason) == ("timeout", "not done within 0.5 s")
