@@ -41,7 +41,6 @@ def _parser() -> argparse.ArgumentParser:
         "two trees in turns; `history FILE` shows how a committed report's speeds changed; "
         "`profile` shows where the time of a call goes; `gates` checks a model of blocks.",
     )
-    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument(
         "--tree",
         type=Path,
@@ -74,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @dataclass
 class _Printer(Recorder):
-    """Prints the progress on stderr; the closing table has the failures."""
+    """Prints the progress on stderr."""
 
     progress: Progress
     runs: int
@@ -83,21 +82,21 @@ class _Printer(Recorder):
 
     def planned(self, samples: Sequence[Sample], missing: Sequence[int]) -> None:
         number = sum(sample.length == missing[0] for sample in samples) + 1
-        self.progress.doing(f"{missing[0]:,} tokens: run {number} of {self.runs}")
+        self.progress.show(f"{missing[0]:,} tokens: run {number} of {self.runs}")
 
     def checked(self, correctness: Correctness) -> None:
         figures = f"{len(correctness.checks)} checks in {correctness.seconds:.1f} s"
-        self.progress.say(f"{correctness.longest:>9} tokens: correct, {figures}")
+        self.progress.print(f"{correctness.longest:>9} tokens: correct, {figures}")
 
     def accepted(self, sample: Sample, number: int) -> None:
         speed = f"{sample.tokens_per_sec:,.0f} tokens/s"
-        self.progress.say(f"{sample.length:>9} tokens: run {number} of {self.runs}: {speed}")
+        self.progress.print(f"{sample.length:>9} tokens: run {number} of {self.runs}: {speed}")
 
     def failed(self, length: int, error: MeasurementError) -> None:
-        same = error.log_tail == self.last_log  # one fault of the tree fails every length
+        same = error.log_tail == self.last_log  # a fault of the tree fails every length
         self.last_log = error.log_tail
         text = "the same" if same else error.explain(debug=self.debug)
-        self.progress.say(f"{length:>9} tokens: failed: {text}")
+        self.progress.print(f"{length:>9} tokens: failed: {text}")
 
 
 def _measure(
@@ -107,9 +106,9 @@ def _measure(
     environment = probe(options)
     device = environment.device
     where = environment.gpu or f"the CPU, {environment.cpu_count} cores"
-    progress.say(f"on {where}: torch {environment.torch}, triton {environment.triton}")
+    progress.print(f"on {where}: torch {environment.torch}, triton {environment.triton}")
     if device == "cpu":
-        progress.say("no GPU: short lengths only, and no figure for a GPU follows from them")
+        progress.print("no GPU: short lengths only, and no figure for a GPU follows from them")
     lengths = arguments.lengths or lengths_for(arguments.target or LENGTHS[-1], device)
     policy = Policy(
         checked=not arguments.ungated,
@@ -126,6 +125,14 @@ def _measure(
     return build_report(protocol, commit, sampler.samples, sampler.failures), sampler
 
 
+def _schema(words: Sequence[str]) -> int:
+    argparse.ArgumentParser(
+        prog="python -m harness schema", description="Print the JSON schema of a report."
+    ).parse_args(words)
+    sys.stdout.write(json.dumps(report_schema(), indent=2) + "\n")
+    return 0
+
+
 def _gates(words: Sequence[str]) -> int:
     # imported here, because it imports torch, as no other command does
     from quasar_kernels.blocks.checks.command import main
@@ -134,6 +141,7 @@ def _gates(words: Sequence[str]) -> int:
 
 
 _COMMANDS = {
+    "schema": _schema,
     "compare": ab_compare.main,
     "history": history.main,
     "profile": profile.main,
@@ -149,16 +157,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed, or checked code breaks a rule; 2: the command line is wrong.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    if words and words[0] in _COMMANDS:
-        return _COMMANDS[words[0]](words[1:])
     parser, progress = _parser(), Progress()
-    arguments = parser.parse_args(argv)
-    if arguments.command not in (None, "schema"):
-        known = ", ".join(("schema", *_COMMANDS))
-        parser.error(f"there is no command {arguments.command!r}; it must be one of {known}")
-    if arguments.command == "schema":
-        sys.stdout.write(json.dumps(report_schema(), indent=2) + "\n")
-        return 0
+    if words and not words[0].startswith("-"):
+        if words[0] not in _COMMANDS:
+            known = ", ".join(_COMMANDS)
+            parser.error(f"there is no command {words[0]!r}; it must be one of {known}")
+        return _COMMANDS[words[0]](words[1:])
+    arguments = parser.parse_args(words)
     if arguments.tree is None:
         parser.error("--tree is required: the root of a fork, or quasar_kernels/overlay")
     try:
@@ -166,11 +171,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             broken = check_tree(tree)
             report, sampler = _measure(arguments, tree, progress)
     except MeasurementError as error:
-        progress.say(error.explain(debug=arguments.debug))
+        progress.print(error.explain(debug=arguments.debug))
         return 1
     if arguments.json:
         digest = write_report(arguments.json, report)
-        progress.say(f"report: {arguments.json} (sha256 {digest[:16]})")
+        progress.print(f"report: {arguments.json} (sha256 {digest[:16]})")
     text = table(sampler.samples, sampler.failures)
     if arguments.markdown:
         arguments.markdown.write_text(text)

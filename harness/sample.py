@@ -20,12 +20,12 @@ Kind = Literal[
     "disturbed",
     "stopped",
 ]
-"""Reasons for a missing sample: `limit` exceeds the confinement, `gate` is a failed correctness
-check, `import` needs a module that this Python lacks."""
+"""Reasons for a missing sample. `limit`: a limit of the confinement was exceeded; `gate`: the
+correctness check failed; `import`: this Python lacks a module."""
 
 
 class Check(Frozen):
-    """The worst figure of a kind in a check, and its limit; one that is not finite is None."""
+    """The worst figure of one kind, and its limit. A figure that is not finite is None."""
 
     name: str
     where: str = Field(description="the length or the tensor that gave this figure")

@@ -14,9 +14,11 @@ P = ParamSpec("P")
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
-def printable(text: str, kept: str = "") -> str:
-    """Return untrusted text without unprintable characters, except those in `kept`."""
-    return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text)
+def printable(text: str, allowed: str = "") -> str:
+    """Return untrusted text without unprintable characters, except those in `allowed`."""
+    return "".join(
+        c if c.isprintable() or c in allowed else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
 
 
 class Progress:
@@ -40,16 +42,16 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a line that stays; parts of the text may come from code under test."""
-        text = printable(text, kept="\n")
+        text = printable(text, allowed="\n")
         if self._console is not None:
             self._console.print(text, markup=False)
         else:
             self._stream.write(f"{text}\n")
             self._stream.flush()
 
-    def doing(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Show the current activity if the stream is a terminal."""
         if self._status is not None:
             from rich.text import Text

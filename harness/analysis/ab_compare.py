@@ -58,7 +58,7 @@ def table(differences: Differences, names: tuple[str, str] = ("A", "B")) -> str:
 
 
 def plot(differences: Differences, names: tuple[str, str] = ("A", "B")) -> str:
-    """Return a chart of both speeds over the lengths, as SVG that a telephone can show."""
+    """Return an SVG chart of both speeds over the lengths."""
     speeds = [(length, one.a, one.b) for length, one in sorted(differences, key=lambda f: f[0])]
     lines = [
         Line(names[0], GREY, [(length, a) for length, a, _ in speeds], dashed=True),
@@ -96,7 +96,7 @@ class Comparison:
     on_block: OnBlock = field(default=lambda *_: None, compare=False)
 
     def run(self, a: Path, b: Path, lengths: Sequence[int]) -> Iterator[tuple[int, Difference]]:
-        """Yield each length with the difference of the two trees, maybe one folder.
+        """Yield each length with the difference of the two trees, which may be the same folder.
 
         Raises a MeasurementError if a tree fails its correctness check or cannot be timed.
         """
@@ -128,8 +128,8 @@ class Comparison:
 def block_printer(progress: Progress, blocks: int) -> OnBlock:
     """Return a function that prints each block; warn now if the host is overloaded."""
     if warning := overload():
-        progress.say(warning)
-    return lambda length, number, block: progress.say(
+        progress.print(warning)
+    return lambda length, number, block: progress.print(
         f"{length:>9} tokens, block {number} of {blocks}: A {block.a:,.0f}, "
         f"B {block.b:,.0f}, A again {block.control:,.0f} tokens/s"
     )
@@ -163,7 +163,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m harness compare",
         description="Time two trees, A and B, in blocks of A, B and A again in random order. "
-        "A difference is reported only where it exceeds what A differs from itself.",
+        "A difference is reported only if it exceeds that between A and A again.",
     )
     parser.add_argument("a", help="folder of a fork or an overlay, or a commit")
     parser.add_argument("b", help="another one")
@@ -204,7 +204,7 @@ def main(argv: Sequence[str]) -> int:
                 sys.stdout.write(f"{length:>9} tokens: {one}\n")
                 sys.stdout.flush()
     except MeasurementError as error:
-        progress.say(error.explain(debug=arguments.debug))
+        progress.print(error.explain(debug=arguments.debug))
         return 1
     if arguments.svg:
         arguments.svg.write_text(plot(results))

@@ -1,11 +1,10 @@
 """The difference of two speeds that are measured in blocks, with a control.
 
 A block times three fresh processes: A, B, and A a second time as the control. The order within
-each block is random. If A and B are equally fast, each of the three is then equally likely to be a
-block's fastest, whatever other work the host does, because drifts and slow processes are
-independent of the random order. The test uses these ranks alone, so it assumes no distribution of
-the noise (a randomisation test in complete blocks, R. A. Fisher, The Design of Experiments,
-1935).
+each block is random, so drifts and slow processes are independent of it. If A and B are equally
+fast, each of the three is therefore equally likely to be the fastest of a block. The test uses only
+these ranks and assumes no distribution of the noise (a randomisation test in complete blocks,
+R. A. Fisher, The Design of Experiments, 1935).
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 ERROR_RATE = 0.01
-"""Limit on the share of comparisons of equally fast trees that report a difference; the control
-excludes most of these."""
+"""Largest share of comparisons of equally fast trees that report a difference. The control lowers
+the actual share further."""
 
 LEAST_BLOCKS = 5
 """With fewer blocks no result is significant: B first in all of four has probability 2 / 3**4."""
@@ -77,16 +76,12 @@ class Difference:
 
 
 def difference(blocks: Sequence[Block]) -> Difference:
-    """Return B's speed over A's; raise a ValueError for too few blocks or a bad speed.
+    """Return B's speed over A's from at least LEAST_BLOCKS blocks of positive speeds.
 
-    Each block gives two ratios, of B to A and of B to the control. Under a true ratio r the number
-    of them above r is, in each block, 0, 1 or 2 with equal probability. The interval contains the r
-    for which the sum over all blocks is not among the least likely ones, of together ERROR_RATE.
+    Each block gives two ratios, of B to A and of B to the control. If r is the true ratio, 0, 1 or
+    2 of them exceed r with equal probability. The interval contains every r for which the sum over
+    all blocks is not extreme; the extreme sums together have the probability ERROR_RATE.
     """
-    if len(blocks) < LEAST_BLOCKS:
-        raise ValueError(f"{len(blocks)} blocks allow no verdict; take at least {LEAST_BLOCKS}")
-    if not all(math.isfinite(speed) and speed > 0 for block in blocks for speed in block):
-        raise ValueError("a speed is not a positive finite number")
     ratios = sorted([x.b / x.a for x in blocks] + [x.b / x.control for x in blocks])
     outside = _ratios_outside(len(blocks))
     return Difference(

@@ -88,11 +88,11 @@ def _rules(tree: Path) -> Iterator[Finding]:
 
 
 def _correctness(correctness: Correctness) -> Iterator[Finding]:
-    """Yield a finding for each kind of check, a check under the first kind that it fits."""
-    left = list(correctness.checks)
+    """Yield a finding for each kind; each check counts under the first kind that matches."""
+    rest = list(correctness.checks)
     for name, part in _KINDS:
-        checks = [c for c in left if part in c.name or (part == "not finite" and c.value is None)]
-        left = [c for c in left if c not in checks]
+        checks = [c for c in rest if part in c.name or (part == "not finite" and c.value is None)]
+        rest = [c for c in rest if c not in checks]
         worst = sorted(checks, key=lambda c: (c.passed, not c.at_least, -(c.value or 0)))
         failed = [c for c in worst if not c.passed]
         text = "; ".join(map(str, failed[:2] or worst[:1])) or "none"

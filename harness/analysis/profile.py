@@ -61,13 +61,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         with whole_tree(arguments.tree) as tree:
             body = call(
-                *(
-                    f"{TASK}:profile_tree",
-                    str(tree),
-                    arguments.length,
-                    arguments.device,
-                    str(trace),
-                ),
+                f"{TASK}:profile_tree",
+                *(str(tree), arguments.length, arguments.device, str(trace)),
                 options=Options(arguments.device, arguments.timeout),
                 tree=tree,
             )

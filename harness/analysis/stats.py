@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 
@@ -17,13 +16,6 @@ HEADER = (
 )
 """Columns of the table. `of bound` is the median over the hardware bound; `cold / loop` is the time
 of a single call with a cold L2, by CUDA events, over that of a call in the loop."""
-
-
-def spread(values: Sequence[float]) -> float:
-    """Return (max - min) / min of positive values; raise a ValueError for others."""
-    if not values or not all(math.isfinite(value) and value > 0 for value in values):
-        raise ValueError(f"spread needs positive finite values, not {list(values)}")
-    return (max(values) - min(values)) / min(values)
 
 
 def agreement(sample: Sample) -> float | None:
@@ -55,7 +47,7 @@ def _row(runs: Sequence[Sample]) -> tuple[str, ...]:
         f"{len(runs)}",
         f"{min(speeds):,.0f}",
         f"{median(speeds):,.0f}",
-        f"{spread(speeds):.1%}",
+        f"{(max(speeds) - min(speeds)) / min(speeds):.1%}",
         f"{median(speeds) / bound:.0%}" if bound else "-",
         f"{median(ratios):.2f}" if ratios else "-",
         f"{max(run.vram_mb for run in runs):,.0f}",

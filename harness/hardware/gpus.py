@@ -6,19 +6,16 @@ import re
 from dataclasses import dataclass, replace
 
 from harness.hardware.roofline import bytes_per_token, operations_per_token
-from harness.workload import LENGTHS, WORKLOAD
+from harness.workload import LENGTHS
 from quasar_kernels.memory import Way, is_fused, largest_length, peak_bytes
 
 OTHERS_GIB = 1.25
 """Memory of the CUDA contexts of a worker's two processes."""
 
-REFEREE_BYTES = (4 + 2) * WORKLOAD.hidden_size
-"""Bytes per token of the input and the output that the referee compares in its own process."""
-
 SPARE = 0.85
 """Share of the remaining memory that tensors may use. The margin is for a display and for torch's
-allocator, which reserves a quarter more than the tensors need while memory is free, and frees
-cached blocks before it fails. It was not tested on small cards."""
+allocator: it reserves a quarter more than the tensors need while memory is free, and frees cached
+blocks before an allocation fails. The value was not tested on small cards."""
 
 LEAGUE, HIGHEST = 100_000, 1_000_000
 """Leagues begin at multiples of LEAGUE, the last one at HIGHEST. Within a league the speed hardly
@@ -94,24 +91,27 @@ def published_bound(gpu: Gpu) -> float:
     return min(gpu.bandwidth / bytes_per_token(), gpu.operations / operations_per_token())
 
 
-def room(memory_gib: float) -> float:
+def usable_bytes(memory_gib: float) -> float:
     """Return the bytes of a GPU's memory that the tensors of a call may use."""
     return max(0.0, SPARE * (memory_gib - OTHERS_GIB)) * 2**30
 
 
 def measuring_bytes(length: int, capability: str | None) -> int:
-    """Return the bytes of a GPU's memory that a check of the layer at this length needs."""
-    return peak_bytes(length, fused=is_fused(capability)) + length * REFEREE_BYTES
+    """Return the bytes of a GPU's memory that a check of the layer at this length needs.
+
+    The referee has copies of the input and the output.
+    """
+    return peak_bytes(length, fused=is_fused(capability)) + length * bytes_per_token()
 
 
 def fits(length: int, memory_gib: float, capability: str | None) -> bool:
     """Return whether the layer's check and its timed calls at this length fit into the memory."""
-    return measuring_bytes(length, capability) <= room(memory_gib)
+    return measuring_bytes(length, capability) <= usable_bytes(memory_gib)
 
 
 def longest(memory_gib: float, capability: str | None, way: Way = "recorded") -> int:
     """Return the largest number of tokens of a call that fits into the memory; 0 if none fits."""
-    return largest_length(room(memory_gib), way, fused=is_fused(capability))
+    return largest_length(usable_bytes(memory_gib), way, fused=is_fused(capability))
 
 
 def best_target(memory_gib: float, capability: str | None) -> int | None:

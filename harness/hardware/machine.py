@@ -45,7 +45,7 @@ class Telemetry(Frozen):
 class Environment(Frozen):
     """The machine and the software that a measurement ran on; None where unknown.
 
-    Measurements are compared only if all fields are equal, so no field varies by itself.
+    Measurements are compared only if all fields are equal, so an unchanged machine must keep them.
     """
 
     device: Literal["cuda", "cpu"]

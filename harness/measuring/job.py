@@ -23,14 +23,17 @@ class Exit(IntEnum):
 class Job(Frozen):
     """A worker's task.
 
-    `check` runs the tree's correctness check, `time` the validator's loop at `length` tokens,
-    `prove` measures the speed of untrusted code by the referee's clock, `import` only imports
-    the tree, `probe` only describes the machine, `call` only calls `function` (`module:name`) with
-    `arguments`. With `cross_check`, `time` also times a chain of calls after the loop. Processes
-    that share the file `gpu_lock` import at the same time and are timed one after another; each
-    ends itself after `seconds`, not counting the wait for the lock.
-    The reply repeats `nonce`, so that output of the code under test cannot pass for a reply.
-    `parent` is the pid of the starting process.
+    - `check` runs the tree's correctness check.
+    - `time` runs the validator's loop at `length` tokens, and with `cross_check` a chain of calls
+      after it.
+    - `prove` measures the speed of untrusted code by the referee's clock.
+    - `import` imports the tree, `probe` describes the machine, `call` calls `function`
+      (`module:name`) with `arguments`.
+
+    Processes that share the file `gpu_lock` import at the same time and are timed one after
+    another. Each ends itself after `seconds`, not counting the wait for the lock. The reply repeats
+    `nonce`, so that output of the code under test cannot pass for a reply. `parent` is the pid of
+    the starting process.
     """
 
     task: Literal["check", "time", "prove", "import", "probe", "call"]

@@ -20,7 +20,7 @@ from typing import Protocol
 from harness.terminal import printable
 
 RESULT_LIMIT = 1 << 20
-"""Limit in bytes on the result; one further byte is read to recognise a longer one."""
+"""Largest size of a result in bytes; one more byte is read to recognise a longer result."""
 
 LOG_LIMIT = 16 << 10
 """Bytes of the end of stdout and stderr that are kept, for diagnosis only."""
@@ -73,7 +73,6 @@ class Ended:
     returncode: int
     result: bytes
     log_tail: str
-    seconds: float
     timed_out: bool = False
     stopped: bool = False
     exceeded: str = ""
@@ -232,8 +231,7 @@ def run_supervised(
     return Ended(
         returncode=child.returncode,
         result=bytes(pipes.result),
-        log_tail=printable(pipes.log.decode(errors="replace"), kept="\n"),
-        seconds=time.monotonic() - started,
+        log_tail=printable(pipes.log.decode(errors="replace"), allowed="\n"),
         timed_out=timed_out,
         stopped=stopped,
         exceeded=limit,

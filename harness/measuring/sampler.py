@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +31,8 @@ from harness.measuring.runner import (
 from harness.sample import Correctness, Failure, Kind, Sample
 
 AT_ONCE_MOST, MIB_EACH = 14, 4096
-"""Most processes that import at the same time, each on one core, and the host memory of each."""
+"""Largest number of processes that import at the same time, each on one core, and the MiB of host
+memory that each may need."""
 
 
 def processes_at_once(machine: Environment) -> int:
@@ -59,7 +60,7 @@ class Recorder:
         """A sample counts, the `number`th of its length."""
 
     def rejected(self, sample: Sample, number: int, reason: str) -> None:
-        """A sample does not count, the `number`th in a row of its length."""
+        """A sample does not count, the `number`th consecutive one of its length."""
 
     def failed(self, length: int, error: MeasurementError) -> None:
         """A length failed; the measurement continues without it."""
@@ -74,12 +75,12 @@ COOLING_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Policy:
-    """The requirements of a measurement, and the consequences of a failure."""
+    """What a sample must fulfil, and what happens after a failure."""
 
     checked: bool = True
     cold: Container[int] = ()  # lengths whose first sample starts with empty kernel caches
-    # number of rejected samples of one length in a row (`claim.rejection`) that ends the
-    # measurement; 1 accepts every sample
+    # the measurement ends after this many consecutive rejected samples of one length; with 1, no
+    # sample is rejected (`claim.rejection`)
     attempts: int = 1
     # kinds of failure that omit only the failed length, with its samples; others end the
     # measurement
@@ -101,9 +102,9 @@ class _Stop(threading.Event):
 class Sampler:
     """Takes samples of one tree, and keeps them.
 
-    Workers start in rounds. Those of a round import together while the correctness check runs, and
-    are timed one after another once it has passed. Samples that do not count are kept, so that a
-    claim can name them.
+    Workers start in rounds. The workers of a round import together while the correctness check
+    runs. Once it has passed, they are timed one after another. Rejected samples are kept, so that
+    a claim can name them.
     """
 
     tree: Path
@@ -111,7 +112,7 @@ class Sampler:
     policy: Policy = field(default_factory=Policy)
     recorder: Recorder = field(default_factory=Recorder)
     at_once: int = 1  # processes of one round
-    # heats the GPU while the first round imports, as on a cold GPU clocks are higher
+    # heats the GPU while the first round imports, because a cold GPU has higher clocks
     soak: Callable[[], object] | None = None
     measure: Measure = measure
     check: CheckTree = check
@@ -120,7 +121,7 @@ class Sampler:
     samples: list[Sample] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     rounds: int = 0
-    _rejected: Counter[int] = field(default_factory=Counter)  # in a row, by length
+    _rejected: Counter[int] = field(default_factory=Counter)  # consecutive ones, by length
     _disturbed: bool = False  # in this round
     _recording: threading.Lock = field(default_factory=threading.Lock)
 
@@ -133,8 +134,7 @@ class Sampler:
     def run(self, plan: Plan) -> None:
         """Take the missing samples; raise the MeasurementError that ends the measurement.
 
-        A length that fails loses its samples, because a length that works only at times must not be
-        claimed.
+        A length that fails loses its samples: it must not be claimed if it fails only sometimes.
         """
         self._leave_out(plan.implied(self.failures))
         while missing := plan.missing(self._counted(), self.failures):
@@ -157,7 +157,7 @@ class Sampler:
         self.rounds += 1
         self._disturbed = False
         errors = self._errors(longest, lengths)
-        # the first failure stops the other processes, which have not failed themselves
+        # the first failure stops the other processes; their errors matter only without another one
         for length, error in [one for one in errors if one[1].kind != "stopped"] or errors:
             if error.kind not in self.policy.left_out:
                 error.length = length
@@ -170,7 +170,7 @@ class Sampler:
             self.wait(COOLING_SECONDS)
 
     def _require_quiet(self) -> None:
-        """Raise a MeasurementError if too many samples of a length in a row were rejected."""
+        """Raise a MeasurementError if too many consecutive samples of a length were rejected."""
         for length, number in self._rejected.items():
             if number >= self.policy.attempts:
                 last = next(one for one in reversed(self.samples) if one.length == length)
@@ -206,18 +206,21 @@ class Sampler:
                 return None
 
             taking = [pool.submit(take, place) for place in range(len(lengths))]
+            failed = None
             try:
-                if failed := _error_of(checking):
-                    stop.set()
-                    errors.append((longest, failed))
-                else:
+                try:
+                    checking.result()
                     heating.result()
                     release()
+                except MeasurementError as error:
+                    stop.set()
+                    failed = error
+                    errors.append((longest, failed))
                 for length, future in zip(lengths, taking, strict=True):
-                    error = future.result()
-                    if error is not None and error is not failed:
-                        errors.append((length, error))
-            except BaseException:  # Ctrl-C among them
+                    problem = future.result()
+                    if problem is not None and problem is not failed:
+                        errors.append((length, problem))
+            except BaseException:  # includes Ctrl-C
                 stop.set()
                 raise
         return errors
@@ -260,14 +263,6 @@ class Sampler:
         with self._recording:
             self.recorder.checked(correctness)
         return correctness
-
-
-def _error_of(checking: Future[Correctness | None]) -> MeasurementError | None:
-    try:
-        checking.result()
-    except MeasurementError as error:
-        return error
-    return None
 
 
 @contextmanager

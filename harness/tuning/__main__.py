@@ -59,18 +59,20 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _only_search(arguments: argparse.Namespace, trials: int, start: dict[str, int]) -> list[str]:
-    """Return the command of a further GPU's search, until the study has so many trials."""
-    command = [sys.executable, "-m", "harness.tuning", "--only-search", "--trials", str(trials)]
-    command += ["--seconds", str(arguments.seconds), "--storage", str(arguments.storage)]
-    return [
-        *command,
-        *("--lengths", ",".join(map(str, arguments.lengths))),
-        *("--start", json.dumps(start)),
-    ]
+    """Return the command that searches on another GPU until the study has `trials` trials."""
+    options = {
+        "trials": trials,
+        "seconds": arguments.seconds,
+        "storage": arguments.storage,
+        "lengths": ",".join(map(str, arguments.lengths)),
+        "start": json.dumps(start),
+    }
+    command = [sys.executable, "-m", "harness.tuning", "--only-search"]
+    return command + [f"--{name}={value}" for name, value in options.items()]
 
 
 def further_gpus(gpus: Sequence[Any], count: int) -> list[str]:
-    """Return the UUIDs of at most `count` GPUs of the first one's model, without the first.
+    """Return the UUIDs of up to `count` other GPUs of the first one's model.
 
     Times are relative to those of the start on the same GPU, so differences between GPUs cancel.
     """
@@ -110,8 +112,8 @@ def main(argv: list[str] | None = None) -> int:
     lengths = sorted(arguments.lengths)
     candidates = Candidates(lengths)
     data = arguments.overlay and arguments.overlay / TUNED
-    kept = tiles_of(json.loads(data.read_text()), candidates.gpu) if data else {}
-    start = {**candidates.shipped, **kept, **arguments.start}
+    present = tiles_of(json.loads(data.read_text()), candidates.gpu) if data else {}
+    start = {**candidates.shipped, **present, **arguments.start}
     storage = arguments.storage if "://" in arguments.storage else Path(arguments.storage)
     study = open_study(storage, candidates.name)
     before = done(study)

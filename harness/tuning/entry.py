@@ -51,13 +51,13 @@ def with_tiles(data: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, 
         f"{result['lengths'][-1]} tokens (99% interval {gain['low'] - 1:+.1%} to "
         f"{gain['high'] - 1:+.1%})"
     )
-    made = {"capability": capability, "measured": measured, "tiles": [row, *old]}
+    new = {"capability": capability, "measured": measured, "tiles": [row, *old]}
 
     def own(other: dict[str, Any]) -> dict[str, Any]:
         # a GPU that refers to this GPU's rows keeps the old ones
         return {**other, "tiles": _rows(data, other)} if other["tiles"] == name else other
 
-    gpus = {other: own(value) for other, value in data["gpus"].items()} | {name: made}
+    gpus = {other: own(value) for other, value in data["gpus"].items()} | {name: new}
     return {**data, "gpus": gpus, "safe": [own(one) for one in data["safe"]]}
 
 

@@ -125,7 +125,7 @@ def _with(value: int, values: Iterable[int]) -> list[int]:
 def candidates(study: optuna.Study) -> list[dict[str, Any]]:
     """Return each candidate's tiles, time over the start's, refusal and footprint.
 
-    The fastest come first; those without a time, which were refused or pruned, last.
+    The fastest come first. Refused and pruned candidates have no time and come last.
     """
     ended = [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
     results = [

@@ -23,7 +23,7 @@ from harness.workload import ORACLE_LENGTH, WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer
 
 LENGTHS = (1, 65, 257, 512)
-"""Lengths, in tokens, at which every check compares the operator, besides the measured one."""
+"""Lengths in tokens at which every check compares the operator, as well as at the measured one."""
 
 LAYER_EXACT = 4096
 """Longest sequence at which the layer is compared in float64; beyond it the oracle is fp32."""
@@ -61,7 +61,7 @@ def _layer_like(checker: Checker, length: int) -> Inputs:
     return {**{n: t.to(checker.dtype) for n, t in zip("qkv", (q, k, v), strict=True)}, "beta": beta}
 
 
-def _with_keys_alike(checker: Checker, inputs: Inputs, noise: float) -> Inputs:
+def _with_similar_keys(checker: Checker, inputs: Inputs, noise: float) -> Inputs:
     """Return the inputs with keys that are equal except for relative noise; 0 makes them equal."""
     shape = inputs["k"].shape
     one = F.silu(0.5 * checker.normal(1, 1, *shape[2:]))
@@ -95,9 +95,9 @@ class _Stages:
         if length > ORACLE_LENGTH:
             rows = [self.checker.below(length) for _ in range(SAMPLED)]
             expected = {n: t[:, rows] for n, t in expected.items() if t.ndim > 1}
-        held = self.subject.fetch(tuple(expected), rows)
+        stored = self.subject.fetch(tuple(expected), rows)
         for label, tensor in expected.items():
-            now = held[label].to(tensor.device)
+            now = stored[label].to(tensor.device)
             self.checker.unchanged(name, f"{label}, {where}", now, tensor)
 
     def lengths(self, length: int) -> None:
@@ -116,8 +116,8 @@ class _Stages:
         inputs = _layer_like(self.checker, 512)
         correlated = self.checker.limits.correlated
         for name, noise in (("correlated keys", 0.1), ("repeated keys", 0.0)):
-            alike = _with_keys_alike(self.checker, inputs, noise)
-            self._compare(alike, "512 tokens", f"operator on {name}", correlated)
+            similar = _with_similar_keys(self.checker, inputs, noise)
+            self._compare(similar, "512 tokens", f"operator on {name}", correlated)
 
     def _compare(
         self, inputs: Inputs, where: str, name: str = "operator", limit: float | None = None

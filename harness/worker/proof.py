@@ -37,14 +37,15 @@ CHAINS, CHAIN_SECONDS = 3, 0.1
 slows chains down."""
 
 SHORT, CHAINS_OF_SHORT = 16_384, 8
-"""Calls of fewer than SHORT tokens wait for the host. They get CHAINS_OF_SHORT chains, because slow
-phases of a host last longer than three chains."""
+"""Calls of fewer than SHORT tokens wait for the host. They get CHAINS_OF_SHORT chains, because a
+slow phase of the host may last longer than CHAINS chains."""
 
 REST = 1.0
 """Seconds for which the GPU rests before the chains of longer calls, as it does while a process of
 the public loop starts: under load its clock falls by several percent within a tenth of a second."""
 
 CALLS_LEAST = 4
+"""Fewest calls of a chain."""
 
 VERIFIED_TOKENS = {"cuda": 1 << 25, "cpu": 1 << 17}
 """Most tokens of a chain. The referee computes all its calls: after a false digest that it does not

@@ -1,8 +1,8 @@
 """The referee's side of the subject: another process, behind a channel; its replies are untrusted.
 
-The two share no address space and no descriptor but the channel. The subject can neither read
-the referee's memory nor, where Linux has Landlock's scopes, signal it. The referee's own clock
-gives the speed of untrusted code: see `proof.py`.
+The two share stdout, stderr and the channel, but no memory. The subject cannot read the referee's
+memory. Where Linux has Landlock's scopes, it cannot signal the referee either. `proof.py` measures
+the speed of untrusted code by the referee's clock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from harness.worker.subject.serve import serve
 from harness.worker.wire import Channel, WireError
 
 _SPARE = 64 << 20
+"""Bytes that a reply may have in addition to eight times the largest tensor sent."""
+
 _GRACE = 2.0
+"""Seconds for the end of a subject that has closed its channel."""
+
 _KINDS: tuple[Kind, ...] = ("gate", "import", "crash", "out_of_memory")
 
 
@@ -65,7 +69,7 @@ def _become_subject(parent: int, end: socket.socket) -> None:
 
 
 class SubjectProxy:
-    """The code under test in the process `pid`, at the other end of `channel`."""
+    """The code under test, in the process `pid` at the other end of `channel`."""
 
     def __init__(self, channel: Channel, pid: int) -> None:
         self._channel, self._pid = channel, pid

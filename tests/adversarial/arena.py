@@ -1,7 +1,8 @@
-"""`python -m tests.adversarial.arena time`: judge trees, one after another, as a worker does.
+"""`python -m tests.adversarial.arena time`: run a worker's tasks on several trees.
 
-Reads JSON from stdin, `[[task, tree, length], ...]`, and prints for each what was found against it,
-or an empty text. One import of torch serves all of them; each tree has a process of its own.
+It reads `[[task, tree, length], ...]` in JSON from stdin and prints a list of verdicts. It imports
+torch only once, and forks a subject for each tree. `time` is the last argument of a real worker,
+which a cheat may look for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from quasar_kernels.reference import quasar_chunked
 
 
 def verdict(task: str, tree: str, length: int) -> str:
-    """Return what a worker finds against a tree."""
+    """Return the failure, the speed or the failed checks of a tree; "" if a check passed."""
     subject = fork_subject()
     try:
         job = {"task": task, "tree": tree, "length": length, "device": "cpu"}
@@ -37,12 +38,12 @@ def verdict(task: str, tree: str, length: int) -> str:
 
 
 def main() -> None:
-    """Judge what stdin names."""
+    """Print the verdicts on the trees that stdin names."""
     warm = torch.ones(1, 65, 1, 16, dtype=torch.float64)
-    quasar_chunked(warm, warm, warm, torch.ones(1))  # what starts slowly has started in all of them
-    said = sys.stdout
-    sys.stdout = sys.stderr
-    json.dump([verdict(*one) for one in json.load(sys.stdin)], said)
+    quasar_chunked(warm, warm, warm, torch.ones(1))  # torch's slow first calls, before the forks
+    output = sys.stdout
+    sys.stdout = sys.stderr  # for what the trees print
+    json.dump([verdict(*one) for one in json.load(sys.stdin)], output)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Cheating and broken kernels: the harness catches each by name, with the reason that it has."""
+"""Cheating and wrong kernels: the harness must refuse each for the right reason."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ PROVEN = {
     "DropsSmallFactors": DIGESTS,
 }
 SLOW = ("Slow", "ForgesTheClock", "ForgesItsFirstCalls", "StartsTrivial")
-"""Layers whose honest calls take at least 30 ms: nothing in their process makes them faster."""
+"""Layers whose calls take at least 30 ms; no change of their process must raise their speed."""
 MANY_CALLS = {"ForgesByHalves"}
-"""Cheats that compute some hundred calls in each chain."""
+"""Cheats that compute hundreds of calls in each chain, so they run on short sequences."""
 CHEATS = [
     *(("check", "operators", name, 64) for name in OPERATORS),
     *(("check", "layers", name, 64) for name in LAYERS),
@@ -96,13 +96,11 @@ CHEATS = [
     *(("prove", "proven", name, 64 if name in MANY_CALLS else TOKENS) for name in PROVEN),
 ]
 REASONS = {**OPERATORS, **LAYERS, **TIMED, **PROVEN}
-
-
 HONEST_TASKS = ("check", "time", "prove")
 
 
 def make_tree(root: Path, module: str, name: str) -> Path:
-    """Write a fork whose kernels are one of the cheats, or `right` of `honest`."""
+    """Write a fork with the kernel `name` of a module in `cheats`."""
     operator = root / "fla/ops/quasar"
     for folder in (operator, root / "fla/layers"):
         folder.mkdir(parents=True)
@@ -120,7 +118,7 @@ def make_tree(root: Path, module: str, name: str) -> Path:
         "from fla.ops.quasar.honest import QuasarAttention, chunk_quasar\n"
     )
     (root / "fla/layers/quasar.py").write_text("from fla.ops.quasar.chunk import QuasarAttention\n")
-    if name.startswith("Forges"):  # their work is done when they are subclassed
+    if name.startswith("Forges"):  # these patch the harness when they are subclassed
         with (operator / "chunk.py").open("a") as file:
             file.write(f"class QuasarAttention({name}): pass\n")
     return root
@@ -131,7 +129,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the harness finds about every cheat, and of the honest kernel by each task."""
+    """The verdicts on all cheats, and on the honest kernel by each task."""
     folder = tmp_path_factory.mktemp("cheats")
     honest = make_tree(folder / "honest", "honest", "right")
     slow = [("prove", "proven", name, TOKENS) for name in SLOW]
@@ -158,12 +156,14 @@ def test_the_honest_kernel_passes(verdicts: dict[str, str], task: str) -> None:
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_no_clock_of_the_subject_makes_it_faster(verdicts: dict[str, str], name: str) -> None:
+def test_the_subject_cannot_raise_its_measured_speed(verdicts: dict[str, str], name: str) -> None:
     speed = re.fullmatch(r"passed: (\S+) tokens/s", verdicts[name])
     assert speed is not None, verdicts[name]
-    assert float(speed[1]) < 1.01 * TOKENS / 0.03  # the harness's own work is subtracted
+    assert float(speed[1]) < 1.01 * TOKENS / 0.03  # the link is subtracted
 
 
 @pytest.mark.parametrize("name", [name for _, _, name, _ in CHEATS])
-def test_row_26_a_cheat_is_caught_for_its_reason(verdicts: dict[str, str], name: str) -> None:
-    assert REASONS[name] in verdicts[name], verdicts[name] or "not caught"
+def test_row_26_a_cheat_is_refused_for_the_right_reason(
+    verdicts: dict[str, str], name: str
+) -> None:
+    assert REASONS[name] in verdicts[name], verdicts[name] or "not refused"

@@ -13,6 +13,12 @@ LAYER = "from fla.ops.quasar.chunk import QuasarAttention, chunk_quasar\n"
 MakeTree = Callable[..., Path]
 
 
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run workers with one thread: small tensors gain nothing from more."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 @pytest.fixture
 def make_tree(tmp_path: Path) -> MakeTree:
     """Return a function that writes a fork's tree.

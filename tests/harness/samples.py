@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from harness.hardware.machine import Environment, Snapshot, Telemetry
@@ -67,14 +65,3 @@ def make_sample(length: int = 512, speed: float = 1000.0, **changes: Any) -> Sam
 def telemetry(before: dict[str, Any], after: dict[str, Any], *during: Any) -> Telemetry:
     states = tuple(Snapshot(**state) for state in during)
     return Telemetry(before=Snapshot(**before), during=states, after=Snapshot(**after))
-
-
-class WhenThere(threading.Event):
-    """An event that is set as soon as a file exists."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-
-    def is_set(self) -> bool:
-        return self.path.exists()

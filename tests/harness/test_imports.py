@@ -1,4 +1,4 @@
-"""A missing module is an error of kind `import` with a name and a remedy, wherever it is found."""
+"""Errors of a tree's import: a missing module has the kind `import`, a name and a remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quasar_kernels.contract import fork_imports
 from tests.processes import run_python
 
 
-def failed(tree: Path) -> MeasurementError:
+def import_error(tree: Path) -> MeasurementError:
     with pytest.raises(MeasurementError) as caught:
         check_import(tree)
     return caught.value
@@ -32,8 +32,8 @@ def test_a_good_tree_is_imported(make_tree: Any) -> None:
         ("import packaging.gone", "another packaging: No module named", "packaging"),
     ],
 )
-def test_what_is_missing_is_named_with_who_needs_it(make_tree, code, needs, module):
-    error = failed(make_tree(layer=code))
+def test_the_error_names_the_missing_module_and_the_importing_file(make_tree, code, needs, module):
+    error = import_error(make_tree(layer=code))
     assert error.kind == "import"
     assert error.reason.startswith(f"fla/layers/quasar.py needs {needs}")
     known = module in fork_imports()
@@ -42,15 +42,15 @@ def test_what_is_missing_is_named_with_who_needs_it(make_tree, code, needs, modu
 
 
 @pytest.mark.parametrize("code", ["from fla.nowhere import x", "from json import gone"])
-def test_a_fault_of_the_tree_itself_is_a_crash(make_tree: Any, code: str) -> None:
-    error = failed(make_tree(layer=code))
+def test_a_module_missing_in_the_tree_is_a_crash(make_tree: Any, code: str) -> None:
+    error = import_error(make_tree(layer=code))
     assert error.kind == "crash"
     assert error.remedy == ""
 
 
 def test_check_timing_and_command_line_report_the_same(make_tree: Any) -> None:
     tree = make_tree(layer="import no_such_module")
-    error = failed(tree)
+    error = import_error(tree)
     for run in (check, measure):
         with pytest.raises(MeasurementError) as caught:
             run(tree, 16, Options("cpu"))
@@ -63,7 +63,9 @@ def test_check_timing_and_command_line_report_the_same(make_tree: Any) -> None:
     assert "nvidia-smi" not in done.stderr
 
 
-def test_the_command_keeps_to_the_range_of_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_install_command_has_the_projects_version_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     requires = ["transformers<6,>=4.53", 'triton>=3.3; platform_system == "Linux"', "fla-core>=0.6"]
     monkeypatch.setattr("importlib.metadata.requires", lambda _: requires)
     pip = f"{sys.executable} -m pip install"

@@ -8,11 +8,9 @@ import pytest
 
 from harness.__main__ import main
 from harness.report import load_report
-from quasar_kernels.contract import OVERLAY
 
 
-def test_a_run_from_the_command_line(make_tree, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_a_run_from_the_command_line(make_tree, tmp_path, capsys):
     out = tmp_path / "report.json"
     arguments = ["--tree", str(make_tree()), "--lengths", "16", "--runs", "2", "--device", "cpu"]
     assert main([*arguments, "--ungated", "--json", str(out)]) == 0
@@ -27,9 +25,7 @@ def test_a_run_from_the_command_line(make_tree, tmp_path, capsys, monkeypatch):
     assert "no GPU" in printed.err
 
 
-def test_a_tree_that_breaks_the_rules_is_said_to(make_tree, capsys, monkeypatch):
-    """Its figures are real; a validator would never have taken them."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_a_tree_that_breaks_the_rules_is_measured_and_reported(make_tree, capsys):
     words = ["--tree", str(make_tree()), "--lengths", "16", "--runs", "1", "--device", "cpu"]
     assert main(words) == 1
     printed = capsys.readouterr()
@@ -37,7 +33,7 @@ def test_a_tree_that_breaks_the_rules_is_said_to(make_tree, capsys, monkeypatch)
     assert "A VALIDATOR REJECTS THIS TREE by its rules: fla/ops/quasar/gate.py" in printed.out
 
 
-def test_a_fault_of_the_tree_is_told_once(make_tree, capsys, monkeypatch):
+def test_a_fault_of_the_tree_is_printed_once(make_tree, capsys):
     tree = make_tree()
     (tree / "fla/layers/quasar.py").write_text("raise ValueError('boom')\n")
     words = ["--tree", str(tree), "--lengths", "16,32", "--runs", "1", "--device", "cpu"]
@@ -51,25 +47,15 @@ def test_a_fault_of_the_tree_is_told_once(make_tree, capsys, monkeypatch):
     printed = capsys.readouterr()
     assert printed.err.count("Traceback") == 1
     assert main(["--tree", str(tree / "none")]) == 1
-    told = capsys.readouterr()
-    assert told.out + told.err == (
+    printed = capsys.readouterr()
+    assert printed.out + printed.err == (
         f"{tree}/none has no fla/ops/quasar/chunk.py. Name the root of a fork, or an overlay such "
         "as quasar_kernels/overlay.\n"
     )
 
 
-@pytest.mark.slow
-def test_an_overlay_is_measured_over_the_installed_library(capsys, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    words = ["--tree", str(OVERLAY), "--lengths", "16", "--runs", "1", "--device", "cpu"]
-    assert main([*words, "--ungated"]) == 0
-    printed = capsys.readouterr()
-    assert "16 tokens: run 1 of 1:" in printed.err
-    assert "A VALIDATOR REJECTS" not in printed.out
-
-
 @pytest.mark.parametrize("words", [["compare", "{tree}"], ["profile", "--tree"]])
-def test_the_traceback_of_a_worker_is_for_debug(make_tree, capsys, words):
+def test_only_debug_prints_a_workers_traceback(make_tree, capsys, words):
     tree = str(make_tree("raise ValueError('boom')"))
     command = [*(word.format(tree=tree) for word in words), tree, "--device", "cpu"]
     assert main(command) == 1
@@ -89,8 +75,8 @@ def test_the_schema_command(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         ([], "--tree is required"),
+        (["no-such"], "there is no command 'no-such'"),
         (["--tree", ".", "--lengths", "512,x"], "512,x"),
-        (["--tree", ".", "--lengths", "0"], "'0'"),
         (["--tree", ".", "--runs", "0"], "'0'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Commands that are stopped end without a traceback, and leave neither workers nor folders."""
+"""Stopped commands end without a traceback, and leave no workers and no folders."""
 
 from __future__ import annotations
 

@@ -1,26 +1,14 @@
-"""The validator's constants, and which lengths are measured where."""
+"""The lengths to measure on each device, and imports without torch."""
 
 from __future__ import annotations
 
 import pytest
 
-from harness.workload import CPU_LIMIT, LENGTHS, VALIDATOR_LENGTHS, WORKLOAD, lengths_for
+from harness.workload import CPU_LIMIT, LENGTHS, VALIDATOR_LENGTHS, lengths_for
 from tests.processes import run_python
 
 
-def test_constants_are_those_of_the_validators_script() -> None:
-    # Source: the specification of the layer, "what a validator times".
-    assert WORKLOAD.layer_arguments() == {
-        "hidden_size": 512,
-        "head_dim": 64,
-        "num_heads": 8,
-        "mode": "chunk",
-        "use_short_conv": True,
-    }
-    assert (WORKLOAD.warmup_calls, WORKLOAD.timed_calls, WORKLOAD.timeout_seconds) == (3, 10, 300)
-
-
-@pytest.mark.parametrize("target", [1, 300, 2048, 100_000, 123_456, 1_000_000])
+@pytest.mark.parametrize("target", [300, 2048, 123_456])
 def test_a_gpu_measures_the_validators_lengths_and_the_target(target: int) -> None:
     lengths = lengths_for(target, "cuda")
     assert {*VALIDATOR_LENGTHS, target} <= set(lengths)
@@ -38,13 +26,7 @@ def test_a_cpu_measures_short_lengths_only() -> None:
     assert max(lengths_for(CPU_LIMIT, "cpu")) == CPU_LIMIT
 
 
-@pytest.mark.parametrize(("target", "device"), [(0, "cuda"), (-5, "cpu"), (512, "tpu")])
-def test_bad_input_is_named(target: int, device: str) -> None:
-    with pytest.raises(ValueError, match=str(target) if target < 1 else device):
-        lengths_for(target, device)
-
-
-def test_the_daemons_side_of_the_harness_never_imports_torch() -> None:
+def test_modules_that_the_daemon_uses_never_import_torch() -> None:
     code = (
         "import sys, harness.__main__, harness.analysis.judge, harness.claim,"
         " harness.measuring.sampler, harness.worker.machine.telemetry;"

@@ -13,7 +13,7 @@ from harness.hardware.machine import Environment
 from harness.worker.machine.telemetry import facts, snapshot
 
 PACKAGES = ("einops", "fla-core", "numpy", "nvidia-ml-py", "transformers")
-"""Packages that a fork imports besides torch and Triton."""
+"""Packages, other than torch and Triton, that a fork imports."""
 
 VARIABLES = (
     *("CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES"),

@@ -16,6 +16,7 @@ from harness.hardware.machine import Snapshot
 from harness.hardware.nvml import opened
 
 QUIET_SECONDS = 3.0
+"""Longest wait for other processes to leave the GPU."""
 
 WATCHED = 20
 """Number of states of a GPU that are kept for one run, evenly spread over it."""
@@ -45,32 +46,16 @@ def _slowdowns(nvml: Any, mask: int) -> tuple[str, ...]:
     )
 
 
-def quiet_snapshot(
-    seconds: float = QUIET_SECONDS, look: Callable[[], Snapshot | None] | None = None
-) -> Snapshot | None:
-    """Read the GPU's state once no other process uses it, or at the latest after `seconds`.
-
-    A process that was timed just before may still be freeing its memory.
-    """
-    look = look or snapshot
-    until = time.monotonic() + seconds
-    state = look()
-    while state is not None and _is_used(state) and time.monotonic() < until:
-        time.sleep(0.1)
-        state = look()
-    return state
-
-
 class Watch:
     """Reads the GPU's state periodically, from another process than the timed one.
 
     Args:
-        look: reads the GPU's state; None for a machine without a GPU.
+        read: reads the GPU's state; None for a machine without a GPU.
         every: seconds between two reads.
     """
 
-    def __init__(self, look: Callable[[], Snapshot | None] | None, every: float = 0.05) -> None:
-        self._look, self._every = look, every
+    def __init__(self, read: Callable[[], Snapshot | None] | None, every: float = 0.05) -> None:
+        self._read, self._every = read, every
         self._seen: list[tuple[float, Snapshot]] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -89,14 +74,10 @@ class Watch:
         return tuple(states[:: max(1, -(-len(states) // WATCHED))])
 
     def _watch(self) -> None:
-        while self._look is not None and not self._done.wait(self._every):
-            at, state = time.monotonic(), self._look()
+        while self._read is not None and not self._done.wait(self._every):
+            at, state = time.monotonic(), self._read()
             if state is not None:
                 self._seen.append((at, state))
-
-
-def _is_used(state: Snapshot) -> bool:
-    return bool(state.processes) or (state.memory_used_mb or 0.0) > OTHER_MEMORY_MB
 
 
 def _others(nvml: Any, gpu: Any) -> int:
@@ -120,6 +101,25 @@ def snapshot(environ: Mapping[str, str] = os.environ) -> Snapshot | None:
     with suppress(ValueError), opened() as nvml:
         return None if nvml is None else _state(nvml, _handle(nvml, environ))
     return None
+
+
+def _is_used(state: Snapshot) -> bool:
+    return bool(state.processes) or (state.memory_used_mb or 0.0) > OTHER_MEMORY_MB
+
+
+def quiet_snapshot(
+    seconds: float = QUIET_SECONDS, read: Callable[[], Snapshot | None] = snapshot
+) -> Snapshot | None:
+    """Read the GPU's state once no other process uses it, or at the latest after `seconds`.
+
+    A process that was timed just before may still be freeing its memory.
+    """
+    until = time.monotonic() + seconds
+    state = read()
+    while state is not None and _is_used(state) and time.monotonic() < until:
+        time.sleep(0.1)
+        state = read()
+    return state
 
 
 def facts(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The subject: the process that holds the code under test and calls it for the referee.
 
-It has no secrets: neither the nonce of the reply, nor its descriptor, nor any expected value. The
-referee checks every reply.
+It has no secrets: it does not have the reply's nonce, the reply's descriptor or any expected value.
+The referee checks every reply.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class InProcessSubject:
             self.put({name: drawn(shape, seed, self._device)})
 
     def fetch(self, names: Sequence[str], rows: Sequence[int] | None = None) -> Tensors:
-        """Return the held tensors, whole or only some rows of the token dimension."""
-        held = {name: self._held[name].detach() for name in names}
-        return held if rows is None else {n: t[:, rows] for n, t in held.items()}
+        """Return the stored tensors, in full or only some rows of the token dimension."""
+        tensors = {name: self._held[name].detach() for name in names}
+        return tensors if rows is None else {n: t[:, rows] for n, t in tensors.items()}
 
     def operate(self, *, initial: bool = False, final: bool = False) -> Tensors:
         """Call the operator; return `o` `[1, T, H, S]` and, with `final`, any `state`.
 
-        The output of the previous call is held as `earlier`.
+        The output of the previous call is stored as `earlier`.
         """
         options: dict[str, Any] = {"output_final_state": True} if final else {}
         if initial:
@@ -147,11 +147,11 @@ class InProcessSubject:
         """
         if self._layer is None:
             self.build()
-        held = self._layer.state_dict()
+        own = self._layer.state_dict()
         for name, value in weights.items():
-            if name not in held or held[name].shape != value.shape:
+            if name not in own or own[name].shape != value.shape:
                 raise WorkerError(f"the layer has no weight {name} {list(value.shape)}", "gate")
-            held[name].data.copy_(value)
+            own[name].data.copy_(value)
         self.draw("x", (WORKLOAD.batch_size, length, WORKLOAD.hidden_size), seed)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -164,11 +164,11 @@ class InProcessSubject:
         synchronize(self._device)
         vram = torch.cuda.max_memory_allocated() if self._device.type == "cuda" else 0
         maps = ChainMaps.draw(length, size, maps_seed, self._device)
-        self._link = Link(maps, [held[name].data for name in SCALED], CALLS_MOST)
+        self._link = Link(maps, [own[name].data for name in SCALED], CALLS_MOST)
         return {"vram_bytes": vram, "first_call_seconds": first_call}
 
     def call(self) -> None:
-        """Call the layer on x as the validator's loop does; its output is held as `y`."""
+        """Call the layer on x as the validator's loop does; its output is stored as `y`."""
         with recording(self._device):
             self._held["y"] = self._layer(self._held["x"])[0].detach()
 

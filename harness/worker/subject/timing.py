@@ -35,10 +35,9 @@ Inspect = Callable[[Any, torch.Tensor, torch.Tensor], None]
 CLOCK_TOLERANCE = 0.02
 """Relative difference allowed between the validator's clock and the monotonic one."""
 
-COLD_CALLS = 10
-
-HEAD_START = 3_000_000
-"""Clocks that the GPU sleeps before a single call, so that the host has queued it by then."""
+COLD_CALLS, HEAD_START = 10, 3_000_000
+"""Number of single calls, and the clocks that the GPU sleeps before each. By the end of the sleep
+the host has queued the call."""
 
 
 class InvalidRunError(Exception):

@@ -70,7 +70,7 @@ def load_tree(tree: Path) -> Loaded:
 
 
 class _FromSource(SourceFileLoader):
-    """Compiles a module from its source, whatever byte code exists."""
+    """Compiles a module from its source and ignores byte code."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)

@@ -58,7 +58,7 @@ def echo(text: str, stream: TextIO | None = None) -> None:
 
 def _without_secrets(text: str) -> str:
     """Return lines of text without secrets and terminal control characters."""
-    return printable(observe.redact(text), kept="\n")
+    return printable(observe.redact(text), allowed="\n")
 
 
 def read_settings(given: Given, process: Process | None = "miner") -> tuple[Settings, bool]:

@@ -1,7 +1,7 @@
-"""The honest operator that the cheats of this folder are made of: by chunks, for speed.
+"""The honest operator, in chunks, on which the cheats in this folder are based.
 
-The modules here are copied into a tree of a fork, this one behind the harness tests' honest layer:
-`right` stays the honest operator there, and `chunk_quasar` is what the layer calls.
+All modules of this folder are copied into a fork. This one is appended to the honest layer of the
+harness tests. There `right` stays the honest operator, and the layer calls `chunk_quasar`.
 """
 
 import torch

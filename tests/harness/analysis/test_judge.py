@@ -1,4 +1,4 @@
-"""Judging a tree without a claim: our fork passes, broken ones fail for what is wrong with them."""
+"""Judging a tree without a claim: this project's fork passes, broken ones fail with a reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.judge import Finding, judge_tree
-from harness.sample import Sample
 from harness.source import source_digest
 from quasar_kernels.contract import REQUIRED_IMPORTS, TARGET_FILES
 from tests.forks import make_fork
@@ -22,8 +21,8 @@ OPERATOR, LAYER = "fla/ops/quasar/chunk.py", "fla/layers/quasar.py"
 def wrapped(result: str) -> str:
     return (
         "\n_right = chunk_quasar\n"
-        "def chunk_quasar(*given, **options):\n"
-        "    o, state = _right(*given, **options)\n"
+        "def chunk_quasar(*args, **options):\n"
+        "    o, state = _right(*args, **options)\n"
         f"    return {result}, state\n"
     )
 
@@ -57,12 +56,6 @@ BROKEN = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a second thread for these small tensors only spins."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def judged(tree: Path) -> list[Finding]:
     return list(judge_tree(tree, [512], device="cpu", timeout=HANG))
 
@@ -71,23 +64,21 @@ def test_our_fork_passes_and_is_measured_at_512_tokens(tmp_path: Path) -> None:
     tree = make_fork(tmp_path)
     findings = judged(tree)
     assert [f.text for f in findings if not f.passed] == []
-    found = findings[-1].sample
-    assert found is not None
-    assert found.correctness is not None
-    assert found.correctness.passed
-    assert found.correctness.source_digest == found.source_digest == source_digest(tree)
-    assert (found.length, found.runs, found.cache, found.vram_mb) == (512, 10, "shared", 0)
-    assert (found.source_file, found.layer_file) == (OPERATOR, LAYER)
-    assert found.tokens_per_sec == pytest.approx(10 * 512 / found.elapsed_seconds)
-    assert found.environment is not None
-    assert found.environment.device == "cpu"
-    assert Sample.model_validate_json(found.model_dump_json()) == found
-    assert not list(tree.rglob("__pycache__")), "a measured tree stays as it was"
+    sample = findings[-1].sample
+    assert sample is not None
+    assert sample.correctness is not None
+    assert sample.correctness.source_digest == sample.source_digest == source_digest(tree)
+    assert (sample.length, sample.runs, sample.cache, sample.vram_mb) == (512, 10, "shared", 0)
+    assert (sample.source_file, sample.layer_file) == (OPERATOR, LAYER)
+    assert sample.tokens_per_sec == pytest.approx(10 * 512 / sample.elapsed_seconds)
+    assert sample.environment is not None
+    assert sample.environment.device == "cpu"
+    assert not list(tree.rglob("__pycache__")), "measuring changed the tree"
 
 
 @pytest.fixture(scope="module")
 def small_fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fork that keeps the rules around a small honest operator."""
+    """A fork that keeps the rules, with a small honest operator."""
     root = tmp_path_factory.mktemp("small") / "fork"
     never = "if False:\n" + "".join(f"    {line}\n" for line in REQUIRED_IMPORTS)
     files = dict.fromkeys((f"fla/ops/quasar/{name}" for name in TARGET_FILES), "")
@@ -103,7 +94,7 @@ def small_fork(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_fork_fails_for_what_is_wrong(name: str, small_fork: Path, tmp_path: Path) -> None:
+def test_a_broken_fork_fails_with_the_reason(name: str, small_fork: Path, tmp_path: Path) -> None:
     place, change, failed, reason = BROKEN[name]
     tree = tmp_path / "fork"
     shutil.copytree(small_fork, tree)

@@ -1,4 +1,4 @@
-"""The profile of a tree by a real worker: what its table says, and the trace."""
+"""The profile of a tree by a real worker: its table and its trace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_slow_operation_is_found_and_traced(make_tree, tmp_path, capsys):
     assert ncu_command(tree, 16) in out
 
 
-def test_what_cannot_be_profiled_is_refused(tmp_path, capsys):
+def test_a_tree_without_kernels_and_a_bad_length_are_errors(tmp_path, capsys):
     assert main(["--tree", str(tmp_path), "--device", "cpu"]) == 1
     assert "has no fla/ops/quasar/chunk.py. Name the root" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:

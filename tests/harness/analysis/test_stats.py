@@ -1,4 +1,4 @@
-"""How far repeated speeds spread."""
+"""The table of samples, and text of a fork on a terminal."""
 
 from __future__ import annotations
 
@@ -6,25 +6,11 @@ import io
 
 import pytest
 
-from harness.analysis.stats import HEADER, agreement, rows, spread, table
+from harness.analysis.stats import HEADER, agreement, rows, table
 from harness.sample import Failure
 from harness.terminal import Progress
 from tests.harness.hardware.test_roofline import H200
 from tests.harness.samples import make_sample
-
-
-def test_spread_is_relative_to_the_slowest() -> None:
-    assert spread([100.0, 125.0, 110.0]) == pytest.approx(0.25)
-    assert spread([42.0]) == 0
-    assert spread([0.75, 0.5]) == 0.5
-    assert spread([2.0, 7.0]) == 2.5
-
-
-@pytest.mark.parametrize("values", [[], [1.0, 0.0], [1.0, float("nan")], [-1.0]])
-def test_spread_refuses_what_is_no_speed(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="positive"):
-        spread(values)
-
 
 RUNS = [
     make_sample(512, 1000.0),
@@ -33,7 +19,7 @@ RUNS = [
 ]
 
 
-def test_a_row_says_what_the_runs_of_a_length_say() -> None:
+def test_a_row_summarises_the_samples_of_a_length() -> None:
     first, second = (dict(zip(HEADER, row, strict=True)) for row in rows(RUNS))
     assert (first["tokens"], first["runs"], first["slowest tokens/s"]) == ("512", "2", "1,000")
     assert (first["median"], first["spread"], first["MiB"]) == ("1,125", "25.0%", "1,500")
@@ -42,7 +28,7 @@ def test_a_row_says_what_the_runs_of_a_length_say() -> None:
     assert second["note"] == "its correctness was not checked"
 
 
-def test_a_row_shows_the_hardwares_bound_and_both_clocks() -> None:
+def test_a_row_shows_the_hardware_bound_and_the_cold_calls() -> None:
     # ten calls in 50 ms; single cold calls take 6 ms
     run = make_sample(
         1_000_000, 2e8, elapsed_seconds=0.05, call_seconds=(6e-3, 5e-3, 7e-3), environment=H200
@@ -58,16 +44,16 @@ class Terminal(io.StringIO):
 
 
 HOSTILE = "\x1b]0;owned\x07 \u202e[link=https://x.example]see[/wrong]"
-"""Words of a fork that steer a terminal, and that rich takes for markup or fails at."""
+"""Text with control sequences, and with markup that rich would interpret or reject."""
 
 
-def test_a_forks_words_reach_a_terminal_as_text() -> None:
+def test_text_of_a_fork_cannot_control_a_terminal() -> None:
     terminal = Terminal()
     with Progress(terminal) as progress:
-        progress.doing(HOSTILE)
-        progress.say(HOSTILE)
+        progress.show(HOSTILE)
+        progress.print(HOSTILE)
     failures = [Failure(length=4096, kind="crash", reason=HOSTILE)]
     for text in (terminal.getvalue(), table(RUNS, failures)):
         assert "[link=https://x.example]see[/wrong]" in text
-        assert "\x1b]" not in text  # a title or a link
+        assert "\x1b]" not in text
         assert "\u202e" not in text

@@ -1,4 +1,4 @@
-"""Which runs count."""
+"""Accepted and rejected samples."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from harness.hardware.machine import Telemetry
 from harness.hardware.roofline import hardware_bound
 from harness.sample import Sample
 from tests.harness.hardware.test_roofline import H200
-from tests.harness.samples import DIGEST, make_correctness, make_sample, telemetry
+from tests.harness.samples import make_correctness, make_sample, telemetry
 
 
 def heated(seconds: float) -> Telemetry:
-    """The state of a GPU whose clocks were held back for so long."""
-    held = {"thermal_throttle_ns": round(seconds * 1e9)}
-    return telemetry({"thermal_throttle_ns": 0}, held)
+    """Return the telemetry of a GPU that was throttled for heat for so long."""
+    return telemetry({"thermal_throttle_ns": 0}, {"thermal_throttle_ns": round(seconds * 1e9)})
 
 
 @pytest.mark.parametrize(
@@ -24,23 +23,16 @@ def heated(seconds: float) -> Telemetry:
         ({"correctness": None}, "not checked"),
         ({"correctness": make_correctness(passed=False)}, "check failed"),
         ({"correctness": make_correctness(digest="e" * 64)}, "other code"),
-        ({"correctness": make_correctness(digest="0" * 64)}, "other code"),
-        ({"telemetry": telemetry({"memory_used_mb": 20_000.0}, {})}, "other processes"),
         ({"telemetry": telemetry({"memory_used_mb": 1024.5}, {})}, "other processes"),
-        (
-            {"telemetry": telemetry({"thermal_throttle_ns": 0}, {"thermal_throttle_ns": 10**9})},
-            "throttled",
-        ),
         (
             {
                 "telemetry": telemetry(
                     {"thermal_throttle_ns": 3 * 10**9}, {"thermal_throttle_ns": 4 * 10**9}
                 )
             },
-            "throttled for heat for 1.000 s",  # of a counter that began before the run
+            "throttled for heat for 1.000 s",  # the counter was not 0 before the run
         ),
         ({"telemetry": heated(0.05), "elapsed_seconds": 4.0}, "throttled for heat for 0.050 s"),
-        ({"telemetry": heated(0.012), "elapsed_seconds": 0.5}, "throttled for heat for 0.012 s"),
         ({"telemetry": telemetry({"ecc_uncorrected": 1}, {"ecc_uncorrected": 2})}, "memory errors"),
         ({"telemetry": telemetry({"processes": 1}, {"processes": 2})}, "other processes (1)"),
         ({"telemetry": telemetry({}, {"slowdowns": ("power cap", "power brake")})}, "power brake"),
@@ -56,7 +48,6 @@ def test_row_24_a_disturbed_or_unchecked_run_does_not_count(changes, reason):
 @pytest.mark.parametrize(
     "run",
     [
-        make_sample(telemetry=telemetry({}, {})),
         make_sample(
             telemetry=telemetry(
                 {"memory_used_mb": 4.0, "thermal_throttle_ns": 7, "ecc_uncorrected": 3},
@@ -64,12 +55,10 @@ def test_row_24_a_disturbed_or_unchecked_run_does_not_count(changes, reason):
                 {"slowdowns": ("power cap",), "processes": 1},
             )
         ),
-        make_sample(correctness=make_correctness(digest=DIGEST[:9] + DIGEST[9:])),
-        # what belongs to the border is within it
+        # exactly at the limits
         make_sample(telemetry=telemetry({"memory_used_mb": 1024.0}, {})),
         make_sample(telemetry=heated(0.04), elapsed_seconds=4.0),
-        make_sample(telemetry=heated(0.0), elapsed_seconds=4.0),
-        # a counter that one of both looks did not see, or that began anew, says nothing
+        # counters that were read only once, or were reset
         make_sample(telemetry=telemetry({"thermal_throttle_ns": 0}, {})),
         make_sample(telemetry=telemetry({}, {"thermal_throttle_ns": 10**9})),
         make_sample(telemetry=telemetry({"ecc_uncorrected": 1}, {})),
@@ -81,7 +70,7 @@ def test_an_undisturbed_run_counts(run: Sample) -> None:
     assert rejection(run) is None
 
 
-def test_a_run_above_what_the_hardware_can_does_not_count() -> None:
+def test_a_run_above_the_hardware_bound_does_not_count() -> None:
     bound = hardware_bound(H200)
     assert bound is not None
     run = make_sample(1_000_000, bound * 1.01, environment=H200)

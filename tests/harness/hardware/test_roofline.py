@@ -1,4 +1,4 @@
-"""The hardware's bound against published figures of GPUs."""
+"""The hardware bound against published figures of GPUs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ H200 = environment(
 )
 
 
-def without(**changes: Any) -> Any:
+def changed(**changes: Any) -> Any:
     return H200.model_copy(update=changes)
 
 
-def test_a_token_costs_what_the_layer_must_do() -> None:
+def test_the_bytes_and_operations_of_a_token() -> None:
     # x of 512 fp32 values in, y of 512 bf16 values out
     assert bytes_per_token() == 512 * 4 + 512 * 2
     # q, k, v, o: 512 x 512; the gate: 512 x 64 and 64 x 512; a state of 64 x 64 for each of 8 heads
@@ -40,7 +40,7 @@ def test_the_bound_of_an_h200_follows_from_its_published_rates() -> None:
     arithmetic = 989.4e12 * 1980 / 1830 / operations_per_token()
     assert hardware_bound(H200) == pytest.approx(arithmetic, rel=2e-3)
     # 4.8 TB/s by the data sheet, 4.9 by its clocks
-    memory = hardware_bound(without(multiprocessors=None))
+    memory = hardware_bound(changed(multiprocessors=None))
     assert memory == pytest.approx(4.8e12 / bytes_per_token(), rel=0.03)
 
 
@@ -49,9 +49,9 @@ def test_the_bound_of_an_h200_follows_from_its_published_rates() -> None:
     [("8.0 8.7", 256), ("8.6 8.9 12.0 12.1", 128), ("9.0", 512), ("10.0 10.3", 1024)],
 )
 def test_arithmetic_is_that_of_four_tensor_cores(capabilities: str, fused: int) -> None:
-    """`fused` multiplications and additions a clock and tensor core, of one slow multiprocessor."""
+    """`fused` counts the multiply-adds of one tensor core in a clock."""
     for capability in capabilities.split():
-        small = without(
+        small = changed(
             compute_capability=capability,
             multiprocessors=1,
             sm_clock_max_mhz=1.0,
@@ -62,24 +62,15 @@ def test_arithmetic_is_that_of_four_tensor_cores(capabilities: str, fused: int) 
         assert rate * operations_per_token() == pytest.approx(4 * fused * 2 * 1e6, rel=1e-9)
 
 
-def test_memory_moves_two_transfers_a_clock() -> None:
-    slow = without(multiprocessors=None, memory_bus_bits=8, memory_clock_max_mhz=1.0)
-    assert hardware_bound(slow) == pytest.approx(2e6 / 3072, rel=1e-9)
-
-
 @pytest.mark.parametrize(
-    "machine", [None, environment(), environment(device="cuda"), without(device="cpu")]
+    "machine", [None, environment(), environment(device="cuda"), changed(device="cpu")]
 )
 def test_an_unknown_machine_has_no_bound(machine: Any) -> None:
     assert hardware_bound(machine) is None
 
 
-def test_the_speed_of_light_score_is_the_share_of_the_gap_in_time() -> None:
-    # 10 s at the baseline, 2 s at the bound: 4 s have closed 6 of 8
+def test_the_speed_of_light_is_a_share_of_time() -> None:
+    # 10 s at the baseline and 2 s at the bound: 4 s save 6 of 8
     assert speed_of_light(1 / 4, bound=1 / 2, baseline=1 / 10) == pytest.approx(6 / 8)
-    assert speed_of_light(20.0, bound=40.0, baseline=10.0) == pytest.approx(2 / 3)
     assert speed_of_light(1 / 2, 1 / 2, 1 / 10) == 1
     assert speed_of_light(1 / 10, 1 / 2, 1 / 10) == 0
-    for baseline in (2.0, 1.0, 0.0, -1.0):
-        with pytest.raises(ValueError, match="baseline"):
-            speed_of_light(1.0, 1.0, baseline)

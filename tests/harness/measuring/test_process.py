@@ -1,21 +1,21 @@
-"""Supervised children: deadlines, descendants, and what counts as a result."""
+"""Supervised children: deadlines, descendants and results."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from harness.measuring.process import LOG_LIMIT, RESULT_LIMIT, Ended, run_supervised
-from tests.harness.samples import WhenThere
 from tests.processes import HANG, is_alive, wait_for
 
 
 def run(code: str, tmp_path: Path, *, timeout: float = HANG, **options: object) -> Ended:
-    """Run Python code that finds the number of its result descriptor in `fd`."""
+    """Run Python code in which `fd` is the number of the result descriptor."""
     prologue = "import os, signal, subprocess, sys, time; fd = int(sys.stdin.read())\n"
     return run_supervised(
         [sys.executable, "-c", prologue + code],
@@ -33,7 +33,9 @@ def test_row_21_only_the_private_descriptor_carries_the_result(tmp_path: Path) -
     assert ended.log_tail == "forged\n"
 
 
-def test_the_environment_is_the_one_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_child_gets_only_the_given_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CANARY", "secret")
     ended = run("os.write(fd, repr(dict(os.environ)).encode())", tmp_path)
     assert b"kept" in ended.result
@@ -41,9 +43,7 @@ def test_the_environment_is_the_one_given(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_row_21_floods_are_bounded_and_never_block_the_child(tmp_path: Path) -> None:
-    code = f"print('x' * (1 << 22) + 'end'); os.write(fd, b'y' * {RESULT_LIMIT + 5})"
-    # The pipe takes the result piecewise: a writer that loops sends all of it.
-    code = code.replace("os.write(fd,", "open(fd, 'wb').write(")
+    code = f"print('x' * (1 << 22) + 'end'); open(fd, 'wb').write(b'y' * {RESULT_LIMIT + 5})"
     ended = run(code, tmp_path)
     assert len(ended.log_tail) == LOG_LIMIT
     assert ended.log_tail.endswith("end\n")
@@ -62,7 +62,7 @@ child.stdout.readline()
 open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
 time.sleep(3600)
 """
-    for seconds in (1.0, 10.0, 100.0, HANG):  # until the deadline leaves time for both to start
+    for seconds in (1.0, 10.0, 100.0, HANG):  # until both start before the deadline
         ended = run(code, tmp_path, timeout=seconds)
         if pids.exists() and pids.read_text():
             break
@@ -72,20 +72,24 @@ time.sleep(3600)
         wait_for(lambda pid=pid: not is_alive(int(pid)))  # type: ignore[misc]
 
 
-def test_a_child_that_heeds_sigterm_may_end_by_itself(tmp_path: Path) -> None:
+def test_a_child_may_end_by_itself_at_sigterm(tmp_path: Path) -> None:
+    class StopsWhenReady(threading.Event):
+        def is_set(self) -> bool:
+            return (tmp_path / "ready").exists()
+
     code = (
         "signal.signal(signal.SIGTERM, lambda *_: os._exit(7)); open('ready', 'w').close();"
         "time.sleep(3600)"
     )
-    ended = run(code, tmp_path, stop=WhenThere(tmp_path / "ready"))
+    ended = run(code, tmp_path, stop=StopsWhenReady())
     assert (ended.stopped, ended.timed_out, ended.returncode) == (True, False, 7)
 
 
-def test_the_deadline_may_come_before_the_child_has_begun(tmp_path: Path) -> None:
+def test_the_deadline_may_be_over_before_the_child_runs(tmp_path: Path) -> None:
     assert run("time.sleep(3600)", tmp_path, timeout=0.0).timed_out
 
 
-def test_row_20_a_grandchild_left_behind_is_killed_and_holds_nothing_up(tmp_path: Path) -> None:
+def test_row_20_a_remaining_grandchild_is_killed(tmp_path: Path) -> None:
     code = """
 pid = os.fork()
 if pid == 0:
@@ -96,8 +100,8 @@ os.write(fd, str(pid).encode())
     wait_for(lambda: not is_alive(int(ended.result)))
 
 
-def test_row_20_an_escaped_grandchild_does_not_hold_the_result_up(tmp_path: Path) -> None:
-    # It left the group and keeps both pipes open.
+def test_row_20_a_grandchild_outside_the_group_does_not_delay_the_result(tmp_path: Path) -> None:
+    # It keeps both pipes open.
     code = """
 pid = os.fork()
 if pid == 0:
@@ -110,7 +114,7 @@ os.write(fd, str(pid).encode())
     assert not ended.timed_out
 
 
-def test_a_child_that_reads_nothing_is_no_error(tmp_path: Path) -> None:
+def test_a_child_may_end_without_reading_its_stdin(tmp_path: Path) -> None:
     ended = run_supervised(
         [sys.executable, "-c", "import os; os._exit(3)"],
         message=lambda fd: b"x" * 10_000,

@@ -1,4 +1,4 @@
-"""Real workers over small trees: what is measured, and every way in which a worker can fail."""
+"""Real workers over small trees: their results and their failures."""
 
 from __future__ import annotations
 
@@ -27,17 +27,11 @@ from harness.measuring.runner import (
 )
 from harness.source import source_digest, tree_commit
 from harness.worker.subject.confine import landlock_version
-from tests.harness.samples import WhenThere, make_correctness, make_sample
+from tests.harness.samples import make_correctness, make_sample
 from tests.processes import HANG, is_alive, run_python, wait_for
 from tests.repositories import commit, run_git
 
 CPU = Options("cpu", HANG)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a second thread for these small tensors only spins."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def fails(tree: Path, options: Options = CPU) -> MeasurementError:
@@ -46,24 +40,7 @@ def fails(tree: Path, options: Options = CPU) -> MeasurementError:
     return caught.value
 
 
-def running(mark: str) -> list[int]:
-    """Return the pids of processes, zombies left out, with `mark` in their command line."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if mark.encode() in command:
-                found.append(int(entry.name))
-    return found
-
-
-# ---- what is measured ------------------------------------------------------------------------
-
-
-def test_cuda_asked_for_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_for_cuda_fails_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(MeasurementError, match="no CUDA device") as caught:
         probe(Options("cuda"))
@@ -81,7 +58,7 @@ def test_a_stop_ends_a_probe() -> None:
 # ---- the correctness check --------------------------------------------------------------------
 
 
-def test_no_speed_of_wrong_results(make_tree: Any) -> None:
+def test_wrong_results_give_no_sample(make_tree: Any) -> None:
     tree = make_tree(
         "_right = chunk_quasar\n"
         "def chunk_quasar(q, k, v, beta, *a, **o):\n"
@@ -92,7 +69,6 @@ def test_no_speed_of_wrong_results(make_tree: Any) -> None:
     with pytest.raises(MeasurementError, match="wrong results: operator") as caught:
         confirm(make_sample(16, source_digest=wrong.source_digest), wrong)
     assert (caught.value.kind, caught.value.correctness) == ("gate", wrong)
-    assert running(str(tree)) == []
 
 
 @pytest.mark.parametrize(
@@ -110,7 +86,7 @@ def test_a_check_of_other_code_or_of_shorter_sequences_does_not_count(changes, r
     assert confirm(make_sample(1_000_000), whole).correctness == whole
 
 
-def test_unchecked_code_is_timed_however_wrong_and_marked(make_tree: Any) -> None:
+def test_unchecked_wrong_code_is_timed_and_its_output_ignored(make_tree: Any) -> None:
     forged = (
         "_right = chunk_quasar\n"
         "def chunk_quasar(q, k, v, beta, **options):\n"
@@ -120,30 +96,32 @@ def test_unchecked_code_is_timed_however_wrong_and_marked(make_tree: Any) -> Non
         'print(\'{"nonce": "", "body": {"tokens_per_sec": 1e12}}\', flush=True)\n'
     )
     tree = make_tree(forged)
-    found = measure(tree, 16, CPU, cross_check=False)
-    assert found.correctness is None
-    assert found.tokens_per_sec < 1e7, "what the code prints is no result"
-    assert found.first_call_seconds > 0
+    sample = measure(tree, 16, CPU, cross_check=False)
+    assert sample.correctness is None
+    assert sample.tokens_per_sec < 1e7, "printed text was used as the result"
+    assert sample.first_call_seconds > 0
 
 
-# ---- how it fails ----------------------------------------------------------------------------
+# ---- failures --------------------------------------------------------------------------------
 
 
 def test_row_20_a_hanging_tree_is_killed_with_its_descendants(make_tree, tmp_path):
-    mark = f"sleeper-of-{tmp_path.name}"
-    started = tmp_path / "started"
+    pids = tmp_path / "pids"
     tree = make_tree(
-        "import signal, subprocess, sys, time\n"
+        "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "subprocess.Popen([sys.executable, '-c', 'import signal, time;"
-        f"signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)', {mark!r}])\n"
-        f"open({str(started)!r}, 'w').close()\n"
+        "if child := os.fork():\n"
+        f"    open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child}}')\n"
         "time.sleep(3600)\n"
     )
-    error = fails(tree, replace(CPU, stop=WhenThere(started)))
-    assert error.kind == "stopped"
-    assert started.exists()
-    wait_for(lambda: not running(mark))
+
+    class StopsOnceHanging(threading.Event):
+        def is_set(self) -> bool:
+            return pids.exists() and len(pids.read_text().split()) == 2
+
+    assert fails(tree, replace(CPU, stop=StopsOnceHanging())).kind == "stopped"
+    for pid in pids.read_text().split():
+        wait_for(lambda pid=pid: not is_alive(int(pid)))  # type: ignore[misc]
 
 
 def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
@@ -182,17 +160,17 @@ def test_row_21_every_failure_has_its_kind(make_tree, code, kind, reason):
     assert "a last word" in error.log_tail
 
 
-def test_the_code_finds_no_secret_of_its_referee(make_tree: Any) -> None:
-    """Its own memory holds no nonce, and its referee's memory, descriptors and life are closed."""
+def test_the_subject_cannot_read_the_referees_secrets(make_tree: Any) -> None:
+    """Its own memory holds no nonce, and the referee's memory and descriptors are closed to it."""
     tree = make_tree(
         "import gc, os, signal\n"
         "from pathlib import Path\n"
         "from harness.measuring.job import Job\n"
-        "judge = os.getppid()\n"
+        "referee = os.getppid()\n"
         "found = [type(one).__name__ for one in gc.get_objects() if isinstance(one, Job)]\n"
         "for name in ('mem', 'environ', 'fd/0'):\n"
         "    try:\n"
-        "        found += Path(f'/proc/{judge}/{name}').open('rb') and [name]\n"
+        "        found += Path(f'/proc/{referee}/{name}').open('rb') and [name]\n"
         "    except PermissionError:\n"
         "        pass\n"
         "found += [fd for fd in map(int, os.listdir('/proc/self/fd')) if fd > 2\n"
@@ -203,8 +181,8 @@ def test_the_code_finds_no_secret_of_its_referee(make_tree: Any) -> None:
     assert fails(tree).reason == "RuntimeError: found []"
 
 
-def test_the_referee_imports_nothing_from_the_folder_that_the_code_can_write(make_tree):
-    """Its process has the same path, and imports some modules only when it needs them."""
+def test_the_subjects_folder_is_not_on_the_import_path(make_tree):
+    """The referee has the same path and imports some modules late."""
     tree = make_tree(
         "import importlib.util\n"
         "open('late.py', 'w').close()\n"
@@ -214,7 +192,7 @@ def test_the_referee_imports_nothing_from_the_folder_that_the_code_can_write(mak
 
 
 @pytest.mark.skipif(landlock_version() < 6, reason="needs Landlock of Linux 6.12")
-def test_the_code_cannot_end_its_referee(make_tree: Any) -> None:
+def test_the_subject_cannot_kill_the_referee(make_tree: Any) -> None:
     error = fails(make_tree("import os; os.kill(os.getppid(), 9)"))
     assert (error.kind, error.reason[:15]) == ("crash", "PermissionError")
 
@@ -278,11 +256,11 @@ def test_a_worker_whose_parent_is_gone_does_nothing() -> None:
     assert run_python("-m", "harness.worker", input=job).returncode == 3
 
 
-# ---- what a worker gets ----------------------------------------------------------------------
+# ---- the environment -------------------------------------------------------------------------
 
 
 def test_a_workers_environment_is_an_allow_list(tmp_path: Path) -> None:
-    given = {
+    environ = {
         "PATH": "/bin",
         "HOME": "/h",
         "CUDA_VISIBLE_DEVICES": "1",
@@ -300,20 +278,20 @@ def test_a_workers_environment_is_an_allow_list(tmp_path: Path) -> None:
         "LD_PRELOAD": "canary",
         "AWS_SECRET_ACCESS_KEY": "canary",
     }
-    env = child_environment(given, device="cuda")
+    env = child_environment(environ, device="cuda")
     assert "canary" not in env.values()
-    allowed = {name: value for name, value in given.items() if value != "canary"}
+    allowed = {name: value for name, value in environ.items() if value != "canary"}
     assert allowed.items() <= env.items()
-    assert child_environment(given, device="cpu")["CUDA_VISIBLE_DEVICES"] == ""
-    cold = child_environment(given, device="cuda", cache=tmp_path)
+    assert child_environment(environ, device="cpu")["CUDA_VISIBLE_DEVICES"] == ""
+    cold = child_environment(environ, device="cuda", cache=tmp_path)
     caches = [cold[n] for n in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")]
     assert all(Path(cache).parent == tmp_path for cache in caches)
 
 
-# ---- which code it is ------------------------------------------------------------------------
+# ---- identifying the code --------------------------------------------------------------------
 
 
-def test_the_digest_sees_every_byte_and_name_but_no_byte_code(make_tree: Any) -> None:
+def test_the_digest_covers_contents_and_names_but_no_byte_code(make_tree: Any) -> None:
     tree = make_tree()
     first = source_digest(tree)
     (tree / "fla/__pycache__").mkdir()
@@ -327,7 +305,7 @@ def test_the_digest_sees_every_byte_and_name_but_no_byte_code(make_tree: Any) ->
     assert len({first, second, source_digest(tree)}) == 3
 
 
-def test_the_commit_of_a_checkout_and_whether_it_has_changes(make_tree: Any) -> None:
+def test_the_commit_of_a_checkout_with_and_without_changes(make_tree: Any) -> None:
     tree = make_tree()
     assert tree_commit(tree) is None
     run_git(tree, "init", "-q")
@@ -358,9 +336,9 @@ def test_a_checkouts_configuration_runs_no_program(make_tree: Any, tmp_path: Pat
         ("a.py needs einops, which is not installed", "import", "Run "),
     ],
 )
-def test_a_subjects_words_are_no_remedy(reason: str, kind: str, remedy: str) -> None:
-    told = {"nonce": "n", "failure": kind, "reason": reason}
-    ended = Ended(1, json.dumps(told).encode() + b"\n", "", 1.0)
+def test_a_remedy_contains_no_text_of_the_subject(reason: str, kind: str, remedy: str) -> None:
+    reply = {"nonce": "n", "failure": kind, "reason": reason}
+    ended = Ended(1, json.dumps(reply).encode() + b"\n", "")
     with pytest.raises(MeasurementError) as caught:
         read_reply(ended, "n", 1.0)
     error = caught.value

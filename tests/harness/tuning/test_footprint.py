@@ -1,4 +1,4 @@
-"""What kernels take of a GPU, with launches and a driver of the test's own."""
+"""The resource usage of kernels, with fake launches and a fake driver."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ def kernel(name: str, warps: int, shared: int) -> SimpleNamespace:
     return SimpleNamespace(name=name, metadata=metadata, function=7, n_regs=96, n_spills=2)
 
 
-def test_each_kernel_that_is_launched_is_seen_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_launched_kernel_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = kernel("first", 4, 0), kernel("second", 4, 0)
-    run = lambda self, *args, **options: args[0]  # noqa: E731 # stands in for a launch
+    run = lambda self, *args, **options: args[0]  # noqa: E731 # a fake launch
     monkeypatch.setattr(triton.JITFunction, "run", run)
     launch: Any = triton.JITFunction.run
-    with launched() as found:
+    with launched() as kernels:
         launched_now: Any = triton.JITFunction.run
         assert [launched_now(None, one) for one in (first, second, first, None)][2] is first
-    assert found == [first, second]
+    assert kernels == [first, second]
     assert triton.JITFunction.run is launch
 
 
 def test_occupancy_is_the_share_of_a_multiprocessors_warps() -> None:
-    asked = []
+    calls = []
 
     def blocks(function: int, threads: int, shared: int) -> int:
-        asked.append((function, threads, shared))
+        calls.append((function, threads, shared))
         return 3
 
-    found = footprint([kernel("walk", 8, 40_000)], 64, blocks)
-    assert asked == [(7, 256, 40_000)]
-    assert found["walk"]["occupancy"] == 3 * 8 / 64
-    assert found["walk"]["registers"] == 96
-    assert found["walk"]["spills"] == 2
+    usage = footprint([kernel("walk", 8, 40_000)], 64, blocks)
+    assert calls == [(7, 256, 40_000)]
+    assert usage["walk"]["occupancy"] == 3 * 8 / 64
+    assert usage["walk"]["registers"] == 96
+    assert usage["walk"]["spills"] == 2

@@ -1,4 +1,4 @@
-"""What the tests of the workers share."""
+"""One torch thread for the tests in this folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """These tensors are tiny: on a busy machine a second thread makes them ten times slower."""
+    """On a busy machine, more threads make these small tensors ten times slower."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""What code under test can reach of the process that started its worker, as an ordinary user."""
+"""The confinement of the subject against the runner, for an ordinary user and for root."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.worker.subject.confine import landlock_version
 from tests import PROJECT
 from tests.processes import HANG
 
-LOOK = """
+FORGE = """
 import os, sys
 from harness.measuring.process import hide
 from harness.worker.subject import confine
@@ -36,6 +36,7 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
+"""A confined subject tries to write to the result pipe of its runner."""
 
 
 def run(code: str, *arguments: int, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -50,23 +51,23 @@ def run(code: str, *arguments: int, cwd: Path | None = None) -> subprocess.Compl
     )
 
 
-def look(*, hidden: bool, version: int) -> str:
-    """Return what a subject's attempt to write to its runner's result pipe comes to."""
-    done = run(LOOK, int(hidden), version)
+def forge(*, hidden: bool, version: int) -> str:
+    """Return the outcome of FORGE: `written` or `refused`."""
+    done = run(FORGE, int(hidden), version)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-@pytest.mark.skipif(landlock_version() < 6, reason="needs a Linux that has all versions")
-@pytest.mark.parametrize("version", [2, 3, 4, 5, 6])
+@pytest.mark.skipif(landlock_version() < 6, reason="needs Linux 6.12 for all versions")
+@pytest.mark.parametrize("version", [2, 5, 6])
 def test_every_version_of_landlock_closes_the_runners_descriptors(version: int) -> None:
-    assert look(hidden=False, version=version) == "refused"
+    assert forge(hidden=False, version=version) == "refused"
 
 
-@pytest.mark.skipif(landlock_version() < 6, reason="needs a Linux that has all versions")
+@pytest.mark.skipif(landlock_version() < 6, reason="needs Linux 6.12 for all versions")
 @pytest.mark.parametrize("version", [1, 2, 5, 6])
 def test_a_confined_process_may_rename_a_file_to_another_folder(version, tmp_path):
-    """Triton's cache does, and Landlock forbids it to a domain that does not allow it."""
+    """Triton's cache does this; a Landlock domain forbids it unless a rule allows it."""
     code = (
         "import os, sys\n"
         "from harness.worker.subject import confine\n"
@@ -79,7 +80,7 @@ def test_a_confined_process_may_rename_a_file_to_another_folder(version, tmp_pat
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-def test_root_can_no_longer_slow_the_clock() -> None:
+def test_root_loses_the_right_to_set_the_clock() -> None:
     code = (
         "import time\n"
         "from harness.worker.subject import confine\n"
@@ -90,30 +91,12 @@ def test_root_can_no_longer_slow_the_clock() -> None:
     assert "PermissionError" in done.stderr
 
 
-@pytest.mark.skipif(landlock_version() < 2, reason="needs Landlock")
-def test_a_domain_of_landlocks_first_version_would_break_tritons_cache(tmp_path: Path) -> None:
-    """It forbids renames to other folders, whatever right it is made of."""
-    code = (
-        "import ctypes, os\n"
-        "from harness.worker.subject import confine\n"
-        "os.makedirs('a/b'); open('a/b/f', 'w').close()\n"
-        "libc, right = confine._libc(), ctypes.c_uint64(1 << 11)\n"  # MAKE_BLOCK, for root alone
-        "libc.prctl(confine._PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)\n"
-        "made = libc.syscall(confine._LANDLOCK_CREATE_RULESET, ctypes.byref(right),"
-        " ctypes.c_size_t(8), 0)\n"
-        "assert libc.syscall(confine._LANDLOCK_RESTRICT_SELF, made, 0) == 0\n"
-        "os.replace('a/b/f', 'a/f')\n"
-    )
-    done = run(code, cwd=tmp_path)
-    assert "Invalid cross-device link" in done.stderr
+def test_without_landlock_only_a_hidden_runner_is_protected() -> None:
+    assert forge(hidden=False, version=0) == "written"
+    assert forge(hidden=True, version=0) == "refused"
 
 
-def test_without_landlock_a_hidden_runner_is_closed_all_the_same() -> None:
-    assert look(hidden=False, version=0) == "written", "this test could not fail"
-    assert look(hidden=True, version=0) == "refused"
-
-
-def test_who_starts_a_worker_is_hidden() -> None:
+def test_a_process_that_starts_a_worker_is_hidden() -> None:
     code = (
         "import ctypes, sys, threading\n"
         "from pathlib import Path\n"

@@ -27,7 +27,7 @@ def checked(operator: Operator = honest.chunk_quasar, layer: Any = None) -> Corr
     return check_correctness(subject, 64, CPU, source_digest="s")
 
 
-def test_an_honest_operator_and_layer_pass_with_every_figure_on_record() -> None:
+def test_an_honest_operator_and_layer_pass_with_all_figures() -> None:
     result = checked()
     assert result.passed, [str(check) for check in result.failed]
     assert (result.device, result.dtype, result.longest) == ("cpu", "float32", 512)
@@ -36,38 +36,38 @@ def test_an_honest_operator_and_layer_pass_with_every_figure_on_record() -> None
     assert all(c.value is not None and 0 < c.value < 1e-5 for c in errors)
 
 
-def test_the_seed_is_secret_and_fresh() -> None:
-    seen: list[Tensor] = []
+def test_each_check_draws_new_inputs() -> None:
+    inputs: list[Tensor] = []
 
-    def remember(q: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        seen.append(q.clone())
+    def record(q: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        inputs.append(q.clone())
         return torch.zeros_like(q), None
 
-    first, second = checked(remember), checked(remember)
+    first, second = checked(record), checked(record)
     assert first.seed != second.seed
-    assert not torch.equal(seen[0], seen[len(seen) // 2])
+    assert not torch.equal(inputs[0], inputs[len(inputs) // 2])
 
 
 def test_a_key_of_zeros_is_among_the_inputs() -> None:
-    """A key of zeros is where alpha would be 0 / 0."""
+    """For a key of zeros, alpha would be 0 / 0."""
     with_zeros = 0
 
-    def look(q: Tensor, k: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    def count(q: Tensor, k: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         nonlocal with_zeros
         with_zeros += int((k == 0).all(-1).all(-1).sum())
         return honest.chunk_quasar(q, k, *rest, **options)
 
-    assert checked(look).passed
+    assert checked(count).passed
     assert with_zeros >= 3
 
 
-def test_the_first_stage_that_is_red_is_the_last() -> None:
+def test_the_check_stops_after_the_first_failed_stage() -> None:
     result = checked(lambda q, *_rest, **_options: (torch.zeros_like(q), None))
     assert not result.passed
     assert {check.where for check in result.failed} == {"257 tokens, inputs rewritten unseen"}
 
 
-def test_values_are_rewritten_in_place_and_unseen() -> None:
+def test_new_values_keep_the_memory_and_the_version_counter() -> None:
     subject = InProcessSubject(honest.chunk_quasar, honest.QuasarAttention, CPU)
     subject.put({"x": torch.zeros(1, 2, 3)})
     before = subject.fetch(("x",))["x"]
@@ -81,54 +81,40 @@ def test_values_are_rewritten_in_place_and_unseen() -> None:
         assert before._version == version
 
 
-def test_both_sides_draw_the_same_values_in_new_memory_as_in_old() -> None:
-    fresh, used = (
-        InProcessSubject(honest.chunk_quasar, honest.QuasarAttention, CPU) for _ in range(2)
-    )
-    used.put({"x": torch.zeros(1, 700, 33)})
-    for subject in (fresh, used):
-        subject.draw("x", (1, 700, 33), 5)
-    values = [drawn((1, 700, 33), 5, CPU), *(one.fetch(("x",))["x"] for one in (fresh, used))]
-    assert torch.equal(values[0], values[1])
-    assert torch.equal(values[0], values[2])
-    assert abs(float(values[0].std()) - 1) < 0.02
-    assert not torch.equal(values[0], drawn((1, 700, 33), 6, CPU))
+# ---- the validator's loop --------------------------------------------------------------------
 
 
-# ---- what the timed process checks -----------------------------------------------------------
-
-
-def test_the_last_timed_output_is_handed_on() -> None:
-    seen: list[Any] = []
-    timing = time_layer(honest.QuasarAttention, 16, CPU, inspect=lambda *all_: seen.append(all_))
-    ((layer, x, y),) = seen
+def test_inspect_receives_the_last_timed_output() -> None:
+    calls: list[Any] = []
+    timing = time_layer(honest.QuasarAttention, 16, CPU, inspect=lambda *args: calls.append(args))
+    ((layer, x, y),) = calls
     assert torch.equal(layer(x)[0], y)
     assert timing.vram_bytes == 0
     assert timing.elapsed_seconds > 0
 
 
-class CountsCalls(honest.QuasarAttention):
-    seen: tuple[Any, ...] = ()
+class RecordsCalls(honest.QuasarAttention):
+    calls: tuple[Any, ...] = ()
 
     def forward(self, x, **options):
         state = (x.shape, x.dtype, self.training, torch.is_grad_enabled())
-        type(self).seen += (state,)
+        type(self).calls += (state,)
         return super().forward(x, **options)
 
 
 def test_the_loop_on_a_cpu_is_the_validators() -> None:
-    time_layer(CountsCalls, 16, CPU)
-    assert CountsCalls.seen == (((1, 16, 512), torch.float32, True, False),) * 13
+    time_layer(RecordsCalls, 16, CPU)
+    assert RecordsCalls.calls == (((1, 16, 512), torch.float32, True, False),) * 13
 
 
 @pytest.mark.parametrize("speed", [0.5, 2.0])
-def test_row_26_a_clock_that_runs_wrong_is_noticed(monkeypatch, speed):
+def test_row_26_a_wrong_clock_is_detected(monkeypatch, speed):
     true = time.time
     monkeypatch.setattr(time, "time", lambda: true() * speed)
     assert tampered() == ["time.time"]
     with pytest.raises(InvalidRunError, match=r"replaced time\.time"):
         time_layer(honest.QuasarAttention, 16, CPU)
-    # Even when the replacement goes unnoticed, as when the system clock itself is set.
+    # also if the function is not replaced, but the system clock is set
     monkeypatch.setattr("harness.worker.subject.timing.tampered", list)
     with pytest.raises(InvalidRunError, match="the system clock counted"):
         time_layer(honest.QuasarAttention, 16, CPU)
@@ -141,21 +127,21 @@ def test_figures_by_hand() -> None:
     expected = torch.ones(1, 16, 2)
     actual = expected.clone()
     actual[:, -2:] = 1.5  # the last eighth
-    found = figures(actual, expected)
-    assert found.worst_part == pytest.approx(0.5)
-    assert found.relative_rms == pytest.approx(0.5 / 8**0.5)
-    assert found.max_difference == pytest.approx(0.5)
-    assert found.cosine == pytest.approx((28 + 6) / (32 * (28 + 9)) ** 0.5)
+    result = figures(actual, expected)
+    assert result.worst_part == pytest.approx(0.5)
+    assert result.relative_rms == pytest.approx(0.5 / 8**0.5)
+    assert result.max_difference == pytest.approx(0.5)
+    assert result.cosine == pytest.approx((28 + 6) / (32 * (28 + 9)) ** 0.5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_figures_of_values_that_are_not_finite_pass_no_limit(bad: float) -> None:
+def test_values_that_are_not_finite_exceed_every_limit(bad: float) -> None:
     actual = torch.ones(1, 9, 2)
     actual[0, 4, 1] = bad
-    found = figures(actual, torch.ones(1, 9, 2))
-    assert not found.relative_rms < 1e300
-    assert found.max_difference == float("inf")
-    assert not found.cosine >= 0.999
+    result = figures(actual, torch.ones(1, 9, 2))
+    assert not result.relative_rms < 1e300
+    assert result.max_difference == float("inf")
+    assert not result.cosine >= 0.999
 
 
 def test_figures_of_zeros() -> None:

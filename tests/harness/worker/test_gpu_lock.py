@@ -1,4 +1,4 @@
-"""GPU locks and limits of processes, with real locks and real processes."""
+"""GPU locks and time limits, with real files and processes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from harness.worker.gpu_lock import GpuLock
 from tests.processes import HANG, run_python, wait_for
 
 
-def test_a_process_with_the_lock_is_alone(tmp_path: Path) -> None:
+def test_take_excludes_all_other_processes(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = GpuLock(str(path))
     with path.open() as other:
-        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # both import
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # both share it while they import
         fcntl.flock(other, fcntl.LOCK_UN)
         lock.take()
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    GpuLock(None).take()  # there is no lock
+    GpuLock(None).take()  # does not wait
 
 
-def test_seconds_count_from_the_start_of_the_process_without_its_waits(tmp_path: Path) -> None:
+def test_used_seconds_count_from_the_process_start_without_waits(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.touch()
     code = (
@@ -48,10 +48,10 @@ def test_seconds_count_from_the_start_of_the_process_without_its_waits(tmp_path:
         time.sleep(1.0)
         fcntl.flock(other, fcntl.LOCK_UN)
         used = float(child.stdout.readline())
-        took = time.monotonic() - began
+        elapsed = time.monotonic() - began
         child.wait()
         child.stdout.close()
-    assert 0.3 < used <= took - 0.9
+    assert 0.3 < used <= elapsed - 0.9
 
 
 def test_a_process_ends_itself_after_its_seconds(tmp_path: Path) -> None:

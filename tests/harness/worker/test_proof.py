@@ -1,23 +1,22 @@
-"""The chain of a proof, and which outputs its verification takes for the layer's."""
+"""The chain of a proof, and the outputs that its verification accepts."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from harness.worker import own_layer, proof
-from harness.worker.chain import LARGEST, RUN, SCALED, STEP, ChainMaps, Link, fill_keys
-from harness.worker.compare import LIMITS, Checker
+from harness.worker.chain import RUN, SCALED, STEP, ChainMaps, Link, fill_keys
+from harness.worker.compare import Checker
 from harness.worker.failures import WorkerError
 from harness.worker.inputs import drawn
 from harness.workload import WORKLOAD
-from quasar_kernels.reference import quasar_chunked, quasar_layer, quasar_recurrence
+from quasar_kernels.reference import quasar_layer, quasar_recurrence
 
 CPU = torch.device("cpu")
 CHANNELS = WORKLOAD.hidden_size
@@ -35,7 +34,7 @@ def layer(weights: dict[str, Tensor], x: Tensor) -> Tensor:
     )
 
 
-def test_segments_of_a_sequence_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_have_the_outputs_of_the_whole_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_layer, "SEGMENT", 2 * 64)
     weights, x = own_layer.draw_weights(CPU), drawn((1, 200, CHANNELS), 1, CPU)
     factors = torch.rand(2, CHANNELS)
@@ -48,7 +47,7 @@ def test_segments_of_a_sequence_are_those_of_the_whole(monkeypatch: pytest.Monke
     assert torch.allclose(sums.sum(0), maps.sums(wanted.float()), atol=1e-3)
 
 
-def test_a_link_scales_the_weights_by_the_factors_that_the_referee_computes() -> None:
+def test_a_link_scales_the_weights_by_the_referees_factors() -> None:
     weights = own_layer.draw_weights(CPU)
     true = [weights[name].clone() for name in SCALED]
     maps = ChainMaps.draw(512, 0.3, 3, CPU)
@@ -74,9 +73,9 @@ def test_factors_depend_on_every_number_of_a_digest_and_on_the_key() -> None:
     for place in range(0, CHANNELS, 37):
         other = digest.clone()
         other[0, place] += 1
-        alike = torch.corrcoef(torch.cat((factors, maps.factors(key, other))))[0, 1]
-        assert abs(float(alike)) < 0.25, (place, float(alike))
-    # exact in fp32, whatever the order of the sum
+        correlation = torch.corrcoef(torch.cat((factors, maps.factors(key, other))))[0, 1]
+        assert abs(float(correlation)) < 0.25, place
+    # exact in fp32 for any order of the sum
     exact = (digest.double() @ maps.mixing.T.double()).remainder(1)
     assert torch.equal(maps.fractions(key[0], digest[0]).double(), exact[0])
 
@@ -89,15 +88,14 @@ def known_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
-def same(x: Tensor) -> Tensor:
-    """Return x."""
-    return x
-
-
-def verified(
-    change: Change, dtype: torch.dtype, length: int = 2048, calls: int = 4, prepare: Change = same
+def verification_error(
+    change: Change,
+    dtype: torch.dtype,
+    length: int = 2048,
+    calls: int = 4,
+    prepare: Change = lambda x: x,
 ) -> str:
-    """Return what verification finds against a chain whose outputs were changed.
+    """Return why verification refuses a chain with changed outputs; "" if it accepts the chain.
 
     Args:
         prepare: changes x before the first call.
@@ -110,24 +108,24 @@ def verified(
         factors = maps.factors(keys[call : call + 1], digests[-1][None])
         y = torch.cat(list(own_layer.outputs(weights, prepare(x), factors)), 1)
         digests.append(maps.sums(change(y)).round()[0])
-    found = torch.stack(digests[1:]).to(torch.int8)
+    chain = proof.Chain(8, torch.stack(digests[1:]).to(torch.int8), 1.0)
     checker = Checker(CPU, dtype, torch.Generator())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checker, "draw", lambda _device: checker)
         try:
-            proof._verify(maps, weights, x, proof.Chain(8, found, 1.0))
+            proof._verify(maps, weights, x, chain)
         except WorkerError as error:
             return str(error)
     return ""
 
 
 def noisy(share: float) -> Change:
-    """Return what adds an error of this share of the outputs' size."""
+    """Return a change that adds an error of this share of the outputs' size."""
     return lambda y: y + share * y.square().mean().sqrt() * torch.randn_like(y)
 
 
 def without(share: float) -> Change:
-    """Return what leaves this share of the tokens out, spread evenly: another stands for each."""
+    """Return a change that replaces this share of the tokens by the token before each."""
 
     def change(y: Tensor) -> Tensor:
         places = torch.arange(0, y.shape[1], round(1 / share))
@@ -140,15 +138,12 @@ def without(share: float) -> Change:
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-
-RIGHT: list[tuple[Change, torch.dtype]] = [
-    (lambda y: y, FP32),
+ACCEPTED: list[tuple[Change, torch.dtype]] = [
     (noisy(1e-5), FP32),
     (lambda y: y.bfloat16().float(), BF16),
-    (noisy(0.0075), BF16),
     (noisy(0.015), BF16),
 ]
-WRONG: list[tuple[Change, torch.dtype]] = [
+REFUSED: list[tuple[Change, torch.dtype]] = [
     (noisy(1e-3), FP32),
     (without(1 / 1024), FP32),
     (noisy(0.05), BF16),
@@ -159,18 +154,13 @@ WRONG: list[tuple[Change, torch.dtype]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "dtype"), RIGHT)
-def test_outputs_within_the_error_of_a_layer_are_verified(change, dtype):
-    assert verified(change, dtype) == ""
-
-
-def test_one_token_in_2048_may_be_left_out() -> None:
-    """It gains half a thousandth."""
-    assert verified(without(1 / 2048), BF16, length=8192, calls=1) == ""
+@pytest.mark.parametrize(("change", "dtype"), ACCEPTED)
+def test_outputs_within_the_error_of_a_layer_are_accepted(change, dtype):
+    assert verification_error(change, dtype) == ""
 
 
 def to_int8(x: Tensor) -> Tensor:
-    """Return x rounded to 8-bit integers, with a scale for each token that suits a Gaussian."""
+    """Return x rounded to 8-bit integers, with a scale per token for normal values."""
     scale = 3.92 / 127 * x.square().mean(-1, keepdim=True).sqrt()
     return (x / scale).round().clamp(-127, 127) * scale
 
@@ -180,19 +170,19 @@ def to_fp8(x: Tensor) -> Tensor:
 
 
 def test_x_may_be_converted_to_int8_but_not_to_fp8() -> None:
-    """The page states the gain: int8 is almost three times as exact for a Gaussian."""
-    assert verified(same, BF16, calls=16, prepare=to_int8) == ""
-    assert "digests" in verified(same, BF16, calls=16, prepare=to_fp8)
+    """docs/honesty.md has the gain; int8 is almost three times as exact for normal values."""
+    assert verification_error(lambda y: y, BF16, calls=16, prepare=to_int8) == ""
+    assert "digests" in verification_error(lambda y: y, BF16, calls=16, prepare=to_fp8)
 
 
-@pytest.mark.parametrize(("change", "dtype"), WRONG)
-def test_outputs_beyond_it_are_not(change: Change, dtype: torch.dtype) -> None:
-    found = verified(change, dtype, calls=16)
-    assert "the timed calls did not compute the layer: digests" in found
+@pytest.mark.parametrize(("change", "dtype"), REFUSED)
+def test_outputs_with_larger_errors_are_refused(change: Change, dtype: torch.dtype) -> None:
+    error = verification_error(change, dtype, calls=16)
+    assert "the timed calls did not compute the layer: digests" in error
 
 
 def test_one_false_digest_of_many_is_found() -> None:
-    """Calls behind it need not wait for those before: a chain in two parts takes half as long."""
+    """After a false digest, the rest of a chain can run at the same time as the calls before it."""
     weights, x = own_layer.draw_weights(CPU), drawn((1, RUN, CHANNELS), 6, CPU)
     maps = ChainMaps.draw(RUN, own_layer.output_size(weights, CPU), 7, CPU)
     keys, digests = fill_keys(torch.empty(120, CHANNELS), 8), [torch.zeros(CHANNELS)]
@@ -206,48 +196,19 @@ def test_one_false_digest_of_many_is_found() -> None:
         proof._verify(maps, weights, x, chain)
 
 
-def test_tokens_depend_on_those_before_them() -> None:
-    """An operator that loses its state in the middle has other digests."""
-    weights, length = own_layer.draw_weights(CPU), 4096
-    x = drawn((1, length, CHANNELS), 9, CPU)
-
-    def halves(
-        q: Tensor, k: Tensor, v: Tensor, beta: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        cut = slice(0, length // 2), slice(length // 2, length)
-        first, last = (
-            quasar_chunked(q[:, at], k[:, at], v[:, at], beta, dtype=dtype) for at in cut
-        )
-        return torch.cat((first[0], last[0]), 1), last[1]
-
-    options: dict[str, Any] = {"num_heads": 8, "head_dim": 64, "dtype": torch.float32}
-    whole = quasar_layer(weights, x, **options)
-    maps = ChainMaps.draw(length, own_layer.output_size(weights, CPU), 10, CPU)
-    apart = maps.sums(whole) - maps.sums(quasar_layer(weights, x, **options, operator=halves))
-    assert float(apart.square().mean().sqrt()) > 2 * LIMITS[BF16].layer / STEP
-
-
-def test_digests_beyond_their_size_are_refused() -> None:
-    digests = torch.full((4, CHANNELS), LARGEST + 1, dtype=torch.int8)
-    maps = ChainMaps.draw(512, 0.3, 7, CPU)
-    weights, x = own_layer.draw_weights(CPU), drawn((1, 512, CHANNELS), 6, CPU)
-    with pytest.raises(WorkerError, match="digests: size"):
-        proof._verify(maps, weights, x, proof.Chain(8, digests, 1.0))
-
-
-def test_a_digest_has_more_values_than_rounding_leaves_open() -> None:
-    """Its numbers spread over several units, so that nobody guesses 512 of them."""
+def test_a_digest_cannot_be_guessed() -> None:
+    """Each of its 512 numbers has more than 3.3 bits."""
     weights, length = own_layer.draw_weights(CPU), 1024
     x = drawn((1, length, CHANNELS), 9, CPU)
     maps = ChainMaps.draw(length, own_layer.output_size(weights, CPU), 10, CPU)
     y = torch.cat(list(own_layer.outputs(weights, x, torch.ones(1, CHANNELS))), 1)
     spread = float(maps.sums(y).std())
     assert 0.6 / STEP < spread < 0.9 / STEP
-    assert math.log2(spread * math.sqrt(2 * math.pi * math.e)) > 3.3  # bits of each
+    assert math.log2(spread * math.sqrt(2 * math.pi * math.e)) > 3.3
 
 
 class Answers:
-    """A subject that answers without a call."""
+    """A subject that answers without calling a layer."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []
@@ -258,8 +219,9 @@ class Answers:
 
 
 @pytest.mark.parametrize(("device", "length", "most"), [("cpu", 512, 256), ("cuda", 512, 8192)])
-def test_chains_have_no_more_calls_than_are_verified(device: str, length: int, most: int) -> None:
-    """Answers at once do not get a chain of which only a part would be looked at."""
+def test_chains_have_no_more_calls_than_can_be_verified(
+    device: str, length: int, most: int
+) -> None:
     subject = Answers()
     proof._best_chain(subject, length, torch.device(device))  # type: ignore[arg-type]
     assert max(subject.calls) == most
@@ -275,7 +237,7 @@ def test_chains_have_no_more_calls_than_are_verified(device: str, length: int, m
     ],
 )
 def test_the_gpu_rests_before_long_chains_of_a_fork(monkeypatch, device, length, enough, rests):
-    """As before the public loop, whose process has just started."""
+    """It also rests while the process of the public loop starts."""
     pauses: list[float] = []
     monkeypatch.setattr("harness.worker.proof.time.sleep", pauses.append)
     proof._best_chain(Answers(), length, torch.device(device), enough)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a worker sends where there is a GPU, with the GPU's figures put in by hand."""
+"""The replies of a worker, with a fake subject and fake figures of a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.harness import samples
 
 
 class Answers:
-    """A subject that answers what it was told to, or raises it."""
+    """A subject with prepared answers; an answer that is an exception is raised."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
@@ -45,10 +45,10 @@ class Answers:
         ),
         (MemoryError(), "out_of_memory"),
         (RuntimeError("CUDA error: an illegal memory access"), "crash"),
-        (ValueError("out of memory, says the code under test"), "crash"),
+        (ValueError("out of memory"), "crash"),
     ],
 )
-def test_row_22_only_a_lack_of_memory_counts_as_one(error: Exception, kind: str) -> None:
+def test_row_22_only_a_lack_of_memory_is_reported_as_one(error: Exception, kind: str) -> None:
     job = Job(task="time", tree="/t", device="cpu", result_fd=9, nonce="n", parent=1)
     reply, ended = tasks.perform(job, cast(Any, Answers(load=error)))
     assert reply.failure == kind
@@ -56,19 +56,19 @@ def test_row_22_only_a_lack_of_memory_counts_as_one(error: Exception, kind: str)
 
 
 @pytest.mark.parametrize("task", ["check", "prove"])
-def test_untrusted_code_is_loaded_when_the_device_is_known(task, monkeypatch):
-    """It could make the GPU disappear, and have its CPU functions checked instead."""
+def test_the_device_is_chosen_before_untrusted_code_is_loaded(task, monkeypatch):
+    """Otherwise the code could hide the GPU, so that its CPU functions are checked."""
 
-    def gone(_asked: str) -> torch.device:
+    def no_device(_name: str) -> torch.device:
         raise WorkerError("no device", "crash")
 
-    monkeypatch.setattr(referee, "device_of", gone)
+    monkeypatch.setattr(referee, "device_of", no_device)
     job = Job(task=task, tree="/t", result_fd=9, nonce="n", parent=1)
     reply, _ = tasks.perform(job, cast(Any, Answers(load=ValueError("loaded"))))
     assert reply.reason == "no device"
 
 
-def test_a_gpus_state_is_in_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_contains_the_gpus_state(monkeypatch: pytest.MonkeyPatch) -> None:
     state = Snapshot(sm_clock_mhz=1755, slowdowns=("power cap", "hardware slowdown"))
     loaded = {"import_seconds": 1.0, "operator_file": "a.py", "layer_file": "b.py"}
     gpu = state.model_dump(mode="json")
@@ -79,16 +79,16 @@ def test_a_gpus_state_is_in_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     timing |= {"host_seconds": 0.1, "ended": time.monotonic(), "call_seconds": [0.04, 0.05]}
     subject = Answers(load=loaded, use={"gpu": gpu}, time={**timing, "gpu": gpu})
-    monkeypatch.setattr(referee, "device_of", lambda asked: torch.device("cuda"))
+    monkeypatch.setattr(referee, "device_of", lambda name: torch.device("cuda"))
     monkeypatch.setattr(environment, "describe", lambda device: samples.environment())
     job = Job(
         task="time", tree="/t", length=100, cross_check=False, result_fd=9, nonce="n", parent=1
     )
     reply, status = tasks.perform(job, cast(Any, subject))
     assert (status, reply.failure) == (Exit.DONE, None), reply.reason
-    found = Sample.model_validate(reply.body)
-    assert found.telemetry is not None
-    assert found.telemetry.before == found.telemetry.after == state
-    assert (found.tokens_per_sec, found.vram_mb) == (10 * 100 / 0.5, 3)
-    assert (found.host_seconds, found.call_seconds) == (0.1, (0.04, 0.05))
-    assert 0 < (found.process_seconds or 0) < time.clock_gettime(time.CLOCK_BOOTTIME)
+    sample = Sample.model_validate(reply.body)
+    assert sample.telemetry is not None
+    assert sample.telemetry.before == sample.telemetry.after == state
+    assert (sample.tokens_per_sec, sample.vram_mb) == (10 * 100 / 0.5, 3)
+    assert (sample.host_seconds, sample.call_seconds) == (0.1, (0.04, 0.05))
+    assert 0 < (sample.process_seconds or 0) < time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""Messages that code under test could send: each is refused, and nothing else is raised."""
+"""Malformed messages raise a WireError and nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADERS = [
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_a_message_that_is_none_is_refused(header: str) -> None:
+def test_a_malformed_message_is_refused(header: str) -> None:
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
     Channel(theirs)  # room for the longest header

@@ -1,4 +1,4 @@
-"""What is read from NVML, with a stand-in for the driver."""
+"""The GPU's state, from a fake NVML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NVMLError(Exception):
 
 
 class Driver:
-    """An NVML with two GPUs, whose answers carry the number of the GPU asked."""
+    """A fake NVML with two GPUs; some figures contain the GPU's number."""
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
@@ -51,7 +51,7 @@ class Driver:
     nvmlMemory_v2 = "v2"
 
     def nvmlDeviceGetMemoryInfo(self, gpu: int, version: str | None = None) -> Any:
-        reserved = 0 if version == "v2" else 600  # the first version counts the driver's own
+        reserved = 0 if version == "v2" else 600  # version 1 includes the driver's memory
         return SimpleNamespace(used=(gpu + 1 + reserved) * 2**20)
 
     def nvmlDeviceGetViolationStatus(self, gpu: int, policy: int) -> Any:
@@ -104,7 +104,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 @pytest.mark.parametrize(("visible", "gpu"), [(None, 0), ("1,0", 1), ("GPU-b", 1)])
-def test_the_gpu_that_cuda_sees_is_read(visible: str | None, gpu: int, driver: Driver) -> None:
+def test_the_first_visible_gpu_is_read(visible: str | None, gpu: int, driver: Driver) -> None:
     state = snapshot({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert state is not None
     assert state.temperature_c == 50 + gpu
@@ -113,7 +113,7 @@ def test_the_gpu_that_cuda_sees_is_read(visible: str | None, gpu: int, driver: D
     assert (state.sm_clock_mhz, state.memory_clock_mhz) == (1980, 3201)
     assert state.slowdowns == ("power cap", "hardware thermal slowdown")
     assert (state.thermal_throttle_ns, state.driver) == (5, "580.1")
-    assert state.ecc_uncorrected is None, "this GPU does not report it"
+    assert state.ecc_uncorrected is None  # this GPU does not report it
     assert driver.open == 0
 
 
@@ -142,19 +142,19 @@ def test_other_processes_on_the_gpu_are_counted(
     assert state.processes == others
 
 
-@pytest.mark.parametrize("left", [{"memory_used_mb": 9e4}, {"processes": 1}])
-def test_what_the_last_process_leaves_is_waited_for(left: Any) -> None:
-    states = iter([Snapshot(**left), Snapshot(**left), Snapshot(memory_used_mb=4.0, processes=0)])
-    assert quiet_snapshot(HANG, lambda: next(states)) == Snapshot(memory_used_mb=4.0, processes=0)
-    busy = Snapshot(**left)
-    assert quiet_snapshot(0.2, lambda: busy) == busy  # and said, when it stays
+@pytest.mark.parametrize("use", [{"memory_used_mb": 9e4}, {"processes": 1}])
+def test_a_quiet_snapshot_waits_for_other_processes(use: Any) -> None:
+    busy, quiet = Snapshot(**use), Snapshot(memory_used_mb=4.0, processes=0)
+    states = iter([busy, busy, quiet])
+    assert quiet_snapshot(HANG, lambda: next(states)) == quiet
+    assert quiet_snapshot(0.2, lambda: busy) == busy  # after the longest wait
 
 
 def test_without_a_gpu_there_is_no_wait() -> None:
     assert quiet_snapshot(HANG, lambda: None) is None
 
 
-def test_what_stays_the_same_of_a_gpu_is_read(driver: Driver) -> None:
+def test_the_constant_facts_of_a_gpu_are_read(driver: Driver) -> None:
     assert facts({"CUDA_VISIBLE_DEVICES": "1"}) == {
         "gpu_uuid": "GPU-1",
         "vbios": "96.00",
@@ -168,28 +168,27 @@ def test_what_stays_the_same_of_a_gpu_is_read(driver: Driver) -> None:
     assert facts({"CUDA_VISIBLE_DEVICES": "7"}) == {}
 
 
-def test_a_gpu_is_watched_while_another_process_is_timed() -> None:
-    looks: list[Snapshot] = []
+def test_a_watch_returns_the_states_between_two_times() -> None:
+    states: list[Snapshot] = []
 
-    def look() -> Snapshot:
-        looks.append(Snapshot(temperature_c=len(looks)))
-        return looks[-1]
+    def read() -> Snapshot:
+        states.append(Snapshot(temperature_c=len(states)))
+        return states[-1]
 
-    def more(count: int) -> float:
-        """Return the time after so many looks more."""
-        before = len(looks)
-        wait_for(lambda: len(looks) >= before + count)
+    def after(count: int) -> float:
+        """Return the time after `count` further reads."""
+        before = len(states)
+        wait_for(lambda: len(states) >= before + count)
         return time.monotonic()
 
-    with Watch(look, every=0.001) as watch:
-        start = more(5)
-        stop = more(2 * WATCHED)
-        more(5)
-    seen = [state.temperature_c or 0 for state in watch.between(start, stop)]
-    assert 0 < len(seen) <= WATCHED
-    assert seen == sorted(seen)
-    assert seen[0] > 0  # nothing from before
-    assert watch.between(stop + 60, stop + 61) == ()
-    with Watch(None) as nobody:
+    with Watch(read, every=0.001) as watch:
+        start = after(5)
+        stop = after(2 * WATCHED)
+        after(5)
+    temperatures = [state.temperature_c or 0 for state in watch.between(start, stop)]
+    assert 0 < len(temperatures) <= WATCHED
+    assert temperatures == sorted(temperatures)
+    assert temperatures[0] > 0  # none from before `start`
+    with Watch(None) as nothing:
         pass
-    assert nobody.between(0, time.monotonic()) == ()
+    assert nothing.between(0, time.monotonic()) == ()
