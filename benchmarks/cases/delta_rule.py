@@ -223,6 +223,16 @@ def call_name(row: Row) -> str:
     return f"{row.of['rule']}, {row.of['way']}, {comparison.shape_of(row.of)}"
 
 
+def library_rows(run: Run) -> list[Row]:
+    """Return the calls that other libraries support, and all of the gated rule's gradients."""
+    return [
+        row
+        for row in run.rows("calls")
+        if row.of["rule"] == GATED
+        and (row.of["width"] == LIBRARY_WIDTH or row.of["way"] == "forward and backward")
+    ]
+
+
 def share_of_best(row: Row) -> float | None:
     """Return CUDA's speed as a share of the fastest other library's; None without both."""
     ms = {name: row.figure(name, "graph_ms") for name in row.by}
