@@ -112,7 +112,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=int, default=default, help=f"({default})")
 
 
-def described() -> str:
+def text_version() -> str:
     """Return the text's name, size and SHA-256."""
     content = TEXT.read_bytes()
     python = ".".join(map(str, sys.version_info[:3]))
@@ -123,7 +123,7 @@ def described() -> str:
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Train every model; yield the run so far after each one."""
     recipe = TextRecipe()._replace(**{name: getattr(args, name) for name in SIZES})
-    settings = {"text": described(), **recipe._asdict(), "seeds": args.seeds}
+    settings = {"text": text_version(), **recipe._asdict(), "seeds": args.seeds}
     run = start("learned_text", PROTOCOL, args.commit, device=args.device, settings=settings)
     train = partial(trained, args.device, recipe)
     return run.growing(side_by_side(train, args.seeds, args.device == "cuda"))

@@ -93,6 +93,7 @@ def page(name: str, **context: Any) -> dict[Path, str]:
         "limits": limits_of,
         "limits_table": limits_table,
         "not_timed": markdown.not_timed,
+        "records": markdown.records,
         "run": run_of,
         "summary": summary,
         "table": markdown.columns,

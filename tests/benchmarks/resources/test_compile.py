@@ -79,7 +79,7 @@ def overlay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty folder in place of the overlay's CUDA sources, and no Triton kernels."""
     monkeypatch.setattr(compile_kernels, "OVERLAY", tmp_path)
     monkeypatch.setattr(compile_kernels, "BLOCKS", tmp_path)
-    monkeypatch.setattr(compile_kernels, "described", lambda arch: [])
+    monkeypatch.setattr(compile_kernels, "specs_for", lambda arch: [])
     return tmp_path
 
 
@@ -147,7 +147,7 @@ def test_more_shared_memory_than_the_smallest_gpu_has_is_an_error_everywhere(ove
         tile_product(128, 8, 3),
         CompileSpec("broken", broken_kernel, {"x": "*fp32"}, {"BM": 64}),
     ]
-    monkeypatch.setattr(compile_kernels, "described", lambda arch: specs)
+    monkeypatch.setattr(compile_kernels, "specs_for", lambda arch: specs)
     rows = {(row.kernel, row.arch): row for row in compile_all([86, 90])}
     for arch in (86, 90):
         tile = rows["tile product", arch]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.resources import table as kernel_resources
-from benchmarks.resources.compile import described, sources
+from benchmarks.resources.compile import sources, specs_for
 from benchmarks.resources.table import (
     Compiled,
     Resources,
@@ -41,7 +41,7 @@ def test_the_committed_table_and_its_page_list_every_kernel_for_every_gpu() -> N
     mount()
     for arch in ARCHITECTURES:
         listed = {name for name, of in table.rows if of == arch}
-        assert {spec.name for spec in described(arch)} == {n for n in listed if ".cu" not in n}
+        assert {spec.name for spec in specs_for(arch)} == {n for n in listed if ".cu" not in n}
         assert {path.name for path in sources()} == {
             name.partition(":")[0] for name in listed if ".cu" in name
         }
