@@ -21,7 +21,7 @@ from statistics import median
 from benchmarks.cases.claim_acceptance import validator_runs
 from benchmarks.cases.trees import TREES, make_tree
 from benchmarks.engine import commands, processes
-from benchmarks.engine.commands import say
+from benchmarks.engine.commands import progress
 from benchmarks.engine.results import Entry, Run, start
 from harness.measuring import runner
 from harness.measuring.runner import MeasurementError, Options, probe
@@ -99,10 +99,10 @@ def agreement(trees: Mapping[str, Path], tokens: int, device: str) -> Iterator[E
             try:
                 timed = runner.measure(tree, tokens, Options(device), proven=True)
             except MeasurementError as error:
-                say(f"{name}, {tokens:,} tokens: {error}")
+                progress(f"{name}, {tokens:,} tokens: {error}")
                 continue
             results[name].append(timed.tokens_per_sec)
-            say(f"{name}, {tokens:,} tokens: {timed.tokens_per_sec / 1e6:.3f} M/s")
+            progress(f"{name}, {tokens:,} tokens: {timed.tokens_per_sec / 1e6:.3f} M/s")
     for name, speeds in results.items():
         if speeds:
             ratio = {"ratio": median(speeds) / median(results["loop"])}

@@ -22,7 +22,7 @@ from statistics import median
 
 from benchmarks.cases import trees
 from benchmarks.cases.trees import TREES, Tree, make_tree
-from benchmarks.engine.commands import say
+from benchmarks.engine.commands import progress
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.hardware.gpus import fits
@@ -62,10 +62,10 @@ def check_length(tree: Path, length: int, device: str) -> Check:
     try:
         result = check(tree, length, Options(device))
     except MeasurementError as error:
-        say(f"check at {length}: {error.kind}: {error.reason}")
+        progress(f"check at {length}: {error.kind}: {error.reason}")
         return error
     failed = "; ".join(map(str, result.failed))
-    say(f"check at {length}, {result.seconds:.1f} s: {failed or 'passed'}")
+    progress(f"check at {length}, {result.seconds:.1f} s: {failed or 'passed'}")
     return result
 
 
@@ -107,9 +107,9 @@ def time_process(
         )
         sample = sample if correctness is None else confirm(sample, correctness)
     except MeasurementError as error:
-        say(f"{name}, {length} tokens: {error.kind}: {error.reason}\n{error.log_tail[-2000:]}")
+        progress(f"{name}, {length} tokens: {error.kind}: {error.reason}\n{error.log_tail[-2000:]}")
         return Entry(table="processes", of=of, by=name, failure=f"{error.kind}: {error.reason}")
-    say(f"{name}, {length} tokens: {sample.tokens_per_sec / 1e6:.3f} M tokens/s")
+    progress(f"{name}, {length} tokens: {sample.tokens_per_sec / 1e6:.3f} M tokens/s")
     names = ("tokens_per_sec", "vram_mb", "elapsed_seconds", "first_call_seconds", "import_seconds")
     checked = {} if correctness is None else {"checked_tokens": correctness.longest}
     figures = {name: getattr(sample, name) for name in names} | checked

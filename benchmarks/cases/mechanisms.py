@@ -109,7 +109,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
             for one in results:
                 run = run.adding(one, seconds=time.time() - began)
                 yield run
-        except processes.Lost as error:
+        except processes.ProcessFailed as error:
             run = run.adding(Entry(table="calls", by=name, failure=str(error)))
             yield run
 

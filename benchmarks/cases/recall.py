@@ -89,10 +89,10 @@ def train(device: torch.device, way: str, task: Task, recipe: Recipe) -> Entry:
     """Train one model in one way, in this process or, with its group, on several devices."""
     torch.manual_seed(0)
     model = Model(task.vocabulary, recipe.width, recipe.heads, recipe.layers).to(device)
-    return taught(prepare(model, way, device), device, way, task, recipe)
+    return train_prepared(prepare(model, way, device), device, way, task, recipe)
 
 
-def taught(
+def train_prepared(
     prepared: Prepared,
     device: torch.device,
     way: str,

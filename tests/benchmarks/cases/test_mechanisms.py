@@ -13,7 +13,7 @@ from benchmarks.cases import mechanisms as case
 from benchmarks.engine import processes
 from benchmarks.engine.mechanism import OURS, SEQUENTIAL, Calls
 from benchmarks.engine.mechanism_work import Work, Wrong, entries, packed_bounds
-from benchmarks.engine.processes import Lost
+from benchmarks.engine.processes import ProcessFailed
 from benchmarks.engine.results import Entry
 from benchmarks.mechanisms import implementations
 from tests import PROJECT
@@ -46,7 +46,7 @@ def test_what_runs_on_a_cpu_agrees_with_float64(name: str) -> None:
     found = work.errors("forward and backward", TOKENS)
     assert set(found) == set(work.x)
     assert max(found.values()) < 1e-2
-    if name != "softmax" and not work.calls.packs:  # softmax needs a GPU for packed sequences
+    if name != "softmax" and not work.calls.no_packing:  # softmax needs a GPU for packed sequences
         bounds = packed_bounds(TOKENS, "cpu")
         assert bounds.host.numel() > 2
         assert max(work.errors("forward and backward", TOKENS, bounds).values()) < 1e-2
@@ -85,7 +85,7 @@ def test_what_is_not_reached_and_what_fails_is_named() -> None:
     def fails(*_: Any) -> Any:
         raise RuntimeError("no kernel\nand much more")
 
-    work.calls = work.calls._replace(chunks=fails, packs="it does not")
+    work.calls = work.calls._replace(chunks=fails, no_packing="it does not")
     found = list(entries(work, 1, [20], lambda: 1))
     assert [entry.failure for entry in found] == [
         "RuntimeError: no kernel",
@@ -109,7 +109,7 @@ def test_the_command_measures_in_fresh_processes_and_names_what_is_lost(monkeypa
         of = {"way": "forward", "batch": 1, "tokens": 256, "packed": False}
         yield Entry(table="calls", of=of, by=name, figures={"ms": 1.0})
         if name == "kda":
-            raise Lost("exit status 139")
+            raise ProcessFailed("exit status 139")
 
     machine = run_of("mechanisms")
     monkeypatch.setattr(processes, "call", lambda *_: machine)
