@@ -41,8 +41,8 @@ COMPARED = (16_384, 100_000, 1_000_000)
 """Lengths at which both loops must agree."""
 
 COMPARED_RUNS = 14
-"""Number of a validator's runs at such a length; with five, medians would differ by 1% in 10% of
-cases."""
+"""Number of a validator's runs at such a length. With five runs, the medians would differ by 1% in
+10% of cases."""
 
 
 def validator_runs(

@@ -1,4 +1,4 @@
-"""The referee's clock on this machine: agreement with a validator's loop, and how it errs.
+"""The referee's clock on this machine: agreement with a validator's loop, and its scatter.
 
     python -m benchmarks claim_proof --fork PATH --out FILE
 
@@ -89,7 +89,7 @@ def repeat(tree: Path, tokens: int, device: str, times: int) -> Entry:
 
 
 def agreement(trees: Mapping[str, Path], tokens: int, device: str) -> Iterator[Entry]:
-    """Time a tree in fresh processes, by both clocks alternately; return speeds in tokens/s."""
+    """Time each tree in fresh processes by both clocks alternately; yield speeds in tokens/s."""
     results: dict[str, list[float]] = {"loop": [], **{name: [] for name in trees}}
     for _ in range(RUNS):
         results["loop"] += [
@@ -119,7 +119,7 @@ options = commands.fork_option
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Test the clock; yield the run so far after each length."""
+    """Measure all lengths; yield the run so far after each."""
     machine = probe()
     run = start("claim_proof", "", args.commit, device=None)
     run = run.model_copy(update={"environment": machine})

@@ -80,8 +80,8 @@ fla: the function of the same name and arguments, its own even where FlashQLA is
 FlashQLA, FlashInfer: their gated delta rule for heads of 128, FlashInfer's forward alone and with \
 its decays' exponentials. Outputs are compared with the float64 chunk form (the first sequence of \
 a batch), gradients over the first 4,096 tokens of a sequence with float64 autograd. \
-{clocks.CLOCKS} {clocks.RESTED} Decoding: one token, eight heads, many states in turn, so that the \
-L2 cache does not serve them, ours in place; the copy is of such states."""
+{clocks.CLOCKS} {clocks.RESTED} Decoding: one token, eight heads, alternating states, so that they \
+are not in the L2 cache, ours updated in place; the copy is of such states."""
 
 
 def draw(rule: Rule, shape: Shape, device: str = "cuda") -> Inputs:

@@ -2,13 +2,13 @@
 
     python -m benchmarks sanitizer [--tool memcheck ...] [--out FILE]
 
-memcheck finds accesses out of bounds, racecheck races in shared memory, initcheck reads of
-uninitialised memory. Each tool checks the calls of sanitizer_calls.py, and must also find the
-planted fault of a faulty kernel. Some versions of racecheck misreport an mbarrier at which one lane
-arrives for its warp, as in the layer's kernels. So racecheck first checks a small correct kernel
-with such a barrier, and omits the layer if it reports that kernel. All calls run in parallel;
---limit kills those that take longer. The file is written after each tool. The exit status is 1
-unless every tool finished without findings or wrong results.
+memcheck finds accesses out of bounds, racecheck finds races in shared memory, and initcheck finds
+reads of uninitialised memory. Each tool checks the calls of sanitizer_calls.py, and must also find
+the planted fault of a faulty kernel. Some versions of racecheck misreport an mbarrier at which one
+lane arrives for its warp, as in the layer's kernels. So racecheck first checks a small correct
+kernel with such a barrier, and omits the layer if it reports that kernel. All calls run in
+parallel; --limit kills those that take longer. The file is written after each tool. The exit status
+is 1 unless every tool finished without findings or wrong results.
 """
 
 from __future__ import annotations
