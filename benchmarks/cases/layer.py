@@ -88,13 +88,14 @@ def time_process(
     name: str,
     length: int,
     process: int,
+    plan: Tree,
     checks: Mapping[int, Check],
     gpu_lock: Path,
     device: str,
 ) -> Entry:
     """Time one length in a fresh process; the first one of a length may have empty caches."""
     of = {"tokens": length, "process": process}
-    cold = process == 0 and length in TREES[name].cold
+    cold = process == 0 and length in plan.cold
     try:
         correctness = check_of(checks, length)
         sample = timed(
@@ -119,16 +120,15 @@ def time_process(
 def time_tree(
     name: str,
     tree: Path,
+    plan: Tree,
     checks: Mapping[int, Check],
     gpu_lock: Path,
     device: str,
-    plan: Tree | None = None,
 ) -> list[Entry]:
     """Time a tree at the lengths of its plan, in rounds whose processes start together.
 
     A length that fails once is excluded from the next rounds, with its earlier processes.
     """
-    plan = plan or TREES[name]
     entries: list[Entry] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for number in range(max(plan.runs, plan.short_runs)):
@@ -139,6 +139,7 @@ def time_tree(
                 tree,
                 name,
                 process=number,
+                plan=plan,
                 checks=checks,
                 gpu_lock=gpu_lock,
                 device=device,
@@ -164,7 +165,7 @@ def measure_tree(name: str, fork: Path | None) -> list[Entry]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             results = pool.map(lambda n: check_length(tree, n, device), plan.checks)
             checks = dict(zip(plan.checks, results, strict=True))
-        return time_tree(name, tree, checks, Path(folder, "gpu-lock"), device, plan)
+        return time_tree(name, tree, plan, checks, Path(folder, "gpu-lock"), device)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
