@@ -40,7 +40,7 @@ def test_a_file_adds_a_mechanism(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ON_CPU)
-def test_what_runs_on_a_cpu_agrees_with_float64(name: str) -> None:
+def test_implementations_agree_with_float64_on_a_cpu(name: str) -> None:
     work = Work(name, make(name), TOKENS, "cpu")
     assert work.errors("forward", TOKENS)["o"] < 5e-3
     found = work.errors("forward and backward", TOKENS)
@@ -76,7 +76,7 @@ def test_a_wrong_result_is_not_timed() -> None:
         Work("delta", broken, 40, "cpu").entry("forward", 40)
 
 
-def test_what_is_not_reached_and_what_fails_is_named() -> None:
+def test_unreached_and_failed_calls_have_reasons() -> None:
     work = Work("delta", make("delta"), 40, "cpu")
     found = list(entries(work, 1, [20, 40], lambda: 0))
     assert len({str(entry.of) for entry in found}) == len(found) == 7
@@ -104,7 +104,7 @@ def test_a_call_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyP
     assert found[1].failure == "it would take about 2.4 s, and 1 s is the limit"
 
 
-def test_the_command_measures_in_fresh_processes_and_names_what_is_lost(monkeypatch):
+def test_the_command_measures_in_fresh_processes_and_names_failed_ones(monkeypatch):
     def stream(function: Any, name: str, *_: Any, **__: Any) -> Any:
         of = {"way": "forward", "batch": 1, "tokens": 256, "packed": False}
         yield Entry(table="calls", of=of, by=name, figures={"ms": 1.0})

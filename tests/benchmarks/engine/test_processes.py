@@ -50,7 +50,7 @@ def test_results_come_one_by_one_and_a_death_is_named() -> None:
         next(found)
 
 
-def test_a_process_is_killed_at_its_limit_and_when_nobody_reads_on(tmp_path: Path) -> None:
+def test_a_process_is_killed_at_its_limit_and_when_its_stream_is_closed(tmp_path: Path) -> None:
     with pytest.raises(ProcessFailed, match="killed after 20 s"):
         list(stream(stuck, tmp_path / "first", seconds=20))
     found = stream(stuck, tmp_path / "second")

@@ -76,7 +76,7 @@ def test_changed_new_and_lost_kernels_are_named() -> None:
     assert compare(TABLE, got)[0][0].startswith("a.cu, sm_100: no kernel -> registers 90")
 
 
-def test_other_compilers_are_said_and_their_figures_left_alone() -> None:
+def test_figures_of_other_compilers_are_not_compared() -> None:
     found = with_needs("scan", 86, Resources(90, 8, 16, 9000))
     other = replace(found, compilers=COMPILERS | {"ptxas": "13.2.0"})
     wrong, (note,) = compare(TABLE, other)
