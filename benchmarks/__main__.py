@@ -15,20 +15,20 @@ from benchmarks.engine.commands import run_case
 CASES = Path(__file__).with_name("cases")
 
 
-def described() -> dict[str, str]:
+def descriptions() -> dict[str, str]:
     """Return the first docstring line of each case by its name, without importing the cases."""
-    descriptions = {}
+    found = {}
     for path in sorted(CASES.glob("*.py")):
         module = ast.parse(path.read_text(encoding="utf-8"))
-        if any(isinstance(one, ast.FunctionDef) and one.name == "measure" for one in module.body):
-            descriptions[path.stem] = (ast.get_docstring(module) or "").partition("\n")[0]
-    return descriptions
+        if any(isinstance(x, ast.FunctionDef) and x.name == "measure" for x in module.body):
+            found[path.stem] = (ast.get_docstring(module) or "").partition("\n")[0]
+    return found
 
 
 def main() -> int:
     """Run a case, or list all cases; return the exit status."""
     name, *arguments = sys.argv[1:] or ["--help"]
-    cases = described()
+    cases = descriptions()
     if name in cases:
         return run_case(import_module(f"benchmarks.cases.{name}"), arguments)
     known = "\n".join(f"  {case:18} {text}" for case, text in cases.items())

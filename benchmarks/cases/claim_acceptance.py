@@ -41,8 +41,8 @@ COMPARED = (16_384, 100_000, 1_000_000)
 """Lengths at which both loops must agree."""
 
 COMPARED_RUNS = 14
-"""Number of a validator's runs at such a length; with five, medians would differ by 1% in 10% of
-cases."""
+"""Number of a validator's runs at such a length. With five runs, the medians would differ by 1% in
+10% of cases."""
 
 
 def validator_runs(
@@ -70,7 +70,9 @@ def validator_runs(
         for tokens, process in zip(some, started, strict=True):
             output, _ = process.communicate("\n")
             results.append((tokens, float(output.split()[-1])))
-            commands.say(f"validator's loop, {tokens:,} tokens: {results[-1][1] / 1e6:.3f} M/s")
+            commands.progress(
+                f"validator's loop, {tokens:,} tokens: {results[-1][1] / 1e6:.3f} M/s"
+            )
     return results
 
 
@@ -96,7 +98,7 @@ def judge(tree: Path, run: Run) -> Run:
     sampler.run(ForClaim(TARGET, VALIDATOR_LENGTHS, at_once=at_once))
     cycle = time.monotonic() - began
     claim = derive_claim({TARGET: sampler.of(TARGET)}, TARGET)
-    commands.say(f"measured in {cycle:.0f} s: {claim}")
+    commands.progress(f"measured in {cycle:.0f} s: {claim}")
 
     began = time.monotonic()
     again = sampler_of(tree, probe())
@@ -104,7 +106,7 @@ def judge(tree: Path, run: Run) -> Run:
     existing = len(sampler.of(TARGET))
     again.run(ForClaim(TARGET, VALIDATOR_LENGTHS, at_once=at_once, confirming=existing))
     confirm = time.monotonic() - began
-    commands.say(f"confirmed in {confirm:.0f} s")
+    commands.progress(f"confirmed in {confirm:.0f} s")
 
     for tokens in COMPARED:
         sampler.run(ForClaim(tokens, at_once=at_once))

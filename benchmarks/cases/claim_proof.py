@@ -1,4 +1,4 @@
-"""The referee's clock on this machine: agreement with a validator's loop, and how it errs.
+"""The referee's clock on this machine: agreement with a validator's loop, and its scatter.
 
     python -m benchmarks claim_proof --fork PATH --out FILE
 
@@ -21,7 +21,7 @@ from statistics import median
 from benchmarks.cases.claim_acceptance import validator_runs
 from benchmarks.cases.trees import TREES, make_tree
 from benchmarks.engine import commands, processes
-from benchmarks.engine.commands import say
+from benchmarks.engine.commands import progress
 from benchmarks.engine.results import Entry, Run, start
 from harness.measuring import runner
 from harness.measuring.runner import MeasurementError, Options, probe
@@ -89,7 +89,7 @@ def repeat(tree: Path, tokens: int, device: str, times: int) -> Entry:
 
 
 def agreement(trees: Mapping[str, Path], tokens: int, device: str) -> Iterator[Entry]:
-    """Time a tree in fresh processes, by both clocks alternately; return speeds in tokens/s."""
+    """Time each tree in fresh processes by both clocks alternately; yield speeds in tokens/s."""
     results: dict[str, list[float]] = {"loop": [], **{name: [] for name in trees}}
     for _ in range(RUNS):
         results["loop"] += [
@@ -99,10 +99,10 @@ def agreement(trees: Mapping[str, Path], tokens: int, device: str) -> Iterator[E
             try:
                 timed = runner.measure(tree, tokens, Options(device), proven=True)
             except MeasurementError as error:
-                say(f"{name}, {tokens:,} tokens: {error}")
+                progress(f"{name}, {tokens:,} tokens: {error}")
                 continue
             results[name].append(timed.tokens_per_sec)
-            say(f"{name}, {tokens:,} tokens: {timed.tokens_per_sec / 1e6:.3f} M/s")
+            progress(f"{name}, {tokens:,} tokens: {timed.tokens_per_sec / 1e6:.3f} M/s")
     for name, speeds in results.items():
         if speeds:
             ratio = {"ratio": median(speeds) / median(results["loop"])}
@@ -119,7 +119,7 @@ options = commands.fork_option
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Test the clock; yield the run so far after each length."""
+    """Measure all lengths; yield the run so far after each."""
     machine = probe()
     run = start("claim_proof", "", args.commit, device=None)
     run = run.model_copy(update={"environment": machine})

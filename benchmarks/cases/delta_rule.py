@@ -80,8 +80,8 @@ fla: the function of the same name and arguments, its own even where FlashQLA is
 FlashQLA, FlashInfer: their gated delta rule for heads of 128, FlashInfer's forward alone and with \
 its decays' exponentials. Outputs are compared with the float64 chunk form (the first sequence of \
 a batch), gradients over the first 4,096 tokens of a sequence with float64 autograd. \
-{clocks.CLOCKS} {clocks.RESTED} Decoding: one token, eight heads, many states in turn, so that the \
-L2 cache does not serve them, ours in place; the copy is of such states."""
+{clocks.CLOCKS} {clocks.RESTED} Decoding: one token, eight heads, alternating states, so that they \
+are not in the L2 cache, ours updated in place; the copy is of such states."""
 
 
 def draw(rule: Rule, shape: Shape, device: str = "cuda") -> Inputs:
@@ -221,6 +221,16 @@ def decoding() -> Iterator[Entry]:
 def call_name(row: Row) -> str:
     """Return a call's name in tables."""
     return f"{row.of['rule']}, {row.of['way']}, {comparison.shape_of(row.of)}"
+
+
+def library_rows(run: Run) -> list[Row]:
+    """Return the calls that other libraries support, and all of the gated rule's gradients."""
+    return [
+        row
+        for row in run.rows("calls")
+        if row.of["rule"] == GATED
+        and (row.of["width"] == LIBRARY_WIDTH or row.of["way"] == "forward and backward")
+    ]
 
 
 def share_of_best(row: Row) -> float | None:

@@ -22,7 +22,7 @@ from statistics import median
 
 from benchmarks.cases import trees
 from benchmarks.cases.trees import TREES, Tree, make_tree
-from benchmarks.engine.commands import say
+from benchmarks.engine.commands import progress
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.hardware.gpus import fits
@@ -62,10 +62,10 @@ def check_length(tree: Path, length: int, device: str) -> Check:
     try:
         result = check(tree, length, Options(device))
     except MeasurementError as error:
-        say(f"check at {length}: {error.kind}: {error.reason}")
+        progress(f"check at {length}: {error.kind}: {error.reason}")
         return error
     failed = "; ".join(map(str, result.failed))
-    say(f"check at {length}, {result.seconds:.1f} s: {failed or 'passed'}")
+    progress(f"check at {length}, {result.seconds:.1f} s: {failed or 'passed'}")
     return result
 
 
@@ -88,13 +88,14 @@ def time_process(
     name: str,
     length: int,
     process: int,
+    plan: Tree,
     checks: Mapping[int, Check],
     gpu_lock: Path,
     device: str,
 ) -> Entry:
     """Time one length in a fresh process; the first one of a length may have empty caches."""
     of = {"tokens": length, "process": process}
-    cold = process == 0 and length in TREES[name].cold
+    cold = process == 0 and length in plan.cold
     try:
         correctness = check_of(checks, length)
         sample = timed(
@@ -107,9 +108,9 @@ def time_process(
         )
         sample = sample if correctness is None else confirm(sample, correctness)
     except MeasurementError as error:
-        say(f"{name}, {length} tokens: {error.kind}: {error.reason}\n{error.log_tail[-2000:]}")
+        progress(f"{name}, {length} tokens: {error.kind}: {error.reason}\n{error.log_tail[-2000:]}")
         return Entry(table="processes", of=of, by=name, failure=f"{error.kind}: {error.reason}")
-    say(f"{name}, {length} tokens: {sample.tokens_per_sec / 1e6:.3f} M tokens/s")
+    progress(f"{name}, {length} tokens: {sample.tokens_per_sec / 1e6:.3f} M tokens/s")
     names = ("tokens_per_sec", "vram_mb", "elapsed_seconds", "first_call_seconds", "import_seconds")
     checked = {} if correctness is None else {"checked_tokens": correctness.longest}
     figures = {name: getattr(sample, name) for name in names} | checked
@@ -119,16 +120,15 @@ def time_process(
 def time_tree(
     name: str,
     tree: Path,
+    plan: Tree,
     checks: Mapping[int, Check],
     gpu_lock: Path,
     device: str,
-    plan: Tree | None = None,
 ) -> list[Entry]:
     """Time a tree at the lengths of its plan, in rounds whose processes start together.
 
     A length that fails once is excluded from the next rounds, with its earlier processes.
     """
-    plan = plan or TREES[name]
     entries: list[Entry] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for number in range(max(plan.runs, plan.short_runs)):
@@ -139,6 +139,7 @@ def time_tree(
                 tree,
                 name,
                 process=number,
+                plan=plan,
                 checks=checks,
                 gpu_lock=gpu_lock,
                 device=device,
@@ -164,7 +165,7 @@ def measure_tree(name: str, fork: Path | None) -> list[Entry]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             results = pool.map(lambda n: check_length(tree, n, device), plan.checks)
             checks = dict(zip(plan.checks, results, strict=True))
-        return time_tree(name, tree, checks, Path(folder, "gpu-lock"), device, plan)
+        return time_tree(name, tree, plan, checks, Path(folder, "gpu-lock"), device)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.cases.recall import Recipe, taught
+from benchmarks.cases.recall import Recipe, train_prepared
 from benchmarks.engine.commands import device_option
 from benchmarks.engine.results import Entry, Run, start
 from benchmarks.models.choices import equal_sizes, parameters, side_by_side
@@ -47,7 +47,7 @@ def trained(device: str, task: Task, recipe: Recipe, mixers: tuple[str, ...], se
         return logits
 
     prepared = Prepared(list(model.parameters()), call)
-    curve = taught(prepared, torch.device(device), "bf16", task, recipe, replayed=True)
+    curve = train_prepared(prepared, torch.device(device), "bf16", task, recipe, replayed=True)
     of = {"mixers": "+".join(mixers), "seed": seed}
     size = {"inner": sizes.inner or 0, "parameters": parameters(sizes)}
     return curve.model_copy(

@@ -2,7 +2,7 @@
 
     python -m benchmarks learned_text --out benchmarks/h200/learned-text.json
 
-The text is a part of Python's documentation that Python contains as a module; its last tenth is
+The text is a part of Python's documentation that Python contains as a module. Its last tenth is
 held out.
 `--device cpu --width 64 --steps 100` is a trial without a GPU.
 """
@@ -37,11 +37,11 @@ EVERY = 10
 
 PROTOCOL = """\
 Models of bytes: hybrid blocks of each choice of branches, all of one width, fusion by channel \
-gains; the inner width of the MLP is what gives each model the parameters of one with all branches \
-whose MLP is as wide as the model. AdamW (weight decay 0.01, gradients clipped to a norm of 1), \
-the rate rising over 50 steps and constant then, bf16 autocast on a GPU and fp32 on a CPU. A seed \
-changes the first weights and the batches. Held out: the mean loss of the text's last tenth, in \
-sequences of the trained length one after the other."""
+gains. The inner width of the MLP is chosen so that all models have as many parameters as a model \
+with all branches and an MLP as wide as the model. AdamW (weight decay 0.01, gradients clipped to \
+a norm of 1), the rate rising over 50 steps and constant then, bf16 autocast on a GPU and fp32 on \
+a CPU. A seed changes the initial weights and the batches. Held out: the mean loss over the text's \
+last tenth, cut into sequences of the trained length."""
 
 
 class TextRecipe(NamedTuple):
@@ -112,7 +112,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=int, default=default, help=f"({default})")
 
 
-def described() -> str:
+def text_version() -> str:
     """Return the text's name, size and SHA-256."""
     content = TEXT.read_bytes()
     python = ".".join(map(str, sys.version_info[:3]))
@@ -123,7 +123,7 @@ def described() -> str:
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """Train every model; yield the run so far after each one."""
     recipe = TextRecipe()._replace(**{name: getattr(args, name) for name in SIZES})
-    settings = {"text": described(), **recipe._asdict(), "seeds": args.seeds}
+    settings = {"text": text_version(), **recipe._asdict(), "seeds": args.seeds}
     run = start("learned_text", PROTOCOL, args.commit, device=args.device, settings=settings)
     train = partial(trained, args.device, recipe)
     return run.growing(side_by_side(train, args.seeds, args.device == "cuda"))

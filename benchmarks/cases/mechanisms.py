@@ -33,12 +33,12 @@ PROTOCOL = """\
 bf16, one sequence, 8 heads of 64 channels (Mamba-2: a state of 64, B and C shared by the heads), \
 log decays and step sizes in fp32, inputs as a fresh layer of each mechanism makes them. fla-core: \
 its functions of these names, Mamba-2 by its simple GLA; token by token: the definition in fp32; \
-softmax: torch's flash kernels, causal. Hybrid block: RWKV-6, Mamba-2 and Quasar side by side over \
+softmax: torch's flash kernels, causal. Hybrid block: RWKV-6, Mamba-2 and Quasar in parallel over \
 512 channels with norms, fusion and MLP, fp32 weights under bf16 autocast. Each call is compared \
 with float64 over its first 1,024 tokens, and with an error over 0.1 it is not timed. Graph: \
 median of 5 runs of CUDA-graph replays without a gap; calls of over 15 ms and packed ones by CUDA \
 events around calls in a row, median of 5. Packed: 13 sequences of 131 to 16,383 tokens in one \
-row. Decoding: one token of 64 sequences, states in turn so that the L2 cache does not serve them; \
+row. Decoding: one token of 64 sequences, alternating states, which are not in the L2 cache; \
 softmax attends to 4,096 cached tokens. Memory: the most that was allocated during a call, inputs \
 included. Bound: inputs and states read once and results written once at the speed of a large copy \
 (backward: inputs read again), or softmax's and the block's products at the speed of a large \
@@ -109,7 +109,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
             for one in results:
                 run = run.adding(one, seconds=time.time() - began)
                 yield run
-        except processes.Lost as error:
+        except processes.ProcessFailed as error:
             run = run.adding(Entry(table="calls", by=name, failure=str(error)))
             yield run
 

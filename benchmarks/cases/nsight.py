@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -198,6 +199,25 @@ def products_ms(run: Run, kernel: Entry) -> float:
     return math.fsum(n / run.number(f"{kind}_tflops") / 1e9 for kind, n in counts.items())
 
 
-def floor_ms(run: Run, kernel: Entry) -> float:
-    """Return the least milliseconds for a kernel's bytes and products, which may overlap."""
-    return max(bytes_ms(run, kernel.figures["dram_bytes"]), products_ms(run, kernel))
+def floors(run: Run, call: Entry) -> list[dict[str, Any]]:
+    """Return the figures of a call's kernels and of the whole call, with their floors.
+
+    A floor is the least time for the bytes and the products, which may overlap.
+    """
+    kernels = [one for one in run.table("kernels") if one.of["call"] == call.of["call"]]
+    products = [products_ms(run, kernel) for kernel in kernels]
+    rows: list[dict[str, Any]] = [
+        {
+            **kernel.figures,
+            "kernel": kernel.texts["kernel"],
+            "floor_ms": max(bytes_ms(run, kernel.figures["dram_bytes"]), ms),
+        }
+        for kernel, ms in zip(kernels, products, strict=True)
+    ]
+    whole = {
+        "kernel": "whole call",
+        "ms": math.fsum(row["ms"] for row in rows),
+        "dram_bytes": math.fsum(row["dram_bytes"] for row in rows),
+        "floor_ms": max(bytes_ms(run, call.figures["least_bytes"]), math.fsum(products)),
+    }
+    return [*rows, whole]

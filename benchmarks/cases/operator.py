@@ -65,9 +65,9 @@ B = 1, H = 8, S = 64, bf16, inputs as a layer with default weights makes them. T
 chunk_quasar without gradients. Baseline: chunk_delta_rule with scale 1, the step size by torch. \
 Each output is compared with the float64 chunk form before it is timed. {clocks.CLOCKS} \
 {clocks.RESTED} Forgetting: CUDA alone; keys are noise in all directions, beta is 1, and 0.001 in \
-slow heads. Decoding: many states in turn, so that the L2 cache does not serve them, ours updated \
-in place; the baseline is given its step size and writes a new state; the copy is the faster of \
-the driver's and of an elementwise kernel. First call: 100,000 tokens, a fresh process, empty \
+slow heads. Decoding: alternating states, so that they are not in the L2 cache, ours updated in \
+place; the baseline gets its step size as an input and writes a new state; the copy is the faster \
+of the driver's and of an elementwise kernel. First call: 100,000 tokens, a fresh process, empty \
 caches; CUDA's without any compiler but torch's own."""
 
 

@@ -25,7 +25,7 @@ from benchmarks.cases.operator import (
     selected,
 )
 from benchmarks.engine import clocks
-from benchmarks.engine.comparison import Inputs, Shape, gradients, shape_of, timing, wide
+from benchmarks.engine.comparison import Inputs, Shape, gradients, in_float64, shape_of, timing
 from benchmarks.engine.limits import GRADIENT_ERROR, Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.tuning.inputs import layer_like
@@ -69,7 +69,7 @@ def measure_gradients(names: Sequence[str]) -> Iterator[Entry]:
     """Compare the gradients with float64 autograd through the chunk form."""
     x = named(layer_like(GRADIENT_TOKENS))
     do = torch.randn_like(x["q"])
-    expected = gradients(exact, wide(x), do)
+    expected = gradients(exact, in_float64(x), do)
     for name in names:
         with selected(name) as run:
             result = gradients(run, x, do)

@@ -75,13 +75,13 @@ SETTINGS = (
 
 PROTOCOL = """\
 Multi-query associative recall after Zoology (arXiv 2312.04927): pairs of a key and a value, each \
-key once more at a distance drawn from a power law of exponent -0.99, and noise; every batch is \
-drawn newly. Two blocks of a QuasarAttention layer and an MLP, each after RMSNorm; AdamW (weight \
+key once more at a distance drawn from a power law of exponent -0.99, and noise; every step draws \
+a new batch. Two blocks of a QuasarAttention layer and an MLP, each after RMSNorm; AdamW (weight \
 decay 0.01), the rate rising over 50 steps and constant then. All begin with the same weights and \
 see the same batches, on several GPUs cut into equal parts. fp32 is the layer's definition by \
-torch, without tf32. A training ends when 99.5% of 4 held-out batches are answered rightly; \
-rounding alone moves the step at which a model begins to recall by hundreds. Recall is the share \
-of right answers in 16 held-out batches; a step's time is the median over runs of steps between \
+torch, without tf32. A training ends when 99.5% of the answers in 4 held-out batches are correct; \
+rounding alone shifts the step at which a model begins to recall by hundreds. Recall is the share \
+of correct answers in 16 held-out batches. A step's time is the median over the intervals between \
 two evaluations."""
 
 
@@ -89,10 +89,10 @@ def train(device: torch.device, way: str, task: Task, recipe: Recipe) -> Entry:
     """Train one model in one way, in this process or, with its group, on several devices."""
     torch.manual_seed(0)
     model = Model(task.vocabulary, recipe.width, recipe.heads, recipe.layers).to(device)
-    return taught(prepare(model, way, device), device, way, task, recipe)
+    return train_prepared(prepare(model, way, device), device, way, task, recipe)
 
 
-def taught(
+def train_prepared(
     prepared: Prepared,
     device: torch.device,
     way: str,

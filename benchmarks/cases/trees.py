@@ -18,7 +18,7 @@ from harness.workload import LENGTHS
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, overlay_files
 from quasar_kernels.fla_package import lay_over_fla
 
-BASELINE = ROOT / "benchmarks" / "peer"
+BASELINE = ROOT / "benchmarks" / "baseline"
 SHORT = 4096
 """Tokens up to which a call is limited by the host, whose speed differs between processes."""
 SOME_LENGTHS = (512, 2048, 16_384, 100_000, 1_000_000)

@@ -22,12 +22,12 @@ There are at most 64 copies."""
 
 CLOCKS = """\
 The GPU is warmed with matrix products first, and each call runs for 0.2 s before it is timed. \
-Graph: median of 11 runs of CUDA-graph replays without a gap; eager: the host's clock between \
-synchronizes around calls in a row."""
+Graph: median of 11 runs of CUDA-graph replays without a gap. Eager: the host's clock between \
+synchronizations around consecutive calls."""
 RESTED = """\
 From rest: 0.3 s without work, three replays, then ten that are timed, as validators time a layer, \
 median of 5."""
-"""How `graph_ms`, `eager_ms` and `rested_ms` time, as the cases' protocols say it."""
+"""How `graph_ms`, `eager_ms` and `rested_ms` time, for the cases' protocols."""
 
 
 def free() -> None:

@@ -42,7 +42,7 @@ def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
         if args.out:
             write(args.out, run)
         for entry in run.entries[printed:]:
-            say(entry)
+            progress(entry)
         printed = len(run.entries)
     if run is None:
         return 1
@@ -71,7 +71,7 @@ def device_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
 
 
-def say(text: object) -> None:
+def progress(text: object) -> None:
     """Print progress to stderr, with the seconds since the start."""
     print(f"{time.perf_counter() - _START:6.1f} s  {text}", file=sys.stderr, flush=True)
 

@@ -52,7 +52,7 @@ def shape_of(of: Mapping[str, Any]) -> Shape:
     return Shape(*(of[name] for name in Shape._fields))
 
 
-def wide(x: Inputs) -> Inputs:
+def in_float64(x: Inputs) -> Inputs:
     """Return the inputs in float64."""
     return {name: t.double() for name, t in x.items()}
 
@@ -126,7 +126,7 @@ class Comparison(NamedTuple):
         way: Any = of["way"]
         tokens = self.checked_tokens[way]
         few, d = part(x, tokens, 1), do[:1, :tokens]
-        expected = results(self.exact, way, wide(few), d)
+        expected = results(self.exact, way, in_float64(few), d)
         entry = partial(Entry, table="calls", of=dict(of))
         for name in names:
             try:

@@ -1,11 +1,9 @@
-"""Measured figures with their limits, and the tables that show both."""
+"""Measured figures with their limits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
-
-from benchmarks.report.markdown import table
 
 OUTPUT_ERROR, GRADIENT_ERROR = 6e-3, 1e-2
 """Largest accepted relative RMS errors of an operator's outputs and gradients in bf16."""
@@ -42,18 +40,3 @@ def missed(criteria: Iterable[Criterion]) -> list[str]:
         for c in criteria
         if not c.met
     ]
-
-
-def summary(criteria: Sequence[Criterion]) -> str:
-    """Return the number of kept limits, and a line for each missed one."""
-    out = missed(criteria)
-    if not out:
-        return f"All {len(criteria)} limits are kept."
-    listed = "\n".join(f"- {line}" for line in out)
-    return f"{len(out)} of {len(criteria)} limits are missed:\n\n{listed}"
-
-
-def limits_table(criteria: Sequence[Criterion]) -> str:
-    """Return the summary and the table of all figures, limits and verdicts."""
-    header = ("what", "measured", "limit", "verdict")
-    return f"{summary(criteria)}\n\n{table(header, [c.cells() for c in criteria])}"

@@ -52,7 +52,7 @@ class Calls(NamedTuple):
     state: Callable[[int], Any]  # draws states of sequences: a tensor or a similar object
     operations: Callable[[list[int]], float] = lambda _: 0.0
     """Returns the least floating-point operations of the products in a forward pass, by lengths."""
-    packs: str = ""  # the reason against packed sequences; empty if they are supported
+    no_packing: str = ""  # the reason against packed sequences; empty if they are supported
     parameters: tuple[Tensor, ...] = ()  # further tensors that need gradients
     like: str = "v"  # the input that has the output's shape and dtype
     changes_state: bool = True  # whether a step reads the state and writes it
@@ -145,7 +145,7 @@ def one_by_one(
     how: dict[str, Any] = {
         "chunks": lambda x, _: call(x, None),
         "step": call,
-        "packs": why,
+        "no_packing": why,
         "like": like,
     }
     make = partial(calls, draw, exact, **how)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine import clocks
-from benchmarks.engine.comparison import WAYS, Inputs, Way, part, results, wide
+from benchmarks.engine.comparison import WAYS, Inputs, Way, in_float64, part, results
 from benchmarks.engine.mechanism import Bounds, Calls
 from benchmarks.engine.results import Entry
 from quasar_kernels.reference import relative_rms
@@ -74,7 +74,7 @@ class Work:
         """Return a call's float64 results over its first tokens, from their inputs only."""
         key = (way, tokens, packed)
         if key not in self._expected:
-            x, d, bounds = wide(part(self.x, tokens)), self.d[:, :tokens].double(), None
+            x, d, bounds = in_float64(part(self.x, tokens)), self.d[:, :tokens].double(), None
             if packed:
                 edges = packed_bounds(PACKED_TOKENS, "cpu").host
                 bounds = torch.cat([edges[edges < tokens], torch.tensor([tokens])])
@@ -134,7 +134,7 @@ class Work:
         """Compare one token with float64, and time it with alternating states."""
         step = self.calls.step
         x, state = self.calls.draw(batch, 1), self.calls.state(batch)
-        expected = self.calls.exact(wide(x), state.double(), None)[0]
+        expected = self.calls.exact(in_float64(x), state.double(), None)[0]
         with torch.no_grad():
             o = step(x, state.clone())
         errors = compared({"o": o}, {"o": expected}, {"o": o})
@@ -242,8 +242,8 @@ def entries(
     for way in WAYS:
         tokens = min(PACKED_TOKENS, max(lengths))
         of = call_of(way, tokens, packed=True)
-        if work.calls.packs:
-            yield Entry(table="calls", of=of, by=work.name, failure=work.calls.packs)
+        if work.calls.no_packing:
+            yield Entry(table="calls", of=of, by=work.name, failure=work.calls.no_packing)
             continue
         bounds = packed_bounds(tokens, work.device)
         yield attempt(work.name, of, left, partial(work.entry, way, tokens, bounds))

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 
-class Lost(Exception):
+class ProcessFailed(Exception):
     """A process ended before its function returned; the message gives the reason."""
 
 
@@ -31,7 +31,7 @@ def stream(
         environ: changes of this process's environment.
 
     Raises:
-        Lost: the process failed or was killed.
+        ProcessFailed: the process failed or was killed.
     """
     context = multiprocessing.get_context("spawn")
     results, theirs = context.Pipe(duplex=False)
@@ -43,7 +43,7 @@ def stream(
     try:
         while results.poll(max(0.0, end - time.monotonic())):
             yield results.recv()
-        raise Lost(f"killed after {seconds:g} s")
+        raise ProcessFailed(f"killed after {seconds:g} s")
     except EOFError:
         process.join(max(0.0, end - time.monotonic()))
     finally:
@@ -53,7 +53,7 @@ def stream(
             process.kill()
             process.join()
     if process.exitcode:
-        raise Lost(f"exit status {process.exitcode}")
+        raise ProcessFailed(f"exit status {process.exitcode}")
 
 
 def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

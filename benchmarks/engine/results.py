@@ -34,6 +34,11 @@ class Entry(Frozen):
     texts: dict[str, str] = Field({}, description="other results, as text")
     failure: str | None = None
 
+    def get(self, name: str) -> Any:
+        """Return what has this name in the key or in the results; None if nothing has it."""
+        values = {"by": self.by, **self.of, **self.figures, **self.errors, **self.texts}
+        return values.get(name)
+
     def worst(self) -> tuple[str, float]:
         """Return the largest error and its tensor."""
         return max(self.errors.items(), key=lambda item: item[1])
@@ -50,6 +55,10 @@ class Row(NamedTuple):
 
     of: Mapping[str, Any]
     by: Mapping[str, Entry]
+
+    def get(self, name: str) -> Any:
+        """Return a part of the key, or the entry of an implementation; None if nothing fits."""
+        return self.of.get(name, self.by.get(name))
 
     def figure(self, by: str, name: str) -> Number | None:
         """Return a figure of an implementation, or None."""

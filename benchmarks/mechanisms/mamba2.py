@@ -76,7 +76,7 @@ def make(kernels: str, device: str) -> Calls:
         device,
         chunks=lambda x, bounds: call(x, None, bounds),
         step=one_token[kernels],
-        packs=no_packs if kernels == "mamba_ssm" else "",
+        no_packing=no_packs if kernels == "mamba_ssm" else "",
         like="x",
     )
 

@@ -9,30 +9,25 @@ Missed limits, failed tests and findings of the sanitizer stop nothing: the docu
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from statistics import median
 
-from benchmarks.report import (
-    cards,
-    claim,
-    delta_rule,
-    inference,
-    kernels,
-    layer,
-    models,
-    parallel,
-    recall,
-)
-from benchmarks.report.documents import update
+from benchmarks.report import cards, kernels, layer, models, parallel, recall
+from benchmarks.report.documents import page, update
 
-PAGES = (layer, kernels, recall, claim, delta_rule, models, inference, cards, parallel)
+
+def documents() -> dict[Path, str]:
+    """Return the text of every document by its path."""
+    modules = (layer, kernels, recall, models, cards, parallel)
+    texts = {path: text for module in modules for path, text in module.documents().items()}
+    return texts | page("claim", median=median) | page("delta-rule") | page("inference")
 
 
 def main() -> None:
     """Write the documents, or check them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing")
-    args = parser.parse_args()
-    wanted = {path: text for page in PAGES for path, text in page.documents().items()}
-    update(wanted, check=args.check)
+    update(documents(), check=parser.parse_args().check)
 
 
 if __name__ == "__main__":

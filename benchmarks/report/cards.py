@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from benchmarks.engine.results import DATA, ROOT, Entry, Run, load
 from benchmarks.report.documents import page
 from benchmarks.report.estimates import SPEEDS, Estimates, Implementation, speeds
 from benchmarks.report.layer_steps import profile_table
-from benchmarks.report.markdown import gib, records, share
 from harness.hardware.gpus import (
     GPUS,
     OTHERS_GIB,
@@ -47,38 +45,13 @@ SMALL = {
 """GiB that the driver reports of small cards."""
 
 
-def speed_table(estimates: Estimates) -> str:
-    """Return the table of estimated speeds by card and length."""
-    return records(
-        {
-            "card": gpu.label,
-            "path": path.name,
-            **{f"{n:,}": f"{path.speed(n, gpu) / 1e6:.3g}" for n in SHOWN},
-        }
+def speed_rows(estimates: Estimates) -> list[dict[str, Any]]:
+    """Return the estimated speeds by card, path and length."""
+    return [
+        {"card": gpu.label, "path": path.name, **{str(n): path.speed(n, gpu) for n in SHOWN}}
         for gpu in GPUS
         for path in ((estimates.hopper,) if gpu.hopper else (estimates.portable, estimates.fused))
-    )
-
-
-def rates(gpu: Gpu) -> dict[str, str]:
-    """Return a card's row of published rates."""
-    return {
-        "card": gpu.label,
-        "memory, GiB": f"{gpu.memory_gib:g}",
-        "TB/s": f"{gpu.bandwidth / 1e12:.3g}",
-        "bf16 TFLOP/s, dense": f"{gpu.operations / 1e12:g}",
-        "multiprocessors x GHz": f"{gpu.cycles / 1e9:.0f}",
-        "source": gpu.source,
-    }
-
-
-def shares(paths: Sequence[Implementation]) -> str:
-    """Return the shares of its published rates that the measured GPU reaches."""
-    return "; ".join(
-        f"{share(path.copy_share)} of the bandwidth and {share(path.product_share)} of the "
-        f"products ({path.name} path's run)"
-        for path in paths
-    )
+    ]
 
 
 class Compared(NamedTuple):
@@ -108,34 +81,27 @@ def compared(estimates: Estimates) -> list[Compared]:
     ]
 
 
-def measured_elsewhere(run: Run) -> str:
-    """Return how the speeds on another GPU than that of the kernels were measured."""
-    where = "; ".join(run.where().values())
-    return f"Those of the portable path by length are of another GPU ({where}): {run.protocol}"
-
-
-def check(one: Compared) -> dict[str, str]:
+def compared_row(one: Compared) -> dict[str, Any]:
     """Return the row of an estimate against the measured speed."""
     estimate = one.path.speed(one.tokens, one.gpu)
     return {
         "path": one.path.name,
-        "GPU": one.gpu.label,
-        "tokens": f"{one.tokens:,}",
-        "estimated": f"{estimate / 1e6:.3g}",
-        "measured": f"{one.measured / 1e6:.3g}",
-        "difference": f"{estimate / one.measured - 1:+.0%}",
+        "gpu": one.gpu.label,
+        "tokens": one.tokens,
+        "estimated": estimate,
+        "measured": one.measured,
+        "difference": estimate / one.measured - 1,
     }
 
 
-def lengths(memory_gib: float, capability: str) -> dict[str, str]:
+def lengths(memory_gib: float, capability: str) -> dict[str, Any]:
     """Return the largest calls of a card."""
     target = best_target(memory_gib, capability)
-    needed = measuring_bytes(target, capability) if target else None
     return {
-        "best target": f"{target:,}" if target else "none",
-        "takes, GiB": gib(needed),
-        "forward": f"{longest(memory_gib, capability):,}",
-        "training": f"{longest(memory_gib, capability, 'training'):,}",
+        "best_target": f"{target:,}" if target else "none",
+        "takes": measuring_bytes(target, capability) if target else None,
+        "forward": longest(memory_gib, capability),
+        "training": longest(memory_gib, capability, "training"),
     }
 
 
@@ -155,33 +121,12 @@ def long_peaks(run: Run) -> list[Entry]:
     return [one for one in peaks if not one.failure and int(one.of["tokens"]) >= LONG]
 
 
-def peak_row(peak: Entry, path: str, capability: str) -> dict[str, str]:
+def peak_row(peak: Entry, path: str, capability: str) -> dict[str, Any]:
     """Return the row that compares a measured peak with its estimate."""
-    of, measured = peak.of, peak.figures["peak_bytes"]
     counted = counted_bytes(peak, capability)
-    return {
-        "path": path,
-        "layer": f"{of['hidden_size']:,} wide, {of['num_heads']} x {of['head_dim']}",
-        "call": str(of["way"]),
-        "tokens": f"{of['tokens']:,}",
-        "counted, GiB": gib(counted),
-        "measured, GiB": gib(measured),
-        "difference": f"{counted / measured - 1:+.1%}",
-    }
-
-
-def tcgen05(estimates: Estimates, gpu: Gpu) -> str:
-    """Return the table of a card's estimates with Hopper's fused kernels at its own rates."""
-    fused = estimates.hopper
-    return records(
-        {
-            "tokens": f"{n:,}",
-            "portable path, M tokens/s": f"{estimates.speed(n, gpu) / 1e6:.3g}",
-            "fused with tcgen05": f"{fused.speed(n, gpu) / 1e6:.3g}",
-            "times": f"{fused.speed(n, gpu) / estimates.speed(n, gpu):.1f}",
-        }
-        for n in SHOWN[2:]
-    )
+    difference = counted / peak.figures["peak_bytes"] - 1
+    row = {"path": path, "counted_bytes": counted, "difference": difference}
+    return {**peak.of, **peak.figures, **row}
 
 
 def contributed() -> list[Run]:
@@ -208,16 +153,13 @@ def contributed() -> list[Run]:
     return runs
 
 
-def measured_run(run: Run, estimates: Estimates) -> dict[str, str]:
+def measured_run(run: Run, estimates: Estimates) -> dict[str, Any]:
     """Return the row of a measured run."""
     found, card = speeds(run), known(run.gpu)
     last = max(found)
     of_estimate = found[last] / estimates.speed(last, card) if card else None
-    return {
-        **run.where(),
-        **{f"{n:,}": f"{found[n] / 1e6:.3g}" if n in found else "-" for n in SHOWN},
-        "of estimate": share(of_estimate),
-    }
+    by_length = {str(tokens): speed for tokens, speed in found.items()}
+    return {**run.where(), **by_length, "of_estimate": of_estimate}
 
 
 def documents() -> dict[Path, str]:
@@ -225,36 +167,37 @@ def documents() -> dict[Path, str]:
     estimates = Estimates.load()
     b200 = next(gpu for gpu in GPUS if gpu.capability == "10.0")
     runs = [load(SPEEDS), *contributed()]
-    sections = {
-        "speeds": speed_table(estimates),
-        "shares": shares(estimates),
-        "rates": records(map(rates, GPUS)),
-        "portable_gpu": estimates.portable.gpu.label,
-        "fused_gpu": estimates.fused.gpu.label,
-        "other": measured_elsewhere(load(OTHER)),
-        "check": records(map(check, compared(estimates))),
-        "kernels": "\n\n".join(profile_table(path.kernels) for path in estimates[1:]),
-        "others": f"{OTHERS_GIB:g}",
-        "spare": f"{SPARE:.0%}",
-        "memory": records(
-            {
-                "card": gpu.label,
-                "GiB": f"{gpu.memory_gib:g}",
-                **lengths(gpu.memory_gib, gpu.capability),
-            }
+    return page(
+        "cards",
+        compared=map(compared_row, compared(estimates)),
+        estimates=estimates,
+        gib_of_others=OTHERS_GIB,
+        gpus=[
+            {**vars(gpu), "label": gpu.label, **lengths(gpu.memory_gib, gpu.capability)}
             for gpu in GPUS
-        ),
-        "small": records(
-            {"memory": name, "path": path, **lengths(size, capability)}
-            for name, size in SMALL.items()
-            for path, _, capability in PEAKS
-        ),
-        "peaks": records(
+        ],
+        other=load(OTHER),
+        peaks=[
             peak_row(peak, path, capability)
             for path, file, capability in PEAKS
             for peak in long_peaks(load(file))
-        ),
-        "tcgen05": tcgen05(estimates, b200),
-        "runs": records(measured_run(run, estimates) for run in runs),
-    }
-    return page("cards", sections)
+        ],
+        profiles=[profile_table(path.kernels) for path in estimates[1:]],
+        runs=[measured_run(run, estimates) for run in runs],
+        small=[
+            {"memory": name, "path": path, **lengths(size, capability)}
+            for name, size in SMALL.items()
+            for path, _, capability in PEAKS
+        ],
+        spare=SPARE,
+        speeds=speed_rows(estimates),
+        # Hopper's fused kernels at the card's own rates
+        tcgen05=[
+            {
+                "tokens": n,
+                "portable": estimates.speed(n, b200),
+                "fused": estimates.hopper.speed(n, b200),
+            }
+            for n in SHOWN[2:]
+        ],
+    )

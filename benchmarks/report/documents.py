@@ -1,20 +1,27 @@
-"""Documents with generated parts between marks, and the check that these are up to date.
+"""Documents from templates, and the check that they are up to date.
 
-A part begins with `<!-- figures: NAME -->` and ends with `<!-- /figures -->`.
+A page of docs/results is a Jinja template of `templates`. README.md has one generated part between
+`<!-- figures: NAME -->` and `<!-- /figures -->`.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from string import Template
+from types import ModuleType
+from typing import Any
 
-from benchmarks.engine.results import ROOT
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from benchmarks.engine.limits import Criterion, missed
+from benchmarks.engine.results import DATA, ROOT, Run, load
+from benchmarks.report import markdown
 
 RESULTS = ROOT / "docs" / "results"
-TEMPLATES = ROOT / "benchmarks" / "report" / "templates"
 WIDTH = 118
 """Columns of a paragraph."""
 MARKS = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- /figures -->", re.DOTALL)
@@ -34,14 +41,64 @@ def filled(path: Path, text: str, sections: Mapping[str, str]) -> str:
     )
 
 
-def page(name: str, sections: Mapping[str, str]) -> dict[Path, str]:
-    """Return the text of docs/results/NAME.md by its path: its template with every section.
+@cache
+def run_of(name: str) -> Run:
+    """Return the run in `benchmarks/h200/NAME.json`."""
+    return load(DATA / f"{name}.json")
+
+
+def case_of(run: Run) -> ModuleType:
+    """Return the module that measured a run."""
+    return import_module(f"benchmarks.cases.{run.case}")
+
+
+def limits_of(*runs: Run) -> list[Criterion]:
+    """Return the limits of runs, with their figures."""
+    return [one for run in runs for one in case_of(run).limits(run)]
+
+
+def summary(criteria: Sequence[Criterion]) -> str:
+    """Return the number of kept limits, and a line for each missed one."""
+    out = missed(criteria)
+    if not out:
+        return f"All {len(criteria)} limits are kept."
+    listed = "\n".join(f"- {line}" for line in out)
+    return f"{len(out)} of {len(criteria)} limits are missed:\n\n{listed}"
+
+
+def limits_table(criteria: Iterable[Criterion]) -> str:
+    """Return the table of all figures, limits and verdicts."""
+    header = ("what", "measured", "limit", "verdict")
+    return markdown.table(header, [c.cells() for c in criteria])
+
+
+def page(name: str, **context: Any) -> dict[Path, str]:
+    """Return the text of docs/results/NAME.md by its path.
 
     Raises:
-        KeyError: `sections` lacks a section of the template.
+        jinja2.UndefinedError: the template names a value that nothing defines.
     """
-    text = (TEMPLATES / f"{name}.md").read_text(encoding="utf-8")
-    return {RESULTS / f"{name}.md": Template(text).substitute(sections)}
+    environment = Environment(
+        extensions=["jinja2.ext.do"],
+        autoescape=False,  # noqa: S701 # the pages are Markdown
+        keep_trailing_newline=True,
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.globals |= {
+        "case": case_of,
+        "facts": markdown.facts,
+        "limits": limits_of,
+        "limits_table": limits_table,
+        "not_timed": markdown.not_timed,
+        "records": markdown.records,
+        "run": run_of,
+        "summary": summary,
+        "table": markdown.columns,
+    }
+    return {RESULTS / f"{name}.md": environment.get_template(f"{name}.md").render(context)}
 
 
 def update(wanted: Mapping[Path, str], *, check: bool) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any
 
 from benchmarks.cases import layer, layer_accuracy, layer_training
 from benchmarks.cases.layer import by_length
-from benchmarks.engine.limits import Criterion, limits_table, missed
-from benchmarks.engine.results import DATA, ROOT, Entry, Run, load, versions
-from benchmarks.report.documents import RESULTS, WIDTH, filled, page
+from benchmarks.engine.limits import Criterion, missed
+from benchmarks.engine.results import ROOT, Entry, Run, versions
+from benchmarks.report.documents import RESULTS, WIDTH, filled, page, run_of
 from benchmarks.report.layer_steps import profile_table
 from benchmarks.report.layer_tables import accuracy, training
-from benchmarks.report.markdown import facts, table, times
+from benchmarks.report.markdown import columns
 from harness.hardware.gpus import known, published_bound
 from harness.hardware.machine import Environment
 from harness.hardware.roofline import hardware_bound, speed_of_light
@@ -32,110 +32,72 @@ TREES = {
 Runs = Mapping[str, Run]
 """The runs by the names of their files."""
 OTHERS = ("layer-profile", "layer-profile-ops", "layer-accuracy", "layer-training")
+PLOTS = {
+    "speed": ("Tokens a second in the validator's loop", "M tokens/s"),
+    "memory": ("Peak memory in that loop", "GiB"),
+    "first_call": ("First call of a fresh process with empty kernel caches", "seconds"),
+}
+"""Title and unit of each plotted figure."""
 
 
-class Quantity(NamedTuple):
-    """A compared quantity: its plot's file and title, and its figure of one length's processes."""
-
-    plot: str
-    title: str
-    axis: str
-    of: Callable[[Sequence[Entry]], float | None]
-    digits: str
-
-
-def _cold(processes: Sequence[Entry]) -> float | None:
-    cold = (p.figures["first_call_seconds"] for p in processes if p.texts["cache"] == "cold")
-    return max(cold, default=None)
+def figures(processes: Sequence[Entry]) -> dict[str, float | None]:
+    """Return the figures of one length: medians of speeds, and the largest of other values."""
+    speeds = [p.figures["tokens_per_sec"] / 1e6 for p in processes]
+    cold = [p.figures["first_call_seconds"] for p in processes if p.texts["cache"] == "cold"]
+    return {
+        "speed": median(speeds),
+        "fastest": max(speeds),
+        "spread": (max(speeds) - min(speeds)) / median(speeds),
+        "memory": max(p.figures["vram_mb"] for p in processes) / 1024,
+        "first_call": max(cold, default=None),
+    }
 
 
-SPEED = Quantity(
-    "layer-speed.svg",
-    "Tokens a second in the validator's loop",
-    "M tokens/s",
-    lambda processes: median(p.figures["tokens_per_sec"] for p in processes) / 1e6,
-    ".3g",
-)
-MEMORY = Quantity(
-    "layer-memory.svg",
-    "Peak memory in that loop",
-    "GiB",
-    lambda processes: max(p.figures["vram_mb"] for p in processes) / 1024,
-    ".2f",
-)
-FIRST_CALL = Quantity(
-    "layer-first-call.svg",
-    "First call of a fresh process with empty kernel caches",
-    "seconds",
-    _cold,
-    ".1f",
-)
+def lengths(runs: Runs, bound: float | None = None) -> list[dict[str, Any]]:
+    """Return a row for each length of this project's layer, with the figures of each tree.
 
-
-def figures(runs: Runs, quantity: Quantity) -> dict[str, dict[int, float]]:
-    """Return a quantity by tree and length; a tree may lack lengths."""
-    values: dict[str, dict[int, float]] = {name: {} for name in TREES}
-    for name in TREES:
-        for length, processes in by_length(runs[name]).items():
-            value = quantity.of(processes)
-            if value is not None:
-                values[name][length] = value
-    return values
-
-
-def plot(runs: Runs, quantity: Quantity) -> str:
-    """Return the SVG of a quantity against the length."""
-    values = figures(runs, quantity)
-    lines = [
-        Line(label, colour, list(values[name].items()))
-        for name, (label, colour) in TREES.items()
-        if values[name]  # a tree that failed its check has no figures
-    ]
-    title = f"{quantity.title}, {runs['overlay'].gpu}"
-    return line_plot(title, "tokens", quantity.axis, lines)
-
-
-def cells(runs: Runs, quantity: Quantity, n: int, trees: Iterable[str] = TREES) -> list[str]:
-    """Return a quantity at a length, tree by tree; a dash for None."""
-    values = figures(runs, quantity)
-    return [f"{values[t][n]:{quantity.digits}}" if n in values[t] else "-" for t in trees]
-
-
-def comparison(runs: Runs, quantity: Quantity) -> str:
-    """Return the table of a quantity by length and tree."""
-    header = ["tokens", *(f"{label}, {quantity.axis}" for label, _ in TREES.values())]
-    lengths = figures(runs, quantity)["overlay"]
-    return table(header, [[f"{n:,}", *cells(runs, quantity, n)] for n in lengths])
-
-
-def speeds(runs: Runs) -> str:
-    """Return the table of speeds, with how often ours is faster, and how far processes differ."""
-    speeds, ours = figures(runs, SPEED), by_length(runs["overlay"])
+    Args:
+        bound: the hardware bound in M tokens/s, for the shares of it.
+    """
+    by_tree = {name: by_length(runs[name]) for name in TREES}
     rows = []
-    for n, median_speed in speeds["overlay"].items():
-        row = [f"{n:,}", *cells(runs, SPEED, n)]
-        for other in ("public-fork", "baseline"):
-            row.append(f"{median_speed / speeds[other][n]:.0f}" if n in speeds[other] else "-")
-        speed = [p.figures["tokens_per_sec"] for p in ours[n]]
-        spread = (max(speed) - min(speed)) / median(speed)
-        rows.append([*row, f"{spread:.1%}", f"{max(speed) / 1e6:{SPEED.digits}}"])
-    header = ["tokens", *(f"{label}, {SPEED.axis}" for label, _ in TREES.values())]
-    names = "times the fork", "times the baseline", "spread", "fastest process"
-    return table([*header, *names], rows)
+    for tokens in by_tree["overlay"]:
+        row: dict[str, Any] = {"tokens": tokens, "bound": bound}
+        row |= {name: figures(of[tokens]) for name, of in by_tree.items() if tokens in of}
+        if bound is not None:
+            row["closed"] = {
+                name: speed_of_light(row["overlay"]["speed"], bound, row[name]["speed"])
+                for name in ("public-fork", "baseline")
+                if name in row
+            }
+        rows.append(row)
+    return rows
+
+
+def plot(runs: Runs, name: str) -> str:
+    """Return the SVG of a figure against the length."""
+    lines = []
+    for tree, (label, colour) in TREES.items():
+        rows = [(n, figures(of)[name]) for n, of in by_length(runs[tree]).items()]
+        points = [(n, value) for n, value in rows if value is not None]
+        if points:  # a tree that failed its check has no figures
+            lines.append(Line(label, colour, points))
+    title, unit = PLOTS[name]
+    return line_plot(f"{title}, {runs['overlay'].gpu}", "tokens", unit, lines)
 
 
 def short_table(runs: Runs) -> str:
     """Return README.md's table of speeds, its conditions, and the missed limits."""
-    speed, names = figures(runs, SPEED), ("public-fork", "baseline", "overlay")
-    rows = [
-        [
-            f"{n:,}",
-            *cells(runs, SPEED, n, names),
-            times(speed["overlay"][n] / speed["baseline"][n]),
-        ]
-        for n in IN_README
-    ]
-    shown = table(["tokens", *(TREES[name][0] for name in names), "times the baseline"], rows)
+    shown = columns(
+        [row for row in lengths(runs) if row["tokens"] in IN_README],
+        {
+            "tokens": "{tokens:,}",
+            "public fork": "{public-fork.speed:.3g}",
+            "baseline": "{baseline.speed:.3g}",
+            "this project": "{overlay.speed:.3g}",
+            "times the baseline": "{overlay.speed/baseline.speed:.1f}",
+        },
+    )
     ours = runs["overlay"]
     machine = ours.environment
     where = f"{machine.gpu}, driver {machine.driver}, {versions(machine)}" if machine else "unknown"
@@ -149,37 +111,24 @@ def short_table(runs: Runs) -> str:
     return f"{shown}\n\n{textwrap.fill(text, WIDTH, break_on_hyphens=False)}"
 
 
-def checks(runs: Runs) -> str:
-    """Return for each tree the checked lengths, the time of its measurement, and its failures."""
-    lines = []
-    for name, (label, _) in TREES.items():
-        run = runs[name]
-        lengths = by_length(run)
-        counts = sorted({len(processes) for processes in lengths.values()})
-        every = [p for processes in lengths.values() for p in processes]
-        passed = sorted(
-            {int(p.figures["checked_tokens"]) for p in every if "checked_tokens" in p.figures}
-        )
-        checked = "not checked"
-        if passed:
-            where = ", ".join(f"{n:,}" for n in passed)
-            checked = f"passed the correctness check at {where} tokens"
-        text = "no figures"
-        if counts:
-            processes = " to ".join(map(str, sorted({counts[0], counts[-1]})))
-            text = f"{processes} process{'es' * (processes != '1')} a length, {checked}"
-        when = f"{run.created}, commit {(run.commit or 'unknown')[:12]}"
-        lines.append(f"- {label}: {'; '.join([text, *failed(run), when])}.")
-    return "\n".join(lines)
-
-
-def failed(run: Run) -> list[str]:
-    """Return for each reason the lengths without a result."""
-    lengths: dict[str, list[str]] = {}
+def checks(run: Run) -> str:
+    """Return the number of processes of a tree, its checked lengths, its failures, and its date."""
+    timed = by_length(run)
+    counts = sorted({len(processes) for processes in timed.values()})
+    every = [p for processes in timed.values() for p in processes]
+    passed = sorted({p.figures["checked_tokens"] for p in every if "checked_tokens" in p.figures})
+    checked = ", ".join(f"{n:,}" for n in passed)
+    reasons: dict[str, list[str]] = {}
     for entry in run.table("processes"):
         if entry.failure:
-            lengths.setdefault(entry.failure, []).append(f"{entry.of['tokens']:,}")
-    return [f"{', '.join(n)} tokens gave nothing ({why})" for why, n in lengths.items()]
+            reasons.setdefault(entry.failure, []).append(f"{entry.of['tokens']:,}")
+    parts = [
+        f"processes a length: {' to '.join(map(str, counts)) or 'none'}",
+        f"passed the correctness check at {checked} tokens" if checked else "not checked",
+        *(f"{', '.join(n)} tokens gave nothing ({why})" for why, n in reasons.items()),
+        f"{run.created}, commit {(run.commit or 'unknown')[:12]}",
+    ]
+    return "; ".join(parts)
 
 
 def bound_of(machine: Environment) -> float | None:
@@ -188,38 +137,13 @@ def bound_of(machine: Environment) -> float | None:
     return hardware_bound(machine) or (published_bound(card) if card else None)
 
 
-def shares_of_bound(machine: Environment, speeds: Mapping[str, Mapping[int, float]]) -> str:
-    """Return how near the layer comes to the hardware bound, and how much of the gap it closes.
-
-    Args:
-        speeds: M tokens/s by tree and length; a dash marks another tree's missing speed.
-    """
-    exact = bound_of(machine)
-    if exact is None:
-        return "The bound of this GPU is not known."
-    bound = exact / 1e6
-    rows = []
-    for n, ours in speeds["overlay"].items():
-        closed = [
-            f"{speed_of_light(ours, bound, speeds[other][n]):.1%}" if n in speeds[other] else "-"
-            for other in ("public-fork", "baseline")
-        ]
-        rows.append([f"{n:,}", f"{ours / bound:.1%}", *closed])
-    names = (
-        "tokens",
-        "of bound",
-        *(f"gap closed, from the {x}" for x in ("public fork", "baseline")),
-    )
-    return f"{table(names, rows)}\n\nThe bound is {bound:.0f} M tokens/s."
-
-
 def load_runs() -> Runs:
     """Read the runs.
 
     Raises:
         OSError, pydantic.ValidationError: a file is missing, or is not a run.
     """
-    return {name: load(DATA / f"{name}.json") for name in (*TREES, *OTHERS)}
+    return {name: run_of(name) for name in (*TREES, *OTHERS)}
 
 
 def limits(runs: Runs) -> list[Criterion]:
@@ -234,33 +158,23 @@ def limits(runs: Runs) -> list[Criterion]:
 def documents() -> dict[Path, str]:
     """Return the page, README.md and the plots by path."""
     runs = load_runs()
-    ours = runs["overlay"]
-    machine = ours.environment
+    machine = runs["overlay"].environment
     if machine is None:
         raise SystemExit("the overlay's run names no machine: measure again")
-    where = {
-        "GPU": f"{machine.gpu}, driver {machine.driver}",
-        "torch, Triton": f"{machine.torch}, {machine.triton}",
-        "CUDA, Python": f"{machine.cuda}, {machine.python}",
-        "date": f"{ours.created}",
-        "commit": f"{ours.commit}",
-        "protocol": ours.protocol,
-    }
-    sections = {
-        "machine": facts(where),
-        "checks": checks(runs),
-        "speed": speeds(runs),
-        "bound": shares_of_bound(machine, figures(runs, SPEED)),
-        "memory": comparison(runs, MEMORY),
-        "first_call": comparison(runs, FIRST_CALL),
-        "training": training(runs["layer-training"]),
-        "kernels": "\n\n".join(profile_table(runs[name]) for name in OTHERS[:2]),
-        "accuracy": accuracy(runs["layer-accuracy"]),
-        "limits": limits_table(limits(runs)),
-    }
+    bound = bound_of(machine)
+    text = page(
+        "benchmarks",
+        accuracy=accuracy(runs["layer-accuracy"]),
+        checks={label: checks(runs[name]) for name, (label, _) in TREES.items()},
+        criteria=limits(runs),
+        lengths=lengths(runs, bound and bound / 1e6),
+        ours=runs["overlay"],
+        profiles=[profile_table(runs[name]) for name in OTHERS[:2]],
+        training=training(runs["layer-training"]),
+    )
     readme = ROOT / "README.md"
     return {
-        **page("benchmarks", sections),
+        **text,
         readme: filled(readme, readme.read_text(), {"speed": short_table(runs)}),
-        **{RESULTS / q.plot: plot(runs, q) for q in (SPEED, MEMORY, FIRST_CALL)},
+        **{RESULTS / f"layer-{name.replace('_', '-')}.svg": plot(runs, name) for name in PLOTS},
     }

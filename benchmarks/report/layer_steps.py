@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.engine.results import Entry, Run, versions
-from benchmarks.report.markdown import records
+from benchmarks.report.markdown import columns
 from harness.workload import WORKLOAD
 
 D, S = WORKLOAD.hidden_size, WORKLOAD.head_dim
@@ -182,43 +182,52 @@ def short_name(kernel: str) -> str:
     return re.split(r"[<(]", name, maxsplit=1)[0].strip().split("::")[-1] or kernel
 
 
+COLUMNS = {
+    "step": "{step}",
+    "kernels": "{kernels}",
+    "launches": "{launches}",
+    "ms": "{ms:.3f}",
+    "share": "{ms/call_ms:.1%}",
+    "GB": "{moved:G.2f}",
+    "TFLOP": "{flops:T.2f}",
+    "floor, ms": "{floor_ms:.2f}",
+    "of floor": "{floor_ms/ms:.0%}",
+}
+
+
 def profile_table(profile: Run) -> str:
     """Return the table of a call's time by step, with each step's floor."""
     tokens, call_ms = int(profile.number("tokens")), profile.number("call_ms")
     tree, environment = str(profile.settings["tree"]), profile.environment
-
-    def line(
-        what: str, kernels: str, launches: int, ms: float, moved: int, flops: int, floor: float
-    ) -> dict[str, str]:
-        return {
-            "step": what,
-            "kernels": kernels,
-            "launches": str(launches),
-            "ms": f"{ms:.3f}",
-            "share": f"{ms / call_ms:.1%}",
-            "GB": f"{moved / 1e9:.2f}" if moved else "",
-            "TFLOP": f"{flops / 1e12:.2f}" if flops else "",
-            "floor, ms": f"{floor:.2f}" if floor else "",
-            "of floor": f"{floor / ms:.0%}" if floor else "",
+    rows: list[dict[str, Any]] = [
+        {
+            "step": step.what,
+            "kernels": ", ".join(f"`{name}`" for name in names),
+            "launches": launches,
+            "ms": ms,
+            "call_ms": call_ms,
+            "moved": step.bytes * tokens or None,
+            "flops": step.flops * tokens or None,
+            "floor_ms": step.floor_ms(profile) or None,
         }
-
-    rows, least = [], 0.0
-    for step, names, launches, ms in find_steps(profile.entries, STEPS[tree]):
-        floor = step.floor_ms(profile)
-        least += floor
-        kernels = ", ".join(f"`{name}`" for name in names)
-        moved, flops = step.bytes * tokens, step.flops * tokens
-        rows.append(line(step.what, kernels, launches, ms, moved, flops, floor))
+        for step, names, launches, ms in find_steps(profile.entries, STEPS[tree])
+    ]
     busy = sum(launch.figures["ms"] for launch in profile.entries)
-    rows.append(line("all kernels", "", len(profile.entries), busy, 0, 0, least))
+    whole = {
+        "step": "all kernels",
+        "launches": len(profile.entries),
+        "ms": busy,
+        "call_ms": call_ms,
+        "floor_ms": sum(row["floor_ms"] or 0.0 for row in rows),
+    }
     where = f"{profile.gpu}, {versions(environment)}" if environment else profile.gpu
     return (
         f"{TREES[tree]} ({profile.created}, commit {profile.commit}, {where}): a call "
         f"of {tokens:,} tokens takes {call_ms:.3f} ms in the validator's loop. By "
-        f"kernel, medians of {profile.settings['calls']} profiled calls; what they sum to differs "
+        f"kernel, medians of {profile.settings['calls']} profiled calls; their sum differs "
         f"from that by {call_ms - busy:+.3f} ms. The floor is the longer of moving a step's "
         "tensors once at the bandwidth of a copy "
         f"({profile.number('copy_gb_per_s') / 1e3:.2f} TB/s) and its operations at the rate of a "
         f"large bf16 product ({profile.number('product_tflops'):.0f} TFLOP/s), both measured in "
-        "the same run.\n\n" + records(rows)
+        "the same run.\n\n" + columns([*rows, whole], COLUMNS)
     )

@@ -1,10 +1,75 @@
-"""Markdown tables and their cells, for documents that are generated from data."""
+"""Markdown tables whose columns are format strings over measured entries.
+
+A column such as "{cuda.graph_ms:ms}" formats a value of each row, and "{fla.ms/cuda.ms:.1f}" a
+ratio of two. A row is anything with `get(name)`: a mapping, an entry, or a row of entries by
+implementation. A dash stands for a missing value.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import Formatter
+from typing import Any
 
-from benchmarks.engine.results import Entry
+from benchmarks.engine.results import Row
+
+SCALES = {"us": 1e3, "M": 1e-6, "G": 1e-9, "T": 1e-12, "GiB": 2**-30}
+"""Factors of a value before it is formatted, as in "{bytes:GiB.2f}"; `us` is for milliseconds."""
+SCALED = re.compile(rf"({'|'.join(SCALES)})(\..+)")
+LABELS = {"triton": "Triton", "cuda": "CUDA", "flashqla": "FlashQLA", "flashinfer": "FlashInfer"}
+"""Names of implementations for the format `label`."""
+
+
+class Cells(Formatter):
+    """Formats the values of one row, which is the first argument of `format`.
+
+    Formats in addition to Python's: those of SCALES, `ms` (milliseconds), `label` (an
+    implementation), and `worst` (an entry's largest error and its tensor).
+    """
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
+        """Return a value or a ratio of a row; None if it is missing."""
+        values = []
+        for path in field_name.split("/"):
+            value = args[0]
+            for name in path.split("."):
+                value = None if value is None else value.get(name)
+            values.append(value)
+        if None in values:
+            return None, field_name
+        return values[0] if len(values) == 1 else values[0] / values[1], field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Return a value as text."""
+        if value is None or (format_spec == "worst" and not value.errors):
+            return "-"
+        if format_spec == "ms":
+            return f"{value:.3f}" if value < 1 else f"{value:.2f}"
+        if format_spec == "label":
+            return LABELS.get(value, str(value))
+        if format_spec == "worst":
+            tensor, error = value.worst()
+            return f"{error:.1e} ({tensor})"
+        if scaled := SCALED.fullmatch(format_spec):
+            return format(value * SCALES[scaled[1]], scaled[2])
+        return format(value, format_spec)
+
+
+Column = str | Callable[[Any], str]
+"""A format string, or a function of a row."""
+
+
+def columns(rows: Iterable[Any], by_title: Mapping[str, Column]) -> str:
+    """Return the table of rows with these columns."""
+    cells = Cells()
+    return records(
+        {
+            title: column(row).strip() if callable(column) else cells.format(column, row)
+            for title, column in by_title.items()
+        }
+        for row in rows
+    )
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -21,21 +86,10 @@ def records(rows: Iterable[Mapping[str, str]]) -> str:
     return table(list(listed[0]), [[row[name] for name in listed[0]] for row in listed])
 
 
-def facts(rows: Mapping[str, str]) -> str:
+def facts(*parts: Mapping[str, Any]) -> str:
     """Return a table without a header, with names in one column and values in the other."""
-    return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())])
-
-
-def milliseconds(value: float | None) -> str:
-    """Return milliseconds as text; a dash for None."""
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if value < 1 else f"{value:.2f}"
-
-
-def microseconds(value: float | None, digits: int = 2) -> str:
-    """Return milliseconds in microseconds; a dash for None."""
-    return "-" if value is None else f"{value * 1e3:.{digits}f}"
+    rows = [f"| {name} | {value} |" for part in parts for name, value in part.items()]
+    return "\n".join(["| | |", "|---|---|", *rows])
 
 
 def times(value: float | None, digits: int = 1) -> str:
@@ -43,32 +97,17 @@ def times(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def share(value: float | None) -> str:
-    """Return a percentage; a dash for None."""
-    return "-" if value is None else f"{value:.0%}"
-
-
 def gib(value: float | None) -> str:
     """Return bytes in GiB; a dash for None."""
     return "-" if value is None else f"{value / 2**30:.2f}"
 
 
-def worst(entry: Entry | None) -> str:
-    """Return an entry's largest error and its tensor; a dash for None."""
-    if entry is None or not entry.errors:
-        return "-"
-    tensor, error = entry.worst()
-    return f"{error:.1e} ({tensor})"
-
-
-def not_timed(failures: Iterable[tuple[str, str]]) -> str:
-    """Return a paragraph of the failed calls by reason; an empty text without failures.
-
-    Args:
-        failures: the call's name, and its error.
-    """
+def not_timed(rows: Iterable[Row], call_name: Callable[[Row], str]) -> str:
+    """Return a paragraph of the failed calls by reason; an empty text without failures."""
     by_reason: dict[str, list[str]] = {}
-    for what, why in failures:
-        by_reason.setdefault(why.splitlines()[0], []).append(what)
+    for row in rows:
+        for name, why in row.failures():
+            what = f"{LABELS.get(name, name)}, {call_name(row)}"
+            by_reason.setdefault(why.splitlines()[0], []).append(what)
     listed = [f"{'; '.join(names)} ({why})" for why, names in by_reason.items()]
     return f"\n\nNot timed: {'; '.join(listed)}." if listed else ""

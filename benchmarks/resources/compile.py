@@ -134,7 +134,7 @@ def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
     return rows or [Compiled(source.name, arch)]
 
 
-def described(arch: int = 90) -> list[CompileSpec]:
+def specs_for(arch: int = 90) -> list[CompileSpec]:
     """Return every Triton kernel, the overlay's and the blocks', with the tiles for a GPU."""
     return [*compile_specs(arch), *block_specs(arch)]
 
@@ -170,7 +170,7 @@ def compile_all(archs: Sequence[int], match: str = "", *, keep: bool = False) ->
             run = partial(compile_cuda, source, nvcc, arch)
             jobs.append(_Job(source.name, arch, run, partial(_cuda_parts, source)))
     for arch in archs:
-        for spec in described(arch):
+        for spec in specs_for(arch):
             run = partial(compile_triton, spec, arch)
             jobs.append(_Job(spec.name, arch, run, partial(_triton_parts, spec)))
     _jobs[:] = [job for job in jobs if match in job.name]

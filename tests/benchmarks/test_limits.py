@@ -23,7 +23,6 @@ WKV_LEARNED = {"way": "forward and backward", "tokens": 256}
 STEP = {"hidden_size": 512, "tokens": 65_536}
 LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
     "operator": [
-        ("forward", "figures/graph_ms", 9.0, {"by": "triton", "tokens": 2048}, "limit 0.06"),
         ("forward", "figures/graph_ms", 0.1, {"by": "cuda", "tokens": 16_384}, "limit 0.07"),
         ("forward", "figures/peak_bytes", 1 << 40, {"by": "cuda", "tokens": 1_000_000}, "memory"),
         ("forgetting", "errors/o", 0.5, {}, "0 slow heads: 0.5, limit 0.006"),
@@ -37,13 +36,11 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
     "operator_training": [
         ("calls", "figures/graph_ms", 0.281, {"by": "cuda"}, "cuda, ms: 0.281, limit 0.28"),
         ("calls", "figures/graph_ms", 1e3, {"by": "cuda", "tokens": 262_144}, "the baseline"),
-        ("calls", "figures/graph_ms", 1e3, {"by": "triton"}, "triton, times the baseline"),
         ("gradients", "errors/beta", 0.5, {"by": "cuda"}, "gradient of beta, cuda: 0.5"),
     ],
     "delta-rule": [
         ("calls", "figures/graph_ms", 9.0, {"by": "fla", **PLAIN}, "fla: "),
         ("calls", "figures/rested_ms", 9.0, {"by": "fla", **PLAIN}, "fla, from rest: "),
-        ("calls", "figures/graph_ms", 0.1, {"by": "fla", **LEARNED}, "times fla: "),
         ("calls", "figures/rested_ms", 0.5, {"by": "cuda", **GATED}, "rest: 0.5, limit 0.45"),
         ("calls", "errors/o", 0.5, {"by": "cuda", **PLAIN}, "error of o, cuda"),
         ("calls", "errors/k", 0.02, {"by": "triton", **LEARNED}, "error of k, triton"),
@@ -58,7 +55,6 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
     "wkv6": [
         ("calls", "figures/graph_ms", 1e-3, {"by": "chunk_rwkv6", **WKV}, "limit 1.5"),
         ("calls", "figures/graph_ms", 1e-3, {"by": "chunk_rwkv6", **WKV_LEARNED}, "graph: "),
-        ("calls", "figures/eager_ms", 1e-3, {"by": "chunk_rwkv6", **WKV}, "eager: "),
         ("calls", "errors/o", 0.5, {"by": "triton", **WKV}, "error of o"),
         ("calls", "errors/w", 0.5, {"by": "triton", **WKV_LEARNED}, "error of w"),
         ("calls", "failure", "OutOfMemoryError: 9 GiB", {"by": "triton", **WKV}, "timed"),

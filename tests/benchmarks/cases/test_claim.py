@@ -20,39 +20,21 @@ CHEAP = [
 
 
 @pytest.mark.parametrize("shape", CHEAP, ids=lambda shape: shape.name)
-def test_the_claim_is_hardly_ever_refuted_and_high_where_it_is_quiet(shape: Shape) -> None:
+def test_the_claim_is_rarely_refuted_and_high_with_little_noise(shape: Shape) -> None:
     found = simulate(shape, 40, default_rng(7), draws=100_000)
     assert found.figures["refuted"] < REFUTED_MOST
     if shape.healthy:
         assert found.figures["ratio"] >= RATIO_LEAST
 
 
-def test_the_simulation_sees_a_claim_that_is_too_high() -> None:
+def test_the_simulation_refutes_a_claim_that_is_too_high() -> None:
     """Noise that the runs do not show must come out as refuted, or the figures mean nothing."""
     quiet = BY_NAME["Gaussian, deviation 0.4%"]
     worse = quiet._replace(later=lambda generator, count: np.full(count, 1 / 0.85))
     assert simulate(worse, 5, default_rng(7), draws=1000).figures["refuted"] == 1
 
 
-def test_more_runs_of_the_same_noise_are_claimed_no_lower_on_average() -> None:
-    from benchmarks.cases.claim_simulation import LENGTH, measurements
-    from harness.claim import derive_claim
-
-    runs = BY_NAME["Gaussian, deviation 0.4%"].draw(default_rng(7), 200, 10)
-
-    def mean(count: int) -> float:
-        claims = [
-            derive_claim({LENGTH: measurements(runs, trial)[:count]}, LENGTH).tokens_per_sec
-            for trial in range(200)
-        ]
-        return float(np.mean(claims))
-
-    means = [mean(count) for count in (3, 5, 10)]
-    assert means == pytest.approx(sorted(means), rel=5e-4)
-    assert means[0] < means[1]
-
-
-def test_a_loop_that_knows_nothing_of_the_harness_judges_the_claim(tmp_path, monkeypatch):
+def test_the_independent_loop_measures_a_known_speed(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     layer = tmp_path / "fla/layers/quasar.py"
     layer.parent.mkdir(parents=True)

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.cases import layer
 from benchmarks.cases.trees import BASELINE, TREES, make_tree
+from benchmarks.engine.results import Entry
 from harness.measuring.runner import MeasurementError
 from quasar_kernels.contract import OVERLAY
 from tests.benchmarks.runs import run_of
@@ -35,15 +36,16 @@ def fake_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer, "timed", measure)
 
 
-def plan(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    tree = TREES["overlay"]._replace(**changes)
-    monkeypatch.setitem(TREES, "overlay", tree)
+def time_tree(folder: Path, checks: dict[int, layer.Check], **changes: Any) -> list[Entry]:
+    """Time the overlay with a changed plan."""
+    plan = TREES["overlay"]._replace(**changes)
+    return layer.time_tree("overlay", folder, plan, checks, folder / "gpu-lock", "cpu")
 
 
-def test_rounds_behind_the_check_of_the_next_length(tmp_path, monkeypatch):
-    plan(monkeypatch, lengths=(512, 1024, 2048, 4096), short_runs=2, cold=(512, 4096))
+def test_each_length_needs_the_check_of_the_next_one(tmp_path):
     checks: dict[int, layer.Check] = {512: SHORT, 2048: LONG}
-    found = layer.time_tree("overlay", tmp_path, checks, tmp_path / "gpu-lock", "cpu")
+    lengths = (512, 1024, 2048, 4096)
+    found = time_tree(tmp_path, checks, lengths=lengths, short_runs=2, cold=(512, 4096))
     first = [(512, True, True), (1024, True, False), (2048, True, False), (4096, True, True)]
     assert [*first, *((length, True, False) for length, *_ in first)] == CALLS
     passed = {e.of["tokens"]: e.figures["checked_tokens"] for e in found if not e.failure}
@@ -59,24 +61,21 @@ def test_rounds_behind_the_check_of_the_next_length(tmp_path, monkeypatch):
     ]
 
 
-def test_nothing_is_timed_behind_a_failed_check(tmp_path, monkeypatch):
-    plan(monkeypatch, lengths=(512, 1024), short_runs=2)
+def test_nothing_is_timed_after_a_failed_check(tmp_path):
     checks: dict[int, layer.Check] = {512: SHORT, 1024: MeasurementError("it died", "crash")}
-    found = layer.time_tree("overlay", tmp_path, checks, tmp_path / "gpu-lock", "cpu")
+    found = time_tree(tmp_path, checks, lengths=(512, 1024), short_runs=2)
     assert [length for length, *_ in CALLS] == [512, 512]
     assert [(e.of["tokens"], e.failure) for e in found if e.failure] == [(1024, "crash: it died")]
 
 
-def test_a_tree_without_checks_is_timed_unchecked(tmp_path, monkeypatch):
-    plan(monkeypatch, lengths=(512,), short_runs=1)
-    (entry,) = layer.time_tree("overlay", tmp_path, {}, tmp_path / "gpu-lock", "cpu")
+def test_a_tree_without_checks_is_timed_unchecked(tmp_path):
+    (entry,) = time_tree(tmp_path, {}, lengths=(512,), short_runs=1)
     assert CALLS == [(512, False, True)]
     assert entry.figures["tokens_per_sec"] == 1000
 
 
-def test_calls_that_wait_for_the_host_take_more_processes(tmp_path, monkeypatch):
-    plan(monkeypatch, lengths=(512, 4096, 16_384), runs=2, short_runs=3)
-    layer.time_tree("overlay", tmp_path, {}, tmp_path / "gpu-lock", "cpu")
+def test_short_calls_are_timed_in_more_processes(tmp_path):
+    time_tree(tmp_path, {}, lengths=(512, 4096, 16_384), runs=2, short_runs=3)
     rounds = [(512, 4096, 16_384)] * 2 + [(512, 4096)]
     assert [length for length, *_ in CALLS] == [length for lengths in rounds for length in lengths]
 

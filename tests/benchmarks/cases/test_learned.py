@@ -52,7 +52,7 @@ def test_recall_is_trained_for_each_choice(tmp_path, monkeypatch) -> None:
         assert 2 < loss < 4  # the first ten steps of 24 tokens: log(24) is 3.18
 
 
-def test_what_is_held_out_is_the_end_of_the_text_and_is_not_trained_on() -> None:
+def test_the_end_of_the_text_is_held_out() -> None:
     kept, rest = split()
     assert bytes(torch.cat([kept, rest]).tolist()) == TEXT.read_bytes()
     assert 0.099 < len(rest) / (len(kept) + len(rest)) < 0.101

@@ -13,7 +13,7 @@ from benchmarks.cases import mechanisms as case
 from benchmarks.engine import processes
 from benchmarks.engine.mechanism import OURS, SEQUENTIAL, Calls
 from benchmarks.engine.mechanism_work import Work, Wrong, entries, packed_bounds
-from benchmarks.engine.processes import Lost
+from benchmarks.engine.processes import ProcessFailed
 from benchmarks.engine.results import Entry
 from benchmarks.mechanisms import implementations
 from tests import PROJECT
@@ -40,13 +40,13 @@ def test_a_file_adds_a_mechanism(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ON_CPU)
-def test_what_runs_on_a_cpu_agrees_with_float64(name: str) -> None:
+def test_implementations_agree_with_float64_on_a_cpu(name: str) -> None:
     work = Work(name, make(name), TOKENS, "cpu")
     assert work.errors("forward", TOKENS)["o"] < 5e-3
     found = work.errors("forward and backward", TOKENS)
     assert set(found) == set(work.x)
     assert max(found.values()) < 1e-2
-    if name != "softmax" and not work.calls.packs:  # softmax needs a GPU for packed sequences
+    if name != "softmax" and not work.calls.no_packing:  # softmax needs a GPU for packed sequences
         bounds = packed_bounds(TOKENS, "cpu")
         assert bounds.host.numel() > 2
         assert max(work.errors("forward and backward", TOKENS, bounds).values()) < 1e-2
@@ -76,7 +76,7 @@ def test_a_wrong_result_is_not_timed() -> None:
         Work("delta", broken, 40, "cpu").entry("forward", 40)
 
 
-def test_what_is_not_reached_and_what_fails_is_named() -> None:
+def test_unreached_and_failed_calls_have_reasons() -> None:
     work = Work("delta", make("delta"), 40, "cpu")
     found = list(entries(work, 1, [20, 40], lambda: 0))
     assert len({str(entry.of) for entry in found}) == len(found) == 7
@@ -85,7 +85,7 @@ def test_what_is_not_reached_and_what_fails_is_named() -> None:
     def fails(*_: Any) -> Any:
         raise RuntimeError("no kernel\nand much more")
 
-    work.calls = work.calls._replace(chunks=fails, packs="it does not")
+    work.calls = work.calls._replace(chunks=fails, no_packing="it does not")
     found = list(entries(work, 1, [20], lambda: 1))
     assert [entry.failure for entry in found] == [
         "RuntimeError: no kernel",
@@ -104,12 +104,12 @@ def test_a_call_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyP
     assert found[1].failure == "it would take about 2.4 s, and 1 s is the limit"
 
 
-def test_the_command_measures_in_fresh_processes_and_names_what_is_lost(monkeypatch):
+def test_the_command_measures_in_fresh_processes_and_names_failed_ones(monkeypatch):
     def stream(function: Any, name: str, *_: Any, **__: Any) -> Any:
         of = {"way": "forward", "batch": 1, "tokens": 256, "packed": False}
         yield Entry(table="calls", of=of, by=name, figures={"ms": 1.0})
         if name == "kda":
-            raise Lost("exit status 139")
+            raise ProcessFailed("exit status 139")
 
     machine = run_of("mechanisms")
     monkeypatch.setattr(processes, "call", lambda *_: machine)

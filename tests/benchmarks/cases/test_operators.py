@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from benchmarks.cases import delta_rule, operator, wkv6
-from benchmarks.cases.delta_rule import GATED, RULES, draw
+from benchmarks.cases.delta_rule import GATED, RULES, draw, selected
 from benchmarks.engine.comparison import Shape
 
 
@@ -34,3 +36,13 @@ def test_a_token_changes_the_state_in_place(rule):
     assert final is state
     assert not torch.equal(state, before)
     assert o.shape == x["q"].shape
+
+
+def test_fla_is_not_timed_as_flashqla():
+    from fla.ops.gated_delta_rule.backends import FlashQLABackend
+
+    backend = FlashQLABackend()
+    assert backend.is_enabled(), "or the switch has nothing to switch off"
+    with selected(GATED, "fla"):
+        assert not backend.is_enabled()
+    assert os.environ.get("FLA_FLASH_QLA") is None

@@ -84,7 +84,7 @@ def test_clean_kernels_end_with_0_and_every_tool_is_named(sanitize: Sanitize) ->
         ({"FOUND": "stuck"}, "memcheck: operator was cut off after 5 s"),
     ],
 )
-def test_findings_a_blind_tool_wrong_calls_and_stuck_ones_end_with_1(sanitize, says, said):
+def test_findings_and_failures_end_with_1(sanitize, says, said):
     limit = "5" if "stuck" in says.values() else f"{HANG:.0f}"
     status, out, _ = sanitize("--tool", "memcheck", "--limit", limit, **says)
     assert status == 1
@@ -128,7 +128,7 @@ def test_clearing_is_for_the_operators_dtypes(monkeypatch: pytest.MonkeyPatch) -
     assert torch.empty_like is not empty_like
 
 
-def test_the_file_is_written_after_every_tool_and_what_is_cut_off_is_not_clean(
+def test_the_file_is_written_after_every_tool_and_killed_calls_are_not_clean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in surroundings(tmp_path, LAYER="stuck").items():
@@ -157,7 +157,7 @@ def test_summaries_of_every_tool_are_read() -> None:
     assert findings_in("ERROR SUMMARY: 0 errors, said by the program itself\n") is None
 
 
-def test_wrong_results_are_named_nan_too() -> None:
+def test_wrong_results_and_nan_are_named() -> None:
     cases = (OperatorCase((1,)), OperatorCase((2,)), OperatorCase((3,)))
     errors = dict(zip(cases, (LIMIT, float("nan"), 2 * LIMIT), strict=True))
     wrong = wrong_cases(errors.__getitem__, cases)

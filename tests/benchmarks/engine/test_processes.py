@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.engine.processes import Lost, call, stream
+from benchmarks.engine.processes import ProcessFailed, call, stream
 from benchmarks.engine.results import Entry
 from tests.processes import HANG, is_alive, wait_for
 
@@ -46,12 +46,12 @@ def test_results_come_one_by_one_and_a_death_is_named() -> None:
     assert [one.figures for one in stream(counted, 2)] == [{"n": 0}, {"n": 1}]
     found = stream(counted, 3)
     assert [next(found).figures["n"] for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(Lost, match="exit status 3"):
+    with pytest.raises(ProcessFailed, match="exit status 3"):
         next(found)
 
 
-def test_a_process_is_killed_at_its_limit_and_when_nobody_reads_on(tmp_path: Path) -> None:
-    with pytest.raises(Lost, match="killed after 20 s"):
+def test_a_process_is_killed_at_its_limit_and_when_its_stream_is_closed(tmp_path: Path) -> None:
+    with pytest.raises(ProcessFailed, match="killed after 20 s"):
         list(stream(stuck, tmp_path / "first", seconds=20))
     found = stream(stuck, tmp_path / "second")
     assert next(found) == 1

@@ -18,7 +18,7 @@ ENTRIES = (
 )
 
 
-def test_a_run_is_read_as_it_was_written_a_line_an_entry(tmp_path: Path) -> None:
+def test_a_written_run_is_read_unchanged(tmp_path: Path) -> None:
     run = run_of("made-up", *ENTRIES, settings={"rate": 2e-3, "n": 3, "gpu": "x"})
     write(tmp_path / "run.json", run)
     assert load(tmp_path / "run.json") == run
@@ -39,7 +39,7 @@ def test_rows_join_the_implementations_of_a_call() -> None:
 @pytest.mark.parametrize(
     "change", [{"figures": {"ms": float("nan")}}, {"errors": {"o": -1.0}}, {"unknown": 1}]
 )
-def test_what_is_no_figure_is_refused(change: dict[str, object]) -> None:
+def test_invalid_figures_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="validation error"):
         Entry.model_validate({"table": "calls", **change})
 

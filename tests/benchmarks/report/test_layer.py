@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.cases.layer_profile import launches_of
 from benchmarks.engine.results import DATA, Entry, Run, load
-from benchmarks.report.layer import TREES, Runs, bound_of, load_runs, shares_of_bound
+from benchmarks.report.layer import TREES, Runs, bound_of, lengths, load_runs
 from benchmarks.report.layer_steps import OTHER, STEPS, find_steps, profile_table
 
 SMALL = "void at::native::(anonymous namespace)::small<int>(int)"
@@ -79,20 +79,23 @@ def test_launches_are_medians_in_order_of_start() -> None:
         launches_of([calls[0], calls[1][:2]])
 
 
-def test_the_share_of_the_bound_by_hand(runs: Runs) -> None:
+def test_the_bound_by_hand(runs: Runs) -> None:
     machine = runs["overlay"].environment
     assert machine is not None
     # 4,096 operations a clock in each of an H200's 132 multiprocessors, at 1,980 MHz; a token's
     # products: four of 512 x 512, two of 512 x 64, and three of 64 x 64 in 8 heads
     bound = 4096 * 132 * 1980e-6 / (2 * (4 * 512 * 512 + 2 * 512 * 64 + 3 * 8 * 64 * 64)) * 1e6
     assert bound_of(machine) == pytest.approx(bound * 1e6)
-    speeds = {"overlay": {7: bound / 2, 9: bound}, "public-fork": {}, "baseline": {7: bound / 4}}
-    text = shares_of_bound(machine, speeds)
-    assert "| 7 | 50.0% | - | 66.7% |" in text  # 2 of 3 bounds are closed
-    assert "| 9 | 100.0% | - | - |" in text
     silent = {"gpu": "NVIDIA X1", "memory_bus_bits": None, "compute_capability": None}
-    unknown = machine.model_copy(update=silent)
-    assert "not known" in shares_of_bound(unknown, speeds)
+    assert bound_of(machine.model_copy(update=silent)) is None
+
+
+def test_the_closed_share_of_the_gap_to_the_bound(runs: Runs) -> None:
+    first = lengths(runs)[0]
+    ours, fork = first["overlay"]["speed"], first["public-fork"]["speed"]
+    closed = lengths(runs, 400.0)[0]["closed"]["public-fork"]
+    assert closed == pytest.approx((1 / fork - 1 / ours) / (1 / fork - 1 / 400))
+    assert "closed" not in first
 
 
 def test_the_trees_were_measured_on_one_machine(runs: Runs) -> None:

@@ -79,39 +79,30 @@ def overlay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty folder in place of the overlay's CUDA sources, and no Triton kernels."""
     monkeypatch.setattr(compile_kernels, "OVERLAY", tmp_path)
     monkeypatch.setattr(compile_kernels, "BLOCKS", tmp_path)
-    monkeypatch.setattr(compile_kernels, "described", lambda arch: [])
+    monkeypatch.setattr(compile_kernels, "specs_for", lambda arch: [])
     return tmp_path
-
-
-@pytest.mark.parametrize("arch", [80, 90])
-def test_a_cuda_source_with_tensor_cores_compiles(tmp_path: Path, nvcc: Path, arch: int) -> None:
-    source = tmp_path / "tile.cu"
-    source.write_text(CUDA)
-    (row,) = compile_cuda(source, nvcc, arch)
-    assert (row.kernel, row.arch, row.error) == ("tile.cu: tile_product", arch, "")
-    reserved = 1024 if arch >= 90 else 0  # the system keeps 1 KiB a block from Hopper on
-    assert row.needs
-    assert row.needs.shared == 4096 + reserved
-    assert 8 <= row.needs.registers <= 255
-    assert row.needs.spills == 0
 
 
 LAUNCH = 'extern "C" __constant__ int tile_product_launch[2] = {64, BYTES};\n'
 
 
 @pytest.mark.parametrize(("arch", "fits"), [(86, False), (90, True)])
-def test_shared_memory_that_a_launch_asks_for_counts(tmp_path, nvcc, arch, fits):
+def test_dynamic_shared_memory_counts(tmp_path, nvcc, arch, fits):
     source = tmp_path / "tile.cu"
     source.write_text(CUDA + LAUNCH.replace("BYTES", "120000"))
     (row,) = compile_cuda(source, nvcc, arch)
+    assert (row.kernel, row.arch) == ("tile.cu: tile_product", arch)
     assert row.needs
+    assert 8 <= row.needs.registers <= 255
+    assert row.needs.spills == 0
+    # from Hopper on, the system reserves 1 KiB of each block
     assert row.needs.shared == 4096 + 120_000 + (1024 if arch >= 90 else 0)
     assert (row.error == "") == fits
     assert fits or "a block may have 101376" in row.error
 
 
 @pytest.mark.usefixtures("nvcc")
-def test_what_does_not_compile_fails_alone(overlay: Path) -> None:
+def test_the_other_kernels_compile_if_one_fails(overlay: Path) -> None:
     (overlay / "bad.cu").write_text('extern "C" __global__ void bad() { no_such_call(); }\n')
     (overlay / "good.cu").write_text(CUDA)
     errors = {row.kernel: row.error for row in compile_all([86])}
@@ -147,7 +138,7 @@ def test_more_shared_memory_than_the_smallest_gpu_has_is_an_error_everywhere(ove
         tile_product(128, 8, 3),
         CompileSpec("broken", broken_kernel, {"x": "*fp32"}, {"BM": 64}),
     ]
-    monkeypatch.setattr(compile_kernels, "described", lambda arch: specs)
+    monkeypatch.setattr(compile_kernels, "specs_for", lambda arch: specs)
     rows = {(row.kernel, row.arch): row for row in compile_all([86, 90])}
     for arch in (86, 90):
         tile = rows["tile product", arch]
@@ -158,7 +149,7 @@ def test_more_shared_memory_than_the_smallest_gpu_has_is_an_error_everywhere(ove
         assert "undefined_name" in rows["broken", arch].error
 
 
-def test_spills_are_found_also_behind_a_cache(monkeypatch, tmp_path):
+def test_spills_are_found_with_a_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     spec = tile_product(16, warps=2, stages=1)
     (cold,), (warm,) = compile_triton(spec, 80), compile_triton(spec, 80)
@@ -203,14 +194,14 @@ def compiled(overlay: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
     return run
 
 
-def test_what_is_unchanged_is_compiled_once(compiled: Callable[..., list[str]]) -> None:
+def test_unchanged_kernels_are_compiled_once(compiled: Callable[..., list[str]]) -> None:
     assert compiled() == ["a.cu 80", "b.cu 80"]
     assert compiled() == []
     assert compiled(80, 90) == ["a.cu 90", "b.cu 90"]
     assert compiled(keep=False) == ["a.cu 80", "b.cu 80"]
 
 
-def test_whatever_a_result_depends_on_has_it_compiled_again(compiled, overlay, monkeypatch):
+def test_each_changed_dependency_causes_a_compilation(compiled, overlay, monkeypatch):
     compiled()
     (overlay / "deep" / "inner.cuh").write_text("// 2")
     assert compiled() == ["a.cu 80"]
@@ -223,7 +214,7 @@ def test_whatever_a_result_depends_on_has_it_compiled_again(compiled, overlay, m
     assert compiled() == ["a.cu 80", "b.cu 80"]
 
 
-def test_failures_and_damaged_results_are_not_kept(compiled, overlay, monkeypatch):
+def test_failures_and_damaged_results_are_not_cached(compiled, overlay, monkeypatch):
     (overlay / "b.cu").write_text("// WRONG")
     assert compiled() == ["a.cu 80", "b.cu 80"]
     assert compiled() == ["b.cu 80"]

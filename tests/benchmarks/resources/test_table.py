@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.resources import table as kernel_resources
-from benchmarks.resources.compile import described, sources
+from benchmarks.resources.compile import sources, specs_for
 from benchmarks.resources.table import (
     Compiled,
     Resources,
@@ -41,7 +41,7 @@ def test_the_committed_table_and_its_page_list_every_kernel_for_every_gpu() -> N
     mount()
     for arch in ARCHITECTURES:
         listed = {name for name, of in table.rows if of == arch}
-        assert {spec.name for spec in described(arch)} == {n for n in listed if ".cu" not in n}
+        assert {spec.name for spec in specs_for(arch)} == {n for n in listed if ".cu" not in n}
         assert {path.name for path in sources()} == {
             name.partition(":")[0] for name in listed if ".cu" in name
         }
@@ -76,7 +76,7 @@ def test_changed_new_and_lost_kernels_are_named() -> None:
     assert compare(TABLE, got)[0][0].startswith("a.cu, sm_100: no kernel -> registers 90")
 
 
-def test_other_compilers_are_said_and_their_figures_left_alone() -> None:
+def test_figures_of_other_compilers_are_not_compared() -> None:
     found = with_needs("scan", 86, Resources(90, 8, 16, 9000))
     other = replace(found, compilers=COMPILERS | {"ptxas": "13.2.0"})
     wrong, (note,) = compare(TABLE, other)
