@@ -50,7 +50,7 @@ def test_retry_after_is_kept_for_every_retry(status, kind):
         (403, "Hotkey 5x is not registered on subnet 24", outcomes.Forbidden, "--netuid"),
         (401, "There was an error parsing the body", outcomes.Unauthorized, "WALLET_HOTKEY"),
         (404, "Miner NOT registered", outcomes.NotRegistered, "btcli subnets register"),
-        (404, "Submission not error", outcomes.SubmissionNotFound, "another server"),
+        (404, "Submission not found", outcomes.SubmissionNotFound, "another server"),
         (404, "No such thing", outcomes.Refused, "Read the server's message"),
         (409, "Submission ALREADY revealed", outcomes.AlreadyRevealed, "it is done"),
         (409, "Commitment already exists", outcomes.AlreadyCommitted, "/pending_reveals"),
