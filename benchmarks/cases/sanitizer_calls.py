@@ -197,8 +197,7 @@ def layer_error(case: LayerCase) -> float:
     from fla.ops.quasar.layer import forward as layer_forward
     from fla.ops.quasar.layer import fused
     from fla.ops.quasar.layer.call import Stages
-    from fla.ops.quasar.layer.hopper.program import PROGRAM
-    from fla.ops.quasar.layer.hopper.stages import KERNELS
+    from fla.ops.quasar.layer.hopper.program import KERNELS, PROGRAM
 
     program = PROGRAM.load(Variant(torch.cuda.current_device(), case.dtype))
     if case.multiprocessors:

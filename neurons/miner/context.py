@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from structlog.stdlib import BoundLogger
 
@@ -29,7 +29,12 @@ from neurons.runtime.observe import forget_secret
 from neurons.runtime.process import wait_unless
 from neurons.runtime.settings import Settings
 from neurons.wire.client import ApiClient
+from neurons.wire.outcomes import NotRegistered, ServerFault
+from neurons.wire.rules import league_of
 from quasar_kernels.contract import overlay_digest
+
+REGISTRATIONS = 2
+"""Most registrations for one request that finds the hotkey unknown."""
 
 _SHOWN: dict[State, tuple[str, ...]] = {
     State.PUBLISHED: ("fork_url", "commit_hash"),
@@ -42,6 +47,8 @@ _SHOWN: dict[State, tuple[str, ...]] = {
     State.REJECTED: ("score",),
 }
 """The attributes that the log shows when a submission reaches a state; never the salt."""
+
+Reply = TypeVar("Reply")
 
 
 @dataclass
@@ -89,6 +96,35 @@ class Context:
     def poll_seconds(self) -> float:
         """The seconds between two polls of the server."""
         return 1.0 if self.client.on_loopback else 15.0
+
+    def register(self, target_sequence_length: int) -> None:
+        """Register in the league of the target, unless this process has already done so.
+
+        The public server answers a second league of one hotkey with a 500, which is only logged.
+        """
+        league, _ = league_of(target_sequence_length)
+        if league in self.registered:
+            return
+        try:
+            reply = self.client.register(self.settings.reference_model, league)
+            self.log.info("registered with the API", league=league, status=reply.status)
+        except ServerFault as fault:
+            self.log.warning("registration failed; going on", league=league, reason=fault.reason)
+        self.registered.add(league)
+
+    def when_registered(self, target: int, call: Callable[[], Reply]) -> Reply:
+        """Return `call()`; when the server does not know the hotkey, register and call again.
+
+        It registers more than once, because a server may lose its database just after a
+        registration.
+        """
+        for _ in range(REGISTRATIONS):
+            try:
+                return call()
+            except NotRegistered:
+                self.registered.discard(league_of(target)[0])
+                self.register(target)
+        return call()
 
     def check_out(self, submission: Submission) -> bool:
         """Check out the published commit, if necessary; return whether it is checked out.

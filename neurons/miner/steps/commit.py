@@ -8,7 +8,6 @@ from typing import Any
 
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
-from neurons.miner.register import when_registered
 from neurons.miner.signing import commit_request, commitment_of
 from neurons.runtime.errors import Held
 from neurons.runtime.observe import register_secret
@@ -57,7 +56,7 @@ def _send(submission: Submission, context: Context, now: Round) -> Submission:
     target = submission.target_sequence_length
     request = commit_request(submission, context.identity)
     try:
-        reply = when_registered(context, target, lambda: context.client.commit(request))
+        reply = context.when_registered(target, lambda: context.client.commit(request))
         if reply.commitment_hash != commitment:
             raise ProtocolFault("/commit_submission answered with another commitment")
     except AlreadyCommitted as refusal:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
-from neurons.miner.register import register
 from neurons.runtime.errors import Held
 from neurons.wire.rules import FAILURES_BEFORE_BAN
 
@@ -26,7 +25,7 @@ def run(submission: Submission, context: Context) -> Submission:
             "CLAIM_HEADROOM), then run `python -m neurons.miner release`.",
         )
     if not submission.auto_target:
-        register(context, submission.target_sequence_length)
+        context.register(submission.target_sequence_length)
     digest = context.content_digest()
     context.fork.prepare()
     commit = context.fork.commit()

@@ -6,7 +6,6 @@ from neurons.miner import cycle
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.premature import insists_on_reveal, note_early_judgement
-from neurons.miner.register import when_registered
 from neurons.miner.rounds import Relation, read_relation
 from neurons.miner.signing import committed_version, reveal_request
 from neurons.miner.standing import is_shown_revealed
@@ -152,7 +151,7 @@ def _send(submission: Submission, context: Context) -> Submission:
     request = reveal_request(submission, context.identity)
     target, just_revealed = submission.target_sequence_length, True
     try:
-        when_registered(context, target, lambda: context.client.reveal(request))
+        context.when_registered(target, lambda: context.client.reveal(request))
     except AlreadyRevealed:
         context.log.info("revealed before, says the server")
         return context.move(submission, State.REVEALED, queued_at=None)

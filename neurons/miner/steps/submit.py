@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
-from neurons.miner.register import when_registered
 from neurons.miner.rounds import Relation, compare_round
 from neurons.miner.signing import submit_request
 from neurons.miner.standing import LIMITS
@@ -50,7 +49,7 @@ def _send(submission: Submission, context: Context, wire_version: int) -> Submis
     target = submission.target_sequence_length
     request = submit_request(submission, context.identity, wire_version)
     try:
-        reply = when_registered(context, target, lambda: context.client.submit(request))
+        reply = context.when_registered(target, lambda: context.client.submit(request))
     except NOT_SENT:
         context.note(submission, round_total=None)
         raise

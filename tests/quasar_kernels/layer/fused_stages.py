@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from fla.ops.quasar.layer.hopper.program import swizzle_weights
-from fla.ops.quasar.layer.hopper.projection import taps_buffer, taps_layout
+from fla.ops.quasar.layer.weight_tiles import launch_swizzle, serialize_swizzle, taps_layout
 
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.tolerances import PROJECTION
 
 EPS = 1e-5
+
+
+def taps_buffer(weight):
+    """Return memory for a projection's taps."""
+    return weight.new_empty(4, 1536, dtype=torch.float32)
+
+
+def swizzle_weights(program, layouts, dtype, vectors=()):
+    """Return the weight tiles of each layout, converted in one launch with the vectors."""
+    sizes = [layout.weight.numel() for layout in layouts]
+    memory = layouts[0].weight.new_empty(sum(sizes), dtype=dtype)
+    launch_swizzle(program, serialize_swizzle(layouts, memory, vectors), max(sizes), memory)
+    return [
+        tiles.view(torch.float16) if layout.fp16 else tiles
+        for layout, tiles in zip(layouts, memory.split(sizes), strict=True)
+    ]
 
 
 def projection_weights(device="cpu"):

@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fla.ops.quasar.cuda.program import Variant
-from fla.ops.quasar.layer.hopper.program import PROGRAM, Vector, WeightLayout, swizzle_weights
-from fla.ops.quasar.layer.hopper.projection import taps_buffer, taps_layout
-from fla.ops.quasar.layer.hopper.stages import KERNELS
+from fla.ops.quasar.layer.hopper.program import KERNELS, PROGRAM
+from fla.ops.quasar.layer.weight_tiles import Vector, WeightLayout, taps_layout
 
 from tests.gpu.calls import ON_HOPPER
 from tests.gpu.layer.fused_stages import GatedOutput
+from tests.quasar_kernels.layer.fused_stages import swizzle_weights, taps_buffer
 
 pytestmark = ON_HOPPER
 

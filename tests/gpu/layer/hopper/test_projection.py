@@ -8,8 +8,7 @@ import torch
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.layer import forward as layer_forward
 from fla.ops.quasar.layer.fused import FEWEST_TOKENS
-from fla.ops.quasar.layer.hopper.program import PROGRAM
-from fla.ops.quasar.layer.hopper.stages import KERNELS
+from fla.ops.quasar.layer.hopper.program import KERNELS, PROGRAM
 
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_HOPPER

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fla.ops.quasar.layer import forward as layer_forward
 from fla.ops.quasar.layer.portable import choice
-from fla.ops.quasar.layer.portable.stages import KERNELS, PORTABLE
+from fla.ops.quasar.layer.portable.program import KERNELS, PORTABLE
 from fla.ops.quasar.triton_kernels.autotune import GAIN
 
 from quasar_kernels.reference import relative_rms

@@ -12,14 +12,14 @@ from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import LoadedProgram, Variant
 from fla.ops.quasar.layer import fused
 from fla.ops.quasar.layer.call import Call
-from fla.ops.quasar.layer.hopper import gated_output, projection, stages
-from fla.ops.quasar.layer.hopper.program import PROGRAM
+from fla.ops.quasar.layer.hopper import program as hopper
+from fla.ops.quasar.layer.hopper.program import KERNELS, PROGRAM
 
 
 @pytest.mark.parametrize("multiprocessors", [2, 78, 132])
 @pytest.mark.parametrize("tokens", [1, 3, 4, 512, 4099, 16_384, 100_000, 1_000_000])
 def test_the_grid_computes_every_product_of_every_token(tokens, multiprocessors):
-    blocks, rows, steps, lag = projection._grid(tokens, multiprocessors)
+    blocks, rows, steps, lag = hopper.projection_grid(tokens, multiprocessors)
     assert blocks % 2 == 0
     assert 1 <= rows <= 13
     assert 2 <= blocks * rows <= multiprocessors  # all blocks run at the same time
@@ -32,7 +32,7 @@ def test_the_grid_computes_every_product_of_every_token(tokens, multiprocessors)
 @pytest.mark.parametrize("multiprocessors", [2, 78, 132])
 @pytest.mark.parametrize("tiles", [1, 8, 64, 1563, 15_625])
 def test_the_grid_computes_every_output_of_every_token(tiles, multiprocessors):
-    blocks, rows, steps = gated_output._grid(tiles, 4, multiprocessors)
+    blocks, rows, steps = hopper.output_grid(tiles, 4, multiprocessors)
     assert blocks % 2 == 0
     assert 4 % rows == 0
     assert 2 <= blocks * rows <= multiprocessors
@@ -41,7 +41,7 @@ def test_the_grid_computes_every_output_of_every_token(tiles, multiprocessors):
         assert rows == 1  # each token is normed once
 
 
-def project(x, kernels=stages.KERNELS):
+def project(x, kernels=KERNELS):
     """Run the first stage of a layer for x."""
     layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
     call = Call(8, 64, 1e-5, torch.bfloat16, None, "auto")
@@ -64,7 +64,7 @@ def test_kernels_are_not_used_again_after_a_failed_launch(monkeypatch, caplog):
     kernels = {"pack_weights": SimpleNamespace(threads=256, launch=refuse)}
     program = LoadedProgram(variant, kernels, 132, True)
     monkeypatch.setattr(torch_private, "raw_stream", lambda _: 0)
-    kernels = stages.KERNELS._replace(find=lambda *_: program)
+    kernels = KERNELS._replace(find=lambda *_: program)
     assert project(torch.randn(1, 8, 512), kernels) is None
     (record,) = caplog.records
     assert record.getMessage() == (

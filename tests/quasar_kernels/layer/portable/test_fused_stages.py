@@ -12,7 +12,6 @@ from fla.ops.quasar.layer import fused
 from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.first_tokens import project_rows
 from fla.ops.quasar.layer.portable import program as portable
-from fla.ops.quasar.layer.portable import stages
 
 from quasar_kernels.reference import quasar_layer, quasar_recurrence, relative_rms
 from tests.quasar_kernels.layer.fused_stages import (
@@ -77,7 +76,7 @@ class TestProjection:
     def test_it_matches_float64(self, programs, tokens, blocks, late, groups, dtype):
         program = load(programs, dtype, blocks, late, groups)
         x, parts = torch.randn(tokens, 512), projection_weights()
-        found = project(stages.KERNELS, program, x, *parts, dtype)
+        found = project(portable.KERNELS, program, x, *parts, dtype)
         check_projection(found, exact_projection(x, *parts, dtype), dtype)
 
 
@@ -88,7 +87,7 @@ class TestGatedOutput:
     def test_it_matches_float64(self, programs, tokens, blocks, late, groups, dtype):
         program = load(programs, dtype, blocks, late, groups)
         o, narrow, *rest = output_inputs(tokens, dtype, outputs=384)
-        y = gated_output(stages.KERNELS, program, o, apart(narrow), *rest)
+        y = gated_output(portable.KERNELS, program, o, apart(narrow), *rest)
         assert y.shape == (tokens, 384)
         assert relative_rms(y, exact_output(o, narrow, *rest)) <= GATED_OUTPUT[dtype]
 
@@ -119,7 +118,7 @@ class TestLayer:
     ):
         program = load(programs, BF16, 2, late=True, groups=1)
         monkeypatch.setattr(fused, "takes", lambda *_: True)
-        found = stages.KERNELS._replace(find=lambda *_: program).stages()
+        found = portable.KERNELS._replace(find=lambda *_: program).stages()
         monkeypatch.setattr(fused, "replace_first_tokens", replace_first_tokens)
         layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
         x, ends = torch.randn(rows, tokens, 512).to(dtype), bounds and torch.tensor(bounds)

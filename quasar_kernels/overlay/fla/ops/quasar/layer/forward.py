@@ -16,13 +16,13 @@ from fla.ops.quasar.backend import scan_forward
 from fla.ops.quasar.chunk import MAX_HEAD_DIM
 from fla.ops.quasar.device import WithoutAutocast
 from fla.ops.quasar.layer.call import Activations, Call, LayerResults, Stages, Weights
-from fla.ops.quasar.layer.hopper import stages as hopper
-from fla.ops.quasar.layer.hopper.stages import HOPPER
+from fla.ops.quasar.layer.hopper import program as hopper
+from fla.ops.quasar.layer.hopper.program import HOPPER
 from fla.ops.quasar.layer.hopper.wide_projection import WIDE
 from fla.ops.quasar.layer.kernels import CONV_TAPS
 from fla.ops.quasar.layer.library import LIBRARY
-from fla.ops.quasar.layer.portable import stages as portable
-from fla.ops.quasar.layer.portable.stages import PORTABLE
+from fla.ops.quasar.layer.portable import program as portable
+from fla.ops.quasar.layer.portable.program import PORTABLE
 from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
 
 APART = 1 << 13

@@ -17,17 +17,15 @@ import torch
 from fla.ops.quasar.cuda.program import CudaProgram, LoadedProgram, addresses
 from fla.ops.quasar.layer.call import Activations, Call, Stages, Weights
 from fla.ops.quasar.layer.first_tokens import replace_first_tokens
-from fla.ops.quasar.layer.hopper.program import (
-    Vector,
-    WeightLayout,
-    launch_swizzle,
-    serialize_swizzle,
-)
-from fla.ops.quasar.layer.hopper.projection import (
+from fla.ops.quasar.layer.weight_tiles import (
     HEAD_DIM,
     HIDDEN,
     TAPS,
     WIDTH,
+    Vector,
+    WeightLayout,
+    launch_swizzle,
+    serialize_swizzle,
     taps_layout,
 )
 from fla.ops.quasar.scan import ScanInputs, StepSizes

@@ -1,22 +1,21 @@
-"""The layer's fused products on Hopper GPUs: their program, its selection, and swizzled weights.
+"""The layer's stages on Hopper: two fused kernels, one before the operator and one after it.
 
-projection.py and gated_output.py launch the program's other two kernels. These need wgmma, clusters
-and bulk copies, which only compute capability 9.0 has. Where the program cannot be used, the layer
-uses other stages (layer/forward.py).
+csrc/projection.cu computes the projections, the convolution and SiLU; separate kernels read and
+write the products three times, eight gigabytes for a million tokens. csrc/gated_output.cu computes
+the gated norm and the output's product. They need wgmma, clusters and bulk copies, which only
+compute capability 9.0 has. Where they cannot be used, the layer uses other stages (forward.py).
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from fla.ops.quasar import torch_private
-from fla.ops.quasar.cuda.nvrtc import HOPPER
+from fla.ops.quasar.cuda.nvrtc import HOPPER as CAPABILITY
 from fla.ops.quasar.cuda.program import (
     DTYPES,
     FLOAT,
@@ -30,37 +29,26 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
+from fla.ops.quasar.layer.fused import FusedKernels
+from fla.ops.quasar.layer.weight_tiles import (
+    HEAD_DIM,
+    PACK_WEIGHTS,
+    TAPS,
+    WIDTH,
+    SwizzleArguments,
+    WeightLayout,
+)
 
-MATRICES, VECTORS = 6, 5
-"""Most matrices and vectors of one launch of pack_weights.cu."""
+TILE = 64
+"""Tokens of a consumer warpgroup's tile."""
+WEIGHT_TILE_ROWS = 128
+"""Outputs are a multiple of this many channels."""
 
-
-class SwizzledMatrix(ctypes.Structure):
-    """`quasar::layer::SwizzledMatrix` of pack_weights.cu."""
-
-    _fields_ = [
-        *fields(POINTER, "from scale weight_tiles"),
-        *fields(INT, "type scale_type rows inputs row_group input_group"),
-        *fields(FLOAT, "factor"),
-        *fields(INT, "fp16"),
-    ]
-
-
-class ConvertedVector(ctypes.Structure):
-    """`quasar::layer::ConvertedVector` of pack_weights.cu."""
-
-    _fields_ = [
-        *fields(POINTER, "from to"),
-        *fields(INT, "type count inner stride"),
-        *fields(FLOAT, "factor"),
-        *fields(INT, "softplus"),
-    ]
-
-
-class SwizzleArguments(ctypes.Structure):
-    """`quasar::layer::SwizzleArguments` of pack_weights.cu."""
-
-    _fields_ = [("matrices", SwizzledMatrix * MATRICES), ("vectors", ConvertedVector * VECTORS)]
+_BEFORE = TAPS - 1  # rows by which runs overlap: those that the convolution needs before a run
+_CONSUMERS = 2  # consumer warpgroups of a block; those of the projection alternate between tiles
+_PRODUCTS = 13  # one for each 128 channels of q, k and v, and one for the narrow gate
+_LOAD = 3  # loading a tile takes as long as this many of its products
+_NORM = 2  # a tile's gate and norms take as long as its products with this many weight tiles
 
 
 class ProjectionArguments(ctypes.Structure):
@@ -86,8 +74,6 @@ class OutputArguments(ctypes.Structure):
 
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
-PACK_WEIGHTS = CSRC / "pack_weights.cu"
-"""The kernel of `swizzle_weights`; every program that uses swizzled weights includes this file."""
 PROGRAM = CudaProgram(
     "hopper_products",
     [PACK_WEIGHTS, CSRC / "projection.cu", CSRC / "gated_output.cu"],
@@ -102,7 +88,7 @@ PROGRAM = CudaProgram(
 
 @functools.cache
 def _has_hopper(device: int) -> bool:
-    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) == HOPPER
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) == CAPABILITY
 
 
 def is_hopper(x: torch.Tensor) -> bool:
@@ -121,113 +107,178 @@ def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     return PROGRAM.find_loaded(Variant(x.device.index, dtype))
 
 
-_SOURCE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_PIECE = 8  # elements that a thread converts
-
-_serialize_matrix, _serialize_vector = serializer(SwizzledMatrix), serializer(ConvertedVector)
+_serialize_projection = serializer(ProjectionArguments)
+_serialize_output = serializer(OutputArguments)
 
 
-class WeightLayout(NamedTuple):
-    """A matrix and its layout as weight tiles; csrc/pack_weights.cu describes the result."""
-
-    weight: torch.Tensor  # [outputs, inputs], multiples of 64, contiguous, fp32, bf16 or fp16
-    row_group: int = 8  # outputs are permuted in groups of this size: 8 (no permutation), 16 or 32
-    input_group: int = 8  # the same for inputs
-    factor: float = 1.0  # multiplies every element
-    scale: torch.Tensor | None = None  # [64], a factor by input % 64
-    fp16: bool = False  # whether the tiles are fp16, independent of `dtype`
-
-
-class Vector(NamedTuple):
-    """A smaller parameter to convert to fp32, times `factor`."""
-
-    source: torch.Tensor  # contiguous, fp32, bf16 or fp16
-    to: torch.Tensor  # fp32; element i is written to index i % inner * stride + i // inner
-    factor: float = 1.0
-    inner: int = 1
-    stride: int = 0
-    softplus: bool = False  # log(1 + exp(x)) instead of x
-
-
-def swizzle_weights(
-    program: LoadedProgram,
-    layouts: Sequence[WeightLayout],
-    dtype: torch.dtype,
-    vectors: Sequence[Vector] = (),
-) -> list[torch.Tensor]:
-    """Convert up to 6 matrices and 5 vectors in one launch on the current stream.
+def projection_layouts(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, narrow: torch.Tensor
+) -> tuple[WeightLayout, ...]:
+    """Return the layouts of `project`'s weights, in order.
 
     Args:
-        program: the kernels for the weights' device, which is the current one, and `dtype`.
-        layouts: the matrices.
-        dtype: bf16 or fp16; conversion to fp16 saturates.
-        vectors: the smaller parameters.
+        q, k, v: `[512, 512]`.
+        narrow: `[64, 512]`.
+    """
+    wide = (WeightLayout(weight, input_group=16) for weight in (q, k, v))
+    return (*wide, WeightLayout(narrow, row_group=32, input_group=16))
+
+
+def _steps(tokens: int, runs: int) -> int:
+    return max(1, -(-(-(-(tokens - _BEFORE) // runs) + _BEFORE) // (_CONSUMERS * TILE)))
+
+
+@functools.lru_cache(1024)
+def projection_grid(tokens: int, multiprocessors: int) -> tuple[int, int, int, int]:
+    """Return blocks of a grid row, grid rows, tiles of each consumer, and the consumers' lag.
+
+    Each grid row loads all tokens and computes its share of the products. The repeated loads take
+    less time than idle multiprocessors or a last round of few tiles. The lag is the number of
+    products by which a block's second consumer starts later: half of a tile's products, so that the
+    consumers load at different times.
+    """
+
+    def blocks(rows: int) -> int:
+        return multiprocessors // rows // 2 * 2  # clusters are pairs of blocks
+
+    def cost(rows: int) -> int:
+        return _steps(tokens, blocks(rows)) * (-(-_PRODUCTS // rows) + _LOAD)
+
+    rows = min((rows for rows in range(1, _PRODUCTS + 1) if blocks(rows)), key=cost)
+    steps = _steps(tokens, blocks(rows))
+    runs = -(-max(tokens - _BEFORE, 1) // (_CONSUMERS * TILE * steps - _BEFORE))
+    lag = _PRODUCTS // rows // 2 if steps > 1 else 0
+    return 2 * -(-runs // 2), rows, steps, lag
+
+
+def project(
+    program: LoadedProgram,
+    x: torch.Tensor,
+    weight_tiles: torch.Tensor,
+    taps: torch.Tensor,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return silu(causal convolution(x W^T)) for q, k and v, and x W^T for the narrow gate.
+
+    It records nothing for autograd and runs on the current stream. x's device must be the current
+    device.
+
+    Args:
+        program: the kernels for x's device and `dtype`.
+        x: `[T, 512]` fp32 contiguous, 16-byte aligned; T tokens of one sequence, from its start.
+        weight_tiles: the tiles of q by `projection_layouts` (weight_tiles.py), in `dtype`; the
+            others follow in memory.
+        taps: `[4, 1536]` fp32, by `taps_layout`.
+        dtype: bf16 or fp16; x is rounded to it. For both, products and taps are rounded
+            to fp16 and saturate at 65504, and the convolution's sums are fp16.
 
     Returns:
-        The weight tiles of each matrix, flat, in `dtype` or in fp16; they are contiguous.
+        q, k and v concatenated, `[T, 1536]`, and the narrow gate, `[T, 64]`, both in `dtype`. SiLU
+        is computed in fp32.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.
     """
-    sizes = [p.weight.numel() for p in layouts]
-    memory = layouts[0].weight.new_empty(sum(sizes), dtype=dtype)
-    launch_swizzle(program, serialize_swizzle(layouts, memory, vectors), max(sizes), memory)
-    return [
-        tiles.view(torch.float16) if layout.fp16 else tiles
-        for layout, tiles in zip(layouts, memory.split(sizes), strict=True)
-    ]
-
-
-def serialize_swizzle(
-    layouts: Sequence[WeightLayout], memory: torch.Tensor, vectors: Sequence[Vector]
-) -> bytes:
-    """Return the kernel's arguments; `memory` receives the weight tiles of all matrices."""
-    arguments, to = b"", memory.data_ptr()
-    for weight, row_group, input_group, factor, scale, fp16 in layouts:
-        source, scale_source = addresses(weight, scale)
-        arguments += _serialize_matrix(
-            *(source, scale_source, to),
-            _SOURCE_TYPES[weight.dtype],
-            0 if scale is None else _SOURCE_TYPES[scale.dtype],
-            *weight.shape,
-            row_group,
-            input_group,
-            factor,
-            fp16,
+    T = x.shape[0]
+    qkv = x.new_empty(T, 3 * WIDTH, dtype=dtype)
+    narrow = x.new_empty(T, HEAD_DIM, dtype=dtype)
+    if T:
+        blocks, rows, steps, lag = projection_grid(T, program.multiprocessors)
+        arguments = _serialize_projection(
+            *addresses(x, taps, weight_tiles, qkv, narrow), T, steps, lag
         )
-        to += weight.numel() * memory.itemsize
-    arguments += bytes(ctypes.sizeof(SwizzledMatrix) * (MATRICES - len(layouts)))
-    for source, target, factor, inner, stride, softplus in vectors:
-        arguments += _serialize_vector(
-            *addresses(source, target),
-            _SOURCE_TYPES[source.dtype],
-            source.numel(),
-            inner,
-            stride,
-            factor,
-            softplus,
+        stream = torch_private.raw_stream(x.device.index)
+        program.kernels["projection"].launch(
+            (blocks, rows), (ctypes.c_char_p * 1)(arguments), stream
         )
-    return arguments + bytes(ctypes.sizeof(ConvertedVector) * (VECTORS - len(vectors)))
+    return qkv, narrow
 
 
-def launch_swizzle(
-    program: LoadedProgram, arguments: bytes, largest: int, memory: torch.Tensor
-) -> None:
-    """Launch the kernel with the arguments of `serialize_swizzle`.
+def output_layouts(
+    gate_weight: torch.Tensor, norm_weight: torch.Tensor, out_weight: torch.Tensor
+) -> tuple[WeightLayout, WeightLayout]:
+    """Return the layouts of `gated_output`'s weights: the gate's, then the output's.
 
     Args:
-        program: as in `swizzle_weights`.
-        arguments: the serialized arguments.
-        largest: elements of the largest matrix.
-        memory: as in `serialize_swizzle`; its device is the current one.
+        gate_weight: `[8 * 64, 64]`.
+        norm_weight: `[64]`.
+        out_weight: `[outputs, 8 * 64]`, outputs a multiple of 128.
+    """
+    # sigmoid(x) = (1 + tanh(x / 2)) / 2
+    return (
+        WeightLayout(gate_weight, factor=0.5),
+        WeightLayout(out_weight, row_group=32, factor=0.5, scale=norm_weight, fp16=True),
+    )
+
+
+@functools.lru_cache(1024)
+def output_grid(tiles: int, weight_tiles: int, multiprocessors: int) -> tuple[int, int, int]:
+    """Return the blocks of a row of the grid, its rows, and each consumer's tiles of 64 tokens.
+
+    Each row of the grid normalizes all tokens, and computes its share of the weight tiles of 128
+    outputs. The repeated norms cost less than idle multiprocessors or a last round of few tiles.
+    """
+
+    def steps(rows: int) -> int:
+        return -(-tiles // (_CONSUMERS * 2 * (multiprocessors // rows // 2)))
+
+    fitting = [
+        n for n in range(1, weight_tiles + 1) if weight_tiles % n == 0 and multiprocessors // n >= 2
+    ]
+    rows = min(fitting, key=lambda rows: steps(rows) * (weight_tiles // rows + _NORM))
+    # an even number of blocks, because the kernel's clusters are pairs
+    return 2 * -(-tiles // (2 * _CONSUMERS * steps(rows))), rows, steps(rows)
+
+
+def gated_output(
+    program: LoadedProgram,
+    o: torch.Tensor,
+    narrow: torch.Tensor,
+    gate_weights: torch.Tensor,
+    gate_bias: torch.Tensor,
+    out_weights: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """Return (rmsnorm(o per head) * weight * sigmoid(narrow gate_weight^T + gate_bias)) W^T.
+
+    It records nothing for autograd and runs on the current stream. o's device must be the current
+    device.
+
+    Args:
+        program: the kernels for o's device and dtype.
+        o: `[R, 8, 64]` contiguous, bf16 or fp16.
+        narrow: `[R, 64]` in o's dtype, last stride 1, rows 16-byte aligned.
+        gate_weights, out_weights: weight tiles of `output_layouts` (weight_tiles.py).
+        gate_bias: `[8 * 64]` fp32 contiguous.
+        eps: added to the mean square.
+
+    Returns:
+        `[R, outputs]` contiguous, in o's dtype. The norm and the gate are computed in fp32 and
+        rounded once, to fp16, as the product's operand.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.
     """
-    kernel = program.kernels["pack_weights"]
-    blocks = -(-largest // (_PIECE * kernel.threads))
-    stream = torch_private.raw_stream(memory.device.index)
-    kernel.launch((blocks, MATRICES + VECTORS), (ctypes.c_char_p * 1)(arguments), stream)
+    R, outputs = o.shape[0], out_weights.numel() // WIDTH
+    y = o.new_empty(R, outputs)
+    if not R:
+        return y
+    tiles, weight_tiles = -(-R // TILE), outputs // WEIGHT_TILE_ROWS
+    blocks, rows, steps = output_grid(tiles, weight_tiles, program.multiprocessors)
+    arguments = _serialize_output(
+        *addresses(o, narrow, gate_weights, out_weights, gate_bias, y),
+        *(R, narrow.stride(0), weight_tiles, weight_tiles // rows, steps, eps),
+    )
+    stream = torch_private.raw_stream(o.device.index)
+    program.kernels["gated_output"].launch((blocks, rows), (ctypes.c_char_p * 1)(arguments), stream)
+    return y
+
+
+KERNELS = FusedKernels(
+    *(PROGRAM, ("auto", "cuda"), hopper_program),
+    *(projection_layouts, project, output_layouts, gated_output),
+)
+HOPPER = KERNELS.stages()
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

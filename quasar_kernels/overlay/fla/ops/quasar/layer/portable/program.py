@@ -27,8 +27,17 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
-from fla.ops.quasar.layer.hopper.program import PACK_WEIGHTS, SwizzleArguments, WeightLayout
-from fla.ops.quasar.layer.hopper.projection import HEAD_DIM, HIDDEN, TAPS, WIDTH
+from fla.ops.quasar.layer.fused import FusedKernels
+from fla.ops.quasar.layer.portable.choice import fused_is_faster
+from fla.ops.quasar.layer.weight_tiles import (
+    HEAD_DIM,
+    HIDDEN,
+    PACK_WEIGHTS,
+    TAPS,
+    WIDTH,
+    SwizzleArguments,
+    WeightLayout,
+)
 
 TOKENS = 128
 """Tokens that a block holds at a time."""
@@ -172,7 +181,7 @@ def project(
     taps: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the same as `hopper.projection.project`.
+    """Compute the same as `hopper.program.project`.
 
     The weight tiles are of this module's `projection_layouts`.
 
@@ -205,7 +214,7 @@ def gated_output(
     out_weights: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """Compute the same as `hopper.gated_output.gated_output`.
+    """Compute the same as `hopper.program.gated_output`.
 
     The weight tiles are of this module's `output_layouts`.
 
@@ -237,6 +246,13 @@ def _launch(
 ) -> None:
     stream = torch_private.raw_stream(x.device.index)
     program.kernels[name].launch(grid, (ctypes.c_char_p * 1)(arguments), stream)
+
+
+KERNELS = FusedKernels(
+    *(PROGRAM, ("auto", "cuda"), portable_program),
+    *(projection_layouts, project, output_layouts, gated_output, fused_is_faster),
+)
+PORTABLE = KERNELS.stages()
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors
