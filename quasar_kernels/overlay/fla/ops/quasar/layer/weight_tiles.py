@@ -25,7 +25,7 @@ from fla.ops.quasar.cuda.program import (
 )
 
 HIDDEN, WIDTH, HEAD_DIM, TAPS = 512, 512, 64, 4
-"""Sizes of the fused products: inputs, channels of q, of k and of v, of the narrow gate, and taps."""
+"""The fused products' sizes: inputs, channels of q, of k and of v, of the narrow gate, and taps."""
 PACK_WEIGHTS = Path(__file__).parent / "hopper" / "csrc" / "pack_weights.cu"
 """The kernel's source."""
 MATRICES, VECTORS = 6, 5
