@@ -36,14 +36,19 @@ step() {
 step gpu_tests gpu-tests
 # The layer is next: if the machine is available for too short a time, these results matter most.
 step layer_accuracy layer-accuracy --fork "$fork"
-for tree in public-fork baseline overlay-ops overlay overlay-portable; do
+for tree in public-fork baseline overlay-ops overlay; do
   step layer "$tree" --fork "$fork" --tree "$tree"
 done
+# without a choice by time, the portable path uses library products
+portable() {
+  QUASAR_AUTOTUNE=0 step "$@" --fork "$fork" --tree overlay-portable
+}
+portable layer overlay-portable
 step layer_profile layer-profile-ops --fork "$fork" --tree overlay-ops
 step layer_profile layer-profile --fork "$fork"
-step layer_profile layer-profile-portable --fork "$fork" --tree overlay-portable
+portable layer_profile layer-profile-portable
 step layer_memory layer-memory --fork "$fork"
-step layer_memory layer-memory-portable --fork "$fork" --tree overlay-portable
+portable layer_memory layer-memory-portable
 step layer_training layer-training --fork "$fork"
 step claim_acceptance acceptance --fork "$fork"
 step operator operator
