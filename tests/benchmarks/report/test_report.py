@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from benchmarks.engine.results import Run
@@ -35,7 +37,7 @@ def test_failures_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     (text,) = page("kernels").values()
     assert "Failed: test_backend.py: test_wrong." in text
     assert "Not part of this run: test_last.py." in text
-    assert "| memcheck | 20 of the operator and 6 of the layer | layer was cut off |" in text
+    assert re.search(r"\n\| memcheck \| [^|]* \| layer was cut off \|", text), text
     assert "1 of 139 limits are missed:\n\n- first call, cuda, s: 8.1, limit 8" in text
 
 
