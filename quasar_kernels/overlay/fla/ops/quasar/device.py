@@ -1,4 +1,4 @@
-"""The device and autocast while kernels are launched."""
+"""Sets the device and disables autocast while kernels are launched."""
 
 from __future__ import annotations
 

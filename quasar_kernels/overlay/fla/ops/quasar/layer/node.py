@@ -20,7 +20,7 @@ from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.layer.call import Call, LayerResults, Weights
 from fla.ops.quasar.layer.forward import copied_as, layer_forward, run_layer
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
-from fla.ops.quasar.layer.hopper.wide_projection import products_again
+from fla.ops.quasar.layer.hopper.wide_projection import recompute_products
 from fla.ops.quasar.layer.library import MANY_TOKENS, positions, project
 from fla.ops.quasar.layer.products import concatenate_weights, over_tokens, product_in
 from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
@@ -189,9 +189,9 @@ def layer_gradients(
     d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
     d_products[:, channels:] = d_narrow
     if products is None and _is_short(call, x):
-        products = F.linear(rows, projections)  # never kept, so it may be rounded to 16 bits
-    elif products is None:  # the bits that the forward pass would have kept
-        products = products_again(call, x, weights, rows, projections)
+        products = F.linear(rows, projections)  # never saved, so it may be rounded to 16 bits
+    elif products is None:  # bit for bit those that the forward pass can save
+        products = recompute_products(call, x, weights, rows, projections)
         products = project(rows, projections) if products is None else products
     d_taps, d_shift = launch_conv_silu_grad(
         products[:, :channels],

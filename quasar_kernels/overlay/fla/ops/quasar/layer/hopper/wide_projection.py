@@ -171,14 +171,14 @@ def _launch(
     return activations(call, weights, others, qkv, narrow, rows if keep else None, products, B)
 
 
-def products_again(
+def recompute_products(
     call: Call,
     x: torch.Tensor,
     weights: Weights,
     rows: torch.Tensor,
     projections: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Return the products of q, k and v with the bits that the forward pass would have kept.
+    """Return the products of q, k and v, bit for bit those that the forward pass can save.
 
     Args:
         call, x, weights: the layer's call.
@@ -194,11 +194,11 @@ def products_again(
     if program is None:
         return None
 
-    def project_again(*, program: LoadedProgram) -> torch.Tensor | None:
+    def project_rows(*, program: LoadedProgram) -> torch.Tensor | None:
         taps = weights.joined_taps()[0].float().contiguous()
         return project_wide(program, rows, projections, taps, keep=True)[2]
 
-    return PROGRAM.attempt(call.backend, program, project_again)
+    return PROGRAM.attempt(call.backend, program, project_rows)
 
 
 WIDE = Stages(_project, LIBRARY.output)

@@ -30,7 +30,7 @@ from fla.ops.quasar.triton_kernels.autotune import (
 )
 
 TOKENS = 1 << 15
-"""Tokens of the timed calls: enough to fill a GPU, 0.4 GB of memory."""
+"""Tokens of the timed calls, which fill a GPU and need 0.4 GB of memory."""
 _ROUNDS = 7
 _BUSY = 6144  # rows of a product in fp32 that takes some milliseconds
 _log = logging.getLogger("fla.ops.quasar")
@@ -70,27 +70,30 @@ def _choose(fused: Stages, x: torch.Tensor, dtype: torch.dtype) -> bool:
             try:
                 times = _measure(fused, x.device, dtype)
             except Exception:
-                # for example out of memory: the library products may still serve the call
-                _log.warning("the portable kernels could not be timed", exc_info=True)
+                # for example out of memory; library products may still fit
+                _log.warning(
+                    "the portable kernels could not be timed, so library products are used",
+                    exc_info=True,
+                )
                 return False
             names = f"{gpu.name}, {str(dtype).removeprefix('torch.')}"
             _log.info(
                 "the layer's stages on %s: fused %.2f ms, library %.2f ms; the faster ones are "
-                "used; kept in %s; QUASAR_AUTOTUNE=0 switches this off",
+                "used; stored in %s; QUASAR_AUTOTUNE=0 switches this off",
                 *(names, *times, path),
             )
             try:
-                kept = {"gpu": gpu.name, "fused_ms": times[0], "library_ms": times[1]}
-                write_whole(path, json.dumps(kept, indent=1).encode())
+                content = {"gpu": gpu.name, "fused_ms": times[0], "library_ms": times[1]}
+                write_whole(path, json.dumps(content, indent=1).encode())
             except OSError as error:
-                _log.info("the times could not be kept: %s", error)
+                _log.info("the times could not be stored: %s", error)
     return times[0] < GAIN * times[1]
 
 
 def _read(path: Path) -> tuple[float, float] | None:
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return float(kept["fused_ms"]), float(kept["library_ms"])
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return float(content["fused_ms"]), float(content["library_ms"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -128,7 +131,7 @@ def _measure(fused: Stages, device: torch.device, dtype: torch.dtype) -> tuple[f
 
 def _milliseconds(run: Callable[[Stages], object], stages: Stages) -> float:
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    # the GPU is busy with this product until all kernels are launched: the host does not count
+    # The GPU computes this until all kernels are launched, so the host's time is not measured.
     busy = torch.ones(_BUSY, _BUSY, device="cuda")
     torch.mm(busy, busy)
     start.record()
