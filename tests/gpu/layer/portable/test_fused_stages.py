@@ -19,12 +19,23 @@ from tests.gpu.layer.layers import call, make_layer
 pytestmark = ON_CUDA_KERNELS
 
 
+TWO_GROUPS = ("-DQUASAR_GROUPS=2",)  # of warps in a block, as on GPUs with 99 KB of shared memory
+
+
 class TestProjection(Projection):
     kernels = KERNELS
 
 
+class TestProjectionOfTwoGroups(TestProjection):
+    options = TWO_GROUPS
+
+
 class TestGatedOutput(GatedOutput):
     kernels = KERNELS
+
+
+class TestGatedOutputOfTwoGroups(TestGatedOutput):
+    options = TWO_GROUPS
 
 
 @pytest.mark.parametrize("tokens", [700, 16_384, 40_077])

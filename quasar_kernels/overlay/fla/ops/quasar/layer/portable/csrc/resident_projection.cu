@@ -169,7 +169,9 @@ __device__ __forceinline__ void copy_carried_rows(const ProjectionArguments& arg
                                                   ProjectionShared& shared, int step, int product,
                                                   int group) {
   const int lane = lane_index();
-  if (warp_index() > 0 || lane >= BEFORE * 8) return;
+  if (warp_index() > 0 || product == PRODUCTS) return;  // `narrow` is not convolved
+  __syncwarp();  // all lanes have read the rows for the product before
+  if (lane >= BEFORE * 8) return;
   uint4& to = shared.rows_before[group][0][lane];
   if (step > 0)
     copy16(shared_address(&to), carried_rows(arg, product) + lane);  // arrives with weight pieces
