@@ -1,4 +1,4 @@
-"""Training steps of the layer on this GPU: this project's and the baseline's.
+"""Forward passes and training steps of the layer on this GPU, of this project and the baseline.
 
     python -m benchmarks layer_training --fork PATH --out benchmarks/h200/layer-training.json
 
@@ -55,8 +55,12 @@ SHAPES = (
     Shape(2048, 16, 128, 4, 4096),
 )
 
-LEADS = {512: 2.5, 1024: 2.5, 2048: 1.5}
-"""Least speed-up of a step over the baseline's, by the layer's width."""
+LEADS = {
+    "step_ms": {512: 2.5, 1024: 2.5, 2048: 2.0},
+    "forward_ms": {512: 2.5, 1024: 3.3, 2048: 2.0},
+}
+"""Least speed-up over the baseline by the layer's width: of a step, and of a forward pass whose
+gradients are recorded."""
 
 IMPLEMENTATIONS = {"ours": "overlay", "baseline": "baseline"}
 """The tree of each implementation."""
@@ -66,12 +70,13 @@ CHECKED_TOKENS = 2500
 """Tokens of each of two sequences whose gradients are compared with float64."""
 
 PROTOCOL = """\
-A step is the layer's forward and backward pass under bf16 autocast, with gradients of the input, \
-which is fp32, and of all parameters. Times are medians of 11 runs of steps in a row, a tenth of a \
-second each, by the host's clock between synchronizes, after 0.2 s of the same. Memory is the peak \
-of what is allocated during a step, parameters, input and CUDA graphs included; without the \
-workspaces of cuBLAS, 32 MiB once a process for each thread and stream that multiplies. The \
-baseline is the public fork's layer over fla's `chunk_delta_rule`."""
+A forward pass records gradients. A step is the layer's forward and backward pass under bf16 \
+autocast, with gradients of the input, which is fp32, and of all parameters. Times are medians of \
+11 runs of passes or steps in a row, a tenth of a second each, by the host's clock between \
+synchronizes, after 0.2 s of the same. Memory is the peak of what is allocated during a step, \
+parameters, input and CUDA graphs included; without the workspaces of cuBLAS, 32 MiB once a \
+process for each thread and stream that multiplies. The baseline is the public fork's layer over \
+fla's `chunk_delta_rule`."""
 
 
 def new(layer_class: type, shape: Shape) -> Any:
@@ -160,10 +165,12 @@ def memory(row: Row, name: str) -> float:
 def limits(run: Run) -> Iterator[Criterion]:
     """Yield every limit with its figure."""
     rows = [(row, Shape(**row.of)) for row in run.rows("steps")]
-    for row, shape in rows:
-        lead = row.ratio("step_ms", "baseline", "ours") or 0
-        what = f"training step, {shape.label()}, times the baseline's speed"
-        yield Criterion(what, lead, LEADS[shape.hidden_size], True, digits=".2f")
+    for figure, what in (("step_ms", "training step"), ("forward_ms", "forward pass")):
+        for row, shape in rows:
+            lead = row.ratio(figure, "baseline", "ours") or 0
+            least = LEADS[figure][shape.hidden_size]
+            label = f"{what}, {shape.label()}, times the baseline's speed"
+            yield Criterion(label, lead, least, True, digits=".2f")
     for row, shape in rows:
         ours, theirs = memory(row, "ours"), memory(row, "baseline")
         what = f"training step, {shape.label()}, memory, GB"

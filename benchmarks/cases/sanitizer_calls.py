@@ -2,9 +2,9 @@
 
     python -m benchmarks.cases.sanitizer_calls PART
 
-PART is `operator`, `layer` or `wide`, which run the cases in OPERATOR, LAYER and WIDE (add a case
-there to check another call), or a kernel of sanitizer_controls.cu: a faulty one for each tool,
-`memcheck`, `racecheck` and `initcheck`, and a correct one, `handshake`. The exit status is 1 if a
+PART is a key of CASES, which runs its cases (add a case there to check another call), or a kernel
+of sanitizer_controls.cu: a faulty one for each tool, `memcheck`, `racecheck` and `initcheck`, and a
+correct one, `handshake`. The exit status is 1 if a
 result is wrong. --limit ends the process after that many seconds in any case; --clear is for a tool
 that does not track bulk stores.
 """
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +61,18 @@ class LayerCase(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
     gradients: bool = False  # recorded, as a validator does
     multiprocessors: int | None = None  # the most to use; with few of them each computes many tiles
+    portable: bool = False  # by the fused kernels for GPUs without Hopper's instructions
+    options: tuple[str, ...] = ()  # of NVRTC
+
+
+class SliceCase(NamedTuple):
+    """One packed row whose tokens several ranks share; the ranks are computed one after another."""
+
+    lengths: tuple[int, ...]  # of the sequences
+    ranks: tuple[int, ...]  # tokens of each rank
+    heads: int = 2
+    width: int = 64
+    dtype: torch.dtype = torch.bfloat16
 
 
 OPERATOR = (
@@ -91,6 +104,21 @@ LAYER = (
     LayerCase(777, gradients=True),
     LayerCase(1029, multiprocessors=2),
     LayerCase(777, torch.float16, multiprocessors=2),
+)
+TWO_GROUPS = ("-DQUASAR_GROUPS=2",)
+"""NVRTC options that give a block two groups of warps, as on GPUs with 99 KB of shared memory."""
+PORTABLE_LAYER = (
+    LayerCase(1, portable=True),
+    LayerCase(333, torch.float16, portable=True),
+    LayerCase(1029, multiprocessors=2, portable=True),
+    LayerCase(1, portable=True, options=TWO_GROUPS),
+    LayerCase(333, torch.float16, portable=True, options=TWO_GROUPS),
+    LayerCase(1029, multiprocessors=2, portable=True, options=TWO_GROUPS),
+)
+SLICES = (
+    SliceCase((700,), (350, 350)),
+    SliceCase((130, 670, 50, 250), (300, 70, 330, 400), dtype=torch.float16),
+    SliceCase((400,), (256, 144), width=128),
 )
 
 
@@ -197,13 +225,16 @@ def layer_error(case: LayerCase) -> float:
     from fla.ops.quasar.layer import forward as layer_forward
     from fla.ops.quasar.layer import fused
     from fla.ops.quasar.layer.call import Stages
-    from fla.ops.quasar.layer.hopper.program import KERNELS, PROGRAM
+    from fla.ops.quasar.layer.hopper import program as hopper
+    from fla.ops.quasar.layer.portable import program as portable
 
-    program = PROGRAM.load(Variant(torch.cuda.current_device(), case.dtype))
+    kernels = portable.KERNELS if case.portable else hopper.KERNELS
+    variant = Variant(torch.cuda.current_device(), case.dtype, case.options)
+    program = kernels.program.load(variant)
     if case.multiprocessors:
         program = program._replace(multiprocessors=case.multiprocessors)
     fused.FEWEST_TOKENS = 1  # so that the layer's kernels also run for short sequences
-    found = KERNELS._replace(find=lambda *_: program)
+    found = kernels._replace(find=lambda *_: program)
     layer_forward.HOPPER = Stages(*map(always, found.stages()))
     layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
     x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
@@ -237,13 +268,65 @@ def wide_error(case: WideCase) -> float:
     return max(relative_rms(found.cpu(), exact) for found, exact in pairs if found is not None)
 
 
+def slice_error(case: SliceCase) -> float:
+    """Run both passes of all ranks and return the largest relative error of their results."""
+    from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+    from fla.ops.quasar.cuda.scan import forward as cuda_scan
+    from fla.ops.quasar.cuda.scan import slice as cuda_slice
+    from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
+    from fla.ops.quasar.parallel.context import Place, locate
+    from fla.ops.quasar.parallel.exchange import unpack_maps
+    from fla.ops.quasar.scan import ScanInputs
+
+    T, H, S, ranks = sum(case.lengths), case.heads, case.width, case.ranks
+    q, k, v = (torch.randn(1, T, H, S).mul(0.3).to(case.dtype) for _ in range(3))
+    beta, d_o = torch.rand(H) + 0.5, torch.randn(1, T, H, S).to(case.dtype)
+    leaves = [x.double().requires_grad_() for x in (q, k, v, beta)]
+    bounds = [0, *accumulate(case.lengths)]
+    expected, _ = quasar_chunked(*leaves, None, torch.tensor(bounds))
+    expected.backward(d_o.double())
+
+    located = [locate(bounds, ranks, rank) for rank in range(len(ranks))]
+    places = [
+        Place(None, rank, tuple(local), before, after, max(ranks))
+        for rank, (local, before, after, _) in enumerate(located)
+    ]
+    program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(q.cuda()))
+    gradient_program = cuda_scan_bwd.PROGRAM.load(cuda_scan_bwd.variant_of(q.cuda()))
+    maps_program = cuda_slice.PROGRAM.load(cuda_slice.maps_variant(v.cuda()))
+    parts = zip(*(x.cuda().split(ranks, 1) for x in (q, k, v)), strict=True)
+    slices = [
+        cuda_slice.CudaSlice(ScanInputs.of(*part, beta.cuda()), place, False, program, maps_program)
+        for part, place in zip(parts, places, strict=True)
+    ]
+    all_maps = torch.stack([one.compute_map() for one in slices])
+    for one in slices:
+        one.run(all_maps)
+    G = unpack_maps(all_maps, H, S, S).G
+    passes = [
+        CudaSliceGradient(one.saved(), place, part, None, gradient_program, maps_program)
+        for one, place, part in zip(slices, places, d_o.cuda().split(ranks, 1), strict=True)
+    ]
+    offsets = torch.stack([one.compute_offset() for one in passes])
+    gradients = []
+    for one, place in zip(passes, places, strict=True):
+        one.overlap()
+        later = slice(place.rank + 1, place.rank + place.after)
+        gradients.append(one.run(G[later].clone(), offsets))
+    errors = [relative_rms(torch.cat([one.o.cpu() for one in slices], 1), expected)]
+    for name, leaf in zip(("q", "k", "v"), leaves, strict=False):
+        found = torch.cat([getattr(one, name).cpu() for one in gradients], 1)
+        errors.append(relative_rms(found, leaf.grad))
+    return max(errors)
+
+
 def always(stage: Callable[..., Any]) -> Callable[..., Any]:
     """Return the stage, raising RuntimeError where the layer would silently use another one."""
 
     def compute_or_raise(*call: object) -> object:
         result = stage(*call)
         if result is None:
-            raise RuntimeError("the layer's own kernels did not take a call; they need Hopper")
+            raise RuntimeError("the layer's fused kernels did not take a call")
         return result
 
     return compute_or_raise
@@ -266,6 +349,8 @@ def clear_outputs() -> None:
 
 CASES: Mapping[str, tuple[Callable[..., float], Sequence[NamedTuple]]] = {
     "operator": (operator_error, OPERATOR),
+    "slices": (slice_error, SLICES),
+    "portable": (layer_error, PORTABLE_LAYER),
     "layer": (layer_error, LAYER),
     "wide": (wide_error, WIDE),
 }
