@@ -25,7 +25,6 @@ from neurons.runtime.values import LOOPBACK
 from neurons.wire.outcomes import (
     ProtocolFault,
     ReplyLost,
-    TooLarge,
     Unreachable,
     Untrusted,
     fault_of,
@@ -152,7 +151,7 @@ class Connection:
         for chunk in response.iter_bytes():
             data += chunk
             if len(data) > most:
-                raise TooLarge(f"{route} answered with more than {most} bytes")
+                raise ProtocolFault(f"{route} answered with more than {most} bytes")
             if time.monotonic() > deadline:
                 raise ReplyLost(f"{route} was still answering after {self._reply_seconds:g} s")
         return bytes(data)

@@ -66,16 +66,6 @@ def test_a_list_that_is_too_short_proves_nothing(context, fake_api, monkeypatch)
     assert run_cycle(context).state is State.REVEALED
 
 
-def test_a_list_that_is_too_large_is_requested_with_fewer_rows(
-    context, fake_api, revealed, monkeypatch
-):
-    monkeypatch.setattr("neurons.wire.client.LIST_BYTES", 2**22)
-    fake_api.add_foreign(12, fork_url="https://example/" + "a" * 400_000)
-    assert read_standing(revealed, context.client).queued is None  # the list has 3 other rows
-    fake_api.rows.append(fake_api.rows.pop(0))
-    assert read_standing(revealed, context.client).queued is True
-
-
 @pytest.mark.usefixtures("revealed")
 @pytest.mark.parametrize(("score", "state"), [(1.0, State.VALIDATED), (0.0, State.REJECTED)])
 def test_statistics_that_fail_for_some_time_hide_no_score(context, fake_api, score, state):
