@@ -16,8 +16,8 @@ import pytest
 from harness.claim.rejection import accepted
 from harness.report import load_report
 from neurons.miner.command_line.status import JOURNAL
-from neurons.miner.cycle import State
-from neurons.miner.journal import Journal, Submission
+from neurons.miner.cycle import State, Submission
+from neurons.miner.journal import Journal
 from tests import PROJECT
 from tests.processes import HANG, children_of, wait_for
 from tests.repositories import run_git

@@ -164,7 +164,6 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
 
 
 def _log_start(context: Context) -> None:
-    """Log warnings and the settings of this run."""
     settings = context.settings
     for problem in (*settings.warnings, *wallet_warnings(*settings.miner_wallet)):
         log.warning(str(problem))

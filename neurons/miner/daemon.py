@@ -162,7 +162,6 @@ def _pause(context: Context, failures: int, reason: str) -> None:
 
 
 def _run_step(step: Step, submission: Submission, context: Context) -> Submission:
-    """Run one step; journal a failure."""
     if step is Step.RESUME:
         return _resume(submission, context)
     try:

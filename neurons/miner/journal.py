@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ from neurons.miner.schema import (
 )
 from neurons.runtime.errors import QuasarError
 from neurons.wire.rules import ROUND_HOURS
-
-__all__ = ["Event", "Journal", "StaleSubmission", "Submission"]
 
 EVENTS_KEPT = 5000
 CLOSED_KEPT = 1000
@@ -42,20 +40,6 @@ _UPDATE = (
 
 class StaleSubmission(QuasarError):
     """Another process has changed the submission's state since it was read: read it again."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """One line of a submission's history, at a time in Unix seconds.
-
-    The kind is `moved` (the state changed), `acknowledged` (a person released it) or `noted` (a
-    fact was added).
-    """
-
-    at: float
-    kind: str
-    state: State
-    note: str | None
 
 
 class Journal:
@@ -144,6 +128,9 @@ class Journal:
     ) -> Submission:
         """Replace `before` by `after` and record it as an event, in one transaction.
 
+        The event's kind is `moved` (the state changed), `acknowledged` (a person decided) or
+        `noted` (a fact was added).
+
         Raises StaleSubmission if the journal has it in another state than `before`, and an
         IntegrityError if the hotkey has another live submission for the target.
         """
@@ -159,7 +146,6 @@ class Journal:
         return after
 
     def get(self, key: int) -> Submission:
-        """Return the submission with the journal's number `key`."""
         submission = self._find("id = ?", (key,))
         if submission is None:
             raise LookupError(f"The journal has no submission {key}.")
@@ -197,13 +183,6 @@ class Journal:
             {"hotkey": hotkey},
         ).fetchone()
         return int(row[0])
-
-    def events(self, key: int) -> list[Event]:
-        """Return the history of one submission, oldest first, as far as it is kept."""
-        rows = self._database.execute(
-            "SELECT at, kind, state, note FROM events WHERE submission = ? ORDER BY id", (key,)
-        )
-        return [Event(row["at"], row["kind"], State(row["state"]), row["note"]) for row in rows]
 
     def _add_event(self, key: int, at: float, kind: str, state: State, note: str | None) -> None:
         self._database.execute(

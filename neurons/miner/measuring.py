@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,17 @@ from typing import Any
 from structlog.stdlib import BoundLogger
 
 from harness.claim import RUNS_MOST
+from harness.claim.rejection import accepted
 from harness.claim.tolerance import lower_bound
 from harness.hardware.machine import Environment
-from harness.measuring.plan import EachLength, ForClaim, Plan
+from harness.measuring.plan import FIRST_RUNS, EachLength, ForClaim, Plan
 from harness.measuring.runner import MeasurementError, Options, call, probe
 from harness.measuring.sampler import Policy, Recorder, Sampler, processes_at_once
-from harness.report import Report, build_report, write_report
+from harness.report import Report, ReportError, build_report, load_report, write_report
 from harness.sample import Failure, Kind, Sample
 from harness.source import source_digest
 from harness.workload import LENGTHS, VALIDATOR_LENGTHS, WORKLOAD
 from neurons.miner.progress import ProgressFile
-from neurons.miner.reports import earlier_samples
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
@@ -39,6 +40,12 @@ SOAK, SOAK_SECONDS = "harness.worker.machine.soak:soak", 12.0
 SLOWER, FASTER = 0.01, 1.03
 """A confirming sample must lie between the 1% quantile of further samples, estimated from the
 earlier ones, and the fastest earlier sample times FASTER."""
+
+VALID_FOR = timedelta(days=14)
+"""Age at which samples expire: hardware drifts in ways that the environment does not show."""
+
+REPORTS_SEARCHED = 20
+"""Number of the newest reports that are searched for earlier samples."""
 
 TOO_LONG: frozenset[Kind] = frozenset({"timeout", "out_of_memory"})
 """Failures that exclude only this length and longer ones from the claim."""
@@ -142,7 +149,6 @@ class ClaimMeasurement:
         )
 
     def run_lengths(self, lengths: Sequence[int]) -> None:
-        """Measure each length as often as the settings require."""
         with self.recorder.progress:
             self._run(EachLength(tuple(lengths), self.runs, TOO_LONG))
 
@@ -171,7 +177,7 @@ class ClaimMeasurement:
             return False
         code = source_digest(sampler.tree)
         folder, environment = self.recorder.path.parent, self.recorder.environment
-        earlier = earlier_samples(folder, environment, code, target)
+        earlier = _earlier_samples(folder, environment, code, target)
         if not earlier:
             return False
         sampler.samples = earlier
@@ -232,8 +238,40 @@ def new_measurement(
     return ClaimMeasurement(sampler, recorder, settings.claim_runs, most, crashes, fresh)
 
 
+def _earlier_samples(
+    folder: Path, environment: Environment, code: str, target: int
+) -> list[Sample]:
+    """Return accepted samples of an earlier measurement of this code on this machine.
+
+    They come from the newest valid report with samples of every length that validators time and
+    FIRST_RUNS samples of the target. Without such a report the list is empty.
+    """
+    newest = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in newest[:REPORTS_SEARCHED]:
+        try:
+            report = load_report(path)
+        except ReportError:
+            continue
+        usable = _usable(report, environment, code)
+        if len(usable.get(target, ())) >= FIRST_RUNS and {*VALIDATOR_LENGTHS} <= set(usable):
+            others = [one for n in VALIDATOR_LENGTHS if n != target for one in usable[n]]
+            # the sample that confirms them is the last of at most RUNS_MOST
+            return others + usable[target][1 - RUNS_MOST :]
+    return []
+
+
+def _usable(report: Report, environment: Environment, code: str) -> dict[int, list[Sample]]:
+    if report.environment != environment:
+        return {}
+    since = datetime.now(timezone.utc) - VALID_FOR
+    return {
+        length: [sample for sample in accepted(samples) if sample.source_digest == code]
+        for length, samples in report.by_length().items()
+        if all(sample.started_at >= since for sample in samples)
+    }
+
+
 def _consequence(error: MeasurementError, crashes: int) -> Held | Retry | Stopped:
-    """Return the exception for a failed measurement, by its kind."""
     if error.kind == "stopped":
         return Stopped("stop requested")
     if error.kind == "gate":

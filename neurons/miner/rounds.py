@@ -28,7 +28,6 @@ def compare_round(submission: Submission, now: Round) -> Relation:
 
 
 def read_relation(submission: Submission, client: ApiClient) -> Relation:
-    """Read the server's round and compare it with the submission's round."""
     return compare_round(submission, client.current_round())
 
 

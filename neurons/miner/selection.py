@@ -27,7 +27,6 @@ def current(context: Context) -> Submission:
 
 
 def live(context: Context) -> Submission | None:
-    """Return the live submission of this hotkey and target, if there is one."""
     return context.journal.live(context.identity.hotkey, context.target)
 
 

@@ -22,7 +22,6 @@ Request = TypeVar("Request", CommitRequest, RevealRequest, SubmitRequest)
 
 
 def commitment_of(submission: Submission, salt: str, wire_version: int) -> str:
-    """Return the submission's commitment hash for a server of that wire version."""
     if wire_version < WIRE_VERSION:
         return commitment_hash(salt, str(submission.fork_url))
     claim = ClaimRequest(**_claim(submission), signature="-")

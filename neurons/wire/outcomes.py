@@ -66,11 +66,7 @@ class ForeignPage(Uncertain):
 
 
 class ProtocolFault(Uncertain):
-    """A reply that violates the protocol: not JSON, NaN, wrong types."""
-
-
-class TooLarge(ProtocolFault):
-    """A reply beyond the size limit."""
+    """A reply that violates the protocol: too long, not JSON, NaN, wrong types."""
 
 
 class Refused(Held):

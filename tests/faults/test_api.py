@@ -116,15 +116,8 @@ def test_row_10_a_reply_about_another_commitment_is_ignored(context, fake_api):
     [
         RESET,
         Fault(500, "boom"),
-        Fault(429, "slow down", {"Retry-After": "7"}),
         Fault(503, "later", {"Retry-After": "Thu, 01 Jan 2026 00:00:00 GMT"}),
-        Fault(401, "Authentication error: Keypair was removed from bittensor"),
         Fault(404, b"<html><title>404 Not Found</title></html>"),
-        Fault(405, b"<html>"),
-        Fault(403, b"<html><title>Access denied</title></html>"),
-        Fault(302, b"", {"Location": "https://elsewhere.example/"}),
-        Fault(404, "Not Found"),
-        Fault(403, "IP address banned: IP banned for 23.4 more hours"),
     ],
 )
 @pytest.mark.parametrize("path", [COMMIT, REVEAL, ROUND, WEIGHTS])
@@ -250,25 +243,13 @@ def test_a_damaged_salt_is_never_revealed(context: Context, fake_api: FakeValida
     assert fake_api.count(REVEAL) == 0
 
 
-@pytest.mark.parametrize(
-    ("fault", "word"),
-    [
-        (Fault(401, "Invalid signature"), "WALLET_HOTKEY"),
-        (Fault(403, "Hotkey mismatch"), "WALLET_HOTKEY"),
-        (Fault(422, "field required"), "update"),
-        (Fault(418, "teapot"), "server's message"),
-    ],
-)
 @pytest.mark.parametrize("path", [COMMIT, REVEAL])
-def test_row_08_refusals_are_held_with_a_remedy_until_a_restart(
-    context: Context, fake_api: FakeValidatorApi, path: str, fault: Fault, word: str
-) -> None:
-    fake_api.faults[path].append(fault)
+def test_row_08_refusals_are_held_with_a_remedy_until_a_restart(context, fake_api, path):
+    fake_api.faults[path].append(Fault(401, "Invalid signature"))
     held = run_cycle(context)
     assert held.state is State.HELD
-    assert word in str(held.remedy)
-    sent = fake_api.count(path)
-    assert sent == 1
+    assert "WALLET_HOTKEY" in str(held.remedy)
+    assert fake_api.count(path) == 1
     assert run_cycle(context).state is State.VALIDATED
     assert len(fake_api.rows) == 1
 

@@ -15,7 +15,7 @@ from tests.neurons.fake_validator_api import FakeValidatorApi
 from tests.neurons.githost import UPSTREAM_FILES, GitHub
 from tests.neurons.live_api import LiveApi
 from tests.neurons.miner.parts import Key
-from tests.repositories import make_repository
+from tests.repositories import make_repository, run_git
 
 
 @pytest.fixture
@@ -55,7 +55,9 @@ def client(url: str) -> Iterator[ApiClient]:
 @pytest.fixture(scope="session")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bare repository of which forks are made."""
-    return make_repository(tmp_path_factory.mktemp("upstream") / "upstream.git", UPSTREAM_FILES)
+    made = make_repository(tmp_path_factory.mktemp("upstream") / "upstream.git", UPSTREAM_FILES)
+    run_git(made, "config", "http.receivepack", "true")  # copies accept pushes over HTTP
+    return made
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.repositories import GIT_ENVIRONMENT, run_git
+from tests.repositories import GIT_ENVIRONMENT
 from tests.servers import Handler, Server, serving
 
 CANARY = "0f8e1d5c7b3a49628d1ecafe0f8e1d5c7b3a4962"
@@ -66,8 +67,7 @@ class GitHub:
         bare = self.folder / f"{name}.git"
         bare.parent.mkdir(parents=True, exist_ok=True)
         if copied_from is not None:
-            run_git(self.folder, "clone", "-q", "--bare", str(copied_from), str(bare))
-            run_git(bare, "config", "http.receivepack", "true")
+            shutil.copytree(copied_from, bare)
         self.repositories[name.lower()] = {
             "full_name": name,
             "default_branch": "main",

@@ -20,6 +20,7 @@ from neurons.runtime.settings import Settings
 from neurons.validator_api.api import Api
 from neurons.validator_api.app import create_app
 from neurons.wire import protocol, rules
+from neurons.wire.connection import certificates
 from neurons.wire.signed_request import signed_headers
 from tests.processes import HANG
 
@@ -59,7 +60,7 @@ class LiveApi:
     def __init__(self, url: str, clock: Clock) -> None:
         self.url = url
         self.clock = clock
-        self.http = httpx.Client(base_url=url, timeout=HANG)
+        self.http = httpx.Client(base_url=url, verify=certificates(), timeout=HANG)
 
     def get(self, path: str, **params: Any) -> Any:
         response = self.http.get(path, params=params)

@@ -65,7 +65,6 @@ def environment_file(settings: Settings) -> Iterator[Finding]:
 
 
 def update() -> Finding:
-    """Check whether this checkout is behind its origin."""
     commit = newer_commit()
     if commit is None:
         return ok("update", "no newer commit is known")
@@ -102,7 +101,6 @@ def publishing(settings: Settings) -> Finding:
 
 
 def upstream(settings: Settings) -> Finding:
-    """Check that the repository to fork can be reached."""
     address = upstream_address(settings)
     try:
         remote = parse_remote(address)
@@ -119,7 +117,6 @@ def upstream(settings: Settings) -> Finding:
 
 
 def scope(settings: Settings, *, embedded: bool) -> Finding:
-    """Check which kernels are published."""
     if settings.fork_scope == "layer":
         return ok("scope", "publishes the operator and the layer")
     if embedded:
@@ -156,7 +153,6 @@ def fork(settings: Settings) -> Finding:
 
 
 def wallet(settings: Settings) -> Iterator[Finding]:
-    """Check that the hotkey's file can be loaded."""
     try:
         me = identity.load_identity(*settings.miner_wallet)
     except ConfigError as error:
@@ -193,7 +189,6 @@ def api(settings: Settings) -> Iterator[Finding]:
 
 
 def token(settings: Settings) -> Finding:
-    """Check the owner and the permissions of the GitHub token."""
     secret = settings.github_token.get_secret_value() if settings.github_token else ""
     try:
         scopes = check_token(settings.github_api_url, secret, settings.github_username or "")
@@ -211,7 +206,6 @@ def token(settings: Settings) -> Finding:
 
 
 def registration(settings: Settings) -> Finding:
-    """Check that the hotkey is registered on the subnet."""
     if settings.subtensor_network == identity.OFFLINE:
         return ok("registration", "not looked up: SUBTENSOR_NETWORK=offline")
     try:

@@ -104,7 +104,6 @@ def software(device: str, probe: Callable[..., Environment] = probe) -> Iterator
 
 
 def gpu(device: str) -> Finding:
-    """Check the GPUs and the driver that NVML reports."""
     devices = gpus()
     if devices:
         names = ", ".join(f"{one.name} ({one.memory_mb / 1024:.0f} GiB)" for one in devices)
@@ -128,7 +127,6 @@ def compiler() -> Finding:
 
 
 def git() -> Finding:
-    """Check that git is installed in a version that this project supports."""
     try:
         command = ["git", "--version"]
         text = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
@@ -145,7 +143,6 @@ def git() -> Finding:
 
 
 def optuna() -> Finding:
-    """Check that optuna is installed, which the search of AGENT_ITERATIONS uses."""
     if find_spec("optuna") is None:
         return failure(
             "optuna",
@@ -156,7 +153,6 @@ def optuna() -> Finding:
 
 
 def optimiser(program: str) -> Finding:
-    """Check that the program of TUNE_COMMAND exists and can be executed."""
     if shutil.which(program) is None:
         remedy = "Name a program of the PATH, or a file that may be executed."
         return failure("optimiser", f"TUNE_COMMAND: there is no program {program}", remedy)
@@ -164,7 +160,6 @@ def optimiser(program: str) -> Finding:
 
 
 def disk(folder: Path) -> Finding:
-    """Check the state folder's free space and permissions."""
     # unlike Path.exists, os.path.exists raises no error for a folder that this user cannot enter
     present = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     free = shutil.disk_usage(present).free / 1e9

@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from neurons.miner.cycle import RETRY_AFTER_MAX_SECONDS, VERDICTS, State
-from neurons.miner.journal import Journal, Submission
+from neurons.miner.cycle import RETRY_AFTER_MAX_SECONDS, VERDICTS, State, Submission
+from neurons.miner.journal import Journal
 from neurons.miner.progress import Measuring, read_progress
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.process import is_locked
@@ -58,7 +58,6 @@ class Status:
         }
 
     def as_text(self) -> str:
-        """Return the output of `status`."""
         running = "running" if self.running else "not running"
         lines = [f"miner       {running}, state in {self.state_dir}"]
         if self.submission is None:
@@ -155,7 +154,6 @@ def deadline_of(submission: Submission, now: float) -> float | None:
 
 
 def next_action(submission: Submission) -> str:
-    """Return the next action of the miner or of the person."""
     state = submission.state
     if state is State.HELD:
         return submission.remedy or "act on the reason"

@@ -50,7 +50,8 @@ def _with_sound_clone(method: Method) -> Method:
         except HostRefused:
             raise
         except Held:
-            if not self._is_damaged():
+            # a checkout at REPO_PATH is never replaced
+            if not (self._own and self.worktree.is_dir() and is_damaged(self._git)):
                 raise
         set_aside(self.worktree)
         return method(self, *args)
@@ -226,17 +227,12 @@ class Fork:
     def _is_lost(self) -> bool:
         return self._own and not is_clone(self._git, self._remote)
 
-    def _is_damaged(self) -> bool:
-        """Return whether the miner's own clone is damaged; False for a checkout at REPO_PATH."""
-        return self._own and self.worktree.is_dir() and is_damaged(self._git)
-
     def _restore(self) -> None:
         """Clone again if the clone is lost; unchanged kernels then give the same commit."""
         if self._is_lost():
             self.prepare()
             self.commit()
 
-    @disk_faults()
     def _make_clone(self) -> None:
         remote = self._remote
         if self._create is not None:

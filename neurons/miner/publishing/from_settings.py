@@ -15,7 +15,6 @@ from neurons.runtime.settings import Settings
 
 
 def upstream_address(settings: Settings) -> str:
-    """Return the address of the repository that is forked."""
     at_github = f"{web_address(settings.github_api_url)}/{settings.github_upstream}.git"
     return settings.fork_upstream_url or at_github
 

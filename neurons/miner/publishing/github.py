@@ -17,6 +17,7 @@ from neurons.runtime.errors import ConfigError, Held, Retry
 from neurons.runtime.git.faults import SCOPE_REMEDY
 from neurons.runtime.observe import redact_text, register_secret
 from neurons.runtime.values import LOOPBACK
+from neurons.wire.connection import certificates
 from neurons.wire.outcomes import http_date, retry_after
 
 LONGEST_WAIT = 3600.0
@@ -101,7 +102,9 @@ class _Session(httpx.Client):
             "User-Agent": "quasar-miner",
         }
         # Redirects are not followed: the token is for this host.
-        super().__init__(base_url=api_url.rstrip("/"), headers=headers, timeout=30.0)
+        super().__init__(
+            base_url=api_url.rstrip("/"), verify=certificates(), headers=headers, timeout=30.0
+        )
 
     def call(
         self, method: str, path: str, *, body: object = None, allow: tuple[int, ...] = ()

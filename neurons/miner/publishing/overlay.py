@@ -57,10 +57,7 @@ class Overlay:
         The hash is `tip` if nothing changed. The date is the parent's plus a second, so that the
         same content on the same parent has the same hash in every clone.
         """
-        root, names = self._root(), self.files
-        sources = [root / name for name in names]
-        blobs = tool.hash_object("-w", "--no-filters", "--", *sources).split()
-        files = self.undone_files(tool, tip) | dict(zip(map(str, names), blobs, strict=True))
+        files = self.undone_files(tool, tip) | self._own_blobs(tool, "-w")
         gone = [name for name, blob in files.items() if blob is None]
         if gone:
             tool.update_index("--force-remove", "--", *gone)
@@ -88,8 +85,7 @@ class Overlay:
         blobs = self._blobs(tool, commit)
         if f"\nOverlay-Digest: {_digest(blobs)}" in tool.cat_file("commit", commit):
             return []
-        root = self._root()
-        return [str(name) for name in self.files if blobs.get(str(name)) != _blob(root / name)]
+        return [name for name, blob in self._own_blobs(tool).items() if blobs.get(name) != blob]
 
     def undone_files(self, tool: HardenedGit, tip: str) -> dict[str, str | None]:
         """Return the files that an earlier overlay changed and this one lacks.
@@ -130,6 +126,13 @@ class Overlay:
         undone = self.undone_files(tool, tip).items()
         return ours | {name: _blob_bytes(tool, blob) if blob else None for name, blob in undone}
 
+    def _own_blobs(self, tool: HardenedGit, *options: str) -> dict[str, str]:
+        """Return path to blob hash of the overlay's files; the option `-w` stores the blobs."""
+        root, names = self._root(), self.files
+        sources = [root / name for name in names]
+        blobs = tool.hash_object(*options, "--no-filters", "--", *sources).split()
+        return dict(zip(map(str, names), blobs, strict=True))
+
     def _blobs(self, tool: HardenedGit, tree: str) -> dict[str, str]:
         """Return path to blob hash of the kernels' folder and the layer in a commit or tree."""
         paths = {*map(str, self.files), str(QUASAR_DIR), str(LAYER_FILE)}
@@ -142,13 +145,6 @@ def _is_ours(tool: HardenedGit, commit: str) -> bool:
     """Return whether a miner made the commit from an overlay."""
     text = tool.cat_file("commit", commit)
     return f"\nauthor {AUTHOR} " in text and f"\n\n{SUBJECT}\n" in text
-
-
-def _blob(path: Path) -> str:
-    """Return the hash that git gives a file's bytes, computed without git."""
-    content = path.read_bytes()
-    head = f"blob {len(content)}\0".encode()
-    return hashlib.sha1(head + content, usedforsecurity=False).hexdigest()
 
 
 def _blob_bytes(tool: HardenedGit, blob: str) -> bytes:

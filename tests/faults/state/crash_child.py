@@ -14,6 +14,7 @@ from neurons.miner.context import Context
 from neurons.miner.daemon import run_cycle
 from neurons.miner.journal import Journal
 from neurons.wire.client import ApiClient
+from neurons.wire.connection import certificates
 from tests.neurons.miner.parts import FakeFork, Key, Waits, make_context
 
 OnMoment = Callable[[str, str], None]
@@ -47,7 +48,7 @@ def watched_miner(state_dir: Path, url: str, on_moment: OnMoment, **options: Any
         state_dir,
         url,
         fork=Fork(state_dir / "fork"),
-        client=ApiClient(url, Key(), transport=Transport()),
+        client=ApiClient(url, Key(), transport=Transport(verify=certificates())),
         journal=Watched(state_dir / "journal.sqlite"),
         **options,
     )

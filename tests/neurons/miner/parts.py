@@ -50,7 +50,6 @@ class FakeFork:
     content: str = "kernel 1\n"
     pushed: list[str] = field(default_factory=list)
     verified: list[str] = field(default_factory=list)
-    on_verify: Callable[[], object] = lambda: None  # called by `verify`
 
     def prepare(self) -> None:
         folder = self.worktree / "fla"
@@ -66,7 +65,6 @@ class FakeFork:
     def verify(self, commit: str) -> None:
         assert commit in self.pushed or self.pushed == []
         self.verified.append(commit)
-        self.on_verify()
 
     def digest(self) -> str:
         """Return a digest of the content, as `overlay_digest` does for the real fork."""
@@ -181,7 +179,6 @@ def make_context(state_dir: Path, api_url: str, **options: Any) -> Context:
         "settings": make_settings(state_dir, **flags),
         "identity": key,
         "journal": Journal(state_dir / "journal.sqlite"),
-        # lazily, because a new client reads all of the system's certificates
         "client": options.get("client") or ApiClient(api_url, key, wait=waits),
         "fork": fork,
         "log": get_logger("test"),
@@ -209,9 +206,14 @@ def draft(**changes: Any) -> Submission:
     return Submission(**{**fields, **changes})
 
 
-def states(context: Context, key: int) -> list[State]:
+def history(log: Journal, key: int) -> list[State]:
     """Return the states of a submission in their order."""
-    return [event.state for event in context.journal.events(key) if event.kind != "noted"]
+    query = "SELECT state FROM events WHERE submission = ? AND kind != 'noted' ORDER BY id"
+    return [State(row["state"]) for row in log._database.execute(query, (key,))]
+
+
+def states(context: Context, key: int) -> list[State]:
+    return history(context.journal, key)
 
 
 COMMITTING: dict[str, Any] = {

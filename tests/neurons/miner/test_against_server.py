@@ -37,8 +37,10 @@ def marking(api: LiveApi, score: float) -> Waits:
     return Waits(pass_time)
 
 
-@pytest.mark.parametrize("mode", ["commit_reveal", "direct"])
-@pytest.mark.parametrize(("score", "state"), [(0.95, State.VALIDATED), (0.0, State.REJECTED)])
+@pytest.mark.parametrize(
+    ("mode", "score", "state"),
+    [("commit_reveal", 0.95, State.VALIDATED), ("direct", 0.0, State.REJECTED)],
+)
 def test_a_cycle_reaches_its_verdict(tmp_path, api, mode, score, state):
     done = run_cycle(miner(tmp_path / "state", api, marking(api, score), mode))
     assert done.state is state

@@ -11,7 +11,7 @@ import pytest
 from neurons.miner import cycle, journal, schema
 from neurons.miner.cycle import CLOSED, State, Submission
 from neurons.miner.journal import Journal, StaleSubmission
-from tests.neurons.miner.parts import COMMITTING, HOTKEY, close, draft, new
+from tests.neurons.miner.parts import COMMITTING, HOTKEY, close, draft, history, new
 
 
 def test_every_field_is_read_back_exactly(path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_change_and_its_event_are_one_transaction(log, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
     assert log.get(first.id) == first
-    assert len(log.events(first.id)) == 1
+    assert history(log, first.id) == [State.NEW]
 
 
 def test_a_stale_writer_is_refused(log: Journal) -> None:
@@ -84,6 +84,7 @@ def test_the_last_early_judgement_of_each_api_is_stored(log: Journal) -> None:
     log.note_early_judgement("https://api.example", 5.0)
     log.note_early_judgement("https://api.example", 9.0)
     assert log.judges_early("https://api.example", 10.0) == 9.0
+    assert log.judges_early("https://api.example", 9.0 + 48 * 3600.0) is None  # a round later
     assert log.judges_early("https://other.example", 10.0) is None
 
 
@@ -129,7 +130,7 @@ def test_queries_return_the_newest_first_of_a_hotkey_a_round_or_a_target(log: Jo
     assert log.last_closed(HOTKEY, None) == ended[1]
     assert log.last_closed(HOTKEY, 512) == ended[0]
     assert log.last_closed(HOTKEY, 2048) == ended[2]
-    assert [event.state for event in log.events(first.id)] == [State.NEW, State.VALIDATED]
+    assert history(log, first.id) == [State.NEW, State.VALIDATED]
     with pytest.raises(LookupError, match="no submission 99"):
         log.get(99)
 

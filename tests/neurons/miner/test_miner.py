@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -15,16 +14,12 @@ import pytest
 from harness.source import tree_commit
 from neurons.miner import __main__ as miner
 from neurons.miner import cycle
-from neurons.miner.command_line import commands
+from neurons.miner.command_line import commands, machine_checks
 from neurons.miner.command_line.status import JOURNAL
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
-from neurons.runtime import observe
 from neurons.runtime.flags import Given
-from neurons.runtime.identity import create_throwaway
 from neurons.runtime.process import StateLock
-from neurons.validator.__main__ import main as validator
-from neurons.validator_api.__main__ import main as validator_api
 from quasar_kernels import __version__
 from tests import PROJECT
 from tests.neurons.miner.miner_command import BARE, Command, run
@@ -40,11 +35,6 @@ def state(tmp_path: Path) -> str:
 
 def journal_in(state: str) -> Journal:
     return Journal(Path(state, "embedded", JOURNAL))
-
-
-def parse(arguments: list[str]) -> Given:
-    """Return the settings of a command line without running its command."""
-    return miner.cli.make_context("miner", arguments).ensure_object(Given)
 
 
 def hold(state: str) -> Submission:
@@ -104,25 +94,6 @@ def test_mistakes_exit_78_with_a_message(command, arguments, environ, message, s
     assert message in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("main", "name"),
-    [(validator, "neurons.validator"), (validator_api, "neurons.validator_api")],
-)
-def test_the_other_command_lines_report_mistakes_in_the_same_way(command, main, name, tmp_path):
-    mistaken = command("--no-such-flag", main=main)
-    assert mistaken.returncode == 78
-    assert mistaken.stderr == (
-        f"python -m {name}: No such option '--no-such-flag'. (--help lists the flags)\n"
-    )
-    file = tmp_path / ".env"
-    file.write_text("DEVICE=tpu\nPORT=many\nVALIDATOR_API_URL=https://example.org\n")
-    file.chmod(0o600)
-    done = command("--env-file", str(file), main=main)
-    assert done.returncode == 78
-    errors = [line for line in done.stderr.splitlines() if " error " in line]
-    assert [line.split("error")[1].split("=")[0].strip() for line in errors] == ["DEVICE", "PORT"]
-
-
 def test_row_14_a_second_miner_names_the_first_also_in_the_log(command, state):
     with StateLock(Path(state, "embedded")):
         done = command("once", STATE_DIR=state)
@@ -137,41 +108,24 @@ def test_row_14_a_second_miner_names_the_first_also_in_the_log(command, state):
 
 
 def test_flags_reach_the_settings(tmp_path: Path) -> None:
-    given = parse(
+    command_line = miner.cli.make_context(
+        "miner",
         [
             *("--netuid", "7", "--wallet.name", "w", "--wallet.hotkey", "h"),
             *("--wallet.path", str(tmp_path), "--subtensor.network", "test", "--logging.debug"),
             *("--target-seq-len", "auto", "--agent-iterations", "9"),
             *("--optimization-interval", "5", "--repo-path", str(tmp_path)),
             *("--state-dir", str(tmp_path), "--device", "cpu", "--env-file", str(tmp_path / "e")),
-        ]
+        ],
     )
     (tmp_path / "e").write_text("VALIDATOR_API_URL=https://example.org\nNETUID=1\n")
-    settings, embedded = commands.read_settings(given)
+    settings, embedded = commands.read_settings(command_line.ensure_object(Given))
     assert not embedded
     assert (settings.netuid, settings.wallet_miner_name, settings.wallet_hotkey) == (7, "w", "h")
     assert (settings.wallet_path, settings.repo_path) == (tmp_path, tmp_path)
     assert (settings.subtensor_network, settings.log_level) == ("test", "DEBUG")
     assert (settings.target_sequence_length, settings.optimization_interval) == ("auto", 5.0)
     assert (settings.state_dir, settings.device) == (tmp_path, "cpu")
-
-
-def test_a_run_for_a_real_subnet_uses_its_settings(tmp_path: Path) -> None:
-    hotkey = create_throwaway(tmp_path / "wallets", "w", "h").hotkey
-    file = tmp_path / ".env"
-    file.write_text(
-        f"VALIDATOR_API_URL=http://127.0.0.1:9\nFORK_REMOTE=file://{tmp_path}/fork.git\n"
-        f"WALLET_MINER_NAME=w\nWALLET_HOTKEY=h\nWALLET_PATH={tmp_path}/wallets\n"
-        f"STATE_DIR={tmp_path}/state\nGITHUB_TOKEN=ghp_canary\nDEVICE=cpu\n"
-    )
-    settings, embedded = commands.read_settings(parse(["--env-file", str(file)]))
-    assert observe.redact("ghp_canary") == observe.REDACTED
-    with miner._context(settings, embedded, threading.Event()) as context:
-        assert context.identity.hotkey == hotkey
-        assert context.fork.url == f"file://{tmp_path}/fork.git"
-        assert context.client.base_url == "http://127.0.0.1:9"
-        assert context.settings.device == "cpu"
-        assert (tmp_path / "state" / JOURNAL).is_file()
 
 
 @pytest.mark.parametrize(("name", "end"), [("release", State.NEW), ("abandon", State.ABANDONED)])
@@ -186,6 +140,13 @@ def test_a_person_releases_or_abandons_a_held_submission(command, name, end, sta
     assert "nothing is held" in command(name, STATE_DIR=state).stdout
 
 
+@pytest.fixture
+def no_software(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no child that imports torch."""
+    monkeypatch.setattr(machine_checks, "software", lambda device: iter(()))
+
+
+@pytest.mark.usefixtures("no_software")
 def test_doctor_lists_every_problem_of_the_settings_and_fails(command: Command, state: str) -> None:
     done = command("doctor", "--json", NETUID="x", PORT="y", STATE_DIR=state)
     assert done.returncode == 1
@@ -198,6 +159,7 @@ def test_doctor_lists_every_problem_of_the_settings_and_fails(command: Command, 
     assert {"python", "git", "disk"} <= {check["name"] for check in checks}
 
 
+@pytest.mark.usefixtures("no_software")
 def test_doctor_finds_no_failure_of_this_machine(command: Command, state: str) -> None:
     done = command("doctor", "--device", "cpu", STATE_DIR=state)
     assert done.returncode == 0, done.stdout

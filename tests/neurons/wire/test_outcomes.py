@@ -72,6 +72,12 @@ def test_a_server_that_cannot_verify_signatures_is_retried_after_ten_minutes() -
         assert error.after == after
 
 
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 422, 425])
+@pytest.mark.parametrize("page", [b"<html>", b"", b"[]"])
+def test_a_reply_without_a_detail_is_not_the_apis(status: int, page: bytes) -> None:
+    assert type(fault(status, page)) is outcomes.ForeignPage
+
+
 @pytest.mark.parametrize(
     ("status", "detail", "kind"),
     [

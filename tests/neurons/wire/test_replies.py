@@ -76,23 +76,20 @@ def test_a_commitment_is_found_among_thousands(client, fake_api):
     assert [row.submission_id for row in client.pending_reveals().pending_reveals] == [1]
 
 
-HUGE = 10**40
-NUMBERS = [
-    ("/get_current_round", {"id": HUGE}),
-    ("/get_current_round", {"id": -1}),
-    ("/commit_submission", {"submission_id": HUGE}),
-    ("/commit_submission", {"reveal_block": HUGE}),
-    ("/submit_kernel", {"submission_id": HUGE}),
-    ("/pending_reveals", {"current_block": HUGE}),
-]
-
-
-@pytest.mark.parametrize(("route", "change"), NUMBERS)
-def test_a_number_that_the_journal_cannot_hold_is_rejected(fake_api, route, change):
+@pytest.mark.parametrize(
+    ("route", "field"),
+    [
+        ("/get_current_round", "id"),
+        ("/commit_submission", "submission_id"),
+        ("/commit_submission", "reveal_block"),
+        ("/submit_kernel", "submission_id"),
+    ],
+)
+def test_a_number_that_the_journal_cannot_hold_is_rejected(fake_api, route, field):
     def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json={**respond(fake_api, request).json(), **change})
+        return httpx.Response(200, json={**respond(fake_api, request).json(), field: 10**40})
 
     fake_api.registered.add(HOTKEY)
     client = ApiClient("http://127.0.0.1", Key(), transport=httpx.MockTransport(answer))
-    with pytest.raises(outcomes.ProtocolFault, match=f"wrong fields: {next(iter(change))}"):
+    with pytest.raises(outcomes.ProtocolFault, match=f"wrong fields: {field}"):
         every_call(client)[route]()

@@ -16,6 +16,7 @@ from neurons.miner.command_line import machine_checks
 from neurons.miner.command_line.machine_checks import ok
 from neurons.runtime.machine import Gpu
 from tests.harness.samples import environment
+from tests.neurons.miner.parts import make_settings
 
 
 def test_a_failure_of_the_child_that_imports_torch_is_reported() -> None:
@@ -79,9 +80,20 @@ def test_disk(free: float, level: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert machine_checks.disk(tmp_path / "not" / "yet" / "made").level == level
 
 
-def test_the_tile_search_needs_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine_checks.optuna().level == "ok"
-    monkeypatch.setitem(sys.modules, "optuna", None)  # as if it were not installed
-    missing = machine_checks.optuna()
-    assert missing.level == "failure"
-    assert "scripts/install.sh tuning" in missing.remedy
+@pytest.mark.parametrize(
+    ("name", "value", "absent", "remedy"),
+    [
+        ("metrics_port", 9464, "prometheus_client", "scripts/install.sh metrics"),
+        ("agent_iterations", 1, "optuna", "scripts/install.sh tuning"),
+        ("tune_command", "no-such-optimiser --fast", None, "Name a program of the PATH"),
+    ],
+)
+def test_settings_that_need_a_missing_program_are_failures(
+    tmp_path, monkeypatch, name, value, absent, remedy
+):
+    monkeypatch.setattr(machine_checks, "software", lambda device: iter(()))
+    if absent:
+        monkeypatch.setitem(sys.modules, absent, None)  # as if it were not installed
+    settings = make_settings(tmp_path, **{name: value})
+    failures = [one for one in machine_checks.machine(settings) if one.level == "failure"]
+    assert [remedy in one.remedy for one in failures] == [True]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from neurons.miner.command_line import doctor, machine_checks
 from neurons.miner.command_line.status import JOURNAL
 from neurons.miner.journal import Journal
 from neurons.runtime.errors import ConfigError
-from neurons.runtime.identity import ChainUnreachable, load_identity, registered_uid
+from neurons.runtime.identity import load_identity
 from neurons.runtime.settings import Settings
 
 NOBODY = 65534
@@ -86,18 +85,6 @@ def test_doctor_reports_a_state_folder_that_it_cannot_read(monkeypatch):
     assert fork.detail == f"{closed}/embedded/fork cannot be read (Permission denied)"
     assert "set STATE_DIR" in disk.remedy
     assert "another STATE_DIR" in fork.remedy
-
-
-def test_a_python_that_this_user_may_not_execute_is_reported(tmp_path, monkeypatch):
-    python = tmp_path / "python"
-    python.touch()  # without the permission to execute it
-    monkeypatch.setattr(sys, "executable", str(python))
-    (torch,) = machine_checks.software("cpu")
-    assert (torch.name, torch.level) == ("torch", "failure")
-    assert torch.detail == f"{python} cannot be started (Permission denied)"
-    assert "scripts/install.sh, where PYTHON names" in torch.remedy
-    with pytest.raises(ChainUnreachable, match=r"python cannot be started: Permission denied\)"):
-        registered_uid("5Hotkey", 24, "finney", 10.0)
 
 
 def test_settings_wallets_and_backups_of_another_user_are_reported(capsys):

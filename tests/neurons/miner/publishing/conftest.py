@@ -9,19 +9,28 @@ import pytest
 
 from neurons.miner.publishing import overlay as overlay_module
 from neurons.miner.publishing.fork import Fork
-from quasar_kernels.contract import OVERLAY
+from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR, TARGET_FILES
 from tests.neurons.miner.publishing.forks import MakeFork
-from tests.repositories import run_git
 
 
 @pytest.fixture
 def remote(tmp_path: Path, upstream: Path) -> Path:
-    run_git(tmp_path, "clone", "-q", "--bare", str(upstream), "remote.git")
-    return tmp_path / "remote.git"
+    return Path(shutil.copytree(upstream, tmp_path / "remote.git"))
 
 
 @pytest.fixture
-def make_fork(tmp_path: Path, remote: Path) -> MakeFork:
+def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files of the overlay that the rules require, for speed; a test may change them."""
+    copy = tmp_path / "overlay"
+    for name in (LAYER_FILE, *(QUASAR_DIR / name for name in TARGET_FILES)):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(OVERLAY / name, copy / name)
+    monkeypatch.setattr(overlay_module, "OVERLAY", copy)
+    return copy
+
+
+@pytest.fixture
+def make_fork(tmp_path: Path, remote: Path, overlay: Path) -> MakeFork:
     def make(remote_url: str = str(remote), **options: object) -> Fork:
         return Fork(remote_url, None, tmp_path / "state" / "fork", **options)  # type: ignore[arg-type]
 
@@ -31,12 +40,3 @@ def make_fork(tmp_path: Path, remote: Path) -> MakeFork:
 @pytest.fixture
 def fork(make_fork: MakeFork) -> Fork:
     return make_fork()
-
-
-@pytest.fixture
-def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the overlay that a test may change."""
-    copy = tmp_path / "overlay"
-    shutil.copytree(OVERLAY, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(overlay_module, "OVERLAY", copy)
-    return copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from neurons.miner.publishing.fork import Fork
 from neurons.runtime.errors import Held
 from neurons.runtime.git.remote import Token
-from quasar_kernels.contract import OVERLAY, overlay_files
+from quasar_kernels.contract import overlay_files
 from tests.neurons.miner.publishing.forks import publish
 from tests.repositories import GIT_ENVIRONMENT, make_repository, run_git
 from tests.repositories import commit as commit_files
@@ -18,11 +19,18 @@ from tests.repositories import commit as commit_files
 CHUNK = "fla/ops/quasar/chunk.py"
 TOKEN = Token("t0ken", "github.com")
 
+pytestmark = pytest.mark.usefixtures("overlay")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    files = {"README.md": "fork\n", CHUNK: "# old\n", "data.bin": "plain\n"}
+    return make_repository(tmp_path_factory.mktemp("repository") / "fork.git", files)
+
 
 @pytest.fixture
-def remote(tmp_path: Path) -> Path:
-    files = {"README.md": "fork\n", CHUNK: "# old\n", "data.bin": "plain\n"}
-    return make_repository(tmp_path / "fork.git", files)
+def remote(repository: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(repository, tmp_path / "fork.git"))
 
 
 @pytest.fixture
@@ -42,7 +50,7 @@ def expect_held(checkout: Path, words: str | None = None) -> Held:
     return held.value
 
 
-def test_the_checkouts_branch_and_origin_are_used(checkout: Path, remote: Path) -> None:
+def test_the_checkouts_branch_and_origin_are_used(checkout, remote, overlay):
     run_git(checkout, "checkout", "-q", "-b", "mine")
     commit_files(checkout, {"notes.txt": "the owner's commit\n"})
     fork = use(checkout)
@@ -53,34 +61,29 @@ def test_the_checkouts_branch_and_origin_are_used(checkout: Path, remote: Path) 
     assert run_git(checkout, "rev-parse", "HEAD") == commit
     assert run_git(checkout, "status", "--porcelain") == ""
     assert publish(use(checkout)) == commit
-    for name in overlay_files():
-        assert (checkout / name).read_bytes() == (OVERLAY / name).read_bytes()
+    for name in overlay_files(root=overlay):
+        assert (checkout / name).read_bytes() == (overlay / name).read_bytes()
 
 
 def test_a_dirty_checkout_is_refused_and_left_unchanged(checkout: Path) -> None:
     (checkout / "README.md").write_text("my unsaved work\n")
+    (checkout / CHUNK).write_text("# my own idea\n")
     (checkout / "staged.txt").touch()
     run_git(checkout, "add", "-A")
     (checkout / "new file.txt").write_text("untracked\n")
     before = run_git(checkout, "status", "--porcelain")
     held = expect_held(checkout, "uncommitted changes")
-    for name in ("README.md", "staged.txt", "new file.txt"):
+    for name in ("README.md", CHUNK, "staged.txt", "new file.txt"):
         assert name in held.reason
     assert run_git(checkout, "status", "--porcelain") == before
-    assert (checkout / CHUNK).read_text() == "# old\n"
-
-
-def test_an_edited_kernel_is_not_overwritten(checkout: Path) -> None:
-    (checkout / CHUNK).write_text("# my own idea\n")
-    expect_held(checkout, CHUNK)
     assert (checkout / CHUNK).read_text() == "# my own idea\n"
 
 
-def test_an_interrupted_run_continues(checkout: Path) -> None:
-    names = overlay_files()
+def test_an_interrupted_run_continues(checkout: Path, overlay: Path) -> None:
+    names = overlay_files(root=overlay)
     for name in names[: len(names) // 2]:  # copied and not committed
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-        (checkout / name).write_bytes((OVERLAY / name).read_bytes())
+        (checkout / name).write_bytes((overlay / name).read_bytes())
     run_git(checkout, "add", CHUNK)
     publish(use(checkout))
     assert run_git(checkout, "status", "--porcelain") == ""

@@ -44,24 +44,10 @@ def test_a_change_between_prepare_and_commit_is_not_published(fork: Fork) -> Non
         fork.commit()
 
 
-def test_after_a_kill_between_clone_and_rename_it_clones_again(make_fork, remote, tmp_path):
-    code = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from neurons.miner.publishing.fork import Fork\n"
-        "Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "Fork(sys.argv[1], None, Path(sys.argv[2])).prepare()"
-    )
-    worktree = tmp_path / "state" / "fork"
-    assert run_python("-c", code, remote, worktree).returncode == -signal.SIGKILL
-    assert not worktree.exists()
-    assert list(worktree.parent.glob(".fork.partial-*"))
-    publish(make_fork())
-    assert list(worktree.parent.iterdir()) == [worktree]
-
-
-@pytest.mark.parametrize("step", ["lay", "commit"])
-def test_after_a_kill_while_copying_or_committing_it_continues(make_fork, remote, tmp_path, step):
+@pytest.mark.parametrize("step", ["clone", "lay", "commit"])
+def test_after_a_kill_while_publishing_it_continues(make_fork, remote, tmp_path, step):
     code = {
+        "clone": "Path.rename = die",
         "lay": "os.replace = die",
         "commit": "HardenedGit.update_ref = lambda self, *a: die() if len(a) == 3 else "
         "self._call_process('update_ref', *a)",
@@ -78,6 +64,7 @@ def test_after_a_kill_while_copying_or_committing_it_continues(make_fork, remote
     assert run_python("-c", script, remote, worktree).returncode == -signal.SIGKILL
     publish(make_fork())
     assert run_git(remote, "rev-list", "--count", "quasar") == "2"
+    assert list(worktree.parent.iterdir()) == [worktree]
 
 
 def test_a_broken_clone_is_set_aside_and_the_outer_repository_unchanged(fork, make_fork, tmp_path):
@@ -161,11 +148,10 @@ def test_row_27_a_push_that_lost_a_race_is_held(fork, remote, monkeypatch):
 # Hostile content
 
 
-@pytest.mark.parametrize("place", ["fla/ops/quasar", "fla/ops"])
-def test_row_29_a_link_to_a_folder_is_refused(fork: Fork, remote: Path, place: str) -> None:
+def test_row_29_a_link_to_a_folder_is_refused(fork: Fork, remote: Path) -> None:
     outside = remote.parent / "outside"
     outside.mkdir()
-    link_elsewhere(remote, place, outside)
+    link_elsewhere(remote, "fla/ops", outside)
     with pytest.raises(Held, match="has to be a folder"):
         fork.prepare()
     assert list(outside.iterdir()) == []
@@ -243,26 +229,19 @@ def test_a_state_folder_that_cannot_be_used_is_held(fork: Fork, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("name", "keep"),
-    [
-        *((name, 0) for name in ("HEAD", "config", "refs/heads/quasar", "commit", "tree", "blob")),
-        *((name, keep) for name in ("index", "pack") for keep in (0, 10)),
-    ],
+    ("name", "keep"), [("refs/heads/quasar", 0), ("tree", 0), ("index", 10), ("pack", 10)]
 )
 def test_a_clone_that_a_power_cut_damaged_is_cloned_again(fork, make_fork, name, keep):
     """A file of the repository is emptied or truncated; every step still succeeds."""
     commit = publish(fork)
     git = fork.worktree / ".git"
-    chunk = "fla/ops/quasar/chunk.py"
-    revision = {"commit": commit, "tree": f"{commit}^{{tree}}", "blob": f"{commit}:{chunk}"}
-    if name in revision:
-        digest = run_git(fork.worktree, "rev-parse", revision[name])
+    damaged = git / name
+    if name == "tree":
+        digest = run_git(fork.worktree, "rev-parse", f"{commit}^{{tree}}")
         damaged = git / "objects" / digest[:2] / digest[2:]
     elif name == "pack":
         run_git(fork.worktree, "repack", "-adq")
         damaged = next(git.glob("objects/pack/*.pack"))
-    else:
-        damaged = git / name
     damaged.chmod(0o644)
     damaged.write_bytes(damaged.read_bytes()[:keep])
     again = make_fork()
@@ -270,8 +249,7 @@ def test_a_clone_that_a_power_cut_damaged_is_cloned_again(fork, make_fork, name,
     again.push(commit)
     again.prepare()
     assert again.commit() == commit
-    if name != "blob":  # no step reads a blob whose file is in the worktree
-        run_git(again.worktree, "fsck", "--full", "--no-dangling")
+    run_git(again.worktree, "fsck", "--full", "--no-dangling")
 
 
 def test_a_damaged_checkout_at_repo_path_is_never_replaced(fork: Fork, tmp_path: Path) -> None:
