@@ -51,9 +51,7 @@ def test_a_fault_of_the_tree_is_printed_once(make_tree, capsys):
     )
 
 
-@pytest.mark.parametrize(
-    "words", ["--lengths 16 --tree {0}", "compare {0} {0}", "profile --tree {0}"]
-)
+@pytest.mark.parametrize("words", ["--lengths 16 --tree {0}", "compare {0} {0}"])
 def test_debug_prints_a_workers_traceback(make_tree, capsys, words):
     tree = make_tree("raise ValueError('boom')")
     assert main([*words.format(tree).split(), "--device", "cpu", "--debug"]) == 1

@@ -88,9 +88,7 @@ def known_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
-def verification_error(
-    change: Change, dtype: torch.dtype, length: int = 2048, calls: int = 4
-) -> str:
+def verification_error(change: Change, dtype: torch.dtype, length: int, calls: int) -> str:
     """Return why verification refuses a chain with changed outputs; "" if it accepts the chain."""
     weights, x = own_layer.draw_weights(CPU), drawn((1, length, CHANNELS), 6, CPU)
     size = own_layer.output_size(weights, CPU)
@@ -146,12 +144,12 @@ REFUSED: list[tuple[Change, torch.dtype]] = [
 
 @pytest.mark.parametrize(("change", "dtype"), ACCEPTED)
 def test_outputs_within_the_error_of_a_layer_are_accepted(change, dtype):
-    assert verification_error(change, dtype) == ""
+    assert verification_error(change, dtype, length=2048, calls=4) == ""
 
 
 @pytest.mark.parametrize(("change", "dtype"), REFUSED)
 def test_outputs_with_larger_errors_are_refused(change: Change, dtype: torch.dtype) -> None:
-    error = verification_error(change, dtype, calls=16)
+    error = verification_error(change, dtype, length=1024, calls=8)
     assert "the timed calls did not compute the layer: digests" in error
 
 
