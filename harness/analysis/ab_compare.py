@@ -67,17 +67,6 @@ def plot(differences: Differences, names: tuple[str, str] = ("A", "B")) -> str:
     return line_plot(f"{names[0]} and {names[1]}", "tokens", "tokens/s", lines)
 
 
-def overload() -> str:
-    """Return a warning if the host's load exceeds its usable cores, otherwise ""."""
-    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    if load <= cores:
-        return ""
-    return (
-        f"warning: the load is {load:.1f} on {cores} usable cores; other work makes these speeds "
-        "vary, so only large differences can be found. Stop it, or raise --blocks."
-    )
-
-
 OnBlock = Callable[[int, int, Block], object]
 """Called with the length, the block's number from 1, and the block."""
 
@@ -127,8 +116,12 @@ class Comparison:
 
 def block_printer(progress: Progress, blocks: int) -> OnBlock:
     """Return a function that prints each block; warn now if the host is overloaded."""
-    if warning := overload():
-        progress.print(warning)
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    if load > cores:
+        progress.print(
+            f"warning: the load is {load:.1f} on {cores} usable cores; other work makes these "
+            "speeds vary, so only large differences can be found. Stop it, or raise --blocks."
+        )
     return lambda length, number, block: progress.print(
         f"{length:>9} tokens, block {number} of {blocks}: A {block.a:,.0f}, "
         f"B {block.b:,.0f}, A again {block.control:,.0f} tokens/s"

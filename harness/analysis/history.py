@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.report import Report, ReportError, load_report
+from harness.report import ReportError, load_report
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,6 @@ def _git(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def speeds_of(report: Report) -> dict[int, float]:
-    """Return the tokens/s of each length's slowest sample."""
-    groups = report.by_length()
-    return {length: min(m.tokens_per_sec for m in runs) for length, runs in groups.items()}
-
-
 def entries(file: Path) -> Iterator[Entry]:
     """Yield the file's versions, the oldest first, one for each commit that changed it."""
     folder, name = file.resolve().parent, file.name
@@ -46,7 +40,9 @@ def entries(file: Path) -> Iterator[Entry]:
             try:
                 copy.write(_git(folder, "show", f"{commit}:./{name}"))
                 copy.flush()
-                yield Entry(commit, date, subject, speeds_of(load_report(Path(copy.name))))
+                groups = load_report(Path(copy.name)).by_length()
+                speeds = {n: min(m.tokens_per_sec for m in runs) for n, runs in groups.items()}
+                yield Entry(commit, date, subject, speeds)
             except subprocess.CalledProcessError:
                 yield Entry(commit, date, subject, {}, "deleted")
             except ReportError as error:

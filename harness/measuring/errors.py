@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from harness.imports import install_command
 from harness.sample import Correctness, Kind
@@ -12,31 +13,19 @@ _KILLED = (-9, 128 + 9)
 """Exit statuses of a worker after SIGKILL, directly and in a confinement."""
 
 
+@dataclass(eq=False, repr=False)
 class MeasurementError(Exception):
-    """A worker gave no result.
+    """A worker gave no result."""
 
-    Attributes:
-        reason, remedy: sentences; the remedy is "" if none is known.
-        log_tail: the end of the worker's output, for diagnosis.
-        correctness: the result of the correctness check, if it failed.
-        length: the length that was measured, in tokens, if there are several.
-    """
+    reason: str  # a sentence
+    kind: Kind
+    log_tail: str = ""  # the end of the worker's output, for diagnosis
+    correctness: Correctness | None = None  # the correctness check, if it failed
+    remedy: str = ""  # a sentence; "" if none is known
+    length: int | None = None  # the measured length in tokens, if there are several
 
-    def __init__(
-        self,
-        reason: str,
-        kind: Kind,
-        log_tail: str = "",
-        correctness: Correctness | None = None,
-        remedy: str = "",
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.kind: Kind = kind
-        self.log_tail = log_tail
-        self.correctness = correctness
-        self.remedy = remedy
-        self.length: int | None = None
+    def __str__(self) -> str:
+        return self.reason
 
     @property
     def advice(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from harness.claim import RUNS_MOST, is_settled
 from harness.sample import Failure, Kind, Sample
@@ -14,20 +13,6 @@ FIRST_RUNS = 5
 
 FURTHER_RUNS = 5
 """Samples of the target in each later round."""
-
-
-class Plan(Protocol):
-    """Which samples a measurement takes."""
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """All lengths, in tokens."""
-
-    def missing(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> list[int]:
-        """Return the length of each missing sample, in the order in which to take them."""
-
-    def implied(self, failures: Sequence[Failure]) -> list[Failure]:
-        """Return the failures of further lengths that follow from these."""
 
 
 def _failed(failures: Sequence[Failure]) -> set[int]:
@@ -46,7 +31,7 @@ class EachLength:
     too_long: frozenset[Kind] = frozenset()
 
     def missing(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> list[int]:
-        """Return the missing lengths; those that failed are omitted."""
+        """Return the length of each missing sample in order; failed lengths are omitted."""
         sampled = [sample.length for sample in samples]
         return [
             length
@@ -90,7 +75,7 @@ class ForClaim:
         return tuple(sorted({self.target, *self.others}))
 
     def missing(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> list[int]:
-        """Return the missing lengths, the target last; none once the target has failed."""
+        """Return the length of each missing sample; none once the target has failed."""
         if self.target in _failed(failures):
             return []
         sampled = {sample.length for sample in samples}
@@ -117,3 +102,7 @@ class ForClaim:
             return []
         reason = f"{first.length} tokens, which validators time too, failed: {first.reason}"
         return [Failure(length=self.target, kind=first.kind, reason=reason)]
+
+
+Plan = EachLength | ForClaim
+"""Which samples a measurement takes. `lengths` has all lengths, in tokens."""

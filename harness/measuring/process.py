@@ -8,7 +8,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -33,22 +32,20 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 
 
 def die_with_parent() -> None:
-    """Let the kernel (Linux) kill this process when the thread that started it ends.
+    """Let the kernel kill this process when the thread that started it ends.
 
     The parent may already have ended: compare `os.getppid()` afterwards.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def hide(*, hidden: bool = True) -> None:
-    """Deny other processes of its user access to this process's memory and /proc files (Linux).
+    """Deny other processes of its user access to this process's memory and /proc files.
 
     These files include its descriptors and its environment. A forked process inherits the setting,
     and sees its own descriptors only after `hide(hidden=False)`.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, int(not hidden), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, int(not hidden), 0, 0, 0)
 
 
 def delete(path: Path) -> None:

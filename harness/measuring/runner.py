@@ -111,10 +111,10 @@ def measure(
     """
     job = _tree_job("prove" if proven else "time", tree.resolve(), length)
     job |= {"cross_check": cross_check, "cache": "cold" if cold_cache else "shared"}
-    if gpu_lock is None:
-        return _parsed(Sample, _work(job, options, cold_cache=cold_cache))
-    job |= {"gpu_lock": str(gpu_lock.resolve()), "seconds": options.timeout}
-    return _parsed(Sample, _work(job, options, cold_cache=cold_cache, patience=PATIENCE))
+    if gpu_lock is not None:
+        job |= {"gpu_lock": str(gpu_lock.resolve()), "seconds": options.timeout}
+    patience = 1 if gpu_lock is None else PATIENCE
+    return _parsed(Sample, _work(job, options, cold_cache=cold_cache, patience=patience))
 
 
 def require_passed(correctness: Correctness) -> Correctness:

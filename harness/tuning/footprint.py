@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -49,20 +49,17 @@ def warps_of_gpu() -> int:
     return int(properties.max_threads_per_multi_processor // properties.warp_size)
 
 
-def footprint(
-    kernels: list[Any],
-    most: int,
-    blocks: Callable[[int, int, int], int] = blocks_at_once,
-) -> Footprint:
+def footprint(kernels: list[Any], most: int) -> Footprint:
     """Return the usage of each of `kernels`; a multiprocessor can hold `most` warps."""
     usage: Footprint = {}
     for kernel in kernels:
         warps, shared = kernel.metadata.num_warps, kernel.metadata.shared
+        resident = warps * blocks_at_once(kernel.function, 32 * warps, shared)
         usage[kernel.name] = {
             "registers": kernel.n_regs,
             "spills": kernel.n_spills,
             "shared": shared,
             "warps": warps,
-            "occupancy": blocks(kernel.function, 32 * warps, shared) * warps / most,
+            "occupancy": resident / most,
         }
     return usage

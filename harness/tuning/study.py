@@ -90,7 +90,7 @@ def search(
 
     def run(trial: optuna.Trial) -> float:
         chosen = {
-            name: trial.suggest_categorical(name, _with(start[name], values))
+            name: trial.suggest_categorical(name, sorted({start[name], *values}))
             for name, values in CHOICES.items()
         }
 
@@ -116,10 +116,6 @@ def search(
 
     if done(study) < trials:
         study.optimize(run, timeout=seconds, callbacks=[enough])
-
-
-def _with(value: int, values: Iterable[int]) -> list[int]:
-    return sorted({value, *values})
 
 
 def candidates(study: optuna.Study) -> list[dict[str, Any]]:

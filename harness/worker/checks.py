@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import platform
 from pathlib import Path
 
 from harness.hardware.machine import Frozen
@@ -31,7 +30,7 @@ def find_broken_rules(tree: str) -> Problems:
 def find_missing() -> Problems:
     """Import torch and Triton, look for a fork's other packages, and return the missing ones."""
     missing = []
-    for name in ("torch", *(["triton"] if platform.system() == "Linux" else [])):
+    for name in ("torch", "triton"):
         try:
             importlib.import_module(name)
         except Exception as error:  # a library that cannot be loaded raises OSError, for one

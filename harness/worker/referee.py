@@ -147,9 +147,8 @@ class SubjectProxy:
 
 
 def _failure_of(failure: dict[str, Any]) -> WorkerError:
-    reason = str(failure.get("reason", ""))[:2000]
-    kinds: dict[str, Kind] = {kind: kind for kind in _KINDS}
-    return WorkerError(reason, kinds.get(str(failure.get("kind")), "protocol"))
+    kind: Kind = next((kind for kind in _KINDS if kind == failure.get("kind")), "protocol")
+    return WorkerError(str(failure.get("reason", ""))[:2000], kind)
 
 
 def device_of(name: str) -> torch.device:

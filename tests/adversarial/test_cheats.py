@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests import PROJECT
-from tests.harness.conftest import HONEST
+from tests.harness.conftest import HONEST, write_tree
 
 FOLDER = Path(__file__).with_name("cheats")
-TOKENS = 512
+TOKENS = 256
 IDLE = "the timed calls did not compute the layer"
 DIGESTS = f"{IDLE}: digests"
 
@@ -87,13 +86,16 @@ PROVEN = {
 }
 SLOW = ("Slow", "ForgesTheClock", "ForgesItsFirstCalls", "StartsTrivial")
 """Layers whose calls take at least 30 ms; no change of their process must raise their speed."""
-MANY_CALLS = {"ForgesByHalves"}
-"""Cheats that compute hundreds of calls in each chain, so they run on short sequences."""
+LENGTHS = {
+    "ForgesByHalves": 64,  # it computes a hundred calls in each chain
+    **dict.fromkeys(("RightWhereLookedAt", "SkipsEveryOtherChunk", "ForgesByWindows"), 512),
+}
+"""Lengths in tokens of cheats that need another one than TOKENS."""
 CHEATS = [
     *(("check", "operators", name, 64) for name in OPERATORS),
     *(("check", "layers", name, 64) for name in LAYERS),
-    *(("time", "timed", name, TOKENS) for name in TIMED),
-    *(("prove", "proven", name, 64 if name in MANY_CALLS else TOKENS) for name in PROVEN),
+    *(("time", "timed", name, LENGTHS.get(name, TOKENS)) for name in TIMED),
+    *(("prove", "proven", name, LENGTHS.get(name, TOKENS)) for name in PROVEN),
 ]
 REASONS = {**OPERATORS, **LAYERS, **TIMED, **PROVEN}
 HONEST_TASKS = ("check", "time", "prove")
@@ -101,27 +103,18 @@ HONEST_TASKS = ("check", "time", "prove")
 
 def make_tree(root: Path, module: str, name: str) -> Path:
     """Write a fork with the kernel `name` of a module in `cheats`."""
-    operator = root / "fla/ops/quasar"
-    for folder in (operator, root / "fla/layers"):
-        folder.mkdir(parents=True)
-    for package in ("fla", "fla/ops", "fla/ops/quasar", "fla/layers"):
-        (root / package / "__init__.py").touch()
-    for source in FOLDER.glob("*.py"):
-        shutil.copy(source, operator)
-    operator_alone = (FOLDER / "honest.py").read_text()
-    (operator / "honest.py").write_text(f"{HONEST}\n{operator_alone}")
+    files = {source.name: source.read_text() for source in FOLDER.glob("*.py")}
+    files["honest.py"] = f"{HONEST}\n{files['honest.py']}"
     part = "QuasarAttention" if name[0].isupper() else "chunk_quasar"
-    (operator / "chunk.py").write_text(
+    files["chunk.py"] = (
         "from fla.ops.quasar import honest\n"
         f"from fla.ops.quasar.{module} import {name}\n"
         f"honest.{part} = {name}\n"
         "from fla.ops.quasar.honest import QuasarAttention, chunk_quasar\n"
     )
-    (root / "fla/layers/quasar.py").write_text("from fla.ops.quasar.chunk import QuasarAttention\n")
     if name.startswith("Forges"):  # these patch the harness when they are subclassed
-        with (operator / "chunk.py").open("a") as file:
-            file.write(f"class QuasarAttention({name}): pass\n")
-    return root
+        files["chunk.py"] += f"class QuasarAttention({name}): pass\n"
+    return write_tree(root, {f"fla/ops/quasar/{file}": text for file, text in files.items()})
 
 
 pytestmark = pytest.mark.slow

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.repositories import write_files
+
 HONEST = Path(__file__).with_name("honest.py").read_text()
 LAYER = "from fla.ops.quasar.chunk import QuasarAttention, chunk_quasar\n"
+PACKAGES = ("fla", "fla/layers", "fla/ops", "fla/ops/quasar")
 
 MakeTree = Callable[..., Path]
 
@@ -19,6 +22,13 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+def write_tree(root: Path, files: Mapping[str, str]) -> Path:
+    """Write a fork's packages, its layer, which imports from chunk.py, and `files`."""
+    packages = dict.fromkeys((f"{package}/__init__.py" for package in PACKAGES), "")
+    write_files(root, {**packages, "fla/layers/quasar.py": LAYER, **files})
+    return root
+
+
 @pytest.fixture
 def make_tree(tmp_path: Path) -> MakeTree:
     """Return a function that writes a fork's tree.
@@ -27,15 +37,12 @@ def make_tree(tmp_path: Path) -> MakeTree:
     `package` becomes fla/ops/quasar/__init__.py.
     """
 
-    def make(operator: str = "", layer: str = "", package: str = "", name: str = "tree") -> Path:
-        root = tmp_path / name
-        for folder in ("fla/layers", "fla/ops/quasar"):
-            (root / folder).mkdir(parents=True)
-        for part in ("fla", "fla/layers", "fla/ops"):
-            (root / part / "__init__.py").touch()
-        (root / "fla/ops/quasar/__init__.py").write_text(package)
-        (root / "fla/ops/quasar/chunk.py").write_text(f"{HONEST}\n{operator}\n")
-        (root / "fla/layers/quasar.py").write_text(f"{LAYER}\n{layer}\n")
-        return root
+    def make(operator: str = "", layer: str = "", package: str = "") -> Path:
+        files = {
+            "fla/ops/quasar/__init__.py": package,
+            "fla/ops/quasar/chunk.py": f"{HONEST}\n{operator}\n",
+            "fla/layers/quasar.py": f"{LAYER}\n{layer}\n",
+        }
+        return write_tree(tmp_path / "tree", files)
 
     return make

@@ -23,7 +23,6 @@ time.sleep(3600)
     [
         (["-m", "harness", "--runs", "1", "--lengths", "16", "--tree"], signal.SIGTERM),
         (["-m", "harness", "compare", "--lengths", "16", "{tree}"], signal.SIGINT),
-        (["-m", "harness", "profile", "--length", "16", "--tree"], signal.SIGTERM),
     ],
 )
 def test_a_stopped_command_ends_quietly(make_tree, tmp_path, words, number):

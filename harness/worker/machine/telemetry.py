@@ -103,10 +103,6 @@ def snapshot(environ: Mapping[str, str] = os.environ) -> Snapshot | None:
     return None
 
 
-def _is_used(state: Snapshot) -> bool:
-    return bool(state.processes) or (state.memory_used_mb or 0.0) > OTHER_MEMORY_MB
-
-
 def quiet_snapshot(
     seconds: float = QUIET_SECONDS, read: Callable[[], Snapshot | None] = snapshot
 ) -> Snapshot | None:
@@ -115,10 +111,11 @@ def quiet_snapshot(
     A process that was timed just before may still be freeing its memory.
     """
     until = time.monotonic() + seconds
-    state = read()
-    while state is not None and _is_used(state) and time.monotonic() < until:
+    while state := read():
+        used = state.processes or (state.memory_used_mb or 0.0) > OTHER_MEMORY_MB
+        if not used or time.monotonic() >= until:
+            break
         time.sleep(0.1)
-        state = read()
     return state
 
 

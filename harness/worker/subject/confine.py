@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import sys
 
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
@@ -21,19 +20,13 @@ _REFER_SINCE = 2
 _ACCESS_REFER = 1 << 13
 
 
-def _libc() -> ctypes.CDLL | None:
-    return ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-
 def give_up_privileges() -> None:
     """Restrict this process and its descendants: they can trace and signal only each other.
 
     Root loses the right to trace others. A Landlock domain (Linux 5.19) closes /proc/PID of other
     processes of the same user; its scope for signals needs Linux 6.12.
     """
-    libc = _libc()
-    if libc is None:
-        return
+    libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _drop_capabilities(libc)
     version = landlock_version()
@@ -43,8 +36,9 @@ def give_up_privileges() -> None:
 
 def landlock_version() -> int:
     """Return the ABI version of this Linux's Landlock; less than 1 if there is none."""
-    libc = _libc() if platform.machine() in {"x86_64", "aarch64"} else None  # known numbers
-    return 0 if libc is None else int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1))
+    if platform.machine() not in {"x86_64", "aarch64"}:  # where the numbers of the calls are known
+        return 0
+    return int(ctypes.CDLL(None).syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1))
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:

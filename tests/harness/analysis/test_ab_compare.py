@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from harness.analysis.ab_compare import (
-    BLOCKS,
     Comparison,
     block_printer,
     checked_out,
@@ -53,30 +52,7 @@ def swings(source: random.Random, runs: int) -> list[float]:
     return factors[:runs]
 
 
-def drift(source: random.Random, runs: int) -> list[float]:
-    slope = source.gauss(0, 1.5) / runs
-    return [math.exp(slope * n + source.gauss(0, 0.02)) for n in range(runs)]
-
-
-def one_slow_process(source: random.Random, runs: int) -> list[float]:
-    factors = quiet(source, runs)
-    factors[source.randrange(runs)] /= 10
-    return factors
-
-
-def compared(noise: Noise, gain: float, blocks: int, seed: int) -> Difference:
-    """Compare trees of the true ratio `gain` on a host with this noise."""
-    source = random.Random(f"{noise.__name__} {gain} {blocks} {seed}")
-    factors = iter(noise(source, 3 * blocks))
-    return difference(
-        [
-            take_block(lambda: next(factors), lambda: gain * next(factors), source)
-            for _ in range(blocks)
-        ]
-    )
-
-
-@pytest.mark.parametrize("noise", [quiet, swings, one_slow_process])
+@pytest.mark.parametrize("noise", [quiet, swings])
 def test_few_of_all_possible_orders_report_a_difference(noise: Noise) -> None:
     """The error rate holds for any times, because only the order is random."""
     times = noise(random.Random(7), 3 * LEAST_BLOCKS)
@@ -92,26 +68,6 @@ def test_few_of_all_possible_orders_report_a_difference(noise: Noise) -> None:
     assert total == 6**LEAST_BLOCKS
     assert without_control <= ERROR_RATE * total
     assert reported <= without_control
-
-
-@pytest.mark.parametrize(
-    ("noise", "gain", "blocks", "least"),
-    [
-        (quiet, 1.20, LEAST_BLOCKS, 100),
-        (quiet, 1 / 1.20, LEAST_BLOCKS, 100),
-        (quiet, 1.05, BLOCKS, 98),
-        (quiet, 1.02, 20, 90),
-        (one_slow_process, 1.20, 10, 98),
-        (drift, 1.20, 12, 90),
-        (swings, 1.20, 12, 75),
-    ],
-)
-def test_a_real_difference_is_found(noise: Noise, gain: float, blocks: int, least: int) -> None:
-    results = [compared(noise, gain, blocks, seed) for seed in range(100)]
-    right = sum(one.faster if gain > 1 else one.slower for one in results)
-    wrong = sum(one.slower if gain > 1 else one.faster for one in results)
-    assert (right >= least, wrong) == (True, 0), right
-    assert sum(one.low <= gain <= one.high for one in results) >= 97
 
 
 def test_the_figures_by_hand() -> None:
@@ -199,35 +155,22 @@ KERNELS = {"fla/ops/quasar/chunk.py": "old\n", "fla/layers/quasar.py": "", "fla/
 def test_a_tree_is_a_folder_or_a_commit(tmp_path: Path) -> None:
     repository = make_checkout(tmp_path / "clone", KERNELS)
     old = commit(repository, {"fla/layers/quasar.py": "older\n"})
-    commit(
-        repository,
-        {"fla/layers/quasar.py": "new\n", **{f"deep/{n}": t for n, t in KERNELS.items()}},
-    )
-    with checked_out(str(repository), repository) as tree:
-        assert (tree / "fla/layers/quasar.py").read_text() == "new\n"
-        assert tree == repository
-    with checked_out(old, repository) as tree:
-        assert (tree / "fla/layers/quasar.py").read_text() == "older\n"
-    with checked_out("HEAD:deep", repository) as tree:
-        assert (tree / "fla/layers/quasar.py").read_text() == ""
-    for wrong, why in (
-        ("nonsense", r"neither a folder nor a commit of .*: fatal"),
-        ("HEAD:deep/fla", r"HEAD:deep/fla has no fla/ops/quasar/chunk.py"),
-    ):
+    commit(repository, {"fla/layers/quasar.py": "new\n"})
+    for name, content in ((str(repository), "new\n"), (old, "older\n")):
+        with checked_out(name, repository) as tree:
+            assert (tree / "fla/layers/quasar.py").read_text() == content
+    for wrong, why in (("nonsense", r"nor a commit of .*: fatal"), ("HEAD:fla", "HEAD:fla has no")):
         with pytest.raises(MeasurementError, match=why), checked_out(wrong, repository):
             pass
 
 
 def test_an_overlay_is_laid_over_the_installed_library() -> None:
     overlay = PROJECT / "quasar_kernels/overlay"
-    with checked_out(str(overlay), PROJECT) as tree:
-        for name in ("fla/ops/quasar/chunk.py", "fla/layers/quasar.py"):
-            assert (tree / name).read_bytes() == (overlay / name).read_bytes()
-        assert (tree / "fla/utils").exists() or (tree / "fla/utils.py").exists()
-        copy = tree
-    assert not copy.exists()
-    with checked_out("HEAD:quasar_kernels/overlay", PROJECT) as tree:
-        assert (tree / "fla/__init__.py").is_file()
+    for name in (str(overlay), "HEAD:quasar_kernels/overlay"):
+        with checked_out(name, PROJECT) as tree:
+            assert (tree / "fla/layers/quasar.py").is_file()
+            assert (tree / "fla/utils").exists() or (tree / "fla/utils.py").exists()
+        assert not tree.exists()
 
 
 def test_wrong_arguments_are_explained(capsys: pytest.CaptureFixture[str]) -> None:

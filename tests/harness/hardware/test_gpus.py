@@ -10,17 +10,9 @@ from harness.hardware.gpus import (
     LEAGUE,
     best_target,
     known,
-    published_bound,
     settings,
 )
-from harness.hardware.roofline import operations_per_token
 from neurons.wire.rules import LEAGUES
-
-
-def test_the_published_bound_of_an_h200() -> None:
-    gpu = known("NVIDIA H200")
-    assert gpu is not None
-    assert published_bound(gpu) == pytest.approx(989e12 / operations_per_token())
 
 
 def test_a_mig_slice_has_its_share_of_the_card() -> None:

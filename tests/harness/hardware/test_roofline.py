@@ -45,24 +45,6 @@ def test_the_bound_of_an_h200_follows_from_its_published_rates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "fused"),
-    [("8.0 8.7", 256), ("8.6 8.9 12.0 12.1", 128), ("9.0", 512), ("10.0 10.3", 1024)],
-)
-def test_arithmetic_is_that_of_four_tensor_cores(capabilities: str, fused: int) -> None:
-    """`fused` counts the multiply-adds of one tensor core in a clock."""
-    for capability in capabilities.split():
-        small = changed(
-            compute_capability=capability,
-            multiprocessors=1,
-            sm_clock_max_mhz=1.0,
-            memory_bus_bits=None,
-        )
-        rate = hardware_bound(small)
-        assert rate is not None
-        assert rate * operations_per_token() == pytest.approx(4 * fused * 2 * 1e6, rel=1e-9)
-
-
-@pytest.mark.parametrize(
     "machine", [None, environment(), environment(device="cuda"), changed(device="cpu")]
 )
 def test_an_unknown_machine_has_no_bound(machine: Any) -> None:

@@ -18,7 +18,6 @@ from harness.measuring.process import Ended
 from harness.measuring.runner import (
     MeasurementError,
     Options,
-    check,
     child_environment,
     confirm,
     measure,
@@ -58,30 +57,19 @@ def test_a_stop_ends_a_probe() -> None:
 # ---- the correctness check --------------------------------------------------------------------
 
 
-def test_wrong_results_give_no_sample(make_tree: Any) -> None:
-    tree = make_tree(
-        "_right = chunk_quasar\n"
-        "def chunk_quasar(q, k, v, beta, *a, **o):\n"
-        "    return _right(q, k, v, beta * 1.1, *a, **o)\n"
-    )
-    wrong = check(tree, 16, CPU)
-    assert not wrong.passed
-    with pytest.raises(MeasurementError, match="wrong results: operator") as caught:
-        confirm(make_sample(16, source_digest=wrong.source_digest), wrong)
-    assert (caught.value.kind, caught.value.correctness) == ("gate", wrong)
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"passed": False}, "wrong results: relative RMS error"),
         ({"digest": "0" * 64}, "the code changed after its correctness check"),
         ({"longest": 511}, "its correctness check stopped at 511 tokens"),
     ],
 )
-def test_a_check_of_other_code_or_of_shorter_sequences_does_not_count(changes, reason):
+def test_only_a_passed_check_of_the_same_code_and_length_counts(changes, reason):
+    correctness = make_correctness(**changes)
     with pytest.raises(MeasurementError, match=reason) as caught:
-        confirm(make_sample(512), make_correctness(**changes))
-    assert caught.value.kind == "gate"
+        confirm(make_sample(512), correctness)
+    assert (caught.value.kind, caught.value.correctness) == ("gate", correctness)
     whole = make_correctness(longest=65536)
     assert confirm(make_sample(1_000_000), whole).correctness == whole
 
@@ -99,29 +87,10 @@ def test_unchecked_wrong_code_is_timed_and_its_output_ignored(make_tree: Any) ->
     sample = measure(tree, 16, CPU, cross_check=False)
     assert sample.correctness is None
     assert sample.tokens_per_sec < 1e7, "printed text was used as the result"
-    assert sample.first_call_seconds > 0
+    assert not list(tree.rglob("__pycache__")), "measuring changed the tree"
 
 
 # ---- failures --------------------------------------------------------------------------------
-
-
-def test_row_20_a_hanging_tree_is_killed_with_its_descendants(make_tree, tmp_path):
-    pids = tmp_path / "pids"
-    tree = make_tree(
-        "import os, signal, time\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "if child := os.fork():\n"
-        f"    open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child}}')\n"
-        "time.sleep(3600)\n"
-    )
-
-    class StopsOnceHanging(threading.Event):
-        def is_set(self) -> bool:
-            return pids.exists() and len(pids.read_text().split()) == 2
-
-    assert fails(tree, replace(CPU, stop=StopsOnceHanging())).kind == "stopped"
-    for pid in pids.read_text().split():
-        wait_for(lambda pid=pid: not is_alive(int(pid)))  # type: ignore[misc]
 
 
 def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
@@ -133,19 +102,15 @@ def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
     ("code", "kind", "reason"),
     [
         ("os._exit(0)", "protocol", "without a result"),
-        ("os.kill(os.getpid(), 11)", "crash", "status -11"),
         ("raise RuntimeError('CUDA error: an illegal access')", "crash", "illegal access"),
         ("os.kill(os.getpid(), 9)", "out_of_memory", "another process killed the worker"),
-        ("raise torch.OutOfMemoryError('CUDA out of memory.')", "out_of_memory", "CUDA out"),
-        ("time.time = lambda: 0.0", "gate", "time.time"),
         ("to_every_descriptor(b'{}\\n')", "protocol", "malformed"),
-        ("to_every_descriptor(b'\\xff' * 64); os._exit(0)", "protocol", "malformed"),
         ("to_every_descriptor(b'\\2\\0\\0\\0{}'); os._exit(0)", "protocol", "malformed"),
     ],
 )
 def test_row_21_every_failure_has_its_kind(make_tree, code, kind, reason):
     tree = make_tree(
-        "import os, time\n"
+        "import os\n"
         "def to_every_descriptor(data):\n"
         "    for name in os.listdir('/proc/self/fd'):\n"
         "        try:\n"
@@ -305,26 +270,17 @@ def test_the_digest_covers_contents_and_names_but_no_byte_code(make_tree: Any) -
     assert len({first, second, source_digest(tree)}) == 3
 
 
-def test_the_commit_of_a_checkout_with_and_without_changes(make_tree: Any) -> None:
-    tree = make_tree()
+def test_the_commit_is_read_without_running_programs_of_the_checkout(make_tree, tmp_path):
+    tree, ran, hook = make_tree(), tmp_path / "ran", tmp_path / "hook.sh"
+    hook.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    hook.chmod(0o755)
     assert tree_commit(tree) is None
     run_git(tree, "init", "-q")
     head = commit(tree)
+    run_git(tree, "config", "core.fsmonitor", str(hook))
     assert tree_commit(tree) == head
     (tree / "fla/layers/quasar.py").write_text("changed")
     assert tree_commit(tree) == f"{head}-dirty"
-
-
-def test_a_checkouts_configuration_runs_no_program(make_tree: Any, tmp_path: Path) -> None:
-    tree = make_tree()
-    ran = tmp_path / "ran"
-    hook = tmp_path / "hook.sh"
-    hook.write_text(f"#!/bin/sh\ntouch {ran}\n")
-    hook.chmod(0o755)
-    run_git(tree, "init", "-q")
-    commit(tree)
-    run_git(tree, "config", "core.fsmonitor", str(hook))
-    assert tree_commit(tree) is not None
     assert not ran.exists()
 
 

@@ -17,7 +17,6 @@ from harness.measuring.runner import MeasurementError, Options, measure
 from harness.measuring.sampler import Policy, Recorder, Sampler, processes_at_once
 from harness.sample import Correctness, Kind, Sample
 from tests.harness.samples import environment, make_correctness, make_sample, telemetry
-from tests.processes import HANG
 
 OTHERS = (512, 1024)
 TARGET = 2048
@@ -65,33 +64,6 @@ class FakeRunner:
             speed = self.speeds.pop(0) if length == TARGET and self.speeds else 1000.0
             taint = self.taints.pop(0) if self.taints else {}
             return make_sample(length, speed, correctness=None, **taint)
-
-
-class Events(Recorder):
-    """Records the events by name."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.failures: list[tuple[int, str]] = []
-        self.count = 0
-
-    def accepted(self, sample: Sample, number: int) -> None:
-        self.names.append(f"accepted {number}")
-
-    def rejected(self, sample: Sample, number: int, reason: str) -> None:
-        self.names.append(f"rejected {number}")
-
-    def checked(self, correctness: Correctness) -> None:
-        self.names.append("checked")
-
-    def heated(self, result: object) -> None:
-        self.names.append(f"heated {result}")
-
-    def failed(self, length: int, error: MeasurementError) -> None:
-        self.failures.append((length, error.kind))
-
-    def round_done(self, samples: Any, failures: Any) -> None:
-        self.count = len(samples)
 
 
 def sampler_of(tree: Path, runner: FakeRunner, at_once: int = 8, **parts: Any) -> Sampler:
@@ -156,42 +128,15 @@ def test_no_sample_is_repeated(tmp_path: Path) -> None:
 
 def test_the_gpu_is_warm_before_the_first_process_is_timed(tmp_path: Path) -> None:
     runner, seen = FakeRunner([1000.0, 1100.0] * RUNS_MOST), list[int]()
-    sampler = sampler_of(tmp_path, runner, soak=lambda: seen.append(len(runner.calls)))
+
+    def soak() -> None:
+        seen.append(len(runner.calls))
+        raise MeasurementError("no memory", "out_of_memory")  # does not end the measurement
+
+    sampler = sampler_of(tmp_path, runner, soak=soak)
     sampler.run(claim_plan(sampler))
     assert sampler.rounds > 1
     assert seen == [0]
-
-
-def test_a_failed_heat_soak_does_not_end_the_measurement(tmp_path: Path) -> None:
-    def fails() -> None:
-        raise MeasurementError("no memory", "out_of_memory")
-
-    sampler = sampler_of(tmp_path, FakeRunner(), soak=fails)
-    sampler.run(claim_plan(sampler))
-    assert sampler.of(TARGET)
-
-
-def test_the_gpu_is_heated_while_all_processes_import_and_the_check_runs(tmp_path):
-    together, runner = threading.Barrier(3 + 2), FakeRunner()
-
-    def measure(*arguments: Any, **more: Any) -> Sample:
-        if not heated.is_set():
-            together.wait(HANG)
-        return runner.measure(*arguments, **more)
-
-    def check(*arguments: Any, **_: Any) -> Correctness:
-        together.wait(HANG)
-        return runner.check(*arguments)
-
-    def soak() -> None:
-        together.wait(HANG)
-        heated.set()
-
-    heated = threading.Event()
-    sampler = sampler_of(tmp_path, runner, at_once=3, soak=soak)
-    sampler.check, sampler.measure = check, measure
-    sampler.run(claim_plan(sampler))
-    assert heated.is_set()
 
 
 def test_wrong_results_leave_no_sample(tmp_path: Path) -> None:
@@ -200,17 +145,6 @@ def test_wrong_results_leave_no_sample(tmp_path: Path) -> None:
         sampler.run(claim_plan(sampler))
     assert (caught.value.kind, caught.value.length) == ("gate", TARGET)
     assert sampler.samples == []
-
-
-@pytest.mark.parametrize("length", [512, TARGET])
-def test_a_length_that_runs_out_of_memory_fails_the_target(tmp_path: Path, length: int) -> None:
-    runner = FakeRunner()
-    runner.faults[length] = [MeasurementError("no memory", "out_of_memory")] * 8
-    sampler = sampler_of(tmp_path, runner)
-    sampler.run(claim_plan(sampler))
-    assert sorted(failure.length for failure in sampler.failures) == sorted({length, TARGET})
-    assert sampler.of(TARGET) == []
-    assert all("no memory" in failure.reason for failure in sampler.failures)
 
 
 def test_another_error_ends_the_measurement_and_keeps_its_samples(tmp_path):
@@ -247,64 +181,43 @@ def test_the_error_is_that_of_the_process_which_stopped_the_check(tmp_path: Path
 DISTURBED = {"telemetry": telemetry({"processes": 1}, {})}
 
 
-def test_disturbed_samples_are_kept_and_repeated(tmp_path: Path) -> None:
-    runner, waits = FakeRunner(), list[float]()
-    runner.taints = [DISTURBED, DISTURBED]
-    sampler = sampler_of(tmp_path, runner, at_once=3, wait=waits.append)
-    sampler.run(claim_plan(sampler))
-    assert len(waits) == 1
-    runs = {n: [m for m in sampler.samples if m.length == n] for n in (*OTHERS, TARGET)}
-    claim = derive_claim(runs, TARGET)
-    assert (claim.runs, len(claim.rejected)) == (FIRST_RUNS, 2)
-    assert all("other processes (1) computed" in sentence for sentence in claim.rejected)
-
-
-def test_a_persistent_disturbance_ends_the_measurement(tmp_path: Path) -> None:
-    runner = FakeRunner()
-    runner.taints = [{"telemetry": telemetry({"processes": n}, {})} for n in range(1, 4)]
-    last = r"3 samples at \d+ tokens .*\(3\) computed"
-    with pytest.raises(MeasurementError, match=last) as caught:
-        sampler_of(tmp_path, runner, at_once=1).run(ForClaim(TARGET))
-    assert caught.value.kind == "disturbed"
-
-
-def test_each_length_is_measured_after_one_check(tmp_path: Path) -> None:
+def test_row_22_a_length_without_enough_memory_loses_its_samples_and_longer_ones_are_not_tried(
+    tmp_path: Path,
+) -> None:
     sampler = sampler_of(tmp_path, runner := FakeRunner(), at_once=1)
-    sampler.run(EachLength((2048, 512), runs=2))
-    assert (runner.calls, runner.checks, runner.cold) == ([512, 512, 2048, 2048], [2048], [2048])
-    assert all(sample.correctness == runner.correctness for sample in sampler.samples)
-
-
-def test_samples_of_unchecked_code_count_if_the_policy_allows_it(tmp_path: Path) -> None:
-    sampler = sampler_of(tmp_path, runner := FakeRunner(), policy=Policy(checked=False))
-    sampler.run(EachLength((512,)))
-    assert (runner.calls, runner.checks) == ([512], [])
-    assert [sample.correctness for sample in sampler.samples] == [None]
-
-
-def test_row_22_no_longer_length_is_tried_after_one_ran_out_of_memory(tmp_path: Path) -> None:
-    sampler, events = sampler_of(tmp_path, runner := FakeRunner(), at_once=1), Events()
-    sampler.recorder = events
+    sampler.samples = [make_sample(1024, correctness=runner.correctness)]
     runner.faults[1024] = [MeasurementError("no memory", "out_of_memory")]
-    plan = EachLength((512, 1024, 2048), too_long=LEFT_OUT)
+    plan = EachLength((512, 1024, 2048), runs=2, too_long=LEFT_OUT)
     for _ in range(2):
         sampler.run(plan)
-    assert runner.calls == [512, 1024]
-    assert [(f.length, f.kind) for f in sampler.failures] == [
-        *((1024, "out_of_memory"), (2048, "out_of_memory"))
-    ]
-    assert (events.failures, events.count) == ([(1024, "out_of_memory")], 1)
+    assert runner.calls == [512, 512, 1024]
+    assert [sample.length for sample in sampler.samples] == [512, 512]
+    failures = [(failure.length, failure.kind) for failure in sampler.failures]
+    assert failures == [(1024, "out_of_memory"), (2048, "out_of_memory")]
 
 
-def test_a_recorder_receives_every_event(tmp_path: Path) -> None:
+class Events(Recorder):
+    """Records some events by name."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def accepted(self, sample: Sample, number: int) -> None:
+        self.names.append(f"accepted {number}")
+
+    def rejected(self, sample: Sample, number: int, reason: str) -> None:
+        self.names.append(f"rejected {number}")
+
+    def heated(self, result: object) -> None:
+        self.names.append(f"heated {result}")
+
+
+def test_a_recorder_receives_the_events(tmp_path: Path) -> None:
     runner, events = FakeRunner(), Events()
     runner.taints = [DISTURBED]
-    sampler = sampler_of(tmp_path, runner, at_once=1, soak=lambda: "well")
-    sampler.recorder = events
+    sampler = sampler_of(tmp_path, runner, at_once=1, soak=lambda: "well", recorder=events)
     sampler.run(EachLength((512,), runs=2))
-    assert sorted(events.names[:2]) == ["checked", "heated well"]
-    assert events.names[2:] == ["rejected 1", "accepted 1", "accepted 2"]
-    assert events.count == 3
+    assert events.names == ["heated well", "rejected 1", "accepted 1", "accepted 2"]
 
 
 def test_real_processes_start_together_and_are_timed_alone_after_the_check(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import triton
 
-from harness.tuning.footprint import footprint, launched
+from harness.tuning import footprint as module
+from harness.tuning.footprint import launched
 
 
 def kernel(name: str, warps: int, shared: int) -> SimpleNamespace:
@@ -28,15 +29,9 @@ def test_each_launched_kernel_is_listed_once(monkeypatch: pytest.MonkeyPatch) ->
     assert triton.JITFunction.run is launch
 
 
-def test_occupancy_is_the_share_of_a_multiprocessors_warps() -> None:
-    calls = []
-
-    def blocks(function: int, threads: int, shared: int) -> int:
-        calls.append((function, threads, shared))
-        return 3
-
-    usage = footprint([kernel("walk", 8, 40_000)], 64, blocks)
-    assert calls == [(7, 256, 40_000)]
-    assert usage["walk"]["occupancy"] == 3 * 8 / 64
-    assert usage["walk"]["registers"] == 96
-    assert usage["walk"]["spills"] == 2
+def test_occupancy_is_the_share_of_a_multiprocessors_warps(monkeypatch):
+    resident = {(7, 256, 40_000): 3}  # blocks of a multiprocessor, as the driver counts them
+    monkeypatch.setattr(module, "blocks_at_once", lambda *arguments: resident[arguments])
+    usage = module.footprint([kernel("walk", 8, 40_000)], 64)["walk"]
+    assert usage["occupancy"] == 3 * 8 / 64
+    assert (usage["registers"], usage["spills"]) == (96, 2)

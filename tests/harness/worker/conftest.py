@@ -8,9 +8,12 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """On a busy machine, more threads make these small tensors ten times slower."""
+@pytest.fixture(scope="module", autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    """On a busy machine, more threads make these small tensors ten times slower.
+
+    It has the scope of a module because fixtures of modules compute too.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

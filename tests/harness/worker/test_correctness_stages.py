@@ -5,7 +5,7 @@ tests/adversarial has a wrong kernel for each stage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,7 +43,6 @@ class RecordingSubject(InProcessSubject):
     def __init__(self) -> None:
         super().__init__(exact, honest.QuasarAttention, CPU)
         self.operated: list[dict[str, Tensor]] = []
-        self.fetched: list[tuple[int, int | None]] = []
         self.spoil: Callable[[dict[str, Tensor]], None] = lambda held: None
 
     def operate(self, *, initial: bool = False, final: bool = False) -> dict[str, Tensor]:
@@ -51,11 +50,6 @@ class RecordingSubject(InProcessSubject):
         result = super().operate(initial=initial, final=final)
         self.spoil(self._held)
         return result
-
-    def fetch(self, names: Sequence[str], rows: Sequence[int] | None = None) -> dict[str, Tensor]:
-        length = self._held[names[0]].shape[1]
-        self.fetched.append((length, None if rows is None else len(rows)))
-        return super().fetch(names, rows)
 
 
 def run(subject: RecordingSubject, seed: int = 19) -> Correctness:
@@ -97,6 +91,8 @@ def test_inputs_are_like_those_of_a_layer(passed: RecordingSubject) -> None:
         assert float(inputs["k"].abs().max()) < 4
     (one,) = (inputs for inputs in passed.operated if inputs["q"].shape[1] == 1)
     assert bool(one["k"].any())  # with a single key of zeros, the outputs would be zeros
+    zeros = [inputs for inputs in passed.operated if not inputs["k"].any(-1).all()]
+    assert len(zeros) > 3  # for a key of zeros, alpha would be 0 / 0
 
 
 def test_two_comparisons_have_correlated_and_equal_keys(passed: RecordingSubject) -> None:
@@ -109,19 +105,8 @@ def test_two_comparisons_have_correlated_and_equal_keys(passed: RecordingSubject
     assert independent > 1
 
 
-def test_long_tensors_are_compared_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ORACLE_LENGTH", 257)
-    subject = RecordingSubject()
-    assert run(subject).passed
-    whole = {length for length, rows in subject.fetched if rows is None}
-    parts = {length: rows for length, rows in subject.fetched if rows is not None}
-    assert max(whole) == 257 < min(parts)
-    assert parts[512] == 4096
-
-
-@pytest.mark.parametrize("longest_whole", [16, 65536])
-def test_changed_inputs_are_found_in_whole_and_in_part(monkeypatch, longest_whole):
-    monkeypatch.setattr(module, "ORACLE_LENGTH", longest_whole)
+def test_changed_inputs_are_found_in_tensors_that_are_compared_in_part(monkeypatch):
+    monkeypatch.setattr(module, "ORACLE_LENGTH", 16)
     subject = RecordingSubject()
 
     def spoil(held: dict[str, Tensor]) -> None:
@@ -133,14 +118,13 @@ def test_changed_inputs_are_found_in_whole_and_in_part(monkeypatch, longest_whol
     assert (failed.name, failed.where) == ("operator: inputs changed", "k, 65 tokens")
 
 
-@pytest.mark.parametrize(("rows", "copies"), [(WIDTH, 2), (WIDTH - 1, 1)])
-def test_a_gradient_of_another_shape_counts_as_zero(rows: int, copies: int) -> None:
+def test_a_gradient_of_another_shape_counts_as_zero() -> None:
     subject = RecordingSubject()
     honest_gradients = subject.gradients
 
     def misshapen() -> dict[str, Tensor]:
         gradients = honest_gradients()
-        return {**gradients, "o_proj.weight": gradients["o_proj.weight"][:rows].repeat(copies, 1)}
+        return {**gradients, "o_proj.weight": gradients["o_proj.weight"].repeat(2, 1)}
 
     subject.gradients = misshapen  # type: ignore[method-assign]
     checker = Checker.draw(CPU, 1)
@@ -151,8 +135,9 @@ def test_a_gradient_of_another_shape_counts_as_zero(rows: int, copies: int) -> N
 
 def test_a_replaced_function_fails_and_is_named() -> None:
     subject = RecordingSubject()
+    subject._operator = lambda q, *_, **__: (torch.zeros_like(q), None)  # which ends the check
     subject.tampered = lambda: {"names": ["torch.mm"]}  # type: ignore[method-assign]
-    (check,) = run(subject).failed
+    check = run(subject).failed[-1]
     assert (check.name, check.where, check.value) == ("functions replaced", "torch.mm", 1)
 
 
@@ -168,17 +153,9 @@ def test_the_float64_oracle_leaves_a_third_of_the_free_memory(monkeypatch):
     assert module._longest(CPU, 100_001) == 100_001
 
 
-@pytest.mark.parametrize(
-    ("length", "room", "dtype", "compared"),
-    [
-        (40, False, torch.float64, 40),
-        (41, True, torch.float32, 41),
-        (41, False, torch.float32, 40),
-    ],
-)
-def test_long_layers_are_compared_in_fp32_as_far_as_memory_allows(
-    monkeypatch, length, room, dtype, compared
-):
+@pytest.mark.parametrize(("room", "compared"), [(True, 48), (False, 40)])
+def test_long_layers_are_compared_in_fp32_as_far_as_memory_allows(monkeypatch, room, compared):
+    """Outputs that are not compared must be finite."""
     oracles: list[tuple[int, torch.dtype]] = []
 
     def oracle(weights: object, x: Tensor, *, dtype: torch.dtype, **_: int) -> Tensor:
@@ -188,19 +165,13 @@ def test_long_layers_are_compared_in_fp32_as_far_as_memory_allows(
     monkeypatch.setattr(module, "LAYER_EXACT", 40)
     monkeypatch.setattr(module, "_fits", lambda *_: room)
     monkeypatch.setattr(module, "quasar_layer", oracle)
-    x, checker = drawn((1, length, WIDTH), 7, CPU), Checker.draw(CPU, 1)
-    compare_layer(checker, "here", {}, x, x)
-    assert checker.passed
-    assert oracles == [(compared, dtype)]
-
-
-def test_outputs_that_are_not_compared_must_be_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LAYER_EXACT", 40)
-    monkeypatch.setattr(module, "_fits", lambda *_: False)
-    monkeypatch.setattr(module, "quasar_layer", lambda weights, x, **_: x)
     x, checker = drawn((1, 48, WIDTH), 7, CPU), Checker.draw(CPU, 1)
     y = x.clone()
     y[0, 45, :3] = torch.tensor([torch.nan, torch.inf, 1e9])
     compare_layer(checker, "here", {}, x, y)
-    (failed,) = [check for check in checker.worst.values() if not check.passed]
-    assert (failed.name, failed.value, failed.limit) == ("layer: values not finite", 2, 0)
+    assert oracles == [(compared, torch.float32)]
+    failed = {check.name: check.value for check in checker.worst.values() if not check.passed}
+    if room:
+        assert "layer: relative RMS error" in failed
+    else:
+        assert failed == {"layer: values not finite": 2}

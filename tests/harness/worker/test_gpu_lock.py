@@ -10,22 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-from harness.worker.gpu_lock import GpuLock
 from tests.processes import HANG, run_python, wait_for
-
-
-def test_take_excludes_all_other_processes(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    lock = GpuLock(str(path))
-    with path.open() as other:
-        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # both share it while they import
-        fcntl.flock(other, fcntl.LOCK_UN)
-        lock.take()
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    GpuLock(None).take()  # does not wait
 
 
 def test_used_seconds_count_from_the_process_start_without_waits(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.worker import own_layer, proof
-from harness.worker.chain import RUN, SCALED, STEP, ChainMaps, Link, fill_keys
+from harness.worker.chain import SCALED, STEP, ChainMaps, Link, fill_keys
 from harness.worker.compare import Checker
 from harness.worker.failures import WorkerError
 from harness.worker.inputs import drawn
@@ -88,25 +88,15 @@ def known_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
-def verification_error(
-    change: Change,
-    dtype: torch.dtype,
-    length: int = 2048,
-    calls: int = 4,
-    prepare: Change = lambda x: x,
-) -> str:
-    """Return why verification refuses a chain with changed outputs; "" if it accepts the chain.
-
-    Args:
-        prepare: changes x before the first call.
-    """
+def verification_error(change: Change, dtype: torch.dtype, length: int, calls: int) -> str:
+    """Return why verification refuses a chain with changed outputs; "" if it accepts the chain."""
     weights, x = own_layer.draw_weights(CPU), drawn((1, length, CHANNELS), 6, CPU)
     size = own_layer.output_size(weights, CPU)
     maps = ChainMaps.draw(length, size, 7, CPU)
     keys, digests = fill_keys(torch.empty(calls, CHANNELS), 8), [torch.zeros(CHANNELS)]
     for call in range(calls):
         factors = maps.factors(keys[call : call + 1], digests[-1][None])
-        y = torch.cat(list(own_layer.outputs(weights, prepare(x), factors)), 1)
+        y = torch.cat(list(own_layer.outputs(weights, x, factors)), 1)
         digests.append(maps.sums(change(y)).round()[0])
     chain = proof.Chain(8, torch.stack(digests[1:]).to(torch.int8), 1.0)
     checker = Checker(CPU, dtype, torch.Generator())
@@ -148,52 +138,19 @@ REFUSED: list[tuple[Change, torch.dtype]] = [
     (without(1 / 1024), FP32),
     (noisy(0.05), BF16),
     (without(0.004), BF16),
-    (lambda y: 0 * y, BF16),
-    (lambda y: 1.2 * y, BF16),
     (lambda y: torch.cat((y[..., :508], y[..., :4]), -1), BF16),
 ]
 
 
 @pytest.mark.parametrize(("change", "dtype"), ACCEPTED)
 def test_outputs_within_the_error_of_a_layer_are_accepted(change, dtype):
-    assert verification_error(change, dtype) == ""
-
-
-def to_int8(x: Tensor) -> Tensor:
-    """Return x rounded to 8-bit integers, with a scale per token for normal values."""
-    scale = 3.92 / 127 * x.square().mean(-1, keepdim=True).sqrt()
-    return (x / scale).round().clamp(-127, 127) * scale
-
-
-def to_fp8(x: Tensor) -> Tensor:
-    return x.to(torch.float8_e4m3fn).float()
-
-
-def test_x_may_be_converted_to_int8_but_not_to_fp8() -> None:
-    """docs/honesty.md has the gain; int8 is almost three times as exact for normal values."""
-    assert verification_error(lambda y: y, BF16, calls=16, prepare=to_int8) == ""
-    assert "digests" in verification_error(lambda y: y, BF16, calls=16, prepare=to_fp8)
+    assert verification_error(change, dtype, length=2048, calls=4) == ""
 
 
 @pytest.mark.parametrize(("change", "dtype"), REFUSED)
 def test_outputs_with_larger_errors_are_refused(change: Change, dtype: torch.dtype) -> None:
-    error = verification_error(change, dtype, calls=16)
+    error = verification_error(change, dtype, length=1024, calls=8)
     assert "the timed calls did not compute the layer: digests" in error
-
-
-def test_one_false_digest_of_many_is_found() -> None:
-    """After a false digest, the rest of a chain can run at the same time as the calls before it."""
-    weights, x = own_layer.draw_weights(CPU), drawn((1, RUN, CHANNELS), 6, CPU)
-    maps = ChainMaps.draw(RUN, own_layer.output_size(weights, CPU), 7, CPU)
-    keys, digests = fill_keys(torch.empty(120, CHANNELS), 8), [torch.zeros(CHANNELS)]
-    for call in range(120):
-        y = next(
-            own_layer.outputs(weights, x, maps.factors(keys[call : call + 1], digests[-1][None]))
-        )
-        digests.append(0 * digests[0] if call == 60 else maps.sums(y).round()[0])
-    chain = proof.Chain(8, torch.stack(digests[1:]).to(torch.int8), 1.0)
-    with pytest.raises(WorkerError, match="digests: largest difference"):
-        proof._verify(maps, weights, x, chain)
 
 
 def test_a_digest_cannot_be_guessed() -> None:

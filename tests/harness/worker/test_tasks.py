@@ -43,6 +43,7 @@ class Answers:
             ),
             "out_of_memory",
         ),
+        (torch.OutOfMemoryError("tried to allocate 2 GiB"), "out_of_memory"),
         (MemoryError(), "out_of_memory"),
         (RuntimeError("CUDA error: an illegal memory access"), "crash"),
         (ValueError("out of memory"), "crash"),
