@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from neurons.miner.cycle import Submission
 from neurons.wire.client import ApiClient, Queue
-from neurons.wire.outcomes import Refused, Uncertain
+from neurons.wire.outcomes import Refused, TooLarge, Uncertain
 from neurons.wire.protocol import Performer, QueuedSubmission, unix_time
 
 LIMITS = (100, 1_000, 10_000)
@@ -15,6 +15,8 @@ LIMITS = (100, 1_000, 10_000)
 
 This project's server refuses all but the first.
 """
+FEWEST_ROWS = 3
+"""Number of rows from which on a list is not shortened further."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,21 @@ def _lists(client: ApiClient) -> Iterator[tuple[Queue, int]]:
     """Yield lists of growing length with their limits, until one cannot be read."""
     for limit in LIMITS:
         try:
-            queue = client.queue(limit)
+            queue, rows = _read_list(client, limit)
         except (Refused, Uncertain):
             return
-        yield queue, limit
+        yield queue, rows
+
+
+def _read_list(client: ApiClient, limit: int) -> tuple[Queue, int]:
+    """Return a list and its limit in rows: `limit`, or less if the reply would be too large."""
+    while True:
+        try:
+            return client.queue(limit), limit
+        except TooLarge:
+            if limit <= FEWEST_ROWS:
+                raise
+            limit //= 3
 
 
 def _is_queued(submission: Submission, queue: Queue, limit: int) -> bool | None:

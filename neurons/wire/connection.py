@@ -25,6 +25,7 @@ from neurons.runtime.values import LOOPBACK
 from neurons.wire.outcomes import (
     ProtocolFault,
     ReplyLost,
+    TooLarge,
     Unreachable,
     Untrusted,
     fault_of,
@@ -151,7 +152,7 @@ class Connection:
         for chunk in response.iter_bytes():
             data += chunk
             if len(data) > most:
-                raise ProtocolFault(f"{route} answered with more than {most} bytes")
+                raise TooLarge(f"{route} answered with more than {most} bytes")
             if time.monotonic() > deadline:
                 raise ReplyLost(f"{route} was still answering after {self._reply_seconds:g} s")
         return bytes(data)

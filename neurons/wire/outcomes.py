@@ -66,7 +66,11 @@ class ForeignPage(Uncertain):
 
 
 class ProtocolFault(Uncertain):
-    """A reply that violates the protocol: too long, not JSON, NaN, wrong types."""
+    """A reply that violates the protocol: not JSON, NaN, wrong types."""
+
+
+class TooLarge(ProtocolFault):
+    """A reply beyond the size limit."""
 
 
 class Refused(Held):

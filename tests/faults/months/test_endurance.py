@@ -1,7 +1,8 @@
-"""Restarts, changed settings and outages during months of the daemon."""
+"""Restarts, changed settings, full disks and outages during months of the daemon."""
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from typing import Any
 
@@ -10,10 +11,11 @@ from structlog.testing import capture_logs
 from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever, warn_of_other_hotkeys
+from neurons.runtime.errors import Retry
 from neurons.runtime.process import Stopped
 from neurons.wire.client import ApiClient
 from tests.neurons.fake_validator_api import COMMIT, REVEAL, FakeValidatorApi, Fault
-from tests.neurons.miner.parts import FakeFork, Key, Miner, Waits, stop_after
+from tests.neurons.miner.parts import FakeFork, Key, Miner, Waits, states, stop_after
 
 
 def test_a_commitment_to_another_target_is_finished_first(miner, fake_api):
@@ -35,6 +37,25 @@ def test_a_commitment_stays_with_its_server(miner: Miner, fake_api: FakeValidato
     assert (held.id, held.state) == (committed.id, State.HELD)
     assert "https://api.example" in str(held.reason)
     assert fake_api.count(REVEAL) == 0
+
+
+def test_row_17_the_cycle_continues_after_a_full_disk(context, monkeypatch):
+    real = context.journal.transition
+    failures: list[Exception] = [
+        sqlite3.OperationalError("database or disk is full"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ]
+
+    def transition(*arguments: Any, **names: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*arguments, **names)
+
+    monkeypatch.setattr(context.journal, "transition", transition)
+    with capture_logs() as logs:
+        done = run_cycle(context)
+    assert (done.state, failures) == (State.VALIDATED, [])
+    assert [row["event"] for row in logs].count("paused") == 2
 
 
 def test_only_a_new_round_or_changed_kernels_cause_a_submission(
@@ -85,6 +106,15 @@ def test_the_tuner_runs_between_cycles_and_its_kernels_are_submitted(
     assert len({row["commit_hash"] for row in fake_api.rows}) == 2
 
 
+def test_a_restart_does_not_submit_the_same_again(miner, fake_api, waits):
+    waits.then = lambda seconds: stop_after(1)(0) if seconds == 5.0 else None
+    for _ in range(2):
+        context = miner()
+        run_forever(context)
+        context.journal.close()
+    assert len(fake_api.rows) == 1
+
+
 def test_row_07_a_long_outage_is_retried_with_bounded_pauses(context, fake_api, waits):
     fake_api.faults["/register_miner"].extend([Fault(503, "down")] * 60)
     assert run_cycle(context).state is State.VALIDATED
@@ -114,6 +144,28 @@ def test_row_07_each_failed_attempt_is_one_line(context, fake_api):
     ]
 
 
+def test_an_unreachable_fork_is_retried(context, kernels, monkeypatch):
+    push, failures = kernels.push, [Retry("git push: connection reset")] * 2
+
+    def flaky(commit: str) -> None:
+        if failures:
+            raise failures.pop()
+        push(commit)
+
+    monkeypatch.setattr(kernels, "push", flaky)
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    path = [State.NEW, State.FAILED, State.NEW, State.FAILED, State.NEW, State.PUBLISHED]
+    assert states(context, done.id)[:6] == path
+
+
+def test_a_stop_does_not_change_the_state(context: Context) -> None:
+    context.waiter = None
+    context.stop.set()
+    assert run_cycle(context).state is State.NEW
+    run_forever(context)  # returns
+
+
 def test_a_start_warns_of_another_hotkeys_submission(miner: Miner) -> None:
     context = miner(waiter=Waits(stop_after(1)))
     committed = run_cycle(context)
@@ -125,3 +177,15 @@ def test_a_start_warns_of_another_hotkeys_submission(miner: Miner) -> None:
     (line,) = logs
     assert (line["submission"], line["hotkey"]) == (committed.id, Key().hotkey)
     assert "WALLET_HOTKEY" in line["remedy"]
+
+
+def test_a_restart_logs_the_reason_of_a_pause(miner, fake_api):
+    fake_api.faults[COMMIT].append(Fault(429, "slow down", {"Retry-After": "70"}))
+    first = miner(waiter=Waits(stop_after(1)))
+    assert run_cycle(first).state is State.FAILED
+    first.journal.close()
+    with capture_logs() as logs:
+        assert run_cycle(miner()).state is State.VALIDATED
+    waiting = next(row for row in logs if row["event"] == "waiting")
+    assert 60 <= waiting["seconds"] <= 72
+    assert "slow down" in waiting["reason"]

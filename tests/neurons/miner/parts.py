@@ -50,6 +50,7 @@ class FakeFork:
     content: str = "kernel 1\n"
     pushed: list[str] = field(default_factory=list)
     verified: list[str] = field(default_factory=list)
+    on_verify: Callable[[], object] = lambda: None  # called by `verify`
 
     def prepare(self) -> None:
         folder = self.worktree / "fla"
@@ -65,6 +66,7 @@ class FakeFork:
     def verify(self, commit: str) -> None:
         assert commit in self.pushed or self.pushed == []
         self.verified.append(commit)
+        self.on_verify()
 
     def digest(self) -> str:
         """Return a digest of the content, as `overlay_digest` does for the real fork."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from neurons.miner import cycle
-from neurons.miner.cycle import IllegalTransition, State
+from neurons.miner.cycle import IllegalTransition, State, Step
 from tests.neurons.miner.parts import COMMITTING, draft
 
 FULL: dict[str, Any] = {**COMMITTING, "submission_id": 1, "reveal_block": 1}
@@ -82,3 +82,13 @@ def test_row_07_pauses_double_up_to_five_minutes_and_obey_retry_after_up_to_an_h
     attempts: int, jitter: float, after: float | None, seconds: float
 ) -> None:
     assert cycle.backoff_seconds(attempts, jitter, after) == seconds
+
+
+def test_a_direct_draft_has_the_claim_and_none_of_the_commitment() -> None:
+    direct = cycle.direct_draft(draft(state=State.PREMATURE, reason="too early", **FULL), 5.0)
+    assert (direct.state, direct.mode, direct.id) == (State.CLAIMED, "direct", 0)
+    for name in ("fork_url", "commit_hash", "tokens_per_sec", "benchmarks", "report"):
+        assert getattr(direct, name) == FULL[name]
+    assert (direct.salt, direct.commitment_hash, direct.submission_id) == (None, None, None)
+    assert (direct.reason, direct.round_id, direct.created_at) == (None, None, 5.0)
+    assert cycle.next_step(direct) is Step.SUBMIT

@@ -41,6 +41,17 @@ def test_a_foreign_submission_is_reported_and_its_rank_is_not_claimed(
     assert fake_api.weights == [{"uid": 0, "hotkey": HOTKEY, "weight": 0.6}]
 
 
+def test_submissions_of_a_lost_state_folder_are_foreign(miner: Miner, fake_api) -> None:
+    context = miner(waiter=Waits(stop_after(1)))
+    assert run_cycle(context).state is State.COMMITTED
+    context.journal.close()
+    for file in context.settings.state_dir.glob("journal.sqlite*"):
+        file.unlink()
+    with capture_logs() as logs:
+        run_cycle(miner())
+    assert warnings(logs) == [[1]]
+
+
 def test_own_submissions_are_not_foreign(miner: Miner, fake_api: FakeValidatorApi) -> None:
     """Neither earlier ones, nor those of other targets, nor one whose reply was lost."""
     with capture_logs() as logs:

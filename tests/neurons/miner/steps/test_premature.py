@@ -10,16 +10,22 @@ from structlog.testing import capture_logs
 from neurons.miner.command_line.status import read_status
 from neurons.miner.context import Context
 from neurons.miner.cycle import State
-from neurons.miner.daemon import run_cycle
+from neurons.miner.daemon import run_cycle, run_forever
 from neurons.miner.premature import warn_of_early_judgement
+from neurons.runtime.process import Stopped
 from tests.neurons.fake_validator_api import (
+    COMMIT,
+    LOST,
+    PENDING,
     REVEAL,
+    ROUND,
     STATS,
     SUBMIT,
+    WEIGHTS,
     FakeValidatorApi,
     Fault,
 )
-from tests.neurons.miner.parts import SETTLED, Waits, states
+from tests.neurons.miner.parts import SETTLED, FakeBench, Waits, states, stop_after
 
 
 @pytest.fixture
@@ -72,6 +78,29 @@ def test_with_commit_reveal_a_premature_commitment_is_revealed(miner, fake_api):
     assert [row["log_level"] for row in logs] == ["warning"]
 
 
+@pytest.mark.parametrize("mode", ["commit_reveal", "auto"])
+def test_the_same_content_is_not_submitted_again_in_the_round(miner, fake_api, mode):
+    intervals = iter(range(4))
+
+    def then(seconds: float) -> None:
+        if seconds == 5.0 and next(intervals, None) is None:
+            raise Stopped("enough")
+
+    run_forever(miner(submission_mode=mode, waiter=Waits(then)))
+    assert fake_api.count(COMMIT) == 1
+    assert fake_api.count(SUBMIT) == (mode == "auto")
+
+
+def test_a_commitment_may_be_premature_after_the_end_of_its_round(
+    context: Context, fake_api: FakeValidatorApi, waits: Waits
+) -> None:
+    """The server still lists it as unrevealed."""
+    waits.then = lambda _: setattr(fake_api, "round_id", 2)
+    run_cycle(context)
+    assert ends(context)[0] == ("commit_reveal", State.PREMATURE)
+    assert fake_api.count(REVEAL) == 0
+
+
 def test_before_reveal_is_pushed_before_its_direct_submission(miner, kernels):
     done = run_cycle(miner(publish_at="before_reveal"))
     assert (done.mode, done.state) == ("direct", State.RANKED)
@@ -99,6 +128,16 @@ def test_a_verdict_after_the_reveal_is_not_premature(context, patient, lists_unr
     assert "whether it was measured is unknown" in str(done.reason)
 
 
+def test_a_rank_without_a_sighting_in_the_queue_does_not_count(context, fake_api, waits):
+    """It was judged before the first poll, and the reply to its reveal was lost."""
+    fake_api.faults[REVEAL].append(LOST)
+    waits.then = lambda _: [r.update(validated=True, judged_early=True) for r in fake_api.rows]
+    fake_api.faults[STATS].extend([Fault(500, "down")] * 3)
+    done = run_cycle(context)
+    assert done.state is State.UNRANKED
+    assert "never seen in the queue after its reveal" in str(done.reason)
+
+
 def test_an_emptied_database_is_no_premature_verdict(context, patient, waits, url):
     waits.then = lambda _: patient.wipe_once() if patient.rows else None
     done = run_cycle(context)
@@ -106,6 +145,14 @@ def test_an_emptied_database_is_no_premature_verdict(context, patient, waits, ur
     assert "lost it" in str(done.reason)
     assert context.journal.judges_early(url, time.time()) is None
     assert run_cycle(context).state is State.RANKED
+
+
+def test_the_reveal_needs_no_list_of_unrevealed_commitments(context, patient):
+    patient.blocks_until_reveal, patient.block = 0, 7
+    patient.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
+    patient.faults[REVEAL].append(Fault(425, "Cannot reveal yet. Wait 1 blocks (~0 minutes)"))
+    assert run_cycle(context).state is State.RANKED
+    assert patient.count(REVEAL) == 2
 
 
 def test_two_submissions_of_a_hotkey_share_its_places_by_their_speed(context, patient, bench):
@@ -121,6 +168,46 @@ def test_two_submissions_of_a_hotkey_share_its_places_by_their_speed(context, pa
     assert second.score is None
     bench.factor = 0.9  # slower than both
     assert run_cycle(context).state is State.UNRANKED
+
+
+def test_a_submission_of_an_emptied_database_has_no_place_in_the_new_one(
+    context: Context, patient: FakeValidatorApi, bench: FakeBench
+) -> None:
+    """Rounds start at 1 again; a faster submission of the old round 1 is not in the new one."""
+    assert run_cycle(context).rank == 1
+    patient.wipe()
+    bench.factor = 0.9
+    second = run_cycle(context)
+    assert (second.state, second.rank, second.round_id) == (State.RANKED, 1, 1)
+
+
+@pytest.mark.parametrize("emptied", [True, False])
+def test_without_a_list_the_round_shows_whether_the_commitment_is_premature_or_lost(
+    context, fake_api, kernels, url, emptied
+):
+    """It left the queue because of a validator, or with the whole database."""
+    fake_api.judges_early = not emptied
+    fake_api.faults[PENDING].extend([Fault(500, "too many rows")] * 1000)
+    if emptied:
+        kernels.on_verify = lambda: fake_api.wipe_once() if fake_api.rows else None
+    run_cycle(context)
+    assert context.journal.get(1).state is (State.ABANDONED if emptied else State.PREMATURE)
+    assert (context.journal.judges_early(url, time.time()) is None) is emptied
+    assert (fake_api.count(REVEAL) == 0) is not emptied
+
+
+def test_a_premature_commitment_selects_direct_mode_for_the_length_of_a_round(miner, fake_api, url):
+    """Anybody can mark a submission at the public API, so one mark must not count forever."""
+    clock = [time.time()]
+    context = miner(now=lambda: clock[0])
+    assert run_cycle(context).mode == "direct"
+    fake_api.round_id, fake_api.judges_early, fake_api.shows_scores = 2, False, True
+    clock[0] += 47 * 3600.0
+    assert run_cycle(context).mode == "direct"
+    fake_api.round_id = 3
+    clock[0] += 2 * 3600.0
+    assert run_cycle(context).mode == "commit_reveal"
+    assert context.journal.judges_early(url, clock[0]) is None
 
 
 @pytest.mark.parametrize(
@@ -140,3 +227,67 @@ def test_auto_submits_directly_after_a_score_of_0_or_a_rank_without_a_score(
     assert (first.mode, first.state) == ("commit_reveal", state)
     patient.round_id, patient.verdict = 2, 1.0
     assert run_cycle(context).mode == ("direct" if sign else "commit_reveal")
+
+
+def test_a_refusal_after_the_reveal_does_not_undo_it(miner, fake_api):
+    context = miner(submission_mode="commit_reveal")
+    fake_api.lists_unrevealed = False  # polls before the reveal show nothing
+
+    def judge() -> None:
+        fake_api.rows[0].update(validated=True)
+        fake_api.faults[ROUND].append(Fault(400, "no"))
+
+    fake_api.after[REVEAL] = judge
+    done = run_cycle(context)
+    assert fake_api.count(REVEAL) == 1
+    assert not fake_api.faults[ROUND]
+    assert not {State.FAILED, State.HELD} & set(states(context, done.id))
+
+
+def test_weights_that_fail_for_some_time_hide_no_rank(context, patient):
+    patient.faults[WEIGHTS].extend([Fault(500, "down")] * 9)
+    done = run_cycle(context)
+    assert (done.state, done.rank, done.weight) == (State.RANKED, 1, 0.6)
+    assert not patient.faults[WEIGHTS]
+
+
+def test_a_failed_poll_after_the_reveal_is_repeated(miner, patient, kernels):
+    """It is judged during the check before the reveal; the first poll after the reveal fails."""
+
+    def judge() -> None:
+        if patient.rows:
+            patient.faults[STATS].extend([Fault(500, "down")] * 6)
+            patient.rows[0].update(validated=True, judged_early=True)
+
+    kernels.on_verify = judge
+    done = run_cycle(miner(submission_mode="commit_reveal"))
+    assert (done.state, done.rank) == (State.PREMATURE, 1)
+
+
+def test_a_failed_second_poll_is_no_premature_verdict(context, patient, waits):
+    """The first poll after the reveal reads an outdated list without the submission."""
+
+    def show(_: float) -> None:
+        if patient.count(REVEAL) and patient.rows[0]["validated"] and not patient.weights:
+            patient.rows[0].update(validated=False)
+            patient.faults[STATS].extend([Fault(500, "down")] * 3)
+
+    patient.after[REVEAL] = lambda: patient.rows[0].update(validated=True)
+    waits.then = show
+    done = run_cycle(context)
+    assert (done.mode, done.state, done.rank) == ("commit_reveal", State.RANKED, 1)
+    assert not patient.faults[STATS]
+    assert done.judged_early_at is None
+
+
+def test_a_crash_before_the_end_of_a_premature_commitment_delays_it(miner, fake_api, url):
+    context = miner(waiter=Waits(stop_after(1)))
+    committed = run_cycle(context)
+    assert committed.state is State.COMMITTED
+    context.note(context.journal.get(1), judged_early_at=5.0)
+    context.journal.note_early_judgement(url, time.time())
+    context.journal.close()
+    again = miner()
+    assert run_cycle(again).state is State.RANKED
+    assert ends(again)[0] == ("commit_reveal", State.PREMATURE)
+    assert fake_api.count(REVEAL) == 0

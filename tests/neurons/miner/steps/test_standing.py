@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,14 +21,16 @@ from tests.neurons.fake_validator_api import (
     LOST,
     PENDING,
     REVEAL,
+    ROUND,
     STATS,
     SUBMIT,
+    WEIGHTS,
     FakeValidatorApi,
     Fault,
     Request,
     serve,
 )
-from tests.neurons.miner.parts import HOTKEY, Miner, Waits, stop_after
+from tests.neurons.miner.parts import HOTKEY, Miner, Waits, states, stop_after
 
 
 @pytest.fixture
@@ -56,12 +59,31 @@ def test_newer_rows_do_not_hide_the_submission(context, fake_api, revealed, newe
 
 
 @pytest.mark.usefixtures("revealed")
-def test_statistics_that_fail_for_some_time_hide_no_score(context, fake_api):
+def test_a_list_that_is_too_short_proves_nothing(context, fake_api, monkeypatch):
+    monkeypatch.setattr("neurons.miner.standing.LIMITS", (100,))
+    fake_api.add_foreign(900)
+    context.waiter = Waits(stop_after(1))
+    assert run_cycle(context).state is State.REVEALED
+
+
+def test_a_list_that_is_too_large_is_requested_with_fewer_rows(
+    context, fake_api, revealed, monkeypatch
+):
+    monkeypatch.setattr("neurons.wire.client.LIST_BYTES", 2**22)
+    fake_api.add_foreign(12, fork_url="https://example/" + "a" * 400_000)
+    assert read_standing(revealed, context.client).queued is None  # the list has 3 other rows
+    fake_api.rows.append(fake_api.rows.pop(0))
+    assert read_standing(revealed, context.client).queued is True
+
+
+@pytest.mark.usefixtures("revealed")
+@pytest.mark.parametrize(("score", "state"), [(1.0, State.VALIDATED), (0.0, State.REJECTED)])
+def test_statistics_that_fail_for_some_time_hide_no_score(context, fake_api, score, state):
     """Meanwhile the weights show a rank, which depends on the claim alone."""
-    fake_api.judge(fake_api.rows[0], 0.0)
+    fake_api.judge(fake_api.rows[0], score)
     fake_api.faults[STATS].extend([Fault(200, b"<html>")] * (POLLS_WITHOUT_STATUS - 1))
     done = run_cycle(context)
-    assert (done.state, done.score) == (State.REJECTED, 0.0)
+    assert (done.state, done.score) == (state, score)
     assert not fake_api.faults[STATS]
 
 
@@ -78,6 +100,18 @@ def test_the_weights_show_the_verdict_if_statistics_stay_broken(context, fake_ap
 
 
 @pytest.mark.usefixtures("revealed")
+def test_the_rounds_end_ends_a_submission_if_statistics_stay_broken(context, fake_api):
+    fake_api.add_foreign(tokens_per_sec=float("nan"))
+    fake_api.round_id = 2
+    fake_api.faults[WEIGHTS].extend([Fault(500, "broken")] * 9)
+    done = run_cycle(context)
+    assert done.state is State.UNRANKED
+    assert len(fake_api.faults[WEIGHTS]) >= 6  # the weights are requested only once
+    context.waiter = Waits(stop_after(4))
+    assert run_cycle(context).id == done.id + 1
+
+
+@pytest.mark.usefixtures("revealed")
 def test_an_emptied_database_is_no_verdict(context: Context, fake_api: FakeValidatorApi) -> None:
     """The API starts again with round 1 and an empty queue."""
     fake_api.wipe()
@@ -87,6 +121,40 @@ def test_an_emptied_database_is_no_verdict(context: Context, fake_api: FakeValid
     fake_api.verdict = 1.0
     assert run_cycle(context).state is State.VALIDATED
     assert len(fake_api.rows) == 1
+
+
+def test_an_emptied_database_is_no_verdict_on_a_direct_submission(direct, fake_api):
+    fake_api.verdict, direct.waiter = None, Waits(stop_after(1))
+    assert run_cycle(direct).state is State.REVEALED
+    fake_api.wipe()
+    direct.waiter = Waits()
+    assert run_cycle(direct).state is State.ABANDONED
+
+
+def test_a_failed_read_of_the_round_after_a_direct_submission_undoes_nothing(direct, fake_api):
+    fake_api.after[SUBMIT] = lambda: fake_api.faults[ROUND].extend([Fault(500, "no")] * 3)
+    done = run_cycle(direct)
+    assert (done.state, fake_api.count(SUBMIT)) == (State.VALIDATED, 1)
+    assert not {State.FAILED, State.HELD} & set(states(direct, done.id)[:-1])
+
+
+def test_an_api_that_lost_the_commitment_at_the_reveal_receives_a_new_one(
+    context: Context, fake_api: FakeValidatorApi, waits: Waits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurons.miner.steps.reveal.is_shown_revealed", lambda *_: False)
+    fake_api.faults[REVEAL].append(LOST)
+    waits.then = lambda _: fake_api.wipe_once() if fake_api.count(REVEAL) else None
+    lost = run_cycle(context)
+    # the third reveal follows a registration
+    assert (lost.state, fake_api.count(REVEAL)) == (State.ABANDONED, 3)
+    assert run_cycle(context).state is State.VALIDATED
+
+
+def test_a_commitment_that_may_have_arrived_is_looked_up_first(context, fake_api):
+    fake_api.faults[COMMIT].append(LOST)
+    fake_api.faults[PENDING].extend([Fault(502, "gateway")] * 3)
+    assert run_cycle(context).state is State.VALIDATED
+    assert (len(fake_api.rows), fake_api.count(COMMIT)) == (1, 1)
 
 
 def test_a_direct_submission_that_may_have_arrived_is_not_repeated(direct, fake_api, waits):
@@ -186,6 +254,21 @@ def test_an_emptied_database_receives_the_direct_submission_again(direct, fake_a
     fake_api.faults[STATS].extend([Fault(502, "gateway")] * 3)
     assert run_cycle(direct).state is State.VALIDATED
     assert len(fake_api.rows) == 1
+
+
+@pytest.mark.parametrize("created_at", ["2020-01-01T00:00:00", "some days ago"])
+def test_an_earlier_row_of_the_same_claim_is_another_submission(direct, fake_api, created_at):
+    fake_api.verdict = None
+    direct.waiter = Waits(stop_after(1))
+    first = run_cycle(direct)
+    assert first.state is State.REVEALED
+    fake_api.rows[0]["created_at"] = created_at
+    direct.journal.transition(first, replace(first, state=State.UNRANKED))
+    fake_api.faults[SUBMIT].append(Fault(502, "gateway"))
+    stop = stop_after(1)
+    direct.waiter = Waits(lambda seconds: stop(seconds) if len(fake_api.rows) == 2 else None)
+    second = run_cycle(direct)
+    assert (second.state, second.submission_id) == (State.REVEALED, 2)
 
 
 @pytest.mark.parametrize(("earlier", "state"), [(3.0, State.VALIDATED), (8.0, State.UNRANKED)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from harness.measuring.sampler import COOLING_SECONDS
 from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
+from neurons.miner.measuring import new_measurement
 from neurons.miner.signing import signed_claim
 from neurons.miner.steps.follow import conclude
 from neurons.runtime.identity import verify
 from neurons.wire.protocol import Performer, RevealRequest, Weight
-from tests.neurons.fake_validator_api import REVEAL
+from tests.neurons.fake_validator_api import REVEAL, Fault
 from tests.neurons.live_api import ALICE
 from tests.neurons.miner.parts import (
     ENVIRONMENT,
@@ -88,6 +90,29 @@ def test_a_machine_that_cannot_measure_is_held(miner: Miner) -> None:
     assert "DEVICE" in str(held.remedy)
 
 
+def test_a_stop_ends_the_description_of_the_machine(miner: Miner) -> None:
+    def probe(options: Any) -> Any:
+        context.stop.set()
+        assert options.stop.is_set()
+        raise MeasurementError("stopped on request", "stopped")
+
+    context = miner(probe=probe)
+    assert run_cycle(context).state is State.PUBLISHED
+
+
+def test_a_stop_ends_the_soak(context: Context) -> None:
+    stop = threading.Event()
+    stop.set()
+    on_gpu = ENVIRONMENT.model_copy(update={"device": "cuda"})
+    measurement = new_measurement(
+        *(context.settings, context.fork.worktree, on_gpu), "name", None, context.log, stop=stop
+    )
+    assert measurement.sampler.soak is not None
+    with pytest.raises(MeasurementError) as caught:
+        measurement.sampler.soak()
+    assert caught.value.kind == "stopped"
+
+
 @pytest.mark.parametrize("change", ["machine", "code"])
 def test_measurements_of_another_machine_or_code_are_not_reused(context, bench, kernels, change):
     bench.faults[2048] = [MeasurementError("stopped on request", "stopped")] * 2
@@ -113,6 +138,22 @@ def test_a_fork_other_than_the_committed_one_is_held_without_a_reveal(miner, ker
     assert "GITHUB_USERNAME" in str(held.remedy)
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_before_a_second_reveal_the_fork_is_checked_if_the_server_lists_the_commitment(
+    miner, kernels, fake_api, stored, monkeypatch
+):
+    """A reveal that the server has is repeated whatever the settings are now."""
+    monkeypatch.setattr("neurons.miner.steps.reveal.is_shown_revealed", lambda *_: False)
+    fake_api.faults[REVEAL].append(Fault(502, "gateway", stored=stored))
+    stop = stop_after(1)
+    waits = Waits(lambda seconds: stop(seconds) if fake_api.count(REVEAL) else None)
+    assert run_cycle(miner(waiter=waits)).state is State.FAILED
+    kernels.url = "https://github.com/zoe/fork"
+    done = run_cycle(miner())
+    assert done.state is (State.VALIDATED if stored else State.HELD)
+    assert fake_api.count(REVEAL) == 1 + stored
+
+
 def test_old_reports_are_removed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neurons.miner.measuring.REPORTS_KEPT", 2)
     for _ in range(4):
@@ -136,29 +177,39 @@ def performer(**fields: Any) -> Performer:
 PLACE = (2, Weight(uid=0, hotkey=HOTKEY, weight=0.25))
 
 
-QUEUED: dict[str, Any] = {"reveal_block": 5, "queued_at": 1.0}
-EARLY = {**QUEUED, "judged_early_at": 1.0}
+@pytest.mark.parametrize(
+    ("row", "place", "early", "state", "rank", "weight"),
+    [
+        (performer(score=0.0), PLACE, False, State.REJECTED, None, None),
+        (performer(score=0.0), PLACE, True, State.PREMATURE, 2, 0.25),
+        (performer(score=0.95, rank=2), PLACE, False, State.VALIDATED, 2, 0.25),
+        (performer(score=0.95, rank=7), None, False, State.VALIDATED, 7, None),
+        (performer(score=0.95), None, False, State.VALIDATED, None, None),
+        (performer(rank=7), None, False, State.RANKED, 7, None),
+        (None, PLACE, False, State.RANKED, 2, 0.25),
+        (None, PLACE, True, State.PREMATURE, 2, 0.25),
+        (None, None, True, State.PREMATURE, None, None),
+        (None, None, False, State.UNRANKED, None, None),
+    ],
+)
+def test_the_verdict_states_only_what_the_api_shows(row, place, early, state, rank, weight):
+    judged_early_at = 1.0 if early else None
+    submission = draft(reveal_block=5, queued_at=1.0, judged_early_at=judged_early_at)
+    conclusion = conclude(submission, row, place)
+    assert (conclusion.state, conclusion.rank, conclusion.weight) == (state, rank, weight)
+    assert (conclusion.reason is None) is (state is State.VALIDATED)
 
 
 @pytest.mark.parametrize(
-    ("row", "place", "facts", "state", "rank", "weight"),
+    ("facts", "state"),
     [
-        (performer(score=0.0), PLACE, QUEUED, State.REJECTED, None, None),
-        (performer(score=0.0), PLACE, EARLY, State.PREMATURE, 2, 0.25),
-        (performer(score=0.95, rank=2), PLACE, QUEUED, State.VALIDATED, 2, 0.25),
-        (performer(score=0.95, rank=7), None, QUEUED, State.VALIDATED, 7, None),
-        (performer(score=0.95), None, QUEUED, State.VALIDATED, None, None),
-        (performer(rank=7), None, QUEUED, State.RANKED, 7, None),
-        (None, PLACE, QUEUED, State.RANKED, 2, 0.25),
-        (None, PLACE, EARLY, State.PREMATURE, 2, 0.25),
-        (None, None, EARLY, State.PREMATURE, None, None),
-        (None, None, QUEUED, State.UNRANKED, None, None),
-        (None, PLACE, {}, State.RANKED, 2, 0.25),  # sent directly
-        # committed, and never seen in the queue
-        (None, PLACE, {"reveal_block": 5}, State.UNRANKED, None, None),
+        ({"reveal_block": 0}, State.UNRANKED),  # committed, and never seen in the queue
+        ({"reveal_block": 5, "queued_at": 0.0}, State.RANKED),
+        ({}, State.RANKED),  # sent directly
     ],
 )
-def test_the_verdict_states_only_what_the_api_shows(row, place, facts, state, rank, weight):
-    conclusion = conclude(draft(**facts), row, place)
-    assert (conclusion.state, conclusion.rank, conclusion.weight) == (state, rank, weight)
-    assert (conclusion.reason is None) is (state is State.VALIDATED)
+def test_a_rank_counts_if_the_queue_showed_the_revealed_submission(facts, state):
+    conclusion = conclude(draft(**facts), performer(), PLACE)
+    assert (conclusion.state, conclusion.score) == (state, None)
+    assert conclusion.rank == (2 if state is State.RANKED else None)
+    assert ("ranks it 2" in str(conclusion.reason)) is (state is State.UNRANKED)
