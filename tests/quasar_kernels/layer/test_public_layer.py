@@ -37,6 +37,7 @@ def test_a_tree_with_only_the_operator_passes_the_harness(tmp_path):
 def test_checkpoints_load_strictly_both_ways():
     layer, x = PublicLayer(**SIZES), torch.randn(1, 40, 48)
     ours = QuasarAttention(**SIZES)
+    assert 0 <= ours.beta_log.min() <= ours.beta_log.max() <= torch.tensor(16.0).log()
     ours.load_state_dict(layer.state_dict(), strict=True)
     assert relative_rms(ours(x)[0], layer(x)[0].double()) <= 1e-5
     fresh = PublicLayer(**SIZES)
