@@ -12,7 +12,7 @@ from fla.ops.quasar.cuda.scan import slice as slice_module
 from fla.ops.quasar.cuda.scan.slice import CudaSlice
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
 from fla.ops.quasar.parallel.context import Place, locate
-from fla.ops.quasar.parallel.exchange import entering_state, unpack_maps
+from fla.ops.quasar.parallel.exchange import unpack_maps
 
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.cuda.scan.calls import OWN, READ, draw, exact
@@ -156,30 +156,3 @@ def test_a_second_exchange_corrects_states_that_pass_1_neglected(programs, monke
             window = exact_o[:, :128]
             assert relative_rms(each.o[:, :128], window) <= 2 * OPERATOR[torch.bfloat16]
             assert relative_rms(each.o, exact_o) <= 2 * OPERATOR[torch.bfloat16]
-
-
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("late", [False, True])
-def test_the_fold_of_maps_matches_float64(programs, width, late):
-    ranks, H = 5, 3
-    maps = torch.randn(ranks, 2 * H * width * width + H) / width**0.5
-    maps[:, -H:] = 0
-    maps[1, -2] = maps[3, -1] = 1
-    views = unpack_maps(maps, H, width, width)
-    v = torch.empty(1, 1, H, width, dtype=torch.bfloat16)
-    program = programs.load(slice_module.PROGRAM, v.dtype, slice_module.maps_variant(v)[2], late)
-    state, marked = torch.empty(H, width, width), torch.zeros(H, dtype=torch.int32)
-    row, at = maps.stride(0), maps.data_ptr()
-    for first, count, heads in ((0, 3, [0, 1, 0]), (1, 4, [0, 1, 1]), (2, 1, [0, 1, 1])):
-        slice_module.fold_maps(
-            program,
-            state,
-            G=at + 4 * (first + 1) * row,
-            R=at + 4 * (first * row + H * width * width),
-            strides=(row, row),
-            count=count,
-            marks=at + 4 * (first * row + 2 * H * width * width),
-            unfinished=marked,
-        )
-        assert relative_rms(state, entering_state(views, first + count, count)) <= 1e-7
-        assert marked.tolist() == heads

@@ -27,11 +27,6 @@ def call(T, heads=2, width=64, bounds=None, **options):
     return cuda_scan.forward(ScanInputs.of(*qkv, torch.ones(heads), cu_seqlens=bounds), **options)
 
 
-def test_one_segment_needs_no_map(recorder):
-    call(63)
-    assert recorder.names() == ["segment_output"]
-
-
 @pytest.mark.parametrize(
     ("T", "options"),
     [
