@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -104,24 +102,6 @@ def test_recomputation_gives_the_same_gradients_and_stores_less():
     assert kept[1] < kept[0] / 10
     assert kept[2] == kept[0]
     assert all(torch.equal(a, b) for a, b in zip(found[0], found[1], strict=True))
-
-
-def test_a_state_can_be_copied():
-    block, x = make_block(), tokens(12)
-    with torch.no_grad():
-        _, state = block(x[:, :10], keep=True)
-        copied = copy.deepcopy(state)
-        first, _ = block(x[:, 10:], state, keep=True)
-        second, _ = block(x[:, 10:], copied, keep=True)
-    assert torch.equal(first, second)
-
-
-def test_backends_of_the_branches():
-    found = make_block(mixers="mamba2+rwkv6").backends()
-    assert [(name, backend.name) for name, backend in found.items()] == [
-        ("mamba2", "torch"),
-        ("rwkv6", "torch"),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -53,29 +53,23 @@ def test_only_the_input_and_the_weights_are_saved_for_the_backward_pass():
 
 
 def test_padding_changes_no_result_and_its_output_is_zero():
-    module, x = layer(), torch.randn(3, 60, D, requires_grad=True)
-    mask = torch.ones(3, 60, dtype=torch.long)
+    module, x = layer(), torch.randn(4, 60, D, requires_grad=True)
+    mask = torch.ones(4, 60, dtype=torch.long)
     mask[0, :25] = 0
     mask[1, 40:] = 0
+    mask[3] = 0
     y = module(x, attention_mask=mask)[0]
     assert relative_rms(y[0, 25:], reference(module, x[:1, 25:])[0]) <= 1e-5
     assert relative_rms(y[1, :40], reference(module, x[1:2, :40])[0]) <= 1e-5
-    assert relative_rms(y[2], reference(module, x[2:])[0]) <= 1e-5
+    assert relative_rms(y[2], reference(module, x[2:3])[0]) <= 1e-5
     assert not y[0, :25].any()
     assert not y[1, 40:].any()
+    assert not y[3].any()
+    cache = module(x, attention_mask=mask, use_cache=True)[2]
+    assert not cache[0]["recurrent_state"][3].any()
     y.sum().backward()
     assert not x.grad[0, :25].any()
     assert x.grad[0, 25:].all(-1).all()
-
-
-def test_a_row_that_is_only_padding():
-    module, x = layer(), torch.randn(2, 10, D)
-    mask = torch.ones(2, 10)
-    mask[0] = 0
-    y, _, cache = module(x, attention_mask=mask, use_cache=True)
-    assert not y[0].any()
-    assert not cache[0]["recurrent_state"][0].any()
-    assert relative_rms(y[1], reference(module, x[1:])[0]) <= 1e-5
 
 
 def test_packed_sequences_are_independent():

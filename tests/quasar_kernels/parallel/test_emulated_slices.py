@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from itertools import accumulate, pairwise
 
 import pytest
@@ -15,15 +14,12 @@ from fla.ops.quasar.parallel.context import Place, locate
 from fla.ops.quasar.parallel.exchange import unpack_maps
 
 from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.cuda.emulated.programs import EMULATED
 from tests.quasar_kernels.cuda.scan.calls import OWN, READ, draw, exact
 from tests.quasar_kernels.inputs import packed
 from tests.quasar_kernels.tolerances import BETA_GRADIENT, GRADIENT, OPERATOR
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
-    pytest.mark.usefixtures("emulated"),
-]
+pytestmark = EMULATED
 
 SCALE = 0.5
 

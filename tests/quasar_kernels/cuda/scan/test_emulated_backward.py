@@ -5,22 +5,17 @@ G and the states of the forward pass are computed in float64, so that its errors
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.scan import Saved
 
 from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.cuda.emulated.programs import EMULATED
 from tests.quasar_kernels.cuda.scan.calls import OWN, READ, cut_by, draw, exact, exact_maps
 from tests.quasar_kernels.tolerances import BETA_GRADIENT, GRADIENT
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
-    pytest.mark.usefixtures("emulated"),
-]
+pytestmark = EMULATED
 
 SCALE, LENGTH = 0.5, 128
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 
 import pytest
 import torch
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 
 from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.cuda.emulated.programs import EMULATED
 from tests.quasar_kernels.cuda.scan.calls import OWN, READ, Maps, cut_by, draw, exact, exact_maps
 from tests.quasar_kernels.tolerances import MAP, OPERATOR
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
-    pytest.mark.usefixtures("emulated"),
-]
+pytestmark = EMULATED
 
 BF16, FP16 = torch.bfloat16, torch.float16
 dtypes = pytest.mark.parametrize("dtype", MAP)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from itertools import pairwise
 
 import pytest
@@ -14,6 +13,7 @@ from fla.ops.quasar.layer.first_tokens import project_rows
 from fla.ops.quasar.layer.portable import program as portable
 
 from quasar_kernels.reference import quasar_layer, quasar_recurrence, relative_rms
+from tests.quasar_kernels.cuda.emulated.programs import EMULATED
 from tests.quasar_kernels.layer.fused_stages import (
     EPS,
     apart,
@@ -28,11 +28,6 @@ from tests.quasar_kernels.layer.fused_stages import (
 from tests.quasar_kernels.tolerances import GATED_OUTPUT
 
 BF16, FP16 = torch.bfloat16, torch.float16
-emulates = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
-    pytest.mark.usefixtures("emulated"),
-]
 calls = pytest.mark.parametrize(
     ("tokens", "blocks", "late", "groups", "dtype"),
     [
@@ -70,7 +65,7 @@ def load(programs, dtype, blocks, late, groups):
 
 
 class TestProjection:
-    pytestmark = emulates
+    pytestmark = EMULATED
 
     @calls
     def test_it_matches_float64(self, programs, tokens, blocks, late, groups, dtype):
@@ -81,7 +76,7 @@ class TestProjection:
 
 
 class TestGatedOutput:
-    pytestmark = emulates
+    pytestmark = EMULATED
 
     @calls
     def test_it_matches_float64(self, programs, tokens, blocks, late, groups, dtype):
@@ -103,7 +98,7 @@ def replace_first_tokens(x, weights, bounds, count, qkv):
 
 
 class TestLayer:
-    pytestmark = emulates
+    pytestmark = EMULATED
 
     @pytest.mark.parametrize(
         ("rows", "tokens", "bounds", "dtype"),
