@@ -120,7 +120,9 @@ def test_forms_of_a_required_import(tree, form):
         assert [repr(line) in each for each in found] == [True] * (form in MISSING)
 
 
-@pytest.mark.parametrize(("name", "text"), zip(TARGET_FILES, cycle(FORBIDDEN_TEXT), strict=False))
+@pytest.mark.parametrize(
+    ("name", "text"), [*zip(TARGET_FILES, cycle(FORBIDDEN_TEXT), strict=False)]
+)
 def test_forbidden_text_in_a_comment(tree, name, text):
     with (tree / QUASAR_DIR / name).open("a") as file:
         file.write(f"\n# was: {text} import x\n")

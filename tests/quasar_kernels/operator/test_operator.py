@@ -29,7 +29,7 @@ def test_output_matches_float64(operator, T):
     assert relative_rms(final, state) <= OPERATOR[torch.float32]
 
 
-@pytest.mark.parametrize(("T", "H", "S"), [(4096, 8, 64), (1_000_000, 1, 8)])
+@pytest.mark.parametrize(("T", "H", "S"), [(4096, 8, 64), (200_000, 1, 8)])
 def test_long_sequences_match_float64(T, H, S):
     inputs = layer_like(T, H=H, S=S)
     with torch.no_grad():

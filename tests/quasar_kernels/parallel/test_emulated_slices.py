@@ -82,10 +82,10 @@ def run_backward(slices, maps, lengths, where, d_o, *loaded):
 @pytest.mark.parametrize(
     ("kind", "bounds", "lengths", "group"),
     [
-        (OWN, [0, 1280], [640, 640], 1),
+        (OWN, [0, 640], [320, 320], 1),
         (OWN, [0, 130, 800, 850, 1100], [300, 70, 330, 400], 1),
-        (READ, [0, 1100], [600, 500], 2),  # heads share keys where step sizes are read
-        (0.02, [0, 700, 1100], [600, 500], 1),
+        (READ, [0, 630], [330, 300], 2),  # heads share keys where step sizes are read
+        (0.02, [0, 400, 630], [330, 300], 1),
     ],
 )
 def test_slices_match_float64(programs, kind, bounds, lengths, group):

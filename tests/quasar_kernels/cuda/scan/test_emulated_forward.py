@@ -141,7 +141,7 @@ def test_outputs_of_packed_sequences(programs, kind):
 
 @pytest.mark.parametrize("kind", [READ, 0.02])
 def test_outputs_of_heads_that_share_keys(programs, kind):
-    assert_outputs(programs, draw(kind, 280, B=2, group=3), 3)
+    assert_outputs(programs, draw(kind, 280, group=3), 3)
 
 
 @pytest.mark.parametrize("burst", [1, 1e6])
