@@ -93,17 +93,6 @@ def test_channels_that_decay_slowly_do_not_increase_the_error(programs, dtype):
     assert largest_error(maps.states, expected.states) <= MAP[dtype]
 
 
-@pytest.mark.parametrize("kind", [READ, 0.0, 0.02, 40.0])
-@widths
-def test_maps_of_step_sizes_and_decays(programs, kind, width):
-    maps, expected = compute_maps(programs, draw(kind, 3 * 192, width=width), 3)
-    for n in range(2):
-        if expected.G[n].abs().max() > 1e-30:  # else it is zero in fp32
-            assert relative_rms(maps.G[n], expected.G[n]) <= 2e-3
-        assert relative_rms(maps.R[n], expected.R[n]) <= MAP[BF16]
-        assert relative_rms(maps.states[n], expected.states[n]) <= MAP[BF16]
-
-
 def assert_outputs(programs, x, segments=None):
     """Compare output and final state with float64; they must not depend on when copies arrive."""
     scan, late_scan = (
