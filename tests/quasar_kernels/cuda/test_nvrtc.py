@@ -145,6 +145,7 @@ def test_a_gpu_older_than_all_supported_ones_is_refused():
         ("nvrtc: error: invalid value for --gpu-architecture (-arch)", "torch build"),
         ("nvrtc: error: failed to open libnvrtc-builtins.so.13.0", "nvidia-cuda-nvrtc"),
         ('error: could not open source file "fragments.cuh"', "csrc"),
+        ('error: cannot open source file "chunk.cuh"', "csrc"),
         ("fatal: Out of memory", "free memory"),
         ("something new", "QUASAR_BACKEND=triton"),
     ],
