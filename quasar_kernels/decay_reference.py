@@ -32,15 +32,9 @@ def wkv6_recurrence(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Compute WKV6 token by token.
+    """Compute WKV6 token by token, with the arguments of `blocks.wkv6.wkv6`.
 
     Args:
-        r, k: `[B, T, H, K]`, any floating dtype.
-        v: `[B, T, H, V]`.
-        w: `[B, T, H, K]`, log decays, not positive.
-        u: `[H, K]`, the bonus of the current token.
-        initial_state: `[N, H, K, V]` or None for zeros; N is B, or the number of packed sequences.
-        cu_seqlens: `[N + 1]` bounds of the sequences packed along T (B = 1), empty ones included.
         dtype: the arithmetic's and the results' dtype.
 
     Returns:
@@ -68,16 +62,9 @@ def ssd_recurrence(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Compute SSD token by token.
+    """Compute SSD token by token, with the arguments of `blocks.ssd.ssd`.
 
     Args:
-        x: `[batch, T, H, P]`, any floating dtype.
-        dt: `[batch, T, H]`, step sizes, not negative.
-        A: `[H]`, rates of decay, negative.
-        B, C: `[batch, T, G, N]`; H / G adjacent heads share each of the G groups.
-        D: `[H]`, the skip's factors, or None for none.
-        initial_state: `[sequences, H, N, P]` or None for zeros.
-        cu_seqlens: bounds of the sequences packed along T (batch = 1), empty ones included.
         dtype: the arithmetic's and the results' dtype.
 
     Returns:

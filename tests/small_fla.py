@@ -3,7 +3,7 @@
 `fla.ops` and `fla.layers` import none of their modules by themselves, in particular not
 transformers, and `torch.compiler.disable` does not load torch's compiler. These imports would take
 more than half of a worker's time on a CPU. The layer and the operator find all modules that they
-import. `neurons/embedded/test_upstream.py` and `quasar_kernels/test_mount.py` use the whole fla.
+import. `neurons/embedded/test_upstream.py` uses the whole fla.
 """
 
 from __future__ import annotations

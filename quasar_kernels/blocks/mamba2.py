@@ -86,19 +86,9 @@ class Mamba2(nn.Module):
         cu_seqlens: Tensor | None = None,
         cp_context: Any = None,
     ) -> tuple[Tensor, Mamba2State]:
-        """Mix the tokens of each sequence.
+        """Return y `[B, T, width]` and each sequence's state, as `HybridBlock.forward` does.
 
-        Args:
-            x: `[B, T, width]`.
-            state: the result of an earlier call; None starts from zero states.
-            cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
-            cp_context: as for `HybridBlock`.
-
-        Returns:
-            y `[B, T, width]` and the state after each sequence.
-
-        Raises:
-            ValueError: the shapes are inconsistent.
+        The state is always returned, and an earlier one is not overwritten.
         """
         expect("x", x, ("B", "T", self.input.in_features))
         # the projection is padded with zeros to a multiple of ALIGNED channels

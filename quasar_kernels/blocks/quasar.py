@@ -39,22 +39,7 @@ class QuasarMixer(nn.Module):
         keep: bool = False,
         cp_context: Any = None,
     ) -> tuple[Tensor, QuasarCache | None]:
-        """Mix the tokens of each sequence.
-
-        Args:
-            x: `[B, T, width]`.
-            state: returned by an earlier call; this call may overwrite it. None starts from zero
-                states.
-            cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
-            keep: whether to return the state.
-            cp_context: as for `HybridBlock`.
-
-        Returns:
-            y `[B, T, width]`, and the state after each sequence or None.
-
-        Raises:
-            ValueError: the shapes are inconsistent.
-        """
+        """Return y `[B, T, width]` and the state or None, as `HybridBlock.forward` does."""
         expect("x", x, ("B", "T", self.layer.hidden_size))
         check_bounds(cu_seqlens, x.shape[0])
         if state is not None and len(state):

@@ -91,19 +91,9 @@ class RWKV6TimeMixing(nn.Module):
         cu_seqlens: Tensor | None = None,
         cp_context: Any = None,
     ) -> tuple[Tensor, TimeMixingState]:
-        """Mix the tokens of each sequence.
+        """Return y `[B, T, width]` and each sequence's state, as `HybridBlock.forward` does.
 
-        Args:
-            x: `[B, T, width]`.
-            state: the result of an earlier call; None starts from zero states.
-            cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
-            cp_context: as for `HybridBlock`.
-
-        Returns:
-            y `[B, T, width]` and the state after each sequence.
-
-        Raises:
-            ValueError: the shapes are inconsistent.
+        The state is always returned, and an earlier one is not overwritten.
         """
         expect("x", x, ("B", "T", self.width))
         heads = (self.heads, self.width // self.heads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import cycle
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -67,15 +68,10 @@ def test_every_published_source_names_licence_and_copyright_holders():
     sources = [path for path in overlay_files() if path.suffix in marks]
     assert len(sources) > 50
     for path in sources:
-        mark = marks[path.suffix]
+        mark, text = marks[path.suffix], (OVERLAY / path).read_text()
+        names = f"{mark} SPDX-FileCopyrightText: {holders}\n{mark} SPDX-License-Identifier: MIT\n"
         # at the end, so that line numbers in compiled kernels stay
-        assert (
-            (OVERLAY / path)
-            .read_text()
-            .endswith(
-                f"\n{mark} SPDX-FileCopyrightText: {holders}\n{mark} SPDX-License-Identifier: MIT\n"
-            )
-        ), path
+        assert text.endswith(f"\n{names}"), path
 
 
 def test_all_files_but_byte_code_are_published(tmp_path):
@@ -108,39 +104,26 @@ def test_the_digest_depends_on_names_and_contents_of_a_scope_s_files(tree):
     assert len(set(digests)) == len(digests)
 
 
-@pytest.mark.parametrize("name", TARGET_FILES)
-def test_a_missing_file(tree, name):
-    (tree / QUASAR_DIR / name).unlink()
-    (violation,) = check_tree(tree)
-    assert violation.path == QUASAR_DIR / name
-    assert "missing" in violation.rule
+# neither a comment nor a longer line nor a string counts as the import
+MISSING = ["# {0}\n{0}_of_another_name", '"""\n{0}\n"""']
+PRESENT = ["{0}  # needed", "{0}#1 of 2 # more"]
 
 
-@pytest.mark.parametrize("line", REQUIRED_IMPORTS)
-def test_a_missing_import(tree, line):
+@pytest.mark.parametrize("form", [*MISSING, *PRESENT])
+def test_forms_of_a_required_import(tree, form):
     chunk = tree / QUASAR_DIR / "chunk.py"
-    lines = chunk.read_text().splitlines()
-    assert line in lines
-    # neither a comment nor a longer line counts as the import
-    replaced = [f"# {line}\n{line}_of_another_name" if x == line else x for x in lines]
-    chunk.write_text("\n".join(replaced))
-    (violation,) = check_tree(tree, strict=True)
-    assert repr(line) in violation.rule
-    assert violation.remedy
+    original = chunk.read_text()
+    for line in REQUIRED_IMPORTS if form == MISSING[0] else REQUIRED_IMPORTS[-1:]:
+        assert f"\n{line}\n" in original
+        chunk.write_text(original.replace(f"\n{line}\n", f"\n{form.format(line)}\n", 1))
+        found = [str(violation) for violation in check_tree(tree, strict=True)]
+        assert [repr(line) in each for each in found] == [True] * (form in MISSING)
 
 
-@pytest.mark.parametrize("comment", ["  # needed", "#1 of 2 # more"])
-def test_an_import_followed_by_a_comment_counts(tree, comment):
-    chunk = tree / QUASAR_DIR / "chunk.py"
-    line = "from fla.utils import IS_AMD"
-    chunk.write_text(chunk.read_text().replace(f"{line}\n", f"{line}{comment}\n", 1))
-    assert comment in chunk.read_text()
-    assert check_tree(tree, strict=True) == []
-
-
-@pytest.mark.parametrize("text", FORBIDDEN_TEXT)
-@pytest.mark.parametrize("name", TARGET_FILES)
-def test_forbidden_text_in_a_comment(tree, text, name):
+@pytest.mark.parametrize(
+    ("name", "text"), [*zip(TARGET_FILES, cycle(FORBIDDEN_TEXT), strict=False)]
+)
+def test_forbidden_text_in_a_comment(tree, name, text):
     with (tree / QUASAR_DIR / name).open("a") as file:
         file.write(f"\n# was: {text} import x\n")
     (violation,) = check_tree(tree)
@@ -166,35 +149,33 @@ def test_forbidden_imports_in_any_spelling(tree, code):
         before = path.read_text() if path.exists() else ""
         path.write_text(f"{before}\n{text}\n")
         (violation,) = check_tree(tree)
-        assert (violation.path, "forbidden" in violation.rule) == (
-            PurePosixPath(path.relative_to(tree)),
-            True,
-        )
+        assert violation.path == PurePosixPath(path.relative_to(tree))
+        assert "forbidden" in violation.rule
         path.write_text(before)
 
 
-def test_an_import_in_a_string_does_not_count(tree):
-    chunk = tree / QUASAR_DIR / "chunk.py"
-    line = "from fla.utils import IS_AMD"
-    chunk.write_text(chunk.read_text().replace(f"{line}\n", f'"""\n{line}\n"""\n', 1))
-    (violation,) = check_tree(tree, strict=True)
-    assert repr(line) in violation.rule
-
-
-def test_the_size_limit_of_a_file(tree):
-    helper = tree / QUASAR_DIR / "helper.py"
-    helper.write_text("#" * 2**21)
-    assert check_tree(tree) == []
-    helper.write_text("#" * (2**21 + 1))
-    (violation,) = check_tree(tree)
-    assert "too long" in violation.rule
-
-
-def test_a_file_that_cannot_be_parsed(tree):
-    for content in ("(" * 100_000, "-" * 500_000 + "1", "x = \x00"):
-        (tree / QUASAR_DIR / "helper.py").write_text(content)
-        (violation,) = check_tree(tree)
-        assert "not Python" in violation.rule
+@pytest.mark.parametrize(
+    ("name", "content", "rule"),
+    [
+        ("gate.py", None, "missing"),
+        ("gate.py", b"\xff\xfe\x00", "UTF-8"),
+        ("helper.py", b"#" * 2**21, None),
+        ("helper.py", b"#" * (2**21 + 1), "too long"),
+        *(
+            ("helper.py", text, "not Python")
+            for text in (b"(" * 100_000, b"-" * 500_000 + b"1", b"x = \x00")
+        ),
+    ],
+    ids=lambda x: "" if isinstance(x, bytes) else x,
+)
+def test_files_that_cannot_be_read(tree, name, content, rule):
+    file = tree / QUASAR_DIR / name
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    violations = [(v.path, rule in v.rule) for v in check_tree(tree)]
+    assert violations == ([(QUASAR_DIR / name, True)] if rule else [])
 
 
 def test_compiled_files_are_found_in_all_folders(tree):
@@ -215,12 +196,6 @@ def test_a_tree_without_cuda_source_or_layer(tree):
         "fla/layers/quasar.py",
         "fla/ops/quasar",
     ]
-
-
-def test_a_file_that_is_not_text(tree):
-    (tree / QUASAR_DIR / "gate.py").write_bytes(b"\xff\xfe\x00")
-    (violation,) = check_tree(tree)
-    assert "UTF-8" in violation.rule
 
 
 def test_the_check_imports_no_torch():

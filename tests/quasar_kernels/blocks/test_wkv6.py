@@ -47,24 +47,10 @@ def test_invalid_arguments():
         ((r, k, v, w, u[:1]), "u must have shape"),
         ((r, k, v, w, u, torch.zeros(1, 2, 16, 24)), "one state per sequence"),
         ((r, k, v, w, u, None, packed([10])), "B must be 1"),
-        ((None, k, v, w, u), r"r must have shape \[B, T, H, K\]; got NoneType, not a tensor"),
-        ((r, k, v.long(), w, u), "v must be bf16, fp16, fp32 or fp64; got torch.int64"),
-        ((r, k, v, w, u.to("meta")), "u must be on cpu, like the other arguments; got meta"),
-        ((r, k, v, w, u, torch.zeros(2, 2, 16, 24, device="meta")), "sequence, must be on cpu"),
+        ((r[:1], k[:1], v[:1], w[:1], u, None, packed([9])), "must rise from 0 to T = 10"),
     ):
         with pytest.raises(ValueError, match=words):
             wkv6(*arguments)
-    row = [y.reshape(1, 20, *y.shape[2:]) for y in (r, k, v, w)]
-    for bounds, words in (
-        (packed([10]), "must rise from 0 to T = 20"),
-        ([0, 20], "int32 or int64 tensor .* got list"),
-        (torch.tensor([0.0, 20.0]), "int32 or int64 tensor"),
-        (torch.tensor(20), r"shape \[N \+ 1\], from 0 to T; got \[\]"),
-        (torch.tensor([[0, 20]]), r"shape \[N \+ 1\], from 0 to T; got \[1, 2\]"),
-        (packed([])[:0], "got .0."),
-    ):
-        with pytest.raises(ValueError, match=words):
-            wkv6(*row, u, None, bounds)
 
 
 def test_calls_of_fla_s_kernels(monkeypatch):

@@ -22,26 +22,6 @@ def reference(module, x):
     return quasar_layer(module.state_dict(), x, num_heads=H, head_dim=S)
 
 
-def test_state_dict_names_and_shapes():
-    module = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
-    square, conv = (512, 512), (512, 1, 4)
-    assert {name: tuple(value.shape) for name, value in module.state_dict().items()} == {
-        "q_proj.weight": square,
-        "k_proj.weight": square,
-        "v_proj.weight": square,
-        "q_conv1d.weight": conv,
-        "k_conv1d.weight": conv,
-        "v_conv1d.weight": conv,
-        "beta_log": (8,),
-        "g_proj.0.weight": (64, 512),
-        "g_proj.1.weight": (512, 64),
-        "g_proj.1.bias": (512,),
-        "o_norm.weight": (64,),
-        "o_proj.weight": square,
-    }
-    assert 0 <= module.beta_log.min() <= module.beta_log.max() <= torch.tensor(16.0).log()
-
-
 @pytest.mark.parametrize("options", [{}, {"use_short_conv": False}, {"conv_bias": True}])
 @pytest.mark.parametrize("mode", ["chunk", "fused_recurrent"])
 def test_output_and_gradients_match_float64(options, mode):
@@ -51,14 +31,6 @@ def test_output_and_gradients_match_float64(options, mode):
     results, expected = step(module, x, dy), exact_step(module, x, dy)
     for name, exact in expected.items():
         assert relative_rms(results[name], exact) <= 1e-5, name
-
-
-def test_the_result_does_not_depend_on_grad_mode():
-    module, x = layer(), torch.randn(1, 200, D)
-    y = module(x)[0]
-    with torch.no_grad():
-        assert torch.equal(module(x)[0], y)
-    assert y.requires_grad
 
 
 def test_autocast_sets_the_dtype_of_the_output():
@@ -81,29 +53,23 @@ def test_only_the_input_and_the_weights_are_saved_for_the_backward_pass():
 
 
 def test_padding_changes_no_result_and_its_output_is_zero():
-    module, x = layer(), torch.randn(3, 60, D, requires_grad=True)
-    mask = torch.ones(3, 60, dtype=torch.long)
+    module, x = layer(), torch.randn(4, 60, D, requires_grad=True)
+    mask = torch.ones(4, 60, dtype=torch.long)
     mask[0, :25] = 0
     mask[1, 40:] = 0
+    mask[3] = 0
     y = module(x, attention_mask=mask)[0]
     assert relative_rms(y[0, 25:], reference(module, x[:1, 25:])[0]) <= 1e-5
     assert relative_rms(y[1, :40], reference(module, x[1:2, :40])[0]) <= 1e-5
-    assert relative_rms(y[2], reference(module, x[2:])[0]) <= 1e-5
+    assert relative_rms(y[2], reference(module, x[2:3])[0]) <= 1e-5
     assert not y[0, :25].any()
     assert not y[1, 40:].any()
+    assert not y[3].any()
+    cache = module(x, attention_mask=mask, use_cache=True)[2]
+    assert not cache[0]["recurrent_state"][3].any()
     y.sum().backward()
     assert not x.grad[0, :25].any()
     assert x.grad[0, 25:].all(-1).all()
-
-
-def test_a_row_that_is_only_padding():
-    module, x = layer(), torch.randn(2, 10, D)
-    mask = torch.ones(2, 10)
-    mask[0] = 0
-    y, _, cache = module(x, attention_mask=mask, use_cache=True)
-    assert not y[0].any()
-    assert not cache[0]["recurrent_state"][0].any()
-    assert relative_rms(y[1], reference(module, x[1:])[0]) <= 1e-5
 
 
 def test_packed_sequences_are_independent():
@@ -114,8 +80,10 @@ def test_packed_sequences_are_independent():
         assert relative_rms(y[:, start:stop], reference(module, x[:, start:stop])) <= 1e-5
 
 
-@pytest.mark.parametrize("options", [{}, {"use_short_conv": False}, {"layer_idx": 1}])
-@pytest.mark.parametrize("prompt", [0, 1, 50])
+@pytest.mark.parametrize(
+    ("options", "prompt"),
+    [({}, 0), ({}, 1), ({}, 50), ({"use_short_conv": False}, 50), ({"layer_idx": 1}, 50)],
+)
 def test_prefill_and_decoding_give_the_result_of_one_call(options, prompt):
     module, x = layer(**options), torch.randn(2, 75, D)
     cache = QuasarCache()
@@ -201,17 +169,19 @@ def test_decoding_overwrites_only_states_that_layers_have_stored():
         assert relative_rms(y, reference(module, x)[:, 10:11]) <= 1e-5
 
 
-@pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float16), (torch.bfloat16,) * 2])
-def test_decoding_may_change_grad_mode_and_dtype(first, dtypes):
+@pytest.mark.parametrize(
+    ("first", "dtype"),
+    [(torch.no_grad, torch.float16), (torch.inference_mode, torch.bfloat16)],
+)
+def test_decoding_may_change_grad_mode_and_dtype(first, dtype):
     module, x = layer(), torch.randn(2, 20, D)
-    with first(), torch.autocast("cpu", dtypes[0]):
+    with first(), torch.autocast("cpu", torch.bfloat16):
         y, _, cache = module(x[:, :12], use_cache=True)
     parts = [y.clone()]
-    with torch.no_grad(), torch.autocast("cpu", dtypes[1]):
+    with torch.no_grad(), torch.autocast("cpu", dtype):
         for t in range(12, 20):
             parts.append(module(x[:, t : t + 1], past_key_values=cache, use_cache=True)[0])
-    assert cache[0]["conv_state"][0].dtype == dtypes[1]
+    assert cache[0]["conv_state"][0].dtype == dtype
     y = torch.cat([part.float() for part in parts], 1)
     assert relative_rms(y, reference(module, x)) <= 2e-2
 
@@ -230,23 +200,6 @@ def test_decoding_does_not_overwrite_a_state_that_a_backward_pass_needs():
     module(x[:, 10:11], past_key_values=branch)[0].sum().backward()
     for g, p in zip(gradients, module.parameters(), strict=True):
         assert torch.equal(g, p.grad)
-
-
-@pytest.mark.parametrize("change", ["optimizer", "data", "replaced", "loaded"])
-def test_changed_parameters_take_effect(change):
-    module, x = layer(), torch.randn(1, 30, D)
-    module(x)[0].square().sum().backward()
-    if change == "optimizer":
-        torch.optim.AdamW(module.parameters(), lr=0.1).step()
-    elif change == "data":
-        for p in module.parameters():
-            p.data.mul_(1.5)
-    elif change == "replaced":
-        module.k_proj.weight = torch.nn.Parameter(torch.randn_like(module.k_proj.weight))
-    else:
-        state = {k: torch.rand_like(v) for k, v in module.state_dict().items()}
-        module.load_state_dict(state)
-    assert relative_rms(module(x)[0], reference(module, x)) <= 1e-5
 
 
 def test_parametrized_projections_are_recomputed():

@@ -135,21 +135,6 @@ def test_finish_reads_the_rest_before_it_is_overwritten(captured):
         assert [one[0], none, two[0], square[0]] == [n + 1, None, n + 2, -n * n]
 
 
-@pytest.mark.parametrize("present", [(), (1,)])
-def test_some_or_all_outputs_may_be_none(captured, present):
-    """Frozen weights have no gradients."""
-    owner = Owner()
-
-    def compute(x):
-        return [x + n if n in present else None for n in range(3)], ()
-
-    for n in range(4):
-        x = (torch.tensor([float(n)]),)
-        outputs, _ = replay.replayed(owner, compute, x, (), torch.float32, ())
-        assert outputs == [n + m if m in present else None for m in range(3)]
-    assert captured[0].replays == 3
-
-
 def test_long_inputs_and_calls_without_an_owner_are_launched(captured):
     launched, owner = [], Owner()
     for _ in range(3):

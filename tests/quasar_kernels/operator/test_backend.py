@@ -141,18 +141,6 @@ def test_during_a_capture_nothing_is_loaded(gpu_call, monkeypatch):
     assert "CUDA graph" in choice.reason
 
 
-@pytest.mark.parametrize("name", ["auto", "triton"])
-def test_cpu_tensors_use_torch(monkeypatch, name):
-    monkeypatch.setenv(switches.BACKEND, name)
-    x = torch.zeros(1, 2, 1, 64)
-    assert backend.choose_backend(x, x, x).backend == "torch"
-
-
-def test_backend_triton_uses_triton(gpu_call, monkeypatch):
-    monkeypatch.setenv(switches.BACKEND, "triton")
-    assert backend.choose_backend(*gpu_call) == ("triton", "QUASAR_BACKEND=triton", "", None)
-
-
 def test_an_unknown_backend_is_refused(gpu_call, monkeypatch):
     monkeypatch.setenv(switches.BACKEND, "metal")
     with pytest.raises(ValueError, match="QUASAR_BACKEND is 'metal'; set it to one of auto, cuda"):

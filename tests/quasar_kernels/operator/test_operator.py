@@ -1,4 +1,4 @@
-"""The three implementations of the operator on CPUs against the float64 recurrence."""
+"""The operator on CPUs, by chunks and token by token, against the float64 recurrence."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, assert_close, layer_li
 from tests.quasar_kernels.operator.semantics import Case, Semantics
 from tests.quasar_kernels.tolerances import ADVERSARIAL, GRADIENT, OPERATOR
 
-OPERATORS = [chunk_quasar, chunk_quasar_torch, fused_recurrent_quasar]
+OPERATORS = [chunk_quasar, fused_recurrent_quasar]
 operators = pytest.mark.parametrize("operator", OPERATORS, ids=lambda f: f.__name__)
 
 
 @operators
-@pytest.mark.parametrize("T", [1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("T", [1, 63, 64, 65, 300])
 def test_output_matches_float64(operator, T):
     inputs = layer_like(T, B=2)
     expected, state = quasar_recurrence(*inputs)
@@ -29,7 +29,7 @@ def test_output_matches_float64(operator, T):
     assert relative_rms(final, state) <= OPERATOR[torch.float32]
 
 
-@pytest.mark.parametrize(("T", "H", "S"), [(4096, 8, 64), (65_536, 2, 16), (1_000_000, 1, 8)])
+@pytest.mark.parametrize(("T", "H", "S"), [(4096, 8, 64), (200_000, 1, 8)])
 def test_long_sequences_match_float64(T, H, S):
     inputs = layer_like(T, H=H, S=S)
     with torch.no_grad():
@@ -42,7 +42,7 @@ def test_long_sequences_match_float64(T, H, S):
 @operators
 @pytest.mark.parametrize("dtype", OPERATOR)
 def test_every_dtype(operator, dtype):
-    q, k, v, beta = layer_like(333, B=2, dtype=dtype)
+    q, k, v, beta = layer_like(100, B=2, dtype=dtype)
     o, final = operator(q, k, v, beta, output_final_state=True)
     assert o.dtype == dtype
     assert final.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -52,7 +52,7 @@ def test_every_dtype(operator, dtype):
 @operators
 @pytest.mark.parametrize("keys", ADVERSARIAL_KEYS)
 def test_adversarial_keys(operator, keys):
-    q, k, v, beta = layer_like(700)
+    q, k, v, beta = layer_like(300)
     k = ADVERSARIAL_KEYS[keys](k)
     o, _ = operator(q, k, v, beta)
     assert relative_rms(o, quasar_recurrence(q, k, v, beta)[0]) <= ADVERSARIAL
@@ -78,7 +78,7 @@ def test_the_result_does_not_depend_on_autocast_and_grad_mode(operator, grad):
     assert o.requires_grad is grad
 
 
-@pytest.mark.parametrize("operator", [chunk_quasar, fused_recurrent_quasar])
+@operators
 def test_scale_and_l2norm(operator):
     q, k, v, beta = layer_like(100, dtype=torch.float64)
     o, _ = operator(q, k, v, beta, scale=0.25, use_qk_l2norm_in_kernel=True)
@@ -148,8 +148,8 @@ def test_sequences_that_do_not_fit_are_refused(operator):
 class TestSemantics(Semantics):
     @pytest.fixture(params=OPERATORS, ids=lambda f: f.__name__)
     def case(self, request):
-        packings = [[0, 1, 70, 0, 64, 200, 65, 0]]
-        return Case(request.param, layer_like, OPERATOR[torch.float32], 401, 2, packings)
+        packings = [[0, 1, 70, 0, 64, 130, 0]]
+        return Case(request.param, layer_like, OPERATOR[torch.float32], 150, 2, packings)
 
 
 @operators

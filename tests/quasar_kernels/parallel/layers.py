@@ -28,7 +28,7 @@ WIDTH, HEADS = 32, 2
 
 
 class Case(NamedTuple):
-    """A call of the layer on one row, cut into slices."""
+    """A call of the layer, or of a block, on one row, cut into slices."""
 
     x: Tensor  # [1, T, WIDTH]
     dy: Tensor
@@ -36,6 +36,15 @@ class Case(NamedTuple):
     lengths: Sequence[int]
     wrapped: str = ""  # ddp, fsdp, checkpoint, compile
     conv: bool = True
+    block: bool = False  # with all mixers
+    above: int | None = None  # the block's `checkpoint_above`
+
+    def make(self) -> nn.Module:
+        """Return the same module on every rank."""
+        torch.manual_seed(5)
+        if self.block:
+            return HybridBlock(WIDTH, HEADS, state=16, checkpoint_above=self.above)
+        return make_layer(self.conv)
 
 
 def make_layer(conv: bool = True) -> QuasarAttention:
@@ -45,7 +54,7 @@ def make_layer(conv: bool = True) -> QuasarAttention:
 
 
 class Mixed(nn.Module):
-    """A model of one layer that takes a context."""
+    """A model of one layer or block that takes a context."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -72,7 +81,7 @@ def _slice_of(rank: int, bounds: Sequence[int], lengths: Sequence[int]) -> tuple
 def _run(rank: int, case: Case) -> dict[str, Tensor]:
     tokens, context = _slice_of(rank, case.bounds, case.lengths)
     world = dist.get_world_size()
-    model: Any = Mixed(make_layer(case.conv))
+    model: Any = Mixed(case.make())
     x = case.x[:, tokens].clone().requires_grad_()
     loss_scale = 1
     if case.wrapped == "ddp":
@@ -110,24 +119,3 @@ def run_prefill(rank: int, x: Tensor, lengths: Sequence[int], token: Tensor) -> 
             return None
         y: Tensor = layer(token, past_key_values=cache, use_cache=True)[0]
         return y
-
-
-def make_block(above: int | None = None) -> HybridBlock:
-    """Return a block with all mixers, the same on every rank."""
-    torch.manual_seed(6)
-    return HybridBlock(WIDTH, HEADS, state=16, checkpoint_above=above)
-
-
-def run_blocks(rank: int, cases: Sequence[Case], above: int | None) -> list[dict[str, Tensor]]:
-    """Return the results of `run_layers` for a block."""
-    results = []
-    for case in cases:
-        tokens, context = _slice_of(rank, case.bounds, case.lengths)
-        block, x = make_block(above), case.x[:, tokens].clone().requires_grad_()
-        y, _ = block(x, cp_context=context)
-        (y * case.dy[:, tokens]).sum().backward()
-        grads = {name: p.grad for name, p in block.named_parameters()}
-        for grad in grads.values():
-            dist.all_reduce(grad)
-        results.append({"y": y.detach(), "x": x.grad, **grads})
-    return results

@@ -9,9 +9,7 @@ from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.parallel.layers import (
     WIDTH,
     Case,
-    make_block,
     make_layer,
-    run_blocks,
     run_layers,
     run_prefill,
 )
@@ -29,18 +27,18 @@ def make_case(lengths, bounds, **more):
     return Case(x, dy, bounds, lengths, **more)
 
 
-def expected(module, case, factor):
+def expected(case):
     """Return the results of one process."""
-    x = case.x.clone().requires_grad_()
-    y = factor * module(x, cu_seqlens=torch.tensor(case.bounds))[0]
+    module, x = case.make(), case.x.clone().requires_grad_()
+    y = 2 * module(x, cu_seqlens=torch.tensor(case.bounds))[0]
     (y * case.dy).sum().backward()
     return {"y": y, "x": x.grad, **{name: p.grad for name, p in module.named_parameters()}}
 
 
-def assert_equal(cases, ranks, make=lambda case: make_layer(case.conv), factor=2):
-    """Compare the ranks' results with one process; `make` returns the module of a case."""
+def assert_equal(cases, ranks):
+    """Compare the ranks' results with one process."""
     for n, case in enumerate(cases):
-        for name, exact in expected(make(case), case, factor).items():
+        for name, exact in expected(case).items():
             slices = [rank[n][name] for rank in ranks]
             joined = torch.cat(slices, 1) if name in "yx" else slices[0]
             assert relative_rms(joined, exact) <= LIMIT, (case.bounds, case.wrapped, name)
@@ -82,5 +80,6 @@ def test_padding_and_a_cache_for_several_sequences_are_refused():
 
 @pytest.mark.parametrize("above", [None, 10])
 def test_blocks_of_all_mixers(above):
-    cases = [make_case(LENGTHS[3], [0, 100]), make_case(LENGTHS[3], [0, 36, 40, 100])]
-    assert_equal(cases, run_ranks(3, run_blocks, cases, above), lambda _: make_block(), factor=1)
+    options = {"block": True, "above": above}
+    cases = [make_case(LENGTHS[3], bounds, **options) for bounds in ([0, 100], [0, 36, 40, 100])]
+    assert_equal(cases, run_ranks(3, run_layers, cases))

@@ -47,9 +47,6 @@ def launch_chunk(q, k, v, beta, initial_state=None, output_final_state=False, cu
     )
 
 
-launches = pytest.mark.parametrize("launch", [launch_chunk, launch_fused_recurrent])
-
-
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """Fill new tensors with NaN, so that values that no kernel writes show."""
@@ -62,12 +59,12 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
 
-@launches
+@pytest.mark.parametrize("launch", [launch_chunk, launch_fused_recurrent])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("T", "H", "S"), [(1, 2, 16), (3, 1, 24), (70, 2, 16), (33, 1, 64)])
-def test_operator_matches_float64(launch, dtype, T, H, S):
-    q, k, v, beta = layer_like(T, B=2, H=H, S=S, dtype=dtype)
-    initial = torch.randn(2, H, S, S)
+@pytest.mark.parametrize(("T", "B", "S"), [(1, 2, 16), (18, 1, 24), (34, 1, 64)])
+def test_operator_matches_float64(launch, dtype, T, B, S):
+    q, k, v, beta = layer_like(T, B, S=S, dtype=dtype)
+    initial = torch.randn(B, 2, S, S)
     o, final = launch(q, k, v, beta, initial, True)
     expected, state = quasar_recurrence(q, k, v, beta, initial)
     assert relative_rms(o, expected) <= OPERATOR[dtype]
@@ -77,26 +74,23 @@ def test_operator_matches_float64(launch, dtype, T, H, S):
 class TestSemantics(Semantics):
     @pytest.fixture(params=[launch_chunk, launch_fused_recurrent])
     def case(self, request):
-        # several chunks, or some tokens for the recurrent kernel
-        tokens, lengths = (
-            (70, [40, 0, 16, 33]) if request.param is launch_chunk else (18, [9, 0, 4])
-        )
+        # two segments, or some tokens for the recurrent kernel
+        tokens, lengths = (34, [34, 0, 16]) if request.param is launch_chunk else (9, [4, 0, 2])
         packings = [[0, 1, *lengths, 0]]
         return Case(request.param, layer_like, OPERATOR[torch.float32], tokens, 2, packings)
 
 
-@launches
 @pytest.mark.parametrize("keys", ADVERSARIAL_KEYS)
-def test_adversarial_keys(launch, keys):
-    q, k, v, beta = layer_like(80, H=1)
+def test_the_recurrent_kernel_with_adversarial_keys(keys):
+    q, k, v, beta = layer_like(24, H=1)
     k = ADVERSARIAL_KEYS[keys](k)
-    o, _ = launch(q, k, v, beta)
+    o, _ = launch_fused_recurrent(q, k, v, beta)
     assert relative_rms(o, quasar_recurrence(q, k, v, beta)[0]) <= ADVERSARIAL
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.float16, 3e-3)])
 def test_a_burst_that_has_decayed_leaves_no_error(dtype, limit):
-    T, window = 448, 64
+    T, window = 256, 64
     q, k, v, beta = layer_like(T, H=1, dtype=dtype)
     k, beta = torch.randn_like(k) * 0.5, torch.ones_like(beta)  # decays within tens of tokens
     v[:, 30:34] *= 30_000
@@ -121,22 +115,22 @@ def test_the_recurrent_kernel_overwrites_the_state(cu, tiles):
     assert relative_rms(state, end) <= OPERATOR[torch.float32]
 
 
-@pytest.mark.parametrize("segments", [1, 2, 5])
+@pytest.mark.parametrize("segments", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_values_and_gradients_for_any_number_of_segments(monkeypatch, segments, dtype):
     plan = functools.partial(scan.plan_segments, segments=segments)
     monkeypatch.setattr(scan, "plan_segments", plan)
-    check_gradients(layer_like(70, dtype=dtype), 1, None)
+    check_gradients(layer_like(50, dtype=dtype), 1, None)
 
 
 def test_gradients_of_packed_sequences():
-    cu = torch.tensor([0, 0, 1, 60, 60, 90])
-    check_gradients(layer_like(90), 5, cu)
+    cu = torch.tensor([0, 0, 1, 41, 41, 57])
+    check_gradients(layer_like(57), 5, cu)
 
 
 @pytest.mark.parametrize("keys", ADVERSARIAL_KEYS)
-def test_gradients_of_adversarial_keys(keys):
-    q, k, v, beta = layer_like(80, H=1)
+def test_values_and_gradients_with_adversarial_keys(keys):
+    q, k, v, beta = layer_like(40, H=1)
     check_gradients((q, ADVERSARIAL_KEYS[keys](k), v, beta), 1, None)
 
 
@@ -163,10 +157,9 @@ def test_forward_substitution(C):
 @pytest.mark.parametrize("cu", [None, [0, 0, 5, 37, 37, 50]])
 @pytest.mark.parametrize("S", [16, 32, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("keys", [None, "mixed norms"])
-def test_chunk_intra(cu, S, dtype, keys):
+def test_chunk_intra(cu, S, dtype):
     q, k, _, beta = layer_like(50, S=S, dtype=dtype)
-    k = ADVERSARIAL_KEYS[keys](k) if keys else k
+    k[:, :, 1] = ADVERSARIAL_KEYS["mixed norms"](k)[:, :, 1]
     bounds = None if cu is None else torch.tensor(cu)
     plan = scan.plan_segments(q, bounds)
     stored = chunk_intra(plan, k, StepSizes.of(beta), torch.empty_like(k))
@@ -210,7 +203,7 @@ def test_gate():
     torch.testing.assert_close(dlam.double(), wide[0].grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("R", [1, 3, 4, 17, 70])
+@pytest.mark.parametrize("R", [1, 70])
 @pytest.mark.parametrize("kind", ["one", "equal", "packed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_convolution(R, kind, dtype):
@@ -257,8 +250,7 @@ def test_first_tokens(monkeypatch, block, bounds, dtype):
     assert torch.equal(qkv.isnan().all(1), ~written)
 
 
-@pytest.mark.parametrize("halo", [1, 3])
-@pytest.mark.parametrize("tokens", [1, 2, 3])
+@pytest.mark.parametrize(("halo", "tokens"), [(1, 1), (1, 3), (3, 2)])
 @pytest.mark.parametrize("by_kernel", [True, False])
 def test_halo_tokens(monkeypatch, halo, tokens, by_kernel):
     monkeypatch.setattr(first_tokens, "_is_for_kernel", lambda *_: by_kernel)

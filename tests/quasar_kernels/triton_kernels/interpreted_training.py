@@ -23,9 +23,10 @@ from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.float64 import check
 from tests.quasar_kernels.layer.simulated_graph import simulate
 from tests.quasar_kernels.layer.steps import exact_step, step
+from tests.quasar_kernels.tolerances import BETA_GRADIENT
 from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
 
-D, H, S = 48, 3, 16
+D, H, S = 32, 2, 16
 
 
 def places(kind, R):
@@ -34,15 +35,17 @@ def places(kind, R):
 
 
 @pytest.mark.parametrize(
-    ("parts", "dtype", "R", "N"),
+    ("kind", "parts", "dtype", "R", "N"),
     [
-        (1, torch.float32, 4, 40),
-        (1, torch.float32, 44, 40),
-        (3, torch.bfloat16, 20, 40),
-        (3, torch.bfloat16, 8, 300),
+        ("one", 1, torch.float32, 4, 40),
+        ("equal", 1, torch.float32, 44, 40),
+        ("packed", 1, torch.float32, 44, 40),
+        ("one", 3, torch.bfloat16, 20, 40),
+        ("equal", 3, torch.bfloat16, 8, 300),
+        ("packed", 3, torch.bfloat16, 20, 40),
+        ("packed", 3, torch.bfloat16, 8, 300),
     ],
 )
-@pytest.mark.parametrize("kind", ["one", "equal", "packed"])
 def test_gradients_of_the_convolution(R, N, kind, parts, dtype):
     C, position = parts * N, places(kind, R)
     x = torch.randn(R, C + 8).to(dtype)[:, :C]
@@ -60,16 +63,19 @@ def test_gradients_of_the_convolution(R, N, kind, parts, dtype):
         assert relative_rms(gradients[1], leaves[2].grad) <= 1e-6
 
 
-@pytest.mark.parametrize(("rows", "R"), [(16, 44), (64, 100)])
-@pytest.mark.parametrize("kind", ["one", "equal", "packed"])
+@pytest.mark.parametrize(
+    ("rows", "R", "kind"), [(16, 44, "one"), (16, 44, "equal"), (64, 100, "packed")]
+)
 def test_gradients_of_the_convolution_by_programs_of_any_length(monkeypatch, rows, R, kind):
     monkeypatch.setattr(layer_grads, "_PROGRAMS", 3 * R // rows)
     test_gradients_of_the_convolution(R, 24, kind, 3, torch.float32)
 
 
-@pytest.mark.parametrize(("R", "heads", "width"), [(1, 2, 16), (40, 3, 24), (70, 1, 64)])
-@pytest.mark.parametrize("programs", [1, 4096])
-@pytest.mark.parametrize(("output", "overwrite"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("R", "heads", "width", "programs"),
+    [(1, 2, 16, 4096), (40, 3, 24, 1), (70, 1, 64, 1), (70, 1, 64, 4096)],
+)
+@pytest.mark.parametrize(("output", "overwrite"), [(False, False), (True, True)])
 def test_gradients_of_the_gated_norm(monkeypatch, R, heads, width, programs, output, overwrite):
     monkeypatch.setattr(layer_grads, "_PROGRAMS", programs)
     x, gate, dy = (torch.randn(R, heads, width) for _ in range(3))
@@ -122,12 +128,14 @@ def test_the_layer_s_gradients_with_saved_and_recomputed_results(
         steps.append(step(layer, x, dy, dtype, **packed))
     assert_same(steps[0], steps[-1])
     for name, gradient in exact_step(layer, x, dy, bounds).items():
-        assert relative_rms(steps[0][name], gradient) <= limit, name
+        # the terms of beta's gradient cancel, so it has a larger error in fp16
+        most = BETA_GRADIENT if name == "beta_log" and dtype == torch.float16 else limit
+        assert relative_rms(steps[0][name], gradient) <= most, name
 
 
 def test_frozen_parameters_have_no_gradient(layer):
     frozen = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "g_proj.0.weight", "o_proj.weight")
-    x, dy = torch.randn(2, 1, 20, D)
+    x, dy = torch.randn(2, 1, 6, D)
     before = step(layer, x, dy)
     for name, p in layer.named_parameters():
         p.requires_grad_(name not in frozen)
@@ -145,7 +153,7 @@ def test_without_tokens_all_gradients_are_zero(layer, B):
 
 def test_an_activation_checkpoint_gives_the_same_gradients(monkeypatch, layer):
     monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
-    x, dy = torch.randn(2, 1, 20, D)
+    x, dy = torch.randn(2, 1, 6, D)
     plain = step(layer, x, dy)
     run = partial(torch.utils.checkpoint.checkpoint, layer, use_reentrant=False)
     assert_same(step(layer, x, dy, call=run), plain)
@@ -163,7 +171,7 @@ def process_group():
 @pytest.mark.filterwarnings("ignore")  # torch warns of hooks on a CPU
 def test_replicated_and_sharded_layers_have_the_same_gradients(monkeypatch, layer):
     monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
-    x, dy = torch.randn(2, 2, 20, D)
+    x, dy = torch.randn(2, 2, 6, D)
     plain = step(layer, x, dy)
     replicated = step(DistributedDataParallel(copy.deepcopy(layer)), x, dy)
     assert_same({name.removeprefix("module."): g for name, g in replicated.items()}, plain)
@@ -173,20 +181,10 @@ def test_replicated_and_sharded_layers_have_the_same_gradients(monkeypatch, laye
         assert torch.equal(whole, plain[name]), name
 
 
-def test_replayed_gradients_are_those_of_launches(layer, monkeypatch):
-    inputs = [torch.randn(2, 1, 6, D) for _ in range(2)]
-    launched = [step(layer, x, dy, torch.float16) for x, dy in inputs]
-    captured = simulate(monkeypatch)
-    replayed = [step(layer, x, dy, torch.float16) for x, dy in inputs * 3]
-    assert any(graph.replays for graph in captured)
-    for result, expected in zip(replayed, launched * 3, strict=True):
-        assert_same(result, expected)
-
-
 def test_replayed_calls_of_one_layer_overlap_and_accumulate(layer, monkeypatch):
     inputs = [torch.randn(2, 1, 6, D) for _ in range(2)]
     launched = [step(layer, x, dy, torch.float16) for x, dy in inputs]
-    simulate(monkeypatch)
+    captured = simulate(monkeypatch)
     for _ in range(3):
         layer.zero_grad()
         leaves = [x.clone().requires_grad_() for x, _ in inputs]
@@ -198,10 +196,11 @@ def test_replayed_calls_of_one_layer_overlap_and_accumulate(layer, monkeypatch):
             assert torch.equal(leaf.grad, expected["x"])
         for name, p in layer.named_parameters():
             assert torch.equal(p.grad, launched[0][name] + launched[1][name]), name
+    assert any(graph.replays for graph in captured)
 
 
 def test_parameters_and_frozen_ones_may_change_between_replays(layer, monkeypatch):
-    x, dy = torch.randn(2, 1, 20, D)
+    x, dy = torch.randn(2, 1, 6, D)
     captured = simulate(monkeypatch)
     for turn in range(6):
         for name, p in layer.named_parameters():
@@ -212,7 +211,8 @@ def test_parameters_and_frozen_ones_may_change_between_replays(layer, monkeypatc
             if turn % 2 and name.startswith("q"):
                 assert gradient is None, name
             else:
-                assert relative_rms(gradient, expected[name]) <= 6e-3, name
+                limit = BETA_GRADIENT if name == "beta_log" else 6e-3
+                assert relative_rms(gradient, expected[name]) <= limit, name
     assert any(graph.replays for graph in captured)
 
 
@@ -231,7 +231,7 @@ def test_several_backward_passes_of_one_call_are_replayed(layer, monkeypatch, mo
 
 
 def test_second_derivatives_are_refused(layer):
-    x, dy = torch.randn(2, 1, 20, D)
+    x, dy = torch.randn(2, 1, 6, D)
     leaf = x.requires_grad_()
     (dx,) = torch.autograd.grad(layer(leaf)[0], leaf, dy, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):

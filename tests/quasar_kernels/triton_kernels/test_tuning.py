@@ -7,6 +7,7 @@ import logging
 import math
 import multiprocessing
 import os
+import re
 import time
 
 import pytest
@@ -244,16 +245,12 @@ def test_a_candidate_must_give_the_result_of_the_default(monkeypatch):
         ({"map_rows": -1}, "map_rows is -1"),
     ],
 )
-def test_an_error_names_file_entry_and_field(monkeypatch, change, message):
-    data = json.loads(tuning.DATA.read_text())
-    row = data["gpus"]["NVIDIA H200"]["tiles"][2]["tiles"] | change
-    data["gpus"]["NVIDIA H200"]["tiles"][2]["tiles"] = {
-        name: value for name, value in row.items() if value is not None
-    }
-    monkeypatch.setattr(tuning, "_data", lambda: data)
-    with pytest.raises(ValueError, match=r"tuned\.json: 'NVIDIA H200', tiles") as caught:
-        tuning.known_tiles(Gpu("NVIDIA H200", "9.0"), 64, torch.bfloat16)
-    assert message in str(caught.value)
+def test_an_error_names_file_and_field(change, message):
+    row = tuning.safe_tiles(64, torch.bfloat16)._asdict() | change
+    row = {name: value for name, value in row.items() if value is not None}
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        autotune.parse_tiles(row, "tuned.json: 'NVIDIA H200', tiles[2]")
+    assert str(caught.value).startswith("tuned.json: 'NVIDIA H200', tiles[2]: ")
 
 
 def test_the_cache_folder(monkeypatch, tmp_path):

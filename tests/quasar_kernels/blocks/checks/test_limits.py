@@ -67,20 +67,6 @@ def test_a_wrong_shape_ends_the_stage_and_values_that_are_not_finite_are_counted
     assert shape.told == "[8, 31, 32], required [8, 32, 32]"
 
 
-@pytest.mark.parametrize(("even", "verdict"), [(27, PASS), (26, FAIL)])
-def test_initial_entropy(even: int, verdict: Verdict) -> None:
-    class Even(nn.Module):
-        def forward(self, tokens: Tensor) -> Tensor:
-            logits = torch.full((*tokens.shape, VOCABULARY), -1e4)
-            logits[..., :even] = 3.0
-            return logits
-
-    found = stages.beginning(Even(), VOCABULARY, CPU)
-    assert found.verdict is verdict
-    assert found.figures["entropy"] == pytest.approx(math.log(even), abs=1e-5)
-    assert found.figures["share"] == pytest.approx(math.log(even) / math.log(32), abs=1e-5)
-
-
 def learned(monkeypatch: pytest.MonkeyPatch, history: History) -> list[Finding]:
     monkeypatch.setattr(stages, "train", lambda *_: history)
     return list(stages.learning(nn.Linear(1, 1), VOCABULARY, 1, CPU))

@@ -78,9 +78,8 @@ def test_a_killed_training_resumes_bit_for_bit(text, tmp_path, quick):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_a_training_after_its_step_and_the_printed_command_resumes(
-    text, tmp_path, number, capsys, quick
+    text, tmp_path, capsys, quick
 ):
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     words = command(text, stopped, 100000)  # its first checkpoint is due after a minute
@@ -88,9 +87,9 @@ def test_a_signal_stops_a_training_after_its_step_and_the_printed_command_resume
     with started(*words, env=quick, **output) as child:
         printed = [child.stdout.readline() for _ in range(5)]
         assert printed[-1].startswith("step 1 of 100,000: loss "), printed  # pipes are flushed
-        child.send_signal(number)
+        child.terminate()
         rest, errors = child.communicate(timeout=HANG)
-        assert child.returncode == 128 + number, errors
+        assert child.returncode == 128 + signal.SIGTERM, errors
     done = len(checkpoint(stopped)["losses"])
     assert f"stopped after step {done:,} of 100,000" in rest
     again = shlex.split(rest.splitlines()[-1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 
 import pytest
 import torch
@@ -12,20 +11,18 @@ from quasar_kernels.blocks.wkv6_cuda import launch
 from quasar_kernels.blocks.wkv6_cuda.launch import wkv6_cuda
 from quasar_kernels.decay_reference import wkv6_recurrence
 from tests.quasar_kernels.blocks.calls import wkv6_inputs
+from tests.quasar_kernels.cuda.emulated.programs import EMULATED
 from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import packed
 from tests.quasar_kernels.tolerances import GRADIENT, RECURRENCE
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
-]
+pytestmark = EMULATED
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 @pytest.fixture(autouse=True)
-def launched(monkeypatch, emulated, programs):
+def launched(monkeypatch, programs):
     """Replace launches by calls of the compiled kernels; memory that no kernel writes is NaN."""
     monkeypatch.setattr(
         launch.PROGRAM,

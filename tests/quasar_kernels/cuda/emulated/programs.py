@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from fla.ops.quasar.cuda.driver import Kernel
 from fla.ops.quasar.cuda.nvrtc import read_sources
@@ -21,6 +23,12 @@ from benchmarks.resources import cache
 from tests import processes
 from tests.quasar_kernels.cuda.emulated.ptx import on_cpu
 
+EMULATED = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+    pytest.mark.usefixtures("emulated"),
+]
+"""Marks of tests that run emulated kernels."""
 _HERE = Path(__file__).parent
 BLOCKS, MULTIPROCESSORS = 4, 132
 """Reported resident blocks of a multiprocessor, and multiprocessors; in fact one block runs."""

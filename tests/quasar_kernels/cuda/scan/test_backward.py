@@ -46,11 +46,6 @@ def one_row(T, length):
     return Segments(count, 1, count, length, None, None, length)
 
 
-def test_one_segment_needs_no_map(recorder):
-    call(one_row(63, 64), 63)
-    assert recorder.names() == ["state_checkpoint", "state_gradient", "input_gradient"]
-
-
 def test_the_grids_cover_wide_heads(recorder):
     """The kernels of heads of 128 need Hopper, so they are not emulated."""
     call(one_row(1000, 384), 1000, width=128)

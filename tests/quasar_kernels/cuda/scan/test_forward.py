@@ -1,4 +1,4 @@
-"""The host code of the CUDA forward pass without a GPU: launches, options, tensor maps.
+"""The host code of the CUDA forward pass without a GPU: launches and options.
 
 test_emulated_forward.py runs it with the kernels; this file checks the rest.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.scan import ScanInputs
 
@@ -25,11 +24,6 @@ def recorder(monkeypatch) -> Recorder:
 def call(T, heads=2, width=64, bounds=None, **options):
     qkv = (torch.empty(1, T, heads, width, dtype=torch.bfloat16) for _ in range(3))
     return cuda_scan.forward(ScanInputs.of(*qkv, torch.ones(heads), cu_seqlens=bounds), **options)
-
-
-def test_one_segment_needs_no_map(recorder):
-    call(63)
-    assert recorder.names() == ["segment_output"]
 
 
 @pytest.mark.parametrize(
@@ -62,35 +56,3 @@ def test_blocks_form_pairs_if_their_number_is_even(recorder, heads, width, pairs
     grids = [blocks for name, (blocks, _), _ in recorder.launches if name != "segment_scan"]
     assert grids
     assert all(blocks % 2 == 0 for blocks in grids) or not pairs
-
-
-# tensor, strides and rows of a box, for each field of TensorMaps (copies.cuh) and GradientMaps
-SCAN = [(1, 1, 16), (2, 2, 16), (2, 2, 64), (3, 3, 64), (4, 4, 64)]  # q, k by chunks; k, v, o
-GRADIENTS = [(n, min(n, 4), 64) for n in range(1, 9)]  # all results have d_o's strides
-
-
-@pytest.mark.parametrize(
-    ("describe", "tensors", "maps"),
-    [(cuda_scan.scan_maps, 4, SCAN), (cuda_scan_bwd.gradient_maps, 8, GRADIENTS)],
-    ids=["forward", "backward"],
-)
-def test_tensor_maps_have_the_kernels_order_and_boxes(monkeypatch, describe, tensors, maps):
-    calls = []
-    monkeypatch.setattr(cuda_scan, "tensor_map", lambda *x: calls.append(x) or b"x")
-    cuda_scan.tensor_maps.cache_clear()
-    strides = tuple((1000 * n, 10 * n, n) for n in (1, 2, 3, 4))  # batch, token, head
-    addresses = tuple(16 * n for n in range(1, tensors + 1))
-    try:
-        assert describe((2, 999, 6, 128), 2, addresses, strides) == b"x" * len(maps)
-    finally:
-        cuda_scan.tensor_maps.cache_clear()
-    assert calls == [
-        # q and k, the first two, have half as many heads
-        (
-            16 * tensor,
-            (128, 3 if tensor < 3 else 6, 999, 2),
-            (n, 10 * n, 1000 * n),
-            (64, 1, rows, 1),
-        )
-        for tensor, n, rows in maps
-    ]

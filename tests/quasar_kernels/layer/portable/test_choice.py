@@ -102,10 +102,6 @@ def test_nothing_is_measured(machine, monkeypatch, without):
         monkeypatch.setattr(choice, "is_hopper", lambda x: True)
     assert machine.choose() is False
     assert machine.measured == 0
-
-
-def test_a_captured_call_leaves_the_choice_to_a_later_one(machine):
-    machine.capturing = True
-    assert machine.choose() is False
-    machine.capturing = False
-    assert choice.fused_is_faster(machine.fused, X, torch.bfloat16) is True
+    if without == "capture":  # a later call may choose
+        machine.capturing = False
+        assert choice.fused_is_faster(machine.fused, X, torch.bfloat16) is True

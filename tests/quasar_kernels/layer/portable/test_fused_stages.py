@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from itertools import pairwise
 
 import pytest
@@ -14,6 +13,7 @@ from fla.ops.quasar.layer.first_tokens import project_rows
 from fla.ops.quasar.layer.portable import program as portable
 
 from quasar_kernels.reference import quasar_layer, quasar_recurrence, relative_rms
+from tests.quasar_kernels.cuda.emulated.programs import EMULATED
 from tests.quasar_kernels.layer.fused_stages import (
     EPS,
     apart,
@@ -27,12 +27,8 @@ from tests.quasar_kernels.layer.fused_stages import (
 )
 from tests.quasar_kernels.tolerances import GATED_OUTPUT
 
+pytestmark = EMULATED
 BF16, FP16 = torch.bfloat16, torch.float16
-emulates = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
-    pytest.mark.usefixtures("emulated"),
-]
 calls = pytest.mark.parametrize(
     ("tokens", "blocks", "late", "groups", "dtype"),
     [
@@ -69,27 +65,21 @@ def load(programs, dtype, blocks, late, groups):
     return program._replace(multiprocessors=blocks, kernels=kernels)
 
 
-class TestProjection:
-    pytestmark = emulates
-
-    @calls
-    def test_it_matches_float64(self, programs, tokens, blocks, late, groups, dtype):
-        program = load(programs, dtype, blocks, late, groups)
-        x, parts = torch.randn(tokens, 512), projection_weights()
-        found = project(portable.KERNELS, program, x, *parts, dtype)
-        check_projection(found, exact_projection(x, *parts, dtype), dtype)
+@calls
+def test_the_projection_matches_float64(programs, tokens, blocks, late, groups, dtype):
+    program = load(programs, dtype, blocks, late, groups)
+    x, parts = torch.randn(tokens, 512), projection_weights()
+    found = project(portable.KERNELS, program, x, *parts, dtype)
+    check_projection(found, exact_projection(x, *parts, dtype), dtype)
 
 
-class TestGatedOutput:
-    pytestmark = emulates
-
-    @calls
-    def test_it_matches_float64(self, programs, tokens, blocks, late, groups, dtype):
-        program = load(programs, dtype, blocks, late, groups)
-        o, narrow, *rest = output_inputs(tokens, dtype, outputs=384)
-        y = gated_output(portable.KERNELS, program, o, apart(narrow), *rest)
-        assert y.shape == (tokens, 384)
-        assert relative_rms(y, exact_output(o, narrow, *rest)) <= GATED_OUTPUT[dtype]
+@calls
+def test_the_gated_output_matches_float64(programs, tokens, blocks, late, groups, dtype):
+    program = load(programs, dtype, blocks, late, groups)
+    o, narrow, *rest = output_inputs(tokens, dtype, outputs=384)
+    y = gated_output(portable.KERNELS, program, o, apart(narrow), *rest)
+    assert y.shape == (tokens, 384)
+    assert relative_rms(y, exact_output(o, narrow, *rest)) <= GATED_OUTPUT[dtype]
 
 
 def replace_first_tokens(x, weights, bounds, count, qkv):
@@ -102,45 +92,42 @@ def replace_first_tokens(x, weights, bounds, count, qkv):
             qkv[few] = project_rows(call, x[few], weights)
 
 
-class TestLayer:
-    pytestmark = emulates
+@pytest.mark.parametrize(
+    ("rows", "tokens", "bounds", "dtype"),
+    [
+        (1, 140, None, torch.float32),
+        (3, 45, None, torch.float32),
+        (1, 137, [0, 0, 70, 71, 73, 73, 137, 137], BF16),
+    ],
+)
+def test_the_stages_around_the_operator_give_the_layer(
+    programs, monkeypatch, rows, tokens, bounds, dtype
+):
+    program = load(programs, BF16, 2, late=True, groups=1)
+    monkeypatch.setattr(fused, "takes", lambda *_: True)
+    found = portable.KERNELS._replace(find=lambda *_: program).stages()
+    monkeypatch.setattr(fused, "replace_first_tokens", replace_first_tokens)
+    layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
+    x, ends = torch.randn(rows, tokens, 512).to(dtype), bounds and torch.tensor(bounds)
+    call = Call(8, 64, layer.norm_eps, BF16, ends, "cuda")
+    lengths = [tokens] * rows if bounds is None else ends.diff().tolist()
 
-    @pytest.mark.parametrize(
-        ("rows", "tokens", "bounds", "dtype"),
-        [
-            (1, 140, None, torch.float32),
-            (3, 45, None, torch.float32),
-            (1, 137, [0, 0, 70, 71, 73, 73, 137, 137], BF16),
-        ],
-    )
-    def test_the_stages_around_the_operator_give_the_layer(
-        self, programs, monkeypatch, rows, tokens, bounds, dtype
-    ):
-        program = load(programs, BF16, 2, late=True, groups=1)
-        monkeypatch.setattr(fused, "takes", lambda *_: True)
-        found = portable.KERNELS._replace(find=lambda *_: program).stages()
-        monkeypatch.setattr(fused, "replace_first_tokens", replace_first_tokens)
-        layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
-        x, ends = torch.randn(rows, tokens, 512).to(dtype), bounds and torch.tensor(bounds)
-        call = Call(8, 64, layer.norm_eps, BF16, ends, "cuda")
-        lengths = [tokens] * rows if bounds is None else ends.diff().tolist()
+    def sequences(t):
+        return [part.unsqueeze(0) for part in t.flatten(0, 1).split(lengths) if len(part)]
 
-        def sequences(t):
-            return [part.unsqueeze(0) for part in t.flatten(0, 1).split(lengths) if len(part)]
-
-        with torch.no_grad():
-            tensors = found.project(call, x, layer._weights(), False, True)
-            q, k, v, steps, *_ = tensors.scan
-            each = zip(sequences(q), sequences(k), sequences(v), strict=True)
-            o = [quasar_recurrence(*one, steps.values)[0][0] for one in each]
-            tensors.o = torch.cat(o).bfloat16()
-            y = found.output(call, tensors)
-            expected = [
-                quasar_layer(layer.state_dict(), one.float(), num_heads=8, head_dim=64)[0]
-                for one in sequences(x)
-            ]
-        wanted = torch.cat(expected)
-        assert relative_rms(y, wanted) <= 1.2e-2
-        # no token of a sequence's start has those of another sequence in it
-        wrong = (y.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
-        assert wrong.max() <= 5e-2
+    with torch.no_grad():
+        tensors = found.project(call, x, layer._weights(), False, True)
+        q, k, v, steps, *_ = tensors.scan
+        each = zip(sequences(q), sequences(k), sequences(v), strict=True)
+        o = [quasar_recurrence(*one, steps.values)[0][0] for one in each]
+        tensors.o = torch.cat(o).bfloat16()
+        y = found.output(call, tensors)
+        expected = [
+            quasar_layer(layer.state_dict(), one.float(), num_heads=8, head_dim=64)[0]
+            for one in sequences(x)
+        ]
+    wanted = torch.cat(expected)
+    assert relative_rms(y, wanted) <= 1.2e-2
+    # no token of a sequence's start has those of another sequence in it
+    wrong = (y.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+    assert wrong.max() <= 5e-2

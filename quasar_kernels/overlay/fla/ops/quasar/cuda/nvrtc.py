@@ -33,7 +33,7 @@ _REMEDIES = (
     ("unsupported_ptx_version", "update the GPU's driver: it is older than torch's CUDA"),
     ("no_binary_for_gpu", "install a torch build whose CUDA supports this GPU"),
     ("--gpu-architecture", "install a torch build whose CUDA supports this GPU"),
-    ("could not open source file", "restore the csrc folders"),
+    ("open source file", "restore the csrc folders"),
     ("builtins", "reinstall torch's nvidia-cuda-nvrtc wheel: a part of it is missing"),
 )
 

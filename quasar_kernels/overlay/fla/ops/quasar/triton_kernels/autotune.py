@@ -32,7 +32,6 @@ GAIN = 0.97
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
 """Relative RMS by which a candidate's output may differ from the default's, for rounding."""
 
-_SOURCES = {".py", ".json", ".cu", ".cuh"}
 _HEADS = 8
 _OPERAND_BYTES = 64 << 20  # 65,536 tokens of 8 heads of 64 in bf16: fills a GPU, fits on any
 _log = logging.getLogger(__name__)
