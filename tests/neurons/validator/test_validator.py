@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from neurons.runtime import observe
 from neurons.runtime.errors import Postponed
 from neurons.runtime.identity import create_throwaway
 from neurons.runtime.process import Stopped
@@ -51,6 +52,7 @@ def test_revealed_submissions_are_judged_and_commitments_are_not(
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError("ours"), Postponed("no GPU today")])
 def test_a_fault_of_the_validator_postpones_the_submission(api, bench, fault):
+    observe.configure()  # by default structlog renders all locals, which takes seconds
     answers = Judge(s1=fault)
     loop = bench(answers)
     broken, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
