@@ -37,8 +37,9 @@ run_python = partial(run, sys.executable)
 
 
 HELPS = """\
-import contextlib, io, json, runpy, sys, warnings
+import contextlib, io, json, logging, runpy, sys, warnings
 
+logging.disable(logging.INFO)  # a command configures logs, and imports of the next one would log
 warnings.simplefilter("ignore", RuntimeWarning)  # runpy's, of a module that another one imported
 helps = []
 for words in json.load(sys.stdin):

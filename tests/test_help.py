@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 
 import pytest
 
+from harness.__main__ import _COMMANDS
 from tests import PROJECT
-from tests.processes import helps_of, run_python
+from tests.processes import helps_of
 
-COMMANDS = ("compare", "history", "profile", "gates")
+Line = tuple[str, ...]
+
 INTERNAL = {
     "harness.worker": "the harness starts it with a job on stdin",
     "harness.worker.subject.profile": "`harness profile` prints its command line",
@@ -29,7 +32,10 @@ SERVICES = {
     *("structlog", "uvicorn"),
 }
 """Packages of the extras for the miner and the servers, which the library does not need."""
-LIBRARY = ("harness", "quasar_kernels", *COMMANDS, "scripts/step2", "scripts/record", "scripts/gpu")
+LIBRARY = (
+    *("harness", "quasar_kernels", *_COMMANDS),
+    *("scripts/step2", "scripts/record", "scripts/gpu"),
+)
 
 HIDING = """
 import sys
@@ -65,49 +71,35 @@ def cases() -> list[str]:
     return [path.stem for path in files if "\ndef measure(" in path.read_text()]
 
 
-SCRIPTS = [f"scripts/{path.name}" for path in sorted((PROJECT / "scripts").glob("*.py"))]
-LINES = [
-    *((script,) for script in SCRIPTS),
-    *(("-m", "harness", command) for command in COMMANDS),
-    *(("-m", module) for module in modules()),
-    *(("-m", "benchmarks", case) for case in cases()),
-]
-
-
-def test_the_commands_of_the_harness_are_these() -> None:
-    done = run_python("-m", "harness", "no-such-command")
-    assert done.stderr.rstrip().endswith("must be one of schema, " + ", ".join(COMMANDS))
-
-
-def hidden_for(line: tuple[str, ...]) -> frozenset[str]:
+def hidden_for(line: Line) -> frozenset[str]:
     """Return the packages that a command must not need for its help."""
     hidden = OPTIONAL
-    if not imports_torch(line):
+    if not any(word.startswith(TORCH_IS_IMPORTED) for word in line):
         hidden = hidden | HEAVY
     if any(word.startswith(LIBRARY) for word in line):
         hidden = hidden | SERVICES
     return hidden
 
 
-def imports_torch(line: tuple[str, ...]) -> bool:
-    return any(word.startswith(TORCH_IS_IMPORTED) for word in line)
+SCRIPTS = [f"scripts/{path.name}" for path in sorted((PROJECT / "scripts").glob("*.py"))]
+GROUPS: dict[frozenset[str], list[Line]] = defaultdict(list)
+"""Commands by the packages that they must not need; each group runs in one process."""
+for _line in (
+    *((script,) for script in SCRIPTS),
+    *(("-m", "harness", command) for command in _COMMANDS),
+    *(("-m", module) for module in modules()),
+    *(("-m", "benchmarks", case) for case in cases()),
+):
+    GROUPS[hidden_for(_line)].append(_line)
 
 
-GROUPS = [
-    *([line] for line in LINES if not imports_torch(line)),
-    [line for line in LINES if imports_torch(line)],
-]
-"""Groups of commands; each group runs in one process."""
-
-
-@pytest.mark.parametrize("lines", GROUPS, ids=lambda lines: " ".join(lines[0]))
-def test_help_needs_only_the_base_dependencies(lines, tmp_path):
-    hidden = set(hidden_for(lines[0]))
-    (tmp_path / "sitecustomize.py").write_text(HIDING.format(names=hidden))
+@pytest.mark.parametrize("hidden", GROUPS, ids=lambda hidden: f"without {len(hidden)} packages")
+def test_help_needs_only_the_base_dependencies(hidden, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(HIDING.format(names=set(hidden)))
     before = {path.name for path in PROJECT.iterdir()}
     paths = os.pathsep.join([str(tmp_path), str(PROJECT)])
-    helps = helps_of(lines, env={**os.environ, "PYTHONPATH": paths})
-    for line, text in zip(lines, helps, strict=True):
+    helps = helps_of(GROUPS[hidden], env={**os.environ, "PYTHONPATH": paths})
+    for line, text in zip(GROUPS[hidden], helps, strict=True):
         assert text.lower().startswith("usage: "), (line, text)
         if line[:2] == ("-m", "benchmarks") and len(line) > 2:
             assert text.startswith(f"usage: python -m benchmarks {line[2]} "), text

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TextIO
 
 from structlog.stdlib import BoundLogger
 
 from neurons.runtime.loading import environment
 
 FIRST_SECONDS, LONGEST_SECONDS = 15.0, 600.0
-TICK_SECONDS = 1.0
 
 
 @contextmanager
@@ -25,29 +22,17 @@ def heartbeat(
     *,
     first: float = FIRST_SECONDS,
     longest: float = LONGEST_SECONDS,
-    terminal: TextIO | None = None,
     **details: object,
 ) -> Iterator[None]:
-    """Log that `work` continues after `first` seconds, at intervals that double to `longest`.
-
-    On a terminal, a line at the bottom shows the elapsed seconds.
-    """
-    terminal, ended, began = terminal or sys.stdout, threading.Event(), time.monotonic()
-    live = terminal.isatty()
+    """Log that `work` continues after `first` seconds, at intervals that double to `longest`."""
+    ended, began = threading.Event(), time.monotonic()
 
     def beat() -> None:
-        pause, due = first, began + first
-        while not ended.wait(TICK_SECONDS if live else max(0.0, due - time.monotonic())):
-            if time.monotonic() >= due:
-                log.info(
-                    "still at work", work=work, seconds=round(time.monotonic() - began), **details
-                )
-                pause = min(2 * pause, longest)
-                due += pause
-            if live:
-                # The cursor returns to the start of the line: the next log line overwrites it.
-                terminal.write(f"\r\x1b[2K{work}, {time.monotonic() - began:.0f} s\r")
-                terminal.flush()
+        pause = first
+        while not ended.wait(pause):
+            seconds = round(time.monotonic() - began)
+            log.info("still at work", work=work, seconds=seconds, **details)
+            pause = min(2 * pause, longest)
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
@@ -56,9 +41,6 @@ def heartbeat(
     finally:
         ended.set()
         thread.join()
-        if live:
-            terminal.write("\r\x1b[2K")
-            terminal.flush()
 
 
 def notify(*facts: str) -> None:

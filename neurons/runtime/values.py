@@ -74,20 +74,6 @@ def _host(value: str) -> str:
     return value
 
 
-def _hosts(value: tuple[str, ...]) -> tuple[str, ...]:
-    for word in value:
-        if not re.fullmatch(r"[\w\-]+(\.[\w\-]+)*(:\d+)?", word):
-            raise ValueError(f"{word!r} is not a host name; give it without https:// and path")
-    return value
-
-
-def _hotkeys(value: tuple[str, ...]) -> tuple[str, ...]:
-    for word in value:
-        if not HOTKEY.fullmatch(word):
-            raise ValueError(f"{word!r} is not the ss58 address of a hotkey")
-    return value
-
-
 def _servers(value: tuple[str, ...]) -> tuple[str, ...]:
     for word in value:
         hotkey, _, address = word.partition("=")
@@ -169,11 +155,15 @@ Networks = Annotated[
     Form("IP addresses or networks separated by commas, or * for any"),
 ]
 Hosts = Annotated[
-    Words,
-    AfterValidator(_hosts),
+    tuple[Annotated[str, Field(pattern=r"^[\w\-]+(\.[\w\-]+)*(:\d+)?$")], ...],
+    BeforeValidator(_words),
     Form("names of hosts separated by commas, such as github.com"),
 ]
-Hotkeys = Annotated[Words, AfterValidator(_hotkeys), Form("ss58 addresses separated by commas")]
+Hotkeys = Annotated[
+    tuple[Annotated[str, Field(pattern=f"^{HOTKEY.pattern}$")], ...],
+    BeforeValidator(_words),
+    Form("ss58 addresses separated by commas"),
+]
 Servers = Annotated[
     Words, AfterValidator(_servers), Form("hotkey=address pairs separated by commas")
 ]

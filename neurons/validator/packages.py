@@ -1,8 +1,8 @@
 """Finds the folders from which workers import packages, and those that a sandbox may show.
 
-Workers find packages in a virtual environment, the user site, targets of `.pth` files, editable
-installs and PYTHONPATH. A folder that also contains this user's secrets is withheld. The hidden
-files at the top of every other folder (`.env`, `.git`) are masked.
+Workers find packages in a virtual environment, the user site, targets of `.pth` files and
+PYTHONPATH. A folder that also contains this user's secrets is withheld. The hidden files at the top
+of every other folder (`.env`, `.git`) are masked.
 """
 
 from __future__ import annotations
@@ -36,10 +36,8 @@ PREFIX_PARTS = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
 
 _PRINT_PATHS = """
 import json, site, sys
-finders = [module for name, module in sys.modules.items() if name.startswith("__editable__")]
-targets = [path for module in finders for path in getattr(module, "MAPPING", {}).values()]
 base = site.getuserbase() if site.ENABLE_USER_SITE else ""
-print(json.dumps([sys.path, targets, base]))
+print(json.dumps([sys.path, base]))
 """
 
 
@@ -59,10 +57,10 @@ def find_packages(private: Iterable[Path] = ()) -> Packages:
     No fork may read the folders and files in `private`: wallets, the state, settings. Raises a
     ConfigError if the interpreter does not start.
     """
-    path, targets, user_base = _worker_paths()
+    path, user_base = _worker_paths()
     secret = _secret_paths(private)
     shown, withheld = [], {}
-    for entry in filter(os.path.exists, dict.fromkeys([*path, *targets])):
+    for entry in filter(os.path.exists, dict.fromkeys(path)):
         reason = _reason(entry, secret)
         if not reason:
             shown += [entry, os.path.realpath(entry)]
@@ -123,7 +121,7 @@ def _missing(confinement: Confinement | None, stop: threading.Event | None) -> s
     return ", ".join(map(str, reply["texts"]))  # type: ignore[arg-type]
 
 
-def _worker_paths() -> tuple[list[str], list[str], str]:
+def _worker_paths() -> tuple[list[str], str]:
     with tempfile.TemporaryDirectory(prefix="path-") as folder:
         done = subprocess.run(
             [sys.executable, "-c", _PRINT_PATHS],
@@ -135,13 +133,12 @@ def _worker_paths() -> tuple[list[str], list[str], str]:
             check=False,
         )
     try:
-        path, targets, user_base = json.loads(done.stdout)
+        path, user_base = json.loads(done.stdout)
     except ValueError:
         why = " ".join(done.stderr.split())[-300:]
         problem = f"{sys.executable} does not start: {why}"
         raise ConfigError(Problem(problem, "Run scripts/install.sh.")) from None
-    absolute = [one for one in path if os.path.isabs(one)]
-    return absolute, [one for one in targets if not Path(one).is_relative_to(PROJECT)], user_base
+    return [one for one in path if os.path.isabs(one)], user_base
 
 
 def _secret_paths(named: Iterable[Path]) -> dict[str, str]:

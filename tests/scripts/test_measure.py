@@ -55,15 +55,10 @@ def test_all_steps_run_although_one_fails(project: Path, tmp_path: Path) -> None
     assert (project / "data").is_dir()
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"]])
-def test_without_a_fork_the_usage_is_printed(project: Path, arguments: list[str]) -> None:
-    done = measure(project, *arguments)
-    assert (done.returncode, done.stderr) == (2, "usage: scripts/measure.sh FORK [FOLDER]\n")
-
-
-def test_a_folder_that_is_not_a_fork_is_reported(project: Path, tmp_path: Path) -> None:
+def test_a_missing_fork_is_reported(project: Path, tmp_path: Path) -> None:
+    for arguments in ([], ["--help"]):
+        done = measure(project, *arguments)
+        assert (done.returncode, done.stderr) == (2, "usage: scripts/measure.sh FORK [FOLDER]\n")
     done = measure(project, str(tmp_path))
-    assert done.returncode == 2
-    assert str(tmp_path) in done.stderr
-    assert "clone" in done.stderr
+    assert (done.returncode, f"{tmp_path} has no folder fla: clone" in done.stderr) == (2, True)
     assert not (project / "steps").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,20 +81,14 @@ def test_offline_contacts_no_chain() -> None:
         identity.registered_uid("5abc", 24, identity.OFFLINE)
 
 
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A port on which nothing listens."""
-    with socket.socket() as held:
+def test_errors_of_the_chains_client_are_one_line(capfd):
+    with socket.socket() as held:  # nothing listens at its port
         held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
-
-
-def test_errors_of_the_chains_client_are_one_line(closed_port, capfd):
-    for network in (f"ws://127.0.0.1:{closed_port}", "wss://chain.invalid", "no-such-network"):
-        with pytest.raises(identity.ChainUnreachable, match="out of reach") as caught:
-            identity.registered_uid("5abc", 24, network)
-        assert network in str(caught.value)
-        assert len(str(caught.value).splitlines()) == 1
+        for network in (f"ws://127.0.0.1:{held.getsockname()[1]}", "no-such-network"):
+            with pytest.raises(identity.ChainUnreachable, match="out of reach") as caught:
+                identity.registered_uid("5abc", 24, network)
+            assert network in str(caught.value)
+            assert len(str(caught.value).splitlines()) == 1
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
 
@@ -103,8 +96,8 @@ def test_errors_of_the_chains_client_are_one_line(closed_port, capfd):
 def test_a_silent_chain_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         network = f"ws://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(identity.ChainUnreachable, match=r"no answer in 2 s"):
-            identity.registered_uid("5abc", 24, network, seconds=2)
+        with pytest.raises(identity.ChainUnreachable, match=r"no answer in 0\.2 s"):
+            identity.registered_uid("5abc", 24, network, seconds=0.2)
 
 
 @pytest.mark.parametrize(("answer", "uid"), [("7", 7), ("0", 0), ("None", None)])

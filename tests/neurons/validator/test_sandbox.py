@@ -10,7 +10,6 @@ import resource
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -100,30 +99,6 @@ def test_some_cores_are_reserved(machine, quota, kept, tmp_path, monkeypatch):
     assert set(machine) - module.cores_for_forks() == kept
 
 
-BURN = """
-import os, sys, time
-end = time.monotonic() + 1.0
-children = [os.fork() for _ in range(2)]  # four processes
-while time.monotonic() < end:
-    pass
-for pid in children:
-    if pid:
-        os.waitpid(pid, 0)
-"""
-
-
-@pytest.mark.skipif(not module.cores_for_forks(), reason="this machine has one core")
-def test_a_fork_cannot_use_the_reserved_cores(sandbox: Sandbox, tmp_path: Path) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    begun = time.monotonic()
-    argv = sandbox.command([sys.executable, "-I", "-S", "-c", BURN], {}, tmp_path, [])
-    subprocess.run(argv, check=True, timeout=HANG)
-    seconds = time.monotonic() - begun
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    burnt = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert burnt <= len(sandbox.cores) * seconds
-
-
 @pytest.mark.skipif(not module.cores_for_forks(), reason="this machine has one core")
 def test_a_thread_on_a_reserved_core_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECK_SECONDS", 0.0)
@@ -182,9 +157,9 @@ select.epoll().close()
 socket.socketpair()
 socket.socket(socket.AF_INET6).close()
 assert resource.getrlimit(resource.RLIMIT_NOFILE)
-print("fine")
+print(sorted(os.sched_getaffinity(0)))
 """
-"""Operations that torch, Triton and the CUDA driver need."""
+"""Operations that torch, Triton and the CUDA driver need; it prints the usable cores."""
 
 
 def call_inside(sandbox: Sandbox, folder: Path, **calls: list[int]) -> dict[str, list[int]]:
@@ -221,10 +196,11 @@ def test_forbidden_system_calls_fail(sandbox: Sandbox, tmp_path: Path) -> None:
     assert errors == {name: [-1, errno.EPERM] for name in errors}
 
 
-def test_the_system_calls_of_a_measurement_work(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_a_measurement_has_its_system_calls_and_cores(sandbox: Sandbox, tmp_path: Path) -> None:
     argv = sandbox.command([sys.executable, "-I", "-S", "-c", USUAL], {}, tmp_path, [])
     done = subprocess.run(argv, capture_output=True, text=True, timeout=HANG)
-    assert (done.stdout, done.stderr) == ("fine\n", "")
+    cores = sorted(sandbox.cores or os.sched_getaffinity(0))
+    assert (done.stdout, done.stderr) == (f"{cores}\n", "")
 
 
 def test_the_probe_finds_a_missing_filter(sandbox, monkeypatch):

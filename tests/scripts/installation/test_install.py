@@ -9,10 +9,9 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +22,7 @@ from neurons.runtime.errors import EX_CONFIG
 from tests import PROJECT
 from tests.processes import HANG, run
 from tests.scripts.installation.checkout import Checkout
+from tests.servers import serving
 
 NOBODY = 65534
 
@@ -31,6 +31,8 @@ def test_a_changed_dependency_installs_again_and_keeps_the_extras(checkout: Chec
     assert checkout.install("dev").returncode == 0
     assert "extras=dev\n" in checkout.stamp()
     checkout.change_dependencies()
+    stamp = checkout.root / ".venv/quasar-install"
+    stamp.write_text(stamp.read_text().replace("extras=", "extras=--help,"))  # no longer an extra
     assert checkout.run()[0] == 0
     assert checkout.builds() == 2
     assert "extras=dev,miner\n" in checkout.stamp()
@@ -44,15 +46,7 @@ def test_an_unknown_extra_is_rejected_and_not_recorded(checkout: Checkout, word:
     assert not (checkout.root / ".venv").exists()
 
 
-def test_a_recorded_extra_that_no_longer_exists_is_dropped(checkout: Checkout) -> None:
-    assert checkout.run()[0] == 0
-    stamp = checkout.root / ".venv/quasar-install"
-    stamp.write_text(stamp.read_text().replace("extras=", "extras=--help,dev,"))
-    assert checkout.run()[0] == 0
-    assert "extras=dev,miner\n" in checkout.stamp()
-
-
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_installation_starts_again(checkout, hanging, sent):
     half_installed = checkout.root / ".venv/half-installed"
     half_installed.touch()
@@ -146,14 +140,6 @@ def test_a_missing_venv_module_is_reported_with_its_package(checkout: Checkout) 
     assert f"apt install python3.{sys.version_info.minor}-venv" in err
 
 
-def test_a_full_disk_is_reported_before_any_change(checkout: Checkout) -> None:
-    checkout.tool("df", "echo 'Filesystem Blocks Used Free'; echo '/dev/x 9 9 2097152 1% /'")
-    status, _, err = checkout.run()
-    assert status == EX_CONFIG
-    assert "2 GB free" in err
-    assert not (checkout.root / ".venv").exists()
-
-
 def test_another_programs_virtual_environment_is_not_changed(checkout: Checkout) -> None:
     kept = checkout.root / ".venv/mine.txt"
     kept.parent.mkdir()
@@ -211,27 +197,8 @@ def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
             requests.append(self.path)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with serving(server):
         yield f"http://127.0.0.1:{server.server_port}", requests
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-@contextmanager
-def silent() -> Iterator[str]:
-    """Yield the address of a server that accepts connections and never replies."""
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        yield f"http://127.0.0.1:{place.getsockname()[1]}"
-
-
-@contextmanager
-def closed() -> Iterator[str]:
-    """Yield the address of a port where nothing listens."""
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{place.getsockname()[1]}"
 
 
 @pytest.fixture
@@ -276,13 +243,13 @@ def test_without_a_gpu_pytorchs_cpu_index_is_used(needing_torch, tmp_path):
         assert needing_torch.builds() == 2
 
 
-@pytest.mark.parametrize("place", [closed, silent])
-def test_an_unreachable_cpu_index_is_replaced_by_pips_index(
-    needing_torch: Checkout, tmp_path: Path, place: Callable[[], AbstractContextManager[str]]
-) -> None:
+def test_a_silent_cpu_index_is_replaced_by_pips_index(needing_torch, tmp_path):
     url = make_index(tmp_path / "index", LOCKED).as_uri()
-    with place() as address:
+    with socket.create_server(("127.0.0.1", 0)) as place:  # it never replies
+        address = f"http://127.0.0.1:{place.getsockname()[1]}"
         set_cpu_index(needing_torch, address)
+        script = needing_torch.root / "scripts/install.sh"
+        script.write_text(script.read_text().replace("timeout 5 ", "timeout 0.5 "))
         # pip itself would wait for 15 s, six times
         status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=url)
     assert status == 0, err
@@ -315,8 +282,9 @@ def test_the_disk_is_checked_for_the_build_that_will_be_installed(needing_torch,
     cuda = make_index(tmp_path / "cuda", LOCKED, needs="nvidia-cublas").as_uri()
     cpu = make_index(tmp_path / "cpu", LOCKED).as_uri()
     show_free(needing_torch, 6)
-    with closed() as address:
-        set_cpu_index(needing_torch, address)
+    with socket.socket() as place:  # nothing listens at its port
+        place.bind(("127.0.0.1", 0))
+        set_cpu_index(needing_torch, f"http://127.0.0.1:{place.getsockname()[1]}")
         # the fallback has a CUDA build, which needs more than the free space
         status, _, err = needing_torch.run(PIP_NO_INDEX="0", PIP_INDEX_URL=cuda)
         assert status == EX_CONFIG
@@ -343,6 +311,7 @@ def test_a_new_installation_requires_space_for_its_build_and_extras(checkout, gp
         checkout.tool("nvidia-smi", "echo GPU 0")
     refused = checkout.install(extra)
     assert refused.returncode == EX_CONFIG
+    assert f"disk: {need - 1} GB free" in refused.stderr
     assert f"needs about {need} GB" in refused.stderr
     assert not (checkout.root / ".venv").exists()
 
