@@ -15,10 +15,13 @@ from pathlib import Path
 
 from neurons.miner.cycle import CLOSED
 from neurons.runtime.errors import EX_CONFIG
+from tests.live.faults import FAULTS, FaultPlan
 from tests.live.miner import Miner
 from tests.live.proxy import Proxy, Record
 from tests.live.report import Cycle, assign, judge, read_rows, table
 from tests.live.services import PublicApi, copy_public_code, make_bare, mend_api, public_validator
+
+FAULT_NAMES = sorted({fault.name for fault in FAULTS})
 
 HEADROOM, HEADROOM_STEP = 0.89, 0.01
 """CLAIM_HEADROOM, and its reduction in each cycle."""
@@ -52,7 +55,20 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--mode", nargs="+", default=["direct"], choices=sorted(MOMENTS))
     add("--cycles", type=int, default=1, help="cycles in each mode, each in its own round")
-    add("--faults", action="store_true", help="empty the API's database, kill the miner")
+    add(
+        "--faults",
+        action="store_true",
+        help="disturb requests, empty the API's database, kill the miner",
+    )
+    add(
+        "--only",
+        nargs="+",
+        default=[],
+        choices=FAULT_NAMES,
+        metavar="FAULT",
+        help="use only these faults",
+    )
+    add("--seed", type=int, default=1, help="of the faults")
     add("--blocks", type=int, default=1, choices=range(1, 5), help="of 12 s, to the reveal")
     add("--poll", type=float, default=5.0, help="seconds between the validator's polls")
     add("--measure-once", action="store_true", help="later cycles use the first one's measurements")
@@ -91,7 +107,8 @@ def run_mode(mode: str, options: argparse.Namespace, folder: Path) -> tuple[str,
         api = PublicApi(options.python, code, folder, options.blocks)
         stack.callback(api.stop)
         api.start()
-        proxy = stack.enter_context(Proxy(api.url))
+        plan = FaultPlan(options.seed, options.only) if options.faults else None
+        proxy = stack.enter_context(Proxy(api.url, plan))
         validator = public_validator(options.python, code, folder, api.url, options.poll)
         stack.callback(validator.stop)
         validator.start()
@@ -125,7 +142,7 @@ def _make_miner(mode: str, options: argparse.Namespace, folder: Path, url: str) 
 def _run_cycle(
     number: int, mode: str, options: argparse.Namespace, api: PublicApi, proxy: Proxy, miner: Miner
 ) -> Cycle:
-    """Run one cycle; with faults, every second one meets a wipe or a kill."""
+    """Run one cycle; with faults, every second one also meets a wipe or a kill."""
     cycle = Cycle(number, mode, time.time())
     turn, kind = divmod(number, 4)
     if options.faults and kind == 0:
@@ -140,7 +157,8 @@ def _run_cycle(
     _drive(cycle, miner, options.limit)
     proxy.after = lambda _: None
     records = proxy.records[first:]
-    cycle.sent = Counter(f"{r.method} {r.route} {r.status}" for r in records if r.status)
+    cycle.sent = Counter(f"{r.method} {r.route} {r.status}" for r in records if r.reached)
+    cycle.faults = Counter(r.fault for r in records if r.fault)
     return cycle
 
 

@@ -78,6 +78,7 @@ class Cycle:
     starts: int = 1  # of the miner, also after a kill or a HELD
     status: int | None = None  # the last exit status; None after the time limit
     sent: Counter[str] = field(default_factory=Counter)  # by `METHOD route status`, at the API
+    faults: Counter[str] = field(default_factory=Counter)
     trouble: str = ""  # when the API's database was emptied or the miner killed
     entries: list[Entry] = field(default_factory=list)
 
@@ -231,6 +232,8 @@ def table(cycles: Sequence[Cycle], rows: Sequence[Row], findings: Sequence[Findi
             lines.append(f"  miner   {entry.id} {entry.state}  {entry.reason}".rstrip())
             lines += [f"  server  {row.words()}" for row in rows if entry.owns(row)]
         lines.append(f"  sent    {_counted(cycle.sent)}")
+        if cycle.faults:
+            lines.append(f"  faults  {_counted(cycle.faults)}")
     states = Counter(entry.state for cycle in cycles for entry in cycle.entries)
     lines += ["", f"{len(cycles)} cycles; the miner's ends: {_counted(states)}"]
     for kind in ("duplicate", "lost", "false verdict", "needs a person", "unfinished"):
