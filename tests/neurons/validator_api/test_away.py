@@ -81,7 +81,7 @@ def test_postgresql_may_crash_and_come_back(server, tmp_path, log):
                 assert "later" in reply.json()["detail"]
             page = api.http.get("/", headers={"Accept": "text/html"})
             assert (page.status_code, page.headers["Retry-After"]) == (503, "5")
-            assert "<h1>Back soon</h1>" in page.text
+            assert "<h1>Service Unavailable</h1>" in page.text
             assert api.get("/health") == {"status": "ok"}
         finally:
             server.start()
