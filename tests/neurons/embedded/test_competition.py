@@ -22,7 +22,7 @@ from neurons.embedded import participants
 from neurons.embedded.competition import DATABASE, Competition
 from neurons.embedded.log_tail import LogTail
 from neurons.embedded.participants import CHUNK, submit_cheat
-from neurons.embedded.results import Results
+from neurons.embedded.results import Results, is_expected_result
 from neurons.runtime import observe
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.identity import Identity, create_throwaway
@@ -93,7 +93,7 @@ def test_the_table_shows_the_ended_round(competition: Competition, api: LiveApi)
         verdict = {"event": "verdict", "submission": row, "reason": f"because of {entry.name}"}
         lines.append(verdict)
     assert results.all_judged()
-    assert not competition.has_expected_result  # weights exist only after the round
+    assert not is_expected_result(entries[:2], entries[2])  # weights exist only after the round
     assert results.end_round() == "round 1 has ended"
     assert not results.are_final()
     shares = {entries[1].identity.hotkey: 0.6, entries[0].identity.hotkey: 0.25}
@@ -105,9 +105,9 @@ def test_the_table_shows_the_ended_round(competition: Competition, api: LiveApi)
         ["2", "miner-1", "0.25", "because", "of", "miner-1"],
         ["-", "cheat", "0.00", "because", "of", "cheat"],
     ]
-    assert competition.has_expected_result
+    assert is_expected_result(entries[:2], entries[2])
     entries[2].weight = 0.05
-    assert not competition.has_expected_result
+    assert not is_expected_result(entries[:2], entries[2])
 
 
 def test_an_earlier_competition_is_deleted(competition: Competition) -> None:
