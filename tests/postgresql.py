@@ -27,6 +27,9 @@ full_page_writes=off
 
 _numbers = count()
 
+on_both = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+"""Runs a test of the validator API on databases of both kinds."""
+
 
 def programs_or_skip() -> Path:
     """Return the folder of the newest server's programs; skip without one. CI never skips."""

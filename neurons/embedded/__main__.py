@@ -16,6 +16,7 @@ import click
 
 from harness.terminal import printable
 from neurons.embedded.competition import Competition
+from neurons.embedded.results import is_expected_result
 from neurons.runtime import flags, observe
 from neurons.runtime.errors import EX_CONFIG, ConfigError, QuasarError
 from neurons.runtime.process import Stopped, stop_on_signals
@@ -66,7 +67,7 @@ def command(
     except QuasarError as error:
         click.echo(str(error), err=True)
         return EX_CONFIG if isinstance(error, ConfigError) else 1
-    return 0 if competition.has_expected_result else 1
+    return 0 if is_expected_result(competition.entries, competition.cheat) else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

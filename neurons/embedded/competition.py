@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from harness.files import write_atomically
 from neurons.embedded.log_tail import LogTail
 from neurons.embedded.participants import CHUNKS, Entry, start_miner, submit_cheat
-from neurons.embedded.results import Results, is_expected_result
+from neurons.embedded.results import Results
 from neurons.embedded.settings import (
     choose_port,
     common_environment,
@@ -83,28 +83,23 @@ class Competition:
         database = f"sqlite:///{self.folder / DATABASE}"
         self.settings = settings.model_copy(update={"database_url": SecretStr(database)})
 
-    @property
-    def has_expected_result(self) -> bool:
-        """Whether every honest miner has a rank and its share, and the cheat neither."""
-        return is_expected_result(self.entries, self.cheat)
-
     def run(self) -> Iterator[str]:
         """Run everything and yield progress lines; raise a QuasarError if a part fails."""
         self._clear()
         with EmbeddedSubnet(self.settings, self._stop) as subnet:
             self._check, url = subnet.check, str(subnet.settings.validator_api_url)
             yield f"the leaderboard is at {url}/"
-            with self._inference(subnet.validator.hotkey):
-                if self._ports:
-                    yield f"{len(self._ports)} inference servers are loaded"
-                if self.entries or self.cheat:
-                    yield from self._compete(subnet, url)
-                if self._serve:
-                    guest = self._write_guest_settings(subnet.settings)
-                    yield f"one more miner joins by: ENV_FILE={guest} ./START_MINER.sh once"
-                    yield f"the leaderboard stays at {url}/ until Ctrl-C"
-                    self._stop.wait()
-                    self._check()
+            if self._ports:
+                self._serve_models(subnet)
+                yield f"{len(self._ports)} inference servers are loaded"
+            if self.entries or self.cheat:
+                yield from self._compete(subnet, url)
+            if self._serve:
+                guest = self._write_guest_settings(subnet.settings)
+                yield f"one more miner joins by: ENV_FILE={guest} ./START_MINER.sh once"
+                yield f"the leaderboard stays at {url}/ until Ctrl-C"
+                self._stop.wait()
+                self._check()
 
     def _compete(self, subnet: EmbeddedSubnet, url: str) -> Iterator[str]:
         everybody = [*self.entries, *([self.cheat] if self.cheat else [])]
@@ -148,45 +143,31 @@ class Competition:
             "reference_inference_url": address(self._ports["reference"]),
         }
 
-    @contextmanager
-    def _inference(self, validator: str) -> Iterator[None]:
-        """Create a small model and serve it on every port during the block."""
-        if not self._ports:
-            yield
-            return
+    def _serve_models(self, subnet: EmbeddedSubnet) -> None:
+        """Create a small model and serve it on every port until the subnet stops."""
         model = self.folder / "model"
         environment = {**common_environment(self.settings), "DEVICE": self.settings.device}
         if not (model / "config.json").is_file():
             command = [sys.executable, "-m", "neurons.inference_server.sample", str(model)]
             with self._heartbeat("a small language model is made"):
                 subprocess.run(command, env=environment, check=True, capture_output=True)
-        children = [
-            Child(
-                f"inference server of {name}",
-                ["neurons.inference_server"],
-                {
-                    **environment,
-                    "REFERENCE_MODEL": str(model),
-                    "VALIDATOR_HOTKEYS": validator,
-                    "MINER_INFERENCE_PORT": str(port),
-                    "INFERENCE_DTYPE": "float32",
-                },
-                self.folder / f"inference-{name}.log",
+        environment |= {
+            "REFERENCE_MODEL": str(model),
+            "VALIDATOR_HOTKEYS": subnet.validator.hotkey,
+            "INFERENCE_DTYPE": "float32",
+        }
+        for name, port in self._ports.items():
+            subnet.supervise(
+                Child(
+                    f"inference server of {name}",
+                    ["neurons.inference_server"],
+                    {**environment, "MINER_INFERENCE_PORT": str(port)},
+                    self.folder / f"inference-{name}.log",
+                )
             )
-            for name, port in self._ports.items()
-        ]
-        try:
-            for child in children:
-                child.watch()
-            for port in self._ports.values():
-                what = f"the inference server at port {port}"
-                self._wait(READY_SECONDS, lambda: _is_healthy(port), what)  # noqa: B023
-            yield
-        finally:
-            for child in children:
-                child.terminate()
-            for child in children:
-                child.stop()
+        for port in self._ports.values():
+            what = f"the inference server at port {port}"
+            self._wait(READY_SECONDS, lambda: _is_healthy(port), what)  # noqa: B023
 
     def _mine(self, settings: Settings, entry: Entry, chunk: int) -> int:
         """Run a miner's cycle and show its log; return its exit status."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from neurons.embedded.settings import CPU_LENGTH, common_environment, miner_settings
 from neurons.embedded.upstream import make_upstream
 from neurons.runtime.identity import Identity
 from neurons.runtime.settings import Settings
 from neurons.runtime.values import PROJECT
-from neurons.wire.protocol import HOTKEY_HEADER, SIGNATURE_HEADER, submission_text
+from neurons.wire.client import ApiClient
+from neurons.wire.protocol import SubmitRequest, submission_text
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR
 
 CODE = ("neurons", "harness", "quasar_kernels")
@@ -94,16 +94,14 @@ def submit_cheat(settings: Settings, url: str, entry: Entry, repository: Path) -
     fork = make_upstream(repository, change)
     commit, key = (repository / "refs/heads/main").read_text().strip(), entry.identity
     target = settings.target_sequence_length
-    body = {
-        "miner_hotkey": key.hotkey,
-        "fork_url": fork,
-        "commit_hash": commit,
-        "target_sequence_length": target if isinstance(target, int) else CPU_LENGTH,
-        "tokens_per_sec": CHEATS_CLAIM,
-        "signature": key.sign(submission_text(fork, commit, CHEATS_CLAIM, None)),
-    }
-    headers = {HOTKEY_HEADER: key.hotkey, SIGNATURE_HEADER: key.sign(key.hotkey)}
-    registration = {"hotkey": key.hotkey, "model_name": "cheat", "league": "100k"}
-    with httpx.Client(base_url=url, headers=headers, trust_env=False) as http:
-        for route, content in (("register_miner", registration), ("submit_kernel", body)):
-            http.post(f"/{route}", json=content).raise_for_status()
+    request = SubmitRequest(
+        miner_hotkey=key.hotkey,
+        fork_url=fork,
+        commit_hash=commit,
+        target_sequence_length=target if isinstance(target, int) else CPU_LENGTH,
+        tokens_per_sec=CHEATS_CLAIM,
+        signature=key.sign(submission_text(fork, commit, CHEATS_CLAIM, None)),
+    )
+    with closing(ApiClient(url, key)) as api:
+        api.register("cheat", "100k")
+        api.submit(request)

@@ -118,6 +118,10 @@ class EmbeddedSubnet:
         self._ended.set()
         self._thread.join()
 
+    def supervise(self, child: Child) -> None:
+        """Start another process, which ends with the subnet."""
+        self._children.append(child)
+
     def check(self) -> None:
         """Raise the fault that has stopped the run, if any; a ConfigError requires a person."""
         if self._failure is not None:

@@ -33,7 +33,7 @@ class Api:
         wall_clock: the time with which validators' signed timestamps are compared.
         neurons: returns the subnet's registered hotkeys; by default it reads the chain if a
             setting needs it.
-        round_check_seconds, chain_seconds: pauses between checks of the round, and of the chain.
+        chain_seconds: pause between two reads of the chain.
     """
 
     def __init__(
@@ -43,13 +43,12 @@ class Api:
         clock: Clock = time.time,
         wall_clock: Clock = time.time,
         neurons: Callable[[], Mapping[str, Neuron]] | None = None,
-        round_check_seconds: float = 5.0,
         chain_seconds: float = 600.0,
     ) -> None:
         if neurons is None and (settings.uids_from_chain or settings.validator_stake is not None):
             neurons = partial(subnet_neurons, settings.netuid, settings.subtensor_network)
         self.settings, self.clock, self.wall_clock = settings, clock, wall_clock
-        self.round_check_seconds, self.chain_seconds = round_check_seconds, chain_seconds
+        self.chain_seconds = chain_seconds
         self.storage = Storage(_database_url(settings))
         self.limiter = RateLimiter(settings.rate_limit, clock)
         self.read_chain = neurons

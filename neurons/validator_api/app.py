@@ -19,7 +19,6 @@ from neurons.runtime.addresses import Ip, parse_ip
 from neurons.runtime.identity import ChainUnreachable, prepare_to_verify
 from neurons.runtime.observe import get_logger
 from neurons.validator_api.api import Api
-from neurons.validator_api.database.storage import DatabaseAway
 from neurons.validator_api.routes import miners, pages, public, validators
 from neurons.validator_api.routes.errors import answer_errors
 
@@ -51,12 +50,11 @@ def create_app(api: Api) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         prepare_to_verify()
-        tasks = [asyncio.create_task(work(api)) for work in (_end_rounds, _follow_chain)]
+        task = asyncio.create_task(_follow_chain(api))
         yield
-        for task in tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
         api.storage.close()
 
     # FastAPI's documentation pages load scripts from other hosts; `routes.pages` serves /docs.
@@ -75,18 +73,6 @@ def create_app(api: Api) -> FastAPI:
     for routes in (miners, public, validators, pages):  # matched in this order
         app.include_router(routes.router)
     return app
-
-
-async def _end_rounds(api: Api) -> None:
-    """End each round on time even if no request arrives."""
-    while True:
-        await asyncio.sleep(api.round_check_seconds)
-        try:
-            await asyncio.to_thread(api.read, lambda *_: None)
-        except DatabaseAway as error:  # `Storage` has logged it
-            log.debug("the round waits for the database", reason=str(error))
-        except Exception:  # an error must not stop this loop
-            log.exception("the round could not be looked at")
 
 
 async def _follow_chain(api: Api) -> None:

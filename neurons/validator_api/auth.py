@@ -45,14 +45,6 @@ def _claimed(request: Request) -> tuple[str, str]:
     return hotkey, signature
 
 
-def authenticated(request: Request) -> str:
-    """Return the hotkey if the headers contain its signature of its address; else raise a 401."""
-    hotkey, signature = _claimed(request)
-    if not verify(hotkey, hotkey, signature):
-        raise HTTPException(401, "Invalid signature")
-    return hotkey
-
-
 class RateLimiter:
     """At most `limit` calls of a hotkey in any minute, counted in this process's memory."""
 
@@ -95,8 +87,13 @@ class Caller:
 
 
 async def caller(request: Request) -> Caller:
-    """Return the caller; raise a 401, or a 429 with Retry-After beyond the rate limit."""
-    hotkey = authenticated(request)
+    """Return the caller, whose hotkey has signed its address in the headers.
+
+    Raises a 401 if it has not, and a 429 with Retry-After beyond the rate limit.
+    """
+    hotkey, signature = _claimed(request)
+    if not verify(hotkey, hotkey, signature):
+        raise HTTPException(401, "Invalid signature")
     api = request.app.state.api
     wait = api.limiter.wait(hotkey)
     if wait > 0:

@@ -134,9 +134,9 @@ class LiveApi:
         rows = self.get("/get_weights", **params)["weights"]
         return [(row["hotkey"], row["weight"]) for row in rows]
 
-    def refused_verdict(self, path: str, body: Any) -> tuple[int, Any]:
+    def refused_verdict(self, path: str, body: Any, key: Hotkey = VALIDATOR) -> tuple[int, Any]:
         """Return the status of a validator's refused write, and its detail."""
-        response = self.verdict(path, body)
+        response = self.verdict(path, body, key)
         return response.status_code, response.json()["detail"]
 
     def pass_blocks(self, count: int) -> None:

@@ -16,8 +16,6 @@ from neurons.validator_api.database.tables import OPEN, LeagueEntry, Miner, Subm
 from neurons.wire import protocol, rules
 
 NOT_FOUND = "Submission not found"
-MOST_REGISTRATIONS = 64
-"""Limit on a hotkey's registrations, each for a model and a league."""
 MOST_OPEN = 10
 """Limit on a hotkey's open submissions."""
 
@@ -39,7 +37,6 @@ def register(
     entry = request.model_dump()
     known = session.get(LeagueEntry, entry) is not None
     if not known:
-        _check_few_entries(session, request.hotkey)
         session.add(LeagueEntry(**entry, registered_at=context.now))
     status = "already_registered" if known else "registered"
     uid_shown = rounds.uid_of(session, request.hotkey, context)
@@ -182,16 +179,6 @@ def _check_may_submit(session: Session, hotkey: str, client: str, context: Reque
     if session.get(Miner, hotkey) is None:
         raise Refusal(404, "Miner not registered")
     bans.check_not_banned(session, client, context.now)
-
-
-def _check_few_entries(session: Session, hotkey: str) -> None:
-    entries = select(func.count()).select_from(LeagueEntry).where(LeagueEntry.hotkey == hotkey)
-    if (session.scalar(entries) or 0) >= MOST_REGISTRATIONS:
-        raise Refusal(
-            409,
-            f"This hotkey has {MOST_REGISTRATIONS} registrations, the most allowed. It can submit "
-            "without another one.",
-        )
 
 
 def _same_in_round(

@@ -64,7 +64,7 @@ def leaderboard(session: Session, context: RequestContext) -> RoundPage:
     )
     is_open = row.status == ACTIVE
     return replace(
-        _round_page(session, row, context),
+        _round_page(session, row, context, PLACES),
         in_queue=count(session, *IN_QUEUE),
         scores_to_beat=_scores_to_beat(session, row),
         verdicts=[(one, number) for one, number in judged],
@@ -74,7 +74,7 @@ def leaderboard(session: Session, context: RequestContext) -> RoundPage:
 
 def one_round(session: Session, context: RequestContext, number: int) -> RoundPage | None:
     row = session.scalars(select(Round).where(Round.round_number == number)).first()
-    return None if row is None else _round_page(session, row, context)
+    return None if row is None else _round_page(session, row, context, PLACES)
 
 
 def history(session: Session, context: RequestContext, before: int | None) -> RoundsPage:
@@ -88,9 +88,7 @@ def history(session: Session, context: RequestContext, before: int | None) -> Ro
     return RoundsPage([_round(session, row, context) for row in shown], following)
 
 
-def _round_page(
-    session: Session, row: Round, context: RequestContext, most: int = PLACES
-) -> RoundPage:
+def _round_page(session: Session, row: Round, context: RequestContext, most: int) -> RoundPage:
     ranked = ranking.of_round(session, row, most + 1)
     return RoundPage(_round(session, row, context), ranked[:most], len(ranked) > most)
 

@@ -21,21 +21,6 @@ from neurons.validator_api.pages.render import page
 AWAY_SECONDS = 5
 """Retry-After in seconds if the database cannot be used."""
 
-FOR_PEOPLE = {
-    404: (
-        "Not found",
-        "There is nothing at this address. The round or submission may have another number.",
-    ),
-    405: ("Not a page", "This address is for programs: a browser cannot open it."),
-    500: ("Server error", "The server made a mistake and has logged it. Try again in a moment."),
-    503: (
-        "Back soon",
-        "The competition's database cannot be used now. Nothing that was accepted is lost. "
-        "This page tries again by itself.",
-    ),
-}
-"""The title and text that a person reads instead of an error's `detail`."""
-
 log = get_logger("validator_api")
 
 
@@ -74,8 +59,8 @@ def _answer(
     headers = headers or {}
     if _wants_html(request):
         try_again = float(headers.get("Retry-After", 0)) or None
-        title, text = FOR_PEOPLE.get(status) or (HTTPStatus(status).phrase, _text(detail))
-        answer = page("error.html", status, refresh=try_again, title=title, text=text)
+        title = HTTPStatus(status).phrase
+        answer = page("error.html", status, refresh=try_again, title=title, text=_text(detail))
     else:
         answer = JSONResponse({"detail": detail}, status)
     answer.headers.update({**headers, "Cache-Control": "no-store", "Vary": "Accept"})

@@ -11,8 +11,8 @@ from neurons.validator_api.api import TheApi
 from neurons.validator_api.pages import leaderboard, reference
 from neurons.validator_api.pages import submission as submissions
 from neurons.validator_api.pages.render import NOT_REFRESHED, page, style_sheet
+from neurons.wire.protocol import RowId
 
-LARGEST = 2**31 - 1
 REFRESH_SECONDS = 20
 """Seconds after which a page that can still change reloads."""
 
@@ -27,18 +27,16 @@ def front_page(api: TheApi, refresh: str = "") -> Response:
 
 
 @router.get("/rounds")
-def history(api: TheApi, before: str = "") -> Response:
+def history(api: TheApi, before: RowId | None = None) -> Response:
     """Show the rounds, the newest first."""
-    start = _number(before)
-    shown = api.read(lambda session, context: leaderboard.history(session, context, start))
+    shown = api.read(lambda session, context: leaderboard.history(session, context, before))
     return page("rounds.html", now=api.context().now, shown=shown)
 
 
 @router.get("/rounds/{number}")
-def one_round(number: str, api: TheApi, refresh: str = "") -> Response:
+def one_round(number: RowId, api: TheApi, refresh: str = "") -> Response:
     """Show a round's ranking."""
-    wanted = _existing(number)
-    shown = api.read(lambda session, context: leaderboard.one_round(session, context, wanted))
+    shown = api.read(lambda session, context: leaderboard.one_round(session, context, number))
     if shown is None or shown.round is None:
         raise HTTPException(404, "Round not found")
     if not shown.round.remaining:
@@ -47,10 +45,9 @@ def one_round(number: str, api: TheApi, refresh: str = "") -> Response:
 
 
 @router.get("/submissions/{number}")
-def submission(number: str, api: TheApi, refresh: str = "") -> Response:
+def submission(number: RowId, api: TheApi, refresh: str = "") -> Response:
     """Show a submission: its claim after the reveal, the measured speeds, the verdict."""
-    wanted = _existing(number)
-    shown = api.read(lambda session, context: submissions.submission(session, context, wanted))
+    shown = api.read(lambda session, context: submissions.submission(session, context, number))
     if shown is None:
         raise HTTPException(404, "Submission not found")
     if not shown.open:
@@ -74,18 +71,3 @@ def _live(name: str, api: TheApi, refresh: str, **values: Any) -> Response:
     """Return a page that reloads periodically unless the reader has paused it."""
     paused = refresh == NOT_REFRESHED
     return page(name, now=api.context().now, refresh=REFRESH_SECONDS, paused=paused, **values)
-
-
-def _existing(text: str) -> int:
-    """Return `text` as a row number, or raise a 404."""
-    number = _number(text)
-    if number is None:
-        raise HTTPException(404, "Not Found")
-    return number
-
-
-def _number(text: str) -> int | None:
-    """Return `text` as a row number, or None if it is not one."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
-        return None
-    return int(text) if int(text) <= LARGEST else None

@@ -6,27 +6,25 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from neurons.embedded import settings as settings_module
-from neurons.embedded import subnet as embedded
-from neurons.embedded.competition import Competition
-from neurons.embedded.participants import submit_cheat
 from neurons.embedded.settings import embedded_settings, is_embedded
 from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.runtime import child as child_module
 from neurons.runtime.child import Child
-from neurons.runtime.errors import ConfigError, QuasarError
+from neurons.runtime.errors import ConfigError, Postponed, QuasarError
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
+from neurons.validator.loop import Validator
 from tests.processes import HANG, is_alive, wait_for
 
 NOWHERE = Path(os.devnull)
@@ -72,12 +70,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return embedded_settings({"state_dir": tmp_path, "device": "cpu"}, os.environ)
 
 
-@pytest.fixture
-def subnet(settings: Settings) -> Iterator[EmbeddedSubnet]:
-    with EmbeddedSubnet(settings, threading.Event()) as running:
-        yield running
-
-
 def pid_of(subnet: EmbeddedSubnet, index: int) -> int | None:
     process = subnet._children[index].process
     return process.pid if process is not None and process.poll() is None else None
@@ -90,22 +82,17 @@ def health(subnet: EmbeddedSubnet) -> bool:
     return False
 
 
-def test_a_killed_child_is_restarted_at_the_same_address(subnet: EmbeddedSubnet) -> None:
-    assert health(subnet)
-    wait_for(lambda: pid_of(subnet, 1))
-    for index in (0, 1):
-        old = pid_of(subnet, index)
-        assert old is not None
-        environ = Path(f"/proc/{old}/environ").read_bytes()
-        assert b"canary" not in environ
-        os.kill(old, signal.SIGKILL)
-        wait_for(lambda: pid_of(subnet, index) not in (None, old))  # noqa: B023
-    wait_for(lambda: health(subnet))
-
-
-def test_the_next_run_uses_the_same_hotkey_port_and_remote(settings: Settings) -> None:
+def test_killed_children_restart_and_the_next_run_has_the_same_hotkey_port_and_remote(settings):
     with EmbeddedSubnet(settings, threading.Event()) as first:
+        assert health(first)
         wait_for(lambda: pid_of(first, 1))
+        for index in (0, 1):
+            old = pid_of(first, index)
+            assert old is not None
+            assert b"canary" not in Path(f"/proc/{old}/environ").read_bytes()
+            os.kill(old, signal.SIGKILL)
+            wait_for(lambda: pid_of(first, index) not in (None, old))  # noqa: B023
+        wait_for(lambda: health(first))
         pids = [pid_of(first, index) for index in (0, 1)]
     assert not any(is_alive(pid) for pid in pids if pid)
     second = EmbeddedSubnet(settings, threading.Event())
@@ -130,66 +117,46 @@ def test_an_api_that_cannot_start_names_its_log(settings: Settings) -> None:
         EmbeddedSubnet(settings, threading.Event()).__enter__()
 
 
-def log_line(subnet: EmbeddedSubnet, **entry: object) -> None:
-    with subnet._tail.file.open("a") as file:
-        file.write(json.dumps({"level": "warning", **entry}) + "\n")
-
-
 def test_a_validator_with_a_configuration_error_ends_the_run(settings: Settings) -> None:
     stop = threading.Event()
-    strict = settings.model_copy(update={"sandbox": "required"})
-    with EmbeddedSubnet(strict, stop) as running:
-        running._children[1].environment["PATH"] = "/nonexistent"
-        assert stop.wait(HANG), running._tail.file.read_text()
-        with pytest.raises(ConfigError, match=r"validator of this run ended.*bubblewrap is not"):
-            running.check()
+    subnet = EmbeddedSubnet(settings.model_copy(update={"sandbox": "required"}), stop)
+    validator = subnet._children.pop()
+    validator.environment["PATH"] = "/nonexistent"
+    validator.due = 0.0
+    subnet._children = [validator]  # it fails before it needs the API
+    subnet._thread.start()
+    assert stop.wait(HANG), subnet._tail.file.read_text()
+    with pytest.raises(ConfigError, match=r"validator of this run ended.*bubblewrap is not"):
+        subnet.check()
+    subnet.__exit__()
 
 
-def test_a_submission_that_is_postponed_three_times_ends_the_run(subnet):
-    stop = subnet._stop
-    for reason in ("a", "b"):
-        log_line(subnet, event="postponed", submission=1, reason=reason)
-    log_line(subnet, event="postponed", submission=2, reason="c")
-    wait_for(lambda: subnet._postponed[2])
+def postpone(subnet: EmbeddedSubnet, submission: int, reason: str) -> None:
+    """Log a submission without a verdict as the real validator does, and let the subnet read it."""
+
+    def work() -> None:
+        raise Postponed(reason) if reason else ZeroDivisionError
+
+    loop: Any = SimpleNamespace(_attempts=SimpleNamespace(postpone=lambda *_: 60.0))
+    row: Any = SimpleNamespace(id=submission)
+    with capture_logs() as lines:
+        Validator._settle(loop, row, work)
+    with subnet._tail.file.open("a") as file:
+        file.writelines(json.dumps({"level": "warning", **line}) + "\n" for line in lines)
+    subnet._look_for_failures()
+
+
+def test_a_submission_that_is_postponed_three_times_ends_the_run(settings: Settings) -> None:
+    stop = threading.Event()
+    subnet = EmbeddedSubnet(settings, stop)
+    for submission, reason in ((1, "a"), (1, ""), (2, "c")):
+        postpone(subnet, submission, reason)
     assert not stop.is_set()
     subnet.check()
-    log_line(subnet, event="postponed", submission=1, reason="No module named pydantic")
-    assert stop.wait(HANG), subnet._tail.file.read_text()
+    postpone(subnet, 1, "No module named pydantic")
+    assert stop.is_set()
     with pytest.raises(QuasarError, match="submission 1 3 times: No module named pydantic"):
         subnet.check()
-
-
-def test_the_real_validators_postponement_is_recognised(settings, monkeypatch, tmp_path):
-    monkeypatch.setattr(embedded, "POSTPONED_ALLOWED", 1)
-    monkeypatch.setenv("TARGET_SEQUENCE_LENGTH", "512")
-    stop = threading.Event()
-    without_gpu = EmbeddedSubnet(settings, stop)
-    without_gpu._children[1].environment.update(DEVICE="cuda", SANDBOX="off")
-    with without_gpu as running:
-        competition = Competition(tmp_path / "c", 1, inference=False, cheat=True, stop=stop)
-        assert competition.cheat is not None
-        url, fork = str(running.settings.validator_api_url), tmp_path / "cheat.git"
-        submit_cheat(competition.settings, url, competition.cheat, fork)
-        assert stop.wait(HANG), running._tail.file.read_text()
-        with pytest.raises(QuasarError, match=r"postponed.*control run failed.*CUDA"):
-            running.check()
-
-
-def test_row_16_children_die_with_a_killed_parent(tmp_path: Path) -> None:
-    code = (
-        "import os, time; from pathlib import Path; from neurons.runtime.child import Child\n"
-        "env = dict(os.environ, PYTHONUNBUFFERED='1')\n"
-        f"child = Child('c', ['http.server', '0'], env, Path('{tmp_path}/log'))\n"
-        "child.watch(); print(child.process.pid, flush=True); time.sleep(60)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    wait_for(lambda: "Serving" in (tmp_path / "log").read_text() or not is_alive(pid))
-    assert is_alive(pid)
-    parent.kill()
-    parent.wait()
-    wait_for(lambda: not is_alive(pid))
 
 
 def test_a_long_log_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

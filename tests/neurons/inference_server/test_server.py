@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,19 @@ from typing import Any
 import httpx
 import pytest
 
+from neurons.inference_server.__main__ import run
 from neurons.inference_server.app import Limits, create_app
 from neurons.inference_server.queue import Decodes, Decoding, Full, Generation
 from neurons.inference_server.sample import make_model
-from neurons.runtime.errors import Postponed
+from neurons.runtime.errors import ConfigError, Postponed
+from neurons.runtime.settings import Settings
 from neurons.validator import logits as logits_module
 from neurons.validator.logits import LogitVerifier
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest
 from neurons.wire.protocol import QueuedSubmission
 from neurons.wire.signed_request import signed_headers
-from tests import PROJECT
 from tests.neurons.live_api import Hotkey
-from tests.processes import HANG, wait_for
+from tests.processes import HANG, started, wait_for
 from tests.servers import serving_app
 
 VOCABULARY = 512
@@ -167,7 +169,6 @@ class Slow:
     def __init__(self) -> None:
         self.begun, self.ended = threading.Event(), threading.Event()
         self.release = threading.Event()
-        self.calls = 0
 
     def generate(
         self,
@@ -176,7 +177,6 @@ class Slow:
         capture_at: int | None = None,
         cancelled: Callable[[], bool] = bool,
     ) -> Generation:
-        self.calls += 1
         self.begun.set()
         while not cancelled() and not self.release.is_set():
             time.sleep(0.01)
@@ -284,48 +284,38 @@ def test_only_the_miners_unreachable_server_fails(
 
 
 def test_a_client_with_many_requests_does_not_block_validators() -> None:
-    """The queue accepts a validator's request after 40 requests of one address."""
-    decoder = Slow()
-    key = Hotkey("//Bob")
-    statuses: list[int] = []
+    decoder, key = Slow(), Hotkey("//Bob")
     body = b'{"prompt": [1], "gen_len": 1}'
-
-    def send(headers: dict[str, str]) -> None:
-        reply = httpx.post(f"{url}/inference", content=body, headers=headers, timeout=HANG)
-        statuses.append(reply.status_code)
-
-    def start(headers: dict[str, str], count: int = 1) -> None:
-        for _ in range(count):
-            threading.Thread(target=send, args=(headers,), daemon=True).start()
-
-    def after(url: str, requests: int) -> tuple[int, list[int]]:
-        """Return the queue's length and the statuses once the server has got these requests."""
-        wait_for(lambda: 1 + queued(url) + len(statuses) == requests)  # one is being answered
-        return queued(url), statuses
-
+    signed = signed_headers(key, "POST", "/inference", body, time.time())
     with (
         serving(lambda: decoder, most=16, validators=(key.hotkey,)) as url,
+        ThreadPoolExecutor(8) as pool,
         contextlib.ExitStack() as stack,
     ):
-        # The server ends only when no client waits for a reply.
-        stack.callback(decoder.release.set)
+        stack.callback(decoder.release.set)  # the server ends only when no client waits
+
+        def send(headers: Mapping[str, str]) -> Future[httpx.Response]:
+            options: dict[str, Any] = {"content": body, "headers": headers, "timeout": HANG}
+            return pool.submit(httpx.post, f"{url}/inference", **options)
+
         wait_until(url, "healthy")
-        start({})
+        send({})
         assert decoder.begun.wait(HANG)
-        start({}, 39)
-        assert after(url, 40) == (2, [503] * 37)
-        signed = signed_headers(key, "POST", "/inference", body, time.time())
-        start(signed)
-        assert after(url, 41) == (3, [503] * 37)
-        start(signed)  # a signature counts only once
-        assert after(url, 42) == (3, [503] * 38)
+        for waiting, headers in enumerate(({}, {}, signed), 1):
+            send(headers)
+            wait_for(lambda: queued(url) == waiting)  # noqa: B023
+        for headers in ({}, signed):  # a signature counts only once
+            refused = send(headers)
+            wait_for(lambda: refused.done() or queued(url) > 3)  # noqa: B023
+            assert queued(url) == 3
+            assert refused.result(HANG).status_code == 503
     decoding = Decoding(lambda: decoder, 16)
     request = InferenceRequest(prompt=[1], gen_len=1)
-    waiting = [decoding.put(request, "a"), decoding.put(request, "a"), decoding.put(request, "b")]
+    waiting_jobs = [decoding.put(request, client) for client in ("a", "a", "b")]
     with pytest.raises(Full):
         decoding.put(request, "a")
     first = decoding.put(request, "v", reserved=True)
-    assert [decoding._take() for _ in range(4)] == [first, *waiting]
+    assert [decoding._take() for _ in range(4)] == [first, *waiting_jobs]
 
 
 def test_a_busy_server_postpones_the_verification(
@@ -383,33 +373,26 @@ def test_the_process_serves_a_folder_until_sigterm(folder: Path, tmp_path: Path)
         "MINER_INFERENCE_PORT": "0",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        "INFERENCE_QUEUE": "1",
         "NOTIFY_SOCKET": str(tmp_path / "systemd"),
         "STATE_DIR": str(tmp_path / "state"),
     }
     systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     systemd.bind(environment["NOTIFY_SOCKET"])
-    command = [sys.executable, "-m", "neurons.inference_server", "--port-file", str(port_file)]
-    process = subprocess.Popen(
-        command, cwd=PROJECT, env=environment, stderr=subprocess.PIPE, text=True
-    )
-    try:
+    words = ("-m", "neurons.inference_server", "--port-file", str(port_file))
+    with started(*words, env=environment, stderr=subprocess.PIPE) as process:
         wait_for(port_file.exists, child=process)
         with systemd:
             assert systemd.recv(100) == b"READY=1"
         url = f"http://127.0.0.1:{int(port_file.read_text())}"
         wait_until(url, "healthy")
-        address = ("127.0.0.1", int(port_file.read_text()))
-        with contextlib.ExitStack() as stack:
-            for _ in range(100):  # connections that send nothing
-                stack.enter_context(socket.create_connection(address, HANG))
-            assert len(post(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
+        assert len(post(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
         process.terminate()
         assert process.wait(HANG) == 0
-        assert "inference server listens" in (tmp_path / "state/logs/inference.log").read_text()
-    finally:
-        process.kill()
-    wrong = {**environment, "REFERENCE_MODEL": str(tmp_path / "none")}
-    done = subprocess.run(command, cwd=PROJECT, env=wrong, capture_output=True, timeout=HANG)
-    assert done.returncode == 78
-    assert b"REFERENCE_MODEL=" in done.stderr
+    assert "inference server listens" in (tmp_path / "state/logs/inference.log").read_text()
+
+
+def test_a_missing_model_is_a_configuration_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    settings = Settings(reference_model=str(tmp_path), device="cpu", miner_inference_port=0)
+    with pytest.raises(ConfigError, match=r"REFERENCE_MODEL=.*cannot be loaded"):
+        run(settings)

@@ -1,4 +1,4 @@
-"""Fixtures of the validator API's tests, which run on SQLite and on PostgreSQL."""
+"""Fixtures of the validator API's tests, which run on SQLite; some run on PostgreSQL too."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def server() -> Iterator[postgresql.Server]:
         yield running
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database of each kind."""
-    if request.param == "sqlite":
+    """The URL of an empty database: SQLite's unless the test has the mark `on_both`."""
+    if getattr(request, "param", "sqlite") == "sqlite":
         return f"sqlite:///{tmp_path / 'api.db'}"
     server: postgresql.Server = request.getfixturevalue("server")
     return server.new_database()

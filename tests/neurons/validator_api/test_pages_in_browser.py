@@ -17,13 +17,6 @@ TELEPHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1280, "height": 800}
 OPEN = "document.querySelectorAll('details').forEach(one => one.open = true)"
 """Opens all folded parts of a page."""
-BROKEN = """[...document.querySelectorAll('.fields .code')].flatMap(name =>
-    [...name.childNodes].filter(node => {
-        const range = document.createRange();
-        range.selectNodeContents(node);
-        return node.nodeType === Node.TEXT_NODE && range.getClientRects().length > 1;
-    }).map(node => node.data))"""
-"""Returns the words of fields' names that are broken across lines."""
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +94,3 @@ def test_a_telephone_needs_no_sideways_scrolling_and_the_dark_scheme_is_dark(bro
             assert page.evaluate("one => one.scrollWidth <= one.clientWidth", table)
         assert all((part > 127) == (page is light) for part in page.evaluate(brightness))
     assert messages == []  # the policy blocked nothing
-
-
-def test_plots_are_drawn_and_no_word_is_broken(browser: Browser, api: LiveApi) -> None:
-    page = opened(browser, "light", viewport=TELEPHONE)
-    page.goto(f"{api.url}/submissions/1")
-    assert page.evaluate("document.querySelector('img.plot').naturalWidth") > 0
-    page.goto(f"{api.url}/docs")
-    page.evaluate(OPEN)
-    assert page.evaluate(BROKEN) == []
-    page.context.close()

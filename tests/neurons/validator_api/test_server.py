@@ -17,10 +17,12 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from neurons.validator_api.__main__ import main
 from neurons.validator_api.competition.rounds import utc
 from neurons.validator_api.database.storage import DatabaseAway, Storage
 from neurons.validator_api.database.tables import Miner
 from tests.neurons.live_api import ALICE
+from tests.postgresql import on_both
 from tests.processes import HANG, started, wait_for
 
 
@@ -70,12 +72,14 @@ def test_serves_until_a_signal(tmp_path, number, proxies, client):
         ("DATABASE_URL", "sqlite:////proc/nowhere/api.db", "Name a file of SQLite"),
     ],
 )
-def test_configuration_errors_exit_with_78(tmp_path, variable, value, words):
-    with process(tmp_path, **{variable: value}) as (child, _):
-        log, _ = child.communicate(timeout=HANG)
-    assert child.returncode == 78
-    assert words in log
-    assert "Traceback" not in log
+def test_configuration_errors_exit_with_78(tmp_path, monkeypatch, capsys, variable, value, words):
+    monkeypatch.setenv("ENV_FILE", os.devnull)
+    monkeypatch.setenv("STATE_DIR", str(tmp_path))
+    monkeypatch.setenv(variable, value)
+    assert main([]) == 78
+    shown = "".join(capsys.readouterr())
+    assert words in shown
+    assert "Traceback" not in shown
 
 
 def test_errors_do_not_contain_the_password() -> None:
@@ -84,6 +88,7 @@ def test_errors_do_not_contain_the_password() -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@on_both
 def test_writers_wait_for_one_another(database_url: str) -> None:
     storages = [Storage(database_url) for _ in range(2)]  # as in two processes
 
@@ -106,6 +111,7 @@ def test_writers_wait_for_one_another(database_url: str) -> None:
         storage.close()
 
 
+@on_both
 def test_a_failed_write_leaves_nothing(database_url: str) -> None:
     storage = Storage(database_url)
 

@@ -20,6 +20,9 @@ from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Base, IpBan, Round, Submission
 from neurons.wire.protocol import CreateRoundRequest
 from tests import postgresql
+from tests.postgresql import on_both
+
+pytestmark = on_both
 
 VERSION_0_1_0 = Path(__file__).with_name("version_0_1_0.sql")
 POSTGRESQL = {"\tid INTEGER": "\tid SERIAL", "DATETIME": "TIMESTAMP", "DOUBLE": "DOUBLE PRECISION"}
