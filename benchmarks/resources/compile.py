@@ -11,7 +11,7 @@ and its page in docs.
 The exit status is 1 if something does not compile, differs from the table, or needs more shared
 memory than a GPU has (for Triton's kernels: than the smallest GPU has).
 
---quick omits compilations whose code generator and source code are those of another one.
+--quick omits GPUs whose code differs little from that of another one (see `is_quick`).
 
 A result is stored in the user's cache folder by a digest of the kernel's sources, its spec, the
 compilers' versions and this program (cache.py), so that an unchanged kernel is compiled once.
@@ -140,9 +140,9 @@ def sources() -> list[Path]:
 def is_quick(name: str, arch: int) -> bool:
     """Return whether --quick compiles a kernel, or a .cu file, for an architecture.
 
-    sm_90 gets all kernels. sm_86 represents the others: it has the instructions of sm_80 and the
-    shared memory of sm_120, and the .cu files have the same code for all of them. Only Triton
-    multiplies differently on sm_100 (tcgen05). Triton's fp32 kernels are for sm_90 only.
+    sm_90 gets all kernels. sm_86 represents other GPUs: it has the instructions of sm_80 and the
+    shared memory of sm_120. Together they compile every line of the .cu files. Triton multiplies
+    differently on sm_100 (tcgen05). Triton's fp32 kernels are compiled for sm_90 only.
     """
     if ".cu" in name:
         return arch in (86, 90)
@@ -308,7 +308,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--arch", type=int, action="append", choices=ARCHITECTURES)
-    part.add_argument("--quick", action="store_true", help="omit compilations like others, as CI")
+    part.add_argument("--quick", action="store_true", help="omit similar GPUs, as CI does")
     parser.add_argument("--match", default="", help="only kernels whose name contains this text")
     parser.add_argument("--no-cache", action="store_true", help="compile what was compiled before")
     either = parser.add_mutually_exclusive_group()
