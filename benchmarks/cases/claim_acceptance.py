@@ -151,7 +151,6 @@ options = commands.fork_option
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure the overlay."""
     with tempfile.TemporaryDirectory() as name:
         tree = make_tree(args.fork, Path(name, "tree"), TREES["overlay"])
         run = start("claim_acceptance", "", args.commit, device=None)
@@ -159,7 +158,6 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def limits(run: Run) -> list[Criterion]:
-    """Return the limits of a run on a GPU."""
     claim, (validator,) = run.number("claim"), run.table("validator")
     speeds = validator.series["tokens_per_sec"]
     refuted = sum(speed < ACCEPTED_SHARE * claim for speed in speeds)

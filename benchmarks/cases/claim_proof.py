@@ -119,7 +119,6 @@ options = commands.fork_option
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure all lengths; yield the run so far after each."""
     machine = probe()
     run = start("claim_proof", "", args.commit, device=None)
     run = run.model_copy(update={"environment": machine})

@@ -89,7 +89,6 @@ def claim(samples: list[Sample]) -> tuple[float, int]:
 
 
 def simulate(shape: Shape, trials: int, generator: Generator, draws: int = DRAWS) -> Entry:
-    """Return the figures of the claim under one shape of noise."""
     runs = shape.draw(generator, trials, RUNS_MOST)
     results = [claim(measurements(runs, trial)) for trial in range(trials)]
     claims = np.array([speed for speed, _ in results]) / UNDISTURBED
@@ -107,7 +106,6 @@ def simulate(shape: Shape, trials: int, generator: Generator, draws: int = DRAWS
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Simulate every shape; yield the run with the results so far after each."""
     generator = default_rng(20_260_101)
     settings = {"trials": TRIALS}
     run = start("claim_simulation", "", args.commit, device=None, settings=settings)
@@ -115,7 +113,6 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def limits(run: Run) -> list[Criterion]:
-    """Return each limit with its figure."""
     entries = run.table("shapes")
     refuted = [
         Criterion(f"{e.of['shape']}: refuted", e.figures["refuted"], REFUTED_MOST, digits=".1e")

@@ -117,7 +117,6 @@ NAMES = (*OURS, FLA, *LIBRARIES)
 
 
 def takes(name: str, rule: Rule, way: Way, shape: Shape) -> bool:
-    """Return whether an implementation supports a call."""
     if name not in LIBRARIES:
         return True
     gated = rule == GATED and shape.width == LIBRARY_WIDTH
@@ -156,7 +155,6 @@ def selected(rule: Rule, name: str) -> Iterator[Function]:
 
 
 def rest(x: Inputs) -> Inputs:
-    """Return beta and, for the gated rule, the log decays."""
     return {name: x[name] for name in ("beta", "g") if name in x}
 
 
@@ -167,13 +165,11 @@ def step(name: str, function: Callable[..., Any], x: Inputs, state: Tensor) -> A
 
 
 def comparison_of(rule: Rule, tokens: int) -> Comparison:
-    """Return the comparison for a rule's calls over `tokens` tokens."""
     checked: dict[Way, int] = {"forward": tokens, "forward and backward": CHECKED_TOKENS}
     return Comparison(partial(selected, rule), exact, checked)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure all calls; yield the results so far after each."""
     mount()
     torch.manual_seed(0)
     installed, missing = versions()
@@ -219,7 +215,6 @@ def decoding() -> Iterator[Entry]:
 
 
 def call_name(row: Row) -> str:
-    """Return a call's name in tables."""
     return f"{row.of['rule']}, {row.of['way']}, {comparison.shape_of(row.of)}"
 
 
@@ -242,7 +237,6 @@ def share_of_best(row: Row) -> float | None:
 
 
 def limits(run: Run) -> Iterator[Criterion]:
-    """Yield every limit with its figure."""
     for row in run.rows("calls"):
         text, way = call_name(row), row.of["way"]
         call = (row.of["rule"], way, comparison.shape_of(row.of))

@@ -59,7 +59,6 @@ class Way(NamedTuple):
 
 
 def generate(model: Any, new: int, **options: Any) -> Call:
-    """Return a call of transformers' own greedy decoding."""
 
     def call(prompt: torch.Tensor) -> Any:
         with torch.inference_mode():
@@ -77,7 +76,6 @@ def generate(model: Any, new: int, **options: Any) -> Call:
 
 
 def decode(decoder: Decoder, new: int) -> Call:
-    """Return a call of the server's decoder."""
     return lambda prompt: decoder.generate(prompt[0].tolist(), new)
 
 
@@ -112,14 +110,12 @@ def seconds_of(call: Call, prompt: torch.Tensor, runs: int) -> float:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
     device_option(parser)
     parser.add_argument("--size", choices=SIZES, default="0.5B")
     parser.add_argument("--new", type=int, default=NEW, help=f"tokens of a request ({NEW})")
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Time every way of decoding; yield the run so far after each one."""
     dtype = "bfloat16" if args.device == "cuda" else "float32"
     torch.manual_seed(1)
     config = Qwen2Config(**SIZES[args.size])

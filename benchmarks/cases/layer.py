@@ -58,7 +58,6 @@ Check = Correctness | MeasurementError
 
 
 def check_length(tree: Path, length: int, device: str) -> Check:
-    """Check a tree at one length."""
     try:
         result = check(tree, length, Options(device))
     except MeasurementError as error:
@@ -169,7 +168,6 @@ def measure_tree(name: str, fork: Path | None) -> list[Entry]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure one tree."""
     machine = probe()
     entries = measure_tree(args.tree, args.fork)
     run = start("layer", WORKLOAD.describe(machine.device), args.commit, device=None)

@@ -224,7 +224,6 @@ def checks(layer_class: type, fork: Path, folder: Path) -> Iterator[Callable[[],
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Check the overlay; yield the run so far after each check."""
     run = start("layer_accuracy", "", args.commit)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
@@ -239,7 +238,6 @@ options = commands.fork_option
 
 
 def limits(run: Run) -> Iterator[Criterion]:
-    """Yield every limit with its figure."""
     for entry in run.table("outputs"):
         where, of = f"{entry.of['tokens']:,} tokens, output against float64", entry.figures
         yield Criterion(f"{where}, relative RMS", entry.errors["y"], OUTPUT_ERROR, digits=".1e")

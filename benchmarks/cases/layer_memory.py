@@ -38,7 +38,6 @@ an allocator without cached memory; `peak_bytes` are allocated, input and parame
 
 
 def calls(layer: Any, shape: Shape, way: Way) -> None:
-    """Call the layer a few times in one way."""
     x = torch.randn(1, shape.tokens, shape.hidden_size, device=DEVICE)
     dy = None
     if way == "training":
@@ -55,7 +54,6 @@ def calls(layer: Any, shape: Shape, way: Way) -> None:
 
 
 def peak(layer_class: type, shape: Shape, way: Way) -> Entry:
-    """Return the peaks of calls of a new layer."""
     clocks.free()
     layer = new(layer_class, shape)
     of = {**shape._asdict(), "way": way}
@@ -82,7 +80,6 @@ def peaks(layer_class: type, width: tuple[int, int, int]) -> Iterator[Entry]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure one tree; yield the run so far after each entry."""
     run = start("layer_memory", PROTOCOL, args.commit, settings={"tree": args.tree})
     with trees.loaded(args.fork, trees.TREES[args.tree]) as tree:
         every = (peaks(tree.layer_class, width) for width in WIDTHS)

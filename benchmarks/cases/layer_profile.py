@@ -110,6 +110,5 @@ options = trees.options
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Profile one tree."""
     with trees.loaded(args.fork, trees.TREES[args.tree]) as tree:
         yield profile_tree(args.tree, tree, args.commit)

@@ -39,7 +39,6 @@ class Shape(NamedTuple):
     tokens: int
 
     def label(self) -> str:
-        """Return the shape as the tables show it."""
         return (
             f"{self.hidden_size:,} wide, {self.num_heads} x {self.head_dim}, "
             f"{self.batch} x {self.tokens:,}"
@@ -80,7 +79,6 @@ fla's `chunk_delta_rule`."""
 
 
 def new(layer_class: type, shape: Shape) -> Any:
-    """Return a layer of this shape with default weights."""
     torch.manual_seed(0)
     D, H, S = shape[:3]
     return layer_class(hidden_size=D, num_heads=H, head_dim=S).to(DEVICE)
@@ -126,7 +124,6 @@ def worst_gradient(layer: Any, shape: Shape) -> Entry:
 
 
 def implementation(name: str, tree: Path) -> Iterator[Entry]:
-    """Measure one implementation in this process."""
     layer_class = load_tree(tree).layer_class
     checked = set()
     clocks.soak(1)
@@ -145,7 +142,6 @@ options = commands.fork_option
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure both implementations; yield the run so far after each entry."""
     run: Run = processes.call(start, "layer_training", PROTOCOL, args.commit)
     with tempfile.TemporaryDirectory() as folder:
         trees = {
@@ -163,7 +159,6 @@ def memory(row: Row, name: str) -> float:
 
 
 def limits(run: Run) -> Iterator[Criterion]:
-    """Yield every limit with its figure."""
     rows = [(row, Shape(**row.of)) for row in run.rows("steps")]
     for figure, what in (("step_ms", "training step"), ("forward_ms", "forward pass")):
         for row, shape in rows:

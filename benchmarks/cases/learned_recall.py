@@ -59,7 +59,6 @@ def trained(device: str, task: Task, recipe: Recipe, mixers: tuple[str, ...], se
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
     device_option(parser)
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each model (3)")
     parser.add_argument("--width", type=int, default=512, help="width of every model (512)")
@@ -67,7 +66,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Train every model; yield the results so far after each."""
     on_cpu = args.device == "cpu"
     heads = 2 if on_cpu else 8
     recipe = Recipe(args.steps, args.width, heads, rate=5e-3 if on_cpu else 2e-3)

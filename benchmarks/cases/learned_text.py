@@ -45,8 +45,6 @@ last tenth, cut into sequences of the trained length."""
 
 
 class TextRecipe(NamedTuple):
-    """Sizes and training settings of a model of bytes."""
-
     steps: int = 400
     width: int = 256
     heads: int = 4
@@ -64,7 +62,6 @@ def split() -> tuple[Tensor, Tensor]:
 
 
 def trained(device: str, recipe: TextRecipe, mixers: tuple[str, ...], seed: int) -> Entry:
-    """Train one model."""
     text, rest = split()
     like = Sizes(width=recipe.width, heads=recipe.heads, layers=recipe.layers)
     sizes = equal_sizes(mixers, like)
@@ -104,7 +101,6 @@ SIZES = ("width", "layers", "steps", "tokens", "batch")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
     device_option(parser)
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each model (3)")
     for name in SIZES:
@@ -121,7 +117,6 @@ def text_version() -> str:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Train every model; yield the run so far after each one."""
     recipe = TextRecipe()._replace(**{name: getattr(args, name) for name in SIZES})
     settings = {"text": text_version(), **recipe._asdict(), "seeds": args.seeds}
     run = start("learned_text", PROTOCOL, args.commit, device=args.device, settings=settings)

@@ -2,9 +2,9 @@
 
     python -m benchmarks mechanisms --out benchmarks/h200/mechanisms.json
 
---only NAME ... selects mechanisms, --tokens N ... lengths. --limit SECONDS ends the run; the file
-lists the calls that were not measured. `--device cpu --tokens 256 --only quasar softmax` is a trial
-without a GPU. A file in benchmarks/mechanisms adds a mechanism.
+--only NAME ... selects mechanisms, --tokens N ... lengths. The file lists the calls that were not
+measured. `--device cpu --tokens 256 --only quasar softmax` is a trial without a GPU. A file in
+benchmarks/mechanisms adds a mechanism.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from quasar_kernels.mount import mount
 TOKENS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 SOAK_SECONDS = 0.3
 """Work before a process's first timing, so that the GPU has the clocks of sustained work."""
-LIMIT, GRACE = 3600.0, 15.0
-"""Seconds of a run, and seconds after its end before a call's process is killed."""
 PACKAGES = ("fla-core", "mamba_ssm")
 
 PROTOCOL = """\
@@ -62,8 +60,8 @@ def machine(device: str, commit: str | None) -> Run:
     return start("mechanisms", PROTOCOL, commit, device=device, versions=versions, settings=rates)
 
 
-def implementation(name: str, tokens: Sequence[int], device: str, until: float) -> Iterator[Entry]:
-    """Measure one implementation in this process; `until` is the latest time.time()."""
+def implementation(name: str, tokens: Sequence[int], device: str) -> Iterator[Entry]:
+    """Measure one implementation in this process."""
     import logging
 
     logging.getLogger("torch.nested").setLevel(logging.ERROR)
@@ -77,37 +75,24 @@ def implementation(name: str, tokens: Sequence[int], device: str, until: float) 
     assert one.make is not None  # noqa: S101 # an implementation has `make` or a reason
     lengths = [n for n in tokens if one.longest is None or n <= one.longest]
     work = Work(name, one.make(device), max(lengths), device)
-    yield from entries(work, one.power, lengths, lambda: until - time.time())
+    yield from entries(work, one.power, lengths)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
     names = list(implementations())
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths to measure")
-    parser.add_argument("--limit", type=float, default=LIMIT, help=f"seconds in all ({LIMIT:g})")
     commands.device_option(parser)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure one implementation after the other; yield the run so far after each entry."""
-    began = time.time()
-    until = began + args.limit
+    began = time.monotonic()
     run: Run = processes.call(machine, args.device, args.commit)
-    run = run.adding(limit_seconds=args.limit)
     tokens = sorted(args.tokens)
     for name in (name for name in implementations() if name in args.only):
-        results = processes.stream(
-            implementation,
-            name,
-            tokens,
-            args.device,
-            until,
-            seconds=max(0.0, until - time.time()) + GRACE,
-        )
         try:
-            for one in results:
-                run = run.adding(one, seconds=time.time() - began)
+            for one in processes.stream(implementation, name, tokens, args.device):
+                run = run.adding(one, seconds=time.monotonic() - began)
                 yield run
         except processes.ProcessFailed as error:
             run = run.adding(Entry(table="calls", by=name, failure=str(error)))

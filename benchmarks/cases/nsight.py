@@ -65,7 +65,6 @@ both by CUDA-graph replays at the clocks of sustained work."""
 
 
 def operator_call(tokens: int) -> Callable[[], object]:
-    """Return a call of the operator."""
     x = named(layer_like(tokens))
 
     def call() -> None:
@@ -76,7 +75,6 @@ def operator_call(tokens: int) -> Callable[[], object]:
 
 
 def layer_call(tokens: int) -> Callable[[], object]:
-    """Return a forward pass of the layer."""
     from fla.layers.quasar import QuasarAttention
 
     layer = QuasarAttention(**WORKLOAD.layer_arguments()).cuda()
@@ -174,7 +172,6 @@ def product_rates() -> dict[str, float]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Measure the rates, then profile the calls."""
     version = commands.tool_version("ncu", "the CUDA toolkit or Nsight Compute")
     with torch.no_grad():
         clocks.soak(1)

@@ -219,12 +219,10 @@ def cache_environment(folder: Path) -> dict[str, str]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
     parser.add_argument("--quick", action="store_true", help="omit the baseline")
 
 
 def chosen(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the names of the implementations that are measured."""
     return OURS if args.quick else NAMES
 
 
@@ -257,7 +255,6 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def limits(run: Run) -> Iterator[Criterion]:
-    """Yield every limit with its figure."""
     yield from _speed_limits(run)
     for row in run.rows("accuracy"):
         keys, errors = row.of["keys"], {n: row.by[n].errors for n in OURS if n in row.by}

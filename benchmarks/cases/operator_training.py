@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from benchmarks.cases import operator
 from benchmarks.cases.operator import (
@@ -21,16 +20,17 @@ from benchmarks.cases.operator import (
     OURS,
     baseline_version,
     chosen,
+    exact,
     named,
     selected,
 )
 from benchmarks.engine import clocks
-from benchmarks.engine.comparison import Inputs, Shape, gradients, in_float64, shape_of, timing
+from benchmarks.engine.comparison import Shape, gradients, in_float64, shape_of, timing
 from benchmarks.engine.limits import GRADIENT_ERROR, Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.tuning.inputs import layer_like
 from quasar_kernels.mount import mount
-from quasar_kernels.reference import quasar_chunked, relative_rms
+from quasar_kernels.reference import relative_rms
 
 SHAPES = (
     Shape(1, 16_384, 8, 64),
@@ -60,11 +60,6 @@ autograd."""
 options = operator.options
 
 
-def exact(x: Inputs) -> Tensor:
-    """Compute the output in the inputs' dtype by the chunk form."""
-    return quasar_chunked(x["q"], x["k"], x["v"], x["beta"])[0]
-
-
 def measure_gradients(names: Sequence[str]) -> Iterator[Entry]:
     """Compare the gradients with float64 autograd through the chunk form."""
     x = named(layer_like(GRADIENT_TOKENS))
@@ -78,7 +73,6 @@ def measure_gradients(names: Sequence[str]) -> Iterator[Entry]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Compare the gradients, then time every shape."""
     names = chosen(args)
     mount()
     torch.manual_seed(0)
@@ -99,7 +93,6 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def limits(run: Run) -> Iterator[Criterion]:
-    """Yield every limit with its figure."""
     for row in run.rows("calls"):
         shape = shape_of(row.of)
         text = "forward and backward of {} x {} x {} x {}".format(*shape)

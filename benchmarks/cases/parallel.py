@@ -24,6 +24,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.engine import clocks
 from benchmarks.engine.clocks import free, soak
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
@@ -64,13 +65,7 @@ def events_ms(call: Callable[[], object], times: int = 1) -> float:
     """Return the mean milliseconds of several calls by events on this GPU, after a barrier."""
     torch.cuda.synchronize()
     dist.barrier()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin.record()
-    for _ in range(times):
-        call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / times
+    return clocks.events_ms([call], times)
 
 
 def together_ms(call: Callable[[], object], times: int) -> float:
@@ -94,7 +89,6 @@ def context_of(tokens: int, taps: int | None = None) -> Any:
 
 
 def own_tokens(tokens: int, context: Any) -> int:
-    """Return the tokens of this rank."""
     return tokens if context is None else int(context.lengths[dist.get_rank()])
 
 
@@ -124,7 +118,6 @@ def calls(tokens: int, context: Any) -> Mapping[str, Callable[[], object]]:
 
 
 def measure_operator() -> Iterator[Entry]:
-    """Time the operator on one GPU and on all."""
     yield from times("operator", lambda n, alone: calls(n, None if alone else context_of(n)), 32)
 
 
@@ -158,9 +151,9 @@ def strained(kind: str, tokens: int) -> Any:
     return q, k, v, beta
 
 
-def by_windows(x: torch.Tensor) -> torch.Tensor:
+def by_windows(x: Tensor) -> Tensor:
     """Return the norms `[windows, H]` of x `[1, T, H, S]` over windows of 512 tokens."""
-    norms: torch.Tensor = x.reshape(-1, 512, *x.shape[2:]).norm(dim=(1, 3))
+    norms: Tensor = x.reshape(-1, 512, *x.shape[2:]).norm(dim=(1, 3))
     return norms
 
 
@@ -253,7 +246,6 @@ def layer_calls(tokens: int, context: Any) -> Mapping[str, Callable[[], Any]]:
 
 
 def measure_layer() -> Iterator[Entry]:
-    """Time the layer on one GPU and on all."""
     yield from times(
         "layer", lambda n, alone: layer_calls(n, None if alone else context_of(n, 4)), 8
     )
@@ -344,7 +336,6 @@ def figures_of(run: Run, table: str) -> tuple[Entry, Entry, Entry]:
 
 
 def limits(run: Run) -> Iterator[Criterion]:
-    """Yield every limit with its figure."""
     for table in ("operator", "layer"):
         if not run.table(table):
             continue

@@ -180,7 +180,6 @@ def trainings(
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Train in every way; yield the run so far after each training."""
     model = SETTINGS[0][1]
     settings = {
         name: getattr(model, name) for name in ("width", "heads", "layers", "rate", "every")
@@ -190,7 +189,6 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def limits(run: Run) -> Iterator[Criterion]:
-    """Yield the limit of every training with its figure."""
     for entry in run.table("trainings"):
         what = f"recall over {entry.of['tokens']:,} tokens, {entry.by}"
         yield Criterion(what, entry.figures["recall"], RECALL, at_least=True, digits=".4f")

@@ -137,13 +137,11 @@ def misses(run: Run, tools: Sequence[str] = TOOLS) -> list[str]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add this case's options."""
     parser.add_argument("--tool", choices=TOOLS, action="append", help="only this one, or these")
     parser.add_argument("--limit", type=int, default=LIMIT, help=f"seconds for a call; {LIMIT}")
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Run the tools; yield the run so far after each one."""
     used = commands.tool_version("compute-sanitizer", "the CUDA toolkit")
     wanted, began = args.tool or TOOLS, time.monotonic()
     counts = {f"{name} calls": len(cases) for name, (_, cases) in CASES.items()}

@@ -119,7 +119,6 @@ def make_tree(fork: Path | None, folder: Path, tree: Tree) -> Path:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that select a tree."""
     fork_option(parser, required=False)
     parser.add_argument("--tree", choices=TREES, default="overlay")
 

@@ -80,7 +80,6 @@ COMPARISON = Comparison(selected, exact, dict.fromkeys(WAYS, CHECKED_TOKENS), pe
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    """Run everything; yield the run so far after each call."""
     mount()
     torch.manual_seed(0)
     versions = {"fla-core": metadata.version("fla-core")}
@@ -101,7 +100,6 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def limits(run: Run) -> Iterator[Criterion]:
-    """Yield every limit with its figure."""
     for row in run.rows("calls"):
         way, shape = row.of["way"], shape_of(row.of)
         text, ours = f"{way}, {shape}", row.by.get("triton")

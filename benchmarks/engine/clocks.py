@@ -108,6 +108,18 @@ def eager_ms(
     return steady(loop, least_ms, repeats, warm) / len(calls)
 
 
+def events_ms(calls: Sequence[Call], times: int) -> float:
+    """Return the mean milliseconds of a round of calls, by events on this GPU around all rounds."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(times):
+        for call in calls:
+            call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / times
+
+
 def states_in_turn(nbytes: int) -> int:
     """Return how many copies of a state decoding must alternate between to exceed the L2 cache."""
     return max(4, min(64, ROTATED_BYTES // nbytes))

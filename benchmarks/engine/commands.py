@@ -53,7 +53,6 @@ def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
 
 
 def misses(case: ModuleType, run: Run) -> list[str]:
-    """Return a line for each limit that a run of a case misses."""
     if hasattr(case, "misses"):
         return list(case.misses(run))
     return missed(case.limits(run)) if hasattr(case, "limits") else []

@@ -19,6 +19,7 @@ from benchmarks.engine.clocks import (
     eager_ms,
     free,
     graph_ms,
+    peak_bytes,
     poison,
     rested_ms,
     states_in_turn,
@@ -53,7 +54,6 @@ def shape_of(of: Mapping[str, Any]) -> Shape:
 
 
 def in_float64(x: Inputs) -> Inputs:
-    """Return the inputs in float64."""
     return {name: t.double() for name, t in x.items()}
 
 
@@ -88,15 +88,6 @@ def timing(call: Callable[[], object], rested: bool = False) -> dict[str, float]
     """Time a call as a graph and eagerly, and with `rested` also from rest."""
     from_rest = {"rested_ms": rested_ms(call)} if rested else {}
     return {"graph_ms": graph_ms(call), "eager_ms": eager_ms(call), **from_rest}
-
-
-def peak_of(call: Callable[[], object]) -> int:
-    """Return the peak of allocated bytes during a call, after one run to warm up."""
-    call()
-    free()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
 
 
 class Comparison(NamedTuple):
@@ -139,7 +130,11 @@ class Comparison(NamedTuple):
                     call: Callable[[], object] = partial(function, x)
                     if way != "forward":
                         call = partial(gradients, function, x, do)
-                    memory = {"peak_bytes": peak_of(call)} if self.peak else {}
+                    memory: dict[str, float] = {}
+                    if self.peak:
+                        call()
+                        inputs = torch.cuda.memory_allocated()
+                        memory["peak_bytes"] = inputs + peak_bytes(call)
                     times = self.time(call, name in rested)
                     del call
                 figures = {**times, **memory, "repeats": same}

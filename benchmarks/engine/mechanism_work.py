@@ -29,7 +29,6 @@ GRAPH_MS = 15.0
 """Tokens up to which calls are replayed as CUDA graphs; longer ones are not limited by the host."""
 ERROR = 0.1
 """Relative RMS error from which an implementation counts as wrong and is not timed."""
-NOT_REACHED = "not reached within the limit"
 
 
 class Wrong(Exception):
@@ -186,40 +185,25 @@ def timed(
     """Return a call's median milliseconds and the clock: `graph`, `events` or the `host`'s."""
     several = calls if isinstance(calls, Sequence) else [calls]
 
-    def loop(times: int) -> float:
-        if not on_gpu:
-            start = time.perf_counter()
-            for _ in range(times):
-                for call in several:
-                    call()
-            return (time.perf_counter() - start) * 1e3 / times
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        for _ in range(times):
-            for call in several:
-                call()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / times
-
-    once = loop(1)
     if not on_gpu:
-        return once / len(several), "host"
-    once = loop(1)
+        start = time.perf_counter()
+        for call in several:
+            call()
+        return (time.perf_counter() - start) * 1e3 / len(several), "host"
+    clocks.events_ms(several, 1)
+    once = clocks.events_ms(several, 1)
     if graphs and once / len(several) <= GRAPH_MS:
         return clocks.graph_ms(several, repeats=5, warm=0.03), "graph"
-    times = max(1, round(GRAPH_MS / once))
-    return median(loop(times) for _ in range(3 if once > 100 else 5)) / len(several), "events"
+    rounds = max(1, round(GRAPH_MS / once))
+    times = [clocks.events_ms(several, rounds) for _ in range(3 if once > 100 else 5)]
+    return median(times) / len(several), "events"
 
 
-def entries(
-    work: Work, power: int, lengths: Sequence[int], left: Callable[[], float]
-) -> Iterator[Entry]:
+def entries(work: Work, power: int, lengths: Sequence[int]) -> Iterator[Entry]:
     """Measure everything; an entry without figures has the reason.
 
     Args:
         power: exponent of the growth of the time with the number of tokens.
-        left: returns the remaining seconds.
     """
     for way in WAYS:
         last: Entry | None = None
@@ -233,12 +217,12 @@ def entries(
                 why = f"it would take about {due / 1e3:.1f} s, and {limit:g} s is the limit"
                 yield Entry(table="calls", of=of, by=work.name, failure=why)
                 continue
-            entry = attempt(work.name, of, left, partial(work.entry, way, tokens))
+            entry = attempt(work.name, of, partial(work.entry, way, tokens))
             last = last if entry.failure else entry
             yield entry
         if way == "forward":
             of = call_of("decoding", 1, DECODED_BATCH)
-            yield attempt(work.name, of, left, work.decoded)
+            yield attempt(work.name, of, work.decoded)
     for way in WAYS:
         tokens = min(PACKED_TOKENS, max(lengths))
         of = call_of(way, tokens, packed=True)
@@ -246,17 +230,13 @@ def entries(
             yield Entry(table="calls", of=of, by=work.name, failure=work.calls.no_packing)
             continue
         bounds = packed_bounds(tokens, work.device)
-        yield attempt(work.name, of, left, partial(work.entry, way, tokens, bounds))
+        yield attempt(work.name, of, partial(work.entry, way, tokens, bounds))
 
 
-def attempt(
-    name: str, of: dict[str, Any], left: Callable[[], float], make: Callable[[], Entry]
-) -> Entry:
+def attempt(name: str, of: dict[str, Any], make: Callable[[], Entry]) -> Entry:
     """Return an entry; without figures, it has the reason."""
     try:
-        if left() > 0:
-            return make()
-        reason = NOT_REACHED
+        return make()
     except torch.OutOfMemoryError:
         reason = "out of memory"
     except Wrong as error:

@@ -104,7 +104,6 @@ class Run(Frozen):
             yield run
 
     def table(self, name: str) -> list[Entry]:
-        """Return the entries of one table."""
         return [entry for entry in self.entries if entry.table == name]
 
     def rows(self, table: str) -> list[Row]:

@@ -26,7 +26,6 @@ def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tenso
 
 
 def make(device: str) -> Calls:
-    """Return the calls of fla's functions."""
     chunk_gla, fused_recurrent_gla = imported("fla.ops.gla", "chunk_gla", "fused_recurrent_gla")
 
     def step(x: Inputs, state: Tensor) -> Tensor:

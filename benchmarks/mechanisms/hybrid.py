@@ -47,7 +47,6 @@ class States:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(x.nbytes for x in _tensors(self.held))
 
     def clone(self) -> States:
@@ -60,7 +59,6 @@ class States:
 
 
 def _tensors(x: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a block's state."""
     from fla.layers.quasar import QuasarCache
 
     if isinstance(x, Tensor):

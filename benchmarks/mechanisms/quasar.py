@@ -30,7 +30,6 @@ def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tenso
 
 
 def make(device: str) -> Calls:
-    """Return the calls of this project's operator."""
     chunk_quasar, fused_recurrent_quasar = imported(
         "fla.ops.quasar", "chunk_quasar", "fused_recurrent_quasar"
     )

@@ -25,7 +25,6 @@ def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tenso
 
 
 def make(device: str) -> Calls:
-    """Return the calls of this project's operator."""
     from quasar_kernels.blocks.wkv6 import wkv6
 
     return calls(

@@ -41,7 +41,6 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def make(device: str) -> Calls:
-    """Return the calls of torch's attention."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):

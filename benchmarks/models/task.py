@@ -18,8 +18,6 @@ queries."""
 
 
 class Task(NamedTuple):
-    """Sizes of the task."""
-
     vocabulary: int
     tokens: int  # of a sequence
     pairs: int  # of a sequence, each queried once
@@ -27,8 +25,6 @@ class Task(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Sequences with their queries."""
-
     tokens: Tensor  # [B, T] int64
     places: Tensor  # [B, pairs] int64: the indices of the queries in their sequence
     answers: Tensor  # [B, pairs] int64: the token that the model must predict for each query

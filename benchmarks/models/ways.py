@@ -50,7 +50,6 @@ def prepare(model: Model, way: str, device: torch.device, backend: str = "induct
 
 
 def shard(model: Model, device: torch.device, policy: MixedPrecisionPolicy) -> None:
-    """Shard the parameters of each block, then the other parameters, over the process group."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for part in (*model.blocks, model):
         fully_shard(part, mesh=mesh, mp_policy=policy)

@@ -1,1 +1,1 @@
-"""The pages of docs/results: functions that make their tables, and templates with their text."""
+"""The pages of docs/results: a module's `documents` fills a template, and returns texts by path."""

@@ -17,14 +17,12 @@ from benchmarks.report.documents import page, update
 
 
 def documents() -> dict[Path, str]:
-    """Return the text of every document by its path."""
     modules = (layer, kernels, recall, models, cards, parallel)
     texts = {path: text for module in modules for path, text in module.documents().items()}
     return texts | page("claim", median=median) | page("delta-rule") | page("inference")
 
 
 def main() -> None:
-    """Write the documents, or check them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing")
     update(documents(), check=parser.parse_args().check)

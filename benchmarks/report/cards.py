@@ -82,7 +82,6 @@ def compared(estimates: Estimates) -> list[Compared]:
 
 
 def compared_row(one: Compared) -> dict[str, Any]:
-    """Return the row of an estimate against the measured speed."""
     estimate = one.path.speed(one.tokens, one.gpu)
     return {
         "path": one.path.name,
@@ -95,7 +94,6 @@ def compared_row(one: Compared) -> dict[str, Any]:
 
 
 def lengths(memory_gib: float, capability: str) -> dict[str, Any]:
-    """Return the largest calls of a card."""
     target = best_target(memory_gib, capability)
     return {
         "best_target": f"{target:,}" if target else "none",
@@ -106,7 +104,6 @@ def lengths(memory_gib: float, capability: str) -> dict[str, Any]:
 
 
 def counted_bytes(peak: Entry, capability: str) -> int:
-    """Return the counted bytes of the call of a measured peak."""
     D, H, S, tokens = (
         int(peak.of[name]) for name in ("hidden_size", "num_heads", "head_dim", "tokens")
     )
@@ -122,7 +119,6 @@ def long_peaks(run: Run) -> list[Entry]:
 
 
 def peak_row(peak: Entry, path: str, capability: str) -> dict[str, Any]:
-    """Return the row that compares a measured peak with its estimate."""
     counted = counted_bytes(peak, capability)
     difference = counted / peak.figures["peak_bytes"] - 1
     row = {"path": path, "counted_bytes": counted, "difference": difference}
@@ -154,7 +150,6 @@ def contributed() -> list[Run]:
 
 
 def measured_run(run: Run, estimates: Estimates) -> dict[str, Any]:
-    """Return the row of a measured run."""
     found, card = speeds(run), known(run.gpu)
     last = max(found)
     of_estimate = found[last] / estimates.speed(last, card) if card else None
@@ -163,7 +158,6 @@ def measured_run(run: Run, estimates: Estimates) -> dict[str, Any]:
 
 
 def documents() -> dict[Path, str]:
-    """Return the text of docs/results/cards.md by its path."""
     estimates = Estimates.load()
     b200 = next(gpu for gpu in GPUS if gpu.capability == "10.0")
     runs = [load(SPEEDS), *contributed()]

@@ -24,21 +24,19 @@ from benchmarks.report import markdown
 RESULTS = ROOT / "docs" / "results"
 WIDTH = 118
 """Columns of a paragraph."""
-MARKS = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- /figures -->", re.DOTALL)
 
 
-def filled(path: Path, text: str, sections: Mapping[str, str]) -> str:
-    """Return the text of the document `path` with every part between its marks filled in.
+def filled(path: Path, name: str, section: str) -> str:
+    """Return a document's text with `section` between the marks of that name.
 
     Raises:
-        SystemExit: the document lacks a section's marks, or has marks without a section.
+        SystemExit: the document does not have the marks once.
     """
-    marks = MARKS.findall(text)
-    if sorted(marks) != sorted(sections):
-        sys.exit(f"{path.name} must have the marks {sorted(sections)} once; found {marks}")
-    return MARKS.sub(
-        lambda part: f"<!-- figures: {part[1]} -->\n{sections[part[1]]}\n<!-- /figures -->", text
-    )
+    marks = re.compile(rf"(<!-- figures: {name} -->\n).*?(\n<!-- /figures -->)", re.DOTALL)
+    text, count = marks.subn(lambda part: f"{part[1]}{section}{part[2]}", path.read_text())
+    if count != 1:
+        sys.exit(f"{path.name} must have <!-- figures: {name} --> once; found {count}")
+    return text
 
 
 @cache
@@ -48,12 +46,10 @@ def run_of(name: str) -> Run:
 
 
 def case_of(run: Run) -> ModuleType:
-    """Return the module that measured a run."""
     return import_module(f"benchmarks.cases.{run.case}")
 
 
 def limits_of(*runs: Run) -> list[Criterion]:
-    """Return the limits of runs, with their figures."""
     return [one for run in runs for one in case_of(run).limits(run)]
 
 
@@ -67,7 +63,6 @@ def summary(criteria: Sequence[Criterion]) -> str:
 
 
 def limits_table(criteria: Iterable[Criterion]) -> str:
-    """Return the table of all figures, limits and verdicts."""
     header = ("what", "measured", "limit", "verdict")
     return markdown.table(header, [c.cells() for c in criteria])
 

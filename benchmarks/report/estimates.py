@@ -52,13 +52,11 @@ class Implementation(NamedTuple):
     mma_sync: bool  # whether its own kernels multiply by `mma.sync`, the library's do not
 
     def call_ms(self, tokens: int, gpu: Gpu) -> float:
-        """Return the estimated time of a call in the validator's loop."""
         times = find_steps(self.kernels.entries, STEPS[str(self.kernels.settings["tree"])])
         busy = sum(self._on(gpu, time) for time in times)
         return self.latency_ms + busy * tokens / self.kernels.number("tokens")
 
     def speed(self, tokens: int, gpu: Gpu) -> float:
-        """Return the estimated tokens/s."""
         return tokens / self.call_ms(tokens, gpu) * 1e3
 
     def _on(self, gpu: Gpu, time: StepTime) -> float:
@@ -127,7 +125,6 @@ class Estimates(NamedTuple):
         return max(self.portable, self.fused, key=lambda one: one.speed(LONG_TOKENS, gpu))
 
     def speed(self, tokens: int, gpu: Gpu) -> float:
-        """Return the expected tokens/s in the validator's loop."""
         return self.path(gpu).speed(tokens, gpu)
 
 

@@ -13,7 +13,6 @@ LINES = {"triton": ("Triton", GREEN), "cuda": ("CUDA", BLUE), "baseline": ("base
 
 
 def plot(run: Run) -> str:
-    """Return the SVG of the forward pass's times against T."""
     lines = []
     for name, (label, colour) in LINES.items():
         rows = [row for row in run.rows("forward") if name in row.by]
@@ -26,5 +25,4 @@ def plot(run: Run) -> str:
 
 
 def documents() -> dict[Path, str]:
-    """Return the page and its plot by path."""
     return {**page("kernels"), RESULTS / "operator.svg": plot(run_of("operator"))}

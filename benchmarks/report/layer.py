@@ -14,7 +14,6 @@ from benchmarks.engine.limits import Criterion, missed
 from benchmarks.engine.results import ROOT, Entry, Run, versions
 from benchmarks.report.documents import RESULTS, WIDTH, filled, page, run_of
 from benchmarks.report.layer_steps import profile_table
-from benchmarks.report.layer_tables import accuracy, training
 from benchmarks.report.markdown import columns
 from harness.hardware.gpus import known, published_bound
 from harness.hardware.machine import Environment
@@ -75,7 +74,6 @@ def lengths(runs: Runs, bound: float | None = None) -> list[dict[str, Any]]:
 
 
 def plot(runs: Runs, name: str) -> str:
-    """Return the SVG of a figure against the length."""
     lines = []
     for tree, (label, colour) in TREES.items():
         rows = [(n, figures(of)[name]) for n, of in by_length(runs[tree]).items()]
@@ -147,7 +145,6 @@ def load_runs() -> Runs:
 
 
 def limits(runs: Runs) -> list[Criterion]:
-    """Return every limit of the layer with its figure."""
     return [
         *layer.tree_limits(runs["overlay"], runs["overlay-ops"]),
         *layer_accuracy.limits(runs["layer-accuracy"]),
@@ -156,7 +153,6 @@ def limits(runs: Runs) -> list[Criterion]:
 
 
 def documents() -> dict[Path, str]:
-    """Return the page, README.md and the plots by path."""
     runs = load_runs()
     machine = runs["overlay"].environment
     if machine is None:
@@ -164,17 +160,17 @@ def documents() -> dict[Path, str]:
     bound = bound_of(machine)
     text = page(
         "benchmarks",
-        accuracy=accuracy(runs["layer-accuracy"]),
+        accuracy=runs["layer-accuracy"],
         checks={label: checks(runs[name]) for name, (label, _) in TREES.items()},
         criteria=limits(runs),
         lengths=lengths(runs, bound and bound / 1e6),
         ours=runs["overlay"],
         profiles=[profile_table(runs[name]) for name in OTHERS[:2]],
-        training=training(runs["layer-training"]),
+        training=runs["layer-training"],
     )
     readme = ROOT / "README.md"
     return {
         **text,
-        readme: filled(readme, readme.read_text(), {"speed": short_table(runs)}),
+        readme: filled(readme, "speed", short_table(runs)),
         **{RESULTS / f"layer-{name.replace('_', '-')}.svg": plot(runs, name) for name in PLOTS},
     }

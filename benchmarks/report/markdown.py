@@ -41,7 +41,6 @@ class Cells(Formatter):
         return values[0] if len(values) == 1 else values[0] / values[1], field_name
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        """Return a value as text."""
         if value is None or (format_spec == "worst" and not value.errors):
             return "-"
         if format_spec == "ms":
@@ -90,16 +89,6 @@ def facts(*parts: Mapping[str, Any]) -> str:
     """Return a table without a header, with names in one column and values in the other."""
     rows = [f"| {name} | {value} |" for part in parts for name, value in part.items()]
     return "\n".join(["| | |", "|---|---|", *rows])
-
-
-def times(value: float | None, digits: int = 1) -> str:
-    """Return a ratio; a dash for None."""
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def gib(value: float | None) -> str:
-    """Return bytes in GiB; a dash for None."""
-    return "-" if value is None else f"{value / 2**30:.2f}"
 
 
 def not_timed(rows: Iterable[Row], call_name: Callable[[Row], str]) -> str:

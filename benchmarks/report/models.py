@@ -67,7 +67,6 @@ SHOWN = 5
 
 
 def label(name: str) -> str:
-    """Return the name of an implementation in tables."""
     one = implementations()[name]
     return f"{one.mechanism}, {one.by}"
 
@@ -100,7 +99,6 @@ def lines(run: Run, way: str) -> list[Record]:
 
 
 def cost(run: Run, entry: Entry) -> Record:
-    """Return the row of one call."""
     return {
         **entry.of,
         **entry.figures,
@@ -126,7 +124,6 @@ def details(run: Run) -> list[Record]:
 
 
 def decoding(run: Run) -> list[Record]:
-    """Return the calls of one token."""
     calls = timed(run, "decoding").values()
     return [cost(run, entry) for by_tokens in calls for entry in by_tokens.values()]
 
@@ -229,7 +226,6 @@ def _by_steps(losses: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def documents() -> dict[Path, str]:
-    """Return the page and its plots by path."""
     functions = (lines, details, decoding, absent, per_second, learned, trained)
     costs = run_of("mechanisms")
     return {

@@ -75,7 +75,6 @@ def plot(run: Run) -> str:
 
 
 def documents() -> dict[Path, str]:
-    """Return the texts of docs/results/parallel.md and its plot, by their paths."""
     run = run_of("../h200x2/parallel")
     projection = [
         {"gpus": gpus}

@@ -38,7 +38,6 @@ TASK = (
 
 
 def by_task(run: Run) -> list[list[Entry]]:
-    """Return the trainings of each task."""
     tasks: dict[int, list[Entry]] = {}
     for entry in run.table("trainings"):
         tasks.setdefault(int(entry.of["tokens"]), []).append(entry)
@@ -66,7 +65,6 @@ def apart(entry: Entry, exact: Entry, every: int) -> float | None:
 
 
 def trainings(run: Run) -> list[dict[str, Any]]:
-    """Return a row for each training."""
     rows = []
     for curves in by_task(run):
         exact = next(entry for entry in curves if entry.by == "fp32")
@@ -84,7 +82,6 @@ def trainings(run: Run) -> list[dict[str, Any]]:
 
 
 def documents() -> dict[Path, str]:
-    """Return docs/results/layer.md and its plot by path."""
     run = run_of("recall")
     tasks = [TASK.format(**curves[0].of) for curves in by_task(run)]
     return {

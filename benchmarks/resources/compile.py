@@ -1,6 +1,7 @@
 """Compile every kernel for every supported GPU, on a machine that has none.
 
-    python -m benchmarks.resources.compile [--arch 90 ...] [--match TEXT] [--check | --write]
+    python -m benchmarks.resources.compile [--arch 90 ... | --quick] [--match TEXT]
+        [--check | --write]
 
 Triton kernels are compiled as quasar_kernels/compile_specs.py and the specs of the blocks describe
 them, each .cu file by nvcc (the wheels of the `dev` extra, else the one on PATH), for the target
@@ -9,6 +10,8 @@ spills and shared memory are compared with the committed table by --check; --wri
 and its page in docs.
 The exit status is 1 if something does not compile, differs from the table, or needs more shared
 memory than a GPU has (for Triton's kernels: than the smallest GPU has).
+
+--quick omits GPUs whose code differs little from that of another one (see `is_quick`).
 
 A result is stored in the user's cache folder by a digest of the kernel's sources, its spec, the
 compilers' versions and this program (cache.py), so that an unchanged kernel is compiled once.
@@ -26,14 +29,13 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import triton
 
@@ -95,28 +97,19 @@ def spilled_bytes(log: str) -> dict[str, int]:
 
 
 def compile_triton(spec: CompileSpec, arch: int) -> list[Compiled]:
-    """Compile one spec for one architecture."""
-    binary, log = _compile_logged(spec, arch)
+    knobs, log = triton.knobs, io.StringIO()
+    with contextlib.redirect_stdout(log), knobs.nvidia.scope(), knobs.compilation.scope():
+        knobs.nvidia.dump_ptxas_log = True
+        knobs.compilation.always_compile = True  # ptxas logs nothing for a cached kernel
+        binary = compile_spec(spec, arch)
     name = binary.metadata.name
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(binary.asm["cubin"])
         registers, stack, *_ = resource_usage(cubin)[name]
-    spills = spilled_bytes(log)
-    if stack and name not in spills:  # read from Triton's cache; without a stack nothing is spilled
-        spills = spilled_bytes(_compile_logged(spec, arch, fresh=True)[1])
-    needs = Resources(registers, stack, spills[name] if stack else 0, binary.metadata.shared)
+    spills = spilled_bytes(log.getvalue())[name]
+    needs = Resources(registers, stack, spills, binary.metadata.shared)
     return [_fitted(spec.name, arch, needs, SHARED_LIMIT)]
-
-
-def _compile_logged(spec: CompileSpec, arch: int, *, fresh: bool = False) -> tuple[Any, str]:
-    knobs, log = triton.knobs, io.StringIO()
-    with contextlib.redirect_stdout(log), knobs.nvidia.scope(), knobs.compilation.scope():
-        knobs.nvidia.dump_ptxas_log = True
-        if fresh:
-            knobs.compilation.always_compile = True
-        binary = compile_spec(spec, arch)
-    return binary, log.getvalue()
 
 
 def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
@@ -144,6 +137,19 @@ def sources() -> list[Path]:
     return sorted([*OVERLAY.rglob("*.cu"), *BLOCKS.glob("*/csrc/*.cu")])
 
 
+def is_quick(name: str, arch: int) -> bool:
+    """Return whether --quick compiles a kernel, or a .cu file, for an architecture.
+
+    sm_90 gets all kernels. sm_86 represents other GPUs: it has the instructions of sm_80 and the
+    shared memory of sm_120. Together they compile every line of the .cu files. Triton multiplies
+    differently on sm_100 (tcgen05). Triton's fp32 kernels are compiled for sm_90 only.
+    """
+    if ".cu" in name:
+        return arch in (86, 90)
+    fp32 = "fp32" in name or name == "forward_substitution"
+    return arch == 90 or (arch in (86, 100) and not fp32)
+
+
 @dataclass(frozen=True)
 class _Job:
     """One compilation: `parts` gives all that its result depends on."""
@@ -154,10 +160,13 @@ class _Job:
     parts: Callable[[], list[str]]
 
 
-def compile_all(archs: Sequence[int], match: str = "", *, keep: bool = False) -> list[Compiled]:
+def compile_all(
+    archs: Sequence[int], match: str = "", *, quick: bool = False, keep: bool = False
+) -> list[Compiled]:
     """Compile every kernel whose name, or file name, contains `match`, over all cores.
 
     Args:
+        quick: whether to compile only for the architectures that `is_quick` selects.
         keep: whether to use cached results with equal dependencies, and to cache new results.
     """
     mount()
@@ -173,7 +182,11 @@ def compile_all(archs: Sequence[int], match: str = "", *, keep: bool = False) ->
         for spec in specs_for(arch):
             run = partial(compile_triton, spec, arch)
             jobs.append(_Job(spec.name, arch, run, partial(_triton_parts, spec)))
-    _jobs[:] = [job for job in jobs if match in job.name]
+    _jobs[:] = [
+        job
+        for job in jobs
+        if match in job.name and not (quick and not is_quick(job.name, job.arch))
+    ]
     _tools[:] = []
     if keep:
         versions = kernel_resources.compiler_versions(nvcc)
@@ -181,16 +194,7 @@ def compile_all(archs: Sequence[int], match: str = "", *, keep: bool = False) ->
         cache.delete_old()
     # forked workers inherit torch, Triton and the jobs; jitted functions cannot be pickled
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
-        rows = [row for results in pool.map(_run, range(len(_jobs))) for row in results]
-    return [*rows, *_empty(rows)] if set(archs) == set(ARCHITECTURES) else rows
-
-
-def _empty(rows: Sequence[Compiled]) -> Iterator[Compiled]:
-    """Yield an error for each file that holds a kernel for no architecture at all."""
-    nowhere = {row.kernel for row in rows if row.needs is None and not row.error}
-    somewhere = {row.kernel.partition(":")[0] for row in rows if row.needs or row.error}
-    for name in sorted(nowhere - somewhere):
-        yield Compiled(name, max(ARCHITECTURES), error="holds no kernel for any architecture")
+        return [row for results in pool.map(_run, range(len(_jobs))) for row in results]
 
 
 _jobs: list[_Job] = []
@@ -278,16 +282,17 @@ def _lines(rows: Sequence[Compiled]) -> str:
     return "\n".join(lines)
 
 
-def check(table: Table, archs: Sequence[int], match: str) -> bool:
+def check(table: Table, archs: Sequence[int], match: str, quick: bool) -> bool:
     """Compare with the committed table and page; print the differences and the remedy."""
-    if not kernel_resources.TABLE.is_file():
-        print(f"{kernel_resources.TABLE} is missing. Write it: {kernel_resources.WRITE}")
-        return False
     kept = kernel_resources.load(kernel_resources.TABLE.read_text())
-    wrong, notes = kernel_resources.compare(kernel_resources.restrict(kept, archs, match), table)
-    page = kernel_resources.PAGE
-    if not page.is_file() or page.read_text() != kernel_resources.page(kept):
-        wrong.append(f"{page.name} differs from the table")
+    expected = {
+        (name, arch): needs
+        for (name, arch), needs in kept.rows.items()
+        if arch in archs and match in name and not (quick and not is_quick(name, arch))
+    }
+    wrong, notes = kernel_resources.compare(replace(kept, rows=expected), table)
+    if kernel_resources.PAGE.read_text() != kernel_resources.page(kept):
+        wrong.append(f"{kernel_resources.PAGE.name} differs from the table")
     for line in notes:
         print(f"note: {line}")
     if not wrong:
@@ -301,17 +306,19 @@ def check(table: Table, archs: Sequence[int], match: str) -> bool:
 def main() -> int:
     """Compile, print the table, check or write it, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--arch", type=int, action="append", choices=ARCHITECTURES)
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--arch", type=int, action="append", choices=ARCHITECTURES)
+    part.add_argument("--quick", action="store_true", help="omit similar GPUs, as CI does")
     parser.add_argument("--match", default="", help="only kernels whose name contains this text")
     parser.add_argument("--no-cache", action="store_true", help="compile what was compiled before")
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--check", action="store_true", help="compare with the committed table")
     either.add_argument("--write", action="store_true", help="write the table and its page")
     args = parser.parse_args()
-    if args.write and (args.arch or args.match):
+    if args.write and (args.arch or args.quick or args.match):
         parser.error("--write needs every kernel on every architecture")
     archs = args.arch or ARCHITECTURES
-    rows = compile_all(archs, args.match, keep=not args.no_cache)
+    rows = compile_all(archs, args.match, quick=args.quick, keep=not args.no_cache)
     if not rows:
         parser.error(f"no kernel's name contains {args.match!r}")
     print(_lines(rows))
@@ -327,7 +334,7 @@ def main() -> int:
     if args.write:
         kernel_resources.TABLE.write_text(kernel_resources.dump(table))
         kernel_resources.PAGE.write_text(kernel_resources.page(table))
-    return 0 if not args.check or check(table, archs, args.match) else 1
+    return 0 if not args.check or check(table, archs, args.match, args.quick) else 1
 
 
 if __name__ == "__main__":

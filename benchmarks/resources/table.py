@@ -77,12 +77,10 @@ class Table:
 
     @property
     def needs(self) -> dict[Key, Resources]:
-        """The resources of all kernels."""
         return {key: needs for key, needs in self.rows.items() if needs is not None}
 
 
 def make_table(rows: Sequence[Compiled], compilers: Mapping[str, str]) -> Table:
-    """Return the table of all rows without errors."""
     return Table(compilers, {(r.kernel, r.arch): r.needs for r in rows if not r.error})
 
 
@@ -115,7 +113,6 @@ def dump(table: Table) -> str:
 
 
 def load(text: str) -> Table:
-    """Read the JSON of `dump`."""
     content = json.loads(text)
     rows = {
         (name, int(arch)): None if row == NO_KERNEL else Resources(*row)
@@ -146,12 +143,6 @@ def compare(kept: Table, current: Table) -> tuple[list[str], list[str]]:
         if old != new and not (listed and set(_made_by(*key)) & set(other)):
             wrong.append(f"{key[0]}, sm_{key[1]}: {old} -> {new}")
     return wrong, notes
-
-
-def restrict(table: Table, archs: Sequence[int], match: str) -> Table:
-    """Return the rows of these architectures whose kernels' names contain `match`."""
-    rows = {key: of for key, of in table.rows.items() if key[1] in archs and match in key[0]}
-    return Table(table.compilers, rows)
 
 
 def _made_by(kernel: str, arch: int) -> tuple[str, ...]:

@@ -40,7 +40,6 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
     ],
     "delta-rule": [
         ("calls", "figures/graph_ms", 9.0, {"by": "fla", **PLAIN}, "fla: "),
-        ("calls", "figures/rested_ms", 9.0, {"by": "fla", **PLAIN}, "fla, from rest: "),
         ("calls", "figures/rested_ms", 0.5, {"by": "cuda", **GATED}, "rest: 0.5, limit 0.45"),
         ("calls", "errors/o", 0.5, {"by": "cuda", **PLAIN}, "error of o, cuda"),
         ("calls", "errors/k", 0.02, {"by": "triton", **LEARNED}, "error of k, triton"),
@@ -54,8 +53,6 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
     ],
     "wkv6": [
         ("calls", "figures/graph_ms", 1e-3, {"by": "chunk_rwkv6", **WKV}, "limit 1.5"),
-        ("calls", "figures/graph_ms", 1e-3, {"by": "chunk_rwkv6", **WKV_LEARNED}, "graph: "),
-        ("calls", "errors/o", 0.5, {"by": "triton", **WKV}, "error of o"),
         ("calls", "errors/w", 0.5, {"by": "triton", **WKV_LEARNED}, "error of w"),
         ("calls", "failure", "OutOfMemoryError: 9 GiB", {"by": "triton", **WKV}, "timed"),
     ],

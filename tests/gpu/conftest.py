@@ -1,4 +1,4 @@
-"""Set-up of the GPU tests: the overlay is mounted, and memory is poisoned before each test."""
+"""Set-up of the GPU tests: memory is poisoned before each test."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from quasar_kernels.mount import mount
 from tests.gpu.calls import poison
-
-mount()
 
 
 @pytest.fixture(autouse=True)

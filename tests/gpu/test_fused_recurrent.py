@@ -21,35 +21,28 @@ def check(results, expected, dtype):
     assert relative_rms(state, end) <= RECURRENCE_STATE
 
 
-@pytest.mark.parametrize("dtype", RECURRENCE)
+WIDTHS = ((8, 64), (3, 32), (2, 128), (1, 48), (2, 256))
+
+
 @pytest.mark.parametrize("inplace", [False, True])
-@pytest.mark.parametrize("B", [1, 3, 32, 128])
-def test_one_token(B, inplace, dtype):
-    inputs = layer_like(1, B=B, dtype=dtype)
-    state = torch.randn(B, 8, 64, 64, device="cuda")
+@pytest.mark.parametrize(
+    ("B", "T", "H", "S", "dtype"),
+    [
+        *((B, 1, 8, 64, dtype) for B in (1, 3, 32, 128) for dtype in RECURRENCE),
+        *((2, T, H, S, torch.bfloat16) for T in (1, 2, 77) for H, S in WIDTHS),
+        # every choice of tiles
+        *((B, 1, 8, S, torch.bfloat16) for B, S in ((8, 128), (32, 128), (64, 128), (256, 64))),
+    ],
+)
+def test_every_shape(B, T, H, S, inplace, dtype):
+    inputs = layer_like(T, B=B, H=H, S=S, dtype=dtype)
+    state = torch.randn(B, H, S, S, device="cuda")
     before = state.clone()
     expected = quasar_recurrence(*inputs, state)
     o, final = fused_recurrent_quasar(*inputs, state, True, inplace_state=inplace)
     check((o, final), expected, dtype)
     assert (final.data_ptr() == state.data_ptr()) is inplace
     assert inplace or torch.equal(state, before)
-
-
-@pytest.mark.parametrize(("H", "S"), [(8, 64), (3, 32), (2, 128), (1, 48), (2, 256)])
-@pytest.mark.parametrize("T", [1, 2, 77])
-def test_every_width(T, H, S):
-    inputs = layer_like(T, B=2, H=H, S=S)
-    state = torch.randn(2, H, S, S, device="cuda")
-    expected = quasar_recurrence(*inputs, state)
-    check(fused_recurrent_quasar(*inputs, state, inplace_state=True), expected, torch.bfloat16)
-
-
-@pytest.mark.parametrize(("B", "S"), [(8, 128), (32, 128), (64, 128), (256, 64)])
-def test_every_choice_of_tiles(B, S):
-    inputs = layer_like(1, B=B, S=S)
-    state = torch.randn(B, 8, S, S, device="cuda")
-    expected = quasar_recurrence(*inputs, state)
-    check(fused_recurrent_quasar(*inputs, state, inplace_state=True), expected, torch.bfloat16)
 
 
 @pytest.mark.parametrize(

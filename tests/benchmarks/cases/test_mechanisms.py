@@ -76,31 +76,21 @@ def test_a_wrong_result_is_not_timed() -> None:
         Work("delta", broken, 40, "cpu").entry("forward", 40)
 
 
-def test_unreached_and_failed_calls_have_reasons() -> None:
-    work = Work("delta", make("delta"), 40, "cpu")
-    found = list(entries(work, 1, [20, 40], lambda: 0))
-    assert len({str(entry.of) for entry in found}) == len(found) == 7
-    assert {entry.failure for entry in found} == {"not reached within the limit"}
+def test_failed_and_too_long_calls_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work("delta", make("delta"), 80, "cpu")
 
     def fails(*_: Any) -> Any:
         raise RuntimeError("no kernel\nand much more")
 
     work.calls = work.calls._replace(chunks=fails, no_packing="it does not")
-    found = list(entries(work, 1, [20], lambda: 1))
-    assert [entry.failure for entry in found] == [
-        "RuntimeError: no kernel",
-        None,
-        "RuntimeError: no kernel",
-        *["it does not"] * 2,
-    ]
-
-
-def test_a_call_that_would_take_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = Work("delta", make("delta"), 80, "cpu")
-    of = {"way": "forward", "tokens": 20}
+    of = {"way": "decoding", "tokens": 20}
     timed = Entry(table="calls", of=of, by="delta", figures={"ms": 600.0})
+    monkeypatch.setattr(work, "decoded", lambda: timed)
+    failed = ["RuntimeError: no kernel"]
+    expected = [*failed, None, *failed, *["it does not"] * 2]
+    assert [entry.failure for entry in entries(work, 1, [20])] == expected
     monkeypatch.setattr(work, "entry", lambda way, tokens, bounds=None: timed)
-    found = list(entries(work, 1, [20, 80], lambda: 1))
+    found = list(entries(work, 1, [20, 80]))
     assert found[1].failure == "it would take about 2.4 s, and 1 s is the limit"
 
 
@@ -114,8 +104,7 @@ def test_the_command_measures_in_fresh_processes_and_names_failed_ones(monkeypat
     machine = run_of("mechanisms")
     monkeypatch.setattr(processes, "call", lambda *_: machine)
     monkeypatch.setattr(processes, "stream", stream)
-    args = Namespace(device="cpu", commit=None, limit=100.0, tokens=[256], only=["quasar", "kda"])
+    args = Namespace(device="cpu", commit=None, tokens=[256], only=["quasar", "kda"])
     *_, run = case.measure(args)
     found = [(entry.by, entry.failure) for entry in run.entries]
     assert sorted(found, key=str) == [("kda", "exit status 139"), ("kda", None), ("quasar", None)]
-    assert run.settings["limit_seconds"] == 100

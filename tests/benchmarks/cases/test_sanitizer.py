@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +11,9 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.cases import sanitizer, sanitizer_calls
-from benchmarks.cases.sanitizer import findings_in, misses
+from benchmarks.cases.sanitizer import findings_in
 from benchmarks.cases.sanitizer_calls import LIMIT, TOOLS, OperatorCase, wrong_cases
-from benchmarks.engine.commands import run_case
-from benchmarks.engine.results import load
-from tests.processes import HANG, run_python
+from tests.processes import HANG
 
 FAKE = """\
 #!/bin/sh
@@ -41,14 +37,7 @@ exit "${status:-0}"
 """
 
 
-def surroundings(folder: Path, **says: str) -> dict[str, str]:
-    tool = folder / "compute-sanitizer"
-    tool.write_text(FAKE)
-    tool.chmod(0o755)
-    said = {"PLANTED": "1", "FOUND": "0", "STATUS": "0", "HANDSHAKE": "7", "LAYER": "0"} | says
-    return said | {"PATH": f"{folder}:{os.environ['PATH']}"}
-
-
+SAID = {"PLANTED": "1", "FOUND": "0", "STATUS": "0", "HANDSHAKE": "7", "LAYER": "0"}
 Sanitize = Callable[..., tuple[int, str, str]]
 
 
@@ -57,9 +46,13 @@ def sanitize(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Sanitize:
     """Return a function that runs the case with a fake tool: exit status, output, progress."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(FAKE)
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def run(*options: str, **says: str) -> tuple[int, str, str]:
-        for name, value in surroundings(tmp_path, **says).items():
+        for name, value in (SAID | says).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr("sys.argv", ["benchmarks", "sanitizer", *options])
         return main(), *capsys.readouterr()
@@ -81,7 +74,7 @@ def test_clean_kernels_end_with_0_and_every_tool_is_named(sanitize: Sanitize) ->
         ({"PLANTED": "none"}, "memcheck: a planted fault was not found"),
         ({"STATUS": "1"}, "memcheck: operator ended with status 1"),
         ({"LAYER": "none"}, "memcheck: layer gave no summary"),
-        ({"FOUND": "stuck"}, "memcheck: operator was cut off after 5 s"),
+        ({"LAYER": "stuck"}, "memcheck: layer was cut off after 5 s"),
     ],
 )
 def test_findings_and_failures_end_with_1(sanitize, says, said):
@@ -104,8 +97,6 @@ def test_racecheck_judges_the_layer_once_it_understands_its_handshake(sanitize: 
     status, out, _ = sanitize("--tool", "racecheck", HANDSHAKE="none")
     assert status == 1
     assert "handshake gave no summary" in out
-    for tool in ("memcheck", "initcheck"):
-        assert sanitize("--tool", tool, LAYER="4")[0] == 1
 
 
 def test_outputs_are_cleared_for_a_tool_that_does_not_see_bulk_stores(sanitize: Sanitize) -> None:
@@ -126,25 +117,6 @@ def test_clearing_is_for_the_operators_dtypes(monkeypatch: pytest.MonkeyPatch) -
         assert (cleared.dtype, cleared.shape) == (dirty.dtype, dirty.shape)
         assert not cleared.any()
     assert torch.empty_like is not empty_like
-
-
-def test_the_file_is_written_after_every_tool_and_killed_calls_are_not_clean(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in surroundings(tmp_path, LAYER="stuck").items():
-        monkeypatch.setenv(name, value)
-    args = Namespace(tool=None, limit=5, commit="abc")
-    runs = list(sanitizer.measure(args))
-    assert [len(run.entries) for run in runs] == [1, 2, 3]
-    assert [entry.by for entry in runs[0].entries] == ["racecheck"]  # without the stuck layer
-    assert {entry.by for entry in runs[-1].entries} == set(TOOLS)
-    assert runs[-1].versions == {"compute-sanitizer": "2025.3.1.0"}
-    assert misses(runs[-1]) == [
-        f"{tool}: layer was cut off after 5 s" for tool in ("memcheck", "initcheck")
-    ]
-    out = tmp_path / "sanitizer.json"
-    assert run_case(sanitizer, ["--out", str(out), "--tool", "racecheck"]) == 0
-    assert load(out).settings["tools"] == "racecheck"
 
 
 def test_summaries_of_every_tool_are_read() -> None:
@@ -172,11 +144,3 @@ def test_a_layer_that_goes_another_way_is_an_error() -> None:
     assert attend(torch.ones(1)) == torch.ones(1)
     with pytest.raises(RuntimeError, match="fused kernels did not take"):
         attend(torch.empty(0))
-
-
-def test_calls_end_at_their_limit_whatever_they_do() -> None:
-    stuck = "calls.mount = lambda: time.sleep(3600)"
-    module = "from benchmarks.cases import sanitizer_calls as calls"
-    code = f"import time; {module}; {stuck}; calls.main()"
-    done = run_python("-c", code, "--limit", "1", "operator")
-    assert done.returncode == -signal.SIGALRM

@@ -36,14 +36,6 @@ def test_rows_join_the_implementations_of_a_call() -> None:
     assert list(second.failures()) == [("b", "no memory")]
 
 
-@pytest.mark.parametrize(
-    "change", [{"figures": {"ms": float("nan")}}, {"errors": {"o": -1.0}}, {"unknown": 1}]
-)
-def test_invalid_figures_are_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="validation error"):
-        Entry.model_validate({"table": "calls", **change})
-
-
 @pytest.mark.parametrize("path", [*sorted(DATA.glob("*.json")), ROOT / "benchmarks/honesty.json"])
 def test_committed_data_has_the_format_and_names_its_commit(path: Path) -> None:
     run = load(path)

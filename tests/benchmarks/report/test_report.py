@@ -8,15 +8,13 @@ import pytest
 
 from benchmarks.engine.results import Run
 from benchmarks.report import documents
+from benchmarks.report.__main__ import documents as make_documents
 from benchmarks.report.documents import page
-from benchmarks.report.markdown import Column, columns
 from tests.benchmarks.runs import changed
-from tests.processes import run_python
 
 
 def test_the_documents_are_what_the_data_make() -> None:
-    done = run_python("-m", "benchmarks.report", "--check")
-    assert done.returncode == 0, done.stderr
+    documents.update(make_documents(), check=True)
 
 
 def test_failures_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,18 +37,3 @@ def test_failures_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Not part of this run: test_last.py." in text
     assert re.search(r"\n\| memcheck \| [^|]* \| layer was cut off \|", text), text
     assert "1 of 139 limits are missed:\n\n- first call, cuda, s: 8.1, limit 8" in text
-
-
-def test_columns_format_values_ratios_and_missing_values() -> None:
-    rows = [{"tokens": 2048, "a": {"ms": 0.5}, "b": {"ms": 2.0}}, {"tokens": 9, "a": {"ms": 3e3}}]
-    by_title: dict[str, Column] = {
-        "tokens": "{tokens:,}",
-        "a": "{a.ms:ms}",
-        "b": "{b.ms:us.0f} us",
-        "b / a": "{b.ms/a.ms:.1f}",
-        "more": lambda row: str(len(row)),
-    }
-    assert columns(rows, by_title).splitlines()[2:] == [
-        "| 2,048 | 0.500 | 2000 us | 4.0 | 3 |",
-        "| 9 | 3000.00 | - us | - | 2 |",
-    ]

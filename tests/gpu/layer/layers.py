@@ -14,10 +14,10 @@ def make_layer(**options):
     return QuasarAttention(**(sizes | options)).cuda()
 
 
-def call(layer, x, dtype=torch.bfloat16):
+def call(layer, x, dtype=torch.bfloat16, **options):
     """Return the layer's output under autocast."""
     with torch.autocast("cuda", dtype):
-        return layer(x)[0]
+        return layer(x, **options)[0]
 
 
 def graphs(layer):

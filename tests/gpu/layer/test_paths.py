@@ -77,6 +77,7 @@ HOPPER = "fused" if CAPABILITY == (9, 0) else "kernels"
 WIDE = "wide" if CAPABILITY == (9, 0) else "kernels"
 CUDA = "fused" if CAPABILITY and CAPABILITY >= (8, 0) else "kernels"
 BOUNDS = torch.tensor([0, 100, 300])
+LONG_BOUNDS = torch.tensor([0, 100, 30_000, 40_000])
 MASK = torch.ones(2, 300)
 MASK[0, :100] = 0
 
@@ -115,18 +116,16 @@ def test_recorded_calls(seen, arguments, shape, dtype, expected):
 
 
 @pytest.mark.parametrize(
-    ("shape", "kwargs"), [((1, 300), {"cu_seqlens": BOUNDS}), ((2, 300), {"attention_mask": MASK})]
+    ("shape", "kwargs", "way"),
+    [
+        ((1, 300), {"cu_seqlens": BOUNDS}, "kernels"),
+        ((2, 300), {"attention_mask": MASK}, "kernels"),
+        ((1, 40_000), {"cu_seqlens": LONG_BOUNDS}, HOPPER),
+    ],
 )
-def test_packed_and_padded_calls_are_not_replayed(seen, shape, kwargs):
+def test_packed_and_padded_calls_are_not_replayed(seen, shape, kwargs, way):
     kwargs = {name: x.cuda() for name, x in kwargs.items()}
-    found = path(seen, make_layer(), shape, BF16, **kwargs)
-    assert found == Path("kernels", False, True, False)
-
-
-def test_long_packed_calls_are_fused(seen):
-    bounds = torch.tensor([0, 100, 30_000, 40_000], device="cuda")
-    found = path(seen, make_layer(), (1, 40_000), BF16, cu_seqlens=bounds)
-    assert found == Path(HOPPER, False, True, False)
+    assert path(seen, make_layer(), shape, BF16, **kwargs) == Path(way, False, True, False)
 
 
 @pytest.mark.parametrize(

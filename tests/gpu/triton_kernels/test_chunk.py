@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
+from fla.ops.quasar import chunk_quasar
 from fla.ops.quasar.scan import ScanInputs
 from fla.ops.quasar.triton_kernels.scan import forward, plan_segments
 
@@ -63,14 +63,3 @@ def test_autocast_and_grad_mode_change_nothing(grad):
     with torch.set_grad_enabled(grad), torch.autocast("cuda", torch.bfloat16):
         o, _ = chunk_quasar(*(x.requires_grad_(grad) for x in inputs))
     assert torch.equal(o, expected)
-
-
-def test_one_token_at_a_time_equals_the_whole():
-    q, k, v, beta = layer_like(40)
-    expected, _ = quasar_recurrence(q, k, v, beta)
-    state, steps = None, []
-    for t in range(40):
-        at = slice(t, t + 1)
-        o, state = fused_recurrent_quasar(q[:, at], k[:, at], v[:, at], beta, state, True)
-        steps.append(o)
-    assert_close(torch.cat(steps, 1), expected, OPERATOR[torch.bfloat16])

@@ -9,12 +9,13 @@ from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.scan import ScanInputs
 
-from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
+from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import (
     CHANNELS,
     ON_CUDA_KERNELS,
     PORTABLE,
     both_widths,
+    gradients,
     inputs_of,
     layer_like,
     packed,
@@ -40,31 +41,6 @@ def on_cuda(monkeypatch):
     assert calls, "no gradient was computed by the CUDA kernels"
 
 
-def gradients(inputs, d_o, initial=None, d_final=None, cu=None, scale=1.0):
-    """Return the gradients of q, k, v, beta and the initial state, if any."""
-    leaves = [x.detach().requires_grad_() for x in (*inputs, initial) if x is not None]
-    state = leaves[4] if initial is not None else None
-    o, final = chunk_quasar(*leaves[:4], state, d_final is not None, cu, scale=scale)
-    torch.autograd.backward(*_outputs(o, final, d_o, d_final))
-    return [x.grad for x in leaves]
-
-
-def exact_gradients(inputs, d_o, initial=None, d_final=None, cu=None, scale=1.0):
-    """The same by float64 autograd."""
-    leaves = [x.detach().double().requires_grad_() for x in (*inputs, initial) if x is not None]
-    state = leaves[4] if initial is not None else None
-    oracle = quasar_recurrence if d_o.shape[1] <= 512 else quasar_chunked
-    o, final = oracle(*leaves[:4], state, cu)
-    torch.autograd.backward(
-        *_outputs(scale * o, final, d_o.double(), None if d_final is None else d_final.double())
-    )
-    return [x.grad for x in leaves]
-
-
-def _outputs(o, final, d_o, d_final):
-    return ([o], [d_o]) if d_final is None else ([o, final], [d_o, d_final])
-
-
 def assert_near(found, exact, limit=LIMIT):
     """Assert that every gradient is finite and close to float64's."""
     for n, (x, wanted) in enumerate(zip(found, exact, strict=True)):
@@ -77,7 +53,7 @@ def assert_near(found, exact, limit=LIMIT):
 def test_gradients_match_float64(T, width):
     inputs = inputs_of(T, width)
     d_o = torch.randn_like(inputs[0])
-    assert_near(gradients(inputs, d_o), exact_gradients(inputs, d_o))
+    assert_near(gradients(inputs, d_o), gradients(inputs, d_o, exact=True))
 
 
 @both_widths
@@ -87,7 +63,7 @@ def test_every_dtype_batch_and_head_count_with_states(dtype, B, heads, width):
     inputs = layer_like(333, B=B, H=heads, S=width, dtype=dtype)
     initial, d_final = torch.randn(2, B, heads, width, width, device="cuda")
     call = inputs, torch.randn_like(inputs[0]), initial, d_final, None, 0.7
-    assert_near(gradients(*call), exact_gradients(*call))
+    assert_near(gradients(*call), gradients(*call, exact=True))
 
 
 @both_widths
@@ -100,7 +76,7 @@ def test_packed_sequences(lengths, width):
     initial, d_final = torch.randn(2, *shape, device="cuda")
     cu = packed(lengths)
     call = inputs, torch.randn_like(inputs[0]), initial, d_final, cu
-    assert_near(gradients(*call), exact_gradients(*call))
+    assert_near(gradients(*call), gradients(*call, exact=True))
 
 
 @both_widths
@@ -123,7 +99,7 @@ def test_packed_sequences_are_independent(width):
 def test_the_number_of_segments_changes_only_the_rounding(width):
     q, k, v, beta = inputs_of(6000, width)
     d_o = torch.randn_like(q)
-    exact = exact_gradients((q, k, v, beta), d_o)
+    exact = gradients((q, k, v, beta), d_o, exact=True)
     for n in (1, 2, 7, 40):
         _, _, saved = cuda_scan.forward(ScanInputs.of(q, k, v, beta), segments=n)
         found = cuda_scan_bwd.backward(saved, d_o)
@@ -139,7 +115,7 @@ def test_the_kernels_without_wgmma(dtype):
     _, _, saved = cuda_scan.forward(ScanInputs.of(q, k, v, beta), program=program)
     program = cuda_scan_bwd.PROGRAM.load(variant)
     found = cuda_scan_bwd.backward(saved, d_o, program=program)
-    assert_near(found[:4], exact_gradients((q, k, v, beta), d_o))
+    assert_near(found[:4], gradients((q, k, v, beta), d_o, exact=True))
 
 
 @both_widths
@@ -149,7 +125,7 @@ def test_no_less_accurate_than_triton_on_adversarial_keys(keys, width, monkeypat
     inputs = q, ADVERSARIAL_KEYS[keys](k), v, beta
     d_o = torch.randn_like(q)
     found = gradients(inputs, d_o)
-    exact = exact_gradients(inputs, d_o)
+    exact = gradients(inputs, d_o, exact=True)
     monkeypatch.setenv("QUASAR_BACKEND", "triton")
     triton = gradients(inputs, d_o)
     for x, other, wanted in zip(found[:3], triton[:3], exact[:3], strict=True):
@@ -164,7 +140,7 @@ def test_correlated_keys(noise, width):
     inputs = q, common_key(k, noise), v, beta
     d_o = torch.randn_like(q)
     # such long keys overwrite the state for any beta, so beta's gradient almost vanishes
-    assert_near(gradients(inputs, d_o)[:3], exact_gradients(inputs, d_o)[:3])
+    assert_near(gradients(inputs, d_o)[:3], gradients(inputs, d_o, exact=True)[:3])
 
 
 @both_widths
@@ -174,8 +150,8 @@ def test_bursts(where, width):
     d_o = torch.randn_like(q)
     burst = v if where == "v" else d_o
     burst[:, 1995:2005] *= 30_000
-    found, exact = (f((q, k, v, beta), d_o) for f in (gradients, exact_gradients))
-    assert_near(found, exact)
+    inputs = q, k, v, beta
+    assert_near(gradients(inputs, d_o), gradients(inputs, d_o, exact=True))
 
 
 @both_widths
@@ -212,7 +188,7 @@ def test_more_than_2_31_elements(width):
     tail = slice(T - 8000, T)
     inputs = (*(x[:, tail] for x in (q, k, v)), beta)
     del q, k, v
-    exact = exact_gradients(inputs, d_o[:, tail])[:3]
+    exact = gradients(inputs, d_o[:, tail], exact=True)[:3]
     for x, wanted in zip(found, exact, strict=True):
         assert relative_rms(x[:, -2000:], wanted[:, -2000:]) <= LIMIT
 

@@ -16,6 +16,7 @@ from tests.gpu.calls import (
     ON_CUDA_KERNELS,
     PORTABLE,
     both_widths,
+    gradients,
     inputs_of,
     layer_like,
     packed,
@@ -138,7 +139,7 @@ def test_gradients_with_skipped_maps(width, monkeypatch):
     found = {}
     for name in ("cuda", "triton"):
         monkeypatch.setenv("QUASAR_BACKEND", name)
-        found[name] = _gradients(inputs, initial, None, do, d_state)[:3]
+        found[name] = gradients(inputs, do, initial, d_state)[:3]
     for mixed, triton in zip(found["cuda"], found["triton"], strict=True):
         assert relative_rms(mixed, triton) <= GRADIENT[torch.bfloat16]
 
@@ -182,13 +183,6 @@ def test_packed_sequences_are_independent(width):
         assert torch.equal(poisoned.final_state[n], clean.final_state[n])
 
 
-def _gradients(inputs, initial, cu, do, d_state):
-    leaves = [x.detach().requires_grad_() for x in (*inputs, initial)]
-    o, final = chunk_quasar(*leaves, True, cu)
-    torch.autograd.backward([o, final], [do, d_state])
-    return [x.grad for x in leaves]
-
-
 @both_widths
 @pytest.mark.parametrize("packed", [False, True])
 def test_triton_s_backward_pass_after_the_cuda_forward_pass(packed, width, monkeypatch):
@@ -201,10 +195,9 @@ def test_triton_s_backward_pass_after_the_cuda_forward_pass(packed, width, monke
     for name in ("cuda", "triton"):
         monkeypatch.setenv("QUASAR_BACKEND", name)
         assert choose_backend(*inputs[:3]).backend == name
-        found[name] = _gradients(inputs, initial, cu, do, d_state)
-    wide = [x.detach().double().requires_grad_() for x in (*inputs, initial)]
-    torch.autograd.backward(list(quasar_chunked(*wide, cu)), [do.double(), d_state.double()])
-    for mixed, triton, exact in zip(found["cuda"], found["triton"], wide, strict=True):
+        found[name] = gradients(inputs, do, initial, d_state, cu)
+    wanted = gradients(inputs, do, initial, d_state, cu, exact=True)
+    for mixed, triton, exact in zip(found["cuda"], found["triton"], wanted, strict=True):
         limit = GRADIENT[torch.bfloat16] if exact.ndim > 1 else BETA_GRADIENT
-        assert relative_rms(mixed, exact.grad) <= limit
+        assert relative_rms(mixed, exact) <= limit
         assert relative_rms(mixed, triton) <= limit

@@ -7,7 +7,6 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
-from fla.layers.quasar import QuasarAttention
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import Variant
 from fla.ops.quasar.layer import forward as layer_forward
@@ -15,11 +14,14 @@ from fla.ops.quasar.layer.hopper import wide_projection as wide
 
 from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms
 from tests.gpu.calls import ON_HOPPER, packed
+from tests.gpu.layer.layers import call, make_layer
 from tests.quasar_kernels.tolerances import LAYER_GRADIENT, PROJECTION
 
 pytestmark = ON_HOPPER
 
 BF16, FP16 = torch.bfloat16, torch.float16
+HEADS = {"num_heads": 4, "head_dim": 128}
+"""Those of a layer that Hopper's other kernels do not support."""
 dtypes = pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 
 
@@ -95,21 +97,11 @@ def test_results_out_of_range_are_finite(dtype, factor):
     assert torch.isfinite(found).all()
 
 
-def make_layer(width=512, S=128):
-    torch.manual_seed(0)
-    return QuasarAttention(hidden_size=width, head_dim=S, num_heads=width // S)
-
-
-def forward(layer, x, **kwargs):
-    with torch.autocast("cuda", BF16):
-        return layer(x, **kwargs)[0]
-
-
 @pytest.mark.parametrize("shape", [(1, 3000), (3, 1001)])
 def test_a_layer_and_its_gradients_match_float64(monkeypatch, shape):
     monkeypatch.setattr(wide, "FEWEST_TILES", 1)
-    layer, x = make_layer().cuda(), torch.randn(*shape, 512, device="cuda", requires_grad=True)
-    y = forward(layer, x)
+    layer, x = make_layer(**HEADS), torch.randn(*shape, 512, device="cuda", requires_grad=True)
+    y = call(layer, x)
     wide_x = x.detach().double().requires_grad_()
     leaves = {name: p.detach().double().requires_grad_() for name, p in layer.named_parameters()}
     wanted = quasar_layer(leaves, wide_x, num_heads=4, head_dim=128, operator=quasar_chunked)
@@ -124,38 +116,37 @@ def test_a_layer_and_its_gradients_match_float64(monkeypatch, shape):
 def test_packed_sequences_equal_separate_calls(monkeypatch):
     monkeypatch.setattr(wide, "FEWEST_TILES", 1)
     monkeypatch.setattr(wide, "FEWEST_TOKENS", 1)
-    layer, lengths = make_layer().cuda(), [700, 2, 0, 125, 900]
+    layer, lengths = make_layer(**HEADS), [700, 2, 0, 125, 900]
     x = torch.randn(1, sum(lengths), 512, device="cuda")
     with torch.no_grad():
-        together = forward(layer, x, cu_seqlens=packed(lengths)).split(lengths, dim=1)
+        together = call(layer, x, cu_seqlens=packed(lengths)).split(lengths, dim=1)
         for part, found in zip(x.split(lengths, dim=1), together, strict=True):
             if part.numel():
                 # both results have 16 bits; one has fp32 products
-                assert relative_rms(found, forward(layer, part).double()) <= 2e-2
+                assert relative_rms(found, call(layer, part).double()) <= 2e-2
 
 
 def test_after_a_failed_launch_the_library_path_runs(monkeypatch, caplog):
     def refuse(*_):
         raise CudaUnavailableError("refused")
 
-    layer, x = make_layer(), torch.randn(1, 20_000, 512, device="cuda")
-    layer.cuda()
+    layer, x = make_layer(**HEADS), torch.randn(1, 20_000, 512, device="cuda")
     monkeypatch.setattr(wide.PROGRAM, "_entries", {})
     with torch.no_grad():
-        expected = forward(layer, x)
+        expected = call(layer, x)
         monkeypatch.setattr(wide, "project_wide", refuse)
         with caplog.at_level(logging.WARNING, "fla.ops.quasar"):
-            y = forward(layer, x)
+            y = call(layer, x)
         assert "the fused projections of wide layers are not used: refused" in caplog.text
         monkeypatch.setattr(layer_forward, "WIDE", layer_forward.LIBRARY)
-        assert torch.equal(y, forward(layer, x))
+        assert torch.equal(y, call(layer, x))
     assert relative_rms(y, expected.double()) <= 1e-2
 
 
 def test_a_transposed_input_gives_the_same_result():
-    layer, x = make_layer().cuda(), torch.randn(1, 20_000, 512, device="cuda")
+    layer, x = make_layer(**HEADS), torch.randn(1, 20_000, 512, device="cuda")
     with torch.no_grad():
-        y = forward(layer, x)
+        y = call(layer, x)
         transposed = x.mT.contiguous().mT
         assert not transposed.is_contiguous()
-        assert relative_rms(forward(layer, transposed), y.double()) <= 1e-2
+        assert relative_rms(call(layer, transposed), y.double()) <= 1e-2
