@@ -140,14 +140,14 @@ def sources() -> list[Path]:
 def is_quick(name: str, arch: int) -> bool:
     """Return whether --quick compiles a kernel, or a .cu file, for an architecture.
 
-    sm_90 gets all kernels. sm_86 represents other GPUs: it has the instructions of sm_80 and the
-    shared memory of sm_120. Together they compile every line of the .cu files. Triton multiplies
-    differently on sm_100 (tcgen05). Triton's fp32 kernels are compiled for sm_90 only.
+    sm_90 gets all kernels. The .cu files have the same code for all others: sm_86 has the
+    instructions of sm_80 and the shared memory of sm_120. Triton's kernels get an architecture of
+    each of its code generators and each size of shared memory, except those in fp32.
     """
     if ".cu" in name:
         return arch in (86, 90)
     fp32 = "fp32" in name or name == "forward_substitution"
-    return arch == 90 or (arch in (86, 100) and not fp32)
+    return arch == 90 or (arch in (80, 100, 120) and not fp32)
 
 
 @dataclass(frozen=True)
