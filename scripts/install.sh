@@ -140,7 +140,7 @@ check_disk_first() {
 }
 
 # Whether an index replies for PyTorch within five seconds, through the environment's proxies. The certificate
-# is not checked here, because only pip downloads from it, and pip checks it.
+# is not checked here: only pip downloads from the index, and pip checks it.
 index_replies() {
   timeout 5 .venv/bin/python -I - "$1" >/dev/null 2>&1 <<'END'
 import ssl, sys, urllib.request
@@ -203,7 +203,7 @@ install_torch() {
       index=$cpu_index
     else
       say "no NVIDIA GPU, and $cpu_index cannot be reached: PyTorch is taken from pip's index" \
-        '(TORCH_INDEX_URL names another)'
+        '(set TORCH_INDEX_URL for another)'
     fi
   fi
   if [ "$build" = cpu ] && [ "$index" != "$cpu_index" ] && needs_cuda ${index:+--index-url "$index"}; then
@@ -216,7 +216,7 @@ install_torch() {
 install_all() {
   say 'installing PyTorch and the other dependencies (minutes on a new machine)'
   if ! has_torch; then install_torch; fi
-  # Up to version 0.1 the distribution had this name; both would own the same packages.
+  # Up to version 0.1 the distribution was quasar-miner; old and new would own the same packages.
   if compgen -G '.venv/lib/python3*/site-packages/quasar_miner-*.dist-info' >/dev/null; then
     .venv/bin/python -m pip uninstall --yes --disable-pip-version-check quasar-miner >>"$log" 2>&1
   fi

@@ -26,9 +26,9 @@ class Entry(Frozen):
     """One measured call, or the reason why it could not be measured."""
 
     table: str = Field(description="which of the case's tables it belongs to")
-    of: dict[str, Scalar] = Field({}, description="key of the call, such as way and tokens")
+    of: dict[str, Scalar] = Field({}, description="key of the call, such as width and tokens")
     by: str = Field("", description="the implementation")
-    figures: dict[str, Number] = Field({}, description="by name, which ends in the unit")
+    figures: dict[str, Number] = Field({}, description="by name, with the unit last, if any")
     errors: dict[str, NotNegative] = Field({}, description="relative RMS against float64")
     series: dict[str, tuple[Finite, ...]] = Field({}, description="figures over steps")
     texts: dict[str, str] = Field({}, description="other results, as text")
@@ -40,7 +40,7 @@ class Entry(Frozen):
         return values.get(name)
 
     def worst(self) -> tuple[str, float]:
-        """Return the largest error and its tensor."""
+        """Return the largest error's name and value."""
         return max(self.errors.items(), key=lambda item: item[1])
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Run(Frozen):
         )
 
     def growing(self, entries: Iterable[Entry]) -> Iterator[Run]:
-        """Yield the run after each of more entries."""
+        """Yield the run as each entry is added."""
         run = self
         for entry in entries:
             run = run.adding(entry)
@@ -111,7 +111,7 @@ class Run(Frozen):
         rows: dict[str, Row] = {}
         for entry in self.table(table):
             row = rows.setdefault(json.dumps(entry.of), Row(entry.of, {}))
-            row.by[entry.by] = entry  # type: ignore[index] # made above
+            row.by[entry.by] = entry  # type: ignore[index] # a dict
         return list(rows.values())
 
     @property
@@ -143,7 +143,7 @@ def versions(environment: Environment) -> str:
 def start(
     case: str, protocol: str, commit: str | None, *, device: str | None = "cuda", **fields: Any
 ) -> Run:
-    """Return a run without entries: today, `commit` or the checkout's, and this machine.
+    """Return an empty run of today, this machine, and `commit` or the checkout's commit.
 
     Args:
         device: "cpu" for a trial on a machine with a GPU; None leaves the machine out.

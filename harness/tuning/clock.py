@@ -69,7 +69,7 @@ def replayed(calls: Sequence[Call]) -> Iterator[Callable[[int], float]]:
 
 
 def steady(run: Callable[[int], float], least_ms: float, repeats: int, warm: float) -> float:
-    """Return the median of `run(times)`, milliseconds per call, after `warm` seconds of calls."""
+    """Return the median of `run(times)`, milliseconds per run, after `warm` seconds of runs."""
     run(2)
     once = run(3)
     times = max(1, round(least_ms / once))

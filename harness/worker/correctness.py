@@ -23,7 +23,7 @@ from harness.workload import ORACLE_LENGTH, WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer
 
 LENGTHS = (1, 65, 257, 512)
-"""Lengths in tokens at which every check compares the operator, as well as at the measured one."""
+"""Lengths in tokens at which every check compares the operator, besides the longest that fits."""
 
 LAYER_EXACT = 4096
 """Longest sequence at which the layer is compared in float64; beyond it the oracle is fp32."""
@@ -31,16 +31,16 @@ LAYER_EXACT = 4096
 GRADIENT_LENGTH = 130
 
 SLOWEST, FASTEST = 0.005, 2.8
-"""Least and largest beta of the heads in one comparison. The state of the slowest head depends on
-all tokens, SLOW_LENGTH or more. In new layers states decay so fast that code which computes pieces
-with a short overlap, without passing the state on, would be accepted."""
+"""Least and largest beta of the heads in one comparison. The slowest head remembers all
+of its SLOW_LENGTH or more tokens. With a new layer's parameters the state decays so fast that code
+which computes overlapping pieces without passing the state on would be accepted."""
 SLOW_LENGTH = 1024
 
 SAMPLED = 4096
-"""Number of tokens of an input that are compared after a call, if it has over `ORACLE_LENGTH`."""
+"""Tokens checked for changes after a call, in inputs of more than `ORACLE_LENGTH` tokens."""
 
 BURST = 1000.0
-"""Factor of some values, so large that a remainder of them shows in later outputs."""
+"""Factor of the first values, so large that their rest in the state shows in later outputs."""
 
 
 Subject = SubjectProxy | InProcessSubject
@@ -131,7 +131,7 @@ class _Stages:
         checker.compare(name, where, actual, expected, limit or checker.limits.operator)
 
     def burst(self) -> None:
-        """Small values after large ones must give outputs as accurate as without the large ones."""
+        """Outputs behind large values must be within twice the limit for correlated keys."""
         inputs = _layer_like(self.checker, 600)
         inputs["v"][:, :20] *= BURST
         actual, expected = self._operate(inputs)["o"], _oracle(inputs)[0]
@@ -161,7 +161,7 @@ class _Stages:
 
     def reuse(self) -> None:
         """New values in the same memory must give new outputs and leave earlier ones unchanged."""
-        checker, where = self.checker, "257 tokens, inputs rewritten unseen"
+        checker, where = self.checker, "257 tokens, inputs overwritten in place"
         limit = checker.limits.operator
         first = self._operate(_layer_like(checker, 257))["o"]
         fresh = _layer_like(checker, 257)
@@ -173,7 +173,7 @@ class _Stages:
         checker.bound("operator: two calls on one input differ", where, apart, limit)
 
     def causality(self, length: int) -> None:
-        """Changing later tokens must not change a bit of earlier outputs."""
+        """Changing later tokens must leave earlier outputs bitwise equal."""
         checker = self.checker
         inputs, other = _layer_like(checker, length), _layer_like(checker, length)
         cut = 1 + checker.below(length - 1)
@@ -188,7 +188,7 @@ class _Stages:
         """Compare the layer twice, the second time with other values in the same memory."""
         checker = self.checker
         weights = _on(checker.device, self.subject.build())
-        for where in (f"{length} tokens", f"{length} tokens, input rewritten unseen"):
+        for where in (f"{length} tokens", f"{length} tokens, input overwritten in place"):
             shape, seed = (1, length, WORKLOAD.hidden_size), checker.seed()
             self.subject.draw("x", shape, seed)
             x = drawn(shape, seed, checker.device)
@@ -281,7 +281,7 @@ def check_correctness(
     """Check `chunk_quasar` and the layer class on `device`, also at `length` tokens.
 
     It stops after the first stage that finds a fault. Inputs are drawn from `seed`, a secret one if
-    None. Exceptions of the subject pass.
+    None. The subject's exceptions are not caught.
     """
     started = time.monotonic()
     checker = Checker.draw(device, seed)

@@ -94,7 +94,7 @@ class Decoding:
         self._thread.start()
 
     def stop(self) -> None:
-        """Accept no more jobs, and cancel the running one."""
+        """Start no more jobs, and cancel the running one."""
         self.done.set()
 
     def put(self, request: InferenceRequest, client: str = "", *, reserved: bool = False) -> Job:
@@ -126,7 +126,7 @@ class Decoding:
             self.decoder = self._load()
         except Exception as error:  # a model may fail to load in any way
             self.fault = f"{type(error).__name__}: {error}"
-            if not isinstance(error, OSError):  # the message names the missing file
+            if not isinstance(error, OSError):  # an OSError's message names the file
                 log.exception("the model cannot be loaded")
             self.done.set()
             return

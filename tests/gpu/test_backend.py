@@ -111,7 +111,7 @@ def _start(tmp_path, code=FRESH, **variables):
     )
 
 
-def test_two_processes_without_compilers_compile_at_once(tmp_path):
+def test_two_processes_compile_concurrently_by_nvrtc(tmp_path):
     processes = [_start(tmp_path) for _ in range(2)]
     results = [process.communicate(timeout=HANG) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], results

@@ -91,7 +91,7 @@ def test_gradients_of_any_decay(monkeypatch, name, width, decay):
 
 @names
 @pytest.mark.parametrize("width", [64, 128])
-def test_gradients_with_resets_of_the_state_and_step_sizes_of_zero(monkeypatch, name, width):
+def test_gradients_with_zero_step_sizes_and_resets_of_the_state(monkeypatch, name, width):
     monkeypatch.setenv("QUASAR_BACKEND", name)
     x = draw(3000, width, H=4, decay=0.02)
     x.beta[:, ::5] = 0
@@ -100,7 +100,7 @@ def test_gradients_with_resets_of_the_state_and_step_sizes_of_zero(monkeypatch, 
 
 
 @pytest.mark.parametrize("decay", [0.02, 1.0])
-def test_gradients_with_skipped_maps(monkeypatch, decay):
+def test_gradients_with_early_stops(monkeypatch, decay):
     monkeypatch.setenv("QUASAR_BACKEND", "cuda")
     x = draw(28_000, H=64, decay=decay)  # many heads, so a segment has more than LONG tokens
     program = cuda_scan.PROGRAM.load(cuda_scan.variant_of(x.q, ("-DQUASAR_DECAY",)))

@@ -30,7 +30,7 @@ class Fault:
     status: int | None = None  # None breaks the connection without a reply
     body: str | bytes = ""  # a str is sent as `detail`
     headers: dict[str, str] = field(default_factory=dict)
-    stored: bool = False  # whether the request has its effect before
+    stored: bool = False  # whether the request has its effect first
 
 
 LOST = Fault(stored=True)
@@ -71,7 +71,7 @@ class FakeValidatorApi:
         self.rows: list[dict[str, Any]] = []
         self.weights: list[dict[str, Any]] = []
         self.performers: list[dict[str, Any]] = []
-        self.verdict: float | None = 1.0  # a read of the queue gives this score; None gives none
+        self.verdict: float | None = 1.0  # reading the queue gives revealed rows this score
         self.lists_unrevealed = True  # whether the queue shows unrevealed commitments
         self.judges_early = False  # whether validators judge them
         # whether a validator fetches unrevealed commitments and scores them 0 after their reveal
@@ -243,7 +243,7 @@ class FakeValidatorApi:
                 elif self.fetches_ahead:
                     row["fetched"] = True
                 elif self.judges_early:
-                    row["validated"] = row["judged_early"] = True  # 0: nothing to clone
+                    row["validated"] = row["judged_early"] = True  # score 0: nothing to clone
         return answer
 
     def _get_weights(self, request: Request) -> Any:

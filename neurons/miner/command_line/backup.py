@@ -49,7 +49,8 @@ def restore(given: Given, file: Path) -> int:
         part = present.with_suffix(".part")
         part.unlink(missing_ok=True)
         copy_journal(file, part)
-        if present.exists():
+        replaced = present.exists()
+        if replaced:
             os.replace(present, settings.state_dir / SET_ASIDE)
         for rest in ("-wal", "-shm"):  # they belong to the file that was set aside
             left = present.with_name(present.name + rest)
@@ -57,12 +58,13 @@ def restore(given: Given, file: Path) -> int:
                 os.replace(left, settings.state_dir / (SET_ASIDE + rest))
         os.replace(part, present)
     newest = "it is empty" if latest is None else f"its newest submission is {latest.state.value}"
-    echo(f"restored from {file}: {newest}; the journal before it is now {SET_ASIDE}")
+    earlier = f"; the earlier journal is now {SET_ASIDE}" if replaced else ""
+    echo(f"restored from {file}: {newest}{earlier}")
     return 0
 
 
 def is_database(file: Path) -> bool:
-    """Return whether a file has SQLite's header; True if opening it will report an error."""
+    """Return whether a file has SQLite's header, or is unreadable (copying then fails)."""
     try:
         with file.open("rb") as stream:
             return stream.read(len(MAGIC)) == MAGIC

@@ -72,7 +72,7 @@ def test_three_lengths_of_each_check_are_secret(passed: RecordingSubject) -> Non
     fixed = {1, 65, 257, 512, MEASURED, 600, 300, 1000}
     secret = lengths_of(passed) - fixed
     assert fixed <= lengths_of(passed)
-    assert len(secret) == 3  # the longest is that of the slow heads
+    assert len(secret) == 3  # the longest has heads of tiny beta
     assert module.SLOW_LENGTH <= max(secret) < 2 * module.SLOW_LENGTH
     other = RecordingSubject()
     assert run(other, seed=20).passed
@@ -95,7 +95,7 @@ def test_inputs_are_like_those_of_a_layer(passed: RecordingSubject) -> None:
     assert len(zeros) > 3  # for a key of zeros, alpha would be 0 / 0
 
 
-def test_two_comparisons_have_correlated_and_equal_keys(passed: RecordingSubject) -> None:
+def test_keys_are_correlated_once_and_repeated_once(passed: RecordingSubject) -> None:
     keys = [inputs["k"] for inputs in passed.operated if inputs["k"].shape[1] == 512]
     repeated, correlated, independent = sorted(
         float(k.std(1).norm() / k.mean(1).norm()) for k in keys
@@ -135,7 +135,7 @@ def test_a_gradient_of_another_shape_counts_as_zero() -> None:
 
 def test_a_replaced_function_fails_and_is_named() -> None:
     subject = RecordingSubject()
-    subject._operator = lambda q, *_, **__: (torch.zeros_like(q), None)  # which ends the check
+    subject._operator = lambda q, *_, **__: (torch.zeros_like(q), None)  # fails early
     subject.tampered = lambda: {"names": ["torch.mm"]}  # type: ignore[method-assign]
     check = run(subject).failed[-1]
     assert (check.name, check.where, check.value) == ("functions replaced", "torch.mm", 1)

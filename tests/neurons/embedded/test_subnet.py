@@ -39,14 +39,14 @@ NOWHERE = Path(os.devnull)
         ({"repo_path": "/srv/fork"}, {}, False),
     ],
 )
-def test_a_run_is_embedded_only_if_no_setting_selects_a_subnet(flags, environ, expected, tmp_path):
+def test_a_run_is_embedded_if_no_setting_names_a_real_subnet(flags, environ, expected, tmp_path):
     assert is_embedded(flags, NOWHERE, environ) is expected
     present = tmp_path / ".env"
     present.touch()
     assert not is_embedded(flags, present, environ)
 
 
-def test_the_users_settings_apply_except_those_beyond_this_machine(tmp_path, monkeypatch):
+def test_user_settings_apply_unless_they_reach_other_machines(tmp_path, monkeypatch):
     environ = {"GITHUB_TOKEN": "ghp_canary", "SUBTENSOR_NETWORK": "finney", "CLAIM_RUNS": "5"}
     flags = {"state_dir": tmp_path, "target_sequence_length": "512", "device": "cpu"}
     settings = embedded_settings(flags, environ)

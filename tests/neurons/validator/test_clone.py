@@ -64,7 +64,7 @@ def test_unsafe_addresses_are_rejected(address: str) -> None:
     assert "password" not in str(caught.value)
 
 
-def test_only_allowed_hosts_and_files_are_cloned(fork: ForkRepository) -> None:
+def test_only_allowed_hosts_and_schemes_pass(fork: ForkRepository) -> None:
     assert LOCAL.check(fork.url).protocol == "file"
     with pytest.raises(BadFork, match="https://"):
         Sources().check(fork.url)
@@ -86,7 +86,7 @@ def test_private_addresses_are_rejected(address: str, tmp_path: Path) -> None:
 def test_a_commit_with_too_many_files_is_not_checked_out(
     fork: ForkRepository, tmp_path: Path
 ) -> None:
-    """Ten names per folder, eight levels deep: a kilobyte of git with 100 million files."""
+    """Ten names per folder, eight levels deep: a kilobyte of git with a billion files."""
     (fork.path / "one").write_text("one")
     hashed = fork.git("hash-object", "-w", "one")
     tree = mktree(fork, [f"100644 blob {hashed}\tf{n}" for n in range(10)])
@@ -137,12 +137,12 @@ def nest(folder: Path, depth: int) -> None:
     os.close(here)
 
 
-@pytest.mark.parametrize("content", ["deep", "file", "link", "parent is a file"])
-def test_a_start_clears_the_work_folder(content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["deep", "file", "link", "work is a file"])
+def test_leftover_clones_are_deleted(content: str, tmp_path: Path) -> None:
     work, kept = tmp_path / "clones", tmp_path / "kept"
     kept.mkdir()
     (kept / "file").touch()
-    if content == "parent is a file":
+    if content == "work is a file":
         work.touch()
     else:
         work.mkdir()

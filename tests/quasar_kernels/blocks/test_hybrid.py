@@ -115,7 +115,7 @@ def test_recomputation_gives_the_same_gradients_and_stores_less():
         ({"inner": 0}, "inner must be a whole number from 1; got 0"),
     ],
 )
-def test_invalid_sizes(options, words):
+def test_invalid_options(options, words):
     with pytest.raises(ValueError, match=words):
         HybridBlock(**({"width": WIDTH, "heads": HEADS} | options))
 

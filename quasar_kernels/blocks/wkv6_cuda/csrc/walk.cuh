@@ -49,7 +49,7 @@ __device__ __forceinline__ Chain find_chain(const Arguments& arg) {
   const i64 n = blockIdx.x / arg.heads;
   const int head = blockIdx.x % arg.heads;
   if (!arg.bounds) return {n, n * arg.T, n * arg.T / CHECKPOINT + n, head, (int)arg.T};
-  // clamp bounds outside of the row, so that no access leaves it
+  // clamp bounds to 0 .. T, so that no access leaves the tensors
   i64 begin = arg.bounds[n], end = arg.bounds[n + 1];
   if (begin < 0) begin = 0;
   if (end > arg.T) end = arg.T;
@@ -136,7 +136,7 @@ struct Stage {
     commit_loads();
   }
 
-  // converts a stage's tokens
+  // converts the tokens of one raw part
   template <int THREADS>
   __device__ __forceinline__ void convert(int tokens, int part) {
     const Raw& from = raw[part];

@@ -101,22 +101,22 @@ def project_wide(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Return silu(causal convolution(x W^T)) for q, k and v, and two kinds of products x W^T.
 
-    The latter are those of the narrow gate, and those of q, k and v before the convolution. It
-    records nothing for autograd and runs on the current stream. The device of `rows` must be
-    the current device.
+    The latter are those of the gate's low-rank input, and those of q, k and v before the
+    convolution. It records nothing for autograd and runs on the current stream. The device of
+    `rows` must be the current device.
 
     Args:
         program: the kernel for the device and dtype of `rows`.
-        rows: x, `[T, inputs]` bf16 or fp16, contiguous, 16-byte aligned: one sequence from its
-            start; inputs are a multiple of 64.
+        rows: x, `[T, inputs]` bf16 or fp16, contiguous, 16-byte aligned, treated as one
+            sequence; inputs are a multiple of 64.
         weights: `[C + S, inputs]` in the same dtype, contiguous; C is a multiple of 256, S 64 or
             128.
         taps: `[C, 4]` fp32, contiguous.
         keep: whether to return the products of q, k and v; otherwise they are None.
 
     Returns:
-        `[T, C]`, `[T, S]` and `[T, C]` in the dtype of `rows`. For both dtypes, products and taps
-        are rounded to fp16 and saturate at 65504. The convolution's sums are fp16, SiLU is fp32.
+        `[T, C]`, `[T, S]` and `[T, C]` in the dtype of `rows`. All products and taps are first
+        rounded to fp16 and saturate at 65504. The convolution's sums are fp16, SiLU is fp32.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.

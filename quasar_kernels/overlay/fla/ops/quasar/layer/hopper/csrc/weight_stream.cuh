@@ -9,8 +9,8 @@
 //
 // A weight tile holds up to 128 output channels (rows) x 64 inputs, in rows of 128 bytes with the
 // 128-byte swizzle (tile_descriptor in wgmma.cuh). Within 16 inputs, positions 2c, 2c+1, 2c+8, 2c+9
-// hold channels 4c .. 4c+3, so that a thread's part of an A operand is four neighbours in memory
-// (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16").
+// hold inputs 4c .. 4c+3. A thread's part of A (the tokens) is then four neighbours in memory (PTX
+// ISA, "Register Fragments for wgmma.mma_async.m64nNk16").
 
 #pragma once
 
@@ -76,8 +76,8 @@ __device__ __forceinline__ void consumer_sync(int consumer) {
 // ---- barriers ----
 
 // One arrival at a barrier of either block, by an address from in_block. It does not order memory
-// accesses for the other block, which would need a fence of all memory. None is needed, because the
-// products have read the stage before the arrival (warpgroup_wait).
+// accesses across blocks (that would need a full fence). No order is needed, because the products
+// have read the stage before the arrival (warpgroup_wait).
 __device__ __forceinline__ void arrive_in_cluster(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(barrier) : "memory");
 }
@@ -118,7 +118,7 @@ __device__ __forceinline__ void init_pipeline(PipelineShared<STAGES>& pipeline) 
   fence_barrier_init();
 }
 
-// A pipeline's current stage, and the parity of the phases in its round.
+// A pipeline's current stage, and the phase parity of its barriers.
 template <int STAGES>
 struct PipelineState {
   int stage = 0;

@@ -6,7 +6,7 @@
 // have stored these, so all tiles run in parallel. With dP = tril(dO V'^T) and N =
 // strict_tril(dv V'^T),
 //   dQ = dO S^T + dP K
-//   dK = V' dS^T - dv S^T + dP^T Q - (N + N^T) K + 2 K diag(dlambda),
+//   dK = V' dS^T - dv S^T + dP^T Q - (N + N^T) K + 2 diag(dlambda) K,
 // where dlambda follows from da_t = dv_t V'_t / a_t^2, because a_t only enters V'_t =
 // a_t (v_t - S_(t-1)^T k_t). If step sizes are inputs, da is their gradient. With decays each
 // product is weighted by the decay between its two tokens; tile_decays.cuh computes these and their
@@ -56,7 +56,7 @@ __device__ __forceinline__ void step_size_slopes(float lambda, float beta, float
   by_beta = decay * ratio;
 }
 
-// dK += 2 K diag(dlambda); returns the contribution of this lane's rows to beta's gradient.
+// dK += 2 diag(dlambda) K; returns the contribution of this lane's rows to beta's gradient.
 // d_values is the diagonal of dv V'^T; K is at `k`.
 template <Scalar T>
 __device__ __forceinline__ float add_step_sizes(Rows64 (&dK)[PANELS], const float (&d_values)[2],
