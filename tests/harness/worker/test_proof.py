@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -169,6 +171,10 @@ class Answers:
 
     def __init__(self) -> None:
         self.calls: list[int] = []
+        self.ended = False
+
+    def end(self) -> None:
+        self.ended = True
 
     def ask(self, op: str, *, seed: int, calls: int) -> tuple[dict[str, object], dict[str, Tensor]]:
         self.calls.append(calls)
@@ -199,3 +205,31 @@ def test_the_gpu_rests_before_long_chains_of_a_fork(monkeypatch, device, length,
     monkeypatch.setattr("harness.worker.proof.time.sleep", pauses.append)
     proof._best_chain(Answers(), length, torch.device(device), enough)  # type: ignore[arg-type]
     assert set(pauses) == {proof.REST if rests else 0.0}
+
+
+@pytest.mark.parametrize(
+    ("device", "length", "slower", "refused"),
+    [
+        ("cuda", 16_384, 1.2, False),
+        ("cuda", 16_384, 1.4, True),
+        ("cuda", 4096, 1.9, False),  # the host launches the link's kernels between calls
+        ("cuda", 4096, 2.1, True),
+        ("cpu", 512, 2.9, False),
+        ("cpu", 512, 3.1, True),
+    ],
+)
+def test_a_loop_that_is_much_faster_than_the_chain_is_refused(
+    monkeypatch: pytest.MonkeyPatch, device: str, length: int, slower: float, refused: bool
+) -> None:
+    chain = proof.Chain(1, torch.zeros(10, CHANNELS), 10 * 0.001 * slower)
+    proven = proof.Proof({}, (length, 1), (1.0, 1), chain, 0, 0.0)
+    monkeypatch.setattr(proof, "take", lambda *_, **__: proven)
+    monkeypatch.setattr(proof, "verify", lambda *_: None)
+    subject: Any = Answers()
+    check = partial(proof.cross_check, subject, length, torch.device(device), per_call=0.001)
+    if refused:
+        with pytest.raises(WorkerError, match="did not compute the layer"):
+            check()
+    else:
+        check()
+    assert subject.ended
