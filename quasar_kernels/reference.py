@@ -4,7 +4,7 @@
     S_t = (I - alpha_t k_t k_t^T) S_{t-1} + alpha_t k_t v_t^T        o_t = S_t^T q_t
 
 Source: Error-Free Linear Attention, arXiv 2512.12602. The recurrence is the delta rule of
-delta_reference.py with this step size. Every function is differentiable by autograd and runs on any
+delta_reference.py with this step size. Only `relative_rms` is not differentiable. All run on any
 device. This module is the specification of the kernels and shares no code with them.
 """
 
@@ -25,7 +25,7 @@ EPSILON = 1e-8
 def step_size(lam: Tensor, beta: Tensor) -> Tensor:
     """Return alpha = (1 - exp(-beta lam)) / (lam + 1e-8), of the broadcast shape.
 
-    Between 1e-8 and 1/beta, alpha is close to beta; below 1e-8 it falls to zero with lam, so a zero
+    For 1e-8 << lam << 1/beta, alpha is close to beta; below 1e-8 it falls to zero with lam. A zero
     key leaves the state exactly as it was. Value and gradients are finite at lam = 0.
 
     Args:
@@ -79,7 +79,7 @@ def quasar_chunked(
     """Compute the same as `quasar_recurrence` by chunks of `chunk` tokens, for long sequences.
 
     In float64 it agrees with the recurrence to about 1e-13. In addition to inputs and output, it
-    needs the memory of a few chunks.
+    needs copies of the inputs in `dtype` and the memory of a few chunks.
     """
     alpha = _step_sizes(k, beta, dtype)
     return delta_chunked(

@@ -1,13 +1,14 @@
 """Judge a fork as the validator does, before it is submitted; nothing is sent anywhere.
 
     python scripts/local_validator.py FORK --claim TOKENS_PER_SEC [--target LENGTH] [--commit HASH]
-    python scripts/local_validator.py --repo-path DIR [--seq-len LENGTH | --full]
+    python scripts/local_validator.py --repo-path DIR [--seq-len LENGTH] [--full]
 
-FORK is an https address or a folder. The script clones the fork into an empty sandbox, checks its
+FORK is an https address or a folder. The script clones the fork into an empty folder, checks its
 rules, times it at the validator's lengths and at the target, and compares its speed with the claim.
 DIR is a checkout, or an overlay such as quasar_kernels/overlay, which the script judges without a
 claim: rules, import, correctness and speed. --full uses the validator's lengths and the target.
-Exit status 0: it passes; 1: a validator would reject it.
+Exit status 0: it passes; 1: a validator would reject it, or
+the script reached no verdict.
 """
 
 from __future__ import annotations

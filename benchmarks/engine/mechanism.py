@@ -55,7 +55,7 @@ class Calls(NamedTuple):
     no_packing: str = ""  # the reason against packed sequences; empty if they are supported
     parameters: tuple[Tensor, ...] = ()  # further tensors that need gradients
     like: str = "v"  # the input that has the output's shape and dtype
-    changes_state: bool = True  # whether a step reads the state and writes it
+    changes_state: bool = True  # whether a step writes the state, besides reading it
     backward_operations: float = 2  # ratio of the backward pass to the forward pass
 
 
@@ -101,7 +101,7 @@ def functions(
     chunk_options: Mapping[str, Any] = NONE,
     **options: Any,
 ) -> Callable[[str], Calls]:
-    """Return what makes the calls of two functions that take the inputs by name.
+    """Return a `make` for an implementation of two functions, which take the inputs by name.
 
     Args:
         name: without `chunk_` and `fused_recurrent_`; also that of fla's module.
@@ -134,7 +134,7 @@ def one_by_one(
     recurrence: Callable[..., Any],
     like: str = "v",
 ) -> Implementation:
-    """Return a definition in fp32, token by token."""
+    """Return the implementation that runs `recurrence` in fp32, token by token."""
 
     def call(x: Inputs, state: Tensor | None) -> Tensor:
         wide = {name: t.float() for name, t in x.items()}

@@ -1,4 +1,4 @@
-"""The objects and settings of one cycle, which each step receives instead of globals."""
+"""The objects and settings of one miner, which each step receives instead of globals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from neurons.wire.rules import league_of
 from quasar_kernels.contract import overlay_digest
 
 REGISTRATIONS = 2
-"""Most registrations for one request that finds the hotkey unknown."""
+"""Limit on registrations for one request if the server does not know the hotkey."""
 
 _SHOWN: dict[State, tuple[str, ...]] = {
     State.PUBLISHED: ("fork_url", "commit_hash"),
@@ -129,7 +129,7 @@ class Context:
     def check_out(self, submission: Submission) -> bool:
         """Check out the published commit, if necessary; return whether it is checked out.
 
-        It is not if the kernels have changed since the commit.
+        The result is False if the kernels have changed since the commit.
         """
         if self.content_digest() != submission.content_digest:
             return False
@@ -173,7 +173,7 @@ class Context:
     def update_round(self, submission: Submission) -> Submission:
         """Journal the server's new round if its database was emptied before the submission arrived.
 
-        The queue then lists the submission. Otherwise the submission stays unchanged.
+        A queue that lists the submission proves this. Otherwise the submission stays unchanged.
         """
         try:
             now = self.client.current_round()

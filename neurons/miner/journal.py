@@ -1,6 +1,6 @@
-"""The journal: every submission and its events, in SQLite.
+"""The journal in SQLite: live submissions, the latest closed ones, and the latest events.
 
-The miner writes the intent before an act and the outcome after it. Each write and its event are one
+The miner writes the intent before an act and the outcome after it. A write, with any event, is one
 transaction, which is on the disk (synchronous=FULL) before the call returns.
 """
 
@@ -27,7 +27,7 @@ EVENTS_KEPT = 5000
 CLOSED_KEPT = 1000
 
 _COLUMNS = tuple(field.name for field in fields(Submission))
-# The SQL contains only constants of this file and field names of Submission, no outside input.
+# The SQL contains only constants of the code and field names of Submission, no outside input.
 _INSERT = (
     f"INSERT INTO submissions ({', '.join(_COLUMNS[1:])}) "  # noqa: S608
     f"VALUES ({', '.join('?' * (len(_COLUMNS) - 1))})"

@@ -87,7 +87,7 @@ class Caller:
 
 
 async def caller(request: Request) -> Caller:
-    """Return the caller, whose hotkey has signed its address in the headers.
+    """Return the caller; its Signature header must sign the text of its Hotkey header.
 
     Raises a 401 if it has not, and a 429 with Retry-After beyond the rate limit.
     """
@@ -124,7 +124,7 @@ def check_fork_url(fork_url: str, *, allow_files: bool) -> None:
         raise HTTPException(
             400,
             "fork_url must be a plain https address; an API with ALLOW_FILE_FORKS=true also "
-            "accepts file://",
+            "accepts file://, and http:// on this machine",
         )
 
 
@@ -149,7 +149,7 @@ class ValidatorCall:
 async def validator(request: Request) -> ValidatorCall:
     """Return the validator's call.
 
-    Raises a 401 without a valid signature of path, query, body, nonce and time, and a 403 for a
+    Raises a 401 without a valid signature of method, path, query, body, nonce and time; a 403 for a
     hotkey that is not a validator's.
     """
     api = request.app.state.api

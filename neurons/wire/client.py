@@ -35,7 +35,7 @@ class Queue(protocol.Message):
 
     @property
     def rows(self) -> list[protocol.QueuedSubmission]:
-        """This hotkey's submissions that no validator has marked yet."""
+        """This hotkey's submissions that have no verdict yet."""
         rows = [
             row for row in self.recent_submissions if isinstance(row, protocol.QueuedSubmission)
         ]

@@ -102,7 +102,7 @@ class AlreadyRevealed(Refused):
 
 
 class HashMismatch(Refused):
-    """400: the hash of the revealed values is not the commitment. Five of these ban the address."""
+    """400: the hash of the revealed values is not the commitment. Five failures ban the address."""
 
 
 def fault_of(
@@ -126,8 +126,8 @@ def fault_of(
         target = redact_text(headers.get("Location", "nowhere"))
         return ForeignPage(
             f"{route} is redirected to {target}, and redirects are not followed, because the "
-            "signature header is a credential. If it stays so, VALIDATOR_API_URL must be the "
-            "address that answers itself",
+            "signature header is a credential. If it stays so, set VALIDATOR_API_URL to the "
+            "address that answers without a redirect",
             after,
         )
     if detail is None or (status, detail) in _UNKNOWN_ROUTE:
@@ -158,7 +158,7 @@ def fault_of(
 
 
 _UNKNOWN_ROUTE = ((404, "Not Found"), (405, "Method Not Allowed"))
-"""FastAPI's replies for an unknown route, as another version or another program sends them."""
+"""FastAPI's replies for an unknown route: the server is another version or another program."""
 
 _DAMAGED_REQUEST = (400, "There was an error parsing the body")
 """FastAPI's reply to a request body that is truncated or damaged."""
@@ -172,7 +172,7 @@ def _refusal(status: int, detail: str, reason: str) -> Refused:
             "Check WALLET_MINER_NAME and WALLET_HOTKEY, and that this program is up to date.",
         )
     if status == 403 and "mismatch" in text:
-        return Forbidden(reason, "Check that one wallet is used: WALLET_HOTKEY.")
+        return Forbidden(reason, "Check that all programs use the same WALLET_HOTKEY.")
     if status == 403 and "not registered on subnet" in text:
         return Forbidden(
             reason,
@@ -186,14 +186,14 @@ def _refusal(status: int, detail: str, reason: str) -> Refused:
             reason, "Register the hotkey with the subnet (btcli subnets register)."
         )
     if status == 404 and "submission not found" in text:
-        return SubmissionNotFound(reason, "Check VALIDATOR_API_URL: it is another server.")
+        return SubmissionNotFound(reason, "Check VALIDATOR_API_URL: it may name another server.")
     if status == 409 and "already revealed" in text:
         return AlreadyRevealed(reason, "Nothing: it is done.")
     if status == 409 and "already exists" in text:
         return AlreadyCommitted(reason, "Look for the commitment in /pending_reveals.")
     if status == 400 and "mismatch" in text:
         return HashMismatch(
-            reason, "Do not reveal it again: five such failures ban this address for 24 hours."
+            reason, "Do not reveal it again: five failures ban this address for 24 hours."
         )
     if status == 422:
         return Refused(reason, "The server's message format has changed: update this program.")

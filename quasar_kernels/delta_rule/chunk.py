@@ -47,7 +47,7 @@ def chunk_delta_rule(
         cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), empty
             ones included.
         cu_seqlens_cpu: a copy of them on the host, which saves a synchronisation.
-        cp_context: from fla's `build_cp_context`, in the contiguous layout, or from that of
+        cp_context: from fla's `build_cp_context` (contiguous layout), or from the one in
             `fla.ops.quasar.parallel.context`, which allows slices of any lengths. The tensors are
             then this rank's slice of packed sequences (B = 1), and the context's bounds replace
             cu_seqlens. Every rank must call. States, which fla does not support here, are those of

@@ -42,7 +42,7 @@ def check(
     """
     expect("q", q, ("B", "T", "H", "K"))
     device, (B, T, H, K) = q.device, q.shape
-    expect("k, as wide as q,", k, q.shape, device)
+    expect("k, like q,", k, q.shape, device)
     expect("v", v, (B, T, "HV", "V"), device)
     HV, V = v.shape[2:]
     if 0 in (H, K, HV, V):

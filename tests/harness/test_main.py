@@ -33,7 +33,7 @@ def test_a_tree_that_breaks_the_rules_is_measured_and_reported(make_tree, capsys
     assert "A VALIDATOR REJECTS THIS TREE by its rules: fla/ops/quasar/gate.py" in printed.out
 
 
-def test_a_fault_of_the_tree_is_printed_once(make_tree, capsys):
+def test_a_fault_of_the_tree_is_printed_once_per_stream(make_tree, capsys):
     tree = make_tree()
     (tree / "fla/layers/quasar.py").write_text("raise ValueError('boom')\n")
     words = ["--tree", str(tree), "--lengths", "16,32", "--runs", "1", "--device", "cpu"]

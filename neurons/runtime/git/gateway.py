@@ -51,7 +51,7 @@ class Gateway(socketserver.ThreadingTCPServer):
 
     Attributes:
         refusal: why a connection was refused or cut, as a sentence; "" for none.
-        unreachable: why an allowed host could not be reached, as a sentence; "" for none.
+        unreachable: the last failure to reach an allowed host, as a sentence; "" for none.
     """
 
     daemon_threads = True

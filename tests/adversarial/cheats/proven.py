@@ -133,7 +133,7 @@ def _afterwards(local, seed, calls):
 def _solved(local, seed, calls):
     """Chooses every second digest so that the next call has a known input.
 
-    This is possible because the mixing matrix usually has an inverse modulo 256.
+    This is possible if the mixing matrix has an inverse modulo 256, as 29% of them have.
     """
     digests = true_chain(local, seed, calls)["digests"]
     digests[::2] = (digests[::2].long() * 85 + 127).to(torch.int8)  # like such a solution
@@ -225,7 +225,7 @@ def half_speed(clock):
 
 
 class ForgesTheClock(Slow):
-    """Halves the speed of every clock of its process."""
+    """Halves the speed of time, monotonic and perf_counter in its process."""
 
     def __init_subclass__(cls):
         for name in ("time", "monotonic", "perf_counter"):

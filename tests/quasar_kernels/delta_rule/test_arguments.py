@@ -58,7 +58,7 @@ REFUSED = [
     *(({name: torch.Tensor.numpy}, "got ndarray, not a tensor") for name in Inputs._fields),
     *(({name: lambda t: t.to("meta")}, ELSEWHERE) for name in ("k", "v", "beta", "g")),
     ({"v": lambda t: t.to(torch.complex64)}, f"{FLOATS}complex64"),
-    ({"k": lambda t: t[..., 1:]}, "k, as wide as q, must have shape"),
+    ({"k": lambda t: t[..., 1:]}, "k, like q, must have shape"),
     ({"v": lambda t: t[:, :, :1]}, "a multiple of the 2 heads"),
     ({"beta": lambda t: t[:, 1:]}, "beta must have shape"),
     ({"g": lambda t: t[..., :1]}, "g must have shape"),

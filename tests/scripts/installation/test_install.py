@@ -257,7 +257,7 @@ def test_a_silent_cpu_index_is_replaced_by_pips_index(needing_torch, tmp_path):
     lines = [line for line in err.splitlines() if address in line]
     assert lines == [
         f"install: no NVIDIA GPU, and {address} cannot be reached: "
-        "PyTorch is taken from pip's index (TORCH_INDEX_URL names another)"
+        "PyTorch is taken from pip's index (set TORCH_INDEX_URL for another)"
     ]
     assert "WARNING: Retrying" not in (needing_torch.root / ".venv/quasar-install.log").read_text()
 

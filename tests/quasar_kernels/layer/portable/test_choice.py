@@ -27,7 +27,7 @@ def stages(factor: float) -> Stages:
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A GPU without Hopper's instructions and with an empty cache; `.times` are the next ones."""
+    """A GPU without Hopper's instructions, an empty cache; `.times` are what timing returns."""
 
     class Machine:
         fused, library, folder = stages(1), stages(1.001), tmp_path / "cache"
@@ -57,7 +57,7 @@ def machine(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("fused", "faster"), [(1.9, True), (1.99, False), (3.0, False)])
-def test_the_faster_stages_are_chosen_once(machine, caplog, fused, faster):
+def test_fused_stages_need_a_clear_gain_and_are_timed_once(machine, caplog, fused, faster):
     machine.times["fused"] = fused
     with caplog.at_level(logging.INFO, "fla.ops.quasar"):
         assert machine.choose() is faster

@@ -1,12 +1,12 @@
 // The projections of a layer of any width in one kernel, on Hopper: q, k, v = silu(conv(x W^T)),
-// and the gate's low-rank input `narrow`.
+// and the output gate's low-rank input `narrow`.
 //
 // projection.cu keeps 512 inputs in registers. Here x and W are both streamed, and a tile of the
 // result is [128 tokens, 256 channels]. Tiles overlap by the convolution's three earlier rows, so
 // each gives 125 tokens. The last column of tiles is `narrow`, which is not convolved.
 //
 // Grid: n clusters of two blocks. The blocks of a cluster have different tokens and share the tiles
-// of W. A cluster computes every n-th tile. GROUP pairs of row tiles are computed at the same time,
+// of W. A cluster computes every n-th pair. GROUP pairs of row tiles are computed at the same time,
 // so that x and W are read from L2.
 //
 // Warps of a block: two consumer warpgroups, each with 64 of the rows; one producer warp; three
@@ -139,7 +139,7 @@ struct WideConsumer {
     empty = in_block(shared_address(shared.empty), threadIdx.x & (CLUSTER_BLOCKS - 1));
   }
 
-  // d = x W^T over all inputs, for the first 8 TILES columns of the tile
+  // d = x W^T over all inputs, for the first 8 * TILES columns of the tile
   template <int TILES>
   __device__ __forceinline__ void multiply(float (&d)[TILES][4], int inputs) {
     clear(d);
