@@ -132,3 +132,12 @@ def test_local_links_exist():
             if not target.startswith(("http:", "https:", "mailto:")):
                 place = (PROJECT / document).parent / target
                 assert Path(place).exists(), f"{document} links to {target}"
+
+
+def test_the_tests_that_the_security_page_names_exist():
+    table = re.findall(r"^\|.*\|.*\|(.*)\|$", (PROJECT / "SECURITY.md").read_text(), re.MULTILINE)
+    names = [name for cell in table for name in re.findall(r"`(\w+)`", cell)]
+    tests = run("git", "grep", "-hoE", "def test_\\w+", "--", "tests", check=True).stdout
+    files = run("git", "ls-files", "tests", check=True).stdout
+    assert len(names) > 10
+    assert not [name for name in names if name not in tests + files]
