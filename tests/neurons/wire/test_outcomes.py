@@ -44,7 +44,7 @@ def test_retry_after_is_kept_for_every_retry(status, kind):
     ("status", "detail", "kind", "remedy"),
     [
         (401, "Invalid signature", outcomes.Unauthorized, "WALLET_MINER_NAME"),
-        (403, "Hotkey MISMATCH", outcomes.Forbidden, "one wallet"),
+        (403, "Hotkey MISMATCH", outcomes.Forbidden, "same WALLET_HOTKEY"),
         (400, "Hash mismatch", outcomes.HashMismatch, "Do not reveal it again"),
         (403, "Only validators", outcomes.Forbidden, "the hotkey that may do this"),
         (403, "Hotkey 5x is not registered on subnet 24", outcomes.Forbidden, "--netuid"),
