@@ -1,4 +1,4 @@
-"""The examples in documents run, and the options of their commands and their links exist.
+"""The examples in documents run; options, links and tests that documents name exist.
 
 A Python block that begins with an import runs in a new namespace; another block continues the one
 before. A block after `<!-- example: needs a GPU -->` is compiled, and its imports from this project

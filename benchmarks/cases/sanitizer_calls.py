@@ -4,9 +4,8 @@
 
 PART is a key of CASES, which runs its cases (add a case there to check another call), or a kernel
 of sanitizer_controls.cu: a faulty one for each tool, `memcheck`, `racecheck` and `initcheck`, and a
-correct one, `handshake`. The exit status is 1 if a
-result is wrong. --limit ends the process after that many seconds in any case; --clear is for a tool
-that does not track bulk stores.
+correct one, `handshake`. The exit status is 1 if a result is wrong. --limit ends the process after
+that many seconds in any case; --clear is for a tool that does not track bulk stores.
 """
 
 from __future__ import annotations

@@ -213,10 +213,8 @@ def cross_check(subject: SubjectProxy, length: int, device: torch.device, per_ca
     Ends the subject. Raises a WorkerError if the loop was faster by more than RATIO, or
     RATIO_OF_SHORT.
     """
-    ratio = RATIO[device.type]
-    if length < SHORT:
-        ratio = max(ratio, RATIO_OF_SHORT)
-    enough = ratio * per_call
+    short_on_gpu = device.type == "cuda" and length < SHORT
+    enough = (RATIO_OF_SHORT if short_on_gpu else RATIO[device.type]) * per_call
     proof = take(subject, length, device, enough=enough)
     subject.end()
     verify(proof, device, VERIFIED_OWN)
