@@ -3,9 +3,8 @@
 // A block keeps COLUMNS columns of the state in shared memory and runs through all segments of its
 // sequence. Each warp owns 16 rows. The loop is sequential and its steps are short, so the latency
 // of a step is its cost. A cp.async pipeline of STAGES stages prefetches the maps (for heads of 128
-// in PARTS of columns), and the products use tensor cores in tf32, to which pass 1 has already
-// rounded the maps. The part of the state that tf32 rounding removes is multiplied by the map in
-// bf16, so the state keeps 20 bits.
+// in PARTS of columns). The products use tensor cores in tf32, to which pass 1 has already rounded
+// the maps; the state enters them as the sum of two tf32 operands.
 
 #pragma once
 
@@ -19,14 +18,8 @@ constexpr int PARTS = PANELS * PANELS, WIDTH = S / PARTS;  // a map's parts; col
 struct ScanShared {
   float map[STAGES][S][WIDTH];  // 32-byte pieces, swizzled by the row's last 2 bits
   float offset[STAGES][S][COLUMNS];
-  float state[2][COLUMNS][S + 8];              // transposed, rounded to tf32
-  unsigned short residual[2][COLUMNS][S + 8];  // the rounding error, in bf16
+  float state[2][COLUMNS][S + 8];  // transposed
 };
-
-// two floats cut to bf16
-__device__ __forceinline__ u32 cut_bf16(float2 x) {
-  return __byte_perm(__float_as_uint(x.x), __float_as_uint(x.y), 0x7632);
-}
 
 // Scans `steps` segments, whose maps G and offsets R (the block's COLUMNS columns of them) are
 // `stride` apart. start(row, column) returns an element of the first state.
@@ -68,10 +61,7 @@ __device__ __forceinline__ void scan_maps(const float* maps, const float* offset
 
   // the state, at (row + 8 r, 2 c + j) in element e = 2 r + j
   auto store_state = [&](int step, int e, float x) {
-    const float rounded = round_tf32(x);
-    shared.state[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] = rounded;
-    shared.residual[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] =
-        (unsigned short)pack<Scalar::bf16>(x - rounded, 0.f);
+    shared.state[step & 1][2 * c + (e & 1)][row + 8 * (e >> 1)] = x;
   };
 #pragma unroll
   for (int e = 0; e < 4; ++e) store_state(0, e, start(row + 8 * (e >> 1), 2 * c + (e & 1)));
@@ -81,36 +71,32 @@ __device__ __forceinline__ void scan_maps(const float* maps, const float* offset
   for (int t = 0; t < 4; ++t) place[t] = &shared.map[0][row][2 * c + ((t ^ (row & 3)) << 3)];
 
   for (int n = 0; n < steps; ++n) {
-    float x[4] = {}, y[4] = {}, z[4] = {};
+    float x[4] = {}, y[4] = {};
     const float* state = &shared.state[n & 1][g][2 * c];
-    const unsigned short* residual = &shared.residual[n & 1][g][2 * c];
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       const int copy = n * PARTS + part, stage = copy % STAGES;
       wait_loads<STAGES - 2>();
       __syncthreads();
-      if (part == 0 && with_offsets) {
-        const float2 upper = *(const float2*)&shared.offset[n % STAGES][row][2 * c];
-        const float2 lower = *(const float2*)&shared.offset[n % STAGES][row + 8][2 * c];
-        x[0] = upper.x, x[1] = upper.y, x[2] = lower.x, x[3] = lower.y;
-      }
-      u32 map_cut[4], r[2];  // of 16 channels
+      load(copy + STAGES - 1);  // before the products: stores of the state would queue behind it
 #pragma unroll
       for (int t = 0; t < WIDTH / 8; ++t) {
         const float* at = place[t & 3] + stage * (S * WIDTH) + (t & 4) * 8;
         const float2 upper = *(const float2*)at, lower = *(const float2*)(at + 8 * WIDTH);
-        const float2 s = *(const float2*)(state + part * WIDTH + 8 * t);
         const float map[4] = {upper.x, upper.y, lower.x, lower.y};
-        mma_tf32(t & 1 ? y : x, map, s.x, s.y);  // two chains, half as long
-        map_cut[2 * (t & 1)] = cut_bf16(upper);
-        map_cut[2 * (t & 1) + 1] = cut_bf16(lower);
-        r[t & 1] = *(const u32*)(residual + part * WIDTH + 8 * t);
-        if (t & 1) mma<Scalar::bf16>(z, map_cut, r[0], r[1]);
+        const float2 s = *(const float2*)(state + part * WIDTH + 8 * t);
+        const float high[2] = {round_tf32(s.x), round_tf32(s.y)};
+        mma_tf32(x, map, high[0], high[1]);  // two independent chains of products
+        mma_tf32(y, map, s.x - high[0], s.y - high[1]);
       }
-      load(copy + STAGES - 1);  // after the reads of this part, on which its products depend
+    }
+    if (with_offsets) {
+      const float2 upper = *(const float2*)&shared.offset[n % STAGES][row][2 * c];
+      const float2 lower = *(const float2*)&shared.offset[n % STAGES][row + 8][2 * c];
+      y[0] += upper.x, y[1] += upper.y, y[2] += lower.x, y[3] += lower.y;
     }
 #pragma unroll
-    for (int e = 0; e < 4; ++e) store_state(n + 1, e, x[e] += y[e] + z[e]);
+    for (int e = 0; e < 4; ++e) store_state(n + 1, e, x[e] += y[e]);
     store(n, row, 2 * c, x);
   }
 }
