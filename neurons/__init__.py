@@ -1,1 +1,1 @@
-"""The processes of the subnet: the miner daemon, the validator, its API."""
+"""The subnet's processes (miner, validator, validator API, inference server) and shared code."""

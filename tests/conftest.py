@@ -45,7 +45,7 @@ _keep_temporary_files_in_memory()
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add --quick, and the timeout of pyproject.toml where pytest-timeout is not installed."""
     parser.addoption(
-        "--quick", action="store_true", help="fail tests that start a process: tests/quick.py"
+        "--quick", action="store_true", help="fail tests that start a process or load NVRTC"
     )
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "seconds after which pytest-timeout fails a test")

@@ -27,7 +27,7 @@ class Problem(NamedTuple):
 class ConfigError(QuasarError):
     """A person must correct settings, wallet, journal or lock: exit status 78.
 
-    The text of a problem must contain its remedy. `str` has one problem per line.
+    A problem that is a text must contain its remedy. `str` has one problem per line.
     """
 
     def __init__(self, *problems: Problem | str) -> None:

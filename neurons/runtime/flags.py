@@ -51,7 +51,7 @@ class Given:
 
 
 def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
-    """Store an option's value, which may stand before or after the command's name."""
+    """Store an option's value; the option may stand before or after the command's name."""
     given: Given = context.ensure_object(Given)
     if value is None:
         return

@@ -1,6 +1,6 @@
 """Hotkeys, signatures and calls to the chain. Only this module imports bittensor.
 
-The import takes half a second, so it happens at first use: `status` and `doctor` do without it.
+The import takes about a second, so it happens at first use; `status` does without it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def create_throwaway(path: Path, name: str = "throwaway", hotkey: str = "default
 
 
 def prepare_to_verify() -> None:
-    """Import the library of `verify` in advance, because that takes seconds."""
+    """Import the library of `verify` in advance, because that takes about a second."""
     import bittensor.sp_core  # noqa: F401
 
 
@@ -146,7 +146,7 @@ def registered_uid(
 ) -> int | None:
     """Read the hotkey's uid on the subnet; None if the hotkey is not registered there.
 
-    Raises ChainUnreachable without a reply within `seconds`, or if the network is `offline`.
+    Raises ChainUnreachable if no reply comes within `seconds`, or if the network is `offline`.
     """
     uid = _query_chain(network, seconds, "uid", str(netuid), hotkey)
     return int(uid) if uid.isdecimal() else None

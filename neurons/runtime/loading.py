@@ -32,7 +32,7 @@ def environment() -> MutableMapping[str, str]:
 
 
 def find_env_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """Return the .env that is read, or None; a ConfigError if a named one is missing."""
+    """Return the .env to read, or None; raise ConfigError if a named one is missing."""
     chosen = named or (Path(environ["ENV_FILE"]) if environ.get("ENV_FILE") else None)
     if chosen is None:
         return ENV_FILE if ENV_FILE.is_file() else None

@@ -130,8 +130,8 @@ def configure(
     Args:
         fmt: `console` for people, `json` for machines (one object a line).
         secrets: values that must never appear in a line.
-        file: a log file of mode 0600, at most 5 of 10 MiB; its folder is made.
-        ordinary: receives lines below WARNING, as process managers treat stderr as errors.
+        file: a log file of mode 0600, rotated at 10 MiB; 5 files are kept. Its folder is created.
+        ordinary: receives lines below WARNING, because process managers treat stderr as errors.
     """
     for secret in secrets:
         register_secret(secret)

@@ -19,7 +19,7 @@ PROGRESS = "measuring.json"
 """File in the state folder with the progress of the running measurement."""
 
 GRACE_SECONDS = 8.0
-"""Seconds for an orderly end after a stop; pm2, systemd and users wait about ten."""
+"""Seconds for an orderly end after a stop; pm2 and systemd kill the process after 15."""
 
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Errors of a disk that may accept writes again later."""
@@ -35,7 +35,7 @@ class Stopped(QuasarError):
 
 
 def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
-    """Return once the state folder's disk has space for a start; log while it has not.
+    """Return once the state folder's disk has space for a start; log each wait for space.
 
     The start waits instead of failing, because a process manager gives up on a program that ends
     repeatedly. Raises a ConfigError if the folder cannot be written for another reason. `wait` may

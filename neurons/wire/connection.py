@@ -1,6 +1,7 @@
 """The HTTP connection of the miner's and the validator's clients to the API.
 
-It accepts only safe addresses, limits the request rate, and bounds and validates each reply.
+It accepts only safe addresses, and bounds and validates each reply. `Limiter` limits the request
+rate of the miner's client.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ class Connection:
             bound: whether to sign this whole request, as the API requires of validators.
             each: reduces each JSON object of the reply while it is parsed, so that the rows of
                 other miners take little memory and cannot make the reply invalid.
+            reply_bytes: limit on this reply's body; None for that of the connection.
         """
         headers = dict(self._credentials) if signed else {}
         content = b""

@@ -22,7 +22,7 @@ HOTKEY_HEADER = "Hotkey"
 SIGNATURE_HEADER = "Signature"
 TIMESTAMP_HEADER = "Timestamp"
 NONCE_HEADER = "Nonce"
-"""Only validators send the last two headers; their signature covers `request_text`."""
+"""Only validators send the last two headers; a validator's signature covers `request_text`."""
 
 WIRE_VERSION = 2
 """The version of this project's server: commitments and signatures bind a whole submission. The
@@ -84,7 +84,7 @@ def _plain(value: str) -> str:
 
 
 def _printable(value: str | None) -> str | None:
-    """Remove unprintable characters from a reason, which may come from untrusted code."""
+    """Remove unprintable characters from a text that may come from untrusted code."""
     if value is None:
         return None
     return "".join(c for c in value if c == "\n" or c.isprintable())
@@ -94,7 +94,7 @@ def _finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-_Plain = AfterValidator(_plain)  # PostgreSQL cannot store NUL, and no field needs the others
+_Plain = AfterValidator(_plain)  # PostgreSQL cannot store NUL; no field needs a control character
 
 Text = Annotated[str, Field(min_length=1, max_length=128), _Plain]
 """A name, a hotkey or another short text."""
@@ -280,7 +280,7 @@ class SubmitReply(Message):
 
 
 class PendingReveal(Message):
-    """One commitment that waits for its reveal; the hash is its first 16 digits and `...`."""
+    """A commitment that waits for its reveal, with the first 16 digits of its hash and `...`."""
 
     submission_id: RowId
     miner_hotkey: str
@@ -308,7 +308,7 @@ class PendingReveals(Message):
 
 
 class QueuedSubmission(Message):
-    """A submission that no validator has marked yet, as GET /get_submission_stats lists it.
+    """A submission without a verdict: a row of /get_submission_stats or /validation_queue.
 
     A committed row has no `fork_url`, `commit_hash` and `tokens_per_sec` until its reveal.
     """

@@ -9,7 +9,7 @@ BLOCK_SECONDS = 12
 """Seconds in a block on the public server."""
 
 TOP_SHARES = (0.60, 0.25, 0.10, 0.05)
-"""Share of the emission for ranks 1 to 4."""
+"""Weights of the four best hotkeys of a round, best first."""
 
 FAILURES_BEFORE_BAN = 5
 BAN_HOURS = 24

@@ -1,8 +1,9 @@
 """`python -m tests.adversarial.arena time`: run a worker's tasks on several trees.
 
 It reads `[[task, tree, length], ...]` in JSON from stdin and prints a list of verdicts. It imports
-torch only once, and forks a subject for each tree. `time` is the last argument of a real worker,
-which a cheat may look for. Proofs have fewer and shorter chains than a real worker's.
+torch only once, and forks a subject for each tree. The last argument of a real worker that times a
+tree is `time`, so a cheat may look for it. Proofs have fewer and shorter chains than a real
+worker's.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ OPERATORS = {
     "wrong_for_one_head": "operator: relative RMS error",
     "wrong_on_repeated_keys": "operator on repeated keys: relative RMS error",
     "wrong_behind_a_burst": "operator behind a burst",
-    "knows_the_gates_lengths": "operator: relative RMS error",
+    "knows_the_checks_lengths": "operator: relative RMS error",
     "remembers_by_address": "inputs overwritten in place",
     "remembers_by_version": "inputs overwritten in place",
     "writes_into_one_buffer": "operator: earlier outputs changed",
@@ -57,7 +57,7 @@ TIMED = {
     "RestsWhileTimed": IDLE,
     "RemembersByVersion": IDLE,
     "RemembersByContent": IDLE,
-    "RightWhereLookedAt": DIGESTS,
+    "ComputesOnlyTheBeginning": DIGESTS,
     "SkipsEveryOtherChunk": DIGESTS,
     "KnowsItsProcess": DIGESTS,
     "ComputesWhenRead": IDLE,
@@ -88,7 +88,7 @@ SLOW = ("Slow", "ForgesTheClock", "ForgesItsFirstCalls", "StartsTrivial")
 """Layers whose calls take at least 30 ms; no change of their process must raise their speed."""
 LENGTHS = {
     "ForgesByHalves": 64,  # it computes a hundred calls in each chain
-    **dict.fromkeys(("RightWhereLookedAt", "SkipsEveryOtherChunk", "ForgesByWindows"), 512),
+    **dict.fromkeys(("ComputesOnlyTheBeginning", "SkipsEveryOtherChunk", "ForgesByWindows"), 512),
 }
 """Lengths in tokens of cheats that need another one than TOKENS."""
 CHEATS = [

@@ -1,6 +1,6 @@
 """A small, honest, slow QuasarAttention on torch alone: the content of the fake trees.
 
-Written apart from the project's reference: one token at a time, in the dtype of its inputs' fp32.
+It is independent of the project's reference: it computes one token at a time, in fp32.
 """
 
 import torch

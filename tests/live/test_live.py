@@ -13,7 +13,6 @@ NEEDED = ("QUASAR_LIVE_SUBNET", "QUASAR_LIVE_FORK", "QUASAR_LIVE_PYTHON")
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         not all(os.environ.get(name) for name in NEEDED), reason=f"needs {', '.join(NEEDED)}"
     ),

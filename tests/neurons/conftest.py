@@ -1,4 +1,4 @@
-"""Fixtures that several packages use: a real and a fake validator API, a fake GitHub, forks."""
+"""Fixtures of several packages: a real and a fake validator API, a fake GitHub, its upstream."""
 
 from __future__ import annotations
 

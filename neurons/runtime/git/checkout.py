@@ -25,7 +25,7 @@ _REFUSED = re.compile(
 
 
 def checkout_config(tool: HardenedGit) -> dict[str, str]:
-    """Return the settings that disable the checkout's filters; raise Held for bad ones."""
+    """Return the settings that disable the checkout's filters; raise Held for refused ones."""
     top = Path(tool.rev_parse("--show-toplevel"))
     if top.resolve() != tool.folder.resolve():
         raise Held(

@@ -41,7 +41,7 @@ def parse_remote(text: str, *, base: Path | None = None, with_token: bool = Fals
     """Return the remote that `text` names: an https, ssh or file address, or a path.
 
     A relative path starts at `base`. With a token, an ssh address of GitHub becomes https. Raises a
-    ValueError, a sentence without secrets, for others.
+    ValueError for any other text; its message is a sentence without secrets.
     """
     shown = redact_text(text)
     if re.match(r"[A-Za-z0-9_+-]+::", text):

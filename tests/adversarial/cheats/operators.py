@@ -14,9 +14,8 @@ def wrong_decay(q, k, v, beta, **options):
 
 def reads_the_future(q, k, v, beta, **options):
     o, state = right(q, k, v, beta, **options)
-    return o * (
-        1 + 1e-6 * v.flip(1).sign()
-    ), state  # a visible change of a zero would be too easy to find
+    # a factor, so that outputs of zero stay zero: a change of these would be easy to find
+    return o * (1 + 1e-6 * v.flip(1).sign()), state
 
 
 def mutates_its_input(q, k, v, beta, **options):
@@ -112,7 +111,7 @@ def wrong_behind_a_burst(q, k, v, beta, **options):
     return torch.cat([o[:, :64], torch.round(o[:, 64:] / scale) * scale], 1), state
 
 
-def knows_the_gates_lengths(q, k, v, beta, **options):
+def knows_the_checks_lengths(q, k, v, beta, **options):
     o, state = right(q, k, v, beta, **options)
     return (o if q.shape[1] in {1, 64, 65, 257, 300, 512, 600, 1000} else 0 * o), state
 

@@ -52,11 +52,11 @@ class RemembersByContent(Counting):
         return kept[key]
 
 
-class RightWhereLookedAt(honest.QuasarAttention):
+class ComputesOnlyTheBeginning(honest.QuasarAttention):
     """Computes only the first 257 tokens."""
 
     def forward(self, x, **options):
-        if "check_correctness" in str(sys.argv) or x.shape[1] <= 257:
+        if x.shape[1] <= 257:
             return super().forward(x, **options)
         y = torch.zeros_like(x)
         y[:, :257] = super().forward(x[:, :257], **options)[0]

@@ -1,7 +1,7 @@
 """Months of a daemon in scaled time: `python -m tests.faults.months.month_child FOLDER CYCLES`.
 
 Every round ends with its verdict, and waits take no time. After a tenth of the cycles and at the
-end, the process prints its memory and its open descriptors as a JSON line.
+end, the process prints its memory, open descriptors and registered secrets as a JSON line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EVERY_TENTH = (Fault(503, "busy"), Fault(stored=True), Fault(429, "slow", {"Retr
 
 
 def usage() -> dict[str, int]:
-    """Return this process's resident memory in KiB and its open descriptors."""
+    """Return this process's memory in KiB, its open descriptors and its registered secrets."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {

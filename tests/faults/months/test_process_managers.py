@@ -126,7 +126,7 @@ def test_row_15_a_stop_signal_to_the_start_script_gives_status_0(miner):
 def test_systemd_is_notified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(5)
+        systemd.settimeout(HANG)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         notify("READY=1", "STATUS=mining")
         assert systemd.recv(100) == b"READY=1\nSTATUS=mining"

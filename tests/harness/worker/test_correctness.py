@@ -22,8 +22,8 @@ CPU = torch.device("cpu")
 Operator = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-def checked(operator: Operator = honest.chunk_quasar, layer: Any = None) -> Correctness:
-    subject = InProcessSubject(operator, layer or honest.QuasarAttention, CPU)
+def checked(operator: Operator = honest.chunk_quasar) -> Correctness:
+    subject = InProcessSubject(operator, honest.QuasarAttention, CPU)
     return check_correctness(subject, 64, CPU, source_digest="s")
 
 

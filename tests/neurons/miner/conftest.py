@@ -68,11 +68,11 @@ def log(path: Path) -> Iterator[Journal]:
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs the miner's command line in this process, in the bare environment and `environ`."""
 
-    def run(*arguments: str, main: Any = command_line.main, **environ: Any) -> Any:
+    def run(*arguments: str, **environ: Any) -> Any:
         capsys.readouterr()
         with monkeypatch.context() as patch:
             patch.setattr(os, "environ", {**BARE, **environ})
-            status = main(list(arguments))
+            status = command_line.main(list(arguments))
         return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
 
     return run

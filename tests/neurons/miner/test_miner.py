@@ -99,6 +99,7 @@ def test_row_14_a_second_miner_names_the_first_also_in_the_log(command, state):
         done = command("once", STATE_DIR=state)
     assert done.returncode == 78
     assert f"pid {os.getpid()}" in done.stderr
+    assert "Traceback" not in done.stderr
     log = Path(state, "embedded/logs/miner.log")
     assert done.stderr.strip() in log.read_text()
     mistaken = command("--netuid", "x", STATE_DIR=state, NETUID="y", PORT="z")

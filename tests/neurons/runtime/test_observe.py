@@ -106,6 +106,15 @@ def test_terminal_codes_are_removed(form: str, capsys: pytest.CaptureFixture[str
     assert not observe.redact_text(text).count("\u202e")
 
 
+def test_untrusted_text_becomes_one_short_line_without_credentials() -> None:
+    text = "fatal: bad\x1b[31m\r\nhttps://me:pass-word@github.com/x " + "y" * 1000
+    shown = observe.redact_text(text)
+    assert "pass-word" not in shown
+    assert "https://github.com/x" in shown
+    assert len(shown) <= 300
+    assert shown.isprintable()
+
+
 def test_a_heartbeat_logs_only_long_work() -> None:
     log = observe.get_logger("t")
     with capture_logs() as lines, heartbeat(log, "short"):

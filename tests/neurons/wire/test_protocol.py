@@ -41,7 +41,7 @@ def test_the_signed_text_matches_the_reference_miner() -> None:
         {"tokens_per_sec": math.nan},
         {"tokens_per_sec": 0},
         {"benchmarks": {"512": {"tokens_per_sec": math.nan}}},
-        {"benchmarks": {str(n): {} for n in range(65)}},
+        {"benchmarks": {str(n): {} for n in range(1, 34)}},
         {"commit_hash": "HEAD"},
         {"commit_hash": "A" * 40},
         {"fork_url": "https://host/\0"},

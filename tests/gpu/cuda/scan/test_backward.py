@@ -41,11 +41,11 @@ def on_cuda(monkeypatch):
     assert calls, "no gradient was computed by the CUDA kernels"
 
 
-def assert_near(found, exact, limit=LIMIT):
+def assert_near(found, exact):
     """Assert that every gradient is finite and close to float64's."""
     for n, (x, wanted) in enumerate(zip(found, exact, strict=True)):
         assert torch.isfinite(x).all()
-        assert relative_rms(x, wanted) <= (BETA_GRADIENT if n == 3 else limit), "qkvbs"[n]
+        assert relative_rms(x, wanted) <= (BETA_GRADIENT if n == 3 else LIMIT), "qkvbs"[n]
 
 
 @both_widths

@@ -17,14 +17,6 @@ CPU = torch.device("cpu")
 MODELS = "tests.quasar_kernels.blocks.checks.models"
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def failed(name, steps=100):
     """Return the stages and names of the checks that fail."""
     found = run_checks(name, build(f"{MODELS}:{name}"), steps, CPU)
