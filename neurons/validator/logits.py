@@ -123,7 +123,7 @@ class LogitVerifier:
             verified=passed,
             cosine_similarity=cosine,
             max_abs_diff=min(difference, 1e9),
-            throughput=len(reply.tokens) / max(reply.elapsed_sec, 1e-6),
+            throughput=len(reply.tokens) / max(1e-6, reply.elapsed_sec),  # NaN gives 1e-6
             reason=reason,
         )
 
@@ -131,11 +131,15 @@ class LogitVerifier:
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
     """Return the cosine and the largest difference of two lists of logits.
 
-    They are -1 and 1e9 if a value is not finite or a list has only zeros.
+    They are -1 and 1e9 if a value is not finite, a sum exceeds the range of floats, or a list has
+    only zeros.
     """
-    product = math.fsum(a * b for a, b in zip(ours, theirs, strict=True))
-    lengths = math.sqrt(math.fsum(a * a for a in ours) * math.fsum(b * b for b in theirs))
     difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    try:
+        product = math.fsum(a * b for a, b in zip(ours, theirs, strict=True))
+        lengths = math.sqrt(math.fsum(a * a for a in ours) * math.fsum(b * b for b in theirs))
+    except (OverflowError, ValueError):  # a sum exceeds the range, or adds inf and -inf
+        return -1.0, 1e9
     if not math.isfinite(product) or not lengths or not math.isfinite(lengths):
         return -1.0, 1e9
     return max(-1.0, min(1.0, product / lengths)), difference
