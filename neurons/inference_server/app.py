@@ -129,12 +129,12 @@ def create_app(
         try:
             job = await _queued(request, decoding, limits, signed)
             answer = await _answer(request, job)
+            if answer.captured and not all(map(math.isfinite, answer.captured)):
+                raise HTTPException(500, "The model computes logits that are not finite")
         except HTTPException as error:
             metrics.requests.labels(OUTCOMES.get(error.status_code, "refused")).inc()
             raise
         metrics.note(answer, time.perf_counter() - began)
-        if answer.captured and not all(map(math.isfinite, answer.captured)):
-            raise HTTPException(500, "The model computes logits that are not finite")
         return InferenceReply(
             tokens=answer.tokens, captured_logits=answer.captured, elapsed_sec=answer.seconds
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -208,6 +209,23 @@ def test_a_disconnect_ends_the_request_and_a_full_queue_answers_503() -> None:
         refused = post(url, prompt=[1], gen_len=1)
         assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
         decoder.release.set()
+
+
+class Broken(Slow):
+    """Computes NaN."""
+
+    def generate(self, *_: Any, **__: Any) -> Generation:
+        return Generation([1], [math.nan], 1.0, 1.0)
+
+
+def test_logits_that_are_not_finite_are_an_error_and_no_answer() -> None:
+    with serving(Broken) as url:
+        wait_until(url, "healthy")
+        reply = post(url, prompt=[1], gen_len=1, logits_at_step=1)
+        metrics = get(url, "/metrics").text
+    assert (reply.status_code, "not finite" in reply.text) == (500, True)
+    assert 'inference_requests_total{outcome="failed"} 1.0' in metrics
+    assert 'outcome="answered"' not in metrics
 
 
 def test_health_shows_loading_and_failed() -> None:
