@@ -22,7 +22,8 @@ from neurons.wire.protocol import QueuedSubmission, Verification
 from neurons.wire.signed_request import signed_headers
 
 PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50
-"""The request's sizes, as in the public validator; the step is drawn from 1 to the last."""
+"""Tokens of the prompt and new tokens, as in the public validator. The step whose logits are
+compared is drawn from 1 to LAST_STEP."""
 
 TRIES = 3
 BUSY = (429, 503)
@@ -171,7 +172,7 @@ def _read(
     try:
         status, data = asyncio.run(asyncio.wait_for(reply, REPLY_SECONDS))
     except (asyncio.TimeoutError, httpx.TimeoutException):
-        raise _Busy(f"had not answered whole after {REPLY_SECONDS:g} s.") from None
+        raise _Busy(f"gave no complete reply within {REPLY_SECONDS:g} s.") from None
     except httpx.HTTPError as error:
         raise _NoAnswer(f"does not answer: {type(error).__name__}.") from error
     if status in BUSY:
@@ -181,7 +182,7 @@ def _read(
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        raise _NoAnswer("gave no answer that the protocol knows.") from error
+        raise _NoAnswer("gave a reply that violates the protocol.") from error
 
 
 async def _reply(

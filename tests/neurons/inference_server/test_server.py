@@ -378,7 +378,7 @@ def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
             ended.set()
             thread.join()
     assert not result.verified
-    assert result.reason == "The miner's inference server had not answered whole after 0.5 s."
+    assert result.reason == "The miner's inference server gave no complete reply within 0.5 s."
 
 
 def test_the_process_serves_a_folder_until_sigterm(folder: Path, tmp_path: Path) -> None:
