@@ -165,7 +165,7 @@ def test_a_newer_submission_of_a_target_replaces_the_older_one(api: LiveApi) -> 
     assert api.pending() == [open_]
     assert len(api.queue()["submissions"]) == 3  # commitments leave the revealed row
     api.pass_blocks(BLOCKS)
-    newer = "Submission not found: a newer one of this target took its place"
+    newer = "Submission not found: a newer submission replaced it"
     late = revelation(ALICE, open_ - 1, salt="1")
     assert api.refusal("/reveal_submission", late, ALICE) == (404, newer)
     api.reveal(ALICE, open_, salt="2")
