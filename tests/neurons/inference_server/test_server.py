@@ -148,7 +148,7 @@ def test_health_model_info_and_metrics(url: str) -> None:
         ({"prompt": [VOCABULARY], "gen_len": 1}, 422, "not below 512"),
         ({"prompt": [-1], "gen_len": 1}, 422, "prompt"),
         ({"prompt": 1}, 422, "prompt: Input should be a valid array; gen_len: Field required"),
-        ({"prompt": [1], "gen_len": 5, "logits_at_step": 6}, 422, "behind gen_len"),
+        ({"prompt": [1], "gen_len": 5, "logits_at_step": 6}, 422, "more than gen_len"),
         ({"prompt": [1], "gen_len": 5, "logits_at_step": 0}, 422, "logits_at_step"),
         ({"prompt": [1] * 600_000, "gen_len": 1}, 413, "larger than"),
     ],
