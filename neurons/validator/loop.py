@@ -29,7 +29,7 @@ from neurons.validator.weights import WeightSetter
 from neurons.wire.protocol import QueuedSubmission
 
 BUSY_ALLOWED = 6
-"""Postponements (about an hour in all) after which a miner's busy inference server has failed."""
+"""Postponements, about an hour in all, after which a busy inference server counts as failed."""
 
 POLL_SECONDS = 30.0
 """Pause between two polls of the queue while some GPUs are idle and others are not."""
