@@ -31,7 +31,7 @@ log = observe.get_logger("embedded")
 @click.option(
     "--miners", default=2, type=flags.Whole(0, 6), help="Honest miners; 0 for the pages alone."
 )
-@click.option("--inference", is_flag=True, help="An inference server for each, and verification.")
+@click.option("--inference", is_flag=True, help="Inference servers, and logit verification.")
 @click.option(
     "--cheat/--no-cheat",
     default=None,
@@ -42,7 +42,7 @@ log = observe.get_logger("embedded")
     default=None,
     help="Keep the pages until Ctrl-C (the default on a terminal, and without miners).",
 )
-@click.option("--folder", type=flags.Folder(), metavar="DIR", help="Folder of all files.")
+@click.option("--folder", type=flags.Folder(), metavar="DIR", help="Use DIR/embedded for files.")
 def command(
     miners: int, inference: bool, cheat: bool | None, serve: bool | None, folder: Path | None
 ) -> int:

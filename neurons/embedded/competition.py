@@ -47,7 +47,7 @@ class Competition:
     """The competition that `python -m neurons.embedded` runs.
 
     Args:
-        folder: for all files; None selects the embedded run's state folder.
+        folder: the state folder, by default STATE_DIR; all files lie in its folder `embedded`.
         miners: honest miners, each the real daemon for one cycle.
         inference: whether each miner has an inference server, which the validator verifies.
         cheat: whether one more participant submits a kernel that skips the recurrence.

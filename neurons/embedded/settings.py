@@ -69,7 +69,7 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
         "reveal_window_blocks": WINDOW_BLOCKS,
         "block_time_seconds": BLOCK_SECONDS,
         "polling_interval": 2.0,
-        "sandbox": "preferred",  # the validator runs only this miner's own fork
+        "sandbox": "preferred",  # the validator runs only forks from this machine
     }
     if device == "cpu":
         defaults |= {"target_sequence_length": CPU_LENGTH, "claim_headroom": CPU_HEADROOM}
@@ -82,7 +82,6 @@ def embedded_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -
         "wallet_validator_name": VALIDATOR,
         "wallet_hotkey": "default",
         "subtensor_network": OFFLINE,
-        "submission_mode": wanted.submission_mode,
         "allow_file_forks": True,
     }
     clean = {name: value for name, value in environ.items() if name not in IGNORED_VARIABLES}

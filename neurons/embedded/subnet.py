@@ -1,4 +1,4 @@
-"""A subnet on this machine, which uses neither the network nor files of the user.
+"""A subnet on this machine, which reaches no other machine and reads no files of the user.
 
 It consists of throwaway hotkeys, a bare git repository as the fork, the validator API on a free
 loopback port, and a validator. API and validator are child processes. All files are in one folder.
@@ -38,9 +38,10 @@ READY_SECONDS = 60.0
 STARTS_ALLOWED = 3
 POSTPONED = ("postponed", "no verdict")
 """The validator's log events for an attempt without a verdict."""
-LINES = 1000
 POSTPONED_ALLOWED = 3
 """Attempts at one submission without a verdict after which the run ends."""
+LINES = 1000
+"""Lines of the validator's log that are kept."""
 QUIET_SECONDS = 8.0
 """Longest time without a log line, because a person watches an embedded run."""
 
@@ -48,13 +49,13 @@ log = get_logger("embedded")
 
 
 class EmbeddedSubnet:
-    """The processes of a miner's embedded run; as a context manager, it runs them.
+    """The API and the validator of an embedded run; as a context manager, it runs them.
 
-    Raises a ConfigError if the fork, a hotkey or the port cannot be created.
+    Raises a ConfigError if fla-core is missing, a hotkey cannot be read or no port is free.
 
     Args:
         settings: from `embedded_settings`.
-        stop: when set, the wait for the API ends.
+        stop: ends the wait for the API. The subnet sets it after a fault, which `check` raises.
 
     Attributes:
         settings: the argument `settings`, with the addresses of the API and of the fork added.

@@ -41,12 +41,16 @@ def command(given: flags.Given, port_file: Path | None) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until a signal; return the exit status (78: a configuration error)."""
+    """Run the command line; return the exit status (78: a configuration error)."""
     return flags.run_command(command, "python -m neurons.inference_server", arguments)
 
 
 def run(settings: Settings, port_file: Path | None = None) -> int:
-    """Serve until a signal; raise a ConfigError for a missing dependency or a port in use."""
+    """Serve until a signal.
+
+    Raises a ConfigError for a missing dependency, an address that cannot be bound, or a model that
+    cannot be loaded.
+    """
     try:
         from neurons.inference_server.app import Limits, create_app
     except ModuleNotFoundError as error:
@@ -59,7 +63,8 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
         decoding, _shown(settings.reference_model), device, limits, settings.validator_hotkeys
     )
     server = Server(app, _log_ready, port_file)
-    for number in STOP_SIGNALS:  # uvicorn raises the signal again after it has stopped
+    # uvicorn raises SIGINT or SIGTERM again after it has stopped; SIGHUP has no effect.
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: None)
     place = listen(
         settings.inference_host,

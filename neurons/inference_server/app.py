@@ -27,7 +27,7 @@ LOADING_SECONDS, BUSY_SECONDS = 10, 2
 POLL_SECONDS = 0.1
 GONE = "The client has gone"
 OUTCOMES = {499: "cancelled", 500: "failed", 503: "busy"}
-"""The outcome in the metrics by status; all others count as `refused`."""
+"""Outcomes in the metrics, by the status of an error; all other errors count as `refused`."""
 PROBLEMS = 3
 """Most problems of a request's body that an error names."""
 
@@ -49,7 +49,7 @@ class ValidatorRequests:
         self._used: dict[str, int] = {}
 
     def accept(self, path: str, headers: Mapping[str, str], body: bytes) -> bool:
-        """Return whether a validator has signed this POST, at most a minute ago and never used."""
+        """Return whether a validator has signed this POST in the last minute, with a new nonce."""
         if headers.get(HOTKEY_HEADER) not in self._hotkeys:
             return False
         now = time.time()
@@ -91,7 +91,7 @@ def create_app(
     limits: Limits,
     validators: Collection[str] = (),
 ) -> FastAPI:
-    """Return the server, which starts and stops `decoding`; validators' requests go first."""
+    """Return the application, which starts and stops `decoding`; validators' requests go first."""
     signed = ValidatorRequests(validators)
 
     @asynccontextmanager
@@ -129,12 +129,12 @@ def create_app(
         try:
             job = await _queued(request, decoding, limits, signed)
             answer = await _answer(request, job)
+            if answer.captured and not all(map(math.isfinite, answer.captured)):
+                raise HTTPException(500, "The model computes logits that are not finite")
         except HTTPException as error:
             metrics.requests.labels(OUTCOMES.get(error.status_code, "refused")).inc()
             raise
         metrics.note(answer, time.perf_counter() - began)
-        if answer.captured and not all(map(math.isfinite, answer.captured)):
-            raise HTTPException(500, "The model computes logits that are not finite")
         return InferenceReply(
             tokens=answer.tokens, captured_logits=answer.captured, elapsed_sec=answer.seconds
         )
@@ -201,10 +201,10 @@ def _checked(body: InferenceRequest, decoder: Decodes, limits: Limits) -> Infere
     problems = {
         f"prompt has more than {limits.prompt} tokens": len(body.prompt) > limits.prompt,
         f"gen_len is more than {limits.new}": body.gen_len > limits.new,
-        f"prompt and gen_len are more than {longest} tokens": (
+        f"prompt and gen_len together are more than {longest} tokens": (
             len(body.prompt) + body.gen_len > longest
         ),
-        "logits_at_step is behind gen_len": (body.logits_at_step or 1) > body.gen_len,
+        "logits_at_step is more than gen_len": (body.logits_at_step or 1) > body.gen_len,
         f"prompt has a token that is not below {decoder.vocabulary}": (
             max(body.prompt) >= decoder.vocabulary
         ),

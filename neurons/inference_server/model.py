@@ -21,6 +21,7 @@ BUCKET = 256
 CHECK_STEPS = 16
 """Steps between two checks whether the request was cancelled."""
 WARM_UPS = 3
+"""Steps that run before one is captured."""
 CAUSE_CHARACTERS = 300
 """Most characters of a compiler's message, which may be pages long."""
 
@@ -120,7 +121,7 @@ class Decoder:
     Args:
         graphs: whether steps are captured as CUDA graphs; on a CPU there are none.
         compiler: the backend of torch.compile, which compiles steps once for all lengths. If it is
-            None, or fails with a warning, steps are not compiled.
+            None, or if it fails, which is logged, steps are not compiled.
     """
 
     def __init__(

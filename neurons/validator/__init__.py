@@ -1,1 +1,1 @@
-"""The validator: sandbox, import check, timing, verdict and weights of one submission at a time."""
+"""The validator: it clones, checks and times forks in a sandbox, and sets verdicts and weights."""

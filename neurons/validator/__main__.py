@@ -1,7 +1,8 @@
 """`python -m neurons.validator`: judges the submissions that the validator API queues.
 
-It clones each revealed fork, checks the rules, times it with the harness, compares the speed with
-the claim and writes the score. Untrusted code and torch run only in child processes in a sandbox.
+It clones each revealed fork, checks rules and results, times it with the harness, compares the
+speed with the claim and writes the score. Untrusted code and torch run only in child processes.
+These are in a sandbox, unless SANDBOX is `off`, or is `preferred` and the sandbox does not work.
 """
 
 from __future__ import annotations
@@ -71,14 +72,15 @@ def command(given: flags.Given, once: bool, again: bool, new_round: int | None) 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge until a signal; return the exit status (78: a configuration error)."""
+    """Run the command line; return the exit status (78: a configuration error)."""
     return flags.run_command(command, "python -m neurons.validator", arguments)
 
 
 def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     """Judge the queue once, or until a signal; return the exit status.
 
-    Raises a ConfigError if the wallet, address, lock or the API's list of validators is wrong.
+    Raises a ConfigError if a person must correct the wallet, the address, the sandbox or the
+    packages, if another process uses the state folder, or if the API does not accept the hotkey.
     """
     folder = settings.state_dir / "validator"
     stop = threading.Event()
@@ -116,9 +118,10 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
 
 
 def open_round(settings: Settings, *, hours: int) -> int:
-    """End the running round and open the next; another process may be judging.
+    """End the running round and open the next one, even while a validator judges the queue.
 
-    Raises a ConfigError as `run` does.
+    Raises a ConfigError if the wallet or the address is wrong, or the API does not accept the
+    hotkey.
     """
     with closing(_api(settings, threading.Event())) as api:
         try:
@@ -165,13 +168,11 @@ def _logit_verifier(
     )
 
 
-def _confinement(
-    settings: Settings, stop: threading.Event, gpu: Gpu | None = None
-) -> Sandbox | None:
+def _confinement(settings: Settings, stop: threading.Event, gpu: Gpu | None) -> Sandbox | None:
     """Return the sandbox for forks, or None to run them with this user's rights.
 
-    A worker has imported its packages there. Raises a ConfigError if that fails, or if SANDBOX is
-    `required` and no sandbox works.
+    Checks that a worker with this confinement can import its packages. Raises a ConfigError if it
+    cannot, or if SANDBOX is `required` and no sandbox works.
     """
     reason = "SANDBOX=off"
     if settings.sandbox != "off":

@@ -1,4 +1,4 @@
-"""The validator's client of the API: it reads the queue and writes verdicts."""
+"""The validator's client of the API: it reads the queue, writes verdicts and ends rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from neurons.wire.connection import Connection, Reply
 from neurons.wire.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
 
 QUEUE_PAGES = 10
-"""Most pages of the queue that one call reads."""
+"""Limit on the pages of the queue that one call reads."""
 QUEUE_BYTES = 2**22
 REPLY_SECONDS = 8.0
 REASON_LETTERS = 2000
@@ -30,21 +30,21 @@ log = get_logger("validator")
 
 
 class _Queue(protocol.Message):
-    """A page of GET /validation_queue, with rows that are not validated yet."""
+    """A page of GET /validation_queue; `queue` checks the form of each row separately."""
 
     submissions: Sequence[Any]
     next_after: int | None = None
 
 
 class ApiFault(QuasarError):
-    """The API did not answer, or violated the protocol; the next poll retries."""
+    """The API did not answer, refused the call or violated the protocol; the next poll retries."""
 
 
 class ValidatorApi(Connection):
-    """Calls of one validator API with the headers of `signer`, a validator.
+    """Calls of one validator API, signed by `identity`, a validator.
 
-    A call without a usable reply raises ApiFault; one whose hotkey the API does not accept raises
-    ConfigError. Failed calls are not retried once `stop` is set.
+    A call raises a ConfigError if the API does not accept the hotkey, and an ApiFault for any other
+    failure. Failed calls are not retried once `stop` is set.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ValidatorApi(Connection):
         self._call("POST", "/record_failure", protocol.Message, body=body)
 
     def current_round(self) -> protocol.Round:
-        """Return the running round, or the last one if it has not been finalized."""
+        """Return the running round, or one that is over and not yet finalized."""
         return self._call("GET", "/get_current_round", protocol.Round)
 
     def finalize_round(self, round_id: int) -> None:
@@ -148,7 +148,8 @@ class ValidatorApi(Connection):
     ) -> Reply:
         """Send a signed request and return its reply; retry after a temporary fault.
 
-        A repeated mark has no effect. A failure whose reply was lost counts twice, which is rare.
+        A mark may be repeated. If the reply to `record_failure` is lost, its repetition counts the
+        failure twice, which is rare.
         """
         quickly = stamina.RetryingCaller(
             attempts=attempts, wait_initial=0.2, wait_max=PAUSE_SECONDS
@@ -172,5 +173,5 @@ class ValidatorApi(Connection):
 
 
 def _may_be_judged(row: protocol.QueuedSubmission) -> bool:
-    """Return whether a row is revealed and unjudged: the public API also lists commitments."""
+    """Return whether a row is revealed and has no verdict."""
     return bool(row.is_revealed and not row.validated and row.fork_url and row.commit_hash)

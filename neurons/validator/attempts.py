@@ -18,7 +18,8 @@ DEATHS_ALLOWED = 3
 """Crashes of the validator during one submission's evaluations before it is set aside."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
-"""Seconds until an evaluation that a local or network fault ended is repeated."""
+"""Seconds before an evaluation is repeated after a fault of this machine or the network. The pause
+doubles with each fault."""
 
 SPENT_SECONDS = ROUND_HOURS * 3600.0
 """Seconds after which the time spent on a hotkey no longer counts."""
@@ -141,8 +142,9 @@ class Attempts:
     def queue_key(self, submission: QueuedSubmission) -> tuple[int, float, str, int]:
         """Return the sort key of the queue.
 
-        The order is by failures, then by the time spent on the hotkey, so that slow submissions
-        cannot delay those of others, then by age.
+        Submissions that failed least often come first. Among these, the hotkey on which the least
+        time was spent comes first, so that slow submissions cannot delay those of others. The last
+        criterion is the age.
         """
         known = self.of(submission)
         query = "SELECT coalesce(sum(seconds), 0) FROM spent WHERE hotkey = ?"

@@ -24,9 +24,9 @@ CHECKOUT_SECONDS = 60.0
 FETCHED_BYTES = 2**28
 """Limit in bytes on the download of a fork, and on each file that git writes."""
 TREE_BYTES, TREE_FILES = 2**28, 20_000
-"""Most bytes and files of a commit's tree."""
+"""Limits on the bytes and files of a commit's tree."""
 PATH_BYTES, PATH_PARTS, TREE_FOLDERS = 512, 32, 5_000
-"""Most bytes and components of a path, and most folders of a commit's tree.
+"""Limits on the bytes and components of a path, and on the folders of a commit's tree.
 
 The public fork has 478 files; their paths have at most 5 components and 73 bytes.
 """

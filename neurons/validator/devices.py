@@ -1,7 +1,7 @@
 """The GPUs that forks may use, and their device files.
 
-A claim is the speed of one GPU. A fork therefore sees only one GPU, so that it
-cannot distribute a call over several.
+A claim is the speed of one GPU. A fork therefore sees only one GPU, so that it cannot distribute a
+call over several.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Gpu:
     """A GPU, or a MIG slice of one."""
 
     name: str  # its entry in CUDA_VISIBLE_DEVICES; if that is unset, its number in nvidia-smi
-    # CUDA_VISIBLE_DEVICES for a process that sees only `files`: a UUID, since NVML counts GPUs
-    # without a file as well
+    # CUDA_VISIBLE_DEVICES for a process that sees only `files`: if NVML knows the GPU, its UUID,
+    # because NVML's numbers also count GPUs whose files the process does not see
     visible: str
     files: tuple[Path, ...]  # its device files, and those that all GPUs share
     model: str = ""  # the driver's name of it; "" if NVML does not know the GPU
@@ -35,8 +35,8 @@ def find_gpus(environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs that CUDA shows, at least one.
 
     Like CUDA's, the list ends at a name that is unknown or repeated. A MIG slice is not combined
-    with other GPUs, because CUDA uses one slice in a process, and slices share a device file and
-    the power. If NVML does not identify the first GPU, its files are those of all GPUs.
+    with other GPUs, because CUDA uses one slice in a process, and slices of a GPU share its device
+    file and power limit. If NVML does not identify the first GPU, it gets the files of all GPUs.
     """
     shared = tuple(DEV / file for file in _SHARED if (DEV / file).exists())
     visible = environ.get("CUDA_VISIBLE_DEVICES")

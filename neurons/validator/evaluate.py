@@ -1,4 +1,4 @@
-"""Evaluates one submission: clone, check the rules, time, compare with the claim."""
+"""Evaluates one submission: clone, check rules and results, time, compare with the claim."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ AMBIGUOUS: frozenset[Kind] = frozenset(
 Another fork may also cause them, so a process that fails while others run is repeated alone."""
 
 BUDGET = 2.0
-"""Limit of a submission's measurements, as a multiple of the seconds of one process."""
+"""Time limit of all of a submission's measurements, as a multiple of one process's."""
 
 CHECK_SECONDS, CONTROL_SECONDS = 60.0, 180.0
 
@@ -112,7 +112,10 @@ class Evaluator:
             raise Postponed(fault.reason) from fault
 
     def check_machine(self) -> None:
-        """Run a control in the forks' confinement; raise FaultyMachine or Stopped."""
+        """Do a control run in the forks' confinement.
+
+        Raises FaultyMachine if it fails, and Stopped after a stop.
+        """
         try:
             with self.lock.shared():
                 call(
@@ -141,7 +144,10 @@ class Evaluator:
         return Options(device, timeout, self.stop, confinement)
 
     def _time(self, tree: Path, submission: QueuedSubmission) -> Verdict:
-        """Check the longest length, time all lengths, and compare the target's with the claim."""
+        """Check the results, time all lengths, and compare the target's speed with the claim.
+
+        One correctness check at the longest length covers all lengths.
+        """
         target = submission.target_sequence_length
         lengths = sorted({*VALIDATOR_LENGTHS, target}, reverse=True)
         deadline = time.monotonic() + BUDGET * self.timeout
@@ -179,7 +185,7 @@ class Evaluator:
         left = deadline - time.monotonic()
         if left <= 0:
             seconds = BUDGET * self.timeout
-            raise MeasurementError(f"not judged within {seconds:g} s, all lengths", "timeout")
+            raise MeasurementError(f"all lengths together took more than {seconds:g} s", "timeout")
         return self._options(self.device, min(self.timeout, left), alone=alone)
 
     def _twice(self, work: Callable[..., Result], length: int, *, alone: bool) -> Result:

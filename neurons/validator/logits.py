@@ -22,7 +22,8 @@ from neurons.wire.protocol import QueuedSubmission, Verification
 from neurons.wire.signed_request import signed_headers
 
 PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50
-"""The request's sizes, as in the public validator; the step is drawn from 1 to the last."""
+"""Tokens of the prompt and new tokens, as in the public validator. The step whose logits are
+compared is drawn from 1 to LAST_STEP."""
 
 TRIES = 3
 BUSY = (429, 503)
@@ -123,7 +124,7 @@ class LogitVerifier:
             verified=passed,
             cosine_similarity=cosine,
             max_abs_diff=min(difference, 1e9),
-            throughput=len(reply.tokens) / max(reply.elapsed_sec, 1e-6),
+            throughput=len(reply.tokens) / max(1e-6, reply.elapsed_sec),  # NaN gives 1e-6
             reason=reason,
         )
 
@@ -131,11 +132,15 @@ class LogitVerifier:
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
     """Return the cosine and the largest difference of two lists of logits.
 
-    They are -1 and 1e9 if a value is not finite or a list has only zeros.
+    They are -1 and 1e9 if a value is not finite, a sum exceeds the range of floats, or a list has
+    only zeros.
     """
-    product = math.fsum(a * b for a, b in zip(ours, theirs, strict=True))
-    lengths = math.sqrt(math.fsum(a * a for a in ours) * math.fsum(b * b for b in theirs))
     difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    try:
+        product = math.fsum(a * b for a, b in zip(ours, theirs, strict=True))
+        lengths = math.sqrt(math.fsum(a * a for a in ours) * math.fsum(b * b for b in theirs))
+    except (OverflowError, ValueError):  # a sum exceeds the range, or adds inf and -inf
+        return -1.0, 1e9
     if not math.isfinite(product) or not lengths or not math.isfinite(lengths):
         return -1.0, 1e9
     return max(-1.0, min(1.0, product / lengths)), difference
@@ -167,7 +172,7 @@ def _read(
     try:
         status, data = asyncio.run(asyncio.wait_for(reply, REPLY_SECONDS))
     except (asyncio.TimeoutError, httpx.TimeoutException):
-        raise _Busy(f"had not answered whole after {REPLY_SECONDS:g} s.") from None
+        raise _Busy(f"gave no complete reply within {REPLY_SECONDS:g} s.") from None
     except httpx.HTTPError as error:
         raise _NoAnswer(f"does not answer: {type(error).__name__}.") from error
     if status in BUSY:
@@ -177,7 +182,7 @@ def _read(
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        raise _NoAnswer("gave no answer that the protocol knows.") from error
+        raise _NoAnswer("gave a reply that violates the protocol.") from error
 
 
 async def _reply(

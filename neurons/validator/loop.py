@@ -29,7 +29,7 @@ from neurons.validator.weights import WeightSetter
 from neurons.wire.protocol import QueuedSubmission
 
 BUSY_ALLOWED = 6
-"""Postponements (about an hour in all) after which a miner's busy inference server has failed."""
+"""Postponements, about an hour in all, after which a busy inference server counts as failed."""
 
 POLL_SECONDS = 30.0
 """Pause between two polls of the queue while some GPUs are idle and others are not."""
@@ -88,7 +88,7 @@ class Validator:
         self._seen: set[int] = set()
 
     def run_forever(self, interval: float) -> None:
-        """Judge the queue every `interval` seconds until the stop."""
+        """Judge the queue until a stop, with pauses of `interval` seconds."""
         while not self._stop.is_set():
             try:
                 self.run_once()
@@ -127,7 +127,7 @@ class Validator:
         return any_due
 
     def _next(self) -> QueuedSubmission | None:
-        """Return the next submission to judge, by the present order.
+        """Return the next submission to judge; the order of the queue may change at each call.
 
         Submissions of one hotkey are judged one after another. A submission that coincided with a
         crash of the validator is judged alone, so that another crash does not count for others.
@@ -200,7 +200,7 @@ class Validator:
             log.exception("no verdict", submission=submission.id)
 
     def _abandon(self) -> None:
-        """After an error, stop the running evaluations; the next start writes finished verdicts."""
+        """After an error, stop the running evaluations, and store verdicts for the next start."""
         if self._running:
             self._stop.set()
         for future, evaluation in self._running.items():

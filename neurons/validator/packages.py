@@ -1,8 +1,8 @@
 """Finds the folders from which workers import packages, and those that a sandbox may show.
 
 Workers find packages in a virtual environment, the user site, targets of `.pth` files and
-PYTHONPATH. A folder that also contains this user's secrets is withheld. The hidden files at the top
-of every other folder (`.env`, `.git`) are masked.
+PYTHONPATH. A folder that also contains secrets is withheld. In every other folder, the hidden files
+and folders at the top (`.env`, `.git`) are masked.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Packages:
 def find_packages(private: Iterable[Path] = ()) -> Packages:
     """Return where a worker with this process's environment finds packages.
 
-    No fork may read the folders and files in `private`: wallets, the state, settings. Raises a
+    A folder that contains one of the `private` paths (wallets, state) is withheld. Raises a
     ConfigError if the interpreter does not start.
     """
     path, user_base = _worker_paths()
@@ -142,7 +142,7 @@ def _worker_paths() -> tuple[list[str], str]:
 
 
 def _secret_paths(named: Iterable[Path]) -> dict[str, str]:
-    """Return the real paths that no fork may read, each with a description."""
+    """Return the real paths of secrets, each with a description."""
     secret = {
         tempfile.gettempdir(): "everybody's temporary files",
         "/etc": "this system's settings",

@@ -1,10 +1,10 @@
 """The sandbox of a fork's code.
 
 bubblewrap runs a fork's code in separate namespaces: as another user, without network and other
-processes. The code sees a read-only system without this user's files, a small empty folder in
-memory, and the devices of one GPU. A seccomp filter closes parts of the kernel that no measurement
-needs. Some cores are reserved for the validator. When the sandbox's first process ends, the kernel
-ends all others.
+processes. The code sees a read-only system without this user's files, an empty folder in memory,
+and the devices of one GPU. A seccomp filter closes parts of the kernel that no measurement needs.
+Some cores are reserved for the validator. When the sandbox's first process ends, the kernel ends
+all others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from neurons.validator.seccomp import INSTALL, assemble, this_architecture
 from neurons.validator.usage import affinities, descendants, machine_memory, process_memory
 
 USER = 60_999
-"""The user id of a fork's code if this process is root; usual systems have no account with it."""
+"""The user id of a fork's code, which has no account on usual systems. Unless this process is root,
+it exists only in the sandbox's user namespace."""
 
 FOLDER_BYTES = 4 * 2**30
 TEMPORARY_BYTES = 2**28
@@ -35,7 +36,7 @@ TASKS, PROCESSES, OPEN_FILES = 4096, 256, 4096
 MEMORY_SHARE = 0.75
 MEMORY_LEFT = 2**28
 """Least free bytes of the machine; this limit also covers memory that belongs to no process."""
-KEPT_CORES = 8
+CORES_PER_RESERVED = 8
 """One core in this many is reserved for other work, at least one; forks use the rest."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CHECK_SECONDS = 0.2
@@ -62,10 +63,10 @@ class Sandbox:
     def command(
         self, argv: Sequence[str], env: Mapping[str, str], folder: Path, readable: Sequence[Path]
     ) -> list[str]:
-        """Return the command that runs `argv` with only `readable` and `env`, in an empty `folder`.
+        """Return the command that runs `argv` in an empty `folder`, with `readable` read-only.
 
-        Inside the sandbox, `folder` is in memory and vanishes with the process. The folder of this
-        path outside is not changed.
+        The caller runs the command with the environment `env`. Inside the sandbox, `folder` is in
+        memory and vanishes with the process. The folder of this path outside is not changed.
         """
         words = ["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else []
         words += [self.bubblewrap, "--die-with-parent", "--new-session", "--unshare-ipc"]
@@ -104,9 +105,8 @@ class Sandbox:
         return find_leaks(lambda argv, folder: self.command(argv, {}, folder, []))
 
     def _as_user(self) -> list[str]:
-        if (
-            os.geteuid() == 0
-        ):  # setpriv changes the user: root is exempt from the limit of processes
+        if os.geteuid() == 0:
+            # setpriv changes the user, because root is exempt from the limit of processes
             capabilities = ["--cap-drop", "ALL"]
             return [*capabilities, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         names = ["--unshare-user", "--disable-userns", "--cap-drop", "ALL"]
@@ -177,14 +177,14 @@ def cores_for_forks() -> frozenset[int]:
     with suppress(OSError, ValueError):  # no such limit
         quota, period = map(int, QUOTA.read_text().split())
         cores = cores[: max(1, quota // period)]
-    return frozenset(cores[max(1, len(cores) // KEPT_CORES) :])
+    return frozenset(cores[max(1, len(cores) // CORES_PER_RESERVED) :])
 
 
 def open_sandbox(gpu: Gpu | None = None, private: Iterable[Path] = ()) -> Sandbox:
     """Return a sandbox whose isolation was tested on this machine.
 
-    No fork may read `private` paths, even if packages are below them. Raises a ConfigError with the
-    reasons if no sandbox works.
+    It does not show folders of packages that contain one of the `private` paths. Raises a
+    ConfigError with the reasons if no sandbox works.
     """
     bubblewrap = shutil.which("bwrap")
     memory = int(MEMORY_SHARE * machine_memory("MemTotal"))

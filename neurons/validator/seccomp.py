@@ -59,7 +59,7 @@ _DENIED = {
 class Architecture:
     """An architecture of Linux and the numbers of its system calls."""
 
-    audit: int  # the architecture's own number in `struct seccomp_data`
+    audit: int  # the architecture's number in `struct seccomp_data`
     denied: dict[str, int]
     clone: int
     socket: int

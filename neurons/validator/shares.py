@@ -17,9 +17,9 @@ log = get_logger("validator")
 
 
 def evaluators_for(evaluator: Evaluator, gpus: Sequence[Gpu]) -> list[Evaluator]:
-    """Return evaluators that may run at the same time, each with its own GPU of one model.
+    """Return evaluators that may run at the same time, each with its own GPU, all of one model.
 
-    There is only one without a sandbox, which separates forks from each other.
+    Without a sandbox there is only one, because nothing would separate the forks.
     """
     sandbox = evaluator.confinement
     if not isinstance(sandbox, Sandbox) or len(gpus) < 2:

@@ -15,7 +15,7 @@ def machine_memory(name: str) -> int:
 
 
 def descendants(pid: int, most: int) -> Iterator[int]:
-    """Yield the descendants of `pid`; stop after a few more than `most`."""
+    """Yield the descendants of `pid`; beyond `most`, read no further process's children."""
     open_pids, count = [pid], 0
     while open_pids and count <= most:
         for task in _read_children(open_pids.pop()):
@@ -33,7 +33,7 @@ def _read_children(pid: int) -> Iterator[int]:
 
 
 def affinities(pids: Iterable[int]) -> Iterator[set[int]]:
-    """Yield the allowed cores of each thread of these processes, including kernel threads."""
+    """Yield the allowed cores of each thread of these processes."""
     for pid in pids:
         with suppress(OSError):  # it has ended
             for task in os.listdir(f"/proc/{pid}/task"):

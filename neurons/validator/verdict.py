@@ -36,7 +36,7 @@ class Verdict:
 
 
 def reject(reason: str) -> Verdict:
-    """Return the verdict on a submission that could not be measured."""
+    """Return a verdict of score 0 without a measured speed."""
     return Verdict(0.0, reason)
 
 

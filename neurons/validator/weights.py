@@ -34,7 +34,10 @@ class WeightSetter:
     _due: float = 0.0
 
     def run_once(self) -> None:
-        """Finalize rounds that are over; set weights that changed; or raise ApiFault."""
+        """Finalize a round that is over, and set weights that changed or are due.
+
+        Raises ApiFault if the API does not answer.
+        """
         current = self.api.current_round()
         if current.status == "active" and 0.0 < unix_time(current.end_time) <= self.clock():
             self.api.finalize_round(current.id)
@@ -46,7 +49,7 @@ class WeightSetter:
             self._last, self._due = shares, self.clock() + self.interval
             return
         if self.clock() < self._due and self._last is None:
-            return  # the chain has refused them less than AGAIN_SECONDS ago
+            return  # the last attempt failed less than AGAIN_SECONDS ago
         try:
             uids = self.set_weights(shares)
         except ChainUnreachable as error:

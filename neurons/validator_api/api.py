@@ -1,4 +1,4 @@
-"""Shared objects of all routes: settings, database, rate limit and the time of a request."""
+"""Shared objects of all routes: settings, database, rate limit, clocks and the chain's hotkeys."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Api:
     def context(self) -> RequestContext:
         """Return the context of a request that arrives now."""
         uids = None
-        if self.read_chain is not None:  # before its first reply, no hotkey has a uid
+        if self.read_chain is not None:  # before the chain's first reply, no hotkey has a uid
             uids = {hotkey: neuron.uid for hotkey, neuron in self._neurons.items()}
         now = self.clock()
         block = block_at(now, self.settings.block_time_seconds)
@@ -65,7 +65,7 @@ class Api:
         return RequestContext(rounds.utc(now), block, oldest, uids)
 
     def update_neurons(self) -> None:
-        """Read the registered hotkeys; ChainUnreachable keeps the earlier ones."""
+        """Read the registered hotkeys; after ChainUnreachable, the earlier ones remain."""
         if self.read_chain is not None:
             self._neurons = self.read_chain()
 

@@ -87,9 +87,9 @@ class Caller:
 
 
 async def caller(request: Request) -> Caller:
-    """Return the caller; its Signature header must sign the text of its Hotkey header.
+    """Return the caller, whose Signature header signs the text of its Hotkey header.
 
-    Raises a 401 if it has not, and a 429 with Retry-After beyond the rate limit.
+    Raises a 401 if it does not, and a 429 with Retry-After beyond the rate limit.
     """
     hotkey, signature = _claimed(request)
     if not verify(hotkey, hotkey, signature):

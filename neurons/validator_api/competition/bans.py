@@ -1,7 +1,7 @@
 """Bans: five failures of a client without a success in between ban it for a day.
 
-A ban withdraws the client's rows from the validators' queue. A client is an address or, if
-several clients share the address, a hotkey (`ban_key`).
+A ban withdraws the client's rows from the validators' queue. A client is an IPv4 address, an IPv6
+network or, where several miners may share an address, a hotkey (`ban_key`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ log = get_logger("validator_api")
 
 
 def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
-    """Return the key under which failures count; None for a shared address without a hotkey."""
-    ip = parse_ip(address or "")
+    """Return the key of a client, under which its failures count.
+
+    It is None without a hotkey if the address is unknown or on loopback, and may be shared.
+    """
+    ip = parse_ip((address or "").partition("/")[0])  # validators return an IPv6 network as it is
     if ip is None or ip.is_loopback:
         return f"hotkey {hotkey}" if hotkey else None
     return client_of(ip)

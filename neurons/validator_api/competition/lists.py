@@ -131,9 +131,9 @@ def _speeds(rows: Sequence[Submission]) -> dict[str, float]:
 
 
 def _performers(session: Session, limit: int) -> list[protocol.Performer]:
-    """Return the newest round's ranking, then the latest verdicts of any round.
+    """Return the first places of the newest round, then the latest verdicts of any round.
 
-    Each has the rank of its own round. A miner therefore also finds a low, failed or old verdict.
+    Each row has the rank of its own round. Miners thus also find low, failed and old verdicts.
     """
     newest = session.scalars(select(Round).order_by(Round.round_number.desc())).first()
     latest = session.scalars(

@@ -16,14 +16,14 @@ from neurons.validator_api.database.tables import ACTIVE, Place, Round, Submissi
 from neurons.wire.protocol import HIGHEST_CLAIM
 from neurons.wire.rules import LEAGUES, TOP_SHARES, weighted_score
 
-COUNTS = (
+CONFIRMED = (
     Submission.is_revealed.is_(True),
     Submission.validated_at.is_not(None),
     Submission.verification_passed.is_not(False),
     Submission.score > 0.0,
     Submission.tokens_per_sec <= HIGHEST_CLAIM,
 )
-"""Conditions of a confirmed claim: a score, and no failed check."""
+"""Conditions of a confirmed claim: a positive score, and no failed logit verification."""
 
 _SPEED = case((Submission.tokens_per_sec <= HIGHEST_CLAIM, Submission.tokens_per_sec), else_=0.0)
 """The speed, or 0 above the limit: PostgreSQL refuses products that overflow, in any row."""
@@ -119,7 +119,7 @@ def ranks_of(session: Session, rows: Iterable[Submission]) -> dict[int, int]:
 
 def floor(session: Session, baseline: int | None) -> float | None:
     """Return the weighted score above which a claim ranks, or None if every confirmed one ranks."""
-    return session.scalars(select(WEIGHTED).where(Submission.id == baseline, *COUNTS)).first()
+    return session.scalars(select(WEIGHTED).where(Submission.id == baseline, *CONFIRMED)).first()
 
 
 def best_scores(session: Session, row: Round, most: int) -> list[float]:
@@ -132,9 +132,9 @@ def best_scores(session: Session, row: Round, most: int) -> list[float]:
 def _conditions(session: Session, row: Round) -> list[ColumnElement[bool]]:
     """Return the conditions under which a submission of the round ranks.
 
-    With a baseline (an earlier winner), only faster submissions rank, unless the baseline has been
-    refuted since.
+    With a baseline (by default an earlier winner), only higher weighted scores rank, unless the
+    baseline's claim is no longer confirmed.
     """
     least = floor(session, row.baseline_submission_id)
-    of_round = [Submission.round_id == row.id, *COUNTS]
+    of_round = [Submission.round_id == row.id, *CONFIRMED]
     return of_round if least is None else [*of_round, least < WEIGHTED]

@@ -1,4 +1,4 @@
-"""Competition rounds: one is active; an ended round has a winner and fixed places."""
+"""Competition rounds: at most one is active; a completed round has fixed places."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RequestContext:
 
     now: datetime  # naive UTC
     block: int
-    oldest_block: int  # the reveal block of the oldest commitment that may still be revealed
+    oldest_block: int  # commitments with an earlier reveal block have expired
     # the chain's uid of each hotkey of the subnet; None if the server assigns them
     uids: Mapping[str, int] | None = None
 

@@ -148,7 +148,7 @@ def _revealable(
         last = row.reveal_block + settings.reveal_window_blocks
         raise Refusal(404, f"{NOT_FOUND}: the commitment expired at block {last}")
     if row.withdrawn_at is not None:
-        raise Refusal(404, f"{NOT_FOUND}: a newer one of this target took its place")
+        raise Refusal(404, f"{NOT_FOUND}: a newer submission replaced it")
     blocks = row.reveal_block - context.block
     if blocks > 0:
         minutes = blocks * settings.block_time_seconds // 60

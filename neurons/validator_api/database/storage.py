@@ -28,7 +28,7 @@ from neurons.validator_api.database.versions import bring_up_to_date
 Result = TypeVar("Result")
 
 BUSY_SECONDS = 10.0
-"""Seconds that a transaction waits for other transactions before it fails."""
+"""Seconds that a transaction waits: for other writes of this process, a connection or SQLite."""
 CONNECTION = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -52,7 +52,7 @@ class DatabaseAway(QuasarError):
 
 
 class Storage:
-    """The API's database, which opening migrates to the current version.
+    """The API's database; opening it migrates it to the current version.
 
     Raises a ConfigError if it cannot be used, and DatabaseAway if its server cannot be reached.
     """

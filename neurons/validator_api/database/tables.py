@@ -83,7 +83,7 @@ class Place(Base):
     submission_id: Mapped[int] = mapped_column(ForeignKey("submissions.id"), primary_key=True)
     rank: Mapped[int]
     weighted_score: Mapped[float]
-    # the share of the emission: 0.0 beyond the fourth hotkey and for all but a hotkey's best
+    # the share of the emission: 0.0 beyond the fourth hotkey, and if it is not its hotkey's best
     weight: Mapped[float]
     uid: Mapped[int | None]  # missing if the chain did not know the hotkey
 
@@ -112,7 +112,7 @@ class Submission(Base):
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), index=True)
     target_sequence_length: Mapped[int]
     signature: Mapped[str]
-    ip_address: Mapped[str | None]  # the client's key for bans: an address or `hotkey 5...`
+    ip_address: Mapped[str | None]  # the client's key for bans (`bans.ban_key`)
     created_at: Mapped[datetime] = mapped_column(index=True)  # the time of the commit
     # when a newer submission replaced it, its client was banned, or its commitment expired
     withdrawn_at: Mapped[datetime | None]
@@ -123,7 +123,8 @@ class Submission(Base):
     reveal_block: Mapped[int | None] = mapped_column(BigInteger)
     is_revealed: Mapped[bool]
 
-    fork_url: Mapped[str | None]  # this and the next columns are empty until the reveal
+    # From here to `benchmarks`, columns are empty until the reveal.
+    fork_url: Mapped[str | None]
     commit_hash: Mapped[str | None]
     repo_hash: Mapped[str | None]
     docker_image: Mapped[str | None]
@@ -155,7 +156,8 @@ class IpBan(Base):
 
     __tablename__ = "ip_bans"
 
-    ip_address: Mapped[str] = mapped_column(primary_key=True)  # an address or `hotkey 5...`
+    # an IPv4 address, an IPv6 network or `hotkey 5...`
+    ip_address: Mapped[str] = mapped_column(primary_key=True)
     failure_count: Mapped[int]
     banned_until: Mapped[datetime | None]
 

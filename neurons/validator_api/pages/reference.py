@@ -21,7 +21,7 @@ Field = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class CallView:
-    """A method and path."""
+    """A call of the API: its method, path and fields."""
 
     id: str
     line: str  # such as `GET /health`

@@ -37,7 +37,7 @@ class ClaimView:
 
 @dataclass(frozen=True)
 class SubmissionPage:
-    """A submission; it has the database row only in `claim`, so that nothing leaks before."""
+    """A submission. Only `claim` has the database row, so that nothing leaks before the reveal."""
 
     id: int
     hotkey: str
@@ -96,7 +96,7 @@ def _state(row: Submission, context: RequestContext) -> str:
     if row.validated_at is not None:
         return "confirmed" if ranking.is_confirmed(row) else "rejected"
     if row.withdrawn_at is not None:
-        return "replaced by a newer one, or expired"
+        return "replaced by a newer one, expired, or withdrawn by a ban"
     if row.is_revealed:
         return "waiting for a validator"
     if (row.reveal_block or 0) < context.oldest_block:

@@ -1,7 +1,8 @@
 """The routes that miners write through: register, submit, commit, reveal.
 
-Checks run in this order: 401 headers, 429 rate, 422 body, 403 another hotkey, 401 body signature,
-400 fork's address, 404 unregistered, 403 banned, 409.
+Checks run in this order: 413 size, 422 malformed JSON, 401 headers, 429 rate, 422 fields, 403
+another hotkey, 401 body signature, 400 fork's address. A submission or commitment is then refused
+with 404 unregistered or 403 banned, and a commitment with 409 if its hash is stored already.
 """
 
 from __future__ import annotations

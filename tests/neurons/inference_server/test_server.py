@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -147,7 +148,7 @@ def test_health_model_info_and_metrics(url: str) -> None:
         ({"prompt": [VOCABULARY], "gen_len": 1}, 422, "not below 512"),
         ({"prompt": [-1], "gen_len": 1}, 422, "prompt"),
         ({"prompt": 1}, 422, "prompt: Input should be a valid array; gen_len: Field required"),
-        ({"prompt": [1], "gen_len": 5, "logits_at_step": 6}, 422, "behind gen_len"),
+        ({"prompt": [1], "gen_len": 5, "logits_at_step": 6}, 422, "more than gen_len"),
         ({"prompt": [1], "gen_len": 5, "logits_at_step": 0}, 422, "logits_at_step"),
         ({"prompt": [1] * 600_000, "gen_len": 1}, 413, "larger than"),
     ],
@@ -208,6 +209,23 @@ def test_a_disconnect_ends_the_request_and_a_full_queue_answers_503() -> None:
         refused = post(url, prompt=[1], gen_len=1)
         assert (refused.status_code, "Retry-After" in refused.headers) == (503, True)
         decoder.release.set()
+
+
+class Broken(Slow):
+    """Computes NaN."""
+
+    def generate(self, *_: Any, **__: Any) -> Generation:
+        return Generation([1], [math.nan], 1.0, 1.0)
+
+
+def test_logits_that_are_not_finite_are_an_error_and_no_answer() -> None:
+    with serving(Broken) as url:
+        wait_until(url, "healthy")
+        reply = post(url, prompt=[1], gen_len=1, logits_at_step=1)
+        metrics = get(url, "/metrics").text
+    assert (reply.status_code, "not finite" in reply.text) == (500, True)
+    assert 'inference_requests_total{outcome="failed"} 1.0' in metrics
+    assert 'outcome="answered"' not in metrics
 
 
 def test_health_shows_loading_and_failed() -> None:
@@ -360,7 +378,7 @@ def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
             ended.set()
             thread.join()
     assert not result.verified
-    assert result.reason == "The miner's inference server had not answered whole after 0.5 s."
+    assert result.reason == "The miner's inference server gave no complete reply within 0.5 s."
 
 
 def test_the_process_serves_a_folder_until_sigterm(folder: Path, tmp_path: Path) -> None:

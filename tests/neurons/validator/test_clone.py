@@ -77,7 +77,7 @@ def test_only_allowed_hosts_and_schemes_pass(fork: ForkRepository) -> None:
 
 @pytest.mark.parametrize("address", ["localhost", "[::1]", "10.0.0.1"])
 def test_private_addresses_are_rejected(address: str, tmp_path: Path) -> None:
-    with pytest.raises(BadFork, match=r"no public address|:8000|carries"):
+    with pytest.raises(BadFork, match="no public address"):
         clone(f"https://{address}/a/b", "0" * 40, tmp_path, sources=Sources(hosts=()))
     with pytest.raises(BadFork, match="Nothing is fetched from"):
         clone(f"https://{address}:8000/a", "0" * 40, tmp_path / "..", sources=Sources(hosts=()))

@@ -1,7 +1,7 @@
 """Programs that attack the validator from the real sandbox: none succeeds.
 
-Without a sandbox on this machine they are skipped; test_sandbox.py proves that the validator then
-does not start. Attacks on the measurement are in tests/harness/measuring/test_runner.py.
+Without a sandbox on this machine they are skipped; test_validator.py tests that the validator then
+does not start. Attacks on the measurement are in tests/harness/measuring and tests/adversarial.
 """
 
 from __future__ import annotations

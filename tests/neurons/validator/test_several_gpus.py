@@ -72,7 +72,7 @@ def test_submissions_of_one_hotkey_are_judged_one_after_another(api, bench, quic
 
 
 def test_a_submission_is_judged_alone_after_a_crash(api, bench, quick_polls):
-    """The crash counts once for submissions next to it, and a second one does not."""
+    """Both were running at the crash; a second crash would then count for one of them only."""
     api.register(BOB)
     rows = api.submit(ALICE, 10.0), api.submit(BOB, 20.0)
     loop = bench(Judge("0"), Judge("1"))

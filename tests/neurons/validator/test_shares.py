@@ -164,9 +164,8 @@ def test_each_evaluation_has_its_own_gpu_cores_and_memory() -> None:
     assert [place.share.gpu.visible for place in evaluators] == ["GPU-0", "GPU-1"]
     assert [sorted(place.share.cores) for place in evaluators] == [[4, 5, 6, 7], [8, 9, 10, 11]]
     assert [place.share.memory_bytes for place in evaluators] == [32 * GIB] * 2
-    for place, gpu in zip(
-        evaluators, gpus("H200", "H200"), strict=True
-    ):  # exclusive measurements: as with one GPU
+    for place, gpu in zip(evaluators, gpus("H200", "H200"), strict=True):
+        # exclusive measurements: as with one GPU
         assert place.confinement == replace(one.confinement, gpu=gpu)  # type: ignore[type-var]
         assert place.lock is one.lock
 

@@ -134,12 +134,8 @@ def test_a_submission_is_set_aside_after_repeated_crashes(api, bench):
         with pytest.raises(Killed):
             loop.run_once()
     loop.run_once()
-    assert answers.judged == [
-        deadly,
-        fine,
-        deadly,
-        deadly,
-    ]  # the other one came before its second attempt
+    # The other one came before its second attempt.
+    assert answers.judged == [deadly, fine, deadly, deadly]
     assert scores(api) == {fine: 1.0}
     attempts = Attempts(loop.file, api.url)
     assert attempts.forgive() == 1

@@ -62,6 +62,17 @@ def test_the_fifth_failure_bans_the_address_for_a_day(tmp_path: Path) -> None:
             fail(api, 2, AWAY)  # after a ban, counting starts again
 
 
+def test_the_fifth_failure_bans_an_ipv6_network(tmp_path: Path) -> None:
+    with serve(tmp_path, trusted_proxies=("127.0.0.1",)) as api:
+        api.register(ALICE)
+        body = submission(ALICE)
+        assert post_from(api, "2001:db8::1", "/submit_kernel", body, ALICE).status_code == 200
+        (row,) = api.queue()["submissions"]
+        fail(api, 5, row["ip_address"])
+        reply = post_from(api, "2001:db8::2", "/commit_submission", commitment(ALICE), ALICE)
+        assert (reply.status_code, reply.json()["detail"]) == BANNED
+
+
 def test_on_loopback_and_behind_an_unlisted_proxy_a_ban_applies_to_a_hotkey(api: LiveApi) -> None:
     api.register(BOB)
     api.submit(ALICE, 1.0)
@@ -94,6 +105,7 @@ def test_the_last_untrusted_address_of_x_forwarded_for_is_the_client(tmp_path: P
         ("203.0.113.9", "203.0.113.9"),
         ("::ffff:203.0.113.9", "203.0.113.9"),
         ("[2001:db8::1:2]:80", "2001:db8::/64"),
+        ("2001:db8::/64", "2001:db8::/64"),
         ("::1", "hotkey 5F"),
         (None, "hotkey 5F"),
     ],
@@ -153,7 +165,7 @@ def test_a_newer_submission_of_a_target_replaces_the_older_one(api: LiveApi) -> 
     assert api.pending() == [open_]
     assert len(api.queue()["submissions"]) == 3  # commitments leave the revealed row
     api.pass_blocks(BLOCKS)
-    newer = "Submission not found: a newer one of this target took its place"
+    newer = "Submission not found: a newer submission replaced it"
     late = revelation(ALICE, open_ - 1, salt="1")
     assert api.refusal("/reveal_submission", late, ALICE) == (404, newer)
     api.reveal(ALICE, open_, salt="2")
