@@ -165,7 +165,6 @@ def layer_gradients(
         results = layer_forward(call, x, weights, keep=True, output=False, across=across)
     _, rows, products, narrow, operator = results
     del results
-    rows = x.reshape(R, D).to(dtype) if rows is None else rows
     do, d_gate, output_stage = _output_stage_gradients(
         call,
         operator.o.view(R, H, S),
@@ -186,10 +185,12 @@ def layer_gradients(
     del do, saved
     if across is not None and first is not None:
         first += across.first_gradients(call, x, weights, d_qkv)
+    rows = x.reshape(R, D).to(dtype) if rows is None else rows
     d_products = torch.empty(R, channels + S, dtype=dtype, device=x.device)
     d_products[:, channels:] = d_narrow
     if products is None and _is_short(call, x):
-        products = F.linear(rows, projections)  # never saved, so it may be rounded to 16 bits
+        # never saved, so they may be rounded to 16 bits; of the size of q, k and v, now free
+        products = F.linear(rows, projections[:channels])
     elif products is None:  # bit for bit those that the forward pass can save
         products = recompute_products(call, x, weights, rows, projections)
         products = project(rows, projections) if products is None else products
