@@ -22,6 +22,10 @@ class Call(NamedTuple):
     cu_seqlens: torch.Tensor | None  # [N + 1] bounds of sequences packed in one row
     backend: Backend  # QUASAR_BACKEND's value
 
+    def sequences(self, x: torch.Tensor) -> int:
+        """Return the number of sequences in the input x `[B, T, hidden]`."""
+        return x.shape[0] if self.cu_seqlens is None else len(self.cu_seqlens) - 1
+
 
 class Weights(NamedTuple):
     """The layer's weights, in the order in which they are passed through autograd.

@@ -29,12 +29,12 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
-from fla.ops.quasar.layer.fused import FusedKernels
-from fla.ops.quasar.layer.weight_tiles import (
+from fla.ops.quasar.layer.fused import (
     HEAD_DIM,
     PACK_WEIGHTS,
     TAPS,
     WIDTH,
+    FusedKernels,
     SwizzleArguments,
     WeightLayout,
 )
@@ -166,7 +166,7 @@ def project(
     Args:
         program: the kernels for x's device and `dtype`.
         x: `[T, 512]` fp32 contiguous, 16-byte aligned; T tokens of one sequence, from its start.
-        weight_tiles: the tiles of q by `projection_layouts` (weight_tiles.py), in `dtype`; the
+        weight_tiles: the tiles of q by `projection_layouts` (fused.py), in `dtype`; the
             others follow in memory.
         taps: `[4, 1536]` fp32, by `taps_layout`.
         dtype: bf16 or fp16; x is rounded to it. For both, products and taps are rounded
@@ -248,7 +248,7 @@ def gated_output(
         program: the kernels for o's device and dtype.
         o: `[R, 8, 64]` contiguous, bf16 or fp16.
         narrow: `[R, 64]` in o's dtype, last stride 1, rows 16-byte aligned.
-        gate_weights, out_weights: weight tiles of `output_layouts` (weight_tiles.py).
+        gate_weights, out_weights: weight tiles of `output_layouts` (fused.py).
         gate_bias: `[8 * 64]` fp32 contiguous.
         eps: added to the mean square.
 

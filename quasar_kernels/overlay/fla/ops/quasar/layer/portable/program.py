@@ -27,17 +27,17 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
-from fla.ops.quasar.layer.fused import FusedKernels
-from fla.ops.quasar.layer.portable.choice import fused_is_faster
-from fla.ops.quasar.layer.weight_tiles import (
+from fla.ops.quasar.layer.fused import (
     HEAD_DIM,
     HIDDEN,
     PACK_WEIGHTS,
     TAPS,
     WIDTH,
+    FusedKernels,
     SwizzleArguments,
     WeightLayout,
 )
+from fla.ops.quasar.layer.portable.choice import fused_is_faster
 
 TOKENS = 128
 """Tokens that a block holds at a time."""
