@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from fla.ops.quasar.layer.parallel import HaloFunction, Neighbours
+from fla.ops.quasar.parallel.context import place_of
 from fla.ops.quasar.parallel.exchange import gather
 from torch import Tensor
 
@@ -26,7 +27,7 @@ class MixerSlice:
 
     def __init__(self, context: Any, tokens: int) -> None:
         self._context, self._tokens = context, tokens
-        self._place = Neighbours(context, tokens, 1).place
+        self._place = place_of(context, tokens)
         self.cu_seqlens: Tensor = context.cu_seqlens_cpu
         """Bounds of the slice's sequences, on the host."""
 

@@ -33,6 +33,7 @@ TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
 """Relative RMS by which a candidate's output may differ from the default's, for rounding."""
 
 _HEADS = 8
+_CALLS = 7  # timed ones of each candidate
 _OPERAND_BYTES = 64 << 20  # 65,536 tokens of 8 heads of 64 in bf16: fills a GPU, fits on any
 _log = logging.getLogger(__name__)
 
@@ -191,17 +192,16 @@ def _milliseconds(
     launch: Callable[..., torch.Tensor],
     tiles: Tiles,
     inputs: tuple[torch.Tensor, ...],
-    repeats: int = 7,
 ) -> float:
     times = []
-    for _ in range(repeats):
+    for _ in range(_CALLS):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         launch(tiles, *inputs)
         stop.record()
         stop.synchronize()
         times.append(start.elapsed_time(stop))
-    return sorted(times)[repeats // 2]
+    return sorted(times)[_CALLS // 2]
 
 
 def read(gpu: Gpu, block: int, dtype: torch.dtype) -> Tiles | None:

@@ -99,8 +99,7 @@ def portable_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | Non
     """
     if not x.is_cuda or dtype not in DTYPES or not _is_capable(x.device.index):
         return None
-    program = PROGRAM.find(Variant(x.device.index, dtype))
-    return program if isinstance(program, LoadedProgram) else None
+    return PROGRAM.find_loaded(Variant(x.device.index, dtype))
 
 
 def projection_layouts(
