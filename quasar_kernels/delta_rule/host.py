@@ -24,7 +24,7 @@ import fla.ops.gated_delta_rule as fla_gated_delta_rule
 import torch
 from fla.backends import BaseBackend
 from fla.backends import register as register_in_fla
-from fla.ops.quasar.chunk import MAX_HEAD_DIM
+from fla.ops.quasar.backend import MAX_HEAD_DIM
 from fla.ops.quasar.fused_recurrent import MAX_HEAD_DIM as MAX_RECURRENT_HEAD_DIM
 
 from quasar_kernels import delta_rule
@@ -65,7 +65,7 @@ def reason_against(name: str, *args: Any, **kwargs: Any) -> str | None:
 @functools.cache
 def _parameters(name: str) -> tuple[str, ...]:
     code = inspect.unwrap(getattr(delta_rule, name)).__code__
-    return code.co_varnames[: code.co_argcount]
+    return tuple(code.co_varnames[: code.co_argcount])
 
 
 class QuasarBackend(BaseBackend):

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from fla.ops.quasar.backend import scan_forward
-from fla.ops.quasar.chunk import MAX_HEAD_DIM
+from fla.ops.quasar.backend import MAX_HEAD_DIM, scan_forward
 from fla.ops.quasar.device import WithoutAutocast
 from fla.ops.quasar.layer.call import Activations, Call, LayerResults, Stages, Weights
 from fla.ops.quasar.layer.hopper import program as hopper
