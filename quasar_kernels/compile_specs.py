@@ -81,7 +81,7 @@ def typed(kind: str, names: str) -> dict[str, str]:
 
 
 def _shapes(architecture: int) -> Iterator[tuple[str, int, str, Any]]:
-    """Yield operand type, head width, suffix of the name, and tiles of all shipped tiles."""
+    """Yield operand type, head width, the name's suffix and the tiles, for all shipped tiles."""
     import torch
     from fla.ops.quasar.triton_kernels import tuning
 

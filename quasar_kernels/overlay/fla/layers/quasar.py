@@ -3,8 +3,9 @@
     q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
     y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
-A call records one autograd node. The shapes decide whether it saves intermediate results for the
-backward pass (layer/node.py); for a million tokens it saves only its input and its weights.
+A call without cached states records one autograd node. Its shapes and QUASAR_KEEP_MIB decide
+whether the node saves intermediate results for the backward pass (layer/node.py). By default, a
+call of a million tokens saves only its input and its weights.
 """
 
 from __future__ import annotations

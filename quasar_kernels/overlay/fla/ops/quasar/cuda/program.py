@@ -124,7 +124,7 @@ class CudaProgram:
     ) -> Result | None:
         """Return `function(*args, program=program)`.
 
-        If a launch fails, the program is disabled and the result is None.
+        If a launch fails, the program's variant is disabled and the result is None.
 
         Raises:
             CudaUnavailableError: a launch fails, and `backend`, QUASAR_BACKEND's value, is `cuda`.

@@ -44,7 +44,7 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
 
 
 def copied_as(call: Call, x: torch.Tensor, weights: Weights) -> torch.dtype:
-    """Return the smallest dtype to which x can be copied without changing the layer's result."""
+    """Return the dtype of a graph's copy of x: the one that the call's first kernel reads."""
     fused = (
         kernels.find_program(call, x, weights) for kernels in (hopper.KERNELS, portable.KERNELS)
     )

@@ -1,8 +1,9 @@
 """A short autotune of the chunk kernels' tiles, for a GPU without measured tiles.
 
-It changes one field of `Tiles` after the other by one step up and down, if the field affects only
-speed. It keeps a change that is faster and gives the same output. The result is stored in the cache
-folder.
+It changes the fields of `Tiles` one after the other: warps, stages and chunks by one step up and
+down, rows and columns by one step down. It omits the chunk's tokens, which affect the rounding, and
+the backward pass's warps. It keeps a change that is faster and gives the same output. The cache
+folder stores the result.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def parse_tiles(row: Any, where: str) -> Tiles:
 
 
 def moves(tiles: Tiles) -> Iterator[tuple[str, int]]:
-    """Yield the changes to try as (field, value): factors of two, or stages plus and minus one."""
+    """Yield the changes to try as (field, value): factors of two, or one stage more or less."""
     for name, value in tiles._asdict().items():
         steps: list[int] = []
         if name.startswith("grad"):

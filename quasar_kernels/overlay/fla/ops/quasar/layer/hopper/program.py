@@ -1,9 +1,9 @@
 """The layer's stages on Hopper: two fused kernels, one before the operator and one after it.
 
-csrc/projection.cu computes the projections, the convolution and SiLU; separate kernels read and
-write the products three times, eight gigabytes for a million tokens. csrc/gated_output.cu computes
-the gated norm and the output's product. They need wgmma, clusters and bulk copies, which only
-compute capability 9.0 has. Where they cannot be used, the layer uses other stages (forward.py).
+csrc/projection.cu computes the projections, the convolution and SiLU. Separate kernels write, read
+and write the products, together nine gigabytes for a million tokens. csrc/gated_output.cu computes
+the gated norm and the output's product. Both kernels use wgmma, which only compute capability 9.0
+has, clusters and bulk copies. Where they cannot be used, the layer uses other stages (forward.py).
 """
 
 from __future__ import annotations

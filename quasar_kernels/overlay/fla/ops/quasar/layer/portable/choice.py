@@ -1,6 +1,6 @@
 """Whether a GPU runs the portable fused kernels or library products: the faster of the two.
 
-Both are timed once on each kind of GPU, and the times are stored in the cache folder.
+Both are timed once for each kind of GPU and each dtype. The cache folder stores the times.
 """
 
 from __future__ import annotations

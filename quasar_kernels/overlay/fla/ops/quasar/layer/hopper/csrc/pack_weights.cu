@@ -1,4 +1,4 @@
-// Rewrites weights as the swizzled weight tiles that Hopper's fused products read: a plain bulk
+// Rewrites weights as the swizzled weight tiles that the fused products read. On Hopper a plain bulk
 // copy brings a tile into shared memory ready for wgmma.
 //
 // A matrix W [rows, inputs] (a row an output) becomes weight tiles of 128 rows by 64 inputs, 16 KB
