@@ -33,7 +33,6 @@ from fla.ops.quasar.cuda.program import (
 from fla.ops.quasar.layer.call import Activations, Call, Stages, Weights
 from fla.ops.quasar.layer.first_tokens import replace_first_tokens
 from fla.ops.quasar.scan import ScanInputs, StepSizes
-from fla.ops.quasar.switches import Backend
 
 HIDDEN, WIDTH, HEAD_DIM, TAPS = 512, 512, 64, 4
 """The sizes of a supported layer: inputs; channels of q, of k and of v; channels of a head and of
@@ -128,8 +127,6 @@ class FusedKernels(NamedTuple):
     """The two kernels around the operator, for one kind of GPU."""
 
     program: CudaProgram
-    backends: tuple[Backend, ...]
-    """The values of QUASAR_BACKEND with which the kernels are used."""
     find: Callable[[torch.Tensor, torch.dtype], LoadedProgram | None]
     """Returns the program for x's device and the products' dtype, or None if it is not used."""
     projection_layouts: Callable[..., tuple[WeightLayout, ...]]
@@ -145,7 +142,7 @@ class FusedKernels(NamedTuple):
 
     def find_program(self, call: Call, x: torch.Tensor, weights: Weights) -> LoadedProgram | None:
         """Return the program for a call, or None if the kernels do not support it."""
-        if call.backend not in self.backends or not takes(call, x, weights):
+        if call.backend not in ("auto", "cuda") or not takes(call, x, weights):
             return None
         if call.backend == "auto" and self.is_preferred is not None:
             if not self.is_preferred(self.stages(), x, call.dtype):

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from fla.ops.quasar import torch_private
-from fla.ops.quasar.cuda.nvrtc import HOPPER as CAPABILITY
+from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda.program import (
     DTYPES,
     FLOAT,
@@ -88,7 +88,9 @@ PROGRAM = CudaProgram(
 
 @functools.cache
 def _has_hopper(device: int) -> bool:
-    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) == CAPABILITY
+    if torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) == nvrtc.HOPPER
 
 
 def is_hopper(x: torch.Tensor) -> bool:
@@ -275,8 +277,12 @@ def gated_output(
 
 
 KERNELS = FusedKernels(
-    *(PROGRAM, ("auto", "cuda"), hopper_program),
-    *(projection_layouts, project, output_layouts, gated_output),
+    program=PROGRAM,
+    find=hopper_program,
+    projection_layouts=projection_layouts,
+    project=project,
+    output_layouts=output_layouts,
+    gated_output=gated_output,
 )
 HOPPER = KERNELS.stages()
 

@@ -248,8 +248,13 @@ def _launch(
 
 
 KERNELS = FusedKernels(
-    *(PROGRAM, ("auto", "cuda"), portable_program),
-    *(projection_layouts, project, output_layouts, gated_output, fused_is_faster),
+    program=PROGRAM,
+    find=portable_program,
+    projection_layouts=projection_layouts,
+    project=project,
+    output_layouts=output_layouts,
+    gated_output=gated_output,
+    is_preferred=fused_is_faster,
 )
 PORTABLE = KERNELS.stages()
 
