@@ -34,7 +34,7 @@ class MixerSlice:
     def before(self, x: Tensor, reach: int) -> Tensor:
         """Return the tokens before each sequence, `[sequences, reach, C]`, for `Earlier`.
 
-        All ranks must call this method, and its backward pass.
+        All ranks must call this method and run its backward pass.
         """
         halo = HaloFunction.apply(Neighbours(self._context, self._tokens, reach + 1), x)
         first = torch.cat([x.new_zeros(reach - halo.shape[0], x.shape[-1]), halo])
@@ -46,7 +46,7 @@ class MixerSlice:
     ) -> tuple[Tensor, Tensor]:
         """Return o and the final states with the contributions of the entering state.
 
-        All ranks must call this method, and its backward pass.
+        All ranks must call this method and run its backward pass.
 
         Args:
             o: `[1, T, H, V]`, the outputs for a zero entering state.
