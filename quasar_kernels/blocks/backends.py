@@ -54,7 +54,8 @@ def imported(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
 class Operator:
     """An operator with its implementations: kernels in the order of choice, and torch.
 
-    QUASAR_<name>_BACKEND selects one implementation; QUASAR_BACKEND=torch takes precedence.
+    QUASAR_<name>_BACKEND selects one implementation. QUASAR_BACKEND takes precedence: `torch` uses
+    torch, and `triton` excludes the kernels named `cuda`.
     """
 
     def __init__(

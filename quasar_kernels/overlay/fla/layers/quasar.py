@@ -234,8 +234,8 @@ class QuasarAttention(nn.Module):
 
         if cache is not None or (keep and len(context.cu_seqlens_cpu) > 2):
             raise ValueError(
-                "with a cp_context there is no earlier cache, and use_cache takes one sequence: "
-                f"got {len(context.cu_seqlens_cpu) - 1} sequences in this slice"
+                "with a cp_context, omit past_key_values, and set use_cache only if the slice has "
+                f"one sequence; it has {len(context.cu_seqlens_cpu) - 1}"
             )
         dtype, weights = _compute_dtype(x), self._weights()
         taps = self.conv_size if self.use_short_conv else 1
