@@ -124,7 +124,7 @@ class Vector(NamedTuple):
 
 
 class FusedKernels(NamedTuple):
-    """The two kernels around the operator, for one kind of GPU."""
+    """The kernels before and after the operator, for one kind of GPU."""
 
     program: CudaProgram
     find: Callable[[torch.Tensor, torch.dtype], LoadedProgram | None]
@@ -243,7 +243,7 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
 def serialize_swizzle(
     layouts: Sequence[WeightLayout], memory: torch.Tensor, vectors: Sequence[Vector]
 ) -> bytes:
-    """Return the kernel's arguments; `memory` receives the weight tiles of all matrices."""
+    """Return pack_weights.cu's arguments; `memory` receives the weight tiles of all matrices."""
     arguments, to = b"", memory.data_ptr()
     for weight, row_group, input_group, factor, scale, fp16 in layouts:
         source, scale_source = addresses(weight, scale)
@@ -275,11 +275,11 @@ def serialize_swizzle(
 def launch_swizzle(
     program: LoadedProgram, arguments: bytes, largest: int, memory: torch.Tensor
 ) -> None:
-    """Launch the kernel with the arguments of `serialize_swizzle`.
+    """Launch pack_weights.cu.
 
     Args:
         program: the kernels for the memory's device and dtype; conversion to fp16 saturates.
-        arguments: the serialized arguments.
+        arguments: from `serialize_swizzle`.
         largest: elements of the largest matrix.
         memory: as in `serialize_swizzle`; its device is the current one.
 
