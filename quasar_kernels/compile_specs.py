@@ -7,8 +7,7 @@ for any architecture.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
@@ -25,7 +24,6 @@ class CompileSpec:
     constexprs: Mapping[str, Any]  # value of every other argument; None means an absent tensor
     num_warps: int = 4
     num_stages: int = 3
-    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def ast_source(spec: CompileSpec) -> Any:
@@ -64,7 +62,7 @@ def compile_spec(spec: CompileSpec, architecture: int) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages, **spec.options}
+    options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
     target = GPUTarget("cuda", architecture, 32)
     return triton.compile(ast_source(spec), target=target, options=options)  # type: ignore[no-untyped-call]
 
@@ -83,7 +81,7 @@ def typed(kind: str, names: str) -> dict[str, str]:
 
 
 def _shapes(architecture: int) -> Iterator[tuple[str, int, str, Any]]:
-    """Yield operand type, head width, suffix of the name, and tiles of all shipped tiles."""
+    """Yield operand type, head width, the name's suffix and the tiles, for all shipped tiles."""
     import torch
     from fla.ops.quasar.triton_kernels import tuning
 

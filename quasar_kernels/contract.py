@@ -200,7 +200,7 @@ def _outside_git(path: Path, root: Path) -> bool:
 def _without_comments(text: str) -> str:
     """Return the text without comments, as the public validator removes them, in lower case.
 
-    A `#` after an even number of quotes starts a comment.
+    A line's first `#` starts a comment if even numbers of single and of double quotes precede it.
     """
     lines = []
     for line in text.split("\n"):

@@ -50,10 +50,10 @@ class Builds(_Frozen):
 class PathTaken(_Frozen):
     """Which implementation ran a call of the operator or the layer on a device, and why.
 
-    `call` is `operator` (`chunk_quasar`), `operator 128` (the same for heads of 128) or `layer`,
-    which is called only on GPUs for which it has fused kernels. `capability` is (major, minor),
-    None for the CPU. `rms` is the relative RMS error of the result. `error` is empty unless the
-    call raised an exception.
+    `call` is `operator` (`chunk_quasar`), `operator 128` (the same for heads of 128) or `layer`
+    (on Hopper only, with its fused kernels). `capability` is (major, minor), None for the CPU.
+    `rms` is the relative RMS error of the result. `error` is empty unless the call raised an
+    exception.
     """
 
     call: str = "operator"
@@ -123,7 +123,7 @@ def _build(program: str, dtype: str, run: Callable[[str], bytes]) -> Build:
 
 
 def find_paths(device: str) -> PathsTaken:
-    """Run a short call on every GPU if `device` is `cuda`, otherwise on the CPU.
+    """Run short calls on every GPU if `device` is `cuda`, otherwise on the CPU.
 
     Raises:
         RuntimeError, AssertionError: torch cannot use CUDA; its message has the cause.

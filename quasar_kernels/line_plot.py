@@ -1,9 +1,9 @@
 """Line charts as SVG, reproducible byte for byte.
 
-The benchmarks' pages, the API's pages and the loss curve of a training use it. A chart has one or
-more panels with the same axes. Each panel shows its lines in colour, and behind them the lines of
-the other panels in grey. Text and grid follow the page's colour scheme; the colours of lines are
-readable on light and dark pages.
+The benchmarks' pages, the API's pages, a comparison of two trees and the loss curve of a training
+use it. A chart has one or more panels with the same axes. Each panel shows its lines in colour, and
+behind them the lines of the other panels in grey. Text and grid follow the page's colour scheme;
+the colours of lines are readable on light and dark pages.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def is_fused(capability: str | None, size: LayerSize = VALIDATORS) -> bool:
 def kept_bytes(size: LayerSize = VALIDATORS) -> int:
     """Return the bytes per token that count towards QUASAR_KEEP_MIB, as `node.keeps` counts them.
 
-    Calls of fewer than 32,768 tokens keep more, but far less than any limit.
+    Calls of fewer than 32,768 tokens keep more, but far less than the default limit.
     """
     D, H, S = size
     return 2 * (D + 4 * H * S + S) + 2 * (3 * H * S + S)

@@ -1,8 +1,8 @@
 """Make `fla.ops.quasar` and `fla.layers.quasar` resolve to the overlay over the installed fla-core.
 
-Tests and tools of this project use it. A measurement does not mount: its process has the fork's
-tree first on its path. Mounting imports nothing: a finder locates the overlay's modules when they
-are first imported.
+The packages `blocks` and `delta_rule` mount when they are imported, tests and tools call `mount`. A
+measurement does not mount: its process has the fork's tree first on its path. Mounting imports
+nothing: a finder locates the overlay's modules when they are first imported.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     S_t = (I - alpha_t k_t k_t^T) S_{t-1} + alpha_t k_t v_t^T        o_t = S_t^T q_t
 
 Source: Error-Free Linear Attention, arXiv 2512.12602. The recurrence is the delta rule of
-delta_reference.py with this step size. Only `relative_rms` is not differentiable. All run on any
-device. This module is the specification of the kernels and shares no code with them.
+delta_reference.py with this step size. All functions run on any device, and all but `relative_rms`
+are differentiable. This module is the specification of the kernels and shares no code with them.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ def _kept(job: _Job) -> list[Compiled]:
 
 
 def _triton_parts(spec: CompileSpec) -> list[str]:
-    launch = (spec.num_warps, spec.num_stages, sorted(spec.options.items()))
+    launch = (spec.num_warps, spec.num_stages)
     return [ast_source(spec).hash(), str(launch)]  # the hash covers all functions that it calls
 
 

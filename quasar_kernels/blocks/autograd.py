@@ -32,7 +32,7 @@ class Kernels(NamedTuple):
 
 
 class KernelsFunction(torch.autograd.Function):
-    """An operator with its backward pass; `plan` holds the launches' arguments except tensors."""
+    """An operator with its backward pass; a `plan` has the arguments except inputs and states."""
 
     @staticmethod
     def forward(

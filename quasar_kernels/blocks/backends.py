@@ -54,7 +54,8 @@ def imported(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
 class Operator:
     """An operator with its implementations: kernels in the order of choice, and torch.
 
-    QUASAR_<name>_BACKEND selects one implementation; QUASAR_BACKEND=torch takes precedence.
+    QUASAR_<name>_BACKEND selects one implementation. QUASAR_BACKEND takes precedence: `torch` uses
+    torch, and `triton` excludes the kernels named `cuda`.
     """
 
     def __init__(
@@ -114,9 +115,9 @@ class Operator:
     ) -> tuple[Tensor, Tensor]:
         """Compute by the first implementation that supports the call.
 
-        `like` has the call's device and dtype; `sizes` are those of `backend`. An implementation
-        that fails is not used again. If all fail, the call is invalid, and they stay in use. Calls
-        without tokens launch nothing.
+        `like` has the call's device and dtype; `sizes` are those of `backend`. Kernels that fail
+        are not used again, unless torch fails too: then the call is invalid, and the kernels stay
+        in use. Calls without tokens launch nothing.
         """
         if not like.numel():
             return self._in_torch(*arguments)

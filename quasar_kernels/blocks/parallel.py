@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from fla.ops.quasar.layer.parallel import HaloFunction, Neighbours
+from fla.ops.quasar.parallel.context import place_of
 from fla.ops.quasar.parallel.exchange import gather
 from torch import Tensor
 
@@ -26,14 +27,14 @@ class MixerSlice:
 
     def __init__(self, context: Any, tokens: int) -> None:
         self._context, self._tokens = context, tokens
-        self._place = Neighbours(context, tokens, 1).place
+        self._place = place_of(context, tokens)
         self.cu_seqlens: Tensor = context.cu_seqlens_cpu
         """Bounds of the slice's sequences, on the host."""
 
     def before(self, x: Tensor, reach: int) -> Tensor:
         """Return the tokens before each sequence, `[sequences, reach, C]`, for `Earlier`.
 
-        All ranks must call this method, and its backward pass.
+        All ranks must call this method and run its backward pass.
         """
         halo = HaloFunction.apply(Neighbours(self._context, self._tokens, reach + 1), x)
         first = torch.cat([x.new_zeros(reach - halo.shape[0], x.shape[-1]), halo])
@@ -45,7 +46,7 @@ class MixerSlice:
     ) -> tuple[Tensor, Tensor]:
         """Return o and the final states with the contributions of the entering state.
 
-        All ranks must call this method, and its backward pass.
+        All ranks must call this method and run its backward pass.
 
         Args:
             o: `[1, T, H, V]`, the outputs for a zero entering state.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from fla.ops.quasar.chunk import MAX_HEAD_DIM, run_chunks
+from fla.ops.quasar.backend import MAX_HEAD_DIM
+from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.device import on_its_device
 from torch import Tensor
 
@@ -64,7 +65,8 @@ def chunk_delta_rule(
             no head or channel, the tensors are on several devices, the bounds do not rise from 0
             to T, bounds on the host differ from `cu_seqlens_cpu`, the scale is not a number, an
             option is unknown, or QUASAR_BACKEND has an unknown value.
-        CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not support the call.
+        CudaUnavailableError: QUASAR_BACKEND is `cuda`, and the CUDA kernels do not support the call
+            or fail.
         RuntimeError: the exchange with other ranks failed, because a rank ended or timed out.
     """
     inputs.check_options(kwargs)

@@ -13,6 +13,7 @@ computes the calls that these kernels do not support. fla does not dispatch the 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ import fla.ops.gated_delta_rule as fla_gated_delta_rule
 import torch
 from fla.backends import BaseBackend
 from fla.backends import register as register_in_fla
-from fla.ops.quasar.chunk import MAX_HEAD_DIM
+from fla.ops.quasar.backend import MAX_HEAD_DIM
 from fla.ops.quasar.fused_recurrent import MAX_HEAD_DIM as MAX_RECURRENT_HEAD_DIM
 
 from quasar_kernels import delta_rule
@@ -63,11 +64,8 @@ def reason_against(name: str, *args: Any, **kwargs: Any) -> str | None:
 
 @functools.cache
 def _parameters(name: str) -> tuple[str, ...]:
-    function = getattr(delta_rule, name)
-    code = getattr(function, "__wrapped__", function)
-    while hasattr(code, "__wrapped__"):
-        code = code.__wrapped__
-    return tuple(code.__code__.co_varnames[: code.__code__.co_argcount])
+    code = inspect.unwrap(getattr(delta_rule, name)).__code__
+    return tuple(code.co_varnames[: code.co_argcount])
 
 
 class QuasarBackend(BaseBackend):

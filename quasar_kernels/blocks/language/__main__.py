@@ -92,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run(arguments, words)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the same command resumes from the last checkpoint\n")
+        if arguments.command == "train":
+            sys.stderr.write("interrupted; the same command resumes from the last checkpoint\n")
         return 130
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,26 +12,17 @@ SECONDS = 10.0
 
 
 class Reporter:
-    """Prints the progress of a training: after its first step, then every `seconds`.
+    """Prints the progress of a training: after its first step, every `SECONDS`, and at its end.
 
     Args:
         console: the output for lines, and on a terminal for a bar.
         done, steps: number of steps at the start, and at the end.
-        clock: returns seconds.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        done: int,
-        steps: int,
-        seconds: float = SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, console: Console, done: int, steps: int) -> None:
         self._console, self._steps = console, steps
-        self._seconds, self._clock = seconds, clock
         self._printed: int | None = None  # steps at the last line
-        self._begun, self._at = done, clock()
+        self._begun, self._at = done, time.monotonic()
         self._losses: list[float] = []
         columns = (
             BarColumn(),
@@ -54,8 +44,8 @@ class Reporter:
         """Record a step: the number of steps so far, and its loss in nats per byte."""
         self._losses.append(loss)
         self._bar.update(self._task, completed=done, description=f"loss {loss:.3f}")
-        now = self._clock()
-        if self._printed is not None and now - self._at < self._seconds and done < self._steps:
+        now = time.monotonic()
+        if self._printed is not None and now - self._at < SECONDS and done < self._steps:
             return
         since = self._begun if self._printed is None else self._printed
         each = (now - self._at) / (done - since)

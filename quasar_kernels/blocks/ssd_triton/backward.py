@@ -60,7 +60,8 @@ def gradient_kernel(
     if each sequence is one segment. `d_final`, the final state's gradient, may be None, as may d
     and dd. TOTAL is B * T, SEGMENTS is the total number of segments. Grid: (segments * H, V / BV).
 
-    The gradient of a log decay is a sum over pairs of an earlier token, and a later one or its own.
+    The gradient of a token's log decay is a sum over pairs of tokens: one before this token, and
+    this token or one after it.
     """
     i_sh, i_h = tl.program_id(0), tl.program_id(0) % H
     i_s, i_v, i_g = i_sh // H, tl.program_id(1), i_h // (H // G)

@@ -133,8 +133,8 @@ def plan_call(
         count = math.ceil(T / length)
         return Plan(shape, tiles, Segments(B * count, B, count, length, None, None, length))
     bounds = host_bounds(cu_seqlens)
-    segment_sums = packed_table(bounds, length, device)
-    cut = Segments(segment_sums.table.shape[0], len(bounds) - 1, 0, 0, *segment_sums)
+    packed = packed_table(bounds, length, device)
+    cut = Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
     return Plan(shape, tiles, cut)
 
 

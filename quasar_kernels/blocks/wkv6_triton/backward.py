@@ -58,9 +58,10 @@ def gradient_kernel(
     segment; `d_final` is the final state's gradient, or None. TOTAL is B * T.
     Grid: (segments * H, V / BV).
 
-    The gradient of a log decay is a sum over pairs of a token up to it and a later token. Pairs
-    with one token outside of the chunk are summed directly. The sum over pairs within the chunk is
-    a difference: the reads by later tokens minus the writes of this and later tokens.
+    The gradient of a token's log decay is a sum over pairs of tokens: one before this token and one
+    after it. Pairs with one token outside of the chunk are summed directly. The sum over pairs
+    within the chunk is a difference: the reads by later tokens minus the writes of this and later
+    tokens.
     """
     i_sh, i_h = tl.program_id(0), tl.program_id(0) % H
     i_s, i_v = i_sh // H, tl.program_id(1)

@@ -13,7 +13,7 @@ from fla.ops.quasar.cuda import program as program_module
 from fla.ops.quasar.cuda.program import Variant, serializer
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.layer import weight_tiles
+from fla.ops.quasar.layer import fused
 from fla.ops.quasar.layer.hopper import program as hopper_products
 from fla.ops.quasar.layer.hopper.wide_projection import WideArguments
 from fla.ops.quasar.layer.portable import program as portable_products
@@ -30,8 +30,8 @@ HOPPER = (9, 0)
     [
         ("cuda/scan/csrc/segments.cuh", "Arguments", cuda_scan.Arguments),
         ("cuda/scan/csrc/backward/gradients.cuh", "GradientArguments", cuda_scan_bwd.Arguments),
-        ("layer/hopper/csrc/pack_weights.cu", "SwizzledMatrix", weight_tiles.SwizzledMatrix),
-        ("layer/hopper/csrc/pack_weights.cu", "ConvertedVector", weight_tiles.ConvertedVector),
+        ("layer/hopper/csrc/pack_weights.cu", "SwizzledMatrix", fused.SwizzledMatrix),
+        ("layer/hopper/csrc/pack_weights.cu", "ConvertedVector", fused.ConvertedVector),
         (
             "layer/hopper/csrc/projection.cu",
             "ProjectionArguments",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from fla.ops.quasar.layer.weight_tiles import launch_swizzle, serialize_swizzle, taps_layout
+from fla.ops.quasar.layer.fused import launch_swizzle, serialize_swizzle, taps_layout
 
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.tolerances import PROJECTION

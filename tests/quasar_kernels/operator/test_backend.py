@@ -141,6 +141,23 @@ def test_during_a_capture_nothing_is_loaded(gpu_call, monkeypatch):
     assert "CUDA graph" in choice.reason
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"shape": torch.Size((1, 2, 1, 192))}, "heads of 192 channels in torch.bfloat16"),
+        ({"dtype": torch.float64}, "heads of 64 channels in torch.float64"),
+        ({"is_cuda": False}, "not on a GPU"),
+    ],
+)
+@pytest.mark.parametrize("name", ["auto", "cuda", "triton"])
+def test_torch_computes_the_calls_without_kernels(gpu_call, monkeypatch, name, change, reason):
+    monkeypatch.setenv(switches.BACKEND, name)
+    vars(gpu_call[0]).update(change)
+    choice = backend.choose_backend(*gpu_call)
+    assert choice.backend == "torch"
+    assert reason in choice.reason
+
+
 def test_an_unknown_backend_is_refused(gpu_call, monkeypatch):
     monkeypatch.setenv(switches.BACKEND, "metal")
     with pytest.raises(ValueError, match="QUASAR_BACKEND is 'metal'; set it to one of auto, cuda"):

@@ -46,7 +46,6 @@ __device__ __forceinline__ void load8(float (&to)[LANE_COLUMNS], const float* fr
   load4(to + 4, from + 4);
 }
 
-// Grid: (sequences * heads, V / COLUMNS).
 __device__ __forceinline__ void wkv6_backward(const Arguments& arg) {
   extern __shared__ __align__(1024) uint4 raw[];
   Shared& shared = *(Shared*)raw;

@@ -16,7 +16,6 @@ constexpr int THREADS = 32 * WARPS, TOKENS = 16;
 
 typedef Stage<TOKENS, COLUMNS, false> Staged;
 
-// Grid: (sequences * heads, V / COLUMNS).
 __device__ __forceinline__ void wkv6_forward(const Arguments& arg) {
   extern __shared__ __align__(1024) uint4 raw[];
   Staged& shared = *(Staged*)raw;

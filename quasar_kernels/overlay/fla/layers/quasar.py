@@ -3,8 +3,9 @@
     q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
     y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
-A call records one autograd node. The shapes decide whether it saves intermediate results for the
-backward pass (layer/node.py); for a million tokens it saves only its input and its weights.
+A call without cached states records one autograd node. Its shapes and QUASAR_KEEP_MIB decide
+whether the node saves intermediate results for the backward pass (layer/node.py). By default, a
+call of a million tokens saves only its input and its weights.
 """
 
 from __future__ import annotations
@@ -233,8 +234,8 @@ class QuasarAttention(nn.Module):
 
         if cache is not None or (keep and len(context.cu_seqlens_cpu) > 2):
             raise ValueError(
-                "with a cp_context there is no earlier cache, and use_cache takes one sequence: "
-                f"got {len(context.cu_seqlens_cpu) - 1} sequences in this slice"
+                "with a cp_context, omit past_key_values, and set use_cache only if the slice has "
+                f"one sequence; it has {len(context.cu_seqlens_cpu) - 1}"
             )
         dtype, weights = _compute_dtype(x), self._weights()
         taps = self.conv_size if self.use_short_conv else 1

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fla.ops.quasar.cuda.program import Variant
+from fla.ops.quasar.layer.fused import Vector, WeightLayout, taps_layout
 from fla.ops.quasar.layer.hopper.program import KERNELS, PROGRAM
-from fla.ops.quasar.layer.weight_tiles import Vector, WeightLayout, taps_layout
 
 from tests.gpu.calls import ON_HOPPER
 from tests.gpu.layer.fused_stages import GatedOutput

@@ -1,10 +1,10 @@
 """Selects the implementation of a `chunk_quasar` call, CUDA C++, Triton or torch, and runs kernels.
 
 QUASAR_BACKEND selects it. `auto` (the default) uses CUDA C++ for the calls that it supports,
-otherwise Triton for the calls that it supports, otherwise torch. `cuda` raises for unsupported
-calls, so that no other implementation is measured by mistake. `triton` and `torch` select these
-implementations. When the CUDA kernels cannot be built or run, `auto` logs one line with the cause
-and the remedy, and uses Triton from then on.
+otherwise Triton for the calls that it supports, otherwise torch. `cuda` raises for calls that
+Triton would compute, so that Triton is not measured by mistake. `triton` uses Triton for the calls
+that it supports, and `torch` uses torch for all calls. When the CUDA kernels cannot be built or
+run, `auto` logs one line with the cause and the remedy, and uses Triton from then on.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ from fla.ops.quasar.triton_kernels import scan as triton_scan
 from fla.ops.quasar.triton_kernels.plan import plan_of
 
 
+MAX_HEAD_DIM = 128
+"""Widest head that the Triton kernels hold in registers; torch computes wider heads."""
+
+
+def has_kernels(q: torch.Tensor) -> bool:
+    """Return whether Triton, and maybe CUDA C++, supports a call with this q; otherwise torch."""
+    return q.is_cuda and q.shape[-1] <= MAX_HEAD_DIM and q.dtype != torch.float64
+
+
 class Choice(NamedTuple):
     """The implementation of a call, and why it was chosen."""
 
@@ -43,9 +52,14 @@ def choose_backend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Choice:
 
     Raises:
         ValueError: the value of QUASAR_BACKEND is unknown.
-        CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not support the call.
+        CudaUnavailableError: QUASAR_BACKEND is `cuda`, and Triton would compute the call, because
+            the CUDA kernels do not support it or cannot be built.
     """
-    return _choose(switches.requested_backend(), q, k, v)
+    name = switches.requested_backend()
+    if name == "torch" or has_kernels(q):
+        return _choose(name, q, k, v)
+    reason = f"no kernels support heads of {q.shape[-1]} channels in {q.dtype}"
+    return Choice("torch", reason if q.is_cuda else "the tensors are not on a GPU")
 
 
 def _choose(
@@ -56,9 +70,9 @@ def _choose(
     options: tuple[str, ...] = (),
 ) -> Choice:
     remedy = ""
-    if name == "torch" or (name == "triton" and q.is_cuda):
+    if name in ("torch", "triton"):
         return Choice(name, f"{switches.BACKEND}={name}")
-    reason = cuda_scan.reason_against(q, k, v) if q.is_cuda else "the tensors are not on a GPU"
+    reason = cuda_scan.reason_against(q, k, v)
     if reason is None:
         program = cuda_scan.PROGRAM.find(cuda_scan.variant_of(v, options))
         if isinstance(program, LoadedProgram):
@@ -69,7 +83,7 @@ def _choose(
         raise CudaUnavailableError(
             f"{switches.BACKEND}=cuda, but {reason}", f"{remedy}set {switches.BACKEND}=auto"
         )
-    return Choice("triton" if q.is_cuda else "torch", reason, remedy)
+    return Choice("triton", reason, remedy)
 
 
 def scan_forward(
@@ -83,8 +97,8 @@ def scan_forward(
         backend: the value of QUASAR_BACKEND.
 
     Raises:
-        CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not support the call or a
-            launch fails.
+        CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not support the call,
+            cannot be built, or fail to launch.
     """
     inputs = kernel_inputs(inputs)
     scan = cuda_forward(inputs, output_final_state, backend)
@@ -151,7 +165,8 @@ def cuda_program(inputs: ScanInputs, backend: switches.Backend) -> LoadedProgram
     """Return the program of a call's forward pass, or None if the CUDA kernels are not used.
 
     Raises:
-        CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not support the call.
+        CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not support the call or
+            cannot be built.
     """
     return _choose(backend, inputs.q, inputs.k, inputs.v, cuda_scan.step_options(inputs)).program
 
@@ -159,10 +174,7 @@ def cuda_program(inputs: ScanInputs, backend: switches.Backend) -> LoadedProgram
 def cuda_forward(
     inputs: ScanInputs, output_final_state: bool, backend: switches.Backend
 ) -> Scan | None:
-    """Run `cuda_scan.forward`, or return None if another implementation is used.
-
-    It raises as `scan_forward`.
-    """
+    """Run `cuda_scan.forward`, or return None if Triton is used; raises as `scan_forward`."""
     program = cuda_program(inputs, backend)
     if program is None:
         return None
@@ -172,10 +184,7 @@ def cuda_forward(
 
 
 def cuda_gradient_program(inputs: ScanInputs) -> LoadedProgram | None:
-    """Return the program of a call's backward pass, or None if the CUDA kernels are not used.
-
-    The CUDA kernels have run the forward pass.
-    """
+    """Return the program of the backward pass after `cuda_forward`, or None if it has none."""
     if not cuda_scan_bwd.is_for(inputs.q):
         return None
     variant = cuda_scan.variant_of(inputs.v, cuda_scan.step_options(inputs))

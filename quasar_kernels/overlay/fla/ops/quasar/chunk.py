@@ -26,14 +26,11 @@ from fla.utils import autotune_cache_kwargs
 from fla.utils import check_shared_mem
 from fla.utils import input_guard
 
-from fla.ops.quasar.backend import scan_backward, scan_forward
+from fla.ops.quasar.backend import has_kernels, scan_backward, scan_forward
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.scan import Saved, ScanInputs
 from fla.ops.quasar.switches import Backend, requested_backend
-
-MAX_HEAD_DIM = 128
-"""Widest head that the Triton kernels hold in registers; wider heads use the torch path."""
 
 
 class ChunkQuasarFunction(torch.autograd.Function):
@@ -104,7 +101,8 @@ def chunk_quasar(
     Raises:
         ValueError: shapes that do not fit one another, tensors on several devices, or an unknown
             value of QUASAR_BACKEND.
-        CudaUnavailableError: QUASAR_BACKEND is `cuda` and the CUDA kernels do not support the call.
+        CudaUnavailableError: QUASAR_BACKEND is `cuda`, and the CUDA kernels do not support the call
+            or fail.
         RuntimeError: the exchange with other ranks failed.
     """
     if cp_context is not None:
@@ -145,8 +143,7 @@ def run_chunks(
         return run_parallel(
             cp_context, output_final_state, q, k, v, beta, initial_state, None, scale, g
         )
-    on_kernels = q.is_cuda and q.shape[-1] <= MAX_HEAD_DIM and q.dtype != torch.float64
-    if not on_kernels or (backend := requested_backend()) == "torch":
+    if not has_kernels(q) or (backend := requested_backend()) == "torch":
         q, k, *_ = ScanInputs.of(q, k, v, beta).with_equal_heads()
         return chunk_quasar_torch(
             q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale=scale, g=g

@@ -15,9 +15,9 @@ GRAPHS = "QUASAR_GRAPHS"
 KEEP_MIB = "QUASAR_KEEP_MIB"
 """Limit in MiB, a whole number, on the saved results of one call of the layer."""
 AUTOTUNE = "QUASAR_AUTOTUNE"
-"""0 disables the tuning of an unknown GPU."""
+"""0 disables the tuning of an unknown GPU, and the timing of the layer's portable kernels."""
 CACHE_DIR = "QUASAR_CACHE_DIR"
-"""The folder of compiled kernels and tiles instead of ~/.cache/quasar."""
+"""The folder of compiled kernels, tiles and times instead of ~/.cache/quasar."""
 NVRTC = "QUASAR_NVRTC"
 """The path of the NVRTC library to use instead of searching for one."""
 
@@ -65,7 +65,7 @@ def keep_mib(default: int) -> int:
 
 
 def autotune() -> bool:
-    """Return whether an unknown GPU may be tuned."""
+    """Return whether an unknown GPU may be tuned and the layer's portable kernels may be timed."""
     return os.environ.get(AUTOTUNE) != "0"
 
 

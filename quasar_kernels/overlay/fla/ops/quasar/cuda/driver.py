@@ -80,7 +80,8 @@ def load_kernels(code: bytes, names: Iterable[str], device: int) -> dict[str, Ke
     """Load compiled code on a device for the life of the process, and return its kernels by name.
 
     For each kernel the code contains an array of three ints: threads, bytes of dynamic shared
-    memory, bytes of the first parameter. Its name is the kernel's without the dtype, and `_launch`.
+    memory, bytes of the first parameter. The array's name is that of the kernel without the dtype,
+    followed by `_launch`.
 
     Raises:
         CudaUnavailableError: the driver rejects the code.

@@ -76,7 +76,7 @@ def _library_paths() -> Iterator[str]:
 
 @functools.cache
 def load_library() -> ctypes.CDLL:
-    """Return NVRTC, version 12 or newer.
+    """Return NVRTC, of torch's major version of CUDA if it is installed, otherwise of 13 or 12.
 
     Raises:
         CudaUnavailableError: it was not found.

@@ -86,7 +86,8 @@ class CudaProgram:
         if entry is None:
             if torch.cuda.is_current_stream_capturing():  # loading would break the capture
                 return CudaUnavailableError(
-                    "a CUDA graph is captured before the kernels were loaded", "call once before"
+                    "a CUDA graph is captured before the kernels were loaded",
+                    "make one call before the capture",
                 )
             with self._lock:
                 if variant not in self._entries:
@@ -124,7 +125,7 @@ class CudaProgram:
     ) -> Result | None:
         """Return `function(*args, program=program)`.
 
-        If a launch fails, the program is disabled and the result is None.
+        If a launch fails, the program's variant is disabled and the result is None.
 
         Raises:
             CudaUnavailableError: a launch fails, and `backend`, QUASAR_BACKEND's value, is `cuda`.

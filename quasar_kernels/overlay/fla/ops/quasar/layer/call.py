@@ -20,7 +20,11 @@ class Call(NamedTuple):
     eps: float  # added to the mean square in the norm
     dtype: torch.dtype  # of the matrix products
     cu_seqlens: torch.Tensor | None  # [N + 1] bounds of sequences packed in one row
-    backend: Backend  # QUASAR_BACKEND's value
+    backend: Backend  # QUASAR_BACKEND's value; `torch` for CPU tensors
+
+    def sequences(self, x: torch.Tensor) -> int:
+        """Return the number of sequences in the input x `[B, T, hidden]`."""
+        return x.shape[0] if self.cu_seqlens is None else len(self.cu_seqlens) - 1
 
 
 class Weights(NamedTuple):

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from fla.ops.quasar.backend import scan_forward
-from fla.ops.quasar.chunk import MAX_HEAD_DIM
+from fla.ops.quasar.backend import MAX_HEAD_DIM, scan_forward
 from fla.ops.quasar.device import WithoutAutocast
 from fla.ops.quasar.layer.call import Activations, Call, LayerResults, Stages, Weights
 from fla.ops.quasar.layer.hopper import program as hopper
@@ -45,7 +44,7 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
 
 
 def copied_as(call: Call, x: torch.Tensor, weights: Weights) -> torch.dtype:
-    """Return the smallest dtype to which x can be copied without changing the layer's result."""
+    """Return the dtype of a graph's copy of x: the one that the call's first kernel reads."""
     fused = (
         kernels.find_program(call, x, weights) for kernels in (hopper.KERNELS, portable.KERNELS)
     )

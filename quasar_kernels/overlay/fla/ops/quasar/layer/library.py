@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from fla.ops.quasar.chunk import MAX_HEAD_DIM
+from fla.ops.quasar.backend import MAX_HEAD_DIM
 from fla.ops.quasar.layer.call import Activations, Call, Stages, Weights
 from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm

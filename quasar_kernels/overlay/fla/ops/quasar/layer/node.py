@@ -71,7 +71,7 @@ class LayerFunction(torch.autograd.Function):
         ctx: Any, call: Call, owner: object, x: torch.Tensor, *weights: Any
     ) -> torch.Tensor:
         """Compute the layer, as `run_layer` does."""
-        # a layer may reference its output, which must not keep the layer alive
+        # a weak reference, because a layer that stores its output would otherwise never be freed
         ctx.call, ctx.segments, ctx.owner = call, None, weakref.ref(owner)
         if not keeps(call, x):
             ctx.save_for_backward(x, *weights)

@@ -183,7 +183,7 @@ def replayed(
         copied: returns the dtype of an input's copy; None copies to `dtype`.
 
     Returns:
-        Copies of the outputs, and the result of `finish`, or None.
+        The outputs (those of a graph are copied), and the result of `finish`, or None.
     """
     first: Any = inputs[0] if inputs else tensors[0]  # every call has a tensor
     key = None

@@ -1,4 +1,4 @@
-"""`chunk_quasar` over the ranks of a process group: both passes, each with one exchange.
+"""`chunk_quasar` over the ranks of a process group: both passes, each with an exchange.
 
 In the forward pass, each rank computes the map of its slice's last sequence and gathers the maps of
 all ranks. It folds the maps of earlier ranks to the state that enters its slice, and computes its
@@ -144,7 +144,10 @@ def _count_rounds(place: Place, v: torch.Tensor) -> int:
 def start_forward(
     place: Place, inputs: ScanInputs, may_stop: bool, backend: Backend
 ) -> CudaSlice | TorchSlice:
-    """Return the forward pass of a slice by the fastest implementation that supports the call."""
+    """Return a slice's forward pass by the CUDA kernels if they support it, otherwise by torch.
+
+    There are no Triton kernels for slices, so the backend `triton` has the effect of `auto`.
+    """
     if place.before and inputs.initial_state is not None:
         initial = inputs.initial_state.clone()
         initial[0] = 0

@@ -1,4 +1,4 @@
-"""The exchange between ranks: one all-gather a pass, and the fold of the maps that it returns.
+"""The exchange between ranks: an all-gather of the slices' maps, and their fold.
 
 A slice maps the state that enters its last sequence to the state after it, S_out = G S_in + R. In
 the backward pass, dS_in = G^T dS_out + E for its first sequence. Ranks exchange all matrices in

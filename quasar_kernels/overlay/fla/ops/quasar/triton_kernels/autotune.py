@@ -1,8 +1,9 @@
 """A short autotune of the chunk kernels' tiles, for a GPU without measured tiles.
 
-It changes one field of `Tiles` after the other by one step up and down, if the field affects only
-speed. It keeps a change that is faster and gives the same output. The result is stored in the cache
-folder.
+It changes the fields of `Tiles` one after the other: warps, stages and chunks by one step up and
+down, rows and columns by one step down. It omits the chunk's tokens, which affect the rounding, and
+the backward pass's warps. It keeps a change that is faster and gives the same output. The cache
+folder stores the result.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
 """Relative RMS by which a candidate's output may differ from the default's, for rounding."""
 
 _HEADS = 8
+_CALLS = 7  # timed ones of each candidate
 _OPERAND_BYTES = 64 << 20  # 65,536 tokens of 8 heads of 64 in bf16: fills a GPU, fits on any
 _log = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ def parse_tiles(row: Any, where: str) -> Tiles:
 
 
 def moves(tiles: Tiles) -> Iterator[tuple[str, int]]:
-    """Yield the changes to try as (field, value): factors of two, or stages plus and minus one."""
+    """Yield the changes to try as (field, value): factors of two, or one stage more or less."""
     for name, value in tiles._asdict().items():
         steps: list[int] = []
         if name.startswith("grad"):
@@ -191,17 +193,16 @@ def _milliseconds(
     launch: Callable[..., torch.Tensor],
     tiles: Tiles,
     inputs: tuple[torch.Tensor, ...],
-    repeats: int = 7,
 ) -> float:
     times = []
-    for _ in range(repeats):
+    for _ in range(_CALLS):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         launch(tiles, *inputs)
         stop.record()
         stop.synchronize()
         times.append(start.elapsed_time(stop))
-    return sorted(times)[repeats // 2]
+    return sorted(times)[_CALLS // 2]
 
 
 def read(gpu: Gpu, block: int, dtype: torch.dtype) -> Tiles | None:

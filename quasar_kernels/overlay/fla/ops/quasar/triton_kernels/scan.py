@@ -37,7 +37,7 @@ def _shared_constants(plan: Plan, q: torch.Tensor) -> dict[str, Any]:
 
 
 def _rows_of_b(plan: Plan, inverse: torch.Tensor) -> int:
-    # rows of B that are stored in one row of 64 elements
+    # rows of B that are stored in one row of `inverse`
     return rows_packed(plan.tiles.chunk, inverse.dtype, inverse.shape[-1])
 
 

@@ -43,9 +43,8 @@ CHUNK = 16
 TILE = 64
 """Tokens of a tile; segments are multiples of it."""
 LONG = 3072
-"""Least tokens of a segment in which pass 1 may stop early. In shorter segments the maps decay too
-little: stopping would save less time than the second launches, for heads that stopped too early,
-cost."""
+"""Least tokens of a segment in which pass 1 may stop early. The kernels are then launched a second
+time, for heads that stopped too early. In shorter segments this costs more time than it saves."""
 
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""

@@ -1,9 +1,9 @@
 """The layer's stages on Hopper: two fused kernels, one before the operator and one after it.
 
-csrc/projection.cu computes the projections, the convolution and SiLU; separate kernels read and
-write the products three times, eight gigabytes for a million tokens. csrc/gated_output.cu computes
-the gated norm and the output's product. They need wgmma, clusters and bulk copies, which only
-compute capability 9.0 has. Where they cannot be used, the layer uses other stages (forward.py).
+csrc/projection.cu computes the projections, the convolution and SiLU. Separate kernels write, read
+and write the products, together nine gigabytes for a million tokens. csrc/gated_output.cu computes
+the gated norm and the output's product. Both kernels use wgmma, which only compute capability 9.0
+has, clusters and bulk copies. Where they cannot be used, the layer uses other stages (forward.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from fla.ops.quasar import torch_private
-from fla.ops.quasar.cuda.nvrtc import HOPPER as CAPABILITY
+from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda.program import (
     DTYPES,
     FLOAT,
@@ -29,12 +29,12 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
-from fla.ops.quasar.layer.fused import FusedKernels
-from fla.ops.quasar.layer.weight_tiles import (
+from fla.ops.quasar.layer.fused import (
     HEAD_DIM,
     PACK_WEIGHTS,
     TAPS,
     WIDTH,
+    FusedKernels,
     SwizzleArguments,
     WeightLayout,
 )
@@ -88,7 +88,9 @@ PROGRAM = CudaProgram(
 
 @functools.cache
 def _has_hopper(device: int) -> bool:
-    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) == CAPABILITY
+    if torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) == nvrtc.HOPPER
 
 
 def is_hopper(x: torch.Tensor) -> bool:
@@ -166,7 +168,7 @@ def project(
     Args:
         program: the kernels for x's device and `dtype`.
         x: `[T, 512]` fp32 contiguous, 16-byte aligned; T tokens of one sequence, from its start.
-        weight_tiles: the tiles of q by `projection_layouts` (weight_tiles.py), in `dtype`; the
+        weight_tiles: the tiles of q by `projection_layouts` (fused.py), in `dtype`; the
             others follow in memory.
         taps: `[4, 1536]` fp32, by `taps_layout`.
         dtype: bf16 or fp16; x is rounded to it. For both, products and taps are rounded
@@ -248,7 +250,7 @@ def gated_output(
         program: the kernels for o's device and dtype.
         o: `[R, 8, 64]` contiguous, bf16 or fp16.
         narrow: `[R, 64]` in o's dtype, last stride 1, rows 16-byte aligned.
-        gate_weights, out_weights: weight tiles of `output_layouts` (weight_tiles.py).
+        gate_weights, out_weights: weight tiles of `output_layouts` (fused.py).
         gate_bias: `[8 * 64]` fp32 contiguous.
         eps: added to the mean square.
 
@@ -275,8 +277,12 @@ def gated_output(
 
 
 KERNELS = FusedKernels(
-    *(PROGRAM, ("auto", "cuda"), hopper_program),
-    *(projection_layouts, project, output_layouts, gated_output),
+    program=PROGRAM,
+    find=hopper_program,
+    projection_layouts=projection_layouts,
+    project=project,
+    output_layouts=output_layouts,
+    gated_output=gated_output,
 )
 HOPPER = KERNELS.stages()
 

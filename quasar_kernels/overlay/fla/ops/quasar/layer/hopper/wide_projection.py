@@ -27,7 +27,7 @@ from fla.ops.quasar.cuda.program import (
 )
 from fla.ops.quasar.layer.call import Activations, Call, Stages, Weights
 from fla.ops.quasar.layer.first_tokens import replace_first_tokens
-from fla.ops.quasar.layer.fused import FEWEST_TOKENS, sequences_of
+from fla.ops.quasar.layer.fused import FEWEST_TOKENS
 from fla.ops.quasar.layer.hopper.program import CSRC, is_hopper
 from fla.ops.quasar.layer.library import LIBRARY, activations
 from fla.ops.quasar.layer.products import concatenate_weights
@@ -72,7 +72,7 @@ def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
         return False
     hidden, channels = x.shape[-1], 3 * call.heads * call.head_dim
     tokens = x.numel() // max(1, hidden)
-    if tokens < FEWEST_TOKENS * max(1, sequences_of(call, x)):
+    if tokens < FEWEST_TOKENS * max(1, call.sequences(x)):
         return False
     return (
         hidden % 64 == channels % COLUMNS == 0
@@ -165,7 +165,7 @@ def _launch(
     qkv, narrow, products = project_wide(
         program, rows, projections, taps.float().contiguous(), keep and output
     )
-    count, bounds = sequences_of(call, x), call.cu_seqlens
+    count, bounds = call.sequences(x), call.cu_seqlens
     if count > 1:
         bounds = None if bounds is None else bounds.to(x.device)
         replace_first_tokens(rows, weights, bounds, count, qkv)

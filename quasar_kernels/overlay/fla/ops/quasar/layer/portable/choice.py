@@ -1,6 +1,6 @@
 """Whether a GPU runs the portable fused kernels or library products: the faster of the two.
 
-Both are timed once on each kind of GPU, and the times are stored in the cache folder.
+Both are timed once for each kind of GPU and each dtype. The cache folder stores the times.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fla.ops.quasar import switches
 from fla.ops.quasar.cache import cache_folder, write_whole
 from fla.ops.quasar.cuda.program import CAPABILITY
 from fla.ops.quasar.layer.call import Call, Stages, Weights
+from fla.ops.quasar.layer.fused import HEAD_DIM, HIDDEN, TAPS, WIDTH
 from fla.ops.quasar.layer.hopper.program import is_hopper
 from fla.ops.quasar.layer.library import LIBRARY
-from fla.ops.quasar.layer.weight_tiles import HEAD_DIM, HIDDEN, TAPS, WIDTH
 from fla.ops.quasar.triton_kernels.autotune import (
     GAIN,
     TOLERANCE,

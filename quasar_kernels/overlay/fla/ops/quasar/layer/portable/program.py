@@ -27,17 +27,17 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
-from fla.ops.quasar.layer.fused import FusedKernels
-from fla.ops.quasar.layer.portable.choice import fused_is_faster
-from fla.ops.quasar.layer.weight_tiles import (
+from fla.ops.quasar.layer.fused import (
     HEAD_DIM,
     HIDDEN,
     PACK_WEIGHTS,
     TAPS,
     WIDTH,
+    FusedKernels,
     SwizzleArguments,
     WeightLayout,
 )
+from fla.ops.quasar.layer.portable.choice import fused_is_faster
 
 TOKENS = 128
 """Tokens that a block holds at a time."""
@@ -99,8 +99,7 @@ def portable_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | Non
     """
     if not x.is_cuda or dtype not in DTYPES or not _is_capable(x.device.index):
         return None
-    program = PROGRAM.find(Variant(x.device.index, dtype))
-    return program if isinstance(program, LoadedProgram) else None
+    return PROGRAM.find_loaded(Variant(x.device.index, dtype))
 
 
 def projection_layouts(
@@ -249,8 +248,13 @@ def _launch(
 
 
 KERNELS = FusedKernels(
-    *(PROGRAM, ("auto", "cuda"), portable_program),
-    *(projection_layouts, project, output_layouts, gated_output, fused_is_faster),
+    program=PROGRAM,
+    find=portable_program,
+    projection_layouts=projection_layouts,
+    project=project,
+    output_layouts=output_layouts,
+    gated_output=gated_output,
+    is_preferred=fused_is_faster,
 )
 PORTABLE = KERNELS.stages()
 

@@ -32,8 +32,7 @@ __device__ __forceinline__ float step_size(float lambda, float beta) {
 // ---- step sizes: one policy reads them, the other computes them from the keys ----
 
 // The step sizes and, in calls with decays, the log decays of a chunk's tokens. Lane (g, c) holds
-// one value of token g + 8 (c & 1): the log decay in calls with decays if c > 1, otherwise the
-// step size.
+// one value of token g + 8 (c & 1): the step size, or with decays for c > 1 the log decay.
 struct ReadSteps {
   float value;
 
@@ -77,7 +76,7 @@ struct ComputedSteps {
   float beta;
 
   __device__ __forceinline__ float size(int, float lambda) const { return step_size(lambda, beta); }
-  // the largest 1 - exp(-beta |k|^2), which is below beta |k|^2
+  // an upper bound of 1 - exp(-beta |k|^2), which is at most beta |k|^2 and at most 1
   __device__ __forceinline__ float wy_bound(const float (&lambda)[2]) const {
     const u32 largest =
         __reduce_max_sync(ALL, max(__float_as_uint(lambda[0]), __float_as_uint(lambda[1])));

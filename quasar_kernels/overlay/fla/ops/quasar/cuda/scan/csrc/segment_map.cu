@@ -8,7 +8,7 @@
 // that run on three different tiles at once: copy (TMA on Hopper, cp.async elsewhere), prepare
 // (warp w computes chunk w's step sizes and WY matrix), absorb (every warp multiplies its rows by
 // all four chunks). There are no dedicated producer warps. Segments before a sequence's last one
-// are whole tiles, so no tile is partial. Every CHECK_EVERY tiles rows that have left the identity
+// are whole tiles, so no tile is partial. Every CHECK_EVERY tiles, rows that have left the identity
 // switch their representation, and the block may stop once all of G is negligible (segments.cuh).
 // Epilogue: G, rounded to tf32, goes to `maps` and R to `states`.
 //

@@ -109,7 +109,7 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   const bool runs_over = Chunks::RUN_OVER && arg.table && segment.tokens % TOKENS;
   int stops[PANELS];    // tiles that pass 1 skipped
   float skipped = 0.f;  // the largest entry of the state after the skipped tiles
-  // with decays: bounds the skipped state's remaining share over NEGLIGIBLE, as in pass 1, once < 1
+  // with decays: the share of the skipped state that they leave, times MAP_ROW_BOUND / NEGLIGIBLE
   float fading = 0.f;
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)

@@ -69,7 +69,7 @@ template <Scalar T>
 constexpr float NEGLIGIBLE = T == Scalar::bf16 ? 0x1p-11f : 0x1p-14f;
 constexpr float STATE_RATIO = 4.f;
 // Bound on the sum of magnitudes in a row of a map without decays: the squares of the S entries sum
-// to at most 1, so the bound is sqrt(S) or more.
+// to at most 1, so the magnitudes sum to at most sqrt(S).
 constexpr float MAP_ROW_BOUND = 16.f;
 
 // The run of tokens that one block processes.

@@ -1,5 +1,6 @@
 // The forward passes with decays for heads of 128 channels, for tools that compile each .cu file
-// separately. Only Hopper has separate code for this width with decays.
+// separately. They compile this width for Hopper only; at run time NVRTC compiles the same sources
+// for other GPUs, too.
 
 #define QUASAR_DECAY 1
 #define QUASAR_HEAD 128

@@ -1,4 +1,4 @@
-// Rewrites weights as the swizzled weight tiles that Hopper's fused products read: a plain bulk
+// Rewrites weights as the swizzled weight tiles that the fused products read. On Hopper a plain bulk
 // copy brings a tile into shared memory ready for wgmma.
 //
 // A matrix W [rows, inputs] (a row an output) becomes weight tiles of 128 rows by 64 inputs, 16 KB
@@ -32,7 +32,7 @@ constexpr int TILE_ROWS = 128, PIECE = 8;  // of a weight tile; elements of a pi
 enum class Source : int { fp32, bf16, fp16 };
 
 // A matrix W. Its elements are multiplied by factor, and by scale[input % S] unless scale is null.
-// Mirrored by weight_tiles.py.
+// Mirrored by fused.py.
 struct SwizzledMatrix {
   const void *from, *scale;
   void* weight_tiles;
@@ -43,7 +43,7 @@ struct SwizzledMatrix {
 };
 
 // A smaller parameter, which is converted to fp32 and multiplied by factor. Element i is written to
-// index i % inner * stride + i / inner. Mirrored by weight_tiles.py.
+// index i % inner * stride + i / inner. Mirrored by fused.py.
 struct ConvertedVector {
   const void* from;
   float* to;

@@ -25,7 +25,7 @@ constexpr Scalar OPERAND = Scalar::fp16;  // of the last product
 struct OutputArguments {
   const char *o, *narrow, *gate_weights, *out_weights;
   const float* bias;     // [WIDTH]
-  char* y;               // [T, 64 * pieces]
+  char* y;               // [T, 64 * channels]
   i64 T, narrow_stride;  // elements
   int channels;          // of y, in units of 64
   int steps;             // most tiles of a block

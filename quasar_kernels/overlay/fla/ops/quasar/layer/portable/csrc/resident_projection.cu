@@ -33,7 +33,7 @@ struct ProjectionShared : ResidentShared {
   uint4 rows_before[GROUPS][WARPS][BEFORE * 8];  // of each warp's first token, 64 channels in fp16
 };
 
-// A group's products of 64 channels: its half of those of its row of the grid.
+// A group's products of 64 channels: its share of those of its row of the grid.
 struct ProductOrder {
   const char* weight_tiles;
   int first, count;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void load_tokens(const ProjectionArguments& arg, cons
   }
 }
 
-// Loads the block's tile as operands: each group its own registers, and half of the shared ones.
+// Loads the block's tile as operands: each group its registers, and its share of shared memory.
 template <Scalar T>
 __device__ __forceinline__ void load_tile(Held& held, const ProjectionArguments& arg,
                                           ProjectionShared& shared, const Tile& tile, int group) {

@@ -20,7 +20,7 @@ struct GradientArguments {
   const void *q, *k, *v, *d_o;
   void *dq, *dk, *dv, *checkpoints;
   const float *beta, *initial_state, *d_final, *maps, *states;  // all but beta may be null
-  float *d_states, *d_initial, *d_beta, *d_decay;               // the first two may be null
+  float *d_states, *d_initial, *d_beta, *d_decay;               // all but d_beta may be null
   const i64 *table, *first;  // of packed sequences (cu_seqlens), otherwise null
   i64 T, length, q_stride[3], k_stride[3], v_stride[3], o_stride[3];  // batch, token, head
   int per_sequence, heads, parts;  // parts: blocks of input_gradient.cu a segment and head

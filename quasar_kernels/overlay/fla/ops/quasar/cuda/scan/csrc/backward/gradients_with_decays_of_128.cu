@@ -1,5 +1,5 @@
 // The backward pass with decays for heads of 128 channels, for tools that compile each .cu file
-// separately; only Hopper has enough shared memory for it.
+// separately; at run time NVRTC compiles the same sources, on Hopper only.
 
 #define QUASAR_DECAY 1
 #define QUASAR_HEAD 128
