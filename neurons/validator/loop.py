@@ -251,4 +251,7 @@ class Validator:
             reason=verdict.reason,
         )
         if not verdict.passed and submission.ip_address:
-            self._api.record_failure(submission.ip_address)
+            try:
+                self._api.record_failure(submission.ip_address)
+            except ApiFault as error:  # the verdict counts; only the address's ban may come later
+                log.warning("failure not counted", submission=submission.id, reason=str(error))

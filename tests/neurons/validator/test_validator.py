@@ -170,6 +170,22 @@ def test_an_unwritten_verdict_is_kept_and_written_later(api, monkeypatch, bench)
     assert calls == [(0.95, verdict.reason, timed, "NVIDIA H200")] * 3
 
 
+def test_a_verdict_whose_failure_is_not_counted_stays_written(api, monkeypatch, bench, capsys):
+    def lost(self: ValidatorApi, address: str) -> None:
+        raise ApiFault("the API went away")
+
+    monkeypatch.setattr(ValidatorApi, "record_failure", lost)
+    loop = bench(Judge(s1=reject("the imports are wrong")))
+    row = api.submit(ALICE, 10.0)
+    loop.run_once()
+    loop.run_once()
+    assert (scores(api), loop.judge.judged) == ({row: 0.0}, [row])
+    written = capsys.readouterr()
+    log = written.out + written.err
+    assert "failure not counted" in log
+    assert "verdict not written" not in log
+
+
 def test_the_attempts_of_an_earlier_version_are_read(
     api: LiveApi, tmp_path: Path, bench: Benches
 ) -> None:
