@@ -4,7 +4,7 @@
 
 No kernel can exceed the bound: it counts one read of the input, one write of the output and the
 layer's matrix products, at the card's rates. Speeds are estimates from kernels that were measured
-on an H200; docs/results/cards.md explains them and lists measured runs.
+on an H200 and an H100; docs/results/cards.md explains them and lists measured runs.
 """
 
 from __future__ import annotations
