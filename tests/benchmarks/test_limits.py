@@ -99,7 +99,7 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("shapes", "figures/ratio", 0.9, {}, "claim / median: 0.9, limit 0.97"),
     ],
 }
-"""By the file: table, value, its name, the entry, and what the line of the missed limit has."""
+"""By file: table, the value's name, the value, the entry's key, and a part of the printed line."""
 
 
 def missed(run: Run) -> set[str]:
@@ -158,6 +158,6 @@ def test_the_sanitizer_watched_every_call_with_every_tool() -> None:
     for name, (_, cases) in CASES.items():
         assert run.settings[f"{name} calls"] == len(cases)
     for tool in run.table("tools"):
-        # racecheck leaves the layer out only where it reports a right kernel
+        # racecheck omits the layer only if it reports a correct kernel
         watched = set(tool.texts["calls"].split())
         assert watched == set(CASES) or (tool.by == "racecheck" and tool.figures["handshake"])
