@@ -2,9 +2,10 @@
 
     python scripts/gpu_info.py
 
-No kernel can exceed the bound: it counts one read of the input, one write of the output and the
-layer's matrix products, at the card's rates. Speeds are estimates from kernels that were measured
-on an H200; docs/results/cards.md explains them and lists measured runs.
+No kernel can exceed the bound: it counts one read of the input, one write of the output, the
+layer's matrix products and its state's updates, at the card's rates. Speeds are estimates from
+kernels that were measured on an H200 and an H100; docs/results/cards.md explains them and lists
+measured runs.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ FORK is an https address or a folder. The script clones the fork into an empty f
 rules, times it at the validator's lengths and at the target, and compares its speed with the claim.
 DIR is a checkout, or an overlay such as quasar_kernels/overlay, which the script judges without a
 claim: rules, import, correctness and speed. --full uses the validator's lengths and the target.
-Exit status 0: it passes; 1: a validator would reject it, or
-the script reached no verdict.
+Exit status 0: it passes; 1: a validator would reject it, or the script reached no verdict; 130: a
+signal stopped it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Repeats on this GPU the tests and measurements of the documents: scripts/measure.sh FORK [FOLDER]
+# Repeats the GPU tests and most measurements of the documents on this GPU: scripts/measure.sh FORK [FOLDER]
 #
 # FORK is a checkout of the public fork. The data go to FOLDER (default: benchmarks/h200). The run takes hours,
 # mostly for fla's kernels, of which Triton compiles and times many variants. Outside of a git repository, COMMIT

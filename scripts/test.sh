@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs every check of the project: scripts/test.sh [--quick] [PATH...] [PYTEST ARGUMENT...]
 #
-# All stages run in order, so that one run shows every failure; the first failure decides the exit status.
-# pytest comes last. The output ends with its summary and the names of failed stages.
+# All stages run in order, so that one run shows every failure. pytest comes last. The output ends with its
+# summary and the names of failed stages. The exit status is pytest's, or 1 if only another stage failed.
 #
 # Arguments go to pytest. If one of them is a PATH below tests/, only format and lint run before the tests,
 # and the compilations if PATH is tests/quasar_kernels or below it. --quick runs only format, lint, the

@@ -39,7 +39,6 @@ TARGET, RUNS = 1_000_000, 20
 """The target of the claim in tokens, and the number of validators' runs at it."""
 COMPARED = (16_384, 100_000, 1_000_000)
 """Lengths at which both loops must agree."""
-
 COMPARED_RUNS = 14
 """Number of a validator's runs at such a length. With five runs, the medians would differ by 1% in
 10% of cases."""

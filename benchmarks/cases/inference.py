@@ -1,4 +1,4 @@
-"""Tokens per second of the inference server's decoder, and of transformers' own generate.
+"""Tokens per second of the inference server's decoder, and of transformers' `generate`.
 
     scripts/install.sh miner inference
     python -m benchmarks inference --out benchmarks/h200/inference.json
@@ -43,9 +43,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 PROTOCOL = f"""\
 Random weights, greedy decoding of one sequence by the host's clock, median of {RUNS} requests \
-after {WARM_UPS} that do not count. generate: transformers' own, with its default cache and with a \
-static one, whose step it compiles; server: neurons.inference, its step compiled and replayed as a \
-CUDA graph; not compiled: replayed alone; no graphs: neither."""
+after {WARM_UPS} that do not count. generate: that of transformers, with its default cache and \
+with a static one, whose step it compiles; server: neurons.inference_server, its step compiled and \
+replayed as a CUDA graph; not compiled: only replayed; no graphs: neither."""
 
 Call = Callable[[torch.Tensor], Any]
 

@@ -3,8 +3,7 @@
     python -m benchmarks learned_text --out benchmarks/h200/learned-text.json
 
 The text is a part of Python's documentation that Python contains as a module. Its last tenth is
-held out.
-`--device cpu --width 64 --steps 100` is a trial without a GPU.
+held out. `--device cpu --width 64 --steps 100` is a trial without a GPU.
 """
 
 from __future__ import annotations

@@ -167,16 +167,14 @@ def recall(prepared: Prepared, task: Task, device: torch.device, batches: int) -
     return share.item()
 
 
-def trainings(
-    task: Task, recipe: Recipe, ways: Iterable[str], kind: str = "cuda"
-) -> Iterator[Entry]:
+def trainings(task: Task, recipe: Recipe, ways: Iterable[str]) -> Iterator[Entry]:
     """Train in each way that the machine's GPUs allow."""
-    several = kind == "cpu" or torch.cuda.device_count() >= GPUS
+    several = torch.cuda.device_count() >= GPUS
     for way in ways:
         if way not in ON_SEVERAL_GPUS:
-            yield train(torch.device(kind), way, task, recipe)
+            yield train(torch.device("cuda"), way, task, recipe)
         elif several:
-            yield in_group(GPUS, kind, train, way, task, recipe)
+            yield in_group(GPUS, "cuda", train, way, task, recipe)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:

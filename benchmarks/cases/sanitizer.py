@@ -126,12 +126,12 @@ def is_clean(entry: Entry) -> bool:
     return not entry.figures["findings"] and entry.failure is None
 
 
-def misses(run: Run, tools: Sequence[str] = TOOLS) -> list[str]:
+def misses(run: Run) -> list[str]:
     """Return a line for each tool that found something, failed, or did not run."""
     seen = {entry.by: entry for entry in run.table("tools")}
     return [
         f"{tool}: {verdict(seen[tool])}" if tool in seen else f"{tool} was not run"
-        for tool in str(run.settings.get("tools", " ".join(tools))).split()
+        for tool in str(run.settings.get("tools", " ".join(TOOLS))).split()
         if tool not in seen or not is_clean(seen[tool])
     ]
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.cases.sanitizer_calls PART
 
-PART is a key of CASES, which runs its cases (add a case there to check another call), or a kernel
-of sanitizer_controls.cu: a faulty one for each tool, `memcheck`, `racecheck` and `initcheck`, and a
-correct one, `handshake`. The exit status is 1 if a result is wrong. --limit ends the process after
-that many seconds in any case; --clear is for a tool that does not track bulk stores.
+PART is a key of CASES, whose cases it runs (add a case there to check another call), or a control
+of sanitizer_controls.cu: a fault for the tool `memcheck`, `racecheck` or `initcheck`, or a correct
+kernel, `handshake`. The exit status is 1 if a result is wrong. --limit ends the process after that
+many seconds in any case; --clear is for a tool that does not track bulk stores.
 """
 
 from __future__ import annotations

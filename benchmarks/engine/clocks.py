@@ -64,35 +64,34 @@ def free_workspaces() -> int:
     return before - torch.cuda.memory_allocated()
 
 
-def product_tflops(dtype: torch.dtype, size: int = 8192) -> float:
-    """Return the rate of a product of two random `size` x `size` matrices, in TFLOP/s."""
+def product_tflops(dtype: torch.dtype) -> float:
+    """Return the rate of a product of two random 8192 x 8192 matrices, in TFLOP/s."""
+    size = 8192
     a, b = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
     return 2 * size**3 / graph_ms(lambda: torch.mm(a, b)) / 1e9
 
 
-def rested_ms(call: Call, repeats: int = 5, rest: float = 0.3) -> float:
+def rested_ms(call: Call) -> float:
     """Return the median milliseconds of one call in a CUDA graph, on a rested GPU as validators do.
 
-    After `rest` seconds without work, three replays warm up and ten are timed, before the power
-    limit lowers the clocks.
+    After 0.3 s without work, three replays warm up and ten are timed, before the power limit lowers
+    the clocks.
     """
     times = []
     with replayed([call]) as replay:
-        for _ in range(repeats):
+        for _ in range(5):
             torch.cuda.synchronize()
-            time.sleep(rest)
+            time.sleep(0.3)
             replay(3)
             times.append(replay(10))
     return median(times)
 
 
-def eager_ms(
-    calls: Call | Sequence[Call], repeats: int = 11, warm: float = 0.2, least_ms: float = 10
-) -> float:
+def eager_ms(calls: Call | Sequence[Call], least_ms: float = 10) -> float:
     """Return the median milliseconds of one launched call, by the host's clock.
 
     Several calls of together about `least_ms` are launched between two synchronisations, as in a
-    loop over layers or tokens, after a warm-up of `warm` seconds.
+    loop over layers or tokens, after a warm-up of 0.2 s.
     """
     calls = calls if isinstance(calls, Sequence) else (calls,)
 
@@ -105,7 +104,7 @@ def eager_ms(
         torch.cuda.synchronize()
         return (time.perf_counter() - start) * 1e3 / times
 
-    return steady(loop, least_ms, repeats, warm) / len(calls)
+    return steady(loop, least_ms, repeats=11, warm=0.2) / len(calls)
 
 
 def events_ms(calls: Sequence[Call], times: int) -> float:

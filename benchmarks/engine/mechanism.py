@@ -163,7 +163,7 @@ def steps(heads: int, device: str) -> Tensor:
     return 10 ** torch.empty(heads, device=device).uniform_(float(low), float(high))
 
 
-def recurrence(  # its tensors
+def recurrence(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -26,7 +26,7 @@ DECODED_BATCH = 64
 LONGEST_MS = 1000.0
 """A call that would take longer is omitted."""
 GRAPH_MS = 15.0
-"""Tokens up to which calls are replayed as CUDA graphs; longer ones are not limited by the host."""
+"""Longest call that is replayed as a CUDA graph. The host does not limit longer calls."""
 ERROR = 0.1
 """Relative RMS error from which an implementation counts as wrong and is not timed."""
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 POWER = 0.01
-"""Exponent of the distances' power law, as in Zoology: each octave of distances has nearly as many
-queries."""
+"""Zoology's parameter: the exponent of the distances' power law plus 1. Each octave of distances
+has nearly as many queries."""
 
 
 class Task(NamedTuple):

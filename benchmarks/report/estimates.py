@@ -4,9 +4,9 @@ The estimated time of a call is that of a call of 512 tokens, which consists of 
 host's work, plus each kernel's time per token times the tokens. A kernel's time on another card
 follows from published rates. Its bound is the longer of the times for its bytes and its operations.
 
-- A kernel near its bound keeps its share of the bound. If it multiplies by `mma.sync`, it takes at
-  least as many cycles as on the measured GPU, because the published rate may be that of other
-  instructions.
+- A kernel near its bound keeps its share of the bound. If operations bound it and it multiplies by
+  `mma.sync`, it takes at least as many cycles as on the measured GPU, because the published rate
+  may be that of other instructions.
 - A kernel far from its bound is limited by latencies within the multiprocessors. It takes the same
   number of cycles, but at least its bound.
 - The time of a kernel without a bound (maps and their scan) grows by the larger of the ratios of
@@ -29,11 +29,11 @@ from benchmarks.report.layer_steps import GEMM, STEPS, Step, StepTime, find_step
 from harness.hardware.gpus import Gpu, known
 
 SPEEDS = DATA / "overlay.json"
-"""Speeds by length, of which the shortest gives the time of launches and host for both paths."""
+"""Speeds by length, of which the shortest gives the time of launches and host for all paths."""
 HOPPER = DATA / "layer-profile.json"
 PORTABLE = DATA / "layer-profile-portable.json"
 FUSED = ROOT / "benchmarks" / "h100" / "layer-profile-fused.json"
-"""The kernels of the paths; the portable one has library products, or fused kernels."""
+"""The kernels of the paths: Hopper's, the portable one's, and the portable one's fused kernels."""
 LATENCY_TOKENS = 512
 """Length of a call whose time is its launches."""
 LONG_TOKENS = 1_000_000

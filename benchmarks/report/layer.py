@@ -104,7 +104,8 @@ def short_table(runs: Runs) -> str:
     lost = f"; missed: {'; '.join(out)}" if out else ""
     text = (
         f"Measured {ours.created} at commit {(ours.commit or 'unknown')[:12]}: {where}. "
-        f"{len(every) - len(out)} of {len(every)} of the layer's limits are kept{lost}."
+        "This run and those of the operator alone, accuracy and training keep "
+        f"{len(every) - len(out)} of {len(every)} of the layer's limits{lost}."
     )
     return f"{shown}\n\n{textwrap.fill(text, WIDTH, break_on_hyphens=False)}"
 

@@ -1,8 +1,8 @@
 """The steps of a call of the layer, their kernels, and each step's floor: the least time it needs.
 
-Only this file counts bytes and floating-point operations. The counts follow from the validator's
-shapes: each input is read once, each output written once. They omit the parameters and the states
-between segments, a few MB.
+The counts of bytes and floating-point operations follow from the validator's shapes: each input is
+read once, each output written once. They omit the parameters and the states between segments, a few
+MB.
 """
 
 from __future__ import annotations

@@ -5,11 +5,10 @@
 
 Triton kernels are compiled as quasar_kernels/compile_specs.py and the specs of the blocks describe
 them, each .cu file by nvcc (the wheels of the `dev` extra, else the one on PATH), for the target
-that NVRTC uses at run time. A .cu file may hold kernels for some GPUs only. Registers, stack,
-spills and shared memory are compared with the committed table by --check; --write writes the table
-and its page in docs.
-The exit status is 1 if something does not compile, differs from the table, or needs more shared
-memory than a GPU has (for Triton's kernels: than the smallest GPU has).
+that NVRTC uses at run time. A .cu file may hold kernels for some GPUs only. --check compares
+registers, stack, spills and shared memory with the committed table; --write writes the table and
+its page in docs. The exit status is 1 if something does not compile, needs more shared memory than
+a GPU has (for Triton's kernels: than the smallest GPU has), or differs from the table with --check.
 
 --quick omits GPUs whose code differs little from that of another one (see `is_quick`).
 
@@ -127,7 +126,7 @@ def compile_cuda(source: Path, nvcc: Path, arch: int) -> list[Compiled]:
     return rows or [Compiled(source.name, arch)]
 
 
-def specs_for(arch: int = 90) -> list[CompileSpec]:
+def specs_for(arch: int) -> list[CompileSpec]:
     """Return every Triton kernel, the overlay's and the blocks', with the tiles for a GPU."""
     return [*compile_specs(arch), *block_specs(arch)]
 

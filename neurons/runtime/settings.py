@@ -190,7 +190,7 @@ class Settings(BaseModel):
     """Hosts from which forks are cloned, over https and from public addresses only."""
     allow_file_forks: bool = False
     """Whether the API accepts and the validator clones forks on this machine (file://; the API also
-    accepts http on loopback). Required for a home subnet without GitHub; set it for both processes.
+    accepts http on loopback). Required for a subnet without GitHub; set it for both processes.
     """
     set_weights: bool = True
     """Whether the validator sets the last round's shares as weights on the chain of

@@ -8,7 +8,7 @@ from tests.harness.samples import environment
 
 
 def run_of(case: str, *entries: Entry, **fields: Any) -> Run:
-    """Return a run that nobody measured."""
+    """Return a run with made-up conditions."""
     values = {"environment": environment(gpu="a GPU"), "protocol": "made up", **fields}
     return Run(case=case, created=date(2026, 1, 2), commit="abc", entries=entries, **values)
 
@@ -19,7 +19,7 @@ def changed(run: Run, table: str, name: str, value: object, **of: object) -> Run
     Args:
         table: the entry's table, or `settings`.
         name: as in `figures/ms`.
-        of: what names the entry, `by` included; the first one that fits is changed.
+        of: the entry's key, `by` included; the first entry that matches is changed.
     """
     body: Any = run.model_dump(mode="json")
     if table == "settings":

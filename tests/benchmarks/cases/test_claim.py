@@ -1,4 +1,4 @@
-"""The claim under simulated noise: the promises, on fewer trials than the page shows."""
+"""The claim under simulated noise: its limits, on fewer trials than the page shows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_claim_is_rarely_refuted_and_high_with_little_noise(shape: Shape) ->
 
 
 def test_the_simulation_refutes_a_claim_that_is_too_high() -> None:
-    """Noise that the runs do not show must come out as refuted, or the figures mean nothing."""
+    """A validator with slower runs than all of the miner's refutes the claim."""
     quiet = BY_NAME["Gaussian, deviation 0.4%"]
     worse = quiet._replace(later=lambda generator, count: np.full(count, 1 / 0.85))
     assert simulate(worse, 5, default_rng(7), draws=1000).figures["refuted"] == 1

@@ -22,6 +22,6 @@ def test_a_trial_measures_every_way_and_a_slow_server_is_named(tmp_path: Path) -
     speeds = [entry.figures["tokens_per_sec"] for entry in run.entries]
     assert min(speeds) > 0
     slower = changed(run, "ways", "figures/tokens_per_sec", speeds[2] / 2, by="server")
-    (promise,) = limits(slower)
-    assert promise.value == pytest.approx(0.5)
-    assert not promise.met
+    (limit,) = limits(slower)
+    assert limit.value == pytest.approx(0.5)
+    assert not limit.met

@@ -1,4 +1,4 @@
-"""A tree's speed: which check is for a length, which caches are cold, what a failure costs."""
+"""The timing of a tree: the check that a length needs, cold caches, and failures."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_small_card_is_timed_and_checked_at_the_lengths_that_fit() -> None:
 
 @pytest.fixture
 def fork(tmp_path: Path) -> Path:
-    """Make a fork with the layer and the operator of the public one's paths."""
+    """Make a fork whose layer and operator have the paths of the public fork."""
     for file in ("ops/quasar/chunk.py", "ops/quasar/gate.py", "layers/quasar.py", "utils.py"):
         path = tmp_path / "fork" / "fla" / file
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Models of equal size that learn to recall and learn a text, and what their trainings leave."""
+"""Models of equal size that learn to recall and learn a text, and the data of their trainings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The profile: what is read of ncu's raw page, as it was recorded."""
+"""The parser of ncu's raw page, on a recorded one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_recorded_page_is_read() -> None:
         "quasar_segment_output_bf16",
     ]
     output = kernels[-1]
-    # as the page says it: 123,680 ns; 315,764,736 and 90,810,880 bytes
+    # in the page: 123,680 ns; 315,764,736 and 90,810,880 bytes
     assert output.figures["ms"] == pytest.approx(0.12368)
     assert output.figures["dram_bytes"] == 406_575_616
     assert output.figures["registers"] == 124
@@ -30,6 +30,6 @@ def test_a_recorded_page_is_read() -> None:
     assert {name: output.figures[f"{name}_percent"] for name in percent} == percent
 
 
-def test_a_run_that_saw_no_kernel_is_refused() -> None:
+def test_a_page_without_kernels_is_refused() -> None:
     with pytest.raises(ValueError, match="No kernels were profiled"):
         parse("==PROF== Connected\n==WARNING== No kernels were profiled.\n")

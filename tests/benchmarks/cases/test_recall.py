@@ -24,15 +24,17 @@ CPU = torch.device("cpu")
 SMALL = Task(vocabulary=96, tokens=64, pairs=8, batch=4)
 
 
-def test_each_key_is_asked_for_once_and_answered_by_its_value() -> None:
+def test_each_key_is_queried_once_and_answered_by_its_value() -> None:
     task = Task(vocabulary=300, tokens=200, pairs=20, batch=50)
     tokens, places, answers = draw(task, 7, CPU)
-    for row, asked, told in zip(tokens.tolist(), places.tolist(), answers.tolist(), strict=True):
+    for row, queries, values in zip(
+        tokens.tolist(), places.tolist(), answers.tolist(), strict=True
+    ):
         pairs = dict(zip(row[:40:2], row[1:40:2], strict=True))
         assert len(pairs) == len(set(pairs.values())) == 20
-        assert [pairs[row[place]] for place in asked] == told
-        assert sorted(row[place] for place in asked) == sorted(pairs)
-        rest = set(range(40, 200)) - set(asked)
+        assert [pairs[row[place]] for place in queries] == values
+        assert sorted(row[place] for place in queries) == sorted(pairs)
+        rest = set(range(40, 200)) - set(queries)
         assert all(row[place] >= 200 for place in rest)  # noise, neither a key nor a value
     assert torch.equal(draw(task, 7, CPU).tokens, tokens)
     assert not torch.equal(draw(task, 8, CPU).tokens, tokens)
@@ -67,7 +69,7 @@ def test_ways_of_one_process_give_the_same_gradients(way: str) -> None:
     torch.compiler.reset()
     found, wanted = gradients(way), gradients("bf16")
     for name, gradient in wanted.items():
-        # a compiled model computes the norms around the layers otherwise
+        # a compiled model computes the norms around the layers in another way
         assert torch.equal(found[name], gradient) or way != "checkpointed", name
         assert relative_rms(found[name], gradient) <= 5e-2, name
     assert way != "fp32" or not torch.equal(found["loss"], wanted["loss"])

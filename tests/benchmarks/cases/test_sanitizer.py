@@ -1,4 +1,4 @@
-"""What is read from compute-sanitizer's output, with a fake of the tool."""
+"""The case sanitizer with a fake compute-sanitizer: its output, findings and exit status."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ exit "${status:-0}"
 """
 
 
-SAID = {"PLANTED": "1", "FOUND": "0", "STATUS": "0", "HANDSHAKE": "7", "LAYER": "0"}
+OUTPUTS = {"PLANTED": "1", "FOUND": "0", "STATUS": "0", "HANDSHAKE": "7", "LAYER": "0"}
 Sanitize = Callable[..., tuple[int, str, str]]
 
 
@@ -51,8 +51,8 @@ def sanitize(
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    def run(*options: str, **says: str) -> tuple[int, str, str]:
-        for name, value in (SAID | says).items():
+    def run(*options: str, **outputs: str) -> tuple[int, str, str]:
+        for name, value in (OUTPUTS | outputs).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr("sys.argv", ["benchmarks", "sanitizer", *options])
         return main(), *capsys.readouterr()
@@ -67,7 +67,7 @@ def test_clean_kernels_end_with_0_and_every_tool_is_named(sanitize: Sanitize) ->
 
 
 @pytest.mark.parametrize(
-    ("says", "said"),
+    ("outputs", "line"),
     [
         ({"FOUND": "2", "LAYER": "1"}, "memcheck: 3 findings"),
         ({"PLANTED": "0"}, "memcheck: a planted fault was not found"),
@@ -77,16 +77,16 @@ def test_clean_kernels_end_with_0_and_every_tool_is_named(sanitize: Sanitize) ->
         ({"LAYER": "stuck"}, "memcheck: layer was cut off after 5 s"),
     ],
 )
-def test_findings_and_failures_end_with_1(sanitize, says, said):
-    limit = "5" if "stuck" in says.values() else f"{HANG:.0f}"
-    status, out, _ = sanitize("--tool", "memcheck", "--limit", limit, **says)
+def test_findings_and_failures_end_with_1(sanitize, outputs, line):
+    limit = "5" if "stuck" in outputs.values() else f"{HANG:.0f}"
+    status, out, _ = sanitize("--tool", "memcheck", "--limit", limit, **outputs)
     assert status == 1
-    assert said in out
+    assert line in out
     assert "memcheck: 0 findings" not in out
     assert "watches the layer" in out
 
 
-def test_racecheck_judges_the_layer_once_it_understands_its_handshake(sanitize: Sanitize) -> None:
+def test_racecheck_checks_the_layer_if_it_accepts_the_correct_handshake(sanitize: Sanitize) -> None:
     status, out, progress = sanitize("--tool", "racecheck", LAYER="4")
     assert (status, out) == (0, ""), out + progress
     assert "tools, racecheck: findings 0" in progress
@@ -100,7 +100,7 @@ def test_racecheck_judges_the_layer_once_it_understands_its_handshake(sanitize: 
 
 
 def test_outputs_are_cleared_for_a_tool_that_does_not_see_bulk_stores(sanitize: Sanitize) -> None:
-    # a finding, so that what the tool says is shown
+    # a finding, so that the tool's output is printed
     assert "outputs cleared" in sanitize("--tool", "initcheck", FOUND="1")[1]
     assert "outputs cleared" not in sanitize("--tool", "memcheck", FOUND="1")[1]
     for version, options in {"2025.3.1.0": ("--clear",), "2025.4.0": (), "2026.1": ()}.items():
@@ -126,7 +126,7 @@ def test_summaries_of_every_tool_are_read() -> None:
     race = "x\n========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)\n"
     assert findings_in(race) == 3
     assert findings_in("========= ERROR SUMMARY: 0 errors\n") == 0
-    assert findings_in("ERROR SUMMARY: 0 errors, said by the program itself\n") is None
+    assert findings_in("ERROR SUMMARY: 0 errors, printed by the program itself\n") is None
 
 
 def test_wrong_results_and_nan_are_named() -> None:
@@ -139,7 +139,7 @@ def test_wrong_results_and_nan_are_named() -> None:
     ]
 
 
-def test_a_layer_that_goes_another_way_is_an_error() -> None:
+def test_a_call_that_the_fused_kernels_do_not_take_is_an_error() -> None:
     attend = sanitizer_calls.always(lambda x: x if x.numel() else None)
     assert attend(torch.ones(1)) == torch.ones(1)
     with pytest.raises(RuntimeError, match="fused kernels did not take"):

@@ -50,7 +50,7 @@ def test_the_file_is_written_and_misses_are_printed(case, tmp_path, capsys):
     assert run_case(case, []) == 1
 
 
-def test_an_interrupted_run_keeps_what_it_has(case: ModuleType, tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_its_entries(case: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="gone"):
         run_case(case, ["--out", str(tmp_path / "run.json"), "--least", "-1"])
     assert len(load(tmp_path / "run.json").entries) == 1

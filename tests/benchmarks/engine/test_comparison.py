@@ -1,4 +1,4 @@
-"""The comparison of implementations, with a clock of the test's own and without a GPU."""
+"""The comparison of implementations, with a fake clock and without a GPU."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_each_implementation_is_compared_timed_or_named_with_its_error(way: str)
 
 
 def test_a_steady_time_is_a_median_after_a_warm_up() -> None:
-    asked: list[int] = []
+    runs: list[int] = []
 
     def run(times: int) -> float:
-        asked.append(times)
-        return 2.0 if len(asked) != 6 else 50.0  # one timing is disturbed
+        runs.append(times)
+        return 2.0 if len(runs) != 6 else 50.0  # one timing is disturbed
 
     assert steady(run, least_ms=10, repeats=5, warm=0.1) == 2.0
-    assert asked == [2, 3, 50, 5, 5, 5, 5, 5]  # 100 ms to warm up, then 10 ms each
+    assert runs == [2, 3, 50, 5, 5, 5, 5, 5]  # 100 ms to warm up, then 10 ms each

@@ -1,4 +1,4 @@
-"""Functions in fresh processes: what they send, and how they end."""
+"""Functions in fresh processes: their results, their deaths and their time limit."""
 
 from __future__ import annotations
 

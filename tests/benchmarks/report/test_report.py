@@ -1,4 +1,4 @@
-"""The documents that are made from the committed data."""
+"""The documents that are generated from the committed data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.report.documents import page
 from tests.benchmarks.runs import changed
 
 
-def test_the_documents_are_what_the_data_make() -> None:
+def test_the_documents_are_up_to_date() -> None:
     documents.update(make_documents(), check=True)
 
 

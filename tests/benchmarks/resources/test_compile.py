@@ -1,4 +1,4 @@
-"""The compilation of every kernel: what is read from machine code, and what is refused."""
+"""The compilation of every kernel: the resources in machine code, the limits, and the cache."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_spills_are_found() -> None:
 def compiled(overlay: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Return a function that compiles what is in `overlay` and returns the files it had to compile.
 
-    The compiler is a stand-in: a file that says WRONG fails.
+    The compiler is a fake, which fails for a file that contains WRONG.
     """
     log = overlay / "compiled"
 
@@ -221,7 +221,7 @@ def test_failures_and_damaged_results_are_not_cached(compiled, overlay, monkeypa
     assert compiled() == compiled() == ["a.cu 80", "b.cu 80"]
 
 
-def test_a_triton_kernel_is_known_by_its_code_and_its_launch() -> None:
+def test_a_triton_kernel_s_digest_depends_on_its_code_and_its_launch() -> None:
     specs = [tile_product(16, 2, 1), tile_product(32, 2, 1), tile_product(16, 4, 1)]
     other = {"kernel": broken_kernel, "signature": {"x": "*fp32"}, "constexprs": {"BM": 64}}
     specs += [tile_product(16, 2, 3), replace(specs[0], **other)]  # type: ignore[arg-type]
@@ -265,7 +265,7 @@ def test_the_table_is_written_and_checked(monkeypatch, capsys, tmp_path):
     assert "scan, sm_90: registers 72, stack 0, spills 0" in out
     assert "-> registers 80, stack 16, spills 32" in out
     assert kernel_resources.WRITE in out
-    assert run(monkeypatch, changed) == 0  # compared only where that is asked for
+    assert run(monkeypatch, changed) == 0  # compared only with --check
 
     (tmp_path / "page.md").write_text("edited by hand")
     assert run(monkeypatch, rows, "--check") == 1

@@ -1,4 +1,4 @@
-"""Kernel resources: the committed table, its page, and what a comparison finds."""
+"""Kernel resources: the committed table, its page, and the comparison of tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_committed_table_and_its_page_list_every_kernel_for_every_gpu() -> N
         assert {path.name for path in sources()} == {
             name.partition(":")[0] for name in listed if ".cu" in name
         }
-    # wgmma is in sm_90a alone, and nothing else is a reason to leave GPUs out
+    # a file may lack kernels for a GPU only because wgmma exists in sm_90a alone
     on_hopper = {name.partition(":")[0] for name, arch in table.needs if arch == 90}
     assert {name for name, _ in table.rows.keys() - table.needs} <= on_hopper
     triton = [needs.shared for (name, _), needs in table.needs.items() if ".cu" not in name]
@@ -61,9 +61,9 @@ def test_a_table_survives_its_file() -> None:
 
 def test_changed_new_and_lost_kernels_are_named() -> None:
     found = with_needs("scan", 86, Resources(64, 0, 24, 8192))
-    ((told,), notes) = compare(TABLE, found)
+    ((difference,), notes) = compare(TABLE, found)
     assert notes == []
-    assert told == (
+    assert difference == (
         "scan, sm_86: registers 64, stack 0, spills 0, shared 8192"
         " -> registers 64, stack 0, spills 24, shared 8192"
     )
@@ -84,5 +84,5 @@ def test_figures_of_other_compilers_are_not_compared() -> None:
     assert compare(TABLE, replace(found, compilers=COMPILERS | {"nvcc": "13.1"}))[0]
     blackwell = with_needs("scan", 100, Resources(61, 8, 12, 8200))
     assert compare(TABLE, replace(blackwell, compilers=other.compilers))[0]
-    # a kernel that is missing is missing under any compiler
+    # a missing kernel is a difference with any compiler
     assert compare(TABLE, replace(with_needs("scan", 86, None), compilers=other.compilers))[0]
