@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.claim.rejection import accepted, rejection
 from harness.hardware.machine import Environment
 from harness.measuring.plan import Plan
 from harness.measuring.runner import (
@@ -28,7 +27,7 @@ from harness.measuring.runner import (
     measure,
     require_passed,
 )
-from harness.sample import Correctness, Failure, Kind, Sample
+from harness.sample import Correctness, Failure, Kind, Sample, accepted, rejection
 
 AT_ONCE_MOST, MIB_EACH = 14, 4096
 """Largest number of processes that import at the same time, each on one core, and the MiB of host
@@ -80,7 +79,7 @@ class Policy:
     checked: bool = True
     cold: Container[int] = ()  # lengths whose first sample starts with empty kernel caches
     # the measurement ends after this many consecutive rejected samples of one length; with 1, no
-    # sample is rejected (`claim.rejection`)
+    # sample is rejected (`sample.rejection`)
     attempts: int = 1
     # kinds of failure that omit only the failed length, with its samples; others end the
     # measurement

@@ -12,15 +12,13 @@ from typing import Any
 
 from structlog.stdlib import BoundLogger
 
-from harness.claim import RUNS_MOST
-from harness.claim.rejection import accepted
-from harness.claim.tolerance import lower_bound
+from harness.claim import RUNS_MOST, lower_bound
 from harness.hardware.machine import Environment
 from harness.measuring.plan import FIRST_RUNS, EachLength, ForClaim, Plan
 from harness.measuring.runner import MeasurementError, Options, call, probe
 from harness.measuring.sampler import Policy, Recorder, Sampler, processes_at_once
 from harness.report import Report, ReportError, build_report, load_report, write_report
-from harness.sample import Failure, Kind, Sample
+from harness.sample import Failure, Kind, Sample, accepted
 from harness.source import source_digest
 from harness.workload import LENGTHS, VALIDATOR_LENGTHS, WORKLOAD
 from neurons.miner.progress import ProgressFile
