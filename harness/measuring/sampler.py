@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from harness.claim import is_settled
 from harness.hardware.machine import Environment
 from harness.measuring.plan import Plan
 from harness.measuring.runner import (
@@ -136,7 +137,7 @@ class Sampler:
         A length that fails loses its samples: it must not be claimed if it fails only sometimes.
         """
         self._leave_out(plan.implied(self.failures))
-        while missing := plan.missing(self._counted(), self.failures):
+        while missing := self._missing(plan):
             self.recorder.planned(self._counted(), missing)
             failed = {failure.length for failure in self.failures}
             longest = max({*plan.lengths} - failed)
@@ -145,6 +146,11 @@ class Sampler:
             finally:
                 self._leave_out(plan.implied(self.failures))
                 self.recorder.round_done(self.samples, self.failures)
+
+    def _missing(self, plan: Plan) -> list[int]:
+        sampled = Counter(sample.length for sample in self._counted())
+        settled = {length for length in sampled if is_settled(self.of(length))}
+        return plan.missing(sampled, settled, self.failures)
 
     def _leave_out(self, failures: Sequence[Failure]) -> None:
         for failure in failures:
