@@ -25,11 +25,11 @@ from harness.worker.chain import (
     Link,
     fill_keys,
 )
+from harness.worker.channel import SubjectProxy
 from harness.worker.compare import Checker
 from harness.worker.failures import WorkerError
 from harness.worker.inputs import drawn
 from harness.worker.own_layer import SEGMENT, draw_weights, output_size, outputs, secret_seed
-from harness.worker.referee import SubjectProxy
 from harness.workload import WORKLOAD
 
 CHAINS, CHAIN_SECONDS = 3, 0.1
