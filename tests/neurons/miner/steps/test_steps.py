@@ -155,7 +155,7 @@ def test_before_a_second_reveal_the_fork_is_checked_if_the_server_lists_the_comm
 
 
 def test_old_reports_are_removed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neurons.miner.measuring.REPORTS_KEPT", 2)
+    monkeypatch.setattr("neurons.miner.recorder.REPORTS_KEPT", 2)
     for _ in range(4):
         done = run_cycle(context)
     names = {path.name for path in (context.settings.state_dir / "reports").glob("*.json")}
