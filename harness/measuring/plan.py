@@ -1,7 +1,7 @@
 """Plans: which samples are missing, as pure functions of their numbers by length.
 
-A plan knows no speed. The sampler counts the samples, and finds out at which lengths there are
-enough of them for a claim (`claim.is_settled`).
+Plans depend on numbers of samples, not on speeds. The sampler also passes the lengths that have
+enough samples for a claim (`claim.is_settled`).
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class Policy:
     # the measurement ends after this many consecutive rejected samples of one length; with 1, no
     # sample is rejected (`sample.rejection`)
     attempts: int = 1
-    # kinds of failure that omit only the failed length, with its samples; others end the
-    # measurement
+    # after a failure of these kinds, the measurement continues without that length and its samples;
+    # other failures end it
     left_out: frozenset[Kind] = frozenset()
 
 
@@ -148,6 +148,7 @@ class Sampler:
                 self.recorder.round_done(self.samples, self.failures)
 
     def _missing(self, plan: Plan) -> list[int]:
+        """Return the length of each sample that the plan needs in addition."""
         sampled = Counter(sample.length for sample in self._counted())
         settled = {length for length in sampled if is_settled(self.of(length))}
         return plan.missing(sampled, settled, self.failures)

@@ -1,7 +1,7 @@
 """The subject: the process that holds the code under test and calls it for the referee.
 
-It has no secrets: it does not have the reply's nonce, the reply's descriptor or any expected value.
-The referee checks every reply.
+It is forked from the referee's process before that has a secret: the subject has neither the nonce
+nor the descriptor of the reply, and no expected value. The referee checks every reply.
 """
 
 from __future__ import annotations
