@@ -101,7 +101,7 @@ class ClaimMeasurement:
         with self.recorder:
             self._run(EachLength(tuple(lengths), self.runs, TOO_LONG))
 
-    def continue_earlier(self) -> None:
+    def continue_after_crash(self) -> None:
         """Continue with the report from before a crash, if it is of this commit and machine."""
         recorder = self.recorder
         if not recorder.path.exists():
@@ -129,7 +129,7 @@ class ClaimMeasurement:
     def _reuse_earlier(self, target: int) -> bool:
         """Reuse earlier samples of this code and machine if a new sample confirms them."""
         sampler, log = self.sampler, self.recorder.log
-        if self.fresh or sampler.samples:  # `continue_earlier` has set samples
+        if self.fresh or sampler.samples:  # `continue_after_crash` has set samples
             return False
         code = source_digest(sampler.tree)
         folder, environment = self.recorder.path.parent, self.recorder.environment

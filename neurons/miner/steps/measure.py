@@ -28,7 +28,7 @@ def run(submission: Submission, context: Context) -> Submission:
         wait=context.wait,
         crashes=submission.attempts,
     )
-    measurement.continue_earlier()
+    measurement.continue_after_crash()
     measurement.run_targets(targets)
     report = measurement.recorder.path.relative_to(context.settings.state_dir)
     return context.move(submission, State.MEASURED, report=str(report))
