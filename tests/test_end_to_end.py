@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from harness.claim.rejection import accepted
 from harness.report import load_report
+from harness.sample import accepted
 from neurons.miner.command_line.status import JOURNAL
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal

@@ -25,8 +25,7 @@ from benchmarks.cases.trees import TREES, make_tree
 from benchmarks.engine import commands
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
-from harness.claim import derive_claim
-from harness.claim.derive import ACCEPTED_SHARE
+from harness.claim import ACCEPTED_SHARE, derive_claim
 from harness.hardware.machine import Environment
 from harness.measuring.plan import ForClaim
 from harness.measuring.runner import Options, call, child_environment, probe

@@ -50,7 +50,7 @@ QuasarAttention.forward = forward
 
 def repeat(tree: Path, tokens: int, device: str, times: int) -> Entry:
     """Prove the speed of a tree many times in this process."""
-    from harness.worker.referee import fork_subject
+    from harness.worker.subject.serve import fork_subject
 
     subject = fork_subject()
     import torch

@@ -19,8 +19,7 @@ from numpy.random import Generator, default_rng
 from benchmarks.cases.claim_noise import SHAPES, Runs, Shape
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
-from harness.claim import RUNS_MOST, derive_claim, is_settled
-from harness.claim.derive import ACCEPTED_SHARE
+from harness.claim import ACCEPTED_SHARE, RUNS_MOST, derive_claim, is_settled
 from harness.sample import Correctness, Sample
 
 REFUTED_MOST = 1e-4

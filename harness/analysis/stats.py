@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from harness.claim.rejection import rejection
 from harness.hardware.roofline import hardware_bound
-from harness.sample import Failure, Sample
+from harness.sample import Failure, Sample, rejection
 from harness.terminal import printable
 
 HEADER = (

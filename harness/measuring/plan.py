@@ -1,12 +1,17 @@
-"""Plans: which samples are missing, as pure functions of those that exist."""
+"""Plans: which samples are missing, as pure functions of their numbers by length.
+
+Plans depend on numbers of samples, not on speeds. The sampler also passes the lengths that have
+enough samples for a claim (`claim.is_settled`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from harness.claim import RUNS_MOST, is_settled
-from harness.sample import Failure, Kind, Sample
+from harness.claim import RUNS_MOST
+from harness.sample import Failure, Kind
 
 FIRST_RUNS = 5
 """Samples of the target in the first round: on a quiet GPU fewer are never enough."""
@@ -30,13 +35,14 @@ class EachLength:
     runs: int = 1
     too_long: frozenset[Kind] = frozenset()
 
-    def missing(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> list[int]:
+    def missing(
+        self, sampled: Counter[int], _settled: Container[int], failures: Sequence[Failure]
+    ) -> list[int]:
         """Return the length of each missing sample in order; failed lengths are omitted."""
-        sampled = [sample.length for sample in samples]
         return [
             length
             for length in sorted({*self.lengths} - _failed(failures))
-            for _ in range(self.runs - sampled.count(length))
+            for _ in range(self.runs - sampled[length])
         ]
 
     def implied(self, failures: Sequence[Failure]) -> list[Failure]:
@@ -74,26 +80,22 @@ class ForClaim:
     def lengths(self) -> tuple[int, ...]:
         return tuple(sorted({self.target, *self.others}))
 
-    def missing(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> list[int]:
+    def missing(
+        self, sampled: Counter[int], settled: Container[int], failures: Sequence[Failure]
+    ) -> list[int]:
         """Return the length of each missing sample; none once the target has failed."""
         if self.target in _failed(failures):
             return []
-        sampled = {sample.length for sample in samples}
-        missing = [n for n in self.lengths if n != self.target and n not in sampled]
-        runs = [sample for sample in samples if sample.length == self.target]
-        return missing + [self.target] * self._further(runs, self.at_once - len(missing))
-
-    def _further(self, runs: Sequence[Sample], room: int) -> int:
-        """Return how many samples of the target are missing; `room` processes are unused."""
+        missing = [n for n in self.lengths if n != self.target and not sampled[n]]
+        runs, room = sampled[self.target], self.at_once - len(missing)
         if self.confirming:
             least = self.confirming + 1
         else:
             least = min(max(FIRST_RUNS, self.runs, 0 if runs else room), self.most)
-        if len(runs) < least:
-            return least - len(runs)
-        if len(runs) < self.most and not is_settled(runs):
-            return min(FURTHER_RUNS, self.most - len(runs))
-        return 0
+        further = least - runs
+        if further <= 0 and self.target not in settled:
+            further = min(FURTHER_RUNS, self.most - runs)
+        return missing + [self.target] * further
 
     def implied(self, failures: Sequence[Failure]) -> list[Failure]:
         """Return a failure of the target if another length failed that validators time too."""

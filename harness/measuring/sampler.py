@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.claim.rejection import accepted, rejection
+from harness.claim import is_settled
 from harness.hardware.machine import Environment
 from harness.measuring.plan import Plan
 from harness.measuring.runner import (
@@ -28,7 +28,7 @@ from harness.measuring.runner import (
     measure,
     require_passed,
 )
-from harness.sample import Correctness, Failure, Kind, Sample
+from harness.sample import Correctness, Failure, Kind, Sample, accepted, rejection
 
 AT_ONCE_MOST, MIB_EACH = 14, 4096
 """Largest number of processes that import at the same time, each on one core, and the MiB of host
@@ -80,10 +80,10 @@ class Policy:
     checked: bool = True
     cold: Container[int] = ()  # lengths whose first sample starts with empty kernel caches
     # the measurement ends after this many consecutive rejected samples of one length; with 1, no
-    # sample is rejected (`claim.rejection`)
+    # sample is rejected (`sample.rejection`)
     attempts: int = 1
-    # kinds of failure that omit only the failed length, with its samples; others end the
-    # measurement
+    # after a failure of these kinds, the measurement continues without that length and its samples;
+    # other failures end it
     left_out: frozenset[Kind] = frozenset()
 
 
@@ -137,7 +137,7 @@ class Sampler:
         A length that fails loses its samples: it must not be claimed if it fails only sometimes.
         """
         self._leave_out(plan.implied(self.failures))
-        while missing := plan.missing(self._counted(), self.failures):
+        while missing := self._missing(plan):
             self.recorder.planned(self._counted(), missing)
             failed = {failure.length for failure in self.failures}
             longest = max({*plan.lengths} - failed)
@@ -146,6 +146,12 @@ class Sampler:
             finally:
                 self._leave_out(plan.implied(self.failures))
                 self.recorder.round_done(self.samples, self.failures)
+
+    def _missing(self, plan: Plan) -> list[int]:
+        """Return the length of each sample that the plan needs in addition."""
+        sampled = Counter(sample.length for sample in self._counted())
+        settled = {length for length in sampled if is_settled(self.of(length))}
+        return plan.missing(sampled, settled, self.failures)
 
     def _leave_out(self, failures: Sequence[Failure]) -> None:
         for failure in failures:

@@ -25,7 +25,7 @@ def main() -> int:
     die_with_parent()
     subject = None
     if sys.argv[1:] and sys.argv[1] in WITH_SUBJECT:
-        from harness.worker.referee import fork_subject
+        from harness.worker.subject.serve import fork_subject
 
         subject = fork_subject()
     try:

@@ -46,7 +46,7 @@ def run_control(requested: str) -> Problems:
     """Multiply two matrices on the device; raise a WorkerError if the CPU's differs."""
     import torch  # the other checks work without it
 
-    from harness.worker.referee import device_of
+    from harness.worker.machine.environment import device_of
 
     device = device_of(requested)
     left, right = torch.randn(2, SIZE, SIZE, dtype=torch.float64)

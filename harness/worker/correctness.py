@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.sample import Correctness
+from harness.worker.channel import SubjectProxy
 from harness.worker.compare import Checker
 from harness.worker.inputs import drawn
-from harness.worker.referee import SubjectProxy
 from harness.worker.subject.serve import InProcessSubject
 from harness.workload import ORACLE_LENGTH, WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer

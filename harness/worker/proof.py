@@ -25,11 +25,12 @@ from harness.worker.chain import (
     Link,
     fill_keys,
 )
+from harness.worker.channel import SubjectProxy
 from harness.worker.compare import Checker
 from harness.worker.failures import WorkerError
 from harness.worker.inputs import drawn
 from harness.worker.own_layer import SEGMENT, draw_weights, output_size, outputs, secret_seed
-from harness.worker.referee import SubjectProxy
+from harness.worker.subject.timing import synchronize
 from harness.workload import WORKLOAD
 
 CHAINS, CHAIN_SECONDS = 3, 0.1
@@ -152,18 +153,13 @@ def _product(y: Tensor) -> Callable[[], object]:
 
 def _time(calls: int, device: torch.device, *steps: Callable[[], object]) -> float:
     """Return the mean seconds of one call of all steps, over `calls` calls."""
-    _synchronize(device)
+    synchronize(device)
     started = time.monotonic()
     for _ in range(calls):
         for step in steps:
             step()
-    _synchronize(device)
+    synchronize(device)
     return (time.monotonic() - started) / calls
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _best_chain(

@@ -21,7 +21,7 @@ from harness.worker.gpu_lock import GpuLock
 if TYPE_CHECKING:
     import torch
 
-    from harness.worker.referee import SubjectProxy
+    from harness.worker.channel import SubjectProxy
     from harness.worker.subject.tree import Imported
 
 
@@ -29,8 +29,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def _probe(job: Job, _subject: SubjectProxy | None) -> BaseModel:
-    from harness.worker.machine.environment import describe
-    from harness.worker.referee import device_of
+    from harness.worker.machine.environment import describe, device_of
 
     return describe(device_of(job.device))
 
@@ -56,7 +55,7 @@ def _check(job: Job, subject: SubjectProxy | None) -> BaseModel:
     import torch
 
     from harness.worker.correctness import check_correctness
-    from harness.worker.referee import device_of
+    from harness.worker.machine.environment import device_of
 
     device = device_of(job.device)  # before the code under test is loaded, which could hide the GPU
     proxy, _ = _load(job, subject)
@@ -68,9 +67,9 @@ def _check(job: Job, subject: SubjectProxy | None) -> BaseModel:
 
 def _time(job: Job, subject: SubjectProxy | None) -> BaseModel:
     lock = GpuLock(job.gpu_lock, job.seconds)
+    from harness.worker.machine.environment import device_of
     from harness.worker.machine.telemetry import Watch, snapshot
     from harness.worker.proof import cross_check
-    from harness.worker.referee import device_of
     from harness.worker.subject.timing import LoopResult
     from harness.workload import WORKLOAD
 
@@ -105,8 +104,8 @@ def _time(job: Job, subject: SubjectProxy | None) -> BaseModel:
 
 
 def _prove(job: Job, subject: SubjectProxy | None) -> BaseModel:
+    from harness.worker.machine.environment import device_of
     from harness.worker.proof import take, time_link, verify
-    from harness.worker.referee import device_of
     from harness.workload import WORKLOAD
 
     started_at, device = datetime.now(timezone.utc), device_of(job.device)

@@ -16,7 +16,6 @@ from neurons.runtime.identity import Identity
 from neurons.runtime.settings import Settings
 from neurons.runtime.values import PROJECT
 from neurons.wire.client import ApiClient
-from neurons.wire.protocol import SubmitRequest, submission_text
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR
 
 CODE = ("neurons", "harness", "quasar_kernels")
@@ -94,14 +93,12 @@ def submit_cheat(settings: Settings, url: str, entry: Entry, repository: Path) -
     fork = make_upstream(repository, change)
     commit, key = (repository / "refs/heads/main").read_text().strip(), entry.identity
     target = settings.target_sequence_length
-    request = SubmitRequest(
-        miner_hotkey=key.hotkey,
-        fork_url=fork,
-        commit_hash=commit,
-        target_sequence_length=target if isinstance(target, int) else CPU_LENGTH,
-        tokens_per_sec=CHEATS_CLAIM,
-        signature=key.sign(submission_text(fork, commit, CHEATS_CLAIM, None)),
-    )
+    claim = {
+        "miner_hotkey": key.hotkey,
+        "fork_url": fork,
+        "commit_hash": commit,
+        "tokens_per_sec": CHEATS_CLAIM,
+    }
     with closing(ApiClient(url, key)) as api:
         api.register("cheat", "100k")
-        api.submit(request)
+        api.submit(target if isinstance(target, int) else CPU_LENGTH, claim, wire_version=1)

@@ -30,6 +30,7 @@ from neurons.runtime.process import wait_unless
 from neurons.runtime.settings import Settings
 from neurons.wire.client import ApiClient
 from neurons.wire.outcomes import NotRegistered, ServerFault
+from neurons.wire.protocol import RevealReply
 from neurons.wire.rules import league_of
 from quasar_kernels.contract import overlay_digest
 
@@ -125,6 +126,15 @@ class Context:
                 self.registered.discard(league_of(target)[0])
                 self.register(target)
         return call()
+
+    def reveal(self, submission: Submission) -> RevealReply:
+        """Reveal in the wire version of the commitment."""
+        return self.client.reveal(
+            int(submission.submission_id or 0),
+            str(submission.salt),
+            submission.claim,
+            submission.wire_version or 1,
+        )
 
     def check_out(self, submission: Submission) -> bool:
         """Check out the published commit, if necessary; return whether it is checked out.

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from neurons.runtime.errors import QuasarError
-from neurons.wire.protocol import Benchmarks
+from neurons.wire.protocol import WIRE_VERSION, Benchmarks, commitment
 
 RETRY_FIRST_SECONDS = 2.0
 RETRY_MAX_SECONDS = 300.0
@@ -150,6 +150,27 @@ class Submission:
     attempts: int = 0  # consecutive failures in the present state
     created_at: float = 0.0
     updated_at: float = 0.0
+
+    @property
+    def claim(self) -> dict[str, Any]:
+        """The claim in the fields of a `ClaimRequest`, without its signature."""
+        return {
+            "miner_hotkey": self.hotkey,
+            "fork_url": str(self.fork_url),
+            "commit_hash": str(self.commit_hash),
+            "tokens_per_sec": float(self.tokens_per_sec or 0.0),
+            "vram_mb": self.vram_mb,
+            "benchmarks": self.benchmarks,
+        }
+
+    @property
+    def wire_version(self) -> int | None:
+        """The wire version that gives the commitment hash; None if no version gives it."""
+        bound = str(self.salt), self.target_sequence_length, self.claim
+        for version in (1, WIRE_VERSION):
+            if commitment(version, *bound) == self.commitment_hash:
+                return version
+        return None
 
     @property
     def closed(self) -> bool:

@@ -12,24 +12,21 @@ from typing import Any
 
 from structlog.stdlib import BoundLogger
 
-from harness.claim import RUNS_MOST
-from harness.claim.rejection import accepted
-from harness.claim.tolerance import lower_bound
+from harness.claim import RUNS_MOST, lower_bound
 from harness.hardware.machine import Environment
 from harness.measuring.plan import FIRST_RUNS, EachLength, ForClaim, Plan
 from harness.measuring.runner import MeasurementError, Options, call, probe
-from harness.measuring.sampler import Policy, Recorder, Sampler, processes_at_once
-from harness.report import Report, ReportError, build_report, load_report, write_report
-from harness.sample import Failure, Kind, Sample
+from harness.measuring.sampler import Policy, Sampler, processes_at_once
+from harness.report import Report, ReportError, load_report
+from harness.sample import Kind, Sample, accepted
 from harness.source import source_digest
-from harness.workload import LENGTHS, VALIDATOR_LENGTHS, WORKLOAD
-from neurons.miner.progress import ProgressFile
+from harness.workload import LENGTHS, VALIDATOR_LENGTHS
+from neurons.miner.recorder import ReportRecorder
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
 
 CRASHES_ALLOWED = 3
-REPORTS_KEPT = 200
 
 CPU_RUNS_MOST = 5
 """Most samples of the target on a CPU, where a claim only serves a trial."""
@@ -69,54 +66,6 @@ def describe_machine(
 
 
 @dataclass
-class ReportRecorder(Recorder):
-    """Writes the log, the progress file, and after every round the report at `path`."""
-
-    path: Path
-    commit: str | None
-    environment: Environment
-    log: BoundLogger
-    progress: ProgressFile
-
-    def planned(self, samples: Sequence[Sample], missing: Sequence[int]) -> None:
-        measured = {sample.length for sample in samples}
-        for length in sorted({*missing} - measured):
-            self.log.info("measuring", length=length)
-        self.progress.plan(samples, missing)
-
-    def heated(self, result: object) -> None:
-        self.log.info("the GPU is warm", soak=result)
-
-    def accepted(self, sample: Sample, number: int) -> None:
-        self.log.info(
-            "measured",
-            length=sample.length,
-            run=number,
-            tokens_per_sec=round(sample.tokens_per_sec),
-            vram_mb=round(sample.vram_mb),
-            first_call_seconds=round(sample.first_call_seconds, 2),
-        )
-        self.progress.add(sample)
-
-    def rejected(self, sample: Sample, number: int, reason: str) -> None:
-        self.log.warning("sample dropped", length=sample.length, attempt=number, reason=reason)
-
-    def failed(self, length: int, error: MeasurementError) -> None:
-        self.log.debug("the worker's last words", log=error.log_tail)
-        self.log.warning(
-            "no claim for this length", length=length, kind=error.kind, reason=error.reason
-        )
-
-    def round_done(self, samples: Sequence[Sample], failures: Sequence[Failure]) -> None:
-        ordered = sorted(samples, key=lambda sample: (sample.length, sample.started_at))
-        protocol = WORKLOAD.describe(self.environment.device)
-        write_report(self.path, build_report(protocol, self.commit, ordered, failures))
-        newest = sorted(self.path.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for old in newest[:-REPORTS_KEPT]:
-            old.unlink()
-
-
-@dataclass
 class ClaimMeasurement:
     """The measurement of one commit on one machine, from which a claim is derived.
 
@@ -136,7 +85,7 @@ class ClaimMeasurement:
         For unchanged kernels on an unchanged machine, it reuses earlier samples if one more sample
         confirms them.
         """
-        with self.recorder.progress:
+        with self.recorder:
             for target in targets:
                 if self._reuse_earlier(target) or self._run(self._plan(target)):
                     return
@@ -149,22 +98,29 @@ class ClaimMeasurement:
         )
 
     def run_lengths(self, lengths: Sequence[int]) -> None:
-        with self.recorder.progress:
+        with self.recorder:
             self._run(EachLength(tuple(lengths), self.runs, TOO_LONG))
 
-    def continue_from(self, report: Report) -> bool:
-        """Continue with a report from before a crash; return whether it fits this measurement."""
-        code, environment = source_digest(self.sampler.tree), self.recorder.environment
+    def continue_after_crash(self) -> None:
+        """Continue with the report from before a crash, if it is of this commit and machine."""
+        recorder = self.recorder
+        if not recorder.path.exists():
+            return
+        try:
+            report = load_report(recorder.path)
+        except ReportError as error:
+            recorder.log.warning("measuring again", reason=str(error))
+            return
+        code = source_digest(self.sampler.tree)
         if (
-            report.commit != self.recorder.commit
-            or report.environment not in (environment, None)
-            or any(sample.source_digest != code for sample in report.measurements)
+            report.commit == recorder.commit
+            and report.environment in (recorder.environment, None)
+            and all(sample.source_digest == code for sample in report.measurements)
         ):
-            return False
-        here = {"environment": environment}
-        self.sampler.samples = [one.model_copy(update=here) for one in report.measurements]
-        self.sampler.failures = list(report.failures)
-        return True
+            here = {"environment": recorder.environment}
+            self.sampler.samples = [one.model_copy(update=here) for one in report.measurements]
+            self.sampler.failures = list(report.failures)
+            recorder.log.info("measurements kept", runs=len(self.sampler.samples))
 
     def _plan(self, target: int, confirming: int = 0) -> ForClaim:
         at_once = self.sampler.at_once
@@ -173,7 +129,7 @@ class ClaimMeasurement:
     def _reuse_earlier(self, target: int) -> bool:
         """Reuse earlier samples of this code and machine if a new sample confirms them."""
         sampler, log = self.sampler, self.recorder.log
-        if self.fresh or sampler.samples:  # `continue_from` has set samples
+        if self.fresh or sampler.samples:  # `continue_after_crash` has set samples
             return False
         code = source_digest(sampler.tree)
         folder, environment = self.recorder.path.parent, self.recorder.environment
@@ -221,7 +177,7 @@ def new_measurement(
     """
     target, on_cpu = settings.target_sequence_length, environment.device == "cpu"
     path = settings.state_dir / "reports" / f"{name}.json"
-    recorder = ReportRecorder(path, commit, environment, log, ProgressFile(settings.state_dir))
+    recorder = ReportRecorder(path, commit, environment, log, settings.state_dir)
     soak = partial(call, SOAK, SOAK_SECONDS, options=Options("cuda", 60.0, stop))
     sampler = Sampler(
         tree=tree,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import httpx
 import stamina
@@ -23,6 +23,10 @@ QUICK_ATTEMPTS = 3
 QUICK_SECONDS = 8.0
 _QUICKLY = stamina.RetryingCaller(
     attempts=QUICK_ATTEMPTS, timeout=QUICK_SECONDS, wait_max=2.0, wait_jitter=0.5
+)
+
+ClaimPart = TypeVar(
+    "ClaimPart", protocol.CommitRequest, protocol.RevealRequest, protocol.SubmitRequest
 )
 
 
@@ -59,7 +63,8 @@ class ApiClient(Connection):
 
     Methods raise the exceptions of `neurons.wire.outcomes`. A GET is tried up to QUICK_ATTEMPTS
     times, a POST again only if it certainly did not reach the server. Only POSTs have the headers
-    with the hotkey and its signature. `wait` pauses for the rate limiter, and may raise `Stopped`.
+    with the hotkey and its signature. The client also signs the claims that it sends, in the wire
+    version of the server. `wait` pauses for the rate limiter, and may raise `Stopped`.
     """
 
     def __init__(
@@ -101,15 +106,55 @@ class ApiClient(Connection):
         body = protocol.RegisterRequest(hotkey=self.hotkey, model_name=model_name, league=league)
         return self._post("/register_miner", body, protocol.RegisterReply)
 
-    def commit(self, request: protocol.CommitRequest) -> protocol.CommitReply:
-        return self._post("/commit_submission", request, protocol.CommitReply)
+    def commit(
+        self, commitment: str, target_sequence_length: int, wire_version: int
+    ) -> protocol.CommitReply:
+        """POST /commit_submission with the hash that `protocol.commitment` returns."""
+        request = protocol.CommitRequest(
+            miner_hotkey=self.hotkey,
+            commitment_hash=commitment,
+            target_sequence_length=target_sequence_length,
+            signature=self._identity.sign(commitment),
+        )
+        return self._post_claim("/commit_submission", request, wire_version, protocol.CommitReply)
 
-    def reveal(self, request: protocol.RevealRequest) -> protocol.RevealReply:
-        return self._post("/reveal_submission", request, protocol.RevealReply)
+    def reveal(
+        self, submission_id: int, salt: str, claim: Mapping[str, Any], wire_version: int
+    ) -> protocol.RevealReply:
+        """POST /reveal_submission; `claim` has the unsigned fields of a `ClaimRequest`."""
+        request = protocol.RevealRequest(
+            submission_id=submission_id, commitment_salt=salt, **self.signed(claim)
+        )
+        return self._post_claim("/reveal_submission", request, wire_version, protocol.RevealReply)
 
-    def submit(self, request: protocol.SubmitRequest) -> protocol.SubmitReply:
+    def submit(
+        self, target_sequence_length: int, claim: Mapping[str, Any], wire_version: int
+    ) -> protocol.SubmitReply:
         """POST /submit_kernel; the server stores a repeated request as another submission."""
-        return self._post("/submit_kernel", request, protocol.SubmitReply)
+        request = protocol.SubmitRequest(
+            target_sequence_length=target_sequence_length, **self.signed(claim)
+        )
+        return self._post_claim("/submit_kernel", request, wire_version, protocol.SubmitReply)
+
+    def signed(self, claim: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a claim with their signature in wire version 1."""
+        text = protocol.submission_text(
+            claim["fork_url"],
+            claim["commit_hash"],
+            claim["tokens_per_sec"],
+            claim.get("benchmarks"),
+        )
+        return {**claim, "signature": self._identity.sign(text)}
+
+    def _post_claim(
+        self, route: str, request: ClaimPart, wire_version: int, reply: type[Reply]
+    ) -> Reply:
+        """POST a request with a signature of all its fields, if the wire version supports that."""
+        if wire_version >= protocol.WIRE_VERSION:
+            request = request.model_copy(update={"version": protocol.WIRE_VERSION})
+            signature = self._identity.sign(protocol.bound_text(route, request))
+            request = request.model_copy(update={"signature": signature})
+        return self._post(route, request, reply)
 
     def _list(self, route: str, reply: type[Reply], query: Query | None = None) -> Reply:
         """GET a list; other hotkeys' rows are reduced to numbers, so invalid ones do no harm."""

@@ -431,6 +431,18 @@ def bound_commitment(salt: str, target_sequence_length: int, claim: ClaimRequest
     return hashlib.sha256(f"quasar-commitment-2\n{_canonical(values)}".encode()).hexdigest()
 
 
+def commitment(
+    wire_version: int, salt: str, target_sequence_length: int, claim: Mapping[str, Any]
+) -> str:
+    """Return the hash that commits to a claim, the unsigned fields of a `ClaimRequest`.
+
+    In version 1 it binds only the salt and the fork's URL.
+    """
+    if wire_version < WIRE_VERSION:
+        return commitment_hash(salt, claim["fork_url"])
+    return bound_commitment(salt, target_sequence_length, ClaimRequest(**claim, signature="-"))
+
+
 def bound_text(route: str, body: BaseModel) -> str:
     """Return the text that a body's `signature` signs: the route and every other field."""
     values = body.model_dump(mode="json", exclude={"signature"}, exclude_none=True)

@@ -17,7 +17,7 @@ import torch
 from harness.measuring.job import Job
 from harness.sample import Correctness
 from harness.worker import proof
-from harness.worker.referee import fork_subject
+from harness.worker.subject.serve import fork_subject
 from harness.worker.tasks import perform
 from quasar_kernels.reference import quasar_chunked
 

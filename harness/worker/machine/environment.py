@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from harness.hardware.machine import Environment
+from harness.worker.failures import WorkerError
 from harness.worker.machine.telemetry import facts, snapshot
 
 PACKAGES = ("einops", "fla-core", "numpy", "nvidia-ml-py", "transformers")
@@ -33,6 +34,14 @@ def _cpu_model(info: str) -> str | None:
     """Return the first model's name in the text of /proc/cpuinfo."""
     lines = (line.partition(":") for line in info.splitlines())
     return next((value.strip() for name, _, value in lines if name.strip() == "model name"), None)
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device of `cuda`, `cpu` or `auto`; raise a WorkerError for a missing one."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise WorkerError("no CUDA device is visible to torch; use --device cpu", "crash")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
 def describe(device: torch.device) -> Environment:

@@ -11,9 +11,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from harness.claim.rejection import OTHER_MEMORY_MB
 from harness.hardware.machine import Snapshot
 from harness.hardware.nvml import opened
+from harness.sample import OTHER_MEMORY_MB
 
 QUIET_SECONDS = 3.0
 """Longest wait for other processes to leave the GPU."""

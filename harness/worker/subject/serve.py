@@ -1,11 +1,13 @@
 """The subject: the process that holds the code under test and calls it for the referee.
 
-It has no secrets: it does not have the reply's nonce, the reply's descriptor or any expected value.
-The referee checks every reply.
+It is forked from the referee's process before that has a secret: the subject has neither the nonce
+nor the descriptor of the reply, and no expected value. The referee checks every reply.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import time
 import traceback
@@ -17,10 +19,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from harness.measuring.job import Exit
+from harness.measuring.process import die_with_parent, hide
 from harness.worker.chain import CALLS_MOST, SCALED, ChainMaps, Link
+from harness.worker.channel import Channel, SubjectProxy, WireError
 from harness.worker.failures import WorkerError, as_worker_error
 from harness.worker.inputs import drawn, fill
 from harness.worker.machine.telemetry import quiet_snapshot
+from harness.worker.subject.confine import give_up_privileges
 from harness.worker.subject.timing import (
     InvalidRunError,
     recording,
@@ -29,7 +35,6 @@ from harness.worker.subject.timing import (
     time_layer,
 )
 from harness.worker.subject.tree import load_tree
-from harness.worker.wire import Channel, WireError
 from harness.workload import WORKLOAD
 
 OPERANDS = ("q", "k", "v", "beta")
@@ -217,7 +222,39 @@ class _Server:
         return (operation(tensors, **fields) if tensors else operation(**fields)) or {}
 
 
-def serve(channel: Channel) -> NoReturn:
+def fork_subject() -> SubjectProxy:
+    """Fork the subject from this process, which has imported torch and holds no secret yet.
+
+    Call this before the job is read, CUDA is initialised or a thread is started.
+    """
+    ours, theirs = socket.socketpair()
+    hide()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _become_subject(parent, theirs)
+        finally:  # never returns to the referee's code or runs exit handlers
+            os._exit(Exit.CRASH)
+    theirs.close()
+    return SubjectProxy(Channel(ours), pid)
+
+
+def _become_subject(parent: int, end: socket.socket) -> None:
+    die_with_parent()
+    if os.getppid() != parent:
+        os._exit(Exit.PARENT_GONE)
+    keep = end.fileno()
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.closerange(3, keep)
+    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+    hide(hidden=False)
+    give_up_privileges()
+    _serve(Channel(end))
+
+
+def _serve(channel: Channel) -> NoReturn:
     """Serve the referee's requests until it closes the socket."""
     server = _Server()
     try:

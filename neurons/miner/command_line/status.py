@@ -10,7 +10,7 @@ from typing import Any
 
 from neurons.miner.cycle import RETRY_AFTER_MAX_SECONDS, VERDICTS, State, Submission
 from neurons.miner.journal import Journal
-from neurons.miner.progress import Measuring, read_progress
+from neurons.miner.recorder import Measuring, read_progress
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.process import is_locked
 from neurons.wire.rules import league_of, weighted_score

@@ -8,11 +8,10 @@ from typing import Any
 
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
-from neurons.miner.signing import commit_request, commitment_of
 from neurons.runtime.errors import Held
 from neurons.runtime.observe import register_secret
 from neurons.wire.outcomes import AlreadyCommitted, ProtocolFault, Uncertain
-from neurons.wire.protocol import CommitReply, PendingReveal, Round
+from neurons.wire.protocol import CommitReply, PendingReveal, Round, commitment
 
 SETTLE_SECONDS = 120.0
 """Seconds for which the server's list may lack a commitment that the server confirms."""
@@ -38,7 +37,9 @@ def run(submission: Submission, context: Context) -> Submission:
             submission,
             State.COMMITTING,
             salt=salt,
-            commitment_hash=commitment_of(submission, salt, now.wire_version),
+            commitment_hash=commitment(
+                now.wire_version, salt, submission.target_sequence_length, submission.claim
+            ),
             round_id=now.id,
             round_start=now.start_time,
         )
@@ -52,12 +53,13 @@ def find_row(submission: Submission, context: Context) -> PendingReveal | None:
 
 
 def _send(submission: Submission, context: Context, now: Round) -> Submission:
-    commitment = str(submission.commitment_hash)
-    target = submission.target_sequence_length
-    request = commit_request(submission, context.identity)
+    digest, target = str(submission.commitment_hash), submission.target_sequence_length
+    version = submission.wire_version or 1
     try:
-        reply = context.when_registered(target, lambda: context.client.commit(request))
-        if reply.commitment_hash != commitment:
+        reply = context.when_registered(
+            target, lambda: context.client.commit(digest, target, version)
+        )
+        if reply.commitment_hash != digest:
             raise ProtocolFault("/commit_submission answered with another commitment")
     except AlreadyCommitted as refusal:
         return _settle(submission, context, refusal)

@@ -11,7 +11,6 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.premature import suspect_early_judgement
 from neurons.miner.rounds import Relation, read_relation
-from neurons.miner.signing import reveal_request
 from neurons.wire.outcomes import AlreadyRevealed, NotRegistered, SubmissionNotFound, Uncertain
 from neurons.wire.protocol import Performer, Weight
 from neurons.wire.rules import weighted_score
@@ -111,7 +110,7 @@ def _is_on_server(submission: Submission, context: Context) -> bool:
     if submission.salt is None:
         return False
     try:
-        context.client.reveal(reveal_request(submission, context.identity))
+        context.reveal(submission)
     except (NotRegistered, SubmissionNotFound):
         return False
     except AlreadyRevealed:

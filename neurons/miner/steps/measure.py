@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from harness.hardware.machine import Environment
-from harness.report import ReportError, load_report
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
-from neurons.miner.measuring import ClaimMeasurement, describe_machine, new_measurement
+from neurons.miner.measuring import describe_machine, new_measurement
 from neurons.miner.targets import targets_here
 
 
@@ -17,21 +15,12 @@ def run(submission: Submission, context: Context) -> Submission:
     environment = describe_machine(context.settings.device, context.probe, context.stop)
     target = None if submission.auto_target else submission.target_sequence_length
     targets = targets_here(target, environment, context.settings)
-    measurement = _open(submission, context, environment)
-    measurement.run_targets(targets)
-    report = measurement.recorder.path.relative_to(context.settings.state_dir)
-    return context.move(submission, State.MEASURED, report=str(report))
-
-
-def _open(submission: Submission, context: Context, environment: Environment) -> ClaimMeasurement:
-    """Return a submission's measurement, with the samples from before a crash."""
-    commit = str(submission.commit_hash)
     measurement = new_measurement(
         context.settings,
         context.fork.worktree,
         environment,
-        f"{commit}-{environment.device}-{submission.id}",
-        commit,
+        f"{submission.commit_hash}-{environment.device}-{submission.id}",
+        submission.commit_hash,
         context.log,
         stop=context.stop,
         measure=context.measure,
@@ -39,11 +28,7 @@ def _open(submission: Submission, context: Context, environment: Environment) ->
         wait=context.wait,
         crashes=submission.attempts,
     )
-    path = measurement.recorder.path
-    if path.exists():
-        try:
-            if measurement.continue_from(load_report(path)):
-                context.log.info("measurements kept", runs=len(measurement.sampler.samples))
-        except ReportError as error:
-            context.log.warning("measuring again", reason=str(error))
-    return measurement
+    measurement.continue_after_crash()
+    measurement.run_targets(targets)
+    report = measurement.recorder.path.relative_to(context.settings.state_dir)
+    return context.move(submission, State.MEASURED, report=str(report))

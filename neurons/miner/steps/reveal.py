@@ -7,7 +7,6 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.premature import insists_on_reveal, note_early_judgement
 from neurons.miner.rounds import Relation, read_relation
-from neurons.miner.signing import committed_version, reveal_request
 from neurons.miner.standing import is_shown_revealed
 from neurons.runtime.errors import Held, Retry
 from neurons.wire.outcomes import AlreadyRevealed, SubmissionNotFound, TooEarly, Uncertain
@@ -133,7 +132,7 @@ def _is_on_server(submission: Submission, context: Context) -> bool:
 def _check(submission: Submission, context: Context) -> None:
     """Raise Held or Retry unless the claim matches the commitment and the fork can be cloned."""
     url = str(submission.fork_url)
-    if committed_version(submission) is None:
+    if submission.wire_version is None:
         raise Held(
             "The journal was altered: its salt, URL and claim do not match the commitment.",
             "Restore a backup of it, or run `python -m neurons.miner abandon`.",
@@ -148,10 +147,9 @@ def _check(submission: Submission, context: Context) -> None:
 
 
 def _send(submission: Submission, context: Context) -> Submission:
-    request = reveal_request(submission, context.identity)
     target, just_revealed = submission.target_sequence_length, True
     try:
-        context.when_registered(target, lambda: context.client.reveal(request))
+        context.when_registered(target, lambda: context.reveal(submission))
     except AlreadyRevealed:
         context.log.info("revealed before, says the server")
         return context.move(submission, State.REVEALED, queued_at=None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.rounds import Relation, compare_round
-from neurons.miner.signing import submit_request
 from neurons.miner.standing import LIMITS
 from neurons.wire.outcomes import Banned, Busy, Uncertain, Unreachable, Untrusted
 from neurons.wire.protocol import Performer, QueuedSubmission, Round, unix_time
@@ -47,9 +46,10 @@ def run(submission: Submission, context: Context) -> Submission:
 
 def _send(submission: Submission, context: Context, wire_version: int) -> Submission:
     target = submission.target_sequence_length
-    request = submit_request(submission, context.identity, wire_version)
     try:
-        reply = context.when_registered(target, lambda: context.client.submit(request))
+        reply = context.when_registered(
+            target, lambda: context.client.submit(target, submission.claim, wire_version)
+        )
     except NOT_SENT:
         context.note(submission, round_total=None)
         raise

@@ -11,7 +11,7 @@ import torch
 from harness.hardware.machine import Snapshot
 from harness.measuring.job import Exit, Job
 from harness.sample import Sample
-from harness.worker import referee, tasks
+from harness.worker import tasks
 from harness.worker.failures import WorkerError
 from harness.worker.machine import environment
 from tests.harness import samples
@@ -63,7 +63,7 @@ def test_the_device_is_chosen_before_untrusted_code_is_loaded(task, monkeypatch)
     def no_device(_name: str) -> torch.device:
         raise WorkerError("no device", "crash")
 
-    monkeypatch.setattr(referee, "device_of", no_device)
+    monkeypatch.setattr(environment, "device_of", no_device)
     job = Job(task=task, tree="/t", result_fd=9, nonce="n", parent=1)
     reply, _ = tasks.perform(job, cast(Any, Answers(load=ValueError("loaded"))))
     assert reply.reason == "no device"
@@ -80,7 +80,7 @@ def test_a_sample_contains_the_gpus_state(monkeypatch: pytest.MonkeyPatch) -> No
     }
     timing |= {"host_seconds": 0.1, "ended": time.monotonic(), "call_seconds": [0.04, 0.05]}
     subject = Answers(load=loaded, use={"gpu": gpu}, time={**timing, "gpu": gpu})
-    monkeypatch.setattr(referee, "device_of", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(environment, "device_of", lambda name: torch.device("cuda"))
     monkeypatch.setattr(environment, "describe", lambda device: samples.environment())
     job = Job(
         task="time", tree="/t", length=100, cross_check=False, result_fd=9, nonce="n", parent=1

@@ -6,23 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from neurons.wire.client import ApiClient
-from neurons.wire.protocol import CommitRequest, RevealRequest, SubmitRequest
 from tests.neurons.miner.parts import HOTKEY, Key
 
 STATS = "/get_submission_stats"
 SIGNED = ("/register_miner", "/submit_kernel", "/commit_submission", "/reveal_submission")
-COMMITMENT = CommitRequest(
-    miner_hotkey=HOTKEY, commitment_hash="c" * 64, target_sequence_length=2048, signature="s"
-)
+COMMITMENT = ("c" * 64, 2048, 1)
+"""Arguments of `ApiClient.commit`."""
 CLAIM: dict[str, Any] = {
     "miner_hotkey": HOTKEY,
     "fork_url": "https://github.com/alice/fork",
     "commit_hash": "a" * 40,
     "tokens_per_sec": 1.5,
-    "signature": "s",
 }
-REVEAL = RevealRequest(submission_id=1, commitment_salt="5" * 64, **CLAIM)
-SUBMIT = SubmitRequest(target_sequence_length=2048, **CLAIM)
 
 
 def every_call(client: ApiClient) -> dict[str, Callable[[], object]]:
@@ -32,9 +27,9 @@ def every_call(client: ApiClient) -> dict[str, Callable[[], object]]:
         "/get_submission_stats": lambda: client.queue(50),
         "/get_weights": lambda: client.weights(1),
         "/register_miner": lambda: client.register("model", "100k"),
-        "/commit_submission": lambda: client.commit(COMMITMENT),
-        "/reveal_submission": lambda: client.reveal(REVEAL),
-        "/submit_kernel": lambda: client.submit(SUBMIT),
+        "/commit_submission": lambda: client.commit(*COMMITMENT),
+        "/reveal_submission": lambda: client.reveal(1, "5" * 64, CLAIM, 1),
+        "/submit_kernel": lambda: client.submit(2048, CLAIM, 1),
     }
 
 

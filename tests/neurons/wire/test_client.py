@@ -21,9 +21,10 @@ from neurons.wire import client as client_module
 from neurons.wire import outcomes
 from neurons.wire.client import ApiClient
 from neurons.wire.connection import Limiter
+from neurons.wire.protocol import MarkValidatedRequest, Message
 from tests.neurons.fake_validator_api import RESET, FakeValidatorApi, Fault, serve
 from tests.neurons.miner.parts import HOTKEY, Key
-from tests.neurons.wire.api_calls import COMMITMENT, ROUTES, SIGNED, SUBMIT, every_call
+from tests.neurons.wire.api_calls import CLAIM, COMMITMENT, ROUTES, SIGNED, every_call
 from tests.processes import HANG
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
@@ -32,11 +33,11 @@ pytestmark = pytest.mark.usefixtures("quick_retries")
 def test_every_call_returns_its_message(client: ApiClient, fake_api: FakeValidatorApi) -> None:
     assert client.register("model", "100k").status == "registered"
     assert client.current_round().id == 1
-    reply = client.commit(COMMITMENT)
+    reply = client.commit(*COMMITMENT)
     pending = client.pending_reveals()
     assert pending.pending_reveals[0].submission_id == reply.submission_id
     assert pending.pending_reveals[0].is_of(HOTKEY, "c" * 64)
-    assert client.submit(SUBMIT).submission_id == 2
+    assert client.submit(2048, CLAIM, 1).submission_id == 2
     assert {row.id for row in client.queue(50).rows} == {1, 2}
     assert [(row.hotkey, row.weight) for row in client.weights(1).weights] == [(HOTKEY, 0.6)]
     assert list(client.weights(2).weights) == []
@@ -107,7 +108,7 @@ def test_row_07_a_request_that_was_never_sent_is_unreachable(host: str) -> None:
     scheme = "http" if host == "127.0.0.1" else "https"
     client = ApiClient(f"{scheme}://{host}:{port}", Key())
     with pytest.raises(outcomes.Unreachable):
-        client.commit(COMMITMENT)
+        client.commit(*COMMITMENT)
 
 
 def test_row_07_a_retry_after_date_counts_on_the_servers_clock(fake_api: FakeValidatorApi) -> None:
@@ -116,7 +117,7 @@ def test_row_07_a_retry_after_date_counts_on_the_servers_clock(fake_api: FakeVal
     with serve(fake_api) as url:
         client = ApiClient(url, Key(), now=lambda: time.time() - 7200)
         with pytest.raises(outcomes.Busy) as caught:
-            client.commit(COMMITMENT)
+            client.commit(*COMMITMENT)
     assert float(caught.value.after or 0) == pytest.approx(100_000, abs=HANG)
 
 
@@ -135,7 +136,7 @@ def test_an_endless_reply_is_abandoned(fake_api: FakeValidatorApi) -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         client = ApiClient(url, Key(), reply_seconds=0.3)
         with pytest.raises(outcomes.ReplyLost):
-            client.commit(COMMITMENT)
+            client.commit(*COMMITMENT)
 
 
 def test_row_11_a_redirect_is_not_followed(client: ApiClient, fake_api: FakeValidatorApi) -> None:
@@ -144,7 +145,7 @@ def test_row_11_a_redirect_is_not_followed(client: ApiClient, fake_api: FakeVali
         to = {"Location": f"{other}/commit_submission"}
         fake_api.faults["/commit_submission"].append(Fault(307, "", to))
         with pytest.raises(outcomes.ForeignPage, match="redirects are not followed") as caught:
-            client.commit(COMMITMENT)
+            client.commit(*COMMITMENT)
     assert other in caught.value.reason
     assert elsewhere.requests == []
 
@@ -182,13 +183,15 @@ def test_row_11_an_untrusted_certificate_gets_no_credential(tmp_path: Path) -> N
         threading.Thread(target=shake, args=(listener,), daemon=True).start()
         client = ApiClient(f"https://localhost:{listener.getsockname()[1]}", Key())
         with pytest.raises(outcomes.Untrusted, match="not trusted"):
-            client.commit(COMMITMENT)
+            client.commit(*COMMITMENT)
 
 
 def test_nan_is_never_sent(client, fake_api):
-    bad = SUBMIT.model_copy(update={"tokens_per_sec": float("nan")})
+    with pytest.raises(ValueError, match="finite number"):
+        client.submit(2048, {**CLAIM, "tokens_per_sec": float("nan")}, 1)
+    unchecked = MarkValidatedRequest.model_construct(score=float("nan"))
     with pytest.raises(ValueError, match="not JSON compliant"):
-        client.submit(bad)
+        client.exchange("POST", "/submit_kernel", Message, body=unchecked)
     assert fake_api.requests == []
 
 

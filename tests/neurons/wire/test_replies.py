@@ -54,7 +54,7 @@ FOREIGN_ROWS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", FOREIGN_ROWS)
 def test_malformed_rows_of_others_do_no_harm(client, fake_api, name):
     client.register("model", "100k")
-    client.commit(COMMITMENT)
+    client.commit(*COMMITMENT)
     foreign = {"miner_hotkey": "5Other", **FOREIGN_ROWS[name]}
     for route, key in (("/pending_reveals", "pending_reveals"), ("/x", "recent_submissions")):
         answer = fake_api.handle(Request("GET", route.replace("/x", STATS), {}, {}, None))
@@ -71,7 +71,7 @@ def test_malformed_rows_of_others_do_no_harm(client, fake_api, name):
 
 def test_a_commitment_is_found_among_thousands(client, fake_api):
     client.register("model", "100k")
-    client.commit(COMMITMENT)
+    client.commit(*COMMITMENT)
     fake_api.add_foreign(20_000, revealed=False)
     assert [row.submission_id for row in client.pending_reveals().pending_reveals] == [1]
 

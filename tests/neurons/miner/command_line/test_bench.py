@@ -113,11 +113,14 @@ def test_status_shows_the_progress_of_a_measurement(tmp_path, monkeypatch):
 def test_progress_of_a_dead_process_is_not_shown(tmp_path):
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from neurons.miner.progress import ProgressFile\n"
+        "from neurons.miner.recorder import ReportRecorder\n"
+        "from neurons.runtime.observe import get_logger\n"
         "from neurons.runtime.process import StateLock\n"
-        "lock = StateLock(Path(sys.argv[1]))\n"
-        "from tests.harness.samples import make_sample\n"
-        "ProgressFile(Path(sys.argv[1])).plan([make_sample(512)], [512, 512])\n"
+        "folder, log = Path(sys.argv[1]), get_logger('test')\n"
+        "lock = StateLock(folder)\n"
+        "from tests.harness.samples import environment, make_sample\n"
+        "recorder = ReportRecorder(folder / 'report.json', None, environment(), log, folder)\n"
+        "recorder.planned([make_sample(512)], [512, 512])\n"
         "time.sleep(600)\n"
     )
     with started("-c", code, str(tmp_path)) as process:

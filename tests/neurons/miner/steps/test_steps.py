@@ -17,9 +17,9 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
 from neurons.miner.measuring import new_measurement
-from neurons.miner.signing import signed_claim
 from neurons.miner.steps.follow import conclude
 from neurons.runtime.identity import verify
+from neurons.wire.client import ApiClient
 from neurons.wire.protocol import Performer, RevealRequest, Weight
 from tests.neurons.fake_validator_api import REVEAL, Fault
 from tests.neurons.live_api import ALICE
@@ -34,6 +34,7 @@ from tests.neurons.miner.parts import (
     stop_after,
 )
 
+CLIENT = ApiClient("http://127.0.0.1", ALICE)
 FIGURES = st.floats(min_value=1e-9, max_value=1e10, allow_nan=False)
 
 
@@ -54,7 +55,7 @@ def test_the_signature_covers_the_numbers_as_they_are_sent(speed, benchmarks):
         vram_mb=0.0,
         benchmarks=benchmarks,
     )
-    claim = signed_claim(submission, ALICE)
+    claim = CLIENT.signed(submission.claim)
     sent = RevealRequest(submission_id=1, commitment_salt="s", **claim).model_dump(mode="json")
     received = json.loads(json.dumps(sent))
     text = f"{received['fork_url']}{received['commit_hash']}{received['tokens_per_sec']}"
@@ -155,7 +156,7 @@ def test_before_a_second_reveal_the_fork_is_checked_if_the_server_lists_the_comm
 
 
 def test_old_reports_are_removed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neurons.miner.measuring.REPORTS_KEPT", 2)
+    monkeypatch.setattr("neurons.miner.recorder.REPORTS_KEPT", 2)
     for _ in range(4):
         done = run_cycle(context)
     names = {path.name for path in (context.settings.state_dir / "reports").glob("*.json")}

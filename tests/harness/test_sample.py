@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.claim.rejection import accepted, rejection
 from harness.hardware.machine import Telemetry
 from harness.hardware.roofline import hardware_bound
-from harness.sample import Sample
+from harness.sample import Sample, accepted, rejection
 from tests.harness.hardware.test_roofline import H200
 from tests.harness.samples import make_correctness, make_sample, telemetry
 

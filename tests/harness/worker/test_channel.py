@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from harness.worker.wire import HEADER_LIMIT, Channel, WireError
+from harness.worker.channel import HEADER_LIMIT, Channel, WireError
 
 HEADERS = [
     "[]",
