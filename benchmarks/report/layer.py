@@ -12,7 +12,9 @@ from benchmarks.cases import layer, layer_accuracy, layer_training
 from benchmarks.cases.layer import by_length
 from benchmarks.engine.limits import Criterion, missed
 from benchmarks.engine.results import ROOT, Entry, Run, versions
+from benchmarks.report.cards import contributed
 from benchmarks.report.documents import RESULTS, WIDTH, filled, page, run_of
+from benchmarks.report.estimates import speeds
 from benchmarks.report.layer_steps import profile_table
 from benchmarks.report.markdown import columns
 from harness.hardware.gpus import known, published_bound
@@ -85,7 +87,7 @@ def plot(runs: Runs, name: str) -> str:
 
 
 def short_table(runs: Runs) -> str:
-    """Return README.md's table of speeds, its conditions, and the missed limits."""
+    """Return README.md's table of speeds, its conditions, the missed limits, and later runs."""
     shown = columns(
         [row for row in lengths(runs) if row["tokens"] in IN_README],
         {
@@ -107,6 +109,13 @@ def short_table(runs: Runs) -> str:
         "This run and those of the operator alone, accuracy and training keep "
         f"{len(every) - len(out)} of {len(every)} of the layer's limits{lost}."
     )
+    for run in contributed():
+        if run.gpu == ours.gpu and run.created > ours.created:
+            commit = (run.commit or "unknown")[:12]
+            text += f" A later run (another {run.gpu}, {run.created}, commit {commit}): "
+            later = {n: speed / 1e6 for n, speed in speeds(run).items() if n in IN_README}
+            text += ", ".join(f"{n:,} tokens {speed:.3g}" for n, speed in later.items())
+            text += " M tokens/s."
     return f"{shown}\n\n{textwrap.fill(text, WIDTH, break_on_hyphens=False)}"
 
 

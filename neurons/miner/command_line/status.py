@@ -24,7 +24,7 @@ _NEXT_ACTION = {
     State.COMMITTING: "look the commitment up on the server, send it if it is not there",
     State.COMMITTED: "reveal when the server reaches the reveal block",
     State.SUBMITTING: "look the submission up on the server, send it if it is not there",
-    State.REVEALING: "look the reveal up on the server, send it if it is not there",
+    State.REVEALING: "send the reveal again",
     State.REVEALED: "wait for a validator's verdict",
 }
 
