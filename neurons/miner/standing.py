@@ -11,12 +11,12 @@ from neurons.wire.outcomes import Refused, TooLarge, Uncertain
 from neurons.wire.protocol import Performer, QueuedSubmission, unix_time
 
 LIMITS = (100, 1_000, 10_000)
-"""Numbers of rows to request in this order, until the list contains the submission.
+"""Numbers of rows to request in this order, until the list is long enough to show the submission.
 
 This project's server refuses all but the first.
 """
 FEWEST_ROWS = 3
-"""Number of rows from which on a list is not shortened further."""
+"""A list of at most this many rows is not shortened further."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def step_kernel(
     """Compute the output and the next state of one sequence and head for BV columns of the values.
 
     r, k and w are `[B, 1, H, K]`, v and o `[B, 1, H, V]`, states `[B, H, K, V]`; `initial_state`
-    may be None. All arithmetic is fp32. Grid: (B * H, V / BV).
+    may be None. All arithmetic is fp32. Grid: (B * H, cdiv(V, BV)).
     """
     i_nh = tl.program_id(0).to(tl.int64)
     c_k = tl.arange(0, BK)

@@ -1,4 +1,4 @@
-"""kill -9 of a real process before and after each transition and request."""
+"""kill -9 of a real process before and after the main transitions and requests."""
 
 from __future__ import annotations
 

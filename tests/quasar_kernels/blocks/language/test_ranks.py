@@ -1,4 +1,4 @@
-"""Training by several processes: the losses of one process, and resuming with another number."""
+"""Training by several processes has the losses of one, and any number of them can resume it."""
 
 from __future__ import annotations
 

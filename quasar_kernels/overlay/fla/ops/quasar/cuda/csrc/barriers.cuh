@@ -1,7 +1,7 @@
 // Hopper's mbarriers: barriers in shared memory that also count the bytes of bulk copies (TMA).
 //
-// Every function takes the shared-memory address of a 64-bit barrier. Producers arrive, consumers
-// wait for a phase, which is named by its parity.
+// `barrier` is the shared-memory address of a 64-bit barrier. Producers arrive, consumers wait for a
+// phase, which is named by its parity.
 
 #pragma once
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
                : "memory");
 }
 
-// make initial values visible to the other block and to bulk copies; call before cluster_sync
+// make initial values visible to bulk copies and the cluster; call before the blocks synchronize
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

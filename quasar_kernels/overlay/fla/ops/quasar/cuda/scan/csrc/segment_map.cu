@@ -5,11 +5,12 @@
 // rows and keeps them in registers. map_chunk.cuh has the algebra.
 //
 // Mainloop, over tiles of 64 tokens from the segment's last to its first, in three pipeline steps
-// that run on three different tiles at once: copy (TMA on Hopper, cp.async elsewhere), prepare
-// (warp w computes chunk w's step sizes and WY matrix), absorb (every warp multiplies its rows by
-// all four chunks). There are no dedicated producer warps. Segments before a sequence's last one
-// are whole tiles, so no tile is partial. Every CHECK_EVERY tiles, rows that have left the identity
-// switch their representation, and the block may stop once all of G is negligible (segments.cuh).
+// that run on different tiles at once: copy (TMA on Hopper, cp.async elsewhere), prepare (warp w
+// computes chunk w's step sizes and WY matrix), absorb (every warp multiplies its rows by all four
+// chunks). There are no dedicated producer warps. Segments before a sequence's last one are whole
+// tiles, so no tile is partial. Rows of G start as G - I. Every CHECK_EVERY tiles, those that are
+// far from the identity change to G, and the block may stop once all of G is negligible
+// (segments.cuh).
 // Epilogue: G, rounded to tf32, goes to `maps` and R to `states`.
 //
 // Shared memory: three stages of keys, two of values, two of prepared chunks, and the mbarriers.
@@ -70,7 +71,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
 
   // Step s handles the tile that is s-th from the end. One group of copies has one step's values
   // and the next step's keys; the first group has only keys.
-  constexpr int FIRST = 2;  // their stage
+  constexpr int FIRST = 2;  // the first group's barrier
   const u32 all_keys = shared_address(shared.keys), all_values = shared_address(shared.values);
   const Pipeline<3> pipeline{shared_address(shared.full)};
   if (threadIdx.x == 0) pipeline.init(1);
@@ -113,7 +114,7 @@ __device__ __forceinline__ void segment_map(const Arguments& arg, const TensorMa
   float log_decay_behind = 0.f;  // see absorb_chunk
   bool faded = false;            // whether the decay alone makes the map negligible
 #pragma unroll
-  for (int phase = 0; phase < 2; ++phase) {  // unrolled: some rows of G - I at first, then none
+  for (int phase = 0; phase < 2; ++phase) {  // unrolled: 0 has rows of G - I, 1 none
     const bool any_near = phase == 0;
     bool done = faded;
     while (s < tiles && !done) {
