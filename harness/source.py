@@ -18,7 +18,7 @@ def missing_files(tree: Path) -> list[Path]:
     return [name for name in (OPERATOR_FILE, LAYER_FILE) if not (tree / name).is_file()]
 
 
-def unreadable_files(tree: Path) -> list[PurePosixPath]:
+def compiled_without_source(tree: Path) -> list[PurePosixPath]:
     """Return the compiled files below `fla` that Python could load without a source.
 
     `__pycache__` is omitted, because workers compile every source file themselves.
@@ -27,7 +27,10 @@ def unreadable_files(tree: Path) -> list[PurePosixPath]:
 
 
 def source_digest(tree: Path) -> str:
-    """Return the SHA-256 over the names and contents of the files below the tree's `fla`."""
+    """Return the SHA-256 over the names and contents of the files below the tree's `fla`.
+
+    It omits `__pycache__` and links to folders.
+    """
     digest = hashlib.sha256()
     for folder, names, files in os.walk(tree / "fla"):
         names[:] = sorted(name for name in names if name != "__pycache__")
@@ -41,10 +44,14 @@ def source_digest(tree: Path) -> str:
 
 
 def tree_commit(tree: Path) -> str | None:
-    """Return the commit of a checkout, `-dirty` if it has changes; None for no checkout."""
+    """Return the commit of a checkout, `-dirty` if its `fla` has changes.
+
+    Without a checkout, or if git fails, return None.
+    """
     if not (tree / ".git").exists():
         return None  # the commit of a surrounding checkout does not describe this folder
-    # A checkout's configuration can name programs that git runs; these options prevent it.
+    # A checkout's configuration can name programs. These options disable its monitor and hooks, but
+    # not its clean filters.
     git = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(tree)]
     try:
         head = _output([*git, "rev-parse", "--verify", "HEAD"])

@@ -1,4 +1,4 @@
-"""Ctrl-C while a command imports its modules: exit status 130, and no output."""
+"""Ctrl-C while a command imports its modules or runs: exit status 130, and no traceback."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.measuring.runner import MeasurementError, Options, check, confirm, measure
 from harness.measuring.trees import whole_tree
 from harness.sample import Correctness, Sample
-from harness.source import unreadable_files
+from harness.source import compiled_without_source
 from quasar_kernels.contract import check_tree, compiled_files
 
 _KINDS = (
@@ -82,7 +82,7 @@ def _rules(tree: Path) -> Iterator[Finding]:
         yield Finding(name, not violations, text)
     # Python writes byte code next to an overlay that it imports; this is never published.
     is_fork = (tree / "fla/__init__.py").exists()
-    compiled = compiled_files(tree / "fla") if is_fork else unreadable_files(tree)
+    compiled = compiled_files(tree / "fla") if is_fork else compiled_without_source(tree)
     text = f"fla/{compiled[0]} is compiled; publish its source" if compiled else "none"
     yield Finding("compiled files", not compiled, text)
 

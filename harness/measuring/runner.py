@@ -22,7 +22,7 @@ from harness.measuring.errors import import_remedy, not_started, without_result
 from harness.measuring.job import Job, Reply
 from harness.measuring.process import RESULT_LIMIT, Ended, run_supervised, scratch_folder
 from harness.sample import Correctness, Kind, Sample
-from harness.source import missing_files, source_digest, unreadable_files
+from harness.source import compiled_without_source, missing_files, source_digest
 from harness.terminal import printable
 from harness.workload import ORACLE_LENGTH
 
@@ -151,7 +151,7 @@ def _tree_job(task: str, tree: Path, length: int) -> dict[str, JsonValue]:
         raise MeasurementError(
             f"{tree} has no {missing[0]}; name the root of a fork that holds it", "protocol"
         )
-    if compiled := unreadable_files(tree):
+    if compiled := compiled_without_source(tree):
         reason = f"fla/{compiled[0]} is compiled, so it cannot be checked"
         raise MeasurementError(reason, "gate", remedy="Publish its source instead.")
     digest = source_digest(tree)

@@ -133,8 +133,8 @@ class Settings(BaseModel):
     may be more than 10% slower than yours.
     """
     claim_runs: Annotated[int, Field(ge=1, le=20), Form("a whole number from 1 to 20")] = 5
-    """Minimum number of processes that time the target. The miner takes at least 5, and on a GPU up
-    to 16 until the noise is known.
+    """Minimum number of processes that time the target. For a claim, values below 5 count as 5, and
+    on a GPU the miner takes up to 16 (or this number, if larger) until the noise is known.
     """
     bench_timeout_seconds: Seconds = 300.0
     """Time limit of a measuring process."""
@@ -243,7 +243,7 @@ class Settings(BaseModel):
     """
     uids_from_chain: bool = False
     """Whether the API reads the uids of hotkeys on NETUID from the chain of SUBTENSOR_NETWORK every
-    ten minutes, as it also does with VALIDATOR_STAKE. Otherwise it assigns uids itself.
+    ten minutes. Setting VALIDATOR_STAKE has the same effect. Otherwise the API assigns uids itself.
     """
     validator_stake: (
         Annotated[float, Field(ge=0, allow_inf_nan=False), Form("a number of tokens from 0")] | None
@@ -253,8 +253,8 @@ class Settings(BaseModel):
     """Calls per hotkey and minute (register, submit, commit and reveal together); 0 means no limit.
     """
     trusted_proxies: Networks = ()
-    """Reverse proxies whose X-Forwarded-For header is trusted; bans then count the addresses in it.
-    Behind any other proxy of this machine or network, bans count hotkeys.
+    """Reverse proxies whose X-Forwarded-For header is trusted; bans then apply to the addresses in
+    it. Behind any other proxy of this machine or network, bans apply to hotkeys.
     """
 
     miner_inference_port: Port = 8001

@@ -151,11 +151,11 @@ def _require_honest(inner: float, elapsed: float, outer: float) -> None:
 
 
 def cold_calls(layer: Any, x: torch.Tensor) -> tuple[float, ...]:
-    """Return the GPU seconds of each of COLD_CALLS calls under bf16 autocast with gradients.
+    """Return the GPU seconds of each of COLD_CALLS forward passes under bf16 autocast.
 
     Before each call, memory of four times the size of the L2 cache is written, so that the cache
-    has no data of the previous call. The GPU sleeps until the host has queued the call, so that
-    waits for the host do not count. The result is empty if there is too little memory.
+    has no data of the previous call. The GPU sleeps while the host queues the call, so that waits
+    for the host do not count. The result is empty if there is too little memory.
     """
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     size = 4 * torch.cuda.get_device_properties(x.device).L2_cache_size

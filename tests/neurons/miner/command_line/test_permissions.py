@@ -1,4 +1,4 @@
-"""Files and folders of another user: each command names the fault and its remedy."""
+"""Files and folders of another user: each command names the fault."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ NOT_READABLE = "belongs to another user: run this as the user that runs the mine
         ("release", NOT_READABLE),
     ],
 )
-def test_every_command_reports_a_state_folder_of_another_user(command, message, foreign, capsys):
+def test_a_command_reports_a_state_folder_of_another_user(command, message, foreign, capsys):
     with as_another_user():
         flags = ["--env-file", os.devnull, "--state-dir", str(foreign), "--device", "cpu"]
         status = miner.main([*flags, *command.split()])

@@ -2,9 +2,9 @@
 //
 // The state and its gradient are computed in opposite directions, so no single pass has both.
 // state_checkpoint.cu and state_gradient.cu each store their [S, S] matrix after every S tokens, a
-// checkpoint; input_gradient.cu then computes the gradients of the inputs for all tiles of S tokens
-// in parallel. A checkpoint is stored transposed, one value channel a row, in the inputs' dtype. It
-// has the size of one head's S rows in a tensor shaped like the inputs, and is stored in such rows.
+// checkpoint; input_gradient.cu then computes the gradients of q, k and beta for all tiles of S
+// tokens in parallel. A checkpoint is stored transposed, one value channel a row, in the inputs'
+// dtype, and fills S token rows of one head in a tensor shaped like the inputs.
 
 #pragma once
 
@@ -23,9 +23,9 @@ struct GradientArguments {
   float *d_states, *d_initial, *d_beta, *d_decay;               // all but d_beta may be null
   const i64 *table, *first;  // of packed sequences (cu_seqlens), otherwise null
   i64 T, length, q_stride[3], k_stride[3], v_stride[3], o_stride[3];  // batch, token, head
-  int per_sequence, heads, parts;  // parts: blocks of input_gradient.cu a segment and head
+  int per_sequence, heads, parts;  // parts: blocks of input_gradient.cu per segment and head
   float scale;
-  // where step sizes are read
+  // used only with READ_STEP
   const float* decay;
   int group;  // heads that share one of q and k
 };
@@ -45,7 +45,7 @@ constexpr u32 WALK_PANEL_BYTES = WALK_WARPS * CHUNK_BYTES;
 constexpr u32 WALK_TILE_BYTES = PANELS * WALK_PANEL_BYTES;
 static_assert(!Tiles::RUN_OVER || WALK_TOKENS == 64, "the tensor maps' tiles have 64 tokens");
 
-typedef StateColumns WalkState[COLUMN_BLOCKS];  // 16 columns each of S or dS, transposed
+typedef StateColumns WalkState[COLUMN_BLOCKS];  // 16 columns each of -S or dS, transposed
 
 // calls f(index, element) for each element of a state that this warp owns, from `column` on; the
 // index is that of the element in a state [S, S], keys' channels first
@@ -61,7 +61,7 @@ __device__ __forceinline__ void for_each_place(WalkState& state, int column, int
 
 // calls f(element) for each element of a state that this warp owns
 template <class F>
-__device__ __forceinline__ void for_each_column(WalkState& state, const F& f) {
+__device__ __forceinline__ void for_each_state_element(WalkState& state, const F& f) {
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b)
     for_each_element([&](int p, int m, int e) { f(state[b][p][m][e]); });
@@ -130,7 +130,8 @@ __device__ __forceinline__ void pack_state(u32 (&high)[4], u32 (&low)[4], const 
   }
 }
 
-// read = state K^T, `keys` a chunk: two tiles of tokens. EXACT: the state enters as two operands.
+// read = state K^T for the chunk `keys`; read[b] has its tokens 0..7 and 8..15. EXACT: the state
+// enters as two operands.
 template <Scalar T, bool EXACT>
 __device__ __forceinline__ void read_keys(const WalkState& state,
                                           float (&read)[COLUMN_BLOCKS][2][4], u32 keys, int lane) {
@@ -180,8 +181,8 @@ __device__ __forceinline__ void read_keys(const WalkState& state,
 #endif
 }
 
-// state += x Y, x [., 16 tokens] an operand, Y a chunk. On Hopper the products run
-// asynchronously, between warpgroup_arrive and warpgroup_commit; finish_state waits for them.
+// state += x Y, x [., 16 tokens] an operand, Y a chunk. On Hopper, call it between open_products and
+// close_products; finish_state waits for the products.
 template <Scalar T>
 __device__ __forceinline__ void add_rows(WalkState& state, const u32 (&x)[COLUMN_BLOCKS][4],
                                          u32 chunk, int lane) {

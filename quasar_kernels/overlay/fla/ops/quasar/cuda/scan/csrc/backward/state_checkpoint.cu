@@ -62,7 +62,7 @@ __device__ __forceinline__ void walk_values(WalkState& state, u32 keys, u32 valu
   float read[COLUMN_BLOCKS][2][4], V[COLUMN_BLOCKS][2][4] = {};  // -V'^T
   read_keys<T, false>(state, read, keys, lane);
   const auto decays = chunk_decays.load(lane);
-  for_each_column(state, [&](float& x) { chunk_decays.scale_state(x); });
+  for_each_state_element(state, [&](float& x) { chunk_decays.scale_state(x); });
   u32 low[COLUMN_BLOCKS][4];  // with decays: the second operand of V'
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b) {

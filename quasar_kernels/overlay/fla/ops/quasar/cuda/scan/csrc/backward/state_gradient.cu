@@ -5,8 +5,8 @@
 // Grid: one block for each segment, head and panel of 64 value channels. Columns of dS and dV are
 // independent, so each warp owns 16 * COLUMN_BLOCKS columns and keeps dS^T in registers; all
 // matrices are transposed, as in output_chunk.cuh. Over a segment this is an affine map whose
-// matrix is the transpose of the forward pass's. state_gradient_map starts from zero and computes
-// the map's offset; after the scan over segments (gradient_scan.cu), state_gradient starts from the
+// matrix is the transpose of the forward pass's. state_gradient_map computes the map's offset (in a
+// sequence's last segment the gradient itself, from d_final); after the scan over segments (gradient_scan.cu), state_gradient starts from the
 // true gradient after the segment, writes dv, and stores checkpoints of dS in the rows of dk.
 //
 // Shared memory: two stages of keys and queries, two of dO (dv overwrites it), one set of
@@ -125,7 +125,7 @@ __device__ __forceinline__ void walk_outputs(WalkState& state, u32 keys, u32 que
   read_keys<T, !MAP>(state, read, keys, lane);
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b) decays.scale_after(read[b][0], read[b][1]);
-  for_each_column(state, [&](float& x) { chunk_decays.scale_state(x); });
+  for_each_state_element(state, [&](float& x) { chunk_decays.scale_state(x); });
   open_products();
   add_rows<T>(state, o, queries, lane);
   close_products();
@@ -217,7 +217,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
   for_each_place(state, column, lane, [&](int at, float& x) { x = enter ? enter[at] : 0.f; });
 
   const u32 own_columns = row_address(outputs, lane) ^ 32 * warp * COLUMN_BLOCKS;
-  // whether another sequence begins in the last tile
+  // whether another sequence may begin in the last tile
   const bool runs_over = Tiles::RUN_OVER && arg.table && segment.tokens % WALK_TOKENS;
   auto store = [&](int s) {  // the tile of step s, after a barrier of the block
     const u32 from = outputs + (s & 1) * WALK_PANEL_BYTES;
@@ -252,7 +252,7 @@ __device__ __forceinline__ void walk_gradient(const GradientArguments& arg,
                         next_steps, arg.scale, mask, shared.wy[warp], shared.scores[warp],
                         shared.decays(warp), lane);
     next_steps = steps.of(token(s + 1) + warp * CHUNK);
-    if (!MAP && s == 1 && runs_over) __syncthreads();  // all stores have been read
+    if (!MAP && s == 1 && runs_over) __syncthreads();  // every warp has read its dv rows
     if (!MAP && Tiles::copied_by(warp)) dv.finish_stores();
     load_outputs(s + 1);  // overwrites dv of the previous tile
     outputs_pipeline.template consumer_wait<2>(stage, parity);
