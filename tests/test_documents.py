@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 from functools import cache
@@ -20,6 +21,7 @@ from markdown_it import MarkdownIt
 
 from tests import PROJECT
 from tests.processes import helps_of, run, run_python
+from tests.small_fla import install_small_fla
 
 NEEDS_GPU = "<!-- example: needs a GPU -->"
 SHELLS = ("", "sh", "bash", "console")
@@ -122,9 +124,10 @@ def without_options(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_options_of_commands_exist():
+def test_options_of_commands_exist(tmp_path):
     programs = sorted({*map(without_options, COMMANDS)})
-    helps = dict(zip(programs, helps_of(programs), strict=True))
+    env = {**os.environ, "PYTHONPATH": install_small_fla(tmp_path)}
+    helps = dict(zip(programs, helps_of(programs, env=env), strict=True))
     for words in COMMANDS:
         text = helps[without_options(words)]
         for option in (word for word in words if word.startswith("--")):
