@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs every check of the project: scripts/test.sh [--quick] [PATH...] [PYTEST ARGUMENT...]
 #
-# All stages run in order, so that one run shows every failure; the first failure decides the exit status.
-# pytest comes last. The output ends with its summary and the names of failed stages.
+# All stages run in order, so that one run shows every failure; any failure makes the exit status nonzero.
+# pytest comes last. The kernels compile meanwhile, because some tests sleep. The output ends with
+# pytest's summary, the compilations' result and the names of failed stages.
 #
 # Arguments go to pytest. If one of them is a PATH below tests/, only format and lint run before the tests,
 # and the compilations if PATH is tests/quasar_kernels or below it. --quick runs only format, lint, the
@@ -45,6 +46,14 @@ finish_types() {
   wait "$types"
 }
 
+# shellcheck disable=SC2329 # stage calls it
+finish_kernels() {
+  wait "$kernels" || {
+    cat "$compilations"
+    return 1
+  }
+}
+
 scope=all
 workers=3 # one more than two cores, because some tests sleep
 for argument in "$@"; do
@@ -72,11 +81,18 @@ if [ "$scope" = all ]; then
   stage shell shellcheck START_*.sh scripts/*.sh .ci/run
   stage secrets scan_secrets
 fi
-# `make kernels` compiles everything
-case $scope in all | kernels) stage kernels python -m benchmarks.resources.compile --check --quick ;; esac
+case $scope in all | kernels)
+  # `make kernels` compiles everything
+  compilations=$(mktemp)
+  setsid python -m benchmarks.resources.compile --check --quick >"$compilations" 2>&1 &
+  kernels=$!
+  trap 'rm "$compilations"; kill -- "-$kernels" 2>/dev/null || true' EXIT # also on Ctrl-C
+  ;;
+esac
 [ "$scope" != all ] || stage types finish_types
 printf '== tests\n'
 # A file's tests run in one process, because they share fixtures.
 python -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder "$@" || status=$?
-[ ${#failed[@]} = 0 ] || echo "stages that failed before the tests: ${failed[*]}"
+[ -z "${kernels-}" ] || stage kernels finish_kernels
+[ ${#failed[@]} = 0 ] || echo "failed stages: ${failed[*]}"
 exit "$status"
