@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs every check of the project: scripts/test.sh [--quick] [PATH...] [PYTEST ARGUMENT...]
 #
-# All stages run in order, so that one run shows every failure. pytest comes last. The output ends with its
-# summary and the names of failed stages. The exit status is pytest's, or 1 if only another stage failed.
+# All stages run in order, so that one run shows every failure. pytest comes last; the kernels compile meanwhile,
+# because some tests sleep. The output ends with pytest's summary and the names of failed stages. The exit status is
+# pytest's, or 1 if only another stage failed.
 #
 # Arguments go to pytest. If one of them is a PATH below tests/, only format and lint run before the tests,
 # and the compilations if PATH is tests/quasar_kernels or below it. --quick runs only format, lint, the
@@ -72,11 +73,22 @@ if [ "$scope" = all ]; then
   stage shell shellcheck START_*.sh scripts/*.sh .ci/run
   stage secrets scan_secrets
 fi
-# `make kernels` compiles everything
-case $scope in all | kernels) stage kernels python -m benchmarks.resources.compile --check --quick ;; esac
+case $scope in all | kernels)
+  # `make kernels` compiles everything
+  echo '== kernels (compile during the tests; their output follows if they fail)'
+  compilations=$(mktemp)
+  setsid python -m benchmarks.resources.compile --check --quick >"$compilations" 2>&1 &
+  kernels=$!
+  trap 'rm "$compilations"; kill -- "-$kernels" 2>/dev/null || true' EXIT # also on Ctrl-C
+  ;;
+esac
 [ "$scope" != all ] || stage types finish_types
 printf '== tests\n'
 # A file's tests run in one process, because they share fixtures.
 python -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder "$@" || status=$?
-[ ${#failed[@]} = 0 ] || echo "stages that failed before the tests: ${failed[*]}"
+if [ -n "${kernels-}" ] && ! wait "$kernels"; then
+  cat "$compilations"
+  stage kernels false
+fi
+[ ${#failed[@]} = 0 ] || echo "failed stages: ${failed[*]}"
 exit "$status"

@@ -2,13 +2,14 @@
 
 A Python block that begins with an import runs in a new namespace; another block continues the one
 before. A block after `<!-- example: needs a GPU -->` is compiled, and its imports from this project
-are executed.
+are executed. Each document has a process of its own.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 from functools import cache
@@ -20,15 +21,25 @@ from markdown_it import MarkdownIt
 
 from tests import PROJECT
 from tests.processes import helps_of, run, run_python
+from tests.small_fla import install_small_fla
 
 NEEDS_GPU = "<!-- example: needs a GPU -->"
 SHELLS = ("", "sh", "bash", "console")
 RUNNER = """\
-import json, sys
-for name, line, source in json.load(sys.stdin):
-    if source.startswith(("import ", "from ")):
-        space = {"__name__": "example"}
-    exec(compile("\\n" * line + source, name, "exec"), space)
+import json, os, sys, warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # fla warns on a CPU
+    import fla.ops  # once for all documents, because it takes longer than the examples
+failures = 0
+for blocks in json.load(sys.stdin):
+    if os.fork() == 0:
+        for name, line, source in blocks:
+            if source.startswith(("import ", "from ")):
+                space = {"__name__": "example"}
+            exec(compile("\\n" * line + source, name, "exec"), space)
+        os._exit(0)  # an ordinary end takes two seconds
+    failures += os.wait()[1] != 0
+sys.exit(failures)
 """
 
 
@@ -65,31 +76,28 @@ def python_blocks(document: str) -> list[Block]:
     return [block for block in blocks(document) if block.language == "python"]
 
 
+def imports_of(block: Block) -> Block:
+    """Return the imports from this project of a block that needs a GPU, which must compile."""
+    imports = [
+        node
+        for node in ast.parse(block.source, block.document).body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("quasar_kernels")
+    ]
+    assert imports, block
+    return block._replace(source="\n".join(map(ast.unparse, imports)))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("document", [d for d in documents() if python_blocks(d)])
-def test_examples_run(document):
-    runnable = [(b.document, b.line, b.source) for b in python_blocks(document) if not b.needs_gpu]
+def test_examples_run():
+    work = []
+    for document in filter(python_blocks, documents()):
+        examples = [imports_of(b) if b.needs_gpu else b for b in python_blocks(document)]
+        work.append([(b.document, b.line, b.source) for b in examples])
+    assert work
     environment = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "."}
-    done = run_python("-c", RUNNER, input=json.dumps(runnable), env=environment)
+    environment["OMP_NUM_THREADS"] = "1"  # spinning threads would slow down other tests
+    done = run_python("-c", RUNNER, input=json.dumps(work), env=environment)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-GPU_BLOCKS = [block for document in documents() for block in blocks(document) if block.needs_gpu]
-
-
-@pytest.mark.slow
-def test_examples_for_a_gpu_compile_and_their_imports_exist():
-    ours = []
-    for block in GPU_BLOCKS:
-        imports = [
-            node
-            for node in ast.parse(block.source, block.document).body
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("quasar_kernels")
-        ]
-        assert imports, block
-        ours += imports
-    done = run_python("-c", "\n".join(map(ast.unparse, ours)))
-    assert done.returncode == 0, done.stderr
 
 
 def commands(document: str) -> list[list[str]]:
@@ -116,9 +124,10 @@ def without_options(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_options_of_commands_exist():
+def test_options_of_commands_exist(tmp_path):
     programs = sorted({*map(without_options, COMMANDS)})
-    helps = dict(zip(programs, helps_of(programs), strict=True))
+    env = {**os.environ, "PYTHONPATH": install_small_fla(tmp_path)}
+    helps = dict(zip(programs, helps_of(programs, env=env), strict=True))
     for words in COMMANDS:
         text = helps[without_options(words)]
         for option in (word for word in words if word.startswith("--")):

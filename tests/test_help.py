@@ -10,6 +10,7 @@ import pytest
 from harness.__main__ import _COMMANDS
 from tests import PROJECT
 from tests.processes import helps_of
+from tests.small_fla import install_small_fla
 
 Line = tuple[str, ...]
 
@@ -97,7 +98,8 @@ for _line in (
 def test_help_needs_only_the_base_dependencies(hidden, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(HIDING.format(names=set(hidden)))
     before = {path.name for path in PROJECT.iterdir()}
-    paths = os.pathsep.join([str(tmp_path), str(PROJECT)])
+    small_fla = install_small_fla(tmp_path / "fla")
+    paths = os.pathsep.join([str(tmp_path), small_fla, str(PROJECT)])
     helps = helps_of(GROUPS[hidden], env={**os.environ, "PYTHONPATH": paths})
     for line, text in zip(GROUPS[hidden], helps, strict=True):
         assert text.lower().startswith("usage: "), (line, text)

@@ -140,13 +140,20 @@ def is_quick(name: str, arch: int) -> bool:
     """Return whether --quick compiles a kernel, or a .cu file, for an architecture.
 
     sm_90 gets all kernels. The .cu files have the same code for all others: sm_86 has the
-    instructions of sm_80 and the shared memory of sm_120. Triton's kernels get an architecture of
-    each of its code generators and each size of shared memory, except those in fp32.
+    instructions of sm_80 and the shared memory of sm_120. Triton has three code generators, for
+    sm_90, for sm_100, and for all others. Its kernels in bf16 get one more architecture: those of
+    the blocks sm_80, those for heads of 128 sm_120, which has the least shared memory, and the
+    others sm_100.
     """
+    if arch == 90:
+        return True
     if ".cu" in name:
-        return arch in (86, 90)
-    fp32 = "fp32" in name or name == "forward_substitution"
-    return arch == 90 or (arch in (80, 100, 120) and not fp32)
+        return arch == 86
+    if "fp32" in name or name == "forward_substitution":
+        return False
+    if name.startswith(("wkv6", "ssd")):
+        return arch == 80
+    return arch == (120 if "S=128" in name else 100)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from benchmarks.models.processes import in_group
 from benchmarks.models.task import Task, draw
 from benchmarks.models.ways import prepare
 from quasar_kernels.reference import relative_rms
+from tests.small_fla import install_small_fla
 from tests.training_steps import Steps, assert_same, take_steps
 
 CPU = torch.device("cpu")
@@ -80,7 +82,10 @@ def take_steps_in_each_way(device: torch.device) -> list[Steps]:
 
 
 @pytest.mark.slow
-def test_two_processes_take_the_steps_of_one() -> None:
+def test_two_processes_take_the_steps_of_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(install_small_fla(tmp_path))  # for the started processes
     wanted = take_steps(CPU, SMALL, 32, 2, "alone")
     assert max(change.abs().max() for change in wanted.moved.values()) > 0.1
     for found in in_group(2, "cpu", take_steps_in_each_way):

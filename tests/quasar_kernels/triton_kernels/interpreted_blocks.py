@@ -44,7 +44,7 @@ def with_definition(operator, x, bounds=None, segments=None):
     [
         (1, 2, 1, None, 16, 24, FP32),
         (34, 1, 4, 1, 32, 32, FP16),
-        (34, 1, 2, 2, 24, 40, FP32),
+        (34, 1, 2, 3, 24, 33, FP32),
     ],
 )
 def test_results_and_gradients(operator, T, B, H, segments, K, V, dtype):

@@ -18,6 +18,7 @@ from quasar_kernels import compile_failures as known
 from quasar_kernels.diagnosis import Build, Builds, PathsTaken, PathTaken, compile_for
 from quasar_kernels.mount import mount
 from tests.neurons.miner.miner_command import run
+from tests.small_fla import install_small_fla
 
 NO_NVRTC = "NVRTC was not found"
 
@@ -27,8 +28,9 @@ def _doctor(*arguments: str, **environ: Any) -> subprocess.CompletedProcess[str]
 
 
 def test_a_machine_without_gpu_and_nvrtc_gets_warnings(tmp_path: Path) -> None:
-    nowhere = str(tmp_path / "libnvrtc.so")
-    done = _doctor("--device", "cpu", QUASAR_NVRTC=nowhere, STATE_DIR=str(tmp_path))
+    nowhere, small_fla = str(tmp_path / "libnvrtc.so"), install_small_fla(tmp_path / "fla")
+    environ = {"QUASAR_NVRTC": nowhere, "PYTHONPATH": small_fla, "STATE_DIR": str(tmp_path)}
+    done = _doctor("--device", "cpu", **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[1] for line in lines] == ["gpu", "nvrtc", "cpu", "cpu", "sm"]
@@ -59,8 +61,11 @@ def test_some_programs_are_only_compiled_for_hopper(monkeypatch: pytest.MonkeyPa
         assert {one.dtype for one in builds} == {"bf16", "fp16"}
 
 
-def test_a_gpu_older_than_the_kernels_is_explained() -> None:
+def test_a_gpu_older_than_the_kernels_is_explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A separate process reports it; the tests of NVRTC compile the kernels themselves."""
+    monkeypatch.setenv("PYTHONPATH", install_small_fla(tmp_path))
     builds = compile_kernels((7, 5))
     check = kernel_checks.compiles((7, 5), lambda _: builds, needed=True)
     assert (check.name, check.level) == ("sm_75", "failure")
