@@ -27,7 +27,7 @@ LENGTHS = (100_000, 262_144, 500_000, 1_000_000)
 MOST_ELEMENTS = 1 << 29
 """Largest input, in elements: a million tokens of 512 channels."""
 CALLS = 3
-"""The second call may be captured as a CUDA graph, the third replays it."""
+"""Calls of each measurement. All inputs are too long for CUDA graphs."""
 WAYS: tuple[Way, ...] = ("recorded", "no_grad", "training")
 PROTOCOL = """\
 QuasarAttention on fp32 input `[1, T, hidden]` under bf16 autocast. `recorded`: calls as a \

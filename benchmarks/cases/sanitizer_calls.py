@@ -1,11 +1,11 @@
 """Small calls of the CUDA kernels, for a tool that watches them; each is compared with float64.
 
-    python -m benchmarks.cases.sanitizer_calls PART
+    python -m benchmarks.cases.sanitizer_calls PART...
 
-PART is a key of CASES, whose cases it runs (add a case there to check another call), or a control
-of sanitizer_controls.cu: a fault for the tool `memcheck`, `racecheck` or `initcheck`, or a correct
-kernel, `handshake`. The exit status is 1 if a result is wrong. --limit ends the process after that
-many seconds in any case; --clear is for a tool that does not track bulk stores.
+A PART is a key of CASES (add a case there to check another call), or a control of
+sanitizer_controls.cu. `memcheck`, `racecheck` and `initcheck` run a fault for that tool,
+`handshake` a correct kernel. The exit status is 1 if a result is wrong. --limit ends the process
+after that many seconds in any case; --clear is for a tool that does not track bulk stores.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LayerCase(NamedTuple):
 
     tokens: int
     dtype: torch.dtype = torch.bfloat16
-    gradients: bool = False  # recorded, as a validator does
+    gradients: bool = False  # whether autograd records the pass, as in a validator's call
     multiprocessors: int | None = None  # the most to use; with few of them each computes many tiles
     portable: bool = False  # by the fused kernels for GPUs without Hopper's instructions
     options: tuple[str, ...] = ()  # of NVRTC
@@ -80,7 +80,7 @@ OPERATOR = (
     OperatorCase((777,), batch=2, heads=3, states=True),
     OperatorCase((1029,), dtype=torch.float16, states=True),
     OperatorCase((1029,), states=True, segments=2),
-    OperatorCase((2600,), states=True, segments=2),  # long enough to stop in a segment
+    OperatorCase((2600,), states=True, segments=2),  # long enough for pass 1 to stop early
     OperatorCase((0, 1, 200, 64, 0, 331), states=True),
     OperatorCase((63, 130), dtype=torch.float16),
     OperatorCase((333,), width=128, states=True),
@@ -167,7 +167,7 @@ def operator_error(case: OperatorCase) -> float:
     from fla.ops.quasar.cuda.scan import forward as cuda_scan
     from fla.ops.quasar.scan import ScanInputs
 
-    cuda_scan.LONG = 1024  # so that pass 1 may also stop in segments this short
+    cuda_scan.LONG = 1024  # so that pass 1 may stop early in segments this short too
     T, N = sum(case.lengths), len(case.lengths)
     shape = (case.batch, T, case.heads, case.width)
     q, k, v = (torch.randn(shape).mul(0.3).to(case.dtype) for _ in range(3))
@@ -335,7 +335,7 @@ def always(stage: Callable[..., Any]) -> Callable[..., Any]:
 def clear_outputs() -> None:
     """Fill the operator's outputs with zeros before they are written, from now on in this process.
 
-    On Hopper o is written by bulk stores. A tool that does not track these reports reads of o as
+    On Hopper o is written by bulk stores. A tool that does not track them takes reads of o for
     reads of uninitialised memory. The comparison of o shows whether all of it is written.
     """
     empty_like = torch.empty_like
@@ -381,7 +381,7 @@ def main() -> int:
         clear_outputs()
     signal.alarm(args.limit)  # ends the process even while it waits in the driver
     os.environ["QUASAR_BACKEND"] = "cuda"  # a call of another implementation is an error
-    os.environ["QUASAR_GRAPHS"] = "0"  # graphs need torch's memory cache, which the tools disable
+    os.environ["QUASAR_GRAPHS"] = "0"  # graphs need torch's memory cache, which is disabled
     mount()
     torch.manual_seed(0)
     wrong = []

@@ -45,7 +45,7 @@ def draw(shape: Shape, device: str) -> Inputs:
 
 
 def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute the operator exactly, by halving chunks repeatedly."""
+    """Compute the operator in the inputs' precision by the blocks' PyTorch implementation."""
     heads = x["x"].shape[2]
     q, k = (x[name].repeat_interleave(heads, 2) for name in ("C", "B"))
     v = x["dt"][..., None] * x["x"]

@@ -18,9 +18,11 @@ from quasar_kernels.fla_package import PACKAGE, lay_over_fla
 def whole_tree(path: Path, name: str = "") -> Iterator[Path]:
     """Yield the absolute path of a tree that can be imported.
 
-    It is `path` if that is a fork's root. An overlay is copied over a copy of the installed fla, as
-    when it is published. `name` replaces the path in errors: a MeasurementError if the folder holds
-    no kernels, or fla is not installed.
+    It is `path` if that is a fork's root. An overlay is copied over a copy of the installed fla.
+    `name` replaces the path in errors.
+
+    Raises a MeasurementError if the operator's or the layer's file is missing, or fla is not
+    installed.
     """
     if missing := missing_files(path):
         raise MeasurementError(

@@ -34,8 +34,8 @@ from harness.worker.subject.timing import synchronize
 from harness.workload import WORKLOAD
 
 CHAINS, CHAIN_SECONDS = 3, 0.1
-"""Number of timed chains, and least seconds of each. The fastest counts, because interference only
-slows chains down."""
+"""Number of timed chains, and least seconds of each if the referee can verify so many calls. The
+fastest counts, because interference only slows chains down."""
 
 SHORT, CHAINS_OF_SHORT = 16_384, 8
 """Calls of fewer than SHORT tokens wait for the host. They get CHAINS_OF_SHORT chains, because a
@@ -49,14 +49,14 @@ CALLS_LEAST = 4
 """Fewest calls of a chain."""
 
 VERIFIED_TOKENS = {"cuda": 1 << 25, "cpu": 1 << 17}
-"""Most tokens of a chain. The referee computes all its calls: after a false digest that it does not
-compute, the rest of a chain could run at the same time as the calls before it."""
+"""Most tokens of a chain of more than CALLS_LEAST calls. The referee verifies every call: an
+unverified one could return a false digest at once, so that later calls need not wait for it."""
 
 VERIFIED_OWN = 4
 """Calls that the referee computes for one's own code, whose claim does not rest on the chain."""
 
 LINK_MOST = 0.2
-"""Largest share of a chain's time to subtract, so that slowing `time_link` down is no gain."""
+"""Largest share of a chain's time to subtract, so that slowing `time_link` down gains little."""
 
 RATIO = {"cuda": 1.3, "cpu": 3.0}
 """Largest accepted ratio of the speeds of the loop and a chain, for one's own code."""
@@ -66,10 +66,10 @@ RATIO_OF_SHORT = 2.0
 
 @dataclass(frozen=True)
 class Chain:
-    """A timed chain: the seed of its keys, its digests `[calls, channels]`, its seconds."""
+    """A timed chain: the seed of its random offsets (`fill_keys`), its digests, its seconds."""
 
     seed: int
-    digests: Tensor
+    digests: Tensor  # [calls, channels]
     seconds: float
 
 
@@ -79,7 +79,7 @@ class Proof:
 
     weights: dict[str, Tensor]
     x: tuple[int, int]  # length and seed
-    maps: tuple[float, int]  # size of the outputs and seed
+    maps: tuple[float, int]  # root mean square of the outputs, and seed
     chain: Chain
     vram_bytes: int
     first_call_seconds: float
@@ -170,7 +170,7 @@ def _best_chain(
     A chain takes CHAIN_SECONDS, or less if the referee cannot verify so many calls. Each follows a
     short untimed chain, which ends the GPU's idle state.
     """
-    # one's own code needs no exact chain
+    # no rest for one's own code (`enough` > 0), whose check tolerates a lower clock
     rest = REST if device.type == "cuda" and length >= SHORT and not enough else 0.0
     calls, best = CALLS_LEAST, math.inf
     most = max(CALLS_LEAST, min(CALLS_MOST, VERIFIED_TOKENS[device.type] // length))
@@ -216,10 +216,10 @@ def cross_check(subject: SubjectProxy, length: int, device: torch.device, per_ca
     verify(proof, device, VERIFIED_OWN)
     proven = proof.seconds_per_call()
     if proven > enough:
-        reason = (
-            f"a call takes {proven * 1e3:.2f} ms where a timed one took {per_call * 1e3:.2f} ms"
+        times = f"{proven * 1e3:.2f} ms in a chain, but took {per_call * 1e3:.2f} ms in the loop"
+        raise WorkerError(
+            f"the timed calls did not compute the layer: a call takes {times}", "gate"
         )
-        raise WorkerError(f"the timed calls did not compute the layer: {reason}", "gate")
 
 
 def verify(proof: Proof, device: torch.device, most: int = CALLS_MOST) -> None:
@@ -260,7 +260,7 @@ def _verify(
 
 
 def _sums(maps: ChainMaps, weights: Mapping[str, Tensor], x: Tensor, factors: Tensor) -> Tensor:
-    """Return the sums `[calls, channels]` of which digests are the rounded values, by `factors`."""
+    """Return the unrounded digests `[calls, channels]` of the calls with these `factors`."""
     sums, first = torch.zeros_like(factors), 0
     for y in outputs(weights, x, factors):
         sums += maps.sums(y, first)

@@ -50,7 +50,10 @@ CPU_HEADROOM = 0.5
 def is_embedded(
     flags: Mapping[str, object], env_file: Path | None, environ: Mapping[str, str]
 ) -> bool:
-    """Return whether no setting selects a real subnet; a ConfigError if `env_file` is missing."""
+    """Return whether there is neither a .env nor a setting of a real subnet.
+
+    Raises a ConfigError if the named `env_file` is missing.
+    """
     if find_env_file(env_file, environ) is not None:
         return False
     return not any(flags.get(name) or environ.get(name.upper()) for name in REAL_SUBNET_SETTINGS)

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from neurons.runtime.errors import ConfigError, QuasarError
+from neurons.runtime.process import DISK_FAULTS
 
 BUSY_MILLISECONDS = 5000
 
@@ -116,6 +117,11 @@ def open_database(path: Path) -> sqlite3.Connection:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         path.chmod(0o600)
     except OSError as error:
+        if error.errno in DISK_FAULTS:
+            raise QuasarError(
+                f"The journal {path} cannot be used at the moment ({error.strerror}). Free space "
+                "on its disk and start again."
+            ) from error
         raise ConfigError(
             f"The journal {path} cannot be opened ({error.strerror}). Check the owner and the mode "
             "of the folder STATE_DIR, or give another one."
@@ -132,7 +138,7 @@ def copy_database(path: Path) -> sqlite3.Connection:
     Raises the errors of `open_database`.
     """
     if path.exists() and not os.access(path, os.R_OK, effective_ids=True):
-        raise ConfigError(f"The journal {path} cannot be read: it belongs to another user.")
+        raise ConfigError(f"The journal {path} cannot be read. Check its owner and mode.")
     copy = sqlite3.connect(":memory:", isolation_level=None)
     with _explained(copy, path):
         address = f"{path.absolute().as_uri()}?mode=ro"
@@ -153,8 +159,8 @@ def _explained(database: sqlite3.Connection, path: Path) -> Iterator[None]:
         database.close()
         if isinstance(error, sqlite3.OperationalError):
             raise QuasarError(
-                f"The journal {path} cannot be used at the moment ({error}). It is intact. Free "
-                "space on its disk, or end the process that locks it, and start again."
+                f"The journal {path} cannot be used at the moment ({error}). Free space on its "
+                "disk, or end the process that locks it, and start again."
             ) from error
         if isinstance(error, sqlite3.DatabaseError):
             reason = " ".join(str(error).split())

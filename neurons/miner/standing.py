@@ -23,7 +23,7 @@ FEWEST_ROWS = 3
 class Standing:
     """One submission in the server's public lists."""
 
-    # whether it waits for a validator; None if the list does not show it
+    # whether it waits for a validator; None if the list is too short to show it
     queued: bool | None = None
     # the row of `top_performers` that shows its verdict; the public server also lists claims there
     # that are not judged, without rank and score

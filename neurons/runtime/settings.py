@@ -95,7 +95,7 @@ class Settings(BaseModel):
     validator_api_url: Annotated[Url, Form("an https address; http on this machine")] | None = None
     """The subnet's validator API; see the subnet's documentation. Required."""
     submission_mode: Literal["auto", "commit_reveal", "direct"] = "auto"
-    """commit_reveal hides the fork until a later block, so that nobody can copy it in time. direct
+    """commit_reveal hides the fork's address, the commit and the claim until a later block. direct
     submits everything in one call. auto commits and reveals unless validators of this API seem to
     judge commitments before their reveal, without a measurement. The miner then submits directly
     for 48 hours, starting with the affected claim.

@@ -31,7 +31,7 @@ ClaimPart = TypeVar(
 
 
 class Queue(protocol.Message):
-    """Reply of GET /get_submission_stats; rows of other hotkeys are reduced to their numbers."""
+    """Reply of GET /get_submission_stats; of other hotkeys' rows only the id is kept."""
 
     total_submissions: int  # required, because an empty object is not an empty queue
     recent_submissions: Sequence[protocol.QueuedSubmission | int | None] = ()
@@ -157,7 +157,7 @@ class ApiClient(Connection):
         return self._post(route, request, reply)
 
     def _list(self, route: str, reply: type[Reply], query: Query | None = None) -> Reply:
-        """GET a list; other hotkeys' rows are reduced to numbers, so invalid ones do no harm."""
+        """GET a list; of other hotkeys' rows only the id is kept, so invalid ones do no harm."""
         return self._get(route, reply, query, each=self._own_or_number, reply_bytes=LIST_BYTES)
 
     def _own_or_number(self, row: dict[str, Any]) -> object:
@@ -184,7 +184,7 @@ class ApiClient(Connection):
 
 
 class _Pending(protocol.PendingReveals):
-    """Reply of GET /pending_reveals, without the numbers that other hotkeys' rows became."""
+    """Reply of GET /pending_reveals, without the ids of other hotkeys' rows."""
 
     @field_validator("pending_reveals", mode="before")
     @classmethod

@@ -80,7 +80,8 @@ class Overlay:
     def differing(self, tool: HardenedGit, commit: str) -> list[str]:
         """Return the files whose content in the commit differs from the overlay's.
 
-        A commit of another version of the overlay, which its message's digest shows, has none.
+        It returns none for a commit whose message has the digest of its own files: that is another
+        version of the overlay.
         """
         blobs = self._blobs(tool, commit)
         if f"\nOverlay-Digest: {_digest(blobs)}" in tool.cat_file("commit", commit):
@@ -127,14 +128,14 @@ class Overlay:
         return ours | {name: _blob_bytes(tool, blob) if blob else None for name, blob in undone}
 
     def _own_blobs(self, tool: HardenedGit, *options: str) -> dict[str, str]:
-        """Return path to blob hash of the overlay's files; the option `-w` stores the blobs."""
+        """Return the blob hash of each overlay file by path; the option `-w` stores the blobs."""
         root, names = self._root(), self.files
         sources = [root / name for name in names]
         blobs = tool.hash_object(*options, "--no-filters", "--", *sources).split()
         return dict(zip(map(str, names), blobs, strict=True))
 
     def _blobs(self, tool: HardenedGit, tree: str) -> dict[str, str]:
-        """Return path to blob hash of the kernels' folder and the layer in a commit or tree."""
+        """Return the blob hash of each file of the kernels' folder, and of the layer, by path."""
         paths = {*map(str, self.files), str(QUASAR_DIR), str(LAYER_FILE)}
         listing = tool.ls_tree("-r", "-z", tree, "--", *sorted(paths))
         rows = [row.split("\t", 1) for row in listing.split("\0") if row]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import stat
 from contextlib import closing
@@ -55,6 +56,16 @@ def test_a_locked_file_is_a_temporary_fault(path, monkeypatch):
         database.execute("BEGIN EXCLUSIVE")
         with pytest.raises(QuasarError, match=r"at the moment.*locked.*start again") as caught:
             Journal(path)
+    assert not isinstance(caught.value, ConfigError)
+
+
+def test_a_full_disk_at_the_first_start_is_a_temporary_fault(path, monkeypatch):
+    def full(*_args: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("neurons.miner.schema.os.open", full)
+    with pytest.raises(QuasarError, match=r"No space left.*Free space") as caught:
+        Journal(path)
     assert not isinstance(caught.value, ConfigError)
 
 

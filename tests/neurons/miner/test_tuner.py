@@ -170,7 +170,7 @@ def evidence_of(overlay: Path, shipped: str) -> Evidence:
     )
 
 
-def test_outdated_or_damaged_tuned_kernels_are_not_published(tmp_path):
+def test_outdated_or_damaged_tuned_kernels_are_not_used(tmp_path):
     tuned, overlay = TunedKernels(tmp_path), tmp_path / "overlay"
     copy_overlay(OVERLAY, overlay)
     with (overlay / CHUNK).open("a") as file:

@@ -31,11 +31,11 @@ def ssd_inputs(T, B=1, H=4, P=24, G=2, N=16, *, dtype=torch.float32, decay=1.0):
 class Operator(NamedTuple):
     """An operator, its definition, and its inputs."""
 
-    call: Callable[..., Any]  # takes the inputs, a state and bounds
+    call: Callable[..., Any]  # takes the inputs, a state and cu_seqlens
     exact: Callable[..., Any]  # the definition, with the same arguments
     inputs: Callable[..., tuple[torch.Tensor, ...]]  # draws inputs
     state: tuple[int, ...]  # shape of the state of one sequence of these inputs
-    steady: int  # number of leading results and gradients that strong decays do not cancel
+    steady: int  # number of leading results and gradients that stay accurate at strong decays
 
 
 WKV6 = Operator(wkv6, wkv6_recurrence, wkv6_inputs, (2, 16, 24), 5)

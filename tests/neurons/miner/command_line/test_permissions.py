@@ -108,5 +108,5 @@ def test_settings_wallets_and_backups_of_another_user_are_reported(capsys):
     assert capsys.readouterr().err.splitlines() == [
         f"{settings} cannot be read (Permission denied): "
         f"give it to the user that starts this program, and chmod 600 {settings}.",
-        f"The journal {copy} cannot be read: it belongs to another user.",
+        f"The journal {copy} cannot be read. Check its owner and mode.",
     ]

@@ -6,7 +6,7 @@
 // Mainloop, over tiles of 16 * WARPS tokens: while a tile is copied in, the one before it is
 // prepared (warp w computes the WY matrix and the scores of chunk w) and then applied (every warp
 // updates its columns with all chunks). There are no dedicated producer warps: on Hopper one lane
-// of a warp issues the bulk copies. Epilogue of a tile: o overwrites v in shared memory and is
+// of each warp copies its keys and queries, one of warp 0 the values and o. Epilogue of a tile: o overwrites v in shared memory and is
 // copied out from there.
 //
 // Shared memory: two stages of keys and queries, two of values, one set of WY matrices and scores.
@@ -105,11 +105,11 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
         [&](int p, int m, int e) { state[b][p][m][e] = enter ? -enter[place(b, p, m, e)] : 0.f; });
 
   const u32 own_columns = row_address(values, lane) ^ 32 * warp * BLOCKS;
-  // whether another sequence begins in the last tile
+  // whether another sequence may begin in the last tile
   const bool runs_over = Chunks::RUN_OVER && arg.table && segment.tokens % TOKENS;
-  int stops[PANELS];    // tiles that pass 1 skipped
-  float skipped = 0.f;  // the largest entry of the state after the skipped tiles
-  // with decays: the share of the skipped state that they leave, times MAP_ROW_BOUND / NEGLIGIBLE
+  int stops[PANELS];    // number of tiles at the segment's start that pass 1 skipped
+  float skipped = 0.f;  // the largest entry of the state at that point
+  // with decays: the share of that state that the decays leave, times MAP_ROW_BOUND / NEGLIGIBLE
   float fading = 0.f;
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
