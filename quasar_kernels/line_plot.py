@@ -44,7 +44,7 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Lines that are drawn together; lines with equal labels share a label."""
+    """Lines that are drawn together; a label of several lines is drawn once, at the last one."""
 
     title: str
     lines: Sequence[Line]
@@ -117,8 +117,7 @@ def panel_plot(
     """Return the SVG of panels over the same axes.
 
     Args:
-        columns: number of columns of panels. With two or more, the panels' titles are the only
-            labels.
+        columns: number of columns of panels. With two or more, lines have no labels.
     """
     every = [line for panel in panels for line in panel.lines]
     longest = max(len(line.label) for line in every)

@@ -103,11 +103,9 @@ def short_table(runs: Runs) -> str:
     where = f"{machine.gpu}, driver {machine.driver}, {versions(machine)}" if machine else "unknown"
     every = limits(runs)
     out = missed(every)
-    lost = f"; missed: {'; '.join(out)}" if out else ""
     text = (
-        f"Measured {ours.created} at commit {(ours.commit or 'unknown')[:12]}: {where}. "
-        "This run and those of the operator alone, accuracy and training keep "
-        f"{len(every) - len(out)} of {len(every)} of the layer's limits{lost}."
+        f"Medians of the processes, measured {ours.created} at commit "
+        f"{(ours.commit or 'unknown')[:12]}: {where}."
     )
     for run in contributed():
         if run.gpu == ours.gpu and run.created > ours.created:
@@ -116,7 +114,12 @@ def short_table(runs: Runs) -> str:
             later = {n: speed / 1e6 for n, speed in speeds(run).items() if n in IN_README}
             text += ", ".join(f"{n:,} tokens {speed:.3g}" for n, speed in later.items())
             text += " M tokens/s."
-    return f"{shown}\n\n{textwrap.fill(text, WIDTH, break_on_hyphens=False)}"
+    met = (
+        f"The layer meets {len(every) - len(out)} of its {len(every)} limits of speed, memory and "
+        f"accuracy{'. It misses (`layer` scope: the fork has this layer):' if out else '.'}"
+    )
+    paragraphs = [textwrap.fill(x, WIDTH, break_on_hyphens=False) for x in (text, met)]
+    return "\n\n".join([shown, *paragraphs, *(["\n".join(f"- {x}" for x in out)] if out else [])])
 
 
 def checks(run: Run) -> str:

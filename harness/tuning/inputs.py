@@ -8,7 +8,7 @@ from torch import Tensor
 
 HEADS, WIDTH = 8, 64
 NOISE = {"correlated 10%": 0.1, "correlated 1%": 0.01}
-"""Kinds of keys that share one direction: the noise on the common key, by name."""
+"""The noise on the common key, by the name of the kind of keys."""
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 

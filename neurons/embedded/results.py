@@ -49,7 +49,7 @@ class Results:
         return f"round {ending.round_number} has ended"
 
     def are_final(self) -> bool:
-        """Store the final places; return whether the validator has computed the same weights."""
+        """Store the final places; return whether the validator logged these weights."""
         self.all_judged()
         shares = {entry.identity.hotkey: entry.weight for entry in self.entries if entry.weight}
         return any(line["shares"] == shares for line in self._logged("weights"))

@@ -33,8 +33,8 @@ class HybridBlock(nn.Module):
     Args:
         width: channels of the input and the output.
         heads: heads of each branch.
-        mixers: one or more names of `MIXERS`, in the order of their gains, or the names joined by
-            `+`.
+        mixers: one or more names of `MIXERS`, or the names joined by `+`. With `gains`, the first
+            starts with the largest one.
         fusion: `gains`, per channel, initially 0.7 for the first branch and 0.3 for the others;
             `gated`, a softmax per token and head; or `mean`, of normalised branches.
         layer, layers: the block's index from 0, and the number of blocks of the model.

@@ -41,8 +41,8 @@ def ssd(
         for fp64). Gradients reach all tensors, from both results.
 
     Raises:
-        ValueError: an argument is not a tensor, shapes, dtypes or devices do not match, or
-            QUASAR_BACKEND or QUASAR_SSD_BACKEND has an unknown value.
+        ValueError: an argument is not a tensor, a dtype is not supported, shapes or devices do not
+            match, or QUASAR_BACKEND or QUASAR_SSD_BACKEND has an unknown value.
     """
     expect("x", x, ("batch", "T", "H", "P"))
     batch, T, H, P = x.shape

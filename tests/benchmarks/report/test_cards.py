@@ -1,4 +1,4 @@
-"""Estimates and counted bytes agree with measurements; contributed runs are listed or refused."""
+"""Estimated speeds and calculated peak memory agree with measurements; contributed runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_no_estimate_exceeds_the_card_s_bound(estimates: Estimates, gpu: Gpu) ->
 
 
 @pytest.mark.parametrize(("path", "file", "capability"), cards.PEAKS)
-def test_counted_bytes_are_the_measured_peaks_or_little_more(path, file, capability):
+def test_the_calculated_memory_is_near_the_measured_peaks(path, file, capability):
     peaks = cards.long_peaks(load(file))
     shares = [cards.counted_bytes(one, capability) / one.figures["peak_bytes"] for one in peaks]
     assert len(shares) >= 8

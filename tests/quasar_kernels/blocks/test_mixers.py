@@ -22,7 +22,7 @@ layers = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 
 
 @layers
-@pytest.mark.parametrize("first", [2, 17])  # the convolution of Mamba-2 reaches over three tokens
+@pytest.mark.parametrize("first", [2, 17])  # Mamba-2's convolution reads three earlier tokens
 def test_slices_equal_one_call_and_packed_sequences_equal_separate_calls(make, first):
     layer, x = make().double(), torch.randn(1, 40, WIDTH, dtype=torch.float64)
     for p in layer.parameters():
@@ -47,12 +47,14 @@ def test_slices_equal_one_call_and_packed_sequences_equal_separate_calls(make, f
 @pytest.mark.parametrize(
     ("name", "operator", "dtypes", "late"),
     [
-        # r, k, v, w, u; low-rank maps have zero halves at first, so the other halves learn later
+        # r, k, v, w, u; the `_down` matrices start at zero, so `late` gets no gradient at first
         ("rwkv6", wkv6.wkv6, [BF16, BF16, BF16, FP32, FP32], {"mix_input", "mix_up", "decay_up"}),
         ("mamba2", ssd.ssd, [BF16, FP32, FP32, BF16, BF16], set()),  # x, dt, A, B, C
     ],
 )
-def test_every_parameter_learns_and_autocast_is_close(monkeypatch, name, operator, dtypes, late):
+def test_which_parameters_get_gradients_and_autocast_is_close(
+    monkeypatch, name, operator, dtypes, late
+):
     torch.manual_seed(3)
     layer, x = LAYERS[name](), torch.randn(2, 50, WIDTH)
     y, _ = layer(x)

@@ -37,13 +37,13 @@ class Case(NamedTuple):
     wrapped: str = ""  # ddp, fsdp, checkpoint, compile
     conv: bool = True
     block: bool = False  # with all mixers
-    above: int | None = None  # the block's `checkpoint_above`
+    checkpoint_above: int | None = None  # of the block
 
     def make(self) -> nn.Module:
         """Return the same module on every rank."""
         torch.manual_seed(5)
         if self.block:
-            return HybridBlock(WIDTH, HEADS, state=16, checkpoint_above=self.above)
+            return HybridBlock(WIDTH, HEADS, state=16, checkpoint_above=self.checkpoint_above)
         return make_layer(self.conv)
 
 

@@ -49,7 +49,9 @@ def test_outputs_and_gradients(world):
     lengths = LENGTHS[world]
     cases = [
         make_case(lengths, [0, 100]),
-        make_case(lengths, [0, 36, 40, 100]),  # within the first tokens of a slice
+        make_case(
+            lengths, [0, 36, 40, 100]
+        ),  # a sequence begins within the first tokens of a slice
         make_case(lengths, [0, 100], conv=False),
     ]
     assert_equal(cases, run_ranks(world, run_layers, cases))
@@ -78,8 +80,8 @@ def test_padding_and_a_cache_for_several_sequences_are_refused():
         layer(x, use_cache=True, cp_context=context)
 
 
-@pytest.mark.parametrize("above", [None, 10])
-def test_blocks_of_all_mixers(above):
-    options = {"block": True, "above": above}
+@pytest.mark.parametrize("checkpoint_above", [None, 10])
+def test_blocks_of_all_mixers(checkpoint_above):
+    options = {"block": True, "checkpoint_above": checkpoint_above}
     cases = [make_case(LENGTHS[3], bounds, **options) for bounds in ([0, 100], [0, 36, 40, 100])]
     assert_equal(cases, run_ranks(3, run_layers, cases))

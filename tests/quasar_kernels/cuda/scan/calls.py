@@ -27,7 +27,7 @@ Kind = str | float
 class Call(NamedTuple):
     """A call's tensors."""
 
-    q: Tensor  # [B, T, H, S]; fewer heads if step sizes are read
+    q: Tensor  # [B, T, H / group, S]
     k: Tensor
     v: Tensor  # [B, T, H, S]
     beta: Tensor  # [H] or [B, T, H] fp32

@@ -49,7 +49,7 @@ class Neighbours:
         self.final: torch.Tensor | None = None  # the operator's states, after `forward`
 
     def gather_halo(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the inputs `[rows, hidden]` of the first sequence before x `[1, T, hidden]`.
+        """Return the inputs `[rows, hidden]` before x `[1, T, hidden]` of x's first sequence.
 
         All ranks must call it.
         """
@@ -77,7 +77,10 @@ class Neighbours:
             return d_halo
         own = F.pad(d_halo, (0, 0, most - d_halo.shape[0], 0))
         gathered = gather(own, self.place.group)
-        total, between = torch.zeros_like(own), 0  # between: rows of the ranks from here to n
+        total, between = (
+            torch.zeros_like(own),
+            0,
+        )  # between: rows of the ranks between this one and n
         for n in range(rank + 1, rank + self.place.after + 1):
             if between < most:
                 total[between:] += gathered[n, : most - between]

@@ -1,7 +1,7 @@
 // Hopper's mbarriers: barriers in shared memory that also count the bytes of bulk copies (TMA).
 //
-// `barrier` is the shared-memory address of a 64-bit barrier. Producers arrive, consumers wait for a
-// phase, which is named by its parity.
+// `barrier` is the shared-memory address of a 64-bit barrier. One side arrives, the other waits for
+// a phase, which is named by its parity.
 
 #pragma once
 
