@@ -40,8 +40,8 @@ __device__ __forceinline__ void wait_barrier(const void* barrier, unsigned parit
 extern "C" __constant__ int quasar_handshake_launch[3] = {64, 0, sizeof(void*)};
 
 // The producer warp copies eight chunks of x [1056], 1024 numbers, one after another into the same
-// buffer; the consumer warp reads them and writes sums behind them. As in the layer's kernels, one lane arrives at the barrier for the
-// whole consumer warp, after __syncwarp.
+// buffer; the consumer warp reads them and writes sums behind them. As in the layer's kernels, one
+// lane arrives at the barrier for the whole consumer warp, after __syncwarp.
 extern "C" __global__ void quasar_handshake(float* x, int) {
   __shared__ __align__(16) float4 chunk[32];
   __shared__ unsigned long long filled, taken;

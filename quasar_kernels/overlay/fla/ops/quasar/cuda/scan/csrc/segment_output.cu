@@ -6,8 +6,8 @@
 // Mainloop, over tiles of 16 * WARPS tokens: while a tile is copied in, the one before it is
 // prepared (warp w computes the WY matrix and the scores of chunk w) and then applied (every warp
 // updates its columns with all chunks). There are no dedicated producer warps: on Hopper one lane
-// of each warp copies its keys and queries, one of warp 0 the values and o. Epilogue of a tile: o overwrites v in shared memory and is
-// copied out from there.
+// of each warp copies its keys and queries, one of warp 0 the values and o. Epilogue of a tile: o
+// overwrites v in shared memory and is copied out from there.
 //
 // Shared memory: two stages of keys and queries, two of values, one set of WY matrices and scores.
 

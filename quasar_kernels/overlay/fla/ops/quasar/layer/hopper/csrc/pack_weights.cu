@@ -1,5 +1,5 @@
-// Rewrites weights as the swizzled weight tiles that the fused products read. On Hopper a plain bulk
-// copy brings a tile into shared memory ready for wgmma.
+// Rewrites weights as the swizzled weight tiles that the fused products read. On Hopper a plain
+// bulk copy brings a tile into shared memory ready for wgmma.
 //
 // A matrix W [rows, inputs] (a row an output) becomes weight tiles of 128 rows by 64 inputs, 16 KB
 // each: first the tiles of rows 0..127 along the inputs, then those of rows 128..255, and so on.

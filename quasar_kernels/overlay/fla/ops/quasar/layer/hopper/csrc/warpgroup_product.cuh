@@ -13,7 +13,8 @@ namespace quasar::layer {
 // Multiplies by the pipeline's next weight tiles, one for each 64 inputs (4 operands) of `a`; TILES
 // is 16 for weight tiles of 128 rows and 8 for weight tiles of 64. A weight tile is released while
 // the next is multiplied. A pipeline with as many stages as weight tiles is always at stage 0 here.
-// If the last 64 inputs are in shared memory instead of `a`, `last` is the descriptor of their tile.
+// If the last 64 inputs are in shared memory instead of `a`, `last` is the descriptor of their
+// tile.
 template <Scalar T, int TILES, int OPERANDS, int STAGES, class... Last>
 __device__ __forceinline__ void product(float (&d)[TILES][4], const u32 (&a)[OPERANDS][4],
                                         PipelineConsumer<STAGES>& weights, Last... last) {

@@ -1,9 +1,9 @@
 // The layer's output in one kernel: y = (rmsnorm(o per head) * weight * sigmoid(narrow W_g^T + b))
 // W_o^T, for 8 heads of 64 channels (resident_tokens.cuh).
 //
-// Grid: (blocks, rows). A block takes every gridDim.x-th tile of 128 tokens. Rows of the grid divide
-// the output channels among them, so that few tokens still fill the GPU; every row computes all
-// norms.
+// Grid: (blocks, rows). A block takes every gridDim.x-th tile of 128 tokens. Rows of the grid
+// divide the output channels among them, so that few tokens still fill the GPU; every row computes
+// all norms.
 //
 // Heads 0 .. 3 of the gated norm are operands in registers, so every group computes them. The other
 // heads are in shared memory, and the groups divide them. Two groups therefore compute 12 heads
@@ -161,8 +161,8 @@ __device__ __forceinline__ void compute_head(u32 (*a)[2][4], const OutputArgumen
   if (arg.T > 0) gate_head<T>(a, gate, arg.eps);
 }
 
-// Computes the tile's gated norm, in registers and in shared memory. Loads of o for several heads are
-// in flight at the same time.
+// Computes the tile's gated norm, in registers and in shared memory. Loads of o for several heads
+// are in flight at the same time.
 template <Scalar T>
 __device__ __forceinline__ void gate_and_norm(Held& held, const OutputArguments& arg,
                                               ResidentShared& shared, const OutputTile& tile,

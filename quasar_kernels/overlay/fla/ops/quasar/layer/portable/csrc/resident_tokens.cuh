@@ -6,14 +6,14 @@
 // are A operands: the first 256 are in its registers (in both groups), the others in shared memory,
 // in the order of the registers, so that one load of 16 bytes brings a lane's part of an operand.
 // 128 KB of the register file and 64 KB of shared memory therefore hold 128 tokens. With 64 tokens,
-// which fit shared memory alone, weights would cross the L2 cache twice as often, and operands of 16
-// tokens would read every weight from shared memory twice as often: on GPUs with 1,024 products a
-// clock and more, both take longer than the products.
+// which fit shared memory alone, weights would cross the L2 cache twice as often, and operands of
+// 16 tokens would read every weight from shared memory twice as often: on GPUs with 1,024 products
+// a clock and more, both take longer than the products.
 //
 // Each group has its own pipeline: STAGES pieces of 64 output channels x 64 inputs, halves of the
-// weight tiles that pack_weights.cu writes. While one group waits or computes its results, the other
-// multiplies. Where a multiprocessor holds two blocks (228 KB of shared memory), a block is one
-// group: then no operand is held twice, and no group waits for another.
+// weight tiles that pack_weights.cu writes. While one group waits or computes its results, the
+// other multiplies. Where a multiprocessor holds two blocks (228 KB of shared memory), a block is
+// one group: then no operand is held twice, and no group waits for another.
 //
 // Tokens of a warp: row g (+ 8 h) of the operand m holds token 4 g + 2 m + h, so a lane owns four
 // neighbours. Inputs: in the order of pack_weights.cu's groups of 16 or 32.

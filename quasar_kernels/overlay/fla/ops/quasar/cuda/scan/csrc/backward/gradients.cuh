@@ -181,8 +181,8 @@ __device__ __forceinline__ void read_keys(const WalkState& state,
 #endif
 }
 
-// state += x Y, x [., 16 tokens] an operand, Y a chunk. On Hopper, call it between open_products and
-// close_products; finish_state waits for the products.
+// state += x Y, x [., 16 tokens] an operand, Y a chunk. On Hopper, call it between open_products
+// and close_products; finish_state waits for the products.
 template <Scalar T>
 __device__ __forceinline__ void add_rows(WalkState& state, const u32 (&x)[COLUMN_BLOCKS][4],
                                          u32 chunk, int lane) {

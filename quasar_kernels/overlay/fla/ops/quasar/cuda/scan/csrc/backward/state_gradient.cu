@@ -6,8 +6,9 @@
 // independent, so each warp owns 16 * COLUMN_BLOCKS columns and keeps dS^T in registers; all
 // matrices are transposed, as in output_chunk.cuh. Over a segment this is an affine map whose
 // matrix is the transpose of the forward pass's. state_gradient_map computes the map's offset (in a
-// sequence's last segment the gradient itself, from d_final); after the scan over segments (gradient_scan.cu), state_gradient starts from the
-// true gradient after the segment, writes dv, and stores checkpoints of dS in the rows of dk.
+// sequence's last segment the gradient itself, from d_final); after the scan over segments
+// (gradient_scan.cu), state_gradient starts from the true gradient after the segment, writes dv,
+// and stores checkpoints of dS in the rows of dk.
 //
 // Shared memory: two stages of keys and queries, two of dO (dv overwrites it), one set of
 // triangular matrices.
