@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-from fla.ops.quasar.segments import Segments, host_bounds, packed_table
+from fla.ops.quasar.segments import Segments, host_bounds, longest_of, packed_table
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from torch import Tensor
 
@@ -20,8 +20,10 @@ ALONE = 128
 """Sequences up to this length are one segment, because the scan's launches would cost more."""
 LEAST = 64
 """Smallest number of tokens of a segment."""
-PROGRAMS = 8
+PROGRAMS = 4
 """Target number of programs per multiprocessor, over the whole call."""
+WHOLE = 1.4
+"""Programs per multiprocessor from which sequences are not cut: cut ones need another pass."""
 STEPS = 16
 """Segments that the scan loads at once."""
 STEP_WARPS = 4
@@ -124,15 +126,20 @@ def plan_call(
         ValueError: the bounds `cu_seqlens` do not fit one row of T tokens.
     """
     B, T, H, _, V = shape
-    chains = (B if cu_seqlens is None else 1) * H * triton.cdiv(V, tiles.values)
+    programs = H * triton.cdiv(V, tiles.values)  # of a sequence
+    bounds = None if cu_seqlens is None else host_bounds(cu_seqlens)
+    longest = T if bounds is None else longest_of(bounds)
     if segments is None:
-        most = PROGRAMS * _multiprocessors(device.index) // chains
-        segments = 1 if T <= ALONE else max(1, min(most, math.ceil(T / LEAST)))
+        multiprocessors = _multiprocessors(device.index)
+        if longest <= ALONE or B * T * programs >= WHOLE * multiprocessors * longest:
+            segments = math.ceil(T / max(longest, 1))
+        else:
+            most = PROGRAMS * multiprocessors // (programs * B)
+            segments = max(1, min(most, math.ceil(T / LEAST)))
     length = tiles.chunk * math.ceil(math.ceil(T / segments) / tiles.chunk)
-    if cu_seqlens is None:
+    if bounds is None:
         count = math.ceil(T / length)
         return Plan(shape, tiles, Segments(B * count, B, count, length, None, None, length))
-    bounds = host_bounds(cu_seqlens)
     packed = packed_table(bounds, length, device)
     cut = Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
     return Plan(shape, tiles, cut)

@@ -43,4 +43,4 @@ class Recorder:
             packed = ctypes.string_at(address, ctypes.sizeof(self._structure))
             self.launches.append(Launch(name, grid, self._structure.from_buffer_copy(packed)))
 
-        return SimpleNamespace(launch=launch, blocks=4)
+        return SimpleNamespace(launch=launch, blocks=4, threads=128)

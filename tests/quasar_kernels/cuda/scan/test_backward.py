@@ -87,7 +87,7 @@ def test_an_unaligned_gradient_is_copied(recorder):
 
 @pytest.mark.parametrize(("width", "tile"), [(64, 64), (128, 128)])
 def test_the_forward_pass_cuts_where_the_backward_pass_stores_checkpoints(width, tile):
-    kernel = SimpleNamespace(blocks=4)
+    kernel = SimpleNamespace(blocks=4, threads=128)
     kernels = {"segment_map": kernel, "segment_output": kernel}
     program = LoadedProgram(Variant(0, torch.bfloat16), kernels, 132, False)
     q = torch.empty(1, 5000, 2, width, dtype=torch.bfloat16)

@@ -10,6 +10,11 @@ from typing import NamedTuple
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+WHOLE_WARPS = 2.8
+"""Least warps of a pass over whole sequences, per multiprocessor, for which they are not cut."""
+WHOLE_TOKENS = 24_576
+"""Longest sequence for which that is enough; longer ones need twice as many warps."""
+
 _known_bounds = WeakIdKeyDictionary()  # from a tensor to its version and its values
 
 
@@ -27,6 +32,27 @@ def host_bounds(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
         bounds = tuple(cu_seqlens.tolist())
         _known_bounds[cu_seqlens] = cu_seqlens._version, bounds
     return bounds
+
+
+def longest_of(bounds: Sequence[int]) -> int:
+    """Return the number of tokens of the longest sequence between `bounds`."""
+    return max((stop - start for start, stop in itertools.pairwise(bounds)), default=0)
+
+
+def stay_whole(longest: int, tokens: int, warps: int, multiprocessors: int) -> bool:
+    """Return whether a call's sequences are not cut into segments.
+
+    Segments occupy the whole GPU, but need the maps of all segments, and a scan over them. If the
+    sequences alone occupy most of the GPU, they are faster without.
+
+    Args:
+        longest: tokens of the longest sequence.
+        tokens: tokens of all sequences.
+        warps: warps that process one sequence with all its heads.
+        multiprocessors: of the GPU.
+    """
+    least = WHOLE_WARPS if longest <= WHOLE_TOKENS else 2 * WHOLE_WARPS
+    return tokens / max(longest, 1) * warps >= least * multiprocessors
 
 
 class PackedTable(NamedTuple):

@@ -10,17 +10,35 @@ from typing import NamedTuple
 import torch
 import triton
 
-from fla.ops.quasar.segments import Segments, host_bounds, packed_table
+from fla.ops.quasar.segments import (
+    Segments,
+    host_bounds,
+    longest_of,
+    packed_table,
+    stay_whole,
+)
 from fla.ops.quasar.triton_kernels.tiles import Tiles
 from fla.ops.quasar.triton_kernels.tuning import tiles_for
 
 
 @functools.cache
-def _programs_per_wave(device: torch.device) -> int:
-    # four programs of two warps and about 255 registers per thread fill a multiprocessor
+def _multiprocessors(device: torch.device) -> int | None:
     if device.type != "cuda":
-        return 16  # under the interpreter: enough for several segments
-    return 4 * torch.cuda.get_device_properties(device).multi_processor_count
+        return None
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _programs_per_wave(device: torch.device) -> int:
+    # four programs of two warps and about 255 registers per thread fill a multiprocessor; 16
+    # programs under the interpreter are enough for several segments
+    return 4 * (_multiprocessors(device) or 4)
+
+
+def _stay_whole(q: torch.Tensor, tiles: Tiles, longest: int) -> bool:
+    multiprocessors = _multiprocessors(q.device)
+    B, T, H, S = q.shape
+    warps = H * triton.cdiv(S, tiles.value_cols) * tiles.output_warps
+    return multiprocessors is not None and stay_whole(longest, B * T, warps, multiprocessors)
 
 
 def segments_for(tokens: int, chains: int, wave: int, chunk: int) -> tuple[int, int]:
@@ -75,11 +93,17 @@ def plan_segments(
     wave = _programs_per_wave(q.device)
     if cu_seqlens is not None:
         bounds = host_bounds(cu_seqlens)
-        _, length = segments_for(bounds[-1], H, wave, tiles.chunk)
+        longest = longest_of(bounds)
+        if _stay_whole(q, tiles, longest):
+            length = tiles.chunk * triton.cdiv(longest, tiles.chunk)
+        else:
+            _, length = segments_for(bounds[-1], H, wave, tiles.chunk)
         packed = packed_table(bounds, length, q.device)
         cut = Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
     else:
         count, length = segments_for(T, B * H, wave, tiles.chunk)
+        if segments is None and _stay_whole(q, tiles, T):
+            segments = 1
         if segments is not None:
             length = tiles.chunk * triton.cdiv(triton.cdiv(T, segments), tiles.chunk)
             count = triton.cdiv(T, length)

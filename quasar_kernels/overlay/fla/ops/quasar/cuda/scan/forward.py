@@ -32,7 +32,13 @@ from fla.ops.quasar.cuda.program import (
     serializer,
 )
 from fla.ops.quasar.scan import Saved, Scan, ScanInputs
-from fla.ops.quasar.segments import Segments, host_bounds, packed_table
+from fla.ops.quasar.segments import (
+    Segments,
+    host_bounds,
+    longest_of,
+    packed_table,
+    stay_whole,
+)
 
 HEAD_DIMS = (64, 128)
 """The head widths that the CUDA kernels support."""
@@ -45,6 +51,8 @@ TILE = 64
 LONG = 3072
 """Least tokens of a segment in which pass 1 may stop early. The kernels are then launched a second
 time, for heads that stopped too early. In shorter segments this costs more time than it saves."""
+EVEN = 0.92
+"""Least share of whole rounds of blocks, one on every multiprocessor, that a cut must fill."""
 
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
@@ -129,20 +137,24 @@ def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | N
 
 
 @functools.lru_cache(1024)
-def _cut(tokens: int, chains: int, map_wave: int, output_wave: int, tile: int) -> tuple[int, int]:
+def _cut(tokens: int, chains: int, wave: int, multiprocessors: int, tile: int) -> tuple[int, int]:
     """Return the number of segments of each sequence, and their length, a multiple of `tile`.
 
     Args:
         tokens: of the (longest) sequence.
         chains: sequences times heads times a head's panels; the tokens of one chain are processed
             sequentially.
-        map_wave, output_wave: resident blocks of pass 1 and of pass 2 on the whole device.
+        wave: resident blocks of either pass on the whole device.
     """
-    # one wave for both passes, with equally many blocks on every multiprocessor
-    most = min(map_wave, output_wave) // chains
     # a pass costs about tokens / n, the scan between the passes as much as 16 tokens per segment
     tokens = max(tokens, 1)
-    n = max(1, min(math.isqrt(tokens // 16), most))
+    most = max(1, min(math.isqrt(tokens // 16), wave // chains))
+
+    def is_even(n: int) -> bool:
+        rounds = n * chains / multiprocessors
+        return rounds >= EVEN * math.ceil(rounds)
+
+    n = next(filter(is_even, range(most, most // 2, -1)), most)
     length = tile * math.ceil(math.ceil(tokens / n) / tile)
     return math.ceil(tokens / length), length
 
@@ -152,8 +164,14 @@ def cut_evenly(
 ) -> tuple[int, int]:
     """Return the number and the length of segments for sequences of (at most) `tokens` tokens."""
     kernels = program.kernels["segment_map"], program.kernels["segment_output"]
-    waves = [kernel.blocks * program.multiprocessors for kernel in kernels]
-    return _cut(tokens, sequences * H * (S // PANEL), *waves, tile_of(S))
+    # one wave for both passes
+    wave = min(kernel.blocks for kernel in kernels) * program.multiprocessors
+    return _cut(tokens, sequences * H * (S // PANEL), wave, program.multiprocessors, tile_of(S))
+
+
+def _stay_whole(program: LoadedProgram, longest: int, tokens: int, H: int, S: int) -> bool:
+    warps = H * (S // PANEL) * program.kernels["segment_output"].threads // 32
+    return stay_whole(longest, tokens, warps, program.multiprocessors)
 
 
 def tile_of(S: int) -> int:
@@ -172,15 +190,22 @@ def cut_segments(
     `count` sets the number of segments of each sequence; packed sequences ignore it.
     """
     B, T, H, S = v.shape
+    tile = tile_of(S)
     if cu_seqlens is None:
+        if count is None and _stay_whole(program, T, B * T, H, S):
+            count = 1
         if count is None:
             count, length = cut_evenly(program, T, B, H, S)
         else:
-            length = tile_of(S) * math.ceil(math.ceil(T / count) / tile_of(S))
+            length = tile * math.ceil(math.ceil(T / count) / tile)
             count = math.ceil(T / length)
         return Segments(B * count, B, count, length, None, None, length)
     bounds = host_bounds(cu_seqlens)
-    _, length = cut_evenly(program, bounds[-1], 1, H, S)
+    longest = longest_of(bounds)
+    if _stay_whole(program, longest, bounds[-1], H, S):
+        length = tile * math.ceil(max(longest, 1) / tile)
+    else:
+        _, length = cut_evenly(program, bounds[-1], 1, H, S)
     packed = packed_table(bounds, length, v.device)
     return Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
 
