@@ -39,7 +39,7 @@ step layer_accuracy layer-accuracy --fork "$fork"
 for tree in public-fork baseline overlay-ops overlay; do
   step layer "$tree" --fork "$fork" --tree "$tree"
 done
-# without a choice by time, the portable path uses library products
+# without autotuning, the portable path uses library products
 portable() {
   QUASAR_AUTOTUNE=0 step "$@" --fork "$fork" --tree overlay-portable
 }

@@ -17,8 +17,8 @@ from harness.tuning.clock import poison as poison
 from harness.tuning.clock import soak as soak
 
 ROTATED_BYTES = 256 << 20
-"""Total bytes of the copies of a state between which decoding alternates: more than any L2 cache.
-There are at most 64 copies."""
+"""Decoding alternates between 4 to 64 copies of its state, of about so many bytes in all: more than
+any L2 cache."""
 
 CLOCKS = """\
 The GPU is warmed with matrix products first, and each call runs for 0.2 s before it is timed. \
@@ -27,11 +27,11 @@ synchronizations around consecutive calls."""
 RESTED = """\
 From rest: 0.3 s without work, three replays, then ten that are timed, as validators time a layer, \
 median of 5."""
-"""How `graph_ms`, `eager_ms` and `rested_ms` time, for the cases' protocols."""
+"""The text for protocols with `rested_ms`; `CLOCKS` is that for `graph_ms` and `eager_ms`."""
 
 
 def free() -> None:
-    """Return the allocator's cached memory and reset its peak; do nothing without a GPU."""
+    """Collect garbage; on a GPU also release cached memory and reset the peak."""
     gc.collect()
     if not torch.cuda.is_available():
         return
@@ -72,7 +72,7 @@ def product_tflops(dtype: torch.dtype) -> float:
 
 
 def rested_ms(call: Call) -> float:
-    """Return the median milliseconds of one call in a CUDA graph, on a rested GPU as validators do.
+    """Return the median milliseconds of one call in a CUDA graph on a rested GPU, as at validators.
 
     After 0.3 s without work, three replays warm up and ten are timed, before the power limit lowers
     the clocks.
@@ -90,8 +90,8 @@ def rested_ms(call: Call) -> float:
 def eager_ms(calls: Call | Sequence[Call], least_ms: float = 10) -> float:
     """Return the median milliseconds of one launched call, by the host's clock.
 
-    Several calls of together about `least_ms` are launched between two synchronisations, as in a
-    loop over layers or tokens, after a warm-up of 0.2 s.
+    Between two synchronisations, calls for about `least_ms` in all are launched, as in a loop over
+    layers or tokens, after a warm-up of 0.2 s.
     """
     calls = calls if isinstance(calls, Sequence) else (calls,)
 
@@ -120,7 +120,7 @@ def events_ms(calls: Sequence[Call], times: int) -> float:
 
 
 def states_in_turn(nbytes: int) -> int:
-    """Return how many copies of a state decoding must alternate between to exceed the L2 cache."""
+    """Return the number of copies of a state that decoding uses in turn (`ROTATED_BYTES`)."""
     return max(4, min(64, ROTATED_BYTES // nbytes))
 
 

@@ -1,4 +1,4 @@
-"""The ways to train a model: unchanged, compiled, checkpointed, and on several GPUs."""
+"""The ways to train a model: fp32, bf16, compiled, checkpointed, and on several GPUs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def prepare(model: Model, way: str, device: torch.device, backend: str = "induct
     """Return `model`, on `device`, ready for a way of training.
 
     Args:
-        way: one of `WAYS`; those on several GPUs need an initialized process group.
+        way: a key of `cases.recall.WAYS`; `ddp` and `fsdp` need an initialized process group.
         backend: the backend of `torch.compile`.
     """
     if way == "fp32":
-        torch.backends.cudnn.allow_tf32 = False  # products do not use it by default
+        torch.backends.cudnn.allow_tf32 = False  # matrix products are without TF32 by default
         model.compute_by_definition()
     model.checkpointed = way == "checkpointed"
     run: Any = model

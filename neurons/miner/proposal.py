@@ -80,7 +80,7 @@ def check_files(overlay: Path, present: Path, scope: Scope) -> None:
         if size > FILE_BYTES or total > ALL_BYTES:
             raise Rejected(f"{name} makes the kernels too long: {size:,} of {total:,} bytes.")
     if overlay_digest(scope, overlay) == overlay_digest(scope, present):
-        raise Rejected("Nothing that is published was changed.")
+        raise Rejected("The command changed no published file.")
 
 
 def copy_fork(fork: Path, present: Path, overlay: Path, scope: Scope, tree: Path) -> None:

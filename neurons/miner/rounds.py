@@ -34,8 +34,8 @@ def read_relation(submission: Submission, client: ApiClient) -> Relation:
 def is_due(last: Submission | None, now: Round, content_digest: str, mode: str) -> bool:
     """Return whether a new submission is due after `last`, the newest closed one.
 
-    The same content is submitted once a round, again after an end without a verdict, and directly
-    after a premature commitment that was not revealed.
+    The same content is submitted once a round, again after an end without a verdict, and in mode
+    `direct` after a premature commitment that was not revealed.
     """
     if last is None or last.state not in VERDICTS:
         return True

@@ -20,9 +20,10 @@ class Forward(NamedTuple):
 class Kernels(NamedTuple):
     """The launches of an operator.
 
-    `backward` takes a plan, inputs, the checkpoints, the gradients of o and of the final state
-    (fp32) or None, both contiguous, and whether there is an initial state. It returns the gradients
-    of the inputs and of the initial state.
+    A `plan` has the arguments of a call other than inputs and states. `backward` takes a plan,
+    inputs, the checkpoints, the contiguous gradients of o and of the final state (fp32, or None),
+    and whether there is an initial state. It returns the gradients of the inputs and of the initial
+    state.
     """
 
     inputs: Callable[..., Any]  # the type of the tuple of input tensors
@@ -32,7 +33,7 @@ class Kernels(NamedTuple):
 
 
 class KernelsFunction(torch.autograd.Function):
-    """An operator with its backward pass; a `plan` has the arguments except inputs and states."""
+    """An operator with its backward pass."""
 
     @staticmethod
     def forward(

@@ -58,13 +58,13 @@ TIMED = {
     "RemembersByVersion": IDLE,
     "RemembersByContent": IDLE,
     "ComputesOnlyTheBeginning": DIGESTS,
-    "SkipsEveryOtherChunk": DIGESTS,
+    "ZeroesAChunk": DIGESTS,
     "KnowsItsProcess": DIGESTS,
     "ComputesWhenRead": IDLE,
     "PatchesTheClock": "replaced time.time",
     "PatchesSynchronize": "replaced torch.cuda.synchronize",
     "ForgesItsTime": IDLE,
-    "ComputesItsProofBeforehand": DIGESTS,
+    "ReusesOutputsByAddress": DIGESTS,
 }
 PROVEN = {
     "ForgesItsDigests": DIGESTS,
@@ -88,7 +88,7 @@ SLOW = ("Slow", "ForgesTheClock", "ForgesItsFirstCalls", "StartsTrivial")
 """Layers whose calls take at least 30 ms; no change of their process must raise their speed."""
 LENGTHS = {
     "ForgesByHalves": 64,  # it computes a hundred calls in each chain
-    **dict.fromkeys(("ComputesOnlyTheBeginning", "SkipsEveryOtherChunk", "ForgesByWindows"), 512),
+    **dict.fromkeys(("ComputesOnlyTheBeginning", "ZeroesAChunk", "ForgesByWindows"), 512),
 }
 """Lengths in tokens of cheats that need another one than TOKENS."""
 CHEATS = [

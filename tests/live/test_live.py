@@ -1,4 +1,4 @@
-"""One cycle in each mode against the public code that the environment names (README.md)."""
+"""One cycle in each mode against the public code at the paths in QUASAR_LIVE_* (README.md)."""
 
 from __future__ import annotations
 

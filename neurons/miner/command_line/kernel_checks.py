@@ -49,14 +49,14 @@ def examine(
 ) -> Iterator[Finding]:
     """Yield each finding as soon as it is made; a separate process compiles for each capability.
 
-    A fault that affects this machine is a failure; on a machine without a GPU, every compilation
-    that fails is one. Other faults are warnings.
+    A fault is a failure if it affects this machine, or if a compilation fails on a machine without
+    a GPU. Other faults are warnings.
     """
     yield gpu(device)
     try:
         report = find(device)
     except MeasurementError as error:
-        yield failure(device, *describe_failure(_with_last_line(error)))
+        yield failure(device, *describe_failure(_with_log(error)))
         return
     here = {path.capability for path in report.paths if path.capability}
     if report.nvrtc_error:
@@ -101,7 +101,7 @@ def compiles(
     try:
         builds = build(capability).builds
     except MeasurementError as error:
-        return level(name, *describe_failure(_with_last_line(error)))
+        return level(name, *describe_failure(_with_log(error)))
     broken = [one for one in builds if one.error]
     if broken:
         which = " and ".join(f"{one.program} {one.dtype}" for one in broken)
@@ -124,6 +124,6 @@ def describe_failure(text: str, remedy: str = "") -> tuple[str, str]:
     return line, remedy[:1].upper() + remedy[1:] or _UNKNOWN
 
 
-def _with_last_line(error: MeasurementError) -> str:
+def _with_log(error: MeasurementError) -> str:
     # describe_failure shows the first line, and searches all lines for known messages
     return f"{error.reason}\n{error.log_tail}"

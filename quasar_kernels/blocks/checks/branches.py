@@ -27,7 +27,7 @@ class Block(NamedTuple):
     branches: tuple[Branch, ...]
 
     def ratio(self, figure: str) -> float:
-        """Return the ratio of the largest to the smallest value of a figure of the branches."""
+        """Return a field's largest value over the branches, divided by its smallest."""
         values = [getattr(branch, figure) for branch in self.branches]
         return max(values) / min(values) if min(values) != 0 else float("inf")
 

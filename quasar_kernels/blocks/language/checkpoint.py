@@ -18,7 +18,7 @@ class Checkpoint(NamedTuple):
 
     sizes: Sizes
     recipe: Recipe
-    digest: str  # of the text
+    digest: str  # SHA-256 of the training text
     losses: list[float]  # of each step, nats per token
     model: dict[str, Tensor]
     optimizer: dict[str, object]

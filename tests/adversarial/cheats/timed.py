@@ -1,4 +1,4 @@
-"""Layers that pass the correctness check and compute less in timed calls."""
+"""Layers that pass the correctness check and cheat in timed calls."""
 
 import sys
 import time
@@ -29,7 +29,7 @@ class RestsWhileTimed(Counting):
 
 
 class RemembersByVersion(Counting):
-    """Repeats its output from the fourth call with the same tensor and version counter."""
+    """From the fourth call with the same tensor and version counter on, repeats its last output."""
 
     def forward(self, x, **options):
         key = (id(x), x._version)
@@ -42,7 +42,7 @@ class RemembersByVersion(Counting):
 
 
 class RemembersByContent(Counting):
-    """Repeats its output for the same values of input and weights, so it is never wrong."""
+    """Repeats its output if the sums of input and weights are the same."""
 
     def forward(self, x, **options):
         key = (float(x.sum()), *(float(p.sum()) for p in self.parameters()))
@@ -63,8 +63,8 @@ class ComputesOnlyTheBeginning(honest.QuasarAttention):
         return y, None, None
 
 
-class SkipsEveryOtherChunk(honest.QuasarAttention):
-    """Leaves a chunk out after two correct calls."""
+class ZeroesAChunk(honest.QuasarAttention):
+    """Sets a chunk of the output to zero after two correct calls."""
 
     def forward(self, x, **options):
         self.__dict__["number"] = self.__dict__.get("number", 0) + 1
@@ -132,8 +132,8 @@ class ForgesItsTime(honest.QuasarAttention):
         }
 
 
-class ComputesItsProofBeforehand(honest.QuasarAttention):
-    """Returns an earlier output, scaled, instead of one with the new weights."""
+class ReusesOutputsByAddress(honest.QuasarAttention):
+    """After three calls on an address, returns the last output, scaled."""
 
     def forward(self, x, **options):
         seen = self.__dict__.setdefault("seen", {})

@@ -1,4 +1,4 @@
-"""Models of equal size that learn to recall and learn a text, and the data of their trainings."""
+"""Models of equal size that are trained to recall or on a text, and their data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quasar_kernels.blocks.language.model import LanguageModel, Sizes, next_toke
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train in a thread of this process, because another one would first import torch."""
+    """Train in a thread, because a new process would first import torch."""
     torch.set_num_threads(1)
     monkeypatch.setattr(choices, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
 
@@ -36,7 +36,7 @@ def test_models_have_equally_many_parameters() -> None:
 
 
 @pytest.mark.usefixtures("one_process")
-def test_recall_is_trained_for_each_choice(tmp_path, monkeypatch) -> None:
+def test_each_model_is_trained_to_recall(tmp_path, monkeypatch) -> None:
     file = tmp_path / "recall.json"
     monkeypatch.setattr(learned_recall, "SMALL_TASK", Task(24, 32, 4, 4))
     monkeypatch.setattr(choices, "CHOICES", (("quasar",), ("rwkv6", "mamba2")))
@@ -49,7 +49,7 @@ def test_recall_is_trained_for_each_choice(tmp_path, monkeypatch) -> None:
         assert entry.figures["steps"] == 10
         assert 0 < entry.figures["recall"] < 1
         (loss,) = entry.series["losses"]
-        assert 2 < loss < 4  # the first ten steps of 24 tokens: log(24) is 3.18
+        assert 2 < loss < 4  # ten steps with a vocabulary of 24: log(24) is 3.18
 
 
 def test_the_end_of_the_text_is_held_out() -> None:
@@ -69,7 +69,7 @@ def test_the_held_out_loss_is_the_mean_over_whole_sequences() -> None:
 
 
 @pytest.mark.usefixtures("one_process")
-def test_a_text_is_learned_by_each_choice_from_each_seed(tmp_path, monkeypatch) -> None:
+def test_each_model_is_trained_on_a_text_from_each_seed(tmp_path, monkeypatch) -> None:
     file = tmp_path / "text.json"
     kept, rest = split()
     monkeypatch.setattr(learned_text, "split", lambda: (kept, rest[:200]))

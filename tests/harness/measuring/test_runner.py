@@ -65,7 +65,7 @@ def test_a_stop_ends_a_probe() -> None:
         ({"longest": 511}, "its correctness check stopped at 511 tokens"),
     ],
 )
-def test_only_a_passed_check_of_the_same_code_and_length_counts(changes, reason):
+def test_only_a_passed_check_of_the_same_code_and_enough_tokens_counts(changes, reason):
     correctness = make_correctness(**changes)
     with pytest.raises(MeasurementError, match=reason) as caught:
         confirm(make_sample(512), correctness)
@@ -74,7 +74,7 @@ def test_only_a_passed_check_of_the_same_code_and_length_counts(changes, reason)
     assert confirm(make_sample(1_000_000), whole).correctness == whole
 
 
-def test_unchecked_wrong_code_is_timed_and_its_output_ignored(make_tree: Any) -> None:
+def test_unchecked_wrong_code_is_timed_and_its_prints_ignored(make_tree: Any) -> None:
     forged = (
         "_right = chunk_quasar\n"
         "def chunk_quasar(q, k, v, beta, **options):\n"
@@ -93,7 +93,7 @@ def test_unchecked_wrong_code_is_timed_and_its_output_ignored(make_tree: Any) ->
 # ---- failures --------------------------------------------------------------------------------
 
 
-def test_the_deadline_counts_from_the_start(make_tree: Any) -> None:
+def test_the_deadline_includes_imports(make_tree: Any) -> None:
     error = fails(make_tree("import time; time.sleep(3600)"), replace(CPU, timeout=0.5))
     assert (error.kind, error.reason) == ("timeout", "not done within 0.5 s")
 
@@ -147,7 +147,7 @@ def test_the_subject_cannot_read_the_referees_secrets(make_tree: Any) -> None:
 
 
 def test_the_subjects_folder_is_not_on_the_import_path(make_tree):
-    """The referee has the same path and imports some modules late."""
+    """Otherwise the referee could import a file that the subject wrote."""
     tree = make_tree(
         "import importlib.util\n"
         "open('late.py', 'w').close()\n"
@@ -192,7 +192,7 @@ def test_code_from_outside_the_tree_is_refused(make_tree: Any, tmp_path: Path) -
     assert f"loaded from {elsewhere}" in error.reason
 
 
-def test_a_tree_without_the_files_is_named(tmp_path: Path) -> None:
+def test_the_first_missing_file_is_named(tmp_path: Path) -> None:
     error = fails(tmp_path)
     assert error.kind == "protocol"
     assert "has no fla/ops/quasar/chunk.py" in error.reason

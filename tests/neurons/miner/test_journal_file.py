@@ -124,7 +124,7 @@ def test_row_18_an_older_version_migrates_with_a_live_commitment_in_it(path):
         early = cycle.advance(COMMITMENT, State.PREMATURE, 3.0)
         log.transition(COMMITMENT, early)
         assert history(log, COMMITMENT.id) == [State.PREMATURE]
-        new(log)  # an older version's index counts PREMATURE as live
+        new(log)  # the old index, which counted PREMATURE as live, would refuse it
     with closing(sqlite3.connect(path)) as database:
         rows = database.execute("SELECT version, name FROM applied").fetchall()
     assert rows == [(n, name) for n, (name, _) in enumerate(schema.MIGRATIONS, 1)]
@@ -134,7 +134,7 @@ def test_a_copy_is_migrated_and_leaves_the_older_file_unchanged(path: Path) -> N
     older_file(path, 1, COMMITMENT)
     with Journal(path, copy=True) as log:
         assert log.live(HOTKEY, 2048) == COMMITMENT
-        assert history(log, COMMITMENT.id) == []  # the file lacks this table
+        assert history(log, COMMITMENT.id) == []  # the older file had no such table
         log.transition(COMMITMENT, cycle.fail(COMMITMENT, "r", 3.0, 0.0))
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT version FROM applied").fetchall() == [(1,)]

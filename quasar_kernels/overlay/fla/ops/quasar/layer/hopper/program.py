@@ -215,7 +215,7 @@ def output_layouts(
 
 @functools.lru_cache(1024)
 def output_grid(tiles: int, weight_tiles: int, multiprocessors: int) -> tuple[int, int, int]:
-    """Return the blocks of a row of the grid, its rows, and each consumer's tiles of 64 tokens.
+    """Return the blocks per grid row, the grid's rows, and each consumer's tiles of 64 tokens.
 
     Each row of the grid normalizes all tokens, and computes its share of the weight tiles of 128
     outputs. The repeated norms cost less than idle multiprocessors or a last round of few tiles.

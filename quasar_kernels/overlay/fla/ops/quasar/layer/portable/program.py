@@ -42,12 +42,12 @@ from fla.ops.quasar.layer.portable.choice import fused_is_faster
 TOKENS = 128
 """Tokens that a block holds at a time."""
 CHANNELS = 64
-"""Output channels of a product of one group of warps."""
+"""Output channels that a group of warps computes in one product."""
 
 _GROUP = 128  # threads
-_PRODUCTS = 3 * WIDTH // CHANNELS + 1  # of q, k and v, and of the narrow gate
-_LOAD, _NORM = 2, 2  # loading a tile, and its gate and norms, take as long as this many products
-_BEFORE = TAPS - 1  # rows that the convolution needs before a run's first
+_PRODUCTS = 3 * WIDTH // CHANNELS + 1  # of q, k and v, and of the gate's narrow half
+_LOAD, _NORM = 2, 2  # times in products: of loading a tile; of a tile's gate and norms
+_BEFORE = TAPS - 1  # tokens that the convolution needs before a block's first one
 
 
 class ProjectionArguments(ctypes.Structure):
@@ -132,13 +132,13 @@ def output_layouts(
 
 
 def _steps(tokens: int, runs: int) -> int:
-    # runs overlap by the rows that the convolution needs before its first
+    # the runs of tokens of two blocks overlap
     return max(1, -(-(-(-(tokens - _BEFORE) // runs) + _BEFORE) // TOKENS))
 
 
 @functools.lru_cache(1024)
 def projection_grid(tokens: int, most: int, groups: int) -> tuple[int, int, int]:
-    """Return the blocks of a row of the grid, its rows, and the tiles of a block.
+    """Return the blocks per grid row, the grid's rows, and the tiles per block.
 
     At most `most` blocks run at once. The warps of a block form `groups` groups, which divide its
     products among them. Each row of the grid loads all tokens and computes its share of the
@@ -156,7 +156,7 @@ def projection_grid(tokens: int, most: int, groups: int) -> tuple[int, int, int]
 
 @functools.lru_cache(1024)
 def output_grid(tokens: int, products: int, most: int, groups: int) -> tuple[int, int, int]:
-    """Return the blocks of a row of the grid, its rows, and the tiles of a block.
+    """Return the blocks per grid row, the grid's rows, and the tiles per block.
 
     `most` and `groups` are as in `projection_grid`. Each row of the grid normalizes all tokens and
     computes its share of the products of 64 outputs.
