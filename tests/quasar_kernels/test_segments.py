@@ -44,7 +44,8 @@ def test_only_batches_that_do_not_fill_the_gpu_are_cut(segments_of):
 
 @pytest.mark.parametrize("segments_of", [of_operator, of_mixers])
 @pytest.mark.parametrize(
-    ("lengths", "whole"), [([2048, 0, 1, 2047] * 20, True), ([30_000] + [1] * 100, False)]
+    ("lengths", "whole"),
+    [([3000, 0, 1, 2047] * 20, True), ([0, 0], True), ([30_000] + [1] * 100, False)],
 )
 def test_packed_sequences_are_cut_if_one_would_run_almost_alone(segments_of, lengths, whole):
     bounds = torch.tensor([0, *itertools.accumulate(lengths)])

@@ -129,14 +129,15 @@ def plan_call(
     programs = H * triton.cdiv(V, tiles.values)  # of a sequence
     bounds = None if cu_seqlens is None else host_bounds(cu_seqlens)
     longest = T if bounds is None else longest_of(bounds)
-    if segments is None:
-        multiprocessors = _multiprocessors(device.index)
-        if longest <= ALONE or B * T * programs >= WHOLE * multiprocessors * longest:
-            segments = math.ceil(T / max(longest, 1))
-        else:
-            most = PROGRAMS * multiprocessors // (programs * B)
-            segments = max(1, min(most, math.ceil(T / LEAST)))
-    length = tiles.chunk * math.ceil(math.ceil(T / segments) / tiles.chunk)
+    multiprocessors = _multiprocessors(device.index)
+    if segments is not None:
+        length = math.ceil(T / segments)
+    elif longest <= ALONE or B * T * programs >= WHOLE * multiprocessors * longest:
+        length = max(longest, 1)
+    else:
+        most = PROGRAMS * multiprocessors // (programs * B)
+        length = math.ceil(T / max(1, min(most, math.ceil(T / LEAST))))
+    length = tiles.chunk * math.ceil(length / tiles.chunk)
     if bounds is None:
         count = math.ceil(T / length)
         return Plan(shape, tiles, Segments(B * count, B, count, length, None, None, length))

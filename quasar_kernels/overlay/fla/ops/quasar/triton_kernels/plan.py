@@ -95,7 +95,7 @@ def plan_segments(
         bounds = host_bounds(cu_seqlens)
         longest = longest_of(bounds)
         if _stay_whole(q, tiles, longest):
-            length = tiles.chunk * triton.cdiv(longest, tiles.chunk)
+            length = tiles.chunk * triton.cdiv(max(longest, 1), tiles.chunk)
         else:
             _, length = segments_for(bounds[-1], H, wave, tiles.chunk)
         packed = packed_table(bounds, length, q.device)
