@@ -23,7 +23,7 @@ def explain_import(error: ImportError, tree: Path) -> str | None:
     who = own[-1] if own else str(tree)
     if isinstance(error, ModuleNotFoundError) and error.name == module:
         return f"{who} needs {module}, which is not installed"
-    return f"{who} needs another {module}: {error.msg}"
+    return f"{who} needs another version of {module}: {error.msg}"
 
 
 def install_command(module: str) -> str:

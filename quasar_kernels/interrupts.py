@@ -12,7 +12,7 @@ INTERRUPTED = 130
 """The exit status of a command that Ctrl-C ended, the same as in shells."""
 
 
-def exit_at_once() -> None:
+def exit_on_ctrl_c() -> None:
     """Make Ctrl-C end this process at once, while there is nothing to clean up.
 
     An exception does not suffice: during an import it is printed or even dropped. A process that
@@ -30,7 +30,7 @@ def run(main: Callable[[], int]) -> NoReturn:
         status = main()
     except KeyboardInterrupt:
         status = INTERRUPTED
-    exit_at_once()
+    exit_on_ctrl_c()
     sys.exit(status)
 
 

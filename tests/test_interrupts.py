@@ -58,7 +58,7 @@ def test_ctrl_c_lets_a_running_command_clean_up() -> None:
         "        signal.raise_signal(signal.SIGINT)\n"
         "    finally:\n"
         "        print('cleaned up')\n"
-        "interrupts.exit_at_once()\n"
+        "interrupts.exit_on_ctrl_c()\n"
         "interrupts.run(main)\n",
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "cleaned up\n", "")

@@ -23,7 +23,7 @@ SHORT = 4096
 """Tokens up to which a call is limited by the host, whose speed differs between processes."""
 SOME_LENGTHS = (512, 2048, 16_384, 100_000, 1_000_000)
 HOPPER = "HOPPER = (9, 0)\n"
-"""The line of cuda/nvrtc.py that names the capability with Hopper's own instructions."""
+"""The line of cuda/nvrtc.py that names Hopper's compute capability."""
 
 
 class Tree(NamedTuple):
@@ -31,10 +31,10 @@ class Tree(NamedTuple):
 
     source: Path
     files: tuple[PurePosixPath, ...] = ()
-    ours: bool = False  # whether the tree must keep the rules for the fork's kernels
+    ours: bool = False  # whether the tree must keep the rule book
     portable: bool = False  # without the instructions that only Hopper has, as on other GPUs
     lengths: tuple[int, ...] = SOME_LENGTHS
-    checks: tuple[int, ...] = ()  # lengths of checks; a speed needs a passed one at the next length
+    checks: tuple[int, ...] = ()  # a speed needs a passed check of its length or a longer one
     cold: tuple[int, ...] = SOME_LENGTHS  # lengths whose first process has empty kernel caches
     runs: int = 1  # processes per length
     short_runs: int = 1  # the same up to SHORT tokens
@@ -45,7 +45,7 @@ class Tree(NamedTuple):
         return PurePosixPath("fla/layers/quasar.py") in self.files
 
     def fitting(self, fits: Callable[[int], bool]) -> Tree:
-        """Return the plan without the lengths that do not fit into a GPU's memory."""
+        """Return the tree without the lengths that do not fit into a GPU's memory."""
         lengths, checks = (tuple(filter(fits, one)) for one in (self.lengths, self.checks))
         return self._replace(lengths=lengths, checks=checks)
 
@@ -97,8 +97,8 @@ def make_tree(fork: Path | None, folder: Path, tree: Tree) -> Path:
         fork: a checkout of the public fork; None for the installed fla, which has no layer.
 
     Raises:
-        SystemExit: the tree needs the fork's layer, or one of this project's trees breaks a rule
-            of the fork.
+        SystemExit: the tree needs the fork's layer, or one of this project's trees breaks the rule
+            book.
     """
     if fork is None:
         if not tree.has_layer:

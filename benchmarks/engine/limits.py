@@ -8,7 +8,7 @@ from typing import NamedTuple
 OUTPUT_ERROR, GRADIENT_ERROR = 6e-3, 1e-2
 """Largest accepted relative RMS errors of an operator's outputs and gradients in bf16."""
 COPY_SHARE = 0.8
-"""Share of the bandwidth of an equally large copy that decoding at the largest batch must reach."""
+"""Decoding at the largest batch must reach this share of an equally large copy's bandwidth."""
 
 
 class Criterion(NamedTuple):

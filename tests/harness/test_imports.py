@@ -1,4 +1,4 @@
-"""Errors of a tree's import: a missing module has the kind `import`, a name and a remedy."""
+"""Errors of a tree's import: a module missing outside of the tree has a name and a remedy."""
 
 from __future__ import annotations
 
@@ -39,12 +39,15 @@ def test_a_failed_import_has_its_kind_and_remedy(make_tree, layer, kind, reason,
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("from packaging import gone", "needs another packaging: cannot import name 'gone'"),
-        ("import packaging.gone", "needs another packaging: No module named"),
+        (
+            "from packaging import gone",
+            "needs another version of packaging: cannot import name 'gone'",
+        ),
+        ("import packaging.gone", "needs another version of packaging: No module named"),
         ("from json import gone", None),
     ],
 )
-def test_another_version_of_a_module_is_named(tmp_path: Path, code: str, reason: str) -> None:
+def test_an_unsuitable_module_is_reported(tmp_path: Path, code: str, reason: str) -> None:
     with pytest.raises(ImportError) as caught:
         exec(code)  # noqa: S102 # an import that fails
     explained = explain_import(caught.value, tmp_path)

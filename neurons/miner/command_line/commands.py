@@ -28,9 +28,9 @@ from neurons.miner.command_line.machine_checks import Finding, failure, machine
 from neurons.miner.command_line.options import as_json
 from neurons.miner.command_line.status import (
     find_journal,
-    of_another_user,
     read_status,
     summary,
+    wrong_user_error,
 )
 from neurons.miner.cycle import State, Submission, backoff_seconds
 from neurons.miner.journal import Journal
@@ -98,15 +98,16 @@ def log_file(given: Given) -> Path:
     is_flag=False,
     flag_value=20,
     default=0,
-    help="The last N submissions too (20).",
+    help="Add the last N submissions (20 without N).",
 )
 def status(given: Given, as_json: bool, watch: bool, history: int) -> int:
     """Run `status`: it only reads, so it works while the miner runs."""
     settings, _ = read_settings(given, process=None)
 
     def read() -> str:
-        now = read_status(settings.state_dir, public_hotkey(*settings.miner_wallet), history)
-        return _without_secrets(json.dumps(now.as_json(), indent=2) if as_json else now.as_text())
+        found = read_status(settings.state_dir, public_hotkey(*settings.miner_wallet), history)
+        text = json.dumps(found.as_json(), indent=2) if as_json else found.as_text()
+        return _without_secrets(text)
 
     if watch and not as_json:
         _watch(read)
@@ -181,16 +182,16 @@ def bench(given: Given, all_lengths: bool) -> int:
         fork = open_fork(settings)
         fork.prepare()
         target = settings.target_sequence_length
-        environment = describe_machine(settings.device)
+        hardware = describe_machine(settings.device)
         wanted = None if target == "auto" else target
-        targets = targets_here(wanted, environment, settings)
+        targets = targets_here(wanted, hardware, settings)
         commit, log = tree_commit(fork.worktree), observe.get_logger("miner")
         measurement = new_measurement(
-            settings, fork.worktree, environment, "bench", commit, log, fresh=True
+            settings, fork.worktree, hardware, "bench", commit, log, fresh=True
         )
         _with_retries(measurement, lambda: measurement.run_targets(targets))
         if all_lengths:
-            lengths = lengths_for(wanted or LENGTHS[-1], environment.device)
+            lengths = lengths_for(wanted or LENGTHS[-1], hardware.device)
             _with_retries(measurement, lambda: measurement.run_lengths(lengths))
     sampler = measurement.sampler
     echo(table(sampler.samples, sampler.failures))
@@ -199,7 +200,7 @@ def bench(given: Given, all_lengths: bool) -> int:
 
 
 def _with_retries(measurement: ClaimMeasurement, act: Callable[[], object]) -> None:
-    """Measure, and retry after the failures after which the miner retries."""
+    """Measure; retry after the failures that the miner retries, too."""
     while True:
         try:
             act()
@@ -218,7 +219,7 @@ def logs(given: Given, lines: int, no_follow: bool) -> int:
     try:
         path.open("rb").close()
     except PermissionError:
-        raise of_another_user(path.parent.parent) from None
+        raise wrong_user_error(path.parent.parent) from None
     except OSError:
         echo(f"there is no log yet at {path}: the miner writes it when it runs")
         return 1

@@ -92,10 +92,10 @@ def find_journal(state_dir: Path) -> Path | None:
     try:
         return path if path.is_file() else None
     except PermissionError:
-        raise of_another_user(state_dir) from None
+        raise wrong_user_error(state_dir) from None
 
 
-def of_another_user(state_dir: Path) -> ConfigError:
+def wrong_user_error(state_dir: Path) -> ConfigError:
     """Return the error, with its remedy, for a state folder that this user cannot read."""
     return ConfigError(
         f"The state folder {state_dir} belongs to another user: run this as the user that "

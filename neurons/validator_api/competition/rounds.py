@@ -73,7 +73,7 @@ def end_overdue(session: Session, context: RequestContext) -> None:
 def create(
     session: Session, request: protocol.CreateRoundRequest, context: RequestContext
 ) -> Round:
-    """End the active round, if any, and open the next one; refuse an unknown baseline."""
+    """End the active round, if any, and open the next one; refuse an unknown submission to beat."""
     baseline = request.baseline_submission_id
     if baseline is not None and session.get(Submission, baseline) is None:
         raise Refusal(404, "Submission not found")
@@ -121,7 +121,7 @@ def finalize_by_id(session: Session, round_id: int, context: RequestContext) -> 
 
 
 def baseline_after(row: Round) -> int | None:
-    """Return the submission that the next round's claims must beat: the latest winner."""
+    """Return the submission to beat in the next round: this round's winner, else its baseline."""
     return row.winner_submission_id or row.baseline_submission_id
 
 

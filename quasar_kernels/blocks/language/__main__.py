@@ -5,7 +5,7 @@ from __future__ import annotations
 from quasar_kernels import interrupts
 
 if __name__ == "__main__":
-    interrupts.exit_at_once()  # until the imports below are done
+    interrupts.exit_on_ctrl_c()  # until the imports below are done
 
 import argparse
 import sys

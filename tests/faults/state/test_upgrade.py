@@ -1,7 +1,7 @@
 """The journal of an earlier version, with a commitment that waits for its reveal.
 
-Commit 95d4c2e wrote `journal_of_schema_3.sqlite`; it was stopped before the reveal block of a
-commitment to the fake API. A change of the schema adds the previous version's file here.
+The miner of git commit 95d4c2e wrote `journal_of_schema_3.sqlite`. It had committed to the fake API
+and was stopped before the reveal block. If you change the schema, add the previous version's file.
 """
 
 from __future__ import annotations
@@ -42,4 +42,4 @@ def test_row_18_a_live_commitment_of_an_earlier_version_is_revealed(tmp_path, ur
     (row,) = fake_api.rows
     assert row["tokens_per_sec"] == before.tokens_per_sec
     assert (fake_api.count("/commit_submission"), fake_api.hash_mismatches) == (0, 0)
-    assert run_cycle(context).id == 2  # the folder takes the next submission
+    assert run_cycle(context).id == 2  # the upgraded journal accepts the next submission

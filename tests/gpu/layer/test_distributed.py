@@ -11,7 +11,7 @@ from tests.training_steps import assert_same, take_steps
 
 pytestmark = pytest.mark.gpu
 
-# with half a batch, calls of SHORT are replayed, and calls of LONG store their results
+# with half a batch, CUDA graphs replay SHORT, and LONG saves results for its backward pass
 SHORT, LONG = Task(900, 512, 64, 8), Task(900, 4096, 64, 16)
 TWO = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.device_count() < 2, reason="needs two GPUs"

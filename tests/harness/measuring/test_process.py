@@ -18,7 +18,7 @@ def run(code: str, tmp_path: Path, *, timeout: float = HANG, **options: object) 
     return run_supervised(
         [sys.executable, "-c", prologue + code],
         message=lambda fd: str(fd).encode(),
-        env={"PATH": os.environ["PATH"], "MARK": "kept"},
+        env={"PATH": os.environ["PATH"]},
         cwd=tmp_path,
         timeout=timeout,
         **options,  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ child.stdout.readline()
 open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
 time.sleep(3600)
 """
-    for seconds in (1.0, 10.0, 100.0, HANG):  # until both start before the deadline
+    for seconds in (1.0, 10.0, 100.0, HANG):  # until parent and child start before the deadline
         ended = run(code, tmp_path, timeout=seconds)
         if pids.exists() and pids.read_text():
             break

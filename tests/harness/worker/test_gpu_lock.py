@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.processes import HANG, run_python, wait_for
 
 
-def test_used_seconds_count_from_the_process_start_without_waits(tmp_path: Path) -> None:
+def test_used_seconds_since_process_start_exclude_waits(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.touch()
     code = (
@@ -39,7 +39,7 @@ def test_used_seconds_count_from_the_process_start_without_waits(tmp_path: Path)
     assert 0.3 < used <= elapsed - 0.9
 
 
-def test_a_process_ends_itself_after_its_seconds(tmp_path: Path) -> None:
+def test_an_alarm_ends_a_process_at_its_limit(tmp_path: Path) -> None:
     code = (
         "import time; from harness.worker.gpu_lock import GpuLock; "
         "GpuLock(None, 0.5); time.sleep(3600)"

@@ -26,7 +26,7 @@ def test_a_throwaway_is_created_once_without_output(tmp_path, capfd):
     assert "Keypair" not in repr(first)
 
 
-def test_signatures_verify_against_the_address_only(tmp_path: Path) -> None:
+def test_a_signature_is_valid_only_for_its_signer_and_text(tmp_path: Path) -> None:
     me = identity.create_throwaway(tmp_path)
     signature = me.sign("text with ü")
     assert len(bytes.fromhex(signature)) == 64

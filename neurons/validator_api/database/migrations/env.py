@@ -9,6 +9,6 @@ from neurons.validator_api.database.tables import Base
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=Base.metadata,
-    transactional_ddl=False,  # all migrations run in the caller's transaction
+    transactional_ddl=False,  # the caller has a transaction for all migrations
 )
 context.run_migrations()

@@ -68,7 +68,7 @@ def test_at_least_as_accurate_as_triton(noise, T, width, monkeypatch):
 
 @both_widths
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 1e6, 1e30])
-def test_values_over_the_range_of_bf16(size, width):
+def test_values_across_the_range_of_bf16(size, width):
     q, k, v, beta = inputs_of(1500, width)
     v = (v.float() * size).bfloat16()
     o = cuda_scan.forward(ScanInputs.of(q, k, v, beta)).o
@@ -107,26 +107,26 @@ def test_negligible_maps_are_not_computed(options, dtype, width):
 
 
 @both_widths
-def test_skipped_maps_are_computed_if_the_state_is_large(width, monkeypatch):
+def test_skipped_maps_are_computed_later_if_the_state_is_large(width, monkeypatch):
     length = cuda_scan.LONG
     q, k, v, beta = forgetful_inputs(4 * length, width)
     beta[:] = 1
     # in one head the state is so large that even its decayed rest matters
     v[:, length : 2 * length - 1024 * (width // 64), 1] *= 2.0**14
-    again = cuda_scan.forward(ScanInputs.of(q, k, v, beta), segments=4)
+    repaired = cuda_scan.forward(ScanInputs.of(q, k, v, beta), segments=4)
     monkeypatch.setattr(cuda_scan, "LONG", 1 << 40)
     full = cuda_scan.forward(ScanInputs.of(q, k, v, beta), segments=4)
-    assert torch.equal(again.o[:, :, 1], full.o[:, :, 1])
-    assert torch.equal(again.saved.G[:-1, 1], full.saved.G[:-1, 1])
+    assert torch.equal(repaired.o[:, :, 1], full.o[:, :, 1])
+    assert torch.equal(repaired.saved.G[:-1, 1], full.saved.G[:-1, 1])
     others = [n for n in range(CHANNELS // width) if n != 1]
-    assert not again.saved.G[:-1, others].any()
+    assert not repaired.saved.G[:-1, others].any()
     assert full.saved.G[:-1, others].any()
     expected, _ = quasar_chunked(q, k, v, beta)
     behind, later = slice(2 * length, 2 * length + 200), slice(2 * length + 200, None)
     # directly behind the large values, the outputs are small remainders of them
     limit = {64: 6.5e-3, 128: 1e-2}[width]
-    assert relative_rms(again.o[:, behind], expected[:, behind]) <= limit
-    assert relative_rms(again.o[:, later], expected[:, later]) <= OPERATOR[torch.bfloat16]
+    assert relative_rms(repaired.o[:, behind], expected[:, behind]) <= limit
+    assert relative_rms(repaired.o[:, later], expected[:, later]) <= OPERATOR[torch.bfloat16]
 
 
 @both_widths
@@ -140,8 +140,8 @@ def test_gradients_with_skipped_maps(width, monkeypatch):
     for name in ("cuda", "triton"):
         monkeypatch.setenv("QUASAR_BACKEND", name)
         found[name] = gradients(inputs, do, initial, d_state)[:3]
-    for mixed, triton in zip(found["cuda"], found["triton"], strict=True):
-        assert relative_rms(mixed, triton) <= GRADIENT[torch.bfloat16]
+    for cuda, triton in zip(found["cuda"], found["triton"], strict=True):
+        assert relative_rms(cuda, triton) <= GRADIENT[torch.bfloat16]
 
 
 @both_widths
@@ -185,7 +185,7 @@ def test_packed_sequences_are_independent(width):
 
 @both_widths
 @pytest.mark.parametrize("packed", [False, True])
-def test_triton_s_backward_pass_after_the_cuda_forward_pass(packed, width, monkeypatch):
+def test_triton_backward_after_cuda_forward(packed, width, monkeypatch):
     inputs = inputs_of(3000, width)
     cu = torch.tensor([0, 1000, 1000, 3000], device="cuda") if packed else None
     initial = torch.randn(3 if packed else 1, CHANNELS // width, width, width, device="cuda")

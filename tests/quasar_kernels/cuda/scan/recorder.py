@@ -19,7 +19,7 @@ class Launch(NamedTuple):
     arguments: Any  # the module's `Arguments`
 
 
-class Recorder:
+class LaunchLog:
     """Replaces a module's program and records the launches in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any, kernels: list[str]) -> None:

@@ -16,7 +16,7 @@ from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.scan import Saved, ScanInputs
 from fla.ops.quasar.segments import Segments, packed_table
 
-from tests.quasar_kernels.cuda.scan.recorder import Recorder
+from tests.quasar_kernels.cuda.scan.recorder import LaunchLog
 
 KERNELS = [
     "state_checkpoint",
@@ -29,8 +29,8 @@ KERNELS = [
 
 
 @pytest.fixture
-def recorder(monkeypatch) -> Recorder:
-    return Recorder(monkeypatch, cuda_scan_bwd, KERNELS)
+def recorder(monkeypatch) -> LaunchLog:
+    return LaunchLog(monkeypatch, cuda_scan_bwd, KERNELS)
 
 
 def call(cut, T, width=64, heads=2, d_o=None):

@@ -14,15 +14,15 @@ from fla.ops.quasar.cuda.program import LoadedProgram, Variant
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.scan import ScanInputs
 
-from tests.quasar_kernels.cuda.scan.recorder import Recorder
+from tests.quasar_kernels.cuda.scan.recorder import LaunchLog
 
 LONG = cuda_scan.LONG
 KERNELS = ["segment_map", "segment_scan", "segment_output"]
 
 
 @pytest.fixture
-def recorder(monkeypatch) -> Recorder:
-    return Recorder(monkeypatch, cuda_scan, KERNELS)
+def recorder(monkeypatch) -> LaunchLog:
+    return LaunchLog(monkeypatch, cuda_scan, KERNELS)
 
 
 def call(T, heads=2, width=64, bounds=None, **options):

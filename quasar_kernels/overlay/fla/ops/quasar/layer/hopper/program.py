@@ -1,9 +1,9 @@
 """The layer's stages on Hopper: two fused kernels, one before the operator and one after it.
 
-csrc/projection.cu computes the projections, the convolution and SiLU. Separate kernels write, read
-and write the products, together nine gigabytes for a million tokens. csrc/gated_output.cu computes
-the gated norm and the output's product. Both kernels use wgmma, which only compute capability 9.0
-has, clusters and bulk copies. Where they cannot be used, the layer uses other stages (forward.py).
+csrc/projection.cu computes the projections, the convolution and SiLU. Separate kernels would write,
+read and rewrite the products: nine gigabytes for a million tokens. csrc/gated_output.cu computes
+the gated norm and the output's product. Both kernels use clusters, bulk copies and wgmma, which
+only compute capability 9.0 has. Where they cannot run, the layer uses other stages (forward.py).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ TILE = 64
 WEIGHT_TILE_ROWS = 128
 """Outputs are a multiple of this many channels."""
 
-_BEFORE = TAPS - 1  # rows by which runs overlap: those that the convolution needs before a run
-_CONSUMERS = 2  # consumer warpgroups of a block; those of the projection alternate between tiles
-_PRODUCTS = 13  # one for each 128 channels of q, k and v, and one for the narrow gate
+_BEFORE = TAPS - 1  # tokens that the convolution needs before a block's, so blocks overlap
+_CONSUMERS = 2  # consumer warpgroups of a block; in the projection each takes every other tile
+_PRODUCTS = 13  # one for each 128 channels of q, k and v, and one for the gate's narrow half
 _LOAD = 3  # loading a tile takes as long as this many of its products
 _NORM = 2  # a tile's gate and norms take as long as its products with this many weight tiles
 
@@ -160,7 +160,8 @@ def project(
     taps: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return silu(causal convolution(x W^T)) for q, k and v, and x W^T for the narrow gate.
+    """Return silu(causal convolution(x W^T)) for q, k and v, and x W^T for the gate's
+    narrow half.
 
     It records nothing for autograd and runs on the current stream. x's device must be the current
     device.
@@ -168,15 +169,15 @@ def project(
     Args:
         program: the kernels for x's device and `dtype`.
         x: `[T, 512]` fp32 contiguous, 16-byte aligned; T tokens of one sequence, from its start.
-        weight_tiles: the tiles of q by `projection_layouts` (fused.py), in `dtype`; the
-            others follow in memory.
+        weight_tiles: the tiles of q by `projection_layouts`, in `dtype`; those of k, v and
+            narrow follow in memory.
         taps: `[4, 1536]` fp32, by `taps_layout`.
         dtype: bf16 or fp16; x is rounded to it. For both, products and taps are rounded
             to fp16 and saturate at 65504, and the convolution's sums are fp16.
 
     Returns:
-        q, k and v concatenated, `[T, 1536]`, and the narrow gate, `[T, 64]`, both in `dtype`. SiLU
-        is computed in fp32.
+        q, k and v concatenated, `[T, 1536]`, and the gate's narrow half, `[T, 64]`, both in
+        `dtype`. SiLU is computed in fp32.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.
@@ -241,7 +242,7 @@ def gated_output(
     out_weights: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """Return (rmsnorm(o per head) * weight * sigmoid(narrow gate_weight^T + gate_bias)) W^T.
+    """Return (rmsnorm(o) * norm_weight * sigmoid(narrow gate_weight^T + gate_bias)) out_weight^T.
 
     It records nothing for autograd and runs on the current stream. o's device must be the current
     device.
@@ -250,7 +251,7 @@ def gated_output(
         program: the kernels for o's device and dtype.
         o: `[R, 8, 64]` contiguous, bf16 or fp16.
         narrow: `[R, 64]` in o's dtype, last stride 1, rows 16-byte aligned.
-        gate_weights, out_weights: weight tiles of `output_layouts` (fused.py).
+        gate_weights, out_weights: weight tiles by `output_layouts`; they contain norm_weight.
         gate_bias: `[8 * 64]` fp32 contiguous.
         eps: added to the mean square.
 

@@ -8,9 +8,9 @@
 // Precision: in directions in which keys have small components, errors of G persist over a whole
 // segment. All operands that affect G therefore have 11 significant bits. Each key is divided by a
 // power of two near its norm, which is exact, and converted to fp16. |G| <= 1 fits fp16, and so do
-// Z and A a for the scaled keys. Only Y V has bf16 operands. If keys are alike, Z is a small
-// difference, and the 1 on the diagonal would leave too few digits for it. Each row of G is
-// therefore stored as G - I while it is closer to I's row than to 0, with Z = K^T + (G - I) K^T.
+// Z and A diag(a) for the scaled keys. Only Y V has bf16 operands. If keys are alike, Z is a small
+// difference, for which G near 1 on its diagonal has too few digits. Each row of G is therefore
+// stored as G - I while it is closer to I's row than to 0, with Z = K^T + (G - I) K^T.
 // Each row switches from G - I to G when its diagonal drops below 1/2. This avoids cancellation
 // early, when G is near I, and late, when G - I is near -I. Rows switch independently, because
 // channels with small keys stay near I for long.
@@ -40,7 +40,7 @@ __device__ __forceinline__ float power_of_two(int exponent) {
   return __uint_as_float((u32)(127 + exponent) << 23);
 }
 
-// two keys times 2^-e, in fp16
+// two entries of a key times 2^-e, in fp16
 template <Scalar T>
 __device__ __forceinline__ u32 scale_keys(u32 pair, float power) {
   float low, high;
@@ -53,7 +53,7 @@ __device__ __forceinline__ u32 scale_keys(u32 pair, float power) {
   return pack<Scalar::fp16>(low * power, high * power);
 }
 
-// Powers of two of one chunk; [r] belongs to token g + 8 r.
+// Scale factors of one chunk; [r] belongs to token g + 8 r.
 struct Scales {
   float power[2], root[2];  // 2^-e with 1 <= |k| 2^-e < 2; -sqrt(step size) 2^e
   float descale;            // 1 / scale
@@ -77,10 +77,10 @@ struct Scales {
 // ---- the shared data of a prepared chunk: one policy without decays, one with ----
 
 // With keys k~ = 2^-e k, the products are Z = G K~^T, Y = Z wy / scale, G -= Y K~ and
-// R += Y diag(2^-e) V. `scale`, a power of two, brings the largest entry of `wy` near 1, so that
-// fp16 holds those of small keys.
+// R += Y diag(2^-e) V. `scale`, a power of two, brings the largest entry of `wy` near 1,
+// because small keys have small entries, which fp16 could not hold.
 struct PlainPrepared {
-  uint4 wy[32];       // per lane: three B operands of 2^e A diag(a) 2^e scale; -1 / scale, twice
+  uint4 wy[32];       // per lane: 3 registers of scale 2^e A diag(a) 2^e; -1 / scale twice
   u32 unscale[4][2];  // 2^-e / scale in bf16 of tokens 2c, 2c + 1 and 2c + 8, 2c + 9
 };
 
@@ -188,15 +188,15 @@ __device__ __forceinline__ void prepare_chunk(u32 chunk, const Steps& steps, con
   store_prepared(out, at, scales, mask, Decays(steps, lane), lane);
 }
 
-// 16 rows of -Y scaled for the product with scaled keys, and of Y scaled for that with values
-struct Shares {
+// 16 rows of Y as operands: negated for G's product with keys, and for R's product with values
+struct YOperands {
   u32 keys[4], values[4];
 };
 
 // Y from 16 rows of Z [., 16]; m and unscale are this lane's parts of the prepared chunk
 template <Scalar T, class Factors>
-__device__ __forceinline__ Shares apply_wy(const float (&Z)[2][4], const uint4& m,
-                                           const Factors& unscale) {
+__device__ __forceinline__ YOperands apply_wy(const float (&Z)[2][4], const uint4& m,
+                                              const Factors& unscale) {
   constexpr Scalar H = Scalar::fp16;
   float Y[2][4] = {};
   const u32 z[4] = {pack<H>(Z[0][0], Z[0][1]), pack<H>(Z[0][2], Z[0][3]), pack<H>(Z[1][0], Z[1][1]),
@@ -204,7 +204,7 @@ __device__ __forceinline__ Shares apply_wy(const float (&Z)[2][4], const uint4& 
   // the matrix is triangular, so its block (1, 0) is zero
   mma<H>(Y[0], z, m.x, m.y);
   mma_half<H>(Y[1], z[2], z[3], m.z);
-  Shares out;
+  YOperands out;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float low = Y[i >> 1][2 * (i & 1)], high = Y[i >> 1][2 * (i & 1) + 1];
@@ -228,8 +228,8 @@ typedef Accumulators MapRows;  // 16 rows of G or R
 // For this lane's rows g and g + 8 of G: ALL if the row is stored as G - I, otherwise 0.
 typedef u32 NearIdentity[2];
 
-// 16 rows of a chunk's K~^T, masked by `near`. `at` is row_address of their panel, ^ 32 t for the
-// panel's t-th 16 rows.
+// 16 rows of a chunk's K~^T, masked by `near`. `at` is row_address of their panel, XOR 32 t
+// for its t-th group of 16 rows.
 __device__ __forceinline__ void load_channels(float (&out)[2][4], u32 at,
                                               const NearIdentity& near) {
   u32 k[4];
@@ -239,34 +239,34 @@ __device__ __forceinline__ void load_channels(float (&out)[2][4], u32 at,
   unpack_columns<Scalar::fp16>(k, out);
 }
 
-// Calls f(x, here) for each element of rows g + 8 R that can be on the diagonal of G. `here` is
+// Calls f(x, here) for each element of rows g + 8 HALF that can be on the diagonal of G. `here` is
 // true if this lane's element is on the diagonal; `row` is the warp's first row.
-template <int R, class Rows, class F>
+template <int HALF, class Rows, class F>
 __device__ __forceinline__ void for_diagonal(Rows& G, int row, int lane, const F& f) {
   const int odd = lane >> 2 & 1;
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
 #pragma unroll
-    for (int m = R; m < 8; m += 2) {
-      const bool crossed = row / 8 + R == 8 * p + m && lane >> 3 == (lane & 3);
-      f(G[p][m][2 * R], crossed && !odd);
-      f(G[p][m][2 * R + 1], crossed && odd);
+    for (int m = HALF; m < 8; m += 2) {
+      const bool crossed = row / 8 + HALF == 8 * p + m && lane >> 3 == (lane & 3);
+      f(G[p][m][2 * HALF], crossed && !odd);
+      f(G[p][m][2 * HALF + 1], crossed && odd);
     }
 }
 
-// Switches rows g + 8 R from G - I to G if their diagonal element is at most `bound`.
-template <int R>
+// Switches rows g + 8 HALF from G - I to G if their diagonal element is at most `bound`.
+template <int HALF>
 __device__ __forceinline__ void switch_rows(MapRows& G, NearIdentity& near, float bound, int row,
                                             int lane) {
   u32 x = 0;
-  for_diagonal<R>(G, row, lane,
-                  [&](float value, bool here) { x |= here ? __float_as_uint(value) : 0; });
+  for_diagonal<HALF>(G, row, lane,
+                     [&](float value, bool here) { x |= here ? __float_as_uint(value) : 0; });
   const int owner = (lane & 28) | lane >> 3;  // of the diagonal's element
   const float diagonal = __uint_as_float(__shfl_sync(ALL, x, owner));
-  const bool leaves = near[R] && diagonal <= bound;
-  for_diagonal<R>(G, row, lane,
-                  [&](float& value, bool here) { value += leaves && here ? 1.f : 0.f; });
-  if (leaves) near[R] = 0;
+  const bool leaves = near[HALF] && diagonal <= bound;
+  for_diagonal<HALF>(G, row, lane,
+                     [&](float& value, bool here) { value += leaves && here ? 1.f : 0.f; });
+  if (leaves) near[HALF] = 0;
 }
 
 // whether in each of these rows of G the sum of magnitudes is less than `bound`
@@ -283,9 +283,9 @@ __device__ __forceinline__ bool is_below(const MapRows& G, float bound) {
 
 // Updates 16 rows of G and R with one prepared chunk. The `near` rows are stored as G - I; there
 // are such rows only if ANY_NEAR. `own` is the address of the same rows of K~^T for load_channels.
-// On Hopper the update of R runs asynchronously; finish_rows waits for it. A decay is a factor of
-// all of G, so G is stored without it, and `log_decay_behind` is the logarithm (base 2) of the
-// decay over the chunks after this one.
+// On Hopper the update of R runs asynchronously; finish_rows waits for it. G is stored without
+// decays, which scale all of it. `log_decay_behind` is the logarithm (base 2) of the decay over the
+// chunks that were processed before, which follow this one in the sequence.
 template <Scalar T, bool ANY_NEAR>
 __device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, const NearIdentity& near,
                                              u32 keys, u32 own, u32 values, const Prepared& chunk,
@@ -313,7 +313,7 @@ __device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, const NearI
   warpgroup_fence_operand(Z);
 #pragma unroll
   for (int p = 0; p < PANELS; ++p) warpgroup_fence_operand(R[p]);
-  const Shares Y = apply_wy<T>(Z, m, u);
+  const YOperands Y = apply_wy<T>(Z, m, u);
   warpgroup_arrive();
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)
@@ -336,7 +336,7 @@ __device__ __forceinline__ void absorb_chunk(MapRows& G, MapRows& R, const NearI
     mma<H>(Z[0], rows, k[0], k[1]);
     mma<H>(Z[1], rows, k[2], k[3]);
   }
-  const Shares Y = apply_wy<T>(Z, m, u);
+  const YOperands Y = apply_wy<T>(Z, m, u);
 #pragma unroll
   for (int i = 0; i < 4 * PANELS; ++i) {
     const int p = i / 4, t = i % 4;
