@@ -37,6 +37,20 @@ def errors_of(scan: Any, tiles: Any) -> dict[str, float]:
     return errors
 
 
+def require_working_gpu(reason: str) -> None:
+    """End this process if a candidate's fault, such as an illegal address, broke its CUDA context.
+
+    Every further candidate would be refused for that fault.
+    """
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise SystemExit(
+            f"a candidate {reason}. After that this process cannot use the GPU. Start the search "
+            "again: it continues with other candidates."
+        ) from error
+
+
 class Candidates:
     """Checks and times tiles of the Triton operator: heads of `WIDTH`, bf16, on the first GPU.
 
@@ -95,8 +109,10 @@ class Candidates:
             with launched() as kernels:
                 errors = errors_of(self._scan, chosen)
         except Exception as error:  # too many resources, or an error of the compiler
-            text = (str(error).splitlines() or [""])[0]
-            raise Refused(f"does not run: {type(error).__name__}: {text[:200]}") from error
+            line = (str(error).splitlines() or [""])[0]
+            reason = f"does not run: {type(error).__name__}: {line[:200]}"
+            require_working_gpu(reason)
+            raise Refused(reason) from error
         self.footprint = footprint(kernels, warps_of_gpu())
         for kind, limit in LIMITS.items():
             if not errors[kind] <= limit:
