@@ -63,9 +63,13 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
         decoding, _shown(settings.reference_model), device, limits, settings.validator_hotkeys
     )
     server = Server(app, _log_ready, port_file)
-    # uvicorn raises SIGINT or SIGTERM again after it has stopped; SIGHUP has no effect.
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
+    # SIGHUP stops the server. uvicorn handles the others itself, and raises them again afterwards.
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, stop)
     place = listen(
         settings.inference_host,
         settings.miner_inference_port,

@@ -24,6 +24,7 @@ from neurons.inference_server.app import Limits, create_app
 from neurons.inference_server.queue import Decodes, Decoding, Full, Generation
 from neurons.inference_server.sample import make_model
 from neurons.runtime.errors import ConfigError, Postponed
+from neurons.runtime.process import STOP_SIGNALS
 from neurons.runtime.settings import Settings
 from neurons.validator import logits as logits_module
 from neurons.validator.logits import LogitVerifier
@@ -381,7 +382,8 @@ def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
     assert result.reason == "The miner's inference server gave no complete reply within 0.5 s."
 
 
-def test_the_process_serves_a_folder_until_sigterm(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_the_process_serves_a_folder_until_a_signal(folder: Path, tmp_path: Path, number) -> None:
     port_file = tmp_path / "port"
     environment = {
         **os.environ,
@@ -404,7 +406,7 @@ def test_the_process_serves_a_folder_until_sigterm(folder: Path, tmp_path: Path)
         url = f"http://127.0.0.1:{int(port_file.read_text())}"
         wait_until(url, "healthy")
         assert len(post(url, prompt=[1, 2], gen_len=3).json()["tokens"]) == 3
-        process.terminate()
+        process.send_signal(number)
         assert process.wait(HANG) == 0
     assert "inference server listens" in (tmp_path / "state/logs/inference.log").read_text()
 
