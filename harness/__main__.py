@@ -9,7 +9,7 @@ from __future__ import annotations
 from quasar_kernels import interrupts
 
 if __name__ == "__main__":
-    interrupts.exit_on_ctrl_c()  # on Ctrl-C during the imports below
+    interrupts.exit_on_ctrl_c()  # during the imports below
 
 import argparse
 import json

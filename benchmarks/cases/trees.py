@@ -34,7 +34,7 @@ class Tree(NamedTuple):
     ours: bool = False  # whether the tree must keep the rule book
     portable: bool = False  # without the instructions that only Hopper has, as on other GPUs
     lengths: tuple[int, ...] = SOME_LENGTHS
-    checks: tuple[int, ...] = ()  # a speed needs a passed check of its length or a longer one
+    checks: tuple[int, ...] = ()  # a speed needs that of its length or the next, else the longest
     cold: tuple[int, ...] = SOME_LENGTHS  # lengths whose first process has empty kernel caches
     runs: int = 1  # processes per length
     short_runs: int = 1  # the same up to SHORT tokens

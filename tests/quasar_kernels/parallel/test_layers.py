@@ -49,9 +49,7 @@ def test_outputs_and_gradients(world):
     lengths = LENGTHS[world]
     cases = [
         make_case(lengths, [0, 100]),
-        make_case(
-            lengths, [0, 36, 40, 100]
-        ),  # a sequence begins within the first tokens of a slice
+        make_case(lengths, [0, 36, 40, 100]),  # sequences begin in a slice's first tokens
         make_case(lengths, [0, 100], conv=False),
     ]
     assert_equal(cases, run_ranks(world, run_layers, cases))

@@ -75,6 +75,7 @@ def test_sequences_stay_whole_if_they_fill_the_gpu(shape, options, segments):
     assert cut(*shape, **options).per_sequence == segments
 
 
+# of 8 blocks each; 2,048 tokens have too few segments for one round of 132
 @pytest.mark.parametrize(("T", "count"), [(2048, 11), (8192, 16), (16384, 32), (32768, 32)])
 def test_segments_fill_rounds_of_multiprocessors(T, count):
     assert cut(1, T).per_sequence == count

@@ -13,7 +13,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 WHOLE_WARPS = 2.8
 """Least warps of a pass over whole sequences, per multiprocessor, for which they are not cut."""
 WHOLE_TOKENS = 24_576
-"""Longest sequence for which that is enough; longer ones need twice as many warps."""
+"""Longest sequence for which that is enough. Longer ones need twice as many warps, because the maps
+of long segments are computed only as far as their heads remember."""
 
 _known_bounds = WeakIdKeyDictionary()  # from a tensor to its version and its values
 
@@ -34,7 +35,8 @@ def host_bounds(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
     return bounds
 
 
-def longest_of(bounds: Sequence[int]) -> int:
+@functools.lru_cache(64)
+def longest_of(bounds: tuple[int, ...]) -> int:
     """Return the number of tokens of the longest sequence between `bounds`."""
     return max((stop - start for start, stop in itertools.pairwise(bounds)), default=0)
 
@@ -42,8 +44,8 @@ def longest_of(bounds: Sequence[int]) -> int:
 def stay_whole(longest: int, tokens: int, warps: int, multiprocessors: int) -> bool:
     """Return whether a call's sequences are not cut into segments.
 
-    Segments occupy the whole GPU, but need the maps of all segments, and a scan over them. If the
-    sequences alone occupy most of the GPU, they are faster without.
+    Segments occupy the whole GPU, but need their maps and a scan over these. Sequences that occupy
+    most of the GPU by themselves are faster without.
 
     Args:
         longest: tokens of the longest sequence.

@@ -77,10 +77,8 @@ class Neighbours:
             return d_halo
         own = F.pad(d_halo, (0, 0, most - d_halo.shape[0], 0))
         gathered = gather(own, self.place.group)
-        total, between = (
-            torch.zeros_like(own),
-            0,
-        )  # between: rows of the ranks between this one and n
+        total = torch.zeros_like(own)
+        between = 0  # rows of the ranks between this one and n
         for n in range(rank + 1, rank + self.place.after + 1):
             if between < most:
                 total[between:] += gathered[n, : most - between]

@@ -52,7 +52,8 @@ LONG = 3072
 """Least tokens of a segment in which pass 1 may stop early. The kernels are then launched a second
 time, for heads that stopped too early. In shorter segments this costs more time than it saves."""
 EVEN = 0.92
-"""Least share of whole rounds of blocks, one on every multiprocessor, that a cut must fill."""
+"""Least share of whole rounds that the segments' blocks should fill. A round is one block on every
+multiprocessor."""
 
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the kernels' sources."""
