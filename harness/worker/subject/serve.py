@@ -188,6 +188,12 @@ class InProcessSubject:
             self._link(self._held["y"])
         return {"digests": self._link.digests[:calls].to(torch.int8)}
 
+    def repeat(self, calls: int) -> None:
+        """Call the layer on x as often, without links, until the device has finished."""
+        for _ in range(calls):
+            self.call()
+        synchronize(self._device)
+
     def tampered(self) -> dict[str, list[str]]:
         """Return the `names` of the guarded functions that the code under test replaced."""
         return {"names": tampered()}

@@ -207,25 +207,45 @@ def test_the_gpu_rests_before_long_chains_of_a_fork(monkeypatch, device, length,
     assert set(pauses) == {proof.REST if rests else 0.0}
 
 
+class Timed(Answers):
+    """A subject whose calls advance a clock: by `alone` seconds, or in chains by `linked`."""
+
+    def __init__(self, alone: float, linked: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.now, self.seconds = 0.0, {"repeat": alone, "chain": linked}
+        monkeypatch.setattr(proof.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(proof, "verify", lambda *_: None)
+        monkeypatch.setattr(proof, "draw_weights", lambda _: {})
+        monkeypatch.setattr(proof, "output_size", lambda *_: 1.0)
+
+    def ask(self, op: str, *_: Any, **fields: Any) -> tuple[dict[str, object], dict[str, Tensor]]:
+        if op == "prepare":
+            return {"vram_bytes": 0, "first_call_seconds": 0.0}, {}
+        self.now += fields["calls"] * self.seconds[op]
+        return super().ask(op, seed=0, calls=fields["calls"])
+
+
 @pytest.mark.parametrize(
-    ("device", "length", "slower", "refused"),
+    ("device", "length", "alone", "linked", "refused"),
     [
-        ("cuda", 16_384, 1.2, False),
-        ("cuda", 16_384, 1.4, True),
-        ("cuda", 4096, 1.9, False),  # the host launches the link's kernels between calls
-        ("cuda", 4096, 2.1, True),
-        ("cpu", 512, 2.9, False),
-        ("cpu", 512, 3.1, True),
+        ("cuda", 16_384, 1.0, 1.2, False),
+        ("cuda", 16_384, 1.0, 1.4, True),
+        ("cuda", 4096, 1.0, 1.9, False),  # the host launches the link's kernels between calls
+        ("cuda", 4096, 1.0, 2.1, True),
+        ("cpu", 512, 1.0, 2.9, False),
+        ("cpu", 512, 1.0, 3.1, True),
+        ("cuda", 16_384, 1.6, 1.9, False),  # the host has become busier
+        ("cuda", 16_384, 1.4, 1.9, True),
+        ("cuda", 4096, 0.1, 2.1, True),  # repeated calls do not compute
+        ("cuda", 4096, 9.0, 7.9, False),
+        ("cuda", 4096, 9.0, 8.1, True),  # only the calls of the loop did not compute
     ],
 )
-def test_a_loop_that_is_much_faster_than_the_chain_is_refused(
-    monkeypatch: pytest.MonkeyPatch, device: str, length: int, slower: float, refused: bool
-) -> None:
-    chain = proof.Chain(1, torch.zeros(10, CHANNELS), 10 * 0.001 * slower)
-    proven = proof.Proof({}, (length, 1), (1.0, 1), chain, 0, 0.0)
-    monkeypatch.setattr(proof, "take", lambda *_, **__: proven)
-    monkeypatch.setattr(proof, "verify", lambda *_: None)
-    subject: Any = Answers()
+def test_calls_that_take_too_long_in_a_chain_are_refused(
+    monkeypatch, device, length, alone, linked, refused
+):
+    """The factors are relative to the seconds of a call in the loop."""
+    subject: Any = Timed(0.001 * alone, 0.001 * linked, monkeypatch)
     check = partial(proof.cross_check, subject, length, torch.device(device), per_call=0.001)
     if refused:
         with pytest.raises(WorkerError, match="did not compute the layer"):
@@ -233,3 +253,14 @@ def test_a_loop_that_is_much_faster_than_the_chain_is_refused(
     else:
         check()
     assert subject.ended
+
+
+def test_one_undisturbed_chain_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Calming(Timed):
+        def ask(self, op: str, *_: Any, **fields: Any) -> Any:
+            if op == "repeat":
+                self.seconds["chain"] = 0.0012
+            return super().ask(op, **fields)
+
+    subject: Any = Calming(0.001, 0.002, monkeypatch)
+    proof.cross_check(subject, 16_384, torch.device("cuda"), per_call=0.001)
