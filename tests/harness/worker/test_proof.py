@@ -213,7 +213,7 @@ class Timed(Answers):
     def __init__(self, alone: float, linked: float, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.now, self.seconds = 0.0, {"repeat": alone, "chain": linked}
-        monkeypatch.setattr(proof.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr("harness.worker.proof.time.monotonic", lambda: self.now)
         monkeypatch.setattr(proof, "verify", lambda *_: None)
         monkeypatch.setattr(proof, "draw_weights", lambda _: {})
         monkeypatch.setattr(proof, "output_size", lambda *_: 1.0)
