@@ -26,7 +26,7 @@ from neurons.runtime.git.faults import fault
 from neurons.runtime.git.remote import Remote, Token
 from neurons.runtime.loading import environment
 
-# Without it, importing GitPython on a machine without git is an ImportError of many lines.
+# Without this variable, importing GitPython on a machine without git raises a long ImportError.
 environment().setdefault("GIT_PYTHON_REFRESH", "quiet")
 
 import git  # noqa: E402 # it reads the variable
@@ -172,9 +172,10 @@ class HardenedGit(git.Git):
         if not self.folder.is_dir():
             raise Held(f"The folder {self.folder} is missing.", "Restore it, or correct REPO_PATH.")
         limits = self.limits
+        words = limits.around(command) if limits else command
         try:
             process = subprocess.Popen(
-                limits.around(command) if limits else command,
+                words,
                 cwd=self.folder,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -183,7 +184,10 @@ class HardenedGit(git.Git):
                 start_new_session=True,
             )
         except FileNotFoundError:
-            raise ConfigError("git is not installed. Install it: apt-get install git.") from None
+            package = "util-linux" if words[0] == "prlimit" else "git"
+            raise ConfigError(
+                f"{words[0]} is not installed. Install it: apt-get install {package}."
+            ) from None
         deadline = time.monotonic() + timeout
         if limits:
             _bound_output(process, limits.output)
@@ -196,14 +200,15 @@ class HardenedGit(git.Git):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     output, complaint = process.communicate(timeout=0.1)
                     break
-        finally:
+        except BaseException:
             _end(process)
+            raise
         text = output.decode("utf-8", "surrogateescape").removesuffix("\n")
         return process.returncode, text, complaint.decode("utf-8", "replace")
 
 
 def _bound_output(process: subprocess.Popen[bytes], most: int) -> None:
-    """Kill a process that prints more than `most` bytes; keep the output up to there."""
+    """Kill a process that prints more than `most` bytes, and drop the read that exceeds them."""
     assert process.stdout is not None  # noqa: S101 # it is a pipe
     inner, outer = os.pipe()
     source, process.stdout = process.stdout, os.fdopen(inner, "rb")
@@ -217,17 +222,17 @@ def _bound_output(process: subprocess.Popen[bytes], most: int) -> None:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
                     return
-                with contextlib.suppress(OSError):  # git has ended and no longer reads
+                with contextlib.suppress(OSError):  # the caller no longer reads
                     target.write(data)
 
     threading.Thread(target=carry, name="git output", daemon=True).start()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill git and its helpers, which share a process group, if they still run."""
-    if process.poll() is None:
+    """Kill git and its helpers, which share a process group and may outlive git."""
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    process.communicate()
 
 
 AUTHOR = "quasar-miner <quasar-miner@users.noreply.github.com>"
@@ -242,7 +247,7 @@ def commit_environment(seconds: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def scratch_beside(path: Path) -> Iterator[Path]:
-    """Create a temporary folder on the disk of `path`, whose content is then renamed to `path`.
+    """Create a temporary folder beside `path`; the caller renames its content to `path`.
 
     Folders that a killed process left there are removed first.
     """

@@ -16,12 +16,13 @@ from pydantic import SecretStr
 from neurons.miner.publishing.fork import Fork
 from neurons.miner.publishing.from_settings import open_fork
 from neurons.runtime.errors import ConfigError, Held, Retry
-from neurons.runtime.git.command import HardenedGit
+from neurons.runtime.git.command import HardenedGit, Limits
 from neurons.runtime.git.remote import Token
 from neurons.runtime.loading import load_settings
 from neurons.runtime.settings import Settings
 from tests.neurons.githost import CANARY, UPSTREAM, Answer, GitHub, serve
 from tests.neurons.miner.publishing.forks import lay_out, publish
+from tests.processes import is_alive, wait_for
 from tests.repositories import run_git
 
 NAME = "miner/flash-linear-attention"
@@ -205,6 +206,26 @@ def no_child_left() -> bool:
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     names = [Path(f"/proc/{child}/comm") for child in children]
     return not [name for name in names if name.exists() and "git" in name.read_text()]
+
+
+def test_a_helper_that_outlives_git_is_killed(tmp_path, monkeypatch):
+    program, note = tmp_path / "git", tmp_path / "helper"
+    version = "[ $1 = version ] && exec echo git version 2.43.0"
+    program.write_text(f"#!/bin/sh\n{version}\nsleep 999 & echo $! > {note}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(Retry, match="took longer than"):
+        HardenedGit(tmp_path, timeout=0.5).status()
+    helper = int(note.read_text())
+    wait_for(lambda: not is_alive(helper))
+
+
+def test_a_missing_prlimit_is_reported(tmp_path, monkeypatch):
+    limited = HardenedGit(tmp_path, limits=Limits(1, 1, 1, 1))
+    monkeypatch.setattr(HardenedGit, "_require_version", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"prlimit is not installed\. .* util-linux"):
+        limited.status()
 
 
 def test_a_missing_git_is_reported(tmp_path, monkeypatch):
