@@ -89,7 +89,7 @@ def compiler_versions(nvcc: Path | None) -> dict[str, str]:
     knobs = triton.knobs.nvidia
     tools = {
         "ptxas": knobs.ptxas.path,
-        "ptxas from sm_100": getattr(knobs, "ptxas_blackwell", knobs.ptxas).path,
+        "ptxas for sm_100 and later": getattr(knobs, "ptxas_blackwell", knobs.ptxas).path,
         "nvcc": nvcc,
     }
     versions = {"triton": str(triton.__version__)}
@@ -132,8 +132,8 @@ def compare(kept: Table, current: Table) -> tuple[list[str], list[str]]:
     other = sorted(n for n in names if kept.compilers.get(n) != current.compilers.get(n))
     notes = [
         f"{name} is {current.compilers.get(name, 'missing')} here and "
-        f"{kept.compilers.get(name, 'missing')} in the table: its figures are not compared; all "
-        "kernels must still be listed, compile and fit"
+        f"{kept.compilers.get(name, 'missing')} in the table: figures of its kernels are not "
+        "compared; all kernels must still be listed, compile and fit"
         for name in other
     ]
     wrong = []
@@ -148,7 +148,7 @@ def compare(kept: Table, current: Table) -> tuple[list[str], list[str]]:
 def _made_by(kernel: str, arch: int) -> tuple[str, ...]:
     if ".cu" in kernel:
         return ("nvcc",)
-    return ("triton", "ptxas from sm_100" if arch >= 100 else "ptxas")
+    return ("triton", "ptxas for sm_100 and later" if arch >= 100 else "ptxas")
 
 
 def _describe(table: Table, key: Key) -> str:

@@ -115,14 +115,14 @@ def is_locked(state_dir: Path) -> bool:
 
 @contextmanager
 def stop_on_signals(stop: threading.Event, grace: float = GRACE_SECONDS) -> Iterator[None]:
-    """Set `stop` on SIGINT, SIGTERM or SIGHUP; exit at once on the second of them.
+    """Set `stop` on SIGINT, SIGTERM or SIGHUP; exit at once on another one.
 
     If the process still runs `grace` seconds after the first signal, for example in a request
     without a reply, it exits with status 0. The journal is consistent at any moment.
 
     The interpreter writes each signal's number into a pipe that a thread reads. A Python handler
-    could not call `stop.set()` safely: it may interrupt the main thread inside `stop.wait()`, at
-    the moment when that holds the event's lock.
+    could not call `stop.set()` safely: it may interrupt `stop.wait()` while the main thread holds
+    the event's lock.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -148,8 +148,8 @@ class ValidatorApi(Connection):
     ) -> Reply:
         """Send a signed request and return its reply; retry after a temporary fault.
 
-        A mark may be repeated. If the reply to `record_failure` is lost, its repetition counts the
-        failure twice, which is rare.
+        A repeated mark is harmless. If the reply to `record_failure` is lost, its repetition counts
+        the failure twice, which is rare.
         """
         quickly = stamina.RetryingCaller(
             attempts=attempts, wait_initial=0.2, wait_max=PAUSE_SECONDS

@@ -1,4 +1,4 @@
-"""Samples for the tests of pure functions, with figures that only tests use."""
+"""Samples with invented figures, for the tests of pure functions."""
 
 from __future__ import annotations
 

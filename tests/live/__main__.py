@@ -157,7 +157,7 @@ def _run_cycle(
     _drive(cycle, miner, options.limit)
     proxy.after = lambda _: None
     records = proxy.records[first:]
-    cycle.sent = Counter(f"{r.method} {r.route} {r.status}" for r in records if r.reached)
+    cycle.sent = Counter(f"{r.method} {r.route} {r.status}" for r in records if r.replied)
     cycle.faults = Counter(r.fault for r in records if r.fault)
     return cycle
 

@@ -24,7 +24,7 @@ class Record:
 
     method: str
     route: str
-    reached: bool  # whether the API replied, and so may have processed the request
+    replied: bool  # whether the API replied
     status: int | None  # the API's own status; None without a reply
     fault: str | None
 

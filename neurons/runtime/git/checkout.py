@@ -1,4 +1,4 @@
-"""Checks that an existing checkout runs no programs and redirects no push or path.
+"""Checks that a checkout's settings run no program and redirect no push, and its links.
 
 Unlike the miner's own clone, the checkout at REPO_PATH may have dangerous git settings. Hooks,
 filters and helpers are overridden; other dangerous settings are refused by name.
@@ -80,7 +80,7 @@ def changed_files(tool: HardenedGit) -> list[str]:
 
 
 def destination(root: Path, name: PurePosixPath) -> Path:
-    """Return the path in the fork of the overlay's file `name`; raise Held for a link in it."""
+    """Return where the overlay's file `name` goes in the fork; raise Held if a link leads there."""
     path = root
     for part in name.parts:
         path /= part
@@ -91,7 +91,7 @@ def destination(root: Path, name: PurePosixPath) -> Path:
             )
         if path != root / name and path.exists() and not path.is_dir():
             raise Held(
-                f"{path} has to be a folder and is a file (or a link) in the fork.",
+                f"{path} has to be a folder, but is a file in the fork.",
                 "Remove it from the fork's branch, then start again.",
             )
     return path

@@ -21,11 +21,11 @@ class Finding(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    gate: str = Field(description="G0 to G4")
+    gate: str = Field(description="the group of checks, G0 to G4")
     what: str
     verdict: Verdict
-    told: str = Field(description="a sentence with the figures and their limits")
-    figures: dict[str, float] = Field(default={}, description="by name; null where not finite")
+    told: str = Field(description="the result in words, with figures and limits if there are any")
+    figures: dict[str, float] = Field(default={}, description="by name; in JSON null if not finite")
 
 
 class ModelChecks(BaseModel):

@@ -19,7 +19,12 @@ from benchmarks.resources.table import (
 from quasar_kernels.compile_specs import ARCHITECTURES
 from quasar_kernels.mount import mount
 
-COMPILERS = {"triton": "3.7.1", "ptxas": "12.8.93", "ptxas from sm_100": "13.1.80", "nvcc": "13.0"}
+COMPILERS = {
+    "triton": "3.7.1",
+    "ptxas": "12.8.93",
+    "ptxas for sm_100 and later": "13.1.80",
+    "nvcc": "13.0",
+}
 ROWS = [
     Compiled("scan", 86, Resources(64, 0, 0, 8192)),
     Compiled("scan", 100, Resources(60, 8, 12, 8200)),

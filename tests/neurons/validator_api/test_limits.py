@@ -114,7 +114,7 @@ def test_the_key_of_a_client(address: str | None, key: str) -> None:
     assert ban_key(address, "5F") == key
 
 
-def test_a_success_clears_the_failures_and_a_zero_does_not(api: LiveApi) -> None:
+def test_a_success_clears_the_failures_and_a_score_of_zero_does_not(api: LiveApi) -> None:
     fail(api, 4, own(ALICE))
     api.judged(ALICE, 1.0)
     fail(api, 4, own(ALICE))
@@ -133,7 +133,7 @@ def test_a_hash_mismatch_counts_and_other_refusals_do_not(api: LiveApi) -> None:
     wrong = revelation(ALICE, row, salt="wrong")
     assert [api.post("/reveal_submission", wrong, ALICE).status_code for _ in range(5)] == [400] * 5
     assert api.refusal("/commit_submission", commitment(ALICE, "new"), ALICE) == BANNED
-    api.ok("/reveal_submission", early, ALICE)  # a ban allows reveals
+    api.ok("/reveal_submission", early, ALICE)  # a banned client may reveal
 
 
 def test_the_rate_limit_of_a_hotkey(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_newer_submission_of_a_target_replaces_the_older_one(api: LiveApi) -> 
     assert [row["id"] for row in api.queue()["submissions"]] == kept
     open_ = [api.commit(ALICE, salt=f"{n}") for n in range(3)][-1]
     assert api.pending() == [open_]
-    assert len(api.queue()["submissions"]) == 3  # commitments leave the revealed row
+    assert len(api.queue()["submissions"]) == 3  # commitments do not replace the revealed row
     api.pass_blocks(BLOCKS)
     newer = "Submission not found: a newer submission replaced it"
     late = revelation(ALICE, open_ - 1, salt="1")
@@ -204,7 +204,7 @@ def test_an_unregistered_hotkey_gets_404_even_if_it_is_banned(api: LiveApi) -> N
 
 
 @on_both
-def test_one_of_many_identical_commitments_succeeds(api: LiveApi) -> None:
+def test_one_of_many_commitments_with_the_same_hash_succeeds(api: LiveApi) -> None:
     api.register(BOB)
     keys = [ALICE, BOB] * 12
     bodies = [
@@ -215,6 +215,6 @@ def test_one_of_many_identical_commitments_succeeds(api: LiveApi) -> None:
         sent = zip(bodies, keys, strict=True)
         replies = list(pool.map(lambda one: api.post("/commit_submission", *one), sent))
     statuses = sorted(reply.status_code for reply in replies)
-    assert statuses == [200] * 4 + [409] * 20  # four salts
+    assert statuses == [200] * 4 + [409] * 20  # four salts, so four hashes
     rows = [reply.json()["submission_id"] for reply in replies if reply.status_code == 200]
     assert sorted(api.pending()) == sorted(rows)

@@ -31,7 +31,7 @@ from fla.ops.quasar.layer.replay import Tensors, replayed
 from fla.ops.quasar.switches import requested_backend
 
 DECODE_TOKENS = 16
-"""Most tokens after a cached state that are processed one by one."""
+"""Maximum number of tokens after a cached state to process one by one."""
 
 _CONVS = ("q_conv1d", "k_conv1d", "v_conv1d")
 
@@ -167,8 +167,8 @@ class QuasarAttention(nn.Module):
             attention_mask: `[B, at least T]`, zero for padding; the last T columns count. Padded
                 tokens change no state, and their output is zero.
             past_key_values: a cache with `len`, `[layer_idx]` and `update`, or None.
-            use_cache: whether to store the states for the next call, without past_key_values in a
-                new `QuasarCache`.
+            use_cache: whether to store the states for the next call, in a new `QuasarCache` if
+                past_key_values is None.
             output_attentions: ignored: there are no attention maps.
             cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
             cp_context: from `build_cp_context`. hidden_states is then this rank's slice of packed
@@ -181,8 +181,8 @@ class QuasarAttention(nn.Module):
             (y `[B, T, hidden_size]`, None, the cache). Under autocast y has autocast's dtype.
 
         Raises:
-            ValueError: a mask that is not two-dimensional, or both a mask and `cu_seqlens`; or
-                with a cp_context a mask, a cache, or several sequences and `use_cache`.
+            ValueError: a mask that is not two-dimensional, or both a mask and `cu_seqlens`; a
+                cp_context with a mask, with a cache, or with `use_cache` and several sequences.
             RuntimeError: the exchange with other ranks failed.
             TypeError: FSDP2 or tensor parallelism shards a single projection of the layer.
         """
@@ -393,7 +393,7 @@ class QuasarAttention(nn.Module):
         if type(weights.q) is not nn.Parameter and hasattr(weights.q, "placements"):
             raise TypeError(  # kernels read plain memory
                 "q_proj.weight is a DTensor while the layer runs: give fully_shard the layer or "
-                "the block around it, not its projections, and do not parallelize them by tensor"
+                "the block around it, not its projections, and use no tensor parallelism for them"
             )
         return weights
 
@@ -445,8 +445,8 @@ class QuasarAttention(nn.Module):
             cu_seqlens = cu_seqlens if cu_seqlens is None else F.pad(cu_seqlens[1:] + extra, (1, 0))
         B, T, _ = x.shape
         with torch.autocast(x.device.type, enabled=False):
-            # one cast and one product for q, k, v and the gate's narrow half; plain matrices, so
-            # that a bias is added inside its product
+            # one cast and one product for q, k, v and the gate's narrow half; rows are 2-D, so that
+            # the gate's product adds its bias
             projections, *gate_weights, out_weight = concatenate_weights(weights, dtype)
             multiply = project if self.use_short_conv and conv_state is None else F.linear
             mixed = multiply(x.reshape(B * T, self.hidden_size).to(dtype), projections)
@@ -502,7 +502,7 @@ def _convolve(
     state: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return silu of x `[B, T, C]`, convolved, and the new state.
+    """Return silu of the convolved x `[B, T, C]`, and the new state.
 
     `state` `[N, C, W]` holds the inputs before each sequence. If it is None, the sequences start
     from zeros and the new state is None.

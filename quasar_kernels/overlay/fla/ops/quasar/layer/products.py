@@ -1,4 +1,4 @@
-"""Library products of the layer: concatenated weights, and results in fp32."""
+"""The layer's matrix products by the library, with concatenated weights and fp32 results."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import torch.nn.functional as F
 from fla.ops.quasar import torch_private
 from fla.ops.quasar.layer.call import Weights
 
-_WIDE = "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8: products of 16 bits in fp32
-_NARROW = (torch.bfloat16, torch.float16)
+# from torch 2.8: fp32 results of 16-bit operands
+_HAS_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
+_16_BITS = (torch.bfloat16, torch.float16)
 
 
 def concatenate_weights(weights: Weights, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return the weights of the matrix products in `dtype`: q, k, v and narrow as one, then others.
+    """Return the products' weights in `dtype`: q, k, v and `narrow` as one, then others.
 
-    The others are the gate's wide half, its bias, and the output's. All are converted at every
-    call, in one launch if autograd is off. A cache could be stale, because some changes of a
+    The others are the gate's wide half, its bias, and the output's weight. Every call converts all
+    of them, in one launch if autograd is off. A cache could be stale, because some changes of a
     parameter do not change its version (`p.data`, sharding).
     """
     first, others = weights[:4], (weights.wide, weights.wide_bias, weights.out)
@@ -29,30 +30,30 @@ def concatenate_weights(weights: Weights, dtype: torch.dtype) -> list[torch.Tens
     return [result, *copies]
 
 
-def _wide_on(x: torch.Tensor) -> bool:
-    return _WIDE and x.is_cuda and x.dtype in _NARROW and not torch.is_grad_enabled()
+def _takes_out_dtype(x: torch.Tensor) -> bool:
+    return _HAS_OUT_DTYPE and x.is_cuda and x.dtype in _16_BITS and not torch.is_grad_enabled()
 
 
 def unrounded(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return rows weight^T `[R, outputs]`, in fp32 if torch supports it and autograd is off.
+    """Return `rows @ weight.T` `[R, outputs]`, in fp32 if torch supports it and autograd is off.
 
     Args:
         rows: `[R, inputs]`, any floating dtype.
         weight: `[outputs, inputs]`, the same dtype.
     """
-    if _wide_on(rows):
+    if _takes_out_dtype(rows):
         return torch.mm(rows, weight.t(), out_dtype=torch.float32)
     return F.linear(rows, weight)
 
 
 def product_in(rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return rows weight `[R, outputs]` in `dtype`, rounded once if torch supports it.
+    """Return `rows @ weight` `[R, outputs]` in `dtype`, rounded once if `unrounded` is in fp32.
 
     Args:
         rows: `[R, inputs]`, any floating dtype.
         weight: `[inputs, outputs]`, the same dtype.
     """
-    if dtype == torch.float32 and _wide_on(rows):
+    if dtype == torch.float32 and _takes_out_dtype(rows):
         return torch.mm(rows, weight, out_dtype=dtype)
     return torch.mm(rows, weight).to(dtype)
 

@@ -1,7 +1,7 @@
 """A rank's slice in torch: for CPU tensors, and for calls that the CUDA kernels do not support.
 
-The map (G, R) of a slice follows from one call with twice as many value columns: with the values
-[v | 0] and the initial state [S | I], the final state is [R | G].
+A slice maps the state X before it to G X + R. One call gives both: with the values [v | 0] and the
+initial state [X0 | I], its final state is [R | G]; X0 is the slice's own initial state.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TorchSlice:
     def run(self, all_maps: torch.Tensor) -> None:
         """Compute the outputs from the packed maps of all ranks.
 
-        In a second round, which only the kernels need, nothing remains to be computed.
+        A second call, which only the CUDA kernels need, does nothing.
         """
         if self._done:
             return
@@ -86,8 +86,8 @@ class TorchSlice:
 class TorchGradient:
     """The backward pass of a slice, from the `saved` tensors of a `TorchSlice`.
 
-    It computes the slice again and differentiates it twice: without the gradient from later ranks,
-    and with it.
+    It computes the slice again, and runs its backward pass without, then with, the gradient from
+    later ranks.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class TorchGradient:
         self._incoming = [do, torch.zeros_like(final) if d_final is None else d_final.to(final)]
 
     def compute_offset(self) -> torch.Tensor:
-        """Return the gradient `[H, K, V]` of the state before the slice, given zero after it."""
+        """Return the gradient `[H, K, V]` of the state before the slice, without later ranks."""
         initial: Any = self._leaves[4]
         (gradient,) = torch.autograd.grad(
             self._results, [initial], self._incoming, retain_graph=True
@@ -123,7 +123,8 @@ class TorchGradient:
         """Return the gradients.
 
         Args:
-            G: `[after - 1, H, K, K]`, of the later ranks that the last sequence crosses.
+            G: `[after - 1, H, K, K]`, the maps' factors of the `after` later ranks that the last
+                sequence reaches, without the one where it ends.
             offsets: `[ranks, H, K, V]`, the results of `compute_offset` on all ranks.
         """
         do, d_final = self._incoming

@@ -26,7 +26,7 @@ from fla.ops.quasar.scan import Gradients, Saved, ScanInputs
 from fla.ops.quasar.switches import Backend, requested_backend
 
 STOPPING_WORK = 3072 * 512
-"""Tokens times 64-channel panels of the longest slice from which pass 1 may stop within segments.
+"""Tokens times 64-channel panels of the longest slice; from here, pass 1 may stop within segments.
 
 Such a call has a second exchange. All ranks must make the same decision, so it does not depend on
 the GPU.
@@ -39,7 +39,7 @@ class SliceResults(NamedTuple):
     o: torch.Tensor  # [1, T, H, V], q's dtype
     final_state: torch.Tensor | None  # [sequences of the slice, H, K, V], if requested
     saved: Saved
-    G: torch.Tensor  # [after - 1, H, K, K], of the later ranks that the last sequence crosses
+    G: torch.Tensor  # [after - 1, H, K, K], of the later ranks that the last sequence fills
 
 
 class ParallelChunks(torch.autograd.Function):

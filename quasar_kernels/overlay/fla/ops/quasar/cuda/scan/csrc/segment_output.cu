@@ -6,8 +6,8 @@
 // Mainloop, over tiles of 16 * WARPS tokens: while a tile is copied in, the one before it is
 // prepared (warp w computes the WY matrix and the scores of chunk w) and then applied (every warp
 // updates its columns with all chunks). There are no dedicated producer warps: on Hopper one lane
-// of each warp copies its keys and queries, one of warp 0 the values and o. Epilogue of a tile: o
-// overwrites v in shared memory and is copied out from there.
+// of each warp copies its keys and queries, and a lane of warp 0 copies the values and o. Epilogue
+// of a tile: o overwrites v in shared memory and is copied out from there.
 //
 // Shared memory: two stages of keys and queries, two of values, one set of WY matrices and scores.
 
@@ -108,8 +108,8 @@ __device__ __forceinline__ void segment_output(const Arguments& arg, const Tenso
   // whether another sequence may begin in the last tile
   const bool runs_over = Chunks::RUN_OVER && arg.table && segment.tokens % TOKENS;
   int stops[PANELS];    // number of tiles at the segment's start that pass 1 skipped
-  float skipped = 0.f;  // the largest entry of the state at that point
-  // with decays: the share of that state that the decays leave, times MAP_ROW_BOUND / NEGLIGIBLE
+  float skipped = 0.f;  // the largest entry of the state after these tiles
+  // with decays: the product of the decays since then, times MAP_ROW_BOUND / NEGLIGIBLE
   float fading = 0.f;
 #pragma unroll
   for (int p = 0; p < PANELS; ++p)

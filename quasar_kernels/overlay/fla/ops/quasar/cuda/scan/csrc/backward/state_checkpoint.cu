@@ -1,14 +1,13 @@
 // The backward pass's forward recomputation: V' of all tokens, and a checkpoint of the state after
-// every S tokens.
+// every 64 or 128 tokens, a head's width.
 //
 // Grid, warps and mainloop are those of segment_output.cu: one block for each segment, head and
 // panel of 64 value channels; its warps own columns of -S^T. A chunk gives
 //     V' = A diag(a) (V - K S),  S += K^T V',
-// with the WY representation's matrix A diag(a) (chunk.cuh). V' enters the state as it is stored,
-// rounded: later V' then compensate for the rounding of earlier ones, so that their sums over a
-// tile equal the state even where keys are alike and each V' is a small difference. V' is stored in
-// the rows of dq. With decays the stored V', decayed to the chunk's end, enters the state as the
-// sum of two operands.
+// with the WY representation's matrix A diag(a) (chunk.cuh). V' enters the state rounded, as it is
+// stored, so that later V' compensate for the rounding of earlier ones: the sum of K^T V' over a
+// tile equals the state even if keys are alike. V' is stored in the rows of dq. With decays, the
+// stored V' is decayed to the chunk's end and enters the state as a high and a low part.
 //
 // Shared memory: two stages of keys, two of values (V' overwrites v), one set of WY matrices.
 
@@ -63,7 +62,7 @@ __device__ __forceinline__ void walk_values(WalkState& state, u32 keys, u32 valu
   read_keys<T, false>(state, read, keys, lane);
   const auto decays = chunk_decays.load(lane);
   for_each_state_element(state, [&](float& x) { chunk_decays.scale_state(x); });
-  u32 low[COLUMN_BLOCKS][4];  // with decays: the second operand of V'
+  u32 low[COLUMN_BLOCKS][4];  // with decays: the low part of V'
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; ++b) {
     decays.scale_before(read[b][0], read[b][1]);
@@ -150,7 +149,8 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
   for (int s = 0; s < tiles; ++s) {
     const int stage = s & 1;
     const u32 parity = s >> 1 & 1;
-    const u32 chunks = keys + stage * WALK_TILE_BYTES, others = values + stage * WALK_PANEL_BYTES;
+    const u32 chunks = keys + stage * WALK_TILE_BYTES;
+    const u32 chunk_values = values + stage * WALK_PANEL_BYTES;
     pipeline.template consumer_wait<1>(stage, parity);
     if (runs_over && s == tiles - 1) {  // zero keys leave the state unchanged
       values_pipeline.template consumer_wait<0>(stage, parity);
@@ -158,7 +158,7 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
 #pragma unroll
       for (int p = 0; p < PANELS; ++p)
         clear_rows(chunks + p * WALK_PANEL_BYTES + warp * CHUNK_BYTES, left, lane);
-      clear_rows(others + warp * CHUNK_BYTES, left, lane);
+      clear_rows(chunk_values + warp * CHUNK_BYTES, left, lane);
     }
     fence_proxy_async();
     __syncthreads();
@@ -178,10 +178,10 @@ __device__ __forceinline__ void state_checkpoint(const GradientArguments& arg,
                      own_columns + stage * WALK_PANEL_BYTES + i * CHUNK_BYTES, shared.wy[i],
                      shared.decays(i), lane);
     finish_state<COLUMN_BLOCKS>(state);
-    const int behind = (s + 1) * WALK_TOKENS;
-    if (behind % S == 0 && !(segment.is_last && behind >= segment.tokens))
-      store_checkpoint<T, -1>(arg.checkpoints, arg.o_stride, segment, head, behind - S, state,
-                              column, lane);
+    const int done = (s + 1) * WALK_TOKENS;
+    if (done % S == 0 && !(segment.is_last && done >= segment.tokens))
+      store_checkpoint<T, -1>(arg.checkpoints, arg.o_stride, segment, head, done - S, state, column,
+                              lane);
     sync_pair();
   }
   fence_proxy_async();
