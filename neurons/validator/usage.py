@@ -43,8 +43,9 @@ def affinities(pids: Iterable[int]) -> Iterator[set[int]]:
 def process_memory(pid: int) -> int:
     """Return the bytes of a process's memory, without mapped files."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        # bytes, because the process may have given itself a name that is not UTF-8
+        lines = Path(f"/proc/{pid}/status").read_bytes().splitlines()
     except OSError:
         return 0
-    kinds = ("RssAnon:", "RssShmem:")
+    kinds = (b"RssAnon:", b"RssShmem:")
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(kinds))

@@ -20,7 +20,7 @@ from neurons.validator import devices
 from neurons.validator import sandbox as module
 from neurons.validator.sandbox import Sandbox, open_sandbox
 from neurons.validator.seccomp import ARCHITECTURES, this_architecture
-from neurons.validator.usage import descendants
+from neurons.validator.usage import descendants, process_memory
 from tests.processes import HANG
 
 EVERY: frozenset[int] = frozenset()
@@ -78,6 +78,23 @@ def test_limits_cover_all_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
         for pid in [*descendants(parent.pid, 9), parent.pid]:
             os.kill(pid, 9)
         parent.wait()
+
+
+def test_a_process_whose_name_is_not_text_is_counted() -> None:
+    code = (
+        "import ctypes, sys\n"
+        "ctypes.CDLL(None).prctl(15, b'\\xff')\n"  # PR_SET_NAME
+        "held = b'x' * 2**26\n"
+        "print(flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-S", "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        memory = process_memory(child.pid)
+        child.communicate()
+    assert memory > 2**26
 
 
 @pytest.mark.parametrize(
