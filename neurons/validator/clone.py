@@ -30,7 +30,12 @@ PATH_BYTES, PATH_PARTS, TREE_FOLDERS = 512, 32, 5_000
 
 The public fork has 478 files; their paths have at most 5 components and 73 bytes.
 """
-LIMITS = Limits(memory=2**32, file=FETCHED_BYTES, seconds=120, output=2**24)
+LIMITS = Limits(memory=2**32, file=FETCHED_BYTES, seconds=45, output=2**24)
+"""Limits of each git process.
+
+The CPU time ends before CLONE_SECONDS and CHECKOUT_SECONDS. Their end counts as a fault of the
+network, so a fork that keeps git busy would be retried endlessly.
+"""
 
 _OVERRIDES = {
     "core.symlinks": "false",  # a link out of the tree becomes a text file that names its target

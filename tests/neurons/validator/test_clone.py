@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from neurons.runtime.errors import Retry
 from neurons.validator import clone as module
 from neurons.validator.clone import BadFork, Sources, clear, clone, submission_folder
 from tests.neurons.validator.samples import ForkRepository
+from tests.processes import HANG
 from tests.repositories import run_git
 
 LOCAL = Sources(files=True)
@@ -97,6 +99,19 @@ def test_a_commit_with_too_many_files_is_not_checked_out(
     with pytest.raises(BadFork, match="too many files"):
         clone_fork(fork, commit, tmp_path / "box")
     assert sum(1 for _ in (tmp_path / "box").rglob("*")) < 100
+
+
+def test_a_commit_that_keeps_git_busy_is_a_bad_fork(fork, tmp_path, monkeypatch):
+    """Folders without files, which git walks for hours without an output."""
+    assert module.LIMITS.seconds < min(module.CLONE_SECONDS, module.CHECKOUT_SECONDS)
+    monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, seconds=1))
+    monkeypatch.setattr(module, "CHECKOUT_SECONDS", HANG)
+    tree = mktree(fork, [])
+    for _ in range(10):
+        tree = mktree(fork, [f"040000 tree {tree}\td{n}" for n in range(10)])
+    fork.git("update-ref", "refs/heads/main", fork.git("commit-tree", "-m", "bomb", tree))
+    with pytest.raises(BadFork, match="git cannot list the commit"):
+        clone_fork(fork, fork.git("rev-parse", "main"), tmp_path / "box")
 
 
 def commit_path(fork: ForkRepository, path: str) -> str:
