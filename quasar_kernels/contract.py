@@ -124,7 +124,7 @@ def check_tree(root: Path, *, strict: bool = False) -> list[Violation]:
     violations: list[Violation] = []
     for name in TARGET_FILES:
         violations += _check_target(root, QUASAR_DIR / name, strict)
-    for path in sorted((root / QUASAR_DIR).rglob("*.py")):
+    for path in sorted(filter(Path.is_file, (root / QUASAR_DIR).rglob("*.py"))):
         violations += _check_imports(root, PurePosixPath(path.relative_to(root).as_posix()), strict)
     if not (root / LAYER_FILE).is_file():
         remedy = "Set FORK_SCOPE=layer, which publishes one, or use a fork that contains one."
@@ -157,10 +157,8 @@ def _check_imports(root: Path, path: PurePosixPath, strict: bool) -> list[Violat
     try:
         if (root / path).stat().st_size > FILE_BYTES:
             return [Violation(path, "The file is too long.", "Keep it under 2 MiB.")]
-        text = (root / path).read_text(encoding="utf-8")
-        tree = ast.parse(text)
-    except UnicodeDecodeError:
-        return []  # _check_target reports target files; Python cannot import the others
+        source = (root / path).read_bytes()
+        tree = ast.parse(source)  # bytes, so that it is decoded as Python decodes it
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return [Violation(path, f"The file is not Python: {error}.", "Correct the syntax.")]
     names = set(_imported(tree, path))
@@ -174,7 +172,7 @@ def _check_imports(root: Path, path: PurePosixPath, strict: bool) -> list[Violat
         violations += [
             Violation(path, f"The text {line!r} imports nothing.", "Make it a statement.")
             for line in REQUIRED_IMPORTS
-            if line in _lines(text) - imports
+            if line in _lines(source.decode("utf-8", "replace")) - imports
         ]
     return violations
 
