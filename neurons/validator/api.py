@@ -94,10 +94,19 @@ class ValidatorApi(Connection):
         measured: protocol.Benchmarks | None = None,
         device: str | None = None,
     ) -> None:
-        """Write a verdict: score, reason, measured figures by length, and the device."""
+        """Write a verdict: score, reason, measured figures by length, and the device.
+
+        Figures are reduced to the wire's limit: a tiny claim gives a huge score, and a fork reports
+        the memory that it uses.
+        """
+        if measured is not None:
+            measured = {
+                length: {name: min(value, protocol.LARGEST) for name, value in row.items()}
+                for length, row in measured.items()
+            }
         body = protocol.MarkValidatedRequest(
             submission_id=submission_id,
-            score=score,
+            score=min(score, protocol.LARGEST),
             reason=reason and reason[:REASON_LETTERS],
             measured=measured,
             device=device and device[:DEVICE_LETTERS],

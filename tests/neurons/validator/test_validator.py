@@ -24,7 +24,7 @@ from neurons.validator.api import ApiFault, ValidatorApi
 from neurons.validator.attempts import DEATHS_ALLOWED, FIRST_PAUSE, Attempts
 from neurons.validator.loop import Validator
 from neurons.validator.verdict import judge, reject
-from neurons.wire.protocol import QueuedSubmission
+from neurons.wire.protocol import LARGEST, QueuedSubmission
 from quasar_kernels.contract import QUASAR_DIR, REQUIRED_IMPORTS
 from tests.neurons.live_api import ALICE, BLOCKS, VALIDATOR, Hotkey, LiveApi, revelation, serve
 from tests.neurons.validator.judges import Benches, Judge, scores
@@ -120,6 +120,15 @@ def test_the_fifth_failure_bans_the_client_and_drops_its_queue(api, bench):
     assert loop.judge.judged == [1, 2, 3, 4, 5]
     with pytest.raises(AssertionError, match="IP address banned"):
         api.submit(ALICE, 1.0)
+
+
+def test_a_verdict_with_figures_beyond_the_wires_limit_is_written(api, bench):
+    """A tiny claim gives a huge score, and a fork reports its own memory."""
+    huge = {"512": {"tokens_per_sec": 7.0, "vram_mb": 1e300}}
+    loop = bench(Judge(s1=replace(judge(1e-300, 1e100), measured=huge)))
+    row = api.submit(ALICE, 10.0)
+    loop.run_once()
+    assert scores(api) == {row: LARGEST}
 
 
 class Killed(BaseException):
