@@ -30,6 +30,8 @@ HEADERS = {
 NOT_REFRESHED = "off"
 """The value of a page's query parameter `refresh` that pauses reloading."""
 UNITS = ((1e6, "M "), (1e3, "k "))
+SLOWEST = 1e-9
+"""Least speed that is drawn, because the axis is logarithmic and smaller claims round to 0."""
 COLOURS = (BLUE, PURPLE, YELLOW)
 
 _environment = Environment(
@@ -74,7 +76,7 @@ def _plot(**series: Sequence[tuple[int, float]]) -> str:
     most = max(speed for points in series.values() for _, speed in points)
     size, unit = next((one for one in UNITS if most >= one[0]), (1.0, ""))
     lines = [
-        Line(label, colour, [(length, speed / size) for length, speed in points])
+        Line(label, colour, [(length, max(speed, SLOWEST) / size) for length, speed in points])
         for (label, points), colour in zip(series.items(), COLOURS, strict=True)
         if points
     ]

@@ -159,6 +159,16 @@ def test_a_submission_shows_its_speeds_and_the_verdict(api: LiveApi) -> None:
     assert ">k tokens/s</text>" in drawing
 
 
+@pytest.mark.parametrize("speed", [5e-324, 1e10])
+def test_any_claim_can_be_drawn(api: LiveApi, speed: float) -> None:
+    api.register(ALICE)
+    for target, other in ((512, 5e-324), (1024, 1e12)):
+        row = api.submit(
+            ALICE, speed, target=target, benchmarks={"2048": {"tokens_per_sec": other}}
+        )
+        assert api.http.get(f"/submissions/{row}").status_code == 200
+
+
 def test_pages_hide_a_claim_until_its_reveal(api: LiveApi) -> None:
     body = commitment(ALICE, SALT, SECRET_FORK)
     row = int(api.ok("/commit_submission", body, ALICE)["submission_id"])
