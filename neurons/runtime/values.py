@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints
 
 from neurons.wire.rules import SHORTEST_TARGET
 
@@ -155,7 +155,7 @@ Networks = Annotated[
     Form("IP addresses or networks separated by commas, or * for any"),
 ]
 Hosts = Annotated[
-    tuple[Annotated[str, Field(pattern=r"^[\w\-]+(\.[\w\-]+)*(:\d+)?$")], ...],
+    tuple[Annotated[str, StringConstraints(pattern=r"^[\w\-]+(\.[\w\-]+)*$", to_lower=True)], ...],
     BeforeValidator(_words),
     Form("names of hosts separated by commas, such as github.com"),
 ]
