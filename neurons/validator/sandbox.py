@@ -68,12 +68,16 @@ class Sandbox:
         The caller runs the command with the environment `env`. Inside the sandbox, `folder` is in
         memory and vanishes with the process. The folder of this path outside is not changed.
         """
-        words = ["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else []
+        # the kernel ends the fork first when memory runs out
+        words = ["choom", "-n", "1000", "--"]
+        words += ["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else []
         words += [self.bubblewrap, "--die-with-parent", "--new-session", "--unshare-ipc"]
         words += ["--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
         words += ["--hostname", "sandbox", *self._as_user(), *self._files(env, readable)]
         words += ["--perms", "1777", "--size", str(FOLDER_BYTES), "--tmpfs", str(folder)]
-        words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(folder)]
+        # in a writable /proc, a fork could lower the choice of choom again
+        words += ["--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"]
+        words += ["--chdir", str(folder)]
         for name in ("HOME", "TMPDIR"):
             words += ["--setenv", name, str(folder)]
         for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME"):
@@ -115,11 +119,10 @@ class Sandbox:
     def _limits(self) -> list[str]:
         limits = ["prlimit", f"--nproc={TASKS}", f"--fsize={FILE_BYTES}", "--core=0"]
         limits += [f"--nofile={OPEN_FILES}", "--"]
-        first = ["choom", "-n", "1000", "--"]  # the kernel ends the fork first when memory runs out
         if os.geteuid() != 0:
-            return [*first, *limits]
+            return limits
         user = [f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--inh-caps=-all"]
-        return [*first, *limits, "setpriv", *user, "--"]
+        return [*limits, "setpriv", *user, "--"]
 
     def _files(self, env: Mapping[str, str], readable: Sequence[Path]) -> Iterator[str]:
         shown = [*_SYSTEM, "/sys" if self.gpu else "/sys/devices/system"]

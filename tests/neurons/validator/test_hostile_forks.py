@@ -49,6 +49,12 @@ ATTACKS = {
         "import time\nheld = [b'x' * 2**27 for _ in range(12)]\ntime.sleep(3600)\n",
         r"it took more than 1\.0 GiB of memory",
     ),
+    "lets the kernel end others first": (
+        "file = '/proc/self/oom_score_adj'\n"
+        "print(open(file).read(), flush=True)\n"
+        "open(file, 'wb', 0).write(b'0')\n",
+        r"^1000\n[\s\S]*Read-only file system",
+    ),
     "leaves a daemon behind": (
         "import os\n"
         "if os.fork() == 0:\n"
