@@ -17,8 +17,9 @@ from neurons.wire import protocol
 from neurons.wire.connection import Connection, Reply
 from neurons.wire.outcomes import Forbidden, ForeignPage, ProtocolFault, Unauthorized
 
-QUEUE_PAGES = 10
-"""Limit on the pages of the queue that one call reads."""
+QUEUE_PAGES = 1000
+"""Limit on the pages of the queue that one call reads, so high that the oldest submissions, which
+may be postponed for long, do not hide those of others."""
 QUEUE_BYTES = 2**22
 REPLY_SECONDS = 8.0
 REASON_LETTERS = 2000

@@ -89,9 +89,10 @@ def test_every_page_of_the_queue_is_read() -> None:
         rows = {"submissions": [{**ROW, "id": number}], "next_after": following}
         return httpx.Response(200, content=json.dumps(rows))
 
-    client, sent = answering(page(1, 1), page(2, 2), page(3, None))
-    assert [row.id for row in client.queue()] == [1, 2, 3]
-    assert [request.url.params["after"] for request in sent] == ["0", "1", "2"]
+    pages = 30  # of 100 rows each, as many as 300 hotkeys may have open
+    client, sent = answering(*(page(n, n if n < pages else None) for n in range(1, pages + 1)))
+    assert [row.id for row in client.queue()] == [*range(1, pages + 1)]
+    assert [request.url.params["after"] for request in sent] == [str(n) for n in range(pages)]
     client, sent = answering(page(1, 1))  # a server that never ends
     assert len(client.queue()) == 2
     assert len(sent) == 2
