@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from harness.measuring.process import delete, scratch_folder
 from neurons.runtime.errors import Held, QuasarError, Retry
+from neurons.runtime.git.clone import ignore_attributes
 from neurons.runtime.git.command import HardenedGit, Limits
 from neurons.runtime.git.gateway import Gateway
 from neurons.runtime.git.remote import Remote, parse_remote
@@ -155,6 +156,7 @@ def _clone(
         fetch = ("--depth=1", "--no-tags", "--quiet", "origin", commit_hash)
         inside.online(remote, None, "fetch", *fetch, timeout=CLONE_SECONDS)
     _check_size(inside, commit_hash)
+    ignore_attributes(tree)  # as in the miner's clone: both measure the same bytes
     inside.execute(["git", "checkout", "--quiet", "--detach", commit_hash])
     head = inside.execute(["git", "rev-parse", "HEAD"])
     if head != commit_hash:

@@ -12,7 +12,6 @@ from neurons.runtime.git.remote import Remote, Token, parse_remote
 
 _FETCH_FACTOR = 5  # a first fetch transfers the whole history: a fetch may take this many timeouts
 
-# Bytes as they are in the repository, regardless of its .gitattributes.
 _PLAIN_BYTES = "* -text -eol -ident -filter -working-tree-encoding\n"
 
 
@@ -75,15 +74,20 @@ def make_clone(tool: HardenedGit, remote: Remote, token: Token | None, branch: s
         inside.init("--quiet", "--template=", f"--initial-branch={branch}")
         inside.config("core.symlinks", "false")  # links become text files and lead nowhere
         inside.config("remote.origin.url", remote.url)
-        information = made / ".git" / "info"
-        information.mkdir(exist_ok=True)
-        (information / "attributes").write_text(_PLAIN_BYTES)
-        (information / "exclude").write_text("__pycache__/\n")
+        ignore_attributes(made)
+        (made / ".git/info/exclude").write_text("__pycache__/\n")
         heads, default = read_heads(inside, remote, token)
         for name in {default, branch} & heads.keys():
             fetch_branch(inside, remote, token, name, heads[name])
         set_aside(worktree)
         made.rename(worktree)
+
+
+def ignore_attributes(worktree: Path) -> None:
+    """Let a checkout have the bytes of the repository, regardless of its .gitattributes."""
+    information = worktree / ".git" / "info"
+    information.mkdir(exist_ok=True)
+    (information / "attributes").write_text(_PLAIN_BYTES)
 
 
 def set_aside(worktree: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from neurons.runtime.errors import Retry
 from neurons.validator import clone as module
 from neurons.validator.clone import BadFork, Sources, clear, clone, submission_folder
+from quasar_kernels.contract import QUASAR_DIR
 from tests.neurons.validator.samples import ForkRepository
 from tests.processes import HANG
 from tests.repositories import run_git
@@ -219,6 +220,18 @@ def test_row_29_links_hooks_filters_and_submodules_have_no_effect(fork, tmp_path
     assert not (tree / "link").is_symlink()
     assert not (tree / "s").exists()
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("attribute", ["working-tree-encoding=UTF-16", "text eol=crlf", "ident"])
+def test_attributes_do_not_change_the_bytes_of_a_fork(fork, tmp_path, attribute):
+    file = f"{QUASAR_DIR}/gate.py"
+    content = "import torch  # $Id$\n"
+    fork.commit({file: content})
+    (fork.path / ".gitattributes").write_text(f"*.py {attribute}\n")
+    fork.git("add", ".gitattributes")  # git would decode the other files
+    fork.git("commit", "--quiet", "-m", "Change")
+    tree = clone_fork(fork, fork.git("rev-parse", "HEAD"), tmp_path / "box")
+    assert (tree / file).read_bytes() == content.encode()
 
 
 def test_a_stop_ends_a_clone_at_once(fork: ForkRepository, tmp_path: Path) -> None:
