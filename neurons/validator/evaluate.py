@@ -99,7 +99,14 @@ class Evaluator:
                         sources=self.sources,
                         stop=self.stop,
                     )
-                    broken = self._broken_rules(tree)
+
+                def check_rules(*, alone: bool) -> list[str]:
+                    with self.lock.alone() if alone else self.lock.shared():
+                        self._check_stop()
+                        options = self._options("cpu", CHECK_SECONDS, alone=alone)
+                        return self._broken_rules(tree, options)
+
+                broken = self._twice(check_rules, target, alone=False)
                 if broken:
                     return reject(f"The fork breaks the rules: {broken[0]}")
                 return self._time(tree, submission)
@@ -131,12 +138,9 @@ class Evaluator:
                 "start. nvidia-smi shows the state of a GPU.",
             ) from error
 
-    def _broken_rules(self, tree: Path) -> list[str]:
-        result = call(
-            *("harness.worker.checks:find_broken_rules", str(tree)),
-            options=self._options("cpu", CHECK_SECONDS),
-            tree=tree,
-        )
+    def _broken_rules(self, tree: Path, options: Options) -> list[str]:
+        function = "harness.worker.checks:find_broken_rules"
+        result = call(function, str(tree), options=options, tree=tree)
         return [str(rule) for rule in result["texts"]]  # type: ignore[union-attr]
 
     def _options(self, device: str, timeout: float, *, alone: bool = False) -> Options:

@@ -116,6 +116,21 @@ def test_a_failure_next_to_other_forks_is_repeated_alone(host, submission, kind,
     )
 
 
+def test_a_failed_check_of_the_rules_is_repeated_alone(host, submission, monkeypatch):
+    failures = [MeasurementError("it left this machine without memory", "limit")]
+
+    def check_rules(_: Evaluator, tree: Path, options: Options) -> list[str]:
+        host._note("rules", 0, options)
+        if failures:
+            raise failures.pop()
+        return []
+
+    monkeypatch.setattr(module, "call", lambda *_, **__: {})  # a sound control run
+    monkeypatch.setattr(Evaluator, "_broken_rules", check_rules)
+    assert host.evaluators[0].evaluate(submission).passed
+    assert host.alone() == [("rules", 0), ("time", 4096)]
+
+
 def test_waiting_for_others_does_not_count_against_the_budget(host, submission, monkeypatch):
     now, first = [0.0], host.evaluators[0]
     monkeypatch.setattr("neurons.validator.evaluate.time.monotonic", lambda: now[0])
