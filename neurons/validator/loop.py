@@ -6,6 +6,7 @@ start continues with other submissions.
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -94,6 +95,13 @@ class Validator:
                 self.run_once()
             except ApiFault as error:
                 log.warning("the API did not answer", reason=str(error), seconds=interval)
+            except sqlite3.OperationalError as error:  # a full disk, for example
+                log.error(
+                    "attempts cannot be written to STATE_DIR; the validator tries again",
+                    reason=str(error),
+                    remedy="Free space on its disk.",
+                    seconds=interval,
+                )
             self._stop.wait(interval)
 
     def run_once(self) -> None:

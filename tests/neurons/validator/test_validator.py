@@ -244,6 +244,22 @@ def test_the_loop_survives_an_unreachable_api(tmp_path, monkeypatch):
     assert stop.waits == 2
 
 
+def test_the_loop_waits_for_space_on_the_disk(api, bench):
+    row = api.submit(ALICE, 10.0)
+    validator = bench(Judge()).start()
+    database = validator._attempts._database
+
+    class Pause(TwoPauses):
+        def wait(self, timeout: float | None = None) -> bool:
+            database.set_progress_handler(None, 0)
+            return super().wait(timeout)
+
+    database.set_progress_handler(lambda: 1, 1)  # each statement is an OperationalError
+    validator._stop = Pause()
+    validator.run_forever(0.05)
+    assert scores(api) == {row: 1.0}
+
+
 class Home:
     """A validator on this machine: its wallet and its environment."""
 
