@@ -126,9 +126,6 @@ def clone(
                 raise Retry(gateway.unreachable) from error
             if isinstance(error, Retry):
                 raise
-            # the fault of this machine's clock or certificate store
-            if "certificate" in error.reason:
-                raise Retry(error.reason) from error
             raise BadFork(f"The fork cannot be cloned: {error.reason}") from error
     for path in (tree, *tree.rglob("*")):  # the sandbox reads it as another user
         if ".git" not in path.relative_to(tree).parts:

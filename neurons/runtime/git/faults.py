@@ -17,17 +17,21 @@ SCOPE_REMEDY = (
     "Contents: read and write for the fork."
 )
 
+# git puts its HTTP library's message after the address. Unless it is about a status, the network, a
+# proxy, TLS or this machine's clock failed. A proxy's page in place of a repository is "not valid".
 _TEMPORARY = re.compile(
-    r"Could not resolve|Failed to connect|Couldn't connect|Connection (?:refused|reset|timed out)"
-    r"|Operation (?:timed out|too slow)|hung up|early EOF|unexpected disconnect|RPC failed"
-    r"|returned error: (?:429|5\d\d)|HTTP (?:429|5\d\d)|gnutls_|SSL_ERROR|TLS connect"
-    r"|Empty reply|Network is unreachable|No route to host|Temporary failure|cannot lock ref",
+    r"unable to access 'https?://[^']*': (?!The requested URL returned error)"
+    r"|returned error: (?:30[237]|408|429|5\d\d)|HTTP (?:408|429|5\d\d)"
+    r"|not valid: is this a git repository|http-push failed|protocol error"
+    r"|Could not resolve|Connection (?:refused|reset|timed out)|Could not read from remote"
+    r"|hung up|early EOF|unexpected disconnect|RPC failed|Network is unreachable|No route to host"
+    r"|Temporary failure|cannot lock ref|failed to update ref|Internal Server Error",
     re.IGNORECASE,
 )
 
 
 class HostRefused(Held):
-    """The git host refused access, hid the repository, or failed its TLS check.
+    """The git host refused access, hid the repository, or redirected.
 
     If the same access has worked before, callers treat it as temporary, like an outage.
     """
@@ -47,7 +51,8 @@ _PERMANENT: tuple[tuple[str, str, str, type[Held]], ...] = (
         Held,
     ),
     (
-        r"\[remote rejected\]|pre-receive hook declined|protected branch",
+        r"\[remote rejected\](?!.*(?:cannot lock ref|failed to update ref|Internal Server Error))"
+        r"|pre-receive hook declined|protected branch",
         "The remote rejected the push.",
         "Allow pushes to the branch on the remote, or set FORK_BRANCH to another name.",
         Held,
@@ -73,9 +78,9 @@ _PERMANENT: tuple[tuple[str, str, str, type[Held]], ...] = (
         HostRefused,
     ),
     (
-        r"SSL certificate|certificate verif|redirect",
-        "The remote's certificate or a redirect was refused.",
-        "Check the address, the proxy and the clock of this machine.",
+        r"redirect|returned error: 30[18]",
+        "The remote's redirect was refused: the repository or account was renamed.",
+        "Set the present names or address, and check the proxy of this machine.",
         HostRefused,
     ),
     (
@@ -88,12 +93,6 @@ _PERMANENT: tuple[tuple[str, str, str, type[Held]], ...] = (
         r"dubious ownership",
         "The repository belongs to another user.",
         "Give it to the user that runs the miner (chown -R).",
-        Held,
-    ),
-    (
-        r"\.lock'?: File exists",
-        "Another git process uses the repository, or was killed there.",
-        "Wait for it; if none runs, remove the .lock file that the message names.",
         Held,
     ),
     (
@@ -116,12 +115,20 @@ def fault(command: str, complaint: str, folder: Path | str = "The folder") -> Qu
     message = redact_text(" | ".join(lines) or complaint).strip().removesuffix(".")
     if re.search(r"No space left|Disk quota exceeded", complaint):
         return Retry(f"The disk is full (git {command}): {message}")
+    if re.search(r"(?m)^(?!remote:).*\.lock'?: File exists", complaint):
+        return Retry(
+            f"Another git process uses the repository, or was killed there (git {command}): "
+            f"{message}. If none runs, remove the .lock file that the message names"
+        )
     for pattern, reason, remedy, kind in _PERMANENT:
         if re.search(pattern, complaint):
             reason = reason.format(folder=folder)
             return kind(f"{reason} git {command} reported: {message}.", remedy)
     if _TEMPORARY.search(complaint):
-        return Retry(f"git {command} could not reach the remote: {message}")
+        advice = ""
+        if "certificate" in complaint:
+            advice = ". If it stays so, check the address, the proxy and the clock of this machine"
+        return Retry(f"git {command} could not reach the remote: {message}{advice}")
     return Held(
         f"git {command} failed: {message}.", "Correct the fault that git names, then start again."
     )

@@ -173,7 +173,7 @@ def test_a_redirect_does_not_get_the_token(host: GitHub, tmp_path: Path) -> None
     (tmp_path / "other").mkdir()
     with serve(tmp_path / "other", host.folder / f"{UPSTREAM}.git") as other:
         place = {"Location": f"{other.url}/{NAME}.git/info/refs?service=git-upload-pack"}
-        host.script[INFO] = [Answer(302, b"", place)]
+        host.script[INFO] = [Answer(301, b"", place)]
         with pytest.raises(Held):
             fork_of(host, tmp_path).prepare()
         assert other.seen == []
