@@ -23,7 +23,7 @@ from neurons.inference_server.queue import Decodes, Decoding
 from neurons.runtime import flags, observe
 from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.machine import resolve_device
-from neurons.runtime.process import STOP_SIGNALS
+from neurons.runtime.process import stop_signals
 from neurons.runtime.server import Server, listen
 from neurons.runtime.settings import Settings
 
@@ -68,7 +68,7 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
         server.should_exit = True
 
     # SIGHUP stops the server. uvicorn handles the others itself, and raises them again afterwards.
-    for number in STOP_SIGNALS:
+    for number in stop_signals():
         signal.signal(number, stop)
     place = listen(
         settings.inference_host,

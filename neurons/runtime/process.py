@@ -113,9 +113,15 @@ def is_locked(state_dir: Path) -> bool:
     return any("FLOCK" in row and f":{inode} " in row for row in rows)
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that stop this process: not SIGHUP if nohup has made it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
+
+
 @contextmanager
 def stop_on_signals(stop: threading.Event, grace: float = GRACE_SECONDS) -> Iterator[None]:
-    """Set `stop` on SIGINT, SIGTERM or SIGHUP; exit at once on another one.
+    """Set `stop` on a signal of `stop_signals`; exit at once on another one.
 
     If the process still runs `grace` seconds after the first signal, for example in a request
     without a reply, it exits with status 0. The journal is consistent at any moment.
@@ -132,7 +138,7 @@ def stop_on_signals(stop: threading.Event, grace: float = GRACE_SECONDS) -> Iter
     thread.start()
     previous_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     # A signal reaches the wake-up descriptor only if it has a handler, even one without effect.
-    previous = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
+    previous = {number: signal.signal(number, lambda *_: None) for number in stop_signals()}
     try:
         yield
     finally:

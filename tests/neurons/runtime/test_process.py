@@ -78,6 +78,19 @@ def test_row_15_a_signal_ends_a_wait_at_once(number: signal.Signals) -> None:
         assert (output, process.returncode) == ("stopped\n", 0)
 
 
+def test_row_15_under_nohup_sighup_does_not_stop_it() -> None:
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a child inherits this
+    try:
+        with child(WAIT, "polite") as process:
+            process.send_signal(signal.SIGHUP)
+            process.send_signal(signal.SIGTERM)
+            output, _ = process.communicate(timeout=HANG)
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    # Otherwise SIGTERM would be the second signal, which exits with its number.
+    assert (output, process.returncode) == ("stopped\n", 0)
+
+
 def test_row_15_the_second_signal_exits_at_once() -> None:
     with child(WAIT, "stubborn") as process:
         process.send_signal(signal.SIGTERM)
