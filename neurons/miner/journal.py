@@ -77,10 +77,11 @@ class Journal:
         """Return the Unix time when this API last seemed to judge a commitment early, or None.
 
         A record older than a round does not count: the API's validators may change, and anybody can
-        give a verdict on the public API.
+        give a verdict on the public API. Neither does one from further in the future, which a wrong
+        clock wrote.
         """
-        query = "SELECT judges_early_at FROM apis WHERE url = ? AND judges_early_at > ?"
-        row = self._database.execute(query, (api_url, now - ROUND_HOURS * 3600.0)).fetchone()
+        query = "SELECT judges_early_at FROM apis WHERE url = ? AND abs(judges_early_at - ?) < ?"
+        row = self._database.execute(query, (api_url, now, ROUND_HOURS * 3600.0)).fetchone()
         return None if row is None else float(row[0])
 
     def note_early_judgement(self, api_url: str, now: float) -> None:

@@ -77,11 +77,14 @@ def others(context: Context) -> list[Submission]:
 
 
 def is_retry_due(held: Submission, now: float) -> bool:
-    """Return whether a held commitment is due for another attempt without a person's action."""
+    """Return whether a held commitment is due for another attempt without a person's action.
+
+    It is due if the clock was set back after it was held: its window for the reveal is limited.
+    """
     return (
         held.state is State.HELD
         and held.resume_state in (State.COMMITTED, State.REVEALING)
-        and now - held.updated_at >= HELD_RETRY_SECONDS
+        and not 0 <= now - held.updated_at < HELD_RETRY_SECONDS
     )
 
 

@@ -364,6 +364,30 @@ def test_a_commitment_held_before_its_reveal_is_retried_automatically(
     assert 3 * 86400 / 900 <= tries <= 3 * 86400 / 600
 
 
+def test_row_12_setting_the_clock_back_does_not_delay_a_held_commitment(
+    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
+) -> None:
+    year, publish, refusals = 365 * 86400.0, kernels.verify, [Held("The branch moved.", "Go back.")]
+    clock = [2 * year]
+    context.now = lambda: clock[0]
+
+    def verify(commit: str) -> None:
+        if fake_api.rows and refusals:
+            raise refusals.pop()
+        publish(commit)
+
+    def then(seconds: float) -> None:
+        if context.journal.get(1).state is State.HELD:
+            clock[0] = year
+        if fake_api.rows and fake_api.rows[0]["validated"]:
+            raise Stopped("enough")
+
+    kernels.verify, waits.then = verify, then  # type: ignore[method-assign]
+    run_forever(context)
+    assert states(context, 1).count(State.HELD) == 1
+    assert context.journal.get(1).state is State.VALIDATED
+
+
 def test_a_reveal_without_a_reply_is_found_in_the_public_list(context, fake_api):
     fake_api.faults[REVEAL].extend([LOST, *[RESET] * 50])
     done = run_cycle(context)

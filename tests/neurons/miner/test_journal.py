@@ -86,6 +86,8 @@ def test_the_last_early_judgement_of_each_api_is_stored(log: Journal) -> None:
     assert log.judges_early("https://api.example", 10.0) == 9.0
     assert log.judges_early("https://api.example", 9.0 + 48 * 3600.0) is None  # a round later
     assert log.judges_early("https://other.example", 10.0) is None
+    log.note_early_judgement("https://api.example", 1e9)  # by a clock that was set back later
+    assert log.judges_early("https://api.example", 1e8) is None
 
 
 def test_the_schema_has_every_closed_state() -> None:
