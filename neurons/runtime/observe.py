@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -206,7 +207,11 @@ def _report_retry(details: RetryDetails) -> None:
 
 
 class _FileHandler(logging.handlers.RotatingFileHandler):
-    """A log file that skips lines while the disk is full; stdout or stderr has them too."""
+    """A private log file that skips lines while the disk is full; stdout or stderr has them too."""
+
+    def _open(self) -> TextIOWrapper:
+        Path(self.baseFilename).touch(mode=0o600)  # also the new file after each rotation
+        return super()._open()
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
@@ -215,7 +220,6 @@ class _FileHandler(logging.handlers.RotatingFileHandler):
 
 def _file_handler(file: Path) -> logging.Handler:
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file.touch(mode=0o600)
     return _FileHandler(
         file, maxBytes=LOG_FILE_BYTES, backupCount=LOG_FILES_KEPT - 1, encoding="utf-8"
     )

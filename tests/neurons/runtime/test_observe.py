@@ -85,6 +85,16 @@ def test_the_file_is_private_and_has_the_same_lines(tmp_path, capsys):
     assert CANARY not in file.read_text()
 
 
+def test_rotated_files_are_private(tmp_path, monkeypatch):
+    monkeypatch.setattr(observe, "LOG_FILE_BYTES", 1)
+    observe.configure(file=tmp_path / "miner.log")
+    for number in range(3):
+        observe.get_logger("t").info("line", number=number)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert modes["miner.log.1"] == 0o600
+    assert set(modes.values()) == {0o600}
+
+
 def test_info_goes_to_stdout_and_warnings_to_stderr(capsys):
     observe.configure(ordinary=sys.stdout)
     log = observe.get_logger("t")
