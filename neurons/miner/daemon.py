@@ -44,11 +44,11 @@ def run_cycle(context: Context) -> Submission:
     premature commitment, the miner submits the same claim directly. Raises Stopped if a stop comes
     before there is a submission.
     """
-    for other in _despite_full_disk(context, lambda: selection.others(context)):
+    for other in _despite_faults(context, lambda: selection.others(context)):
         _drive(other, context)
-    submission = _drive(_despite_full_disk(context, lambda: selection.current(context)), context)
+    submission = _drive(_despite_faults(context, lambda: selection.current(context)), context)
     if submission.never_revealed and submission_mode(context) == "direct":
-        submission = _drive(_despite_full_disk(context, lambda: selection.create(context)), context)
+        submission = _drive(_despite_faults(context, lambda: selection.create(context)), context)
     return submission
 
 
@@ -59,13 +59,13 @@ def run_forever(
     watch = _Watch(context)
     interval = max(context.settings.optimization_interval, SHORTEST_INTERVAL_SECONDS)
     try:
-        if selection.live(context) is not None or watch.wants_cycle():
+        if selection.live(context) is not None or _despite_faults(context, watch.wants_cycle):
             after_cycle(run_cycle(context))
         else:
             context.log.info("waiting for a new round or changed kernels")
         while True:
             context.wait(interval)
-            if watch.wants_cycle():
+            if _despite_faults(context, watch.wants_cycle):
                 _stop_tuning(context)
                 after_cycle(run_cycle(context))
             else:
@@ -129,7 +129,7 @@ def _drive(submission: Submission, context: Context) -> Submission:
 
     while cycle.next_step(submission) is not None and not context.stop.is_set():
         try:
-            submission = _despite_full_disk(context, advance)
+            submission = _despite_faults(context, advance)
         except Stopped:
             return context.journal.get(key)
         except StaleSubmission:
@@ -137,21 +137,23 @@ def _drive(submission: Submission, context: Context) -> Submission:
     return submission
 
 
-def _despite_full_disk(context: Context, act: Callable[[], Result]) -> Result:
-    """Return the result of `act`; while the disk is full, pause and call it again.
+def _despite_faults(context: Context, act: Callable[[], Result]) -> Result:
+    """Return the result of `act`; while the disk or the system fails, pause and call it again.
 
-    The journal cannot record this fault. `act` must read its starting point from the journal.
-    Raises Stopped at a stop during a pause.
+    The journal may be unable to record such a fault, and after a few failed starts a process
+    manager gives up. `act` must read its starting point from the journal. Raises Stopped at a stop
+    during a pause.
     """
     failures = 0
     while True:
         try:
             return act()
         except (sqlite3.OperationalError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in DISK_FAULTS:
-                raise
             failures += 1
-            _pause(context, failures, f"cannot write to the state folder: {error}")
+            what = "this machine refuses"
+            if isinstance(error, sqlite3.Error) or error.errno in DISK_FAULTS:
+                what = "cannot write to the state folder"
+            _pause(context, failures, f"{what}: {error}")
 
 
 def _pause(context: Context, failures: int, reason: str) -> None:

@@ -6,8 +6,6 @@ Commits are written with git's plumbing, which runs no hooks, filters or signing
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
@@ -37,7 +35,8 @@ class Overlay:
 
     def lay(self, tool: HardenedGit, tip: str) -> None:
         """Copy the files into the worktree, and undo the changes of an earlier overlay."""
-        scratch = Path(tool.rev_parse("--absolute-git-dir"))
+        # A fixed name: a full disk or a kill leaves at most one file behind.
+        part = Path(tool.rev_parse("--absolute-git-dir"), "quasar-overlay.part")
         for name, content in self._wanted(tool, tip).items():
             target = destination(tool.folder, PurePosixPath(name))
             if content is None:
@@ -46,10 +45,9 @@ class Overlay:
             if target.is_file() and target.read_bytes() == content:
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=scratch, delete=False) as file:
-                file.write(content)
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, target)
+            part.write_bytes(content)
+            part.chmod(0o644)
+            part.replace(target)
 
     def commit(self, tool: HardenedGit, tip: str) -> str:
         """Commit the files on top of `tip`, whose tree the index holds; return the full hash.

@@ -188,6 +188,8 @@ class HardenedGit(git.Git):
             raise ConfigError(
                 f"{words[0]} is not installed. Install it: apt-get install {package}."
             ) from None
+        except OSError as error:  # too many processes or files, or too little memory
+            raise Retry(f"git cannot be started ({error.strerror}).") from error
         deadline = time.monotonic() + timeout
         if limits:
             _bound_output(process, limits.output)

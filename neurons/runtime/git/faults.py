@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from neurons.runtime.errors import Held, QuasarError, Retry
 from neurons.runtime.observe import redact_text
+from neurons.runtime.process import DISK_FAULTS
 
 SCOPE_REMEDY = (
     "Put a token in GITHUB_TOKEN that may write to the fork: a classic one with the scope "
@@ -27,6 +27,11 @@ _TEMPORARY = re.compile(
     r"|hung up|early EOF|unexpected disconnect|RPC failed|Network is unreachable|No route to host"
     r"|Temporary failure|cannot lock ref|failed to update ref|Internal Server Error",
     re.IGNORECASE,
+)
+
+# Some of git's messages about a full disk do not give the reason.
+_DISK = re.compile(
+    "No space left|Disk quota exceeded|Input/output error|unable to write (?:new index )?file"
 )
 
 
@@ -113,8 +118,8 @@ def fault(command: str, complaint: str, folder: Path | str = "The folder") -> Qu
         if re.match(r"fatal|error|remote:|ERROR| ! |ssh|git@|\S+: Permission", line)
     ]
     message = redact_text(" | ".join(lines) or complaint).strip().removesuffix(".")
-    if re.search(r"No space left|Disk quota exceeded", complaint):
-        return Retry(f"The disk is full (git {command}): {message}")
+    if _DISK.search(complaint):
+        return Retry(f"The disk is full or fails (git {command}): {message}")
     if re.search(r"(?m)^(?!remote:).*\.lock'?: File exists", complaint):
         return Retry(
             f"Another git process uses the repository, or was killed there (git {command}): "
@@ -136,12 +141,12 @@ def fault(command: str, complaint: str, folder: Path | str = "The folder") -> Qu
 
 @contextlib.contextmanager
 def disk_faults() -> Iterator[None]:
-    """Raise Retry for a full disk, and Held for a folder that cannot be written."""
+    """Raise Retry for a full or failing disk, and Held for a folder that cannot be written."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Retry(f"The disk is full: {error.filename}") from error
+        if error.errno in DISK_FAULTS:
+            raise Retry(f"The disk is full or fails: {error.filename}") from error
         raise Held(
             f"{error.filename} cannot be used: {error.strerror}.",
             "Give the user that runs the miner the right to read and write it.",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +15,12 @@ from structlog.testing import capture_logs
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever
 from neurons.miner.journal import Journal
+from neurons.miner.publishing.fork import Fork
 from neurons.runtime import observe
+from neurons.runtime.errors import Retry
 from neurons.runtime.process import StateLock, Stopped, wait_for_space
 from tests.neurons.miner.parts import Waits, make_context, stop_after
+from tests.repositories import make_repository, run_git
 
 
 @pytest.fixture
@@ -117,6 +123,61 @@ def test_row_17_the_daemon_survives_a_full_disk_between_cycles(disk, url, fake_a
     context.waiter = Waits(then)
     run_forever(context)
     assert seen == [1, 2, 3]
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Path:
+    return make_repository(tmp_path / "upstream.git", {"README.md": "fork\n"})
+
+
+def expect_retries(fork: Fork, disk: Path) -> None:
+    """Lay the overlay while there is too little space for it; then free the space."""
+    shutil.rmtree(fork.worktree / "fla")
+    ballast = fill(disk)
+    os.truncate(ballast, ballast.stat().st_size - 2**17)
+    for _ in range(3):
+        with pytest.raises(Retry, match="disk is full"):
+            fork.prepare()
+        assert len(list((fork.worktree / ".git").glob("*tmp*"))) == 0
+    ballast.unlink()
+    fork.prepare()
+
+
+def test_row_17_a_disk_may_fill_while_a_clone_is_published(disk: Path, upstream: Path) -> None:
+    fork = Fork(str(upstream), None, disk / "fork")
+    fork.prepare()
+    fork.commit()
+    expect_retries(fork, disk)
+
+
+def test_row_17_a_disk_may_fill_while_a_checkout_is_published(disk: Path, upstream: Path) -> None:
+    run_git(disk, "clone", "-q", str(upstream), "checkout")
+    fork = Fork(None, None, disk / "unused", repo_path=disk / "checkout")
+    fork.prepare()
+    expect_retries(fork, disk)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EAGAIN, errno.ENOENT])
+def test_row_17_the_daemon_survives_a_system_that_refuses(miner, bench, waits, number):
+    """For example a read-only disk, too many processes, or no folder for temporary files."""
+    faults = [OSError(number, os.strerror(number)) for _ in range(2)]
+    bench.faults[512] = [faults[0]]
+    context = miner()
+    digest = context.content_digest
+
+    def content_digest() -> str:
+        if len(faults) > 1 and context.journal.latest():
+            raise faults.pop()
+        return str(digest())
+
+    context.content_digest = content_digest
+    waits.then = lambda seconds: stop_after(1)(0) if seconds == 5.0 else None
+    with capture_logs() as logs:
+        run_forever(context)
+    assert context.journal.get(1).state is State.VALIDATED
+    reasons = [row["reason"] for row in logs if row["event"] == "paused"]
+    assert len(reasons) == 2
+    assert all(os.strerror(number) in reason for reason in reasons)
 
 
 def test_row_17_a_log_on_a_full_disk_only_has_gaps(disk, capsys):

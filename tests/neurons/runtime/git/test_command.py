@@ -22,7 +22,7 @@ from neurons.runtime.loading import load_settings
 from neurons.runtime.settings import Settings
 from tests.neurons.githost import CANARY, UPSTREAM, Answer, GitHub, serve
 from tests.neurons.miner.publishing.forks import lay_out, publish
-from tests.processes import is_alive, wait_for
+from tests.processes import is_alive, run_python, wait_for
 from tests.repositories import run_git
 
 NAME = "miner/flash-linear-attention"
@@ -187,6 +187,19 @@ def test_a_server_that_hangs_is_left_at_the_deadline(host, tmp_path, monkeypatch
     with pytest.raises(Retry, match="took longer than"):
         fork_of(host, tmp_path).prepare()
     assert no_child_left()
+
+
+def test_too_many_open_files_are_temporary(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys\nfrom pathlib import Path\n"
+        "from neurons.runtime.errors import Retry\n"
+        "from neurons.runtime.git.command import HardenedGit\n"
+        "tool = HardenedGit(Path(sys.argv[1]))\ntool.execute(['git', 'version'])\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "try:\n    tool.execute(['git', 'version'])\n"
+        "except Retry as fault:\n    print(fault)\n"
+    )
+    assert "git cannot be started (Too many open files)" in run_python("-c", code, tmp_path).stdout
 
 
 def test_a_stop_ends_a_running_command(host: GitHub, tmp_path: Path) -> None:

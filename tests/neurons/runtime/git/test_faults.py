@@ -77,6 +77,8 @@ TEMPORARY = [
     "error: RPC failed; curl 56 GnuTLS recv error (-9)\nfatal: the remote end hung up\n",
     "fatal: early EOF\nfatal: fetch-pack: invalid index-pack output\n",
     "error: unable to write file x: No space left on device\nfatal: unable to write new index\n",
+    "error: unable to write file fla/ops/chunk.py\nfatal: Could not reset index file to 'HEAD'.\n",
+    "fatal: write error: Input/output error\n",
     "fatal: unable to access 'https://h/': Operation too slow. Less than 1000 bytes/sec\n",
     "fatal: unable to access 'https://h/': HTTP/2 stream 1 was not closed cleanly before end of "
     "the underlying stream\n",
@@ -155,7 +157,8 @@ def test_temporary_git_faults_are_retried(complaint: str) -> None:
 
 
 def test_a_full_disk_is_temporary_and_a_forbidden_folder_is_not() -> None:
-    with pytest.raises(Retry, match="full"), disk_faults():
-        raise OSError(errno.ENOSPC, "No space left on device", "/x")
+    for number in (errno.ENOSPC, errno.EIO):
+        with pytest.raises(Retry, match="full or fails"), disk_faults():
+            raise OSError(number, "No space left on device", "/x")
     with pytest.raises(Held, match="Permission denied"), disk_faults():
         raise OSError(errno.EACCES, "Permission denied", "/x")
