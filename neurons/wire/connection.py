@@ -9,10 +9,13 @@ from __future__ import annotations
 import functools
 import json
 import math
+import socket
 import ssl
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -54,6 +57,43 @@ def certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
+class TimeLimit:
+    """A limit on whole requests of a client that sends one at a time.
+
+    httpx's own limits begin again with each packet, so that a server could keep a request waiting
+    forever, for example by endless headers or informational replies.
+    """
+
+    def __init__(self) -> None:
+        self._stream: Any = None  # the client's newest connection
+        self._over = False
+
+    def __call__(self, event: str, details: dict[str, Any]) -> None:
+        """Note the connection; requests need this object as the extension `trace`."""
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            self._stream = details["return_value"]
+            if self._over:
+                self._shut_down()
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Shut the connection down after `seconds` if the block has not ended."""
+        self._over = False
+        timer = threading.Timer(seconds, self._shut_down)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _shut_down(self) -> None:
+        self._over = True
+        if self._stream is not None:
+            with suppress(OSError):  # it is closed already
+                self._stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
 class Connection:
     """HTTP to one validator API; each kind of failure has its own exception type.
 
@@ -86,6 +126,7 @@ class Connection:
         signature = identity.sign(identity.hotkey)
         register_secret(signature)
         self._identity = identity
+        self._time_limit = TimeLimit()
         self._credentials = {HOTKEY_HEADER: identity.hotkey, SIGNATURE_HEADER: signature}
         self._http = httpx.Client(
             base_url=self.base_url,
@@ -135,10 +176,16 @@ class Connection:
             target = httpx.URL(route, params=query).raw_path.decode()
             headers |= signed_headers(self._identity, method, target, content, self.server_time())
         stream = self._http.stream(
-            method, route, params=query, content=content or None, headers=headers
+            method,
+            route,
+            params=query,
+            content=content or None,
+            headers=headers,
+            extensions={"trace": self._time_limit},
         )
+        longest = CONNECT_SECONDS + 2 * self._reply_seconds
         try:
-            with stream as response:
+            with self._time_limit.within(longest), stream as response:
                 data = self._read(route, response, reply_bytes or self._reply_bytes)
         except httpx.HTTPError as error:
             raise_transport(self.base_url, route, error)

@@ -28,6 +28,7 @@ from neurons.wire.rules import BLOCK_SECONDS, block_at
 
 HOST = "127.0.0.1"
 HISTORY = 1000
+IDLE_SECONDS = 10.0
 INSTALL = "Run scripts/install.sh metrics, or unset it."
 
 log = get_logger("metrics")
@@ -100,10 +101,12 @@ def serving(state_dir: Path, port: int | None, hotkey: str | None = None) -> Ite
         raise ConfigError(Problem(f"METRICS_PORT={port} needs prometheus-client.", INSTALL))
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = IDLE_SECONDS  # a silent client must not keep a thread and a descriptor
+
         def do_GET(self) -> None:
             try:
                 status, kind, body = _answer(self.path, state_dir, hotkey)
-            except QuasarError as error:
+            except (QuasarError, OSError) as error:
                 status, kind, body = 503, "text/plain", str(error).encode()
             self.send_response(status)
             self.send_header("Content-Type", kind)

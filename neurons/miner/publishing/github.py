@@ -17,9 +17,11 @@ from neurons.runtime.errors import ConfigError, Held, Retry
 from neurons.runtime.git.faults import SCOPE_REMEDY
 from neurons.runtime.observe import redact_text, register_secret
 from neurons.runtime.values import LOOPBACK
-from neurons.wire.connection import certificates
+from neurons.wire.connection import TimeLimit, certificates
 from neurons.wire.outcomes import http_date, retry_after
 
+LONGEST_REQUEST = 60.0
+"""Limit in seconds on a whole request."""
 LONGEST_WAIT = 3600.0
 """Limit in seconds on a wait that GitHub requests."""
 
@@ -105,12 +107,15 @@ class _Session(httpx.Client):
         super().__init__(
             base_url=api_url.rstrip("/"), verify=certificates(), headers=headers, timeout=30.0
         )
+        self._time_limit = TimeLimit()
 
     def call(
         self, method: str, path: str, *, body: object = None, allow: tuple[int, ...] = ()
     ) -> httpx.Response:
         try:
-            reply = self.request(method, path, json=body)
+            with self._time_limit.within(LONGEST_REQUEST):
+                extensions = {"trace": self._time_limit}
+                reply = self.request(method, path, json=body, extensions=extensions)
         except httpx.HTTPError as error:
             raise Retry(f"GitHub is out of reach: {type(error).__name__}.") from None
         if reply.is_success or reply.status_code in allow:

@@ -16,9 +16,10 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from neurons.miner.publishing import github
 from neurons.runtime.errors import ConfigError, Held, Retry
 from neurons.wire import client as client_module
-from neurons.wire import outcomes
+from neurons.wire import connection, outcomes
 from neurons.wire.client import ApiClient
 from neurons.wire.connection import Limiter
 from neurons.wire.protocol import MarkValidatedRequest, Message
@@ -184,6 +185,56 @@ def test_row_11_an_untrusted_certificate_gets_no_credential(tmp_path: Path) -> N
         client = ApiClient(f"https://localhost:{listener.getsockname()[1]}", Key())
         with pytest.raises(outcomes.Untrusted, match="not trusted"):
             client.commit(*COMMITMENT)
+
+
+DRIPS = {
+    "informational replies": (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+    "a header": (b"HTTP/1.1 200 OK\r\nX: ", b"x"),
+    "a compressed body": (
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"A\r\n\x1f\x8b\x08\x08\0\0\0\0\0\x03\r\n",  # a gzip header with an endless file name
+        b"1\r\nn\r\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "drop"), DRIPS.values(), ids=DRIPS)
+def test_row_07_an_endless_reply_is_cut_off(first, drop, monkeypatch):
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(github, "LONGEST_REQUEST", 0.1)
+
+    def drip(listener: socket.socket) -> None:
+        while True:
+            try:
+                place, _ = listener.accept()
+            except OSError:  # the test has ended
+                return
+            with contextlib.suppress(OSError), place:
+                place.recv(4096)
+                place.sendall(first)
+                while True:
+                    place.sendall(drop)
+                    time.sleep(0.01)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=drip, args=(listener,), daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        link, failures = connection.Connection(url, Key(), reply_seconds=0.1), []
+
+        def send() -> None:
+            for request in (
+                lambda: link.exchange("GET", "/get_current_round", Message),
+                lambda: github.check_token(url, "ghp_x", "me"),
+            ):
+                try:
+                    request()
+                except Retry as fault:
+                    failures.append(fault)
+
+        sender = threading.Thread(target=send, daemon=True)
+        sender.start()
+        sender.join(HANG)
+    assert len(failures) == 2
 
 
 def test_nan_is_never_sent(client, fake_api):

@@ -84,3 +84,15 @@ def test_a_damaged_journal_is_a_503(tmp_path: Path) -> None:
     with serving(tmp_path, 0) as port:
         for _ in range(2):  # the server goes on
             assert get(port, "/metrics").status_code == 503
+
+
+def test_a_silent_client_is_disconnected(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "IDLE_SECONDS", 0.01)
+    with serving(tmp_path, 0) as port, socket.create_connection(("127.0.0.1", port or 0)) as client:
+        client.settimeout(HANG)
+        assert client.recv(1) == b""
+
+
+def test_a_missing_state_folder_is_a_503(tmp_path: Path) -> None:
+    with serving(tmp_path / "state", 0) as port:
+        assert get(port, "/healthz").status_code == 503
