@@ -144,20 +144,32 @@ def test_systemd_accepts_each_unit(unit: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_systemd_accepts_each_unit_of_a_folder_with_a_space(unit: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "a checkout"
+    checkout.mkdir()
+    for script in PROJECT.glob("START_*.sh"):
+        shutil.copy(script, checkout)
+    (tmp_path / unit.name).write_text(filled_in(unit, checkout))
+    done = run("systemd-analyze", "verify", tmp_path / unit.name)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_the_documented_command_completes_each_unit(unit: Path) -> None:
     text = filled_in(unit)
     assert not re.findall("@[A-Z]+@", text)
     home, user = os.environ["HOME"], run("id", "-un").stdout.strip()
-    caches = f"ReadWritePaths=-{home}/.cache -{home}/.triton -{home}/.nv"
-    assert {caches, f"ReadWritePaths={PROJECT}", f"User={user}"} <= set(text.splitlines())
+    caches = f'ReadWritePaths="-{home}/.cache" "-{home}/.triton" "-{home}/.nv"'
+    assert {caches, f'ReadWritePaths="{PROJECT}"', f"User={user}"} <= set(text.splitlines())
 
 
-def filled_in(unit: Path) -> str:
-    """Return a unit as completed by the command of docs/operating.md."""
+def filled_in(unit: Path, checkout: Path = PROJECT) -> str:
+    """Return a unit as completed in `checkout` by the command of docs/operating.md."""
     document = (PROJECT / "docs/operating.md").read_text()
     (command,) = re.findall(r"^ *(sed .*) scripts/systemd/quasar-miner.service \|$", document, re.M)
-    return run("bash", "-c", f"{command} {unit}", check=True).stdout
+    return run("bash", "-c", f"{command} {unit}", cwd=checkout, check=True).stdout
 
 
 def ecosystem(root: Path) -> Any:
@@ -184,5 +196,5 @@ def test_pm2_runs_a_miner_for_each_settings_file(tmp_path: Path) -> None:
         flags = " ".join(app["args"])
         assert flags == f"--env-file .env.{number} --state-dir state-{number}"
         started_by = unit.replace("%i", number)
-        assert f"START_MINER.sh {flags}\n" in started_by
+        assert f'START_MINER.sh" {flags}\n' in started_by
         assert f"CUDA_VISIBLE_DEVICES={number}\n" in started_by
