@@ -30,6 +30,7 @@ from neurons.runtime.git.clone import (
     make_clone,
     make_remote,
     read_heads,
+    remove_locks,
     set_aside,
 )
 from neurons.runtime.git.command import HardenedGit
@@ -228,10 +229,15 @@ class Fork:
         return self._own and not is_clone(self._git, self._remote)
 
     def _restore(self) -> None:
-        """Clone again if the clone is lost; unchanged kernels then give the same commit."""
+        """Clone again if the clone is lost; unchanged kernels then give the same commit.
+
+        Also remove what a killed git left in the clone.
+        """
         if self._is_lost():
             self.prepare()
             self.commit()
+        elif self._own:
+            remove_locks(self._git)
 
     def _make_clone(self) -> None:
         remote = self._remote

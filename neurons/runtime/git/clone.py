@@ -104,11 +104,16 @@ def is_damaged(tool: HardenedGit) -> bool:
     return slow.probe("fsck", "--full", "--no-dangling", "--no-progress") is None
 
 
-def check_out(tool: HardenedGit, branch: str, tip: str) -> None:
-    """Set the clone's branch and files to `tip`, and remove the leftovers of a crash."""
+def remove_locks(tool: HardenedGit) -> None:
+    """Remove the locks of killed git processes; this process is the clone's only user."""
     folder = tool.folder / ".git"
     for lock in [*folder.glob("*.lock"), *(folder / "refs").rglob("*.lock")]:
-        lock.unlink()  # this process is the clone's only user, so the lock's owner is dead
+        lock.unlink()
+
+
+def check_out(tool: HardenedGit, branch: str, tip: str) -> None:
+    """Set the clone's branch and files to `tip`, and remove the leftovers of a crash."""
+    remove_locks(tool)
     tool.update_ref(f"refs/heads/{branch}", tip)
     tool.symbolic_ref("HEAD", f"refs/heads/{branch}")
     tool.reset("--hard", "--quiet")

@@ -67,6 +67,15 @@ def test_after_a_kill_while_publishing_it_continues(make_fork, remote, tmp_path,
     assert list(worktree.parent.iterdir()) == [worktree]
 
 
+def test_a_lock_that_a_killed_git_left_does_not_prevent_the_reveal(fork: Fork) -> None:
+    commit = lay_out(fork)
+    references = fork.worktree / ".git/refs/remotes/origin"
+    references.mkdir(parents=True, exist_ok=True)
+    for action in (fork.push, fork.verify):
+        (references / "quasar.lock").touch()
+        action(commit)
+
+
 def test_a_broken_clone_is_set_aside_and_the_outer_repository_unchanged(fork, make_fork, tmp_path):
     run_git(tmp_path, "init", "-q")  # the state folder usually lies inside a repository
     run_git(tmp_path, "commit", "-q", "--allow-empty", "-m", "Outer")
