@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,12 +38,14 @@ class ConfigError(QuasarError):
 
 def not_writable(state_dir: Path, error: OSError) -> ConfigError:
     """Return the error, with its remedy, for a state folder that cannot be written."""
-    return ConfigError(
-        Problem(
-            f"The state folder {state_dir} cannot be written ({error.strerror}).",
-            "Make the user that runs this program its owner (chown), or set another STATE_DIR.",
+    remedy = "Make the user that runs this program its owner (chown), or set another STATE_DIR."
+    if error.errno == errno.EROFS:
+        remedy = (
+            "Make its file system writable, add the folder to ReadWritePaths if a systemd unit "
+            "starts this program, or set another STATE_DIR."
         )
-    )
+    problem = f"The state folder {state_dir} cannot be written ({error.strerror})."
+    return ConfigError(Problem(problem, remedy))
 
 
 class Held(QuasarError):

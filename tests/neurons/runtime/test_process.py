@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from neurons.runtime.errors import ConfigError
-from neurons.runtime.process import StateLock, wait_unless
+from neurons.runtime.process import StateLock, wait_for_space, wait_unless
 from tests.processes import HANG, started
 
 HOLD = """
@@ -68,6 +69,18 @@ def test_a_child_that_outlives_the_miner_does_not_keep_the_lock(tmp_path: Path) 
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.EROFS, "ReadWritePaths"), (errno.EACCES, "chown")]
+)
+def test_a_state_folder_that_cannot_be_written_has_a_remedy(tmp_path, monkeypatch, number, remedy):
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(ConfigError, match=remedy):
+        wait_for_space(tmp_path, lambda _: None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
