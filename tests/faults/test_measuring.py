@@ -171,3 +171,25 @@ def test_row_23_failed_measurements_are_held_and_never_claimed(
     assert reason in str(held.reason)
     assert remedy in str(held.remedy)
     assert fake_api.count(COMMIT) == 0
+
+
+@pytest.mark.parametrize("target", [2048, "auto"])
+@pytest.mark.parametrize("fault", [NO_MEMORY, LATE])
+def test_a_released_submission_measures_the_failed_length_again(miner, bench, target, fault):
+    bench.faults[512] = [fault]
+    assert run_cycle(miner(target_sequence_length=target)).state is State.HELD
+    done = run_cycle(miner(target_sequence_length=target, bench_timeout_seconds=900.0))
+    assert (done.id, done.state) == (1, State.VALIDATED)
+
+
+def test_a_stop_keeps_the_targets_that_failed(miner, bench, monkeypatch):
+    monkeypatch.setattr("neurons.miner.measuring.call", lambda *_, **__: {})  # no GPU to heat
+    bench.environment = samples.environment(device="cuda", gpu="a card", cpu_count=2)
+    bench.faults[1_000_000] = [NO_MEMORY] * 2
+    bench.faults[900_000] = [MeasurementError("stopped on request", "stopped")] * 2
+    context = miner(target_sequence_length="auto", probe=lambda *_: bench.environment)
+    assert run_cycle(context).state is State.PUBLISHED
+    tried = bench.calls.count(1_000_000)
+    done = run_cycle(context)
+    assert (done.state, done.target_sequence_length) == (State.VALIDATED, 900_000)
+    assert bench.calls.count(1_000_000) == tried
