@@ -14,6 +14,7 @@ import torch
 from pydantic import Field, FiniteFloat
 
 from harness.hardware.machine import Frozen, NotNegative, Positive, Snapshot
+from harness.worker.failures import WorkerError
 from harness.worker.machine.telemetry import snapshot
 from harness.workload import WORKLOAD
 
@@ -38,10 +39,6 @@ CLOCK_TOLERANCE = 0.02
 COLD_CALLS, HEAD_START = 10, 3_000_000
 """Number of single calls, and the clocks that the GPU sleeps before each. By the end of the sleep
 the host has queued the call."""
-
-
-class InvalidRunError(Exception):
-    """The code under test, or a clock step, made the figures of a run meaningless."""
 
 
 class LoopResult(Frozen):
@@ -91,8 +88,8 @@ def time_layer(
 
     The previous output, and with it its autograd graph, stays alive during each call, as in the
     validator's script: peak memory depends on it. `inspect(layer, x, output)` is called with the
-    last timed output after the clock has stopped. Raises an InvalidRunError if a guarded function
-    was replaced, or the clocks disagree.
+    last timed output after the clock has stopped. Raises a WorkerError if a guarded function was
+    replaced, or the clocks disagree.
     """
     layer = layer_class(**WORKLOAD.layer_arguments()).to(device)
     x = torch.randn(WORKLOAD.batch_size, length, WORKLOAD.hidden_size, device=device)
@@ -142,11 +139,13 @@ def _require_honest(inner: float, elapsed: float, outer: float) -> None:
     """Raise if a guarded function was replaced, or the system and monotonic clocks disagree."""
     replaced = tampered()
     if replaced:
-        raise InvalidRunError(f"the code under test replaced {', '.join(replaced)}")
+        raise WorkerError(f"the code under test replaced {', '.join(replaced)}", "gate")
     if not inner * (1 - CLOCK_TOLERANCE) <= elapsed <= outer * (1 + CLOCK_TOLERANCE):
-        raise InvalidRunError(
+        # a temporary fault: NTP may step the clock
+        raise WorkerError(
             f"the system clock counted {elapsed:.6f} s where {inner:.6f} s passed; "
-            "was it set during the run?"
+            "was it set during the run?",
+            "crash",
         )
 
 

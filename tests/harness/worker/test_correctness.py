@@ -13,9 +13,10 @@ from torch import Tensor
 from harness.sample import Correctness
 from harness.worker.compare import figures
 from harness.worker.correctness import check_correctness
+from harness.worker.failures import WorkerError
 from harness.worker.inputs import drawn
 from harness.worker.subject.serve import InProcessSubject
-from harness.worker.subject.timing import InvalidRunError, tampered, time_layer
+from harness.worker.subject.timing import tampered, time_layer
 from tests.harness import honest
 
 CPU = torch.device("cpu")
@@ -84,12 +85,13 @@ def test_row_26_a_wrong_clock_is_detected(monkeypatch, speed):
     true = time.time
     monkeypatch.setattr(time, "time", lambda: true() * speed)
     assert tampered() == ["time.time"]
-    with pytest.raises(InvalidRunError, match=r"replaced time\.time"):
+    with pytest.raises(WorkerError, match=r"replaced time\.time") as replaced:
         time_layer(honest.QuasarAttention, 16, CPU)
-    # also if the function is not replaced, but the system clock is set
+    # also if the function is not replaced, but the system clock is set, which is a temporary fault
     monkeypatch.setattr("harness.worker.subject.timing.tampered", list)
-    with pytest.raises(InvalidRunError, match="the system clock counted"):
+    with pytest.raises(WorkerError, match="the system clock counted") as stepped:
         time_layer(honest.QuasarAttention, 16, CPU)
+    assert (replaced.value.kind, stepped.value.kind) == ("gate", "crash")
 
 
 # ---- figures ---------------------------------------------------------------------------------
