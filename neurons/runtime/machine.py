@@ -13,28 +13,28 @@ from harness.hardware.nvml import opened
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU; memory in MiB."""
+    """One NVIDIA GPU; memory in MiB, None for a GPU that shares the host's memory."""
 
     name: str
-    memory_mb: float
+    memory_mb: float | None
     driver: str
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs that NVML reports; an empty list if there is no driver."""
+    """Return the GPUs that NVML reports, without those that failed; empty without a driver."""
+    found: list[Gpu] = []
     with opened() as nvml:
-        if nvml is not None:
-            driver = str(nvml.nvmlSystemGetDriverVersion())
-            handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-            return [
-                Gpu(
-                    str(nvml.nvmlDeviceGetName(handle)),
-                    nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**20,
-                    driver,
-                )
-                for handle in handles
-            ]
-    return []
+        if nvml is None:
+            return []
+        driver = str(nvml.nvmlSystemGetDriverVersion())
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                name, memory_mb = str(nvml.nvmlDeviceGetName(handle)), None
+                with suppress(nvml.NVMLError):
+                    memory_mb = nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**20
+                found.append(Gpu(name, memory_mb, driver))
+    return found
 
 
 def gpu_states() -> list[dict[str, float]]:
@@ -52,11 +52,10 @@ def gpu_states() -> list[dict[str, float]]:
             "busy_percent": lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
         }
         for index in range(nvml.nvmlDeviceGetCount()):
-            gpu = nvml.nvmlDeviceGetHandleByIndex(index)
             states.append({})
             for name, read in readings.items():
                 with suppress(nvml.NVMLError):
-                    states[-1][name] = float(read(gpu))
+                    states[-1][name] = float(read(nvml.nvmlDeviceGetHandleByIndex(index)))
     return states
 
 

@@ -8,20 +8,19 @@ from collections.abc import Iterator
 
 import httpx
 
-from harness.hardware.gpus import known
 from harness.imports import install_command
 from harness.measuring.runner import MeasurementError, check_import
 from harness.source import missing_files
 from neurons.miner.command_line.machine_checks import Finding, failure, machine, ok, warning
 from neurons.miner.command_line.update import REMEDY, newer_commit
+from neurons.miner.measuring import describe_machine
 from neurons.miner.publishing.from_settings import open_fork, upstream_address
 from neurons.miner.publishing.github import check_token
-from neurons.miner.targets import fitting_targets, targets_to_try
+from neurons.miner.targets import targets_here, targets_to_try
 from neurons.runtime import identity
 from neurons.runtime.errors import ConfigError, Held, QuasarError, Retry
 from neurons.runtime.git.command import HardenedGit
 from neurons.runtime.git.remote import parse_remote
-from neurons.runtime.machine import gpus
 from neurons.runtime.observe import redact_text
 from neurons.runtime.settings import Settings
 from neurons.runtime.values import PROJECT
@@ -74,13 +73,11 @@ def update() -> Finding:
 def target(settings: Settings) -> Finding:
     """Check that the target can be measured here, since only measured lengths are claimed."""
     length = settings.target_sequence_length
+    wanted = None if length == "auto" else length
     try:
-        targets = targets_to_try(None if length == "auto" else length, settings.device)
-        for gpu in gpus()[:1] if settings.device == "cuda" else ():
-            card = known(gpu.name)
-            capability = None if card is None else card.capability
-            memory_gib = gpu.memory_mb / 1024
-            targets = fitting_targets(targets, settings, gpu.name, memory_gib, capability)
+        targets = targets_to_try(wanted, settings.device)
+        if settings.device == "cuda":  # as the miner decides, for the GPU that CUDA shows first
+            targets = targets_here(wanted, describe_machine(settings.device), settings)
     except Held as held:
         return failure("target", held.reason, held.remedy)
     best = "the best up to " if length == "auto" else ""

@@ -106,7 +106,8 @@ def software(device: str, probe: Callable[..., Environment] = probe) -> Iterator
 def gpu(device: str) -> Finding:
     devices = gpus()
     if devices:
-        names = ", ".join(f"{one.name} ({one.memory_mb / 1024:.0f} GiB)" for one in devices)
+        sizes = {one: f" ({one.memory_mb / 1024:.0f} GiB)" for one in devices if one.memory_mb}
+        names = ", ".join(f"{one.name}{sizes.get(one, '')}" for one in devices)
         return ok("gpu", f"{names}, driver {devices[0].driver}")
     if device == "cuda":
         remedy = "Check `nvidia-smi`; install or reload the driver, or set DEVICE=cpu."

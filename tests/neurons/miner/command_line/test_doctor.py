@@ -17,6 +17,7 @@ from neurons.runtime.flags import Given
 from neurons.runtime.identity import create_throwaway, hotkey_file
 from neurons.runtime.loading import load_settings
 from neurons.runtime.settings import Settings
+from tests.harness.samples import environment
 from tests.neurons.fake_validator_api import FakeValidatorApi, serve
 from tests.neurons.githost import CANARY, GitHub
 from tests.repositories import commit, make_checkout, run_git
@@ -86,6 +87,15 @@ def test_a_fault_has_one_line_and_a_remedy(settings, check, changes, detail, rem
     assert (detail in finding.detail, len(finding.detail.splitlines())) == (True, 1)
     assert remedy in finding.remedy
     assert "GITHUB_TOKEN" not in finding.detail
+
+
+@pytest.mark.parametrize(("memory_gib", "level"), [(141, "ok"), (5, "failure")])
+def test_the_target_must_fit_the_gpu_that_is_measured(settings, monkeypatch, memory_gib, level):
+    """CUDA may show another GPU first than NVML does."""
+    card = environment(device="cuda", gpu="a card", gpu_memory_mb=memory_gib * 1024)
+    monkeypatch.setattr(doctor, "describe_machine", lambda _: card)
+    given = settings.model_copy(update={"device": "cuda", "target_sequence_length": 1_000_000})
+    assert doctor.target(given).level == level
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from harness.hardware.machine import Environment
 from harness.measuring.runner import MeasurementError
 from neurons.miner.command_line import machine_checks
 from neurons.miner.command_line.machine_checks import ok
-from neurons.runtime.machine import Gpu
+from neurons.runtime.machine import Gpu, gpu_states
 from tests.harness.samples import environment
 from tests.neurons.miner.parts import make_settings
 
@@ -47,6 +47,50 @@ def test_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nvidia-smi" in missing.remedy
     monkeypatch.setattr(machine_checks, "gpus", lambda: [Gpu("NVIDIA H200", 143_360.0, "580.1")])
     assert machine_checks.gpu("cuda").detail == "NVIDIA H200 (140 GiB), driver 580.1"
+
+
+class Unlike:
+    """A fake NVML: one GPU has left the bus, another one has no memory of its own."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.1"
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index == 0:
+            raise self.NVMLError("GPU is lost")
+        return index
+
+    def nvmlDeviceGetName(self, gpu: int) -> str:
+        return f"card {gpu}"
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> SimpleNamespace:
+        if gpu == 1:
+            raise self.NVMLError("not supported")
+        return SimpleNamespace(total=2**30, used=2**20)
+
+    NVML_TEMPERATURE_GPU = 0
+
+    def nvmlDeviceGetTemperature(self, *_: int) -> int:
+        raise self.NVMLError("not supported")
+
+    nvmlDeviceGetPowerUsage = nvmlDeviceGetUtilizationRates = nvmlDeviceGetTemperature
+
+
+def test_row_23_the_other_gpus_are_found_if_nvml_fails_for_one(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", Unlike())
+    found = machine_checks.gpu("cuda")
+    assert (found.level, found.detail) == ("ok", "card 1, card 2 (1 GiB), driver 580.1")
+    assert [state.get("memory_used_mib") for state in gpu_states()] == [None, None, 1.0]
 
 
 def test_a_gpu_needs_a_c_compiler_and_the_headers(tmp_path, monkeypatch):
