@@ -242,6 +242,7 @@ class Sampler:
             sample = confirm(sample, correctness)
         reason = rejection(sample) if self.policy.attempts > 1 else None
         with self._recording:
+            self._require_same_machine(sample)
             self.samples.append(sample)
             if reason is None:
                 del self._rejected[sample.length]
@@ -250,6 +251,20 @@ class Sampler:
                 self._disturbed = True
                 self._rejected[sample.length] += 1
                 self.recorder.rejected(sample, self._rejected[sample.length], reason)
+
+    def _require_same_machine(self, sample: Sample) -> None:
+        """Raise a MeasurementError if the machine has changed, such as its cpuset or its driver."""
+        before, now = (self.samples or [sample])[0].environment, sample.environment
+        if before is None or now is None or before == now:
+            return
+        earlier = before.model_dump()
+        changes = [
+            f"{name} was {earlier[name]} and is {value}"
+            for name, value in now.model_dump().items()
+            if value != earlier[name]
+        ]
+        reason = f"the machine changed during the measurement: {'; '.join(changes)}"
+        raise MeasurementError(reason, "crash")
 
     def _heat(self) -> None:
         if self.soak is not None and self.rounds == 1:

@@ -159,6 +159,20 @@ def test_another_error_ends_the_measurement_and_keeps_its_samples(tmp_path):
     assert runner.calls == [*OTHERS, *[TARGET] * (1 + FIRST_RUNS)]
 
 
+def test_samples_of_a_machine_that_changed_are_not_mixed(tmp_path: Path) -> None:
+    class Changing(FakeRunner):
+        def measure(self, *arguments: Any, **more: Any) -> Sample:
+            sample = super().measure(*arguments, **more)
+            usable = 8 if len(self.calls) == 1 else 4  # as when a container gets another cpuset
+            return sample.model_copy(update={"environment": environment(usable_cpus=usable)})
+
+    sampler = sampler_of(tmp_path, Changing([1000.0] * 9), at_once=1)
+    with pytest.raises(MeasurementError, match="usable_cpus was 8 and is 4") as caught:
+        sampler.run(claim_plan(sampler))
+    assert caught.value.kind == "crash"
+    assert len(sampler.samples) == 1
+
+
 def test_the_error_is_that_of_the_process_which_stopped_the_check(tmp_path: Path) -> None:
     runner, died = FakeRunner(), threading.Event()
 
