@@ -28,6 +28,10 @@ from neurons.runtime.settings import Settings
 
 CRASHES_ALLOWED = 3
 
+MACHINE_ATTEMPTS, MACHINE_RETRY_SECONDS = 6, 60.0
+"""Number of attempts to describe the machine before the submission is held, and the least pause
+between them: a GPU is missing while its driver is loaded, and a busy machine may be too slow."""
+
 CPU_RUNS_MOST = 5
 """Most samples of the target on a CPU, where a claim only serves a trial."""
 
@@ -52,13 +56,21 @@ def describe_machine(
     device: str,
     probe: Callable[[Options], Environment] = probe,
     stop: threading.Event | None = None,
+    *,
+    failures: int = MACHINE_ATTEMPTS - 1,
 ) -> Environment:
-    """Return the machine's description, which a child process makes; or raise Held or Stopped."""
+    """Return the machine's description, which a child process makes; or raise Held or Stopped.
+
+    After fewer than MACHINE_ATTEMPTS `failures`, with this one, it raises Retry instead of Held.
+    """
     try:
         return probe(Options(device, stop=stop))
     except MeasurementError as error:
         if error.kind == "stopped":
             raise Stopped("stop requested") from None
+        if failures + 1 < MACHINE_ATTEMPTS:
+            reason = f"Nothing can be measured here at the moment: {error.reason}."
+            raise Retry(reason, MACHINE_RETRY_SECONDS) from error
         raise Held(
             f"Nothing can be measured here: {error.reason}.",
             f"Remove this cause, or change DEVICE={device}.",

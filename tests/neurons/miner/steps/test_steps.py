@@ -91,6 +91,19 @@ def test_a_machine_that_cannot_measure_is_held(miner: Miner) -> None:
     assert "DEVICE" in str(held.remedy)
 
 
+def test_row_23_a_gpu_that_is_missing_for_a_while_is_waited_for(miner: Miner, waits: Any) -> None:
+    missing = [MeasurementError("no CUDA device is visible to torch", "crash")] * 4
+    missing += [MeasurementError("not done within 120 s", "timeout")]
+
+    def probe(*_: Any) -> Any:
+        if missing:
+            raise missing.pop()
+        return ENVIRONMENT
+
+    assert run_cycle(miner(probe=probe)).state is State.VALIDATED
+    assert sum(seconds >= 60 for seconds in waits.seconds) >= 5
+
+
 def test_a_stop_ends_the_description_of_the_machine(miner: Miner) -> None:
     def probe(options: Any) -> Any:
         context.stop.set()
