@@ -109,14 +109,15 @@ def load_report(path: Path) -> Report:
     remedy = "measure again"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+        body = document.get("report") if isinstance(document, dict) else None
+        digest = _digest(body) if isinstance(body, dict) else ""
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror}; {remedy}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # JSON has no NaN and no infinity
         raise ReportError(f"{path}: not JSON, the file is torn; {remedy}") from error
-    body = document.get("report") if isinstance(document, dict) else None
     if not isinstance(body, dict):
         raise ReportError(f"{path}: not a report of this harness; {remedy}")
-    if document.get("sha256") != _digest(body):
+    if document.get("sha256") != digest:
         raise ReportError(f"{path}: its content does not match its sha256; {remedy}")
     try:
         return _from_file(body)

@@ -26,7 +26,9 @@ class Entry:
 
 def _git(folder: Path, *words: str) -> str:
     command = ["git", "-C", str(folder), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", timeout=60, check=True
+    )
     return done.stdout
 
 
@@ -36,7 +38,7 @@ def entries(file: Path) -> Iterator[Entry]:
     log = _git(folder, "log", "--reverse", "--format=%h%x09%as%x09%s", "--", name)
     for line in log.splitlines():
         commit, date, subject = line.split("\t", 2)
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as copy:
+        with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as copy:
             try:
                 copy.write(_git(folder, "show", f"{commit}:./{name}"))
                 copy.flush()

@@ -87,6 +87,15 @@ def test_other_files_are_refused(path: Path) -> None:
             load_report(path)
 
 
+@pytest.mark.parametrize(
+    "text", ['{"report": {"a": NaN}}', '{"report": {"a": 1e999}}', "[" * 200_000]
+)
+def test_row_19_a_file_that_json_cannot_hold_is_refused(path: Path, text: str) -> None:
+    path.write_text(text)
+    with pytest.raises(ReportError, match="not JSON, the file is torn; measure again"):
+        load_report(path)
+
+
 def test_row_19_every_incomplete_file_is_refused(path: Path) -> None:
     write_report(path, sample())
     whole = path.read_bytes()

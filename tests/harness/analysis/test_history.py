@@ -15,7 +15,7 @@ def test_the_history_shows_speeds_and_changes_by_commit(tmp_path, capsys):
         runs = [make_sample(512, speed) for speed in speeds]
         write_report(file, build_report("p", None, runs))
         commit(repository)
-    file.write_text("{")
+    file.write_bytes(b"{\xff")
     commit(repository)
     history = list(entries(file))
     assert [entry.speeds for entry in history] == [{512: 1000.0}, {512: 1500.0}, {}]
