@@ -29,7 +29,7 @@ from harness.sample import Correctness, Sample
 from harness.source import tree_commit
 from harness.terminal import Progress, ends_quietly, printable
 from harness.workload import LENGTHS, WORKLOAD, lengths_for, parse_lengths
-from quasar_kernels.arguments import positive
+from quasar_kernels.arguments import output_file, positive
 from quasar_kernels.contract import check_tree
 
 
@@ -65,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ungated", action="store_true", help="time unchecked code; the report notes this"
     )
-    parser.add_argument("--json", type=Path, help="write the report to this file")
-    parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    parser.add_argument("--json", type=output_file, help="write the report to this file")
+    parser.add_argument("--markdown", type=output_file, help="write the table to this file")
     parser.add_argument("--debug", action="store_true", help="print the log of a failed worker")
     return parser
 
@@ -173,13 +173,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MeasurementError as error:
         progress.print(error.explain(debug=arguments.debug))
         return 1
+    text = table(sampler.samples, sampler.failures)
+    sys.stdout.write(text)
     if arguments.json:
         digest = write_report(arguments.json, report)
         progress.print(f"report: {arguments.json} (sha256 {digest[:16]})")
-    text = table(sampler.samples, sampler.failures)
     if arguments.markdown:
         arguments.markdown.write_text(text)
-    sys.stdout.write(text)
     if not report.checked:
         sys.stdout.write("NOT CHECKED: correctness was not tested before these timings.\n")
     for violation in broken:

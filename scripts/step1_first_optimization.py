@@ -35,9 +35,11 @@ from harness.measuring.runner import (
     measure,
 )
 from harness.terminal import Progress, ends_quietly
+from harness.workload import parse_lengths
 from neurons.miner.proposal import Rejected, copy_fork
 from neurons.runtime.errors import QuasarError
 from neurons.runtime.settings import Settings
+from quasar_kernels.arguments import output_file
 from quasar_kernels.contract import LAYER_FILE, OVERLAY
 
 NAMES = ("public fork", "these kernels")
@@ -83,7 +85,9 @@ def main(
     parser.add_argument("--skip-setup", action="store_true", help="DIR holds the fork already")
     parser.add_argument("--fork", type=Path, default=Path("state/public-fork"), metavar="DIR")
     parser.add_argument("--upstream", default=upstream, help="repository to clone")
-    parser.add_argument("--lengths", default="512,1024,2048", help="sequence lengths")
+    parser.add_argument(
+        "--lengths", type=parse_lengths, default="512,1024,2048", help="sequence lengths"
+    )
     parser.add_argument(
         "--blocks",
         "--pairs",
@@ -92,14 +96,17 @@ def main(
         help=f"of three processes each, at least {LEAST_BLOCKS} ({LEAST_BLOCKS})",
     )
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
-    parser.add_argument("--out", type=Path, default=Path("step1"), help="table and plot (step1)")
+    parser.add_argument(
+        "--out",
+        type=lambda text: output_file(str(Path(text).with_suffix(".md"))),
+        default="step1",
+        help="table and plot (step1)",
+    )
     parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
     args = parser.parse_args(argv)
-    lengths = [int(part) for part in args.lengths.split(",") if part.isdecimal() and int(part)]
-    if not lengths or args.blocks < LEAST_BLOCKS:
-        parser.error(
-            f"--lengths takes lengths such as 512,1024, and --blocks at least {LEAST_BLOCKS}"
-        )
+    lengths = args.lengths
+    if args.blocks < LEAST_BLOCKS:
+        parser.error(f"--blocks must be at least {LEAST_BLOCKS}")
     try:
         if not args.skip_setup:
             clone(args.fork, args.upstream)

@@ -33,6 +33,7 @@ from harness.measuring.trees import whole_tree
 from harness.sample import Correctness
 from harness.terminal import Progress
 from harness.workload import WORKLOAD, parse_lengths
+from quasar_kernels.arguments import output_file
 from quasar_kernels.line_plot import GREEN, GREY, Line, line_plot
 
 BLOCKS = 7
@@ -173,8 +174,8 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--timeout", type=float, default=WORKLOAD.timeout_seconds)
-    parser.add_argument("--svg", type=Path, help="draw both speeds into this file")
-    parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    parser.add_argument("--svg", type=output_file, help="draw both speeds into this file")
+    parser.add_argument("--markdown", type=output_file, help="write the table to this file")
     parser.add_argument("--ungated", action="store_true", help="time unchecked code")
     parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
     arguments = parser.parse_args(argv)

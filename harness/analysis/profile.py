@@ -12,6 +12,7 @@ from harness.measuring.job import Profile
 from harness.measuring.runner import PROJECT, MeasurementError, Options, call
 from harness.measuring.trees import whole_tree
 from harness.workload import WORKLOAD
+from quasar_kernels.arguments import output_file
 
 TASK = "harness.worker.subject.profile"
 
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rows", type=int, default=20, help="of the table (20)")
     parser.add_argument(
         "--trace",
-        type=Path,
+        type=output_file,
         default=Path("trace.json"),
         help="for chrome://tracing or ui.perfetto.dev (trace.json)",
     )

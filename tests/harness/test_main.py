@@ -70,6 +70,11 @@ def test_the_schema_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["no-such"], "there is no command 'no-such'"),
         (["--tree", ".", "--lengths", "512,x"], "512,x"),
         (["--tree", ".", "--runs", "0"], "'0'"),
+        # named before a measurement, whose result would be lost
+        (["--tree", ".", "--json", "/proc/none/x"], "/proc/none/x cannot be written"),
+        (["--tree", ".", "--markdown", "/proc"], "/proc cannot be written"),
+        (["compare", ".", ".", "--svg", "/proc/none/x"], "/proc/none/x cannot be written"),
+        (["profile", "--tree", ".", "--trace", "/proc/none/x"], "/proc/none/x cannot be written"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message, capsys):

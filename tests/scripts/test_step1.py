@@ -41,7 +41,7 @@ def test_both_trees_are_timed_and_plotted(tmp_path, capsys, skip):
         )
 
     out = tmp_path / "found"
-    arguments = [*setup, "--lengths", "512,1024", "--blocks", "5", "--out", str(out)]
+    arguments = [*setup, "--lengths", "512, 1024", "--blocks", "5", "--out", str(out)]
     assert step1.main(arguments, timer=timer, checker=checker) == 0
     assert checked == [1024]
     assert (
@@ -88,3 +88,16 @@ def test_missing_forks_are_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "--skip-setup" in capsys.readouterr().err
     assert step1.main(["--fork", str(tmp_path / "x"), "--upstream", "file:///nonexistent"]) == 1
     assert "cannot be cloned" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lengths", "512,2O48"], "512,2O48"),  # before, such parts were left out
+        (["--out", "/proc/none/x"], "/proc/none/x.md cannot be written"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        step1.main(arguments)
+    assert message in capsys.readouterr().err
