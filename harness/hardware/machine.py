@@ -61,7 +61,7 @@ class Environment(Frozen):
     cpu_count: int
     cpu: str | None = Field(default=None, description="model of the processor")
     usable_cpus: int | None = Field(default=None, description="that this process may run on")
-    memory_mb: NotNegative | None = Field(default=None, description="of the host")
+    memory_mb: NotNegative | None = Field(default=None, description="of the host or its cgroup")
     packages: dict[str, str] = Field(
         default_factory=dict, description="versions of the packages that a fork imports"
     )

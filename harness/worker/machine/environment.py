@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -36,6 +37,25 @@ def _cpu_model(info: str) -> str | None:
     return next((value.strip() for name, _, value in lines if name.strip() == "model name"), None)
 
 
+def usable_memory(host_bytes: int, root: Path = Path("/")) -> int:
+    """Return the bytes that this process may use: the host's, or fewer by a cgroup's limit."""
+    least, own = host_bytes, root / "proc/self/cgroup"
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        folder = top / path.lstrip("/")
+        for place in (folder, *folder.parents):
+            # a container may not see these folders; the top one then has its limit
+            with suppress(OSError, ValueError):  # ValueError: `max`
+                name = "memory.limit_in_bytes" if controllers else "memory.max"
+                least = min(least, int((place / name).read_text()))
+            if place == top:
+                break
+    return least
+
+
 def device_of(name: str) -> torch.device:
     """Return the device of `cuda`, `cpu` or `auto`; raise a WorkerError for a missing one."""
     available = torch.cuda.is_available()
@@ -65,7 +85,7 @@ def describe(device: torch.device) -> Environment:
         cpu_count=os.cpu_count() or 1,
         cpu=_cpu_model(cpus.read_text()) if cpus.exists() else None,
         usable_cpus=len(os.sched_getaffinity(0)),
-        memory_mb=host_bytes / 2**20,
+        memory_mb=usable_memory(host_bytes) / 2**20,
         packages=versions,
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
         multiprocessors=None if gpu is None else gpu.multi_processor_count,
