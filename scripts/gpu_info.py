@@ -77,7 +77,7 @@ def main() -> int:
     try:
         machine = probe()
     except MeasurementError as error:
-        print(f"This machine cannot be examined: {error.reason}")
+        print(f"This machine cannot be examined: {error.advice}")
         return 1
     print(*describe(machine, estimates), "", "Estimates, not measurements:", HEADER, sep="\n")
     print(*(line(gpu, estimates) for gpu in GPUS), sep="\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from dataclasses import dataclass
 
 from harness.imports import install_command
@@ -40,6 +41,16 @@ class MeasurementError(Exception):
         if debug:
             return f"{text}\n{self.log_tail.rstrip()}"
         return f"{text.rstrip('.')}. --debug shows the worker's log."
+
+
+def temporary_folder() -> str:
+    """Return the folder of temporary files; a MeasurementError if there is none."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        reason = "no folder of temporary files can be written"
+        remedy = "Set TMPDIR to a folder with free space that this user can write."
+        raise MeasurementError(reason, "crash", remedy=remedy) from None
 
 
 def not_started(program: str, error: OSError) -> MeasurementError:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from harness.imports import install_command
-from harness.measuring.runner import MeasurementError
+from harness.measuring.errors import MeasurementError, temporary_folder
 from harness.source import missing_files
 from quasar_kernels.fla_package import PACKAGE, lay_over_fla
 
@@ -33,7 +33,7 @@ def whole_tree(path: Path, name: str = "") -> Iterator[Path]:
     if (path / "fla/__init__.py").exists():
         yield path.resolve()
         return
-    with tempfile.TemporaryDirectory(prefix="tree-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tree-", dir=temporary_folder()) as folder:
         try:
             lay_over_fla(path, Path(folder))
         except PackageNotFoundError:
@@ -41,5 +41,11 @@ def whole_tree(path: Path, name: str = "") -> Iterator[Path]:
                 f"{name or path} needs {PACKAGE}, which is not installed",
                 "import",
                 remedy=f"Run {install_command(PACKAGE.replace('-', '_'))}.",
+            ) from None
+        except OSError:
+            raise MeasurementError(
+                f"{PACKAGE} cannot be copied to {folder}",
+                "crash",
+                remedy="Set TMPDIR to a folder with free space that this user can write.",
             ) from None
         yield Path(folder).resolve()

@@ -73,7 +73,7 @@ def describe_machine(
             raise Retry(reason, MACHINE_RETRY_SECONDS) from error
         raise Held(
             f"Nothing can be measured here: {error.reason}.",
-            f"Remove this cause, or change DEVICE={device}.",
+            error.remedy or f"Remove this cause, or change DEVICE={device}.",
         ) from error
 
 

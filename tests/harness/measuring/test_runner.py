@@ -24,8 +24,10 @@ from harness.measuring.runner import (
     probe,
     read_reply,
 )
+from harness.measuring.trees import whole_tree
 from harness.source import source_digest, tree_commit
 from harness.worker.subject.confine import landlock_version
+from quasar_kernels.contract import OVERLAY
 from tests.harness.samples import make_correctness, make_sample
 from tests.processes import HANG, is_alive, run_python, wait_for
 from tests.repositories import commit, run_git
@@ -302,3 +304,27 @@ def test_a_remedy_contains_no_text_of_the_subject(reason: str, kind: str, remedy
     assert error.remedy.startswith(remedy)
     assert bool(error.remedy) == bool(remedy)
     assert "evil" not in error.remedy
+
+
+def test_without_a_temporary_folder_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose file system is read-only."""
+
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    with pytest.raises(MeasurementError, match="temporary files") as caught:
+        probe()
+    assert "TMPDIR" in caught.value.remedy
+    with pytest.raises(MeasurementError, match="temporary files"), whole_tree(OVERLAY):
+        pass
+
+
+def test_a_full_temporary_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    with pytest.raises(MeasurementError, match="cannot be copied") as caught, whole_tree(OVERLAY):
+        pass
+    assert "TMPDIR" in caught.value.remedy
