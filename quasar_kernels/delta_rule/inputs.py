@@ -182,6 +182,7 @@ def with_zero_gradients(results: Results, *inputs: Tensor | None) -> Results:
     leaves = [x for x in inputs if x is not None and x.requires_grad]
     if not leaves or not torch.is_grad_enabled():
         return results
-    zero = torch.stack([x.sum().double() for x in leaves]).sum()
+    # the sum of no elements, because an initial state has elements without tokens, too
+    zero = torch.stack([x.flatten()[:0].sum().double() for x in leaves]).sum()
     o, final = results
     return o + zero, None if final is None else final + zero

@@ -157,3 +157,15 @@ def test_without_tokens_gradients_are_zero(call, gated, sizes):
     (o.sum() + final.sum()).backward()
     for leaf in x if gated else x[:4]:
         assert torch.equal(leaf.grad, torch.zeros_like(leaf))
+
+
+@calls
+@gates
+@pytest.mark.parametrize("sizes", [{"T": 0}, {"T": 4, "B": 0}], ids=str)
+def test_without_tokens_a_recorded_state_does_not_change(call, gated, sizes):
+    x = inputs(**sizes)
+    state = torch.randn(x.q.shape[0], 2, 16, 16, requires_grad=True)
+    o, final = call(x, gated, initial_state=state, output_final_state=True)
+    assert torch.equal(final, state)
+    (o.sum() + final.sum()).backward()
+    assert torch.equal(state.grad, torch.ones_like(state))
