@@ -145,6 +145,24 @@ def test_sequences_that_do_not_fit_are_refused(operator):
             operator(q[:1], k[:1], v[:1], beta, None, False, torch.tensor(bounds))
 
 
+@operators
+def test_arguments_that_do_not_fit_are_refused(operator):
+    q, k, v, beta = layer_like(10, B=2)
+    state = torch.randn(2, 2, 16, 16)
+    for words, call in (
+        ("share one shape", (q, k[:1], v, beta)),
+        ("share one shape", (q[:, :9], k, v, beta)),
+        ("share one shape", (q, k, v[..., :8], beta)),
+        ("share one shape", (q[0], k[0], v[0], beta)),
+        ("beta must have shape", (q, k, v, torch.rand(2, 10, 2))),
+        ("initial_state must have shape", (q, k, v, beta, state[:1])),
+        ("initial_state must have shape", (q, k, v, beta, state[:, :, :1])),
+        ("q must be bf16", (q.int(), k, v, beta)),
+    ):
+        with pytest.raises(ValueError, match=words):
+            operator(*call)
+
+
 class TestSemantics(Semantics):
     @pytest.fixture(params=OPERATORS, ids=lambda f: f.__name__)
     def case(self, request):

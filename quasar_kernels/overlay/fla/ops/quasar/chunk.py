@@ -99,15 +99,17 @@ def chunk_quasar(
         inputs) or None. Gradients reach q, k, v, beta and initial_state, from both results.
 
     Raises:
-        ValueError: shapes that do not fit one another, tensors on several devices, or an unknown
-            value of QUASAR_BACKEND.
+        ValueError: shapes that do not fit one another, another dtype, tensors on several devices,
+            bounds that do not rise from 0 to T, or an unknown value of QUASAR_BACKEND.
         CudaUnavailableError: QUASAR_BACKEND is `cuda`, and the CUDA kernels do not support the call
             or fail.
         RuntimeError: the exchange with other ranks failed.
     """
     if cp_context is not None:
         cu_seqlens = cp_context.cu_seqlens_cpu
-    _check_shapes(q, k, v, beta, initial_state, cu_seqlens)
+    check_shapes(q, k, v, beta, initial_state, cu_seqlens)
+    if cu_seqlens is not None:
+        sequence_lengths(cu_seqlens, *q.shape[:2])
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
     states = initial_state, output_final_state
@@ -155,7 +157,7 @@ def run_chunks(
     return scan_forward(ScanInputs.of(*inputs), output_final_state, backend=backend)[:2]
 
 
-def _check_shapes(
+def check_shapes(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -163,17 +165,20 @@ def _check_shapes(
     initial_state: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None,
 ) -> None:
+    """Raise ValueError if shapes, dtype or devices do not fit; the bounds' values are not read."""
     if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
         raise ValueError(
             f"q, k and v must share one shape [B, T, H, S]; got {tuple(q.shape)}, "
             f"{tuple(k.shape)} and {tuple(v.shape)}"
         )
-    B, T, H, S = q.shape
+    B, _, H, S = q.shape
+    if not q.is_floating_point():
+        raise ValueError(f"q must be bf16, fp16, fp32 or fp64; got {q.dtype}")
     if beta.shape != (H,):
         raise ValueError(f"beta must have shape [{H}], one value a head; got {tuple(beta.shape)}")
     if any(x is not None and x.device != q.device for x in (k, v, beta, initial_state)):
         raise ValueError(f"k, v, beta and initial_state must be on q's device, {q.device}")
-    N = B if cu_seqlens is None else len(sequence_lengths(cu_seqlens, B, T))
+    N = B if cu_seqlens is None else len(cu_seqlens) - 1
     if initial_state is not None and initial_state.shape != (N, H, S, S):
         raise ValueError(
             f"initial_state must have shape {(N, H, S, S)}; got {tuple(initial_state.shape)}"

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from fla.ops.quasar.chunk import check_shapes
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.gate import fused_quasar_gate, quasar_step_size
@@ -326,9 +327,10 @@ def fused_recurrent_quasar(
             allocated.
 
     Raises:
-        ValueError: `cu_seqlens` with B other than 1; on the torch path, bounds that do not fit T
-            tokens; `inplace_state` with a state that is not contiguous fp32 (fp64 for fp64 inputs).
+        ValueError: as `chunk_quasar`, but on a GPU the values of the bounds are not checked; or
+            `inplace_state` with a state that is not contiguous fp32 (fp64 for fp64 inputs).
     """
+    check_shapes(q, k, v, beta, initial_state, cu_seqlens)
     if cu_seqlens is not None and q.shape[0] != 1:
         raise ValueError(
             f"cu_seqlens packs sequences into one row, so B must be 1; got B = {q.shape[0]}"
