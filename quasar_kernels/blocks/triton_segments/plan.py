@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.segments import Segments, host_bounds, longest_of, packed_table
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from torch import Tensor
@@ -127,7 +128,10 @@ def plan_call(
     """
     B, T, H, _, V = shape
     programs = H * triton.cdiv(V, tiles.values)  # of a sequence
-    bounds = None if cu_seqlens is None else host_bounds(cu_seqlens)
+    bounds = None
+    if cu_seqlens is not None:
+        sequence_lengths(cu_seqlens, B, T)
+        bounds = host_bounds(cu_seqlens)
     longest = T if bounds is None else longest_of(bounds)
     multiprocessors = _multiprocessors(device.index)
     if segments is not None:

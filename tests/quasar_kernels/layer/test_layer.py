@@ -225,8 +225,18 @@ def test_the_layer_can_be_compiled():
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="mode"):
         layer(mode="parallel")
-    module, x = layer(), torch.randn(1, 4, D)
-    with pytest.raises(ValueError, match="padding mask"):
-        module(x, attention_mask=torch.ones(1, 4, 4))
+    module, x = layer(), torch.randn(2, 4, D)
+    for shape in ((2, 4, 4), (2, 3), (1, 4), (3, 4)):
+        with pytest.raises(ValueError, match="padding mask"):
+            module(x, attention_mask=torch.ones(shape))
+    bounds = torch.tensor([0, 4])
     with pytest.raises(ValueError, match="cu_seqlens"):
-        module(x, attention_mask=torch.ones(1, 4), cu_seqlens=torch.tensor([0, 4]))
+        module(x[:1], attention_mask=torch.ones(1, 4), cu_seqlens=bounds)
+    with pytest.raises(ValueError, match="B must be 1; got B = 2"):
+        module(x, cu_seqlens=bounds)
+    for wrong in ([0, 4], bounds.float(), bounds[None]):
+        with pytest.raises(ValueError, match="int32 or int64 tensor"):
+            module(x[:1], cu_seqlens=wrong)
+    for shape in ((4, D), (1, 4, 2 * D)):
+        with pytest.raises(ValueError, match="hidden_states must have shape"):
+            module(torch.randn(shape))

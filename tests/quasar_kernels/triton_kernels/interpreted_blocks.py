@@ -56,6 +56,13 @@ def test_results_and_gradients(operator, T, B, H, segments, K, V, dtype):
 
 
 @kernels
+def test_bounds_that_do_not_fit_are_refused(operator):
+    for bounds in ([0, 5], [0, 12], [0, 7, 5, 10]):
+        with pytest.raises(ValueError, match="from 0 to T = 10"):
+            operator.call(*operator.inputs(10), None, torch.tensor(bounds))
+
+
+@kernels
 def test_packed_sequences(operator):
     lengths = [0, 1, 34, 5]
     x = [*operator.inputs(sum(lengths)), torch.randn(len(lengths), *operator.state)]

@@ -230,6 +230,12 @@ def test_several_backward_passes_of_one_call_are_replayed(layer, monkeypatch, mo
     assert all(torch.equal(dx, expected) for dx in gradients)
 
 
+def test_bounds_that_do_not_fit_are_refused(layer):
+    for bounds in ([0, 5], [0, 12], [0, 7, 5, 10]):
+        with pytest.raises(ValueError, match="from 0 to T = 10"):
+            layer(torch.randn(1, 10, D), cu_seqlens=torch.tensor(bounds))
+
+
 def test_second_derivatives_are_refused(layer):
     x, dy = torch.randn(2, 1, 6, D)
     leaf = x.requires_grad_()

@@ -181,11 +181,17 @@ class QuasarAttention(nn.Module):
             (y `[B, T, hidden_size]`, None, the cache). Under autocast y has autocast's dtype.
 
         Raises:
-            ValueError: a mask that is not two-dimensional, or both a mask and `cu_seqlens`; a
-                cp_context with a mask, with a cache, or with `use_cache` and several sequences.
+            ValueError: an input or a mask of another shape, or both a mask and `cu_seqlens`; bounds
+                that do not rise from 0 to T, or B other than 1 with them; a cp_context with a mask,
+                with a cache, or with `use_cache` and several sequences.
             RuntimeError: the exchange with other ranks failed.
             TypeError: FSDP2 or tensor parallelism shards a single projection of the layer.
         """
+        if hidden_states.ndim != 3 or hidden_states.shape[-1] != self.hidden_size:
+            raise ValueError(
+                f"hidden_states must have shape [B, T, {self.hidden_size}]; got "
+                f"{tuple(hidden_states.shape)}"
+            )
         B, T, _ = hidden_states.shape
         x, tokens = hidden_states, None
         if cp_context is not None:
@@ -194,15 +200,18 @@ class QuasarAttention(nn.Module):
             y, cache = self._mix_parallel(x, cp_context, past_key_values, bool(use_cache))
             return y, None, cache
         if attention_mask is not None:
-            if attention_mask.ndim != 2 or cu_seqlens is not None:
+            shape = tuple(attention_mask.shape)
+            if len(shape) != 2 or shape[0] != B or shape[1] < T or cu_seqlens is not None:
                 raise ValueError(
-                    "attention_mask must be a padding mask [B, T], and not be combined with "
-                    f"cu_seqlens; got shape {tuple(attention_mask.shape)}"
+                    f"attention_mask must be a padding mask [{B}, at least {T}], and not be "
+                    f"combined with cu_seqlens; got shape {shape}"
                 )
             mask = attention_mask[:, -T:].bool() if T else attention_mask[:, :0].bool()
             tokens = mask.flatten().nonzero().squeeze(-1)  # without padding
             cu_seqlens = F.pad(mask.sum(-1).cumsum(0), (1, 0))
             x = x.reshape(B * T, -1)[tokens].unsqueeze(0)
+        elif cu_seqlens is not None:
+            sequence_lengths(cu_seqlens, B, T)
 
         if past_key_values is None and not use_cache:
             y = self._mix(x, cu_seqlens)

@@ -81,6 +81,9 @@ def chunk_quasar_torch(
 
 def sequence_lengths(cu_seqlens: torch.Tensor, B: int, T: int) -> list[int]:
     """Return the lengths of packed sequences; raise ValueError for bounds that do not fit."""
+    whole = isinstance(cu_seqlens, torch.Tensor) and cu_seqlens.dtype in (torch.int32, torch.int64)
+    if not whole or cu_seqlens.ndim != 1:
+        raise ValueError(f"cu_seqlens must be an int32 or int64 tensor [N + 1]; got {cu_seqlens}")
     bounds = host_bounds(cu_seqlens)
     lengths = [stop - start for start, stop in pairwise(bounds)]
     if B != 1:
