@@ -70,7 +70,8 @@ def _sequence(
 ) -> tuple[Tensor, Tensor]:
     B, T, H, _ = q.shape
     if B * T * H == 0:
-        return v, state
+        product = q * k * g if u is None else q * k * g * u
+        return v * product.sum(-1, keepdim=True), state  # for gradients of all inputs
     C = min(CHUNK, 1 << (T - 1).bit_length())
     NT = -(-T // C)
 

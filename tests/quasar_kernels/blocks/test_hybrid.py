@@ -147,4 +147,6 @@ def test_an_empty_batch():
     assert y.shape == x.shape
     y.sum().backward()
     assert x.grad.shape == x.shape
+    for parameter in block.parameters():  # DistributedDataParallel waits for each of them
+        assert torch.equal(parameter.grad, torch.zeros_like(parameter))
     assert block(x[:, :1], state)[0].shape == (0, 1, WIDTH)

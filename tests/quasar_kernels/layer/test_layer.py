@@ -72,6 +72,17 @@ def test_padding_changes_no_result_and_its_output_is_zero():
     assert x.grad[0, 25:].all(-1).all()
 
 
+@pytest.mark.parametrize("mode", ["chunk", "fused_recurrent"])
+@pytest.mark.parametrize("trained", ["q_proj.weight", "beta_log", "o_proj.weight"])
+@pytest.mark.parametrize("shape", [(2, 0), (0, 5), (2, 5)])
+def test_gradients_without_tokens_are_zero(mode, trained, shape):
+    module = layer(mode=mode).requires_grad_(False)
+    parameter = module.get_parameter(trained).requires_grad_()
+    y = module(torch.randn(*shape, D), attention_mask=torch.zeros(shape))[0]
+    y.sum().backward()
+    assert torch.equal(parameter.grad, torch.zeros_like(parameter))
+
+
 def test_packed_sequences_are_independent():
     module, x = layer(), torch.randn(1, 100, D)
     cu = torch.tensor([0, 0, 2, 2, 70, 100], dtype=torch.int32)

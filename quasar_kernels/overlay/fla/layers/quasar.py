@@ -206,10 +206,11 @@ class QuasarAttention(nn.Module):
                     f"attention_mask must be a padding mask [{B}, at least {T}], and not be "
                     f"combined with cu_seqlens; got shape {shape}"
                 )
-            mask = attention_mask[:, -T:].bool() if T else attention_mask[:, :0].bool()
-            tokens = mask.flatten().nonzero().squeeze(-1)  # without padding
-            cu_seqlens = F.pad(mask.sum(-1).cumsum(0), (1, 0))
-            x = x.reshape(B * T, -1)[tokens].unsqueeze(0)
+            if B * T:
+                mask = attention_mask[:, -T:].bool()
+                tokens = mask.flatten().nonzero().squeeze(-1)  # without padding
+                cu_seqlens = F.pad(mask.sum(-1).cumsum(0), (1, 0))
+                x = x.reshape(B * T, -1)[tokens].unsqueeze(0)
         elif cu_seqlens is not None:
             sequence_lengths(cu_seqlens, B, T)
 

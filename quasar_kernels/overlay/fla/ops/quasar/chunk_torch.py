@@ -150,7 +150,8 @@ def _block(
     B, T, H, K = q.shape
     V = v.shape[-1]
     if B * T * H == 0:
-        return torch.zeros_like(v, dtype=q.dtype), state
+        o = v * beta.unsqueeze(-1) * (q * k).sum(-1, keepdim=True)  # for gradients of all inputs
+        return (o if g is None else o * g.unsqueeze(-1)).to(q.dtype), state
     dtype, out_dtype, NT = beta.dtype, q.dtype, -(-T // C)
 
     def chunks(x: torch.Tensor) -> torch.Tensor:  # [B, T, H, D] -> [NT, B * H, C, D]

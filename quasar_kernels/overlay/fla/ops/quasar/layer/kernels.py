@@ -320,7 +320,10 @@ class RecomputeFunction(torch.autograd.Function):
         ]
         needed = [x for x in leaves if x is not None and x.requires_grad]
         with torch.enable_grad(), torch.autocast(dy.device.type, enabled=False):
-            gradients = iter(torch.autograd.grad(ctx.function(*leaves), needed, dy))
+            # without tokens, the output may not depend on all inputs
+            gradients = iter(
+                torch.autograd.grad(ctx.function(*leaves), needed, dy, materialize_grads=True)
+            )
         return None, *(
             next(gradients) if x is not None and x.requires_grad else None for x in leaves
         )
