@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from fla.ops.quasar.segments import host_bounds, packed_table
+
+
+class OnGpu(torch.Tensor):
+    """A CPU tensor that claims to be on a GPU."""
+
+    is_cuda = True
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 def test_bounds_are_copied_once_for_each_version(monkeypatch):
     copies, tolist = [], torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda x: copies.append(x) or tolist(x))
-    bounds, other = torch.tensor([0, 3, 5]), torch.tensor([0, 3, 5])
+    bounds, other = (torch.tensor([0, 3, 5]).as_subclass(OnGpu) for _ in range(2))
     assert [host_bounds(bounds) for _ in range(3)] == [(0, 3, 5)] * 3
     assert len(copies) == 1
     bounds[1] = 4
@@ -18,6 +26,14 @@ def test_bounds_are_copied_once_for_each_version(monkeypatch):
     assert len(copies) == 3
     bounds.copy_(other)
     assert host_bounds(bounds) == (0, 3, 5)
+
+
+def test_bounds_on_a_cpu_may_change_without_a_new_version():
+    shared = np.array([0, 3, 5])
+    bounds = torch.from_numpy(shared)
+    assert host_bounds(bounds) == (0, 3, 5)
+    shared[1] = 4
+    assert host_bounds(bounds) == (0, 4, 5)
 
 
 def test_bounds_without_a_version_are_copied_at_each_call():

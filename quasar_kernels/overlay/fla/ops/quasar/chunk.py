@@ -87,7 +87,8 @@ def chunk_quasar(
             `cu_seqlens`); None is zero.
         output_final_state: whether to return the state after each sequence.
         cu_seqlens: `[N + 1]` int32 or int64 bounds of sequences packed in one row (B = 1), which
-            may be empty.
+            may be empty. Values on a GPU are read once for each version of the tensor, which
+            `dist.broadcast` and other collectives do not increase: pass a new tensor after these.
         scale: factor of the output; the definition has 1.
         use_qk_l2norm_in_kernel: normalise q and k to unit length first; the definition does not.
         cp_context: from `parallel.context.build_cp_context` or fla's function of that name. The

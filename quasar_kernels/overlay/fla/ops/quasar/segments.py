@@ -23,10 +23,11 @@ def host_bounds(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
     """Return the values of `[N + 1]` bounds.
 
     A copy from a GPU makes the host wait, so the values are copied once for each version of a
-    tensor, and the layers of a model share the copy. torch increases the version when it changes a
-    tensor; code that changes the values in another way must pass another tensor.
+    tensor, and the layers of a model share the copy. Operations of torch increase the version, but
+    collectives such as `dist.broadcast` do not: pass a new tensor after one of these. Bounds on a
+    CPU may also change through numpy, and are cheap to read at each call.
     """
-    if cu_seqlens.is_inference():  # it has no version
+    if not cu_seqlens.is_cuda or cu_seqlens.is_inference():  # the latter has no version
         return tuple(cu_seqlens.tolist())
     version, bounds = _known_bounds.get(cu_seqlens, (None, ()))
     if version != cu_seqlens._version:
