@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from fla.ops.quasar.device import once_differentiable
 from torch import Tensor
 
 
@@ -48,7 +49,7 @@ class KernelsFunction(torch.autograd.Function):
         return results.o, results.final_state
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute all gradients."""
         *inputs, checkpoints = ctx.saved_tensors

@@ -233,6 +233,14 @@ def test_the_layer_can_be_compiled():
         assert relative_rms(gradient, expected.double()) <= 1e-5
 
 
+def test_second_derivatives_are_refused():
+    x = torch.randn(1, 6, D, requires_grad=True)
+    y = layer()(x)[0]
+    (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        (y.sum() + dx.square().sum()).backward()
+
+
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="mode"):
         layer(mode="parallel")

@@ -67,3 +67,12 @@ def test_a_state_that_autograd_saved_is_not_overwritten():
 def test_a_state_that_cannot_hold_the_result_is_refused(state):
     with pytest.raises(ValueError, match="inplace_state needs a contiguous initial_state"):
         fused_recurrent_quasar(*layer_like(1), state, inplace_state=True)
+
+
+def test_second_derivatives_are_refused():
+    q, k, v, beta = layer_like(7)
+    k.requires_grad_()
+    o, _ = fused_recurrent_quasar(q, k, v, beta)
+    (dk,) = torch.autograd.grad(o.sum(), k, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        (o.sum() + dk.square().sum()).backward()

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
 # Validators require these lines and those above, even if unused (contract.REQUIRED_IMPORTS).
 from fla.ops.utils.index import prepare_chunk_indices
@@ -28,7 +27,7 @@ from fla.utils import input_guard
 
 from fla.ops.quasar.backend import has_kernels, scan_backward, scan_forward
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
-from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.scan import Saved, ScanInputs
 from fla.ops.quasar.switches import Backend, requested_backend
 

@@ -1,4 +1,4 @@
-"""Sets the device and disables autocast while kernels are launched."""
+"""Sets the device and disables autocast while kernels run; refuses second derivatives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import function
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,6 +31,23 @@ def on_its_device(function: Function) -> Function:
         return function(*args, **kwargs)
 
     return run  # type: ignore[return-value]
+
+
+def once_differentiable(backward: Function) -> Function:
+    """Make second derivatives through a backward pass raise an error.
+
+    torch's decorator of this name does so only if an incoming gradient needs a gradient. For a sum,
+    it does not: then a penalty of the gradient would be ignored without an error.
+    """
+    run = function.once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def refused(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():  # with create_graph
+            gradients = tuple(g if g is None else g.detach().requires_grad_() for g in gradients)
+        return run(ctx, *gradients)
+
+    return refused  # type: ignore[return-value]
 
 
 class WithoutAutocast:

@@ -7,11 +7,10 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
 from fla.ops.quasar.chunk import check_shapes
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
-from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.gate import fused_quasar_gate, quasar_step_size
 from fla.ops.quasar.scan import ScanInputs, StepSizes
 

@@ -15,9 +15,8 @@ import math
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
-from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.device import on_its_device, once_differentiable
 
 EPSILON = 1e-8
 """Added to lambda in the step size; part of the operator's definition."""

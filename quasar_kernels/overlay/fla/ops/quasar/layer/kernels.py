@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
-from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from fla.ops.quasar.layer.gradients import (
     conv_row,

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from fla.ops.quasar import switches, torch_private
 from fla.ops.quasar.backend import scan_backward
-from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.layer.call import Call, LayerResults, Weights
 from fla.ops.quasar.layer.forward import copied_as, layer_forward, run_layer
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
@@ -84,8 +83,7 @@ class LayerFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         """Return the gradients of `forward`'s arguments."""
-        # with create_graph, second derivatives must raise even if dy needs no gradient
-        return _backward(ctx, dy.detach().requires_grad_() if torch.is_grad_enabled() else dy)
+        return _backward(ctx, dy)
 
 
 _apply = torch_private.apply_of(LayerFunction)

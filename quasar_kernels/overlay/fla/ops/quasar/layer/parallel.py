@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
-from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.layer.call import Call, Weights
 from fla.ops.quasar.layer.first_tokens import project_rows, replace_halo_tokens
 from fla.ops.quasar.layer.forward import layer_forward

@@ -11,14 +11,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from fla.ops.quasar.backend import cuda_gradient_program, cuda_program, kernel_inputs
 from fla.ops.quasar.cuda.program import LoadedProgram
 from fla.ops.quasar.cuda.scan import slice as cuda_slice
 from fla.ops.quasar.cuda.scan.slice import CudaSlice
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
-from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.parallel.by_torch import TorchGradient, TorchSlice
 from fla.ops.quasar.parallel.context import Place, place_of
 from fla.ops.quasar.parallel.exchange import gather, start_gather, unpack_maps
