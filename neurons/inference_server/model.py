@@ -115,6 +115,19 @@ class _Lane:
         self.tokens.index_copy_(1, self.position, self.logits.argmax(-1, keepdim=True))
 
 
+def _most_positions(config: Any) -> int:
+    """Return the most positions of a model for which a cache needs no sliding window.
+
+    The mask has a column for each position of the cache. A layer with a sliding window keeps only
+    that many positions, so its cache fits the mask only up to the window.
+    """
+    most = int(config.max_position_embeddings)
+    length = -(-most // BUCKET) * BUCKET
+    layers: Any = StaticCache(config=config, max_cache_len=length).layers
+    window = min(int(layer.max_cache_len) for layer in layers)
+    return most if window == length else window // BUCKET * BUCKET
+
+
 class Decoder:
     """Greedy decoding of one request at a time: the same answer to the same prompt.
 
@@ -132,6 +145,7 @@ class Decoder:
         self._graphs = graphs and self.device == "cuda"
         self._one_token: Callable[..., Any] = model
         self._lanes: dict[int, _Lane] = {}
+        self._longest = _most_positions(model.config)
         torch.backends.cuda.matmul.allow_tf32 = False
         if compiler is not None:
             self._compile(compiler)
@@ -143,8 +157,8 @@ class Decoder:
 
     @property
     def longest(self) -> int:
-        """The most positions that the model supports."""
-        return int(self.model.config.max_position_embeddings)
+        """The most positions that the model and its cache support."""
+        return self._longest
 
     @torch.inference_mode()
     def generate(

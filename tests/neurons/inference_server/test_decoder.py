@@ -64,3 +64,17 @@ def test_a_failing_compiler_is_reported_and_not_used(model: Any) -> None:
     assert "no C compiler here" in line["cause"]
     assert "INFERENCE_COMPILE=false" in line["remedy"]
     assert decoder.generate(PROMPT, 9).tokens == Decoder(model).generate(PROMPT, 9).tokens
+
+
+@pytest.mark.parametrize(("window", "longest"), [(300, 256), (520, 512), (1000, 768), (None, 1000)])
+def test_a_sliding_window_limits_the_positions(window: int | None, longest: int) -> None:
+    from transformers import AutoModelForCausalLM, MistralConfig
+
+    from neurons.inference_server.model import Decoder
+    from neurons.inference_server.sample import SMALL
+
+    sizes = SMALL | {"max_position_embeddings": 1000}
+    loader: Any = AutoModelForCausalLM
+    decoder = Decoder(loader.from_config(MistralConfig(**sizes, sliding_window=window)).eval())
+    assert decoder.longest == longest
+    assert len(decoder.generate([1] * (longest - 3), 3).tokens) == 3
