@@ -48,6 +48,7 @@ from neurons.runtime.identity import (
     Identity,
     load_identity,
     registered_uid,
+    registration_command,
     wallet_warnings,
 )
 from neurons.runtime.process import StateLock, Stopped, stop_on_signals, wait_for_space, wait_unless
@@ -201,7 +202,7 @@ def _log_registration(settings: Settings, me: Identity) -> None:
         log.warning(f"the registration is unknown: {error}")
         return
     if uid is None:
-        command = f"btcli subnets register --netuid {settings.netuid}"
+        command = registration_command(settings)
         log.warning("the hotkey is not registered on the subnet", remedy=command)
     else:
         log.info("the hotkey is registered", uid=uid, netuid=settings.netuid)

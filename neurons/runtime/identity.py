@@ -16,6 +16,7 @@ from typing import Any
 from harness.measuring.process import die_with_parent
 from neurons.runtime.errors import ConfigError, Problem, QuasarError
 from neurons.runtime.loading import environment
+from neurons.runtime.settings import Settings
 from neurons.runtime.values import PROJECT
 
 CHAIN_SECONDS = 20.0
@@ -52,6 +53,19 @@ def public_hotkey(name: str, hotkey: str, path: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return address if isinstance(address, str) else None
+
+
+def registration_command(settings: Settings) -> str:
+    """Return the command that registers the miner's hotkey.
+
+    Without the names, `btcli` would offer the wallet `default` and the main network. The coldkey
+    lies on another machine, so WALLET_PATH says nothing about its place.
+    """
+    return (
+        f"btcli subnets register --netuid {settings.netuid} "
+        f"--network {settings.subtensor_network} --wallet {settings.wallet_miner_name} "
+        f"--wallet-hotkey {settings.wallet_hotkey}"
+    )
 
 
 def wallet_warnings(name: str, hotkey: str, path: Path) -> list[Problem]:

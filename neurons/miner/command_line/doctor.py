@@ -215,6 +215,6 @@ def registration(settings: Settings) -> Finding:
     except identity.ChainUnreachable as error:
         return warning("registration", str(error), "Check SUBTENSOR_NETWORK; mining goes on.")
     if uid is None:
-        command = f"btcli subnets register --netuid {settings.netuid}"
+        command = identity.registration_command(settings)
         return warning("registration", f"{hotkey} is not on subnet {settings.netuid}", command)
     return ok("registration", f"uid {uid} on subnet {settings.netuid}")

@@ -20,6 +20,7 @@ from neurons.runtime.settings import Settings
 from tests.harness.samples import environment
 from tests.neurons.fake_validator_api import FakeValidatorApi, serve
 from tests.neurons.githost import CANARY, GitHub
+from tests.processes import run
 from tests.repositories import commit, make_checkout, run_git
 
 
@@ -96,6 +97,17 @@ def test_the_target_must_fit_the_gpu_that_is_measured(settings, monkeypatch, mem
     monkeypatch.setattr(doctor, "describe_machine", lambda _: card)
     given = settings.model_copy(update={"device": "cuda", "target_sequence_length": 1_000_000})
     assert doctor.target(given).level == level
+
+
+def test_an_unregistered_hotkey_gets_a_command_that_names_it(settings, monkeypatch):
+    monkeypatch.setattr(doctor.identity, "registered_uid", lambda *_: None)
+    monkeypatch.setenv("HOME", str(settings.wallet_path))
+    check = doctor.registration(settings.model_copy(update={"subtensor_network": "test"}))
+    assert check.level == "warning"
+    assert check.remedy.endswith("--network test --wallet w --wallet-hotkey hot")
+    btcli, *words = check.remedy.split()
+    done = run(Path(sys.executable).with_name(btcli), *words)
+    assert "no wallet named 'w'" in done.stderr  # btcli accepts the flags, and looks for this one
 
 
 @pytest.fixture
