@@ -52,6 +52,8 @@ def test_serves_until_a_signal(tmp_path, number, proxies, client):
         forwarded = {**headers, "X-Forwarded-For": "203.0.113.9"}
         reply = httpx.post(f"{url}/register_miner", json=body, headers=forwarded, timeout=HANG)
         assert reply.json()["status"] == "registered"
+        state = tmp_path / "state"
+        assert [path for path in (state, *state.rglob("*")) if path.stat().st_mode & 0o077] == []
         child.send_signal(number)
         log, _ = child.communicate(timeout=HANG)
     assert child.returncode == 0
