@@ -60,10 +60,12 @@ def _token(value: SecretStr) -> SecretStr:
     return value
 
 
-def _no_dots(value: str) -> str:
+def _name(value: str) -> str:
+    if not re.fullmatch(r"[\w.\-]+", value):
+        raise ValueError("only letters, digits, dots, hyphens and underscores are allowed")
     if value in (".", ".."):
         raise ValueError("is the path of a folder, not a name")
-    return value
+    return _not_placeholder(value)
 
 
 def _host(value: str) -> str:
@@ -140,12 +142,7 @@ Token = Annotated[
 ]
 Url = Annotated[str, AfterValidator(_url)]
 Folder = Annotated[Path, AfterValidator(_absolute), Form("a folder")]
-Name = Annotated[
-    str,
-    Field(pattern=r"^[\w.\-]+$"),
-    AfterValidator(_not_placeholder),
-    AfterValidator(_no_dots),
-]
+Name = Annotated[str, AfterValidator(_name)]
 Repository = Annotated[str, Field(pattern=r"^[\w.\-]+/[\w.\-]+$"), Form("`owner/name`")]
 Remote = Annotated[str, AfterValidator(_no_password)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]

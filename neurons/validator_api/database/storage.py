@@ -149,7 +149,7 @@ def _engine(database_url: str) -> Engine:
         raise ArgumentError(f"no support for {url.get_backend_name()}")
     except ArgumentError as error:
         raise ConfigError(
-            "DATABASE_URL cannot be read. Write sqlite:///path/to/file.db, or postgresql:// with "
+            "DATABASE_URL cannot be read. Write sqlite:///FOLDER/FILE, or postgresql:// with "
             "user, password, host and name as .env.example shows."
         ) from error
     except ImportError as error:

@@ -156,6 +156,12 @@ def test_a_bad_value_is_reported_by_name(variable: str, value: str) -> None:
     assert "give " in line
 
 
+@pytest.mark.parametrize("variable", ["WALLET_MINER_NAME", "FORK_BRANCH"])
+def test_a_bad_name_is_reported_with_the_characters_that_are_allowed(variable):
+    (line,) = problems(environ={variable: "feature/x"})
+    assert "only letters, digits, dots, hyphens and underscores" in line
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "expected"),
     [
