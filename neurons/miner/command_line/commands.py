@@ -144,7 +144,9 @@ def doctor(given: Given, as_json: bool, kernels: bool) -> int:
         settings, embedded = read_settings(given)
     except ConfigError as error:
         findings = [failure("settings", *one) for one in error.problems]
-        findings += machine(load_settings({}, Path(os.devnull), {}))
+        folder = state_dir(given.settings, given.env_file, environment())
+        readable = {"state_dir": folder, "device": resolve_device("auto")}
+        findings += machine(load_settings(readable, Path(os.devnull), {}))
     else:
         findings += doctor_checks.examine(settings, embedded=embedded)
     printed = _print_findings(findings, as_json, gap=f"\n{'':23}-> ")

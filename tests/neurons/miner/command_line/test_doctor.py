@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from neurons.miner.command_line import commands, doctor, kernel_checks
+from neurons.miner.command_line import commands, doctor, kernel_checks, machine_checks
 from neurons.miner.command_line.machine_checks import failure
 from neurons.miner.command_line.update import newer_commit
 from neurons.runtime.flags import Given
@@ -63,6 +63,18 @@ def test_control_characters_in_findings_are_not_printed(monkeypatch, capsys):
     assert "[red]text[/x]" in shown
     assert "[2Jdo this" in shown
     assert shown.replace("\n", "").isprintable()
+
+
+def test_bad_settings_do_not_hide_faults_of_the_machine(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(commands, "resolve_device", lambda _: "cuda")
+    monkeypatch.setattr(machine_checks.shutil, "which", lambda _: None)
+    env_file = tmp_path / ".env"
+    env_file.write_text(f"NETUID=x\nSTATE_DIR={tmp_path}/state\n")
+    assert commands.doctor(Given(env_file=env_file), as_json=False, kernels=False) == 1
+    shown = capsys.readouterr().out
+    assert "NETUID='x'" in shown
+    assert "neither gcc nor clang is found" in shown
+    assert f"GB free at {tmp_path}\n" in shown
 
 
 NOWHERE = "http://127.0.0.1:9"
