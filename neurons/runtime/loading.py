@@ -32,16 +32,24 @@ def environment() -> MutableMapping[str, str]:
 
 
 def find_env_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """Return the .env to read, or None; raise ConfigError if a named one is missing."""
+    """Return the .env to read, or None; raise ConfigError if a named one is missing.
+
+    A .env that is a broken link or a folder, for example of a volume that is not mounted, counts as
+    named: without it, the miner would silently run its trial.
+    """
     chosen = named or (Path(environ["ENV_FILE"]) if environ.get("ENV_FILE") else None)
     if chosen is None:
-        return ENV_FILE if ENV_FILE.is_file() else None
+        if not os.path.lexists(ENV_FILE):
+            return None
+        chosen = ENV_FILE
     if str(chosen) == os.devnull:
         return None
     if not chosen.is_file():
-        raise ConfigError(
-            Problem(f"No settings file at {chosen}.", "Copy .env.example there and fill it in.")
-        )
+        found = " (a folder)" if chosen.is_dir() else ""
+        if chosen.is_symlink() and not chosen.exists():
+            found = " (a broken link)"
+        problem = f"No settings file at {chosen}{found}."
+        raise ConfigError(Problem(problem, "Copy .env.example there and fill it in."))
     return chosen
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from dotenv import dotenv_values
 
+from neurons.embedded.settings import is_embedded
 from neurons.runtime import env_example
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.loading import load_settings
@@ -208,6 +209,16 @@ def test_row_31_unknown_and_outdated_keys_give_warnings(tmp_path: Path) -> None:
 def test_row_31_a_named_file_must_exist_and_be_text(tmp_path: Path) -> None:
     assert "No settings file" in problems(env_file=tmp_path / "missing")[0]
     assert "save it as UTF-8" in problems(env_file=env_file(tmp_path, b"A=\xff\xfe\n"))[0]
+
+
+@pytest.mark.parametrize("kind", ["folder", "broken link"])
+def test_a_dotenv_that_is_no_file_is_not_taken_for_a_missing_one(tmp_path, monkeypatch, kind):
+    env_file = tmp_path / ".env"
+    monkeypatch.setattr("neurons.runtime.loading.ENV_FILE", env_file)
+    assert is_embedded({}, None, {})
+    env_file.mkdir() if kind == "folder" else env_file.symlink_to(tmp_path / "absent")
+    with pytest.raises(ConfigError, match=rf"No settings file at {env_file} \(a {kind}\)"):
+        is_embedded({}, None, {})
 
 
 def test_the_environment_can_name_the_file_or_none(tmp_path, monkeypatch):
