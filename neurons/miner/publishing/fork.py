@@ -130,6 +130,11 @@ class Fork:
         if self._own:
             check_out(self._git, self.branch, tip)
         else:
+            if self._git.probe("cat-file", "-e", f"{tip}:fla") is None:
+                raise Held(
+                    f"REPO_PATH={self.worktree} is not a checkout of flash-linear-attention.",
+                    "Set it to the folder of your fork's checkout, or unset it.",
+                )
             self._overlay.refuse_dirty(self._git, tip)
         self._overlay.lay(self._git, tip)
         violations = check_tree(self.worktree)

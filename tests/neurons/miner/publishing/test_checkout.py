@@ -79,6 +79,14 @@ def test_a_dirty_checkout_is_refused_and_left_unchanged(checkout: Path) -> None:
     assert (checkout / CHUNK).read_text() == "# my own idea\n"
 
 
+def test_a_checkout_of_another_project_is_refused_and_left_unchanged(checkout: Path) -> None:
+    run_git(checkout, "rm", "-r", "-q", "fla")
+    tip = commit_files(checkout, {"README.md": "the miner's own checkout"})
+    run_git(checkout, "push", "-q", "origin", "HEAD")
+    expect_held(checkout, "REPO_PATH=.* is not a checkout of flash-linear-attention")
+    assert (run_git(checkout, "rev-parse", "HEAD"), (checkout / "fla").exists()) == (tip, False)
+
+
 def test_an_interrupted_run_continues(checkout: Path, overlay: Path) -> None:
     names = overlay_files(root=overlay)
     for name in names[: len(names) // 2]:  # copied and not committed
