@@ -75,9 +75,10 @@ class Sandbox:
         words += ["--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
         words += ["--hostname", "sandbox", *self._as_user(), *self._files(env, readable)]
         words += ["--perms", "1777", "--size", str(FOLDER_BYTES), "--tmpfs", str(folder)]
-        # in a writable /proc, a fork could lower the choice of choom again
-        words += ["--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"]
-        words += ["--chdir", str(folder)]
+        # In a writable /proc, a fork could lower the choice of choom again, unless root made it. In
+        # a read-only one, CUDA cannot be initialised.
+        words += [] if self._shows_gpu(env) else ["--remount-ro", "/proc"]
+        words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(folder)]
         for name in ("HOME", "TMPDIR"):
             words += ["--setenv", name, str(folder)]
         for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME"):
@@ -124,6 +125,9 @@ class Sandbox:
         user = [f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--inh-caps=-all"]
         return [*limits, "setpriv", *user, "--"]
 
+    def _shows_gpu(self, env: Mapping[str, str]) -> bool:
+        return self.gpu is not None and env.get("CUDA_VISIBLE_DEVICES") != ""  # "": a CPU process
+
     def _files(self, env: Mapping[str, str], readable: Sequence[Path]) -> Iterator[str]:
         shown = [*_SYSTEM, "/sys" if self.gpu else "/sys/devices/system"]
         for path in _LINKED:
@@ -134,7 +138,7 @@ class Sandbox:
         yield from ("--proc", "/proc", "--dev", "/dev")
         for path in ("/tmp", "/dev/shm"):  # noqa: S108 # they are the sandbox's own
             yield from ("--perms", "1777", "--size", str(TEMPORARY_BYTES), "--tmpfs", path)
-        if self.gpu and env.get("CUDA_VISIBLE_DEVICES") != "":  # "": a CPU process
+        if self.gpu and self._shows_gpu(env):
             for device in self.gpu.files:
                 yield from ("--dev-bind", str(device), str(device))
             yield from ("--setenv", "CUDA_VISIBLE_DEVICES", self.gpu.visible)

@@ -288,7 +288,10 @@ def test_a_fork_sees_one_of_several_gpus(visible, shown, inside, driver):
     bound = [Path(words[n + 1]).name for n, word in enumerate(words) if word == "--dev-bind"]
     assert bound == [shown, "nvidiactl", "nvidia-uvm"]
     assert words[words.index("CUDA_VISIBLE_DEVICES") + 1] == inside
-    assert "--dev-bind" not in sandbox.command([], {"CUDA_VISIBLE_DEVICES": ""}, driver, [])
+    on_cpu = sandbox.command([], {"CUDA_VISIBLE_DEVICES": ""}, driver, [])
+    assert "--dev-bind" not in on_cpu
+    read_only = [command.count("/proc") == 2 for command in (words, on_cpu)]
+    assert read_only == [False, True]  # CUDA fails with a read-only /proc
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from neurons.miner.command_line import commands, doctor, kernel_checks, machine_checks
+from neurons.miner.command_line import commands, doctor, kernel_checks
 from neurons.miner.command_line.machine_checks import failure
 from neurons.miner.command_line.update import newer_commit
 from neurons.runtime.flags import Given
@@ -67,7 +67,7 @@ def test_control_characters_in_findings_are_not_printed(monkeypatch, capsys):
 
 def test_bad_settings_do_not_hide_faults_of_the_machine(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(commands, "resolve_device", lambda _: "cuda")
-    monkeypatch.setattr(machine_checks.shutil, "which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     env_file = tmp_path / ".env"
     env_file.write_text(f"NETUID=x\nSTATE_DIR={tmp_path}/state\n")
     assert commands.doctor(Given(env_file=env_file), as_json=False, kernels=False) == 1
@@ -112,7 +112,7 @@ def test_the_target_must_fit_the_gpu_that_is_measured(settings, monkeypatch, mem
 
 
 def test_an_unregistered_hotkey_gets_a_command_that_names_it(settings, monkeypatch):
-    monkeypatch.setattr(doctor.identity, "registered_uid", lambda *_: None)
+    monkeypatch.setattr("neurons.runtime.identity.registered_uid", lambda *_: None)
     monkeypatch.setenv("HOME", str(settings.wallet_path))
     check = doctor.registration(settings.model_copy(update={"subtensor_network": "test"}))
     assert check.level == "warning"

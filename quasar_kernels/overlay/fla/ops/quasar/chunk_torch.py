@@ -14,6 +14,7 @@ inputs and the states between blocks, and the backward pass computes the blocks 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -84,10 +85,14 @@ def sequence_lengths(cu_seqlens: torch.Tensor, B: int, T: int) -> list[int]:
     whole = isinstance(cu_seqlens, torch.Tensor) and cu_seqlens.dtype in (torch.int32, torch.int64)
     if not whole or cu_seqlens.ndim != 1:
         raise ValueError(f"cu_seqlens must be an int32 or int64 tensor [N + 1]; got {cu_seqlens}")
-    bounds = host_bounds(cu_seqlens)
-    lengths = [stop - start for start, stop in pairwise(bounds)]
     if B != 1:
         raise ValueError(f"cu_seqlens packs sequences into one row, so B must be 1; got B = {B}")
+    return list(_lengths(host_bounds(cu_seqlens), T))
+
+
+@functools.lru_cache(64)  # the layers of a model share the bounds
+def _lengths(bounds: tuple[int, ...], T: int) -> tuple[int, ...]:
+    lengths = tuple(stop - start for start, stop in pairwise(bounds))
     if bounds[:1] != (0,) or bounds[-1:] != (T,) or min(lengths, default=-1) < 0:
         raise ValueError(f"cu_seqlens must rise from 0 to T = {T}; got {list(bounds)}")
     return lengths
