@@ -110,7 +110,7 @@ def run_command(command: click.Command, name: str, arguments: Sequence[str] | No
 def start(process: Process, given: Given, log: BoundLogger, run: Callable[[Settings], int]) -> int:
     """Return the exit status of `run` with the settings, or 78 if a person must act first."""
     observe.configure()
-    os.umask(0o077)  # also for the files of SQLite; the units of systemd set the same
+    earlier = os.umask(0o077)  # also for SQLite's files; the units of systemd set the same
     try:
         settings = load_settings(given.settings, given.env_file, process=process)
         try:
@@ -130,3 +130,5 @@ def start(process: Process, given: Given, log: BoundLogger, run: Callable[[Setti
         for problem in error.problems:
             log.error(str(problem))
         return EX_CONFIG
+    finally:
+        os.umask(earlier)

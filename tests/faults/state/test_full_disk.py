@@ -127,12 +127,12 @@ def test_row_17_the_daemon_survives_a_full_disk_between_cycles(disk, url, fake_a
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Path:
-    return make_repository(tmp_path / "upstream.git", {"README.md": "fork\n"})
+    return make_repository(tmp_path / "upstream.git", {"fla/__init__.py": ""})
 
 
 def expect_retries(fork: Fork, disk: Path) -> None:
     """Lay the overlay while there is too little space for it; then free the space."""
-    shutil.rmtree(fork.worktree / "fla")
+    shutil.rmtree(fork.worktree / "fla/ops")
     ballast = fill(disk)
     os.truncate(ballast, ballast.stat().st_size - 2**17)
     for _ in range(3):

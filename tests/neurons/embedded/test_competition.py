@@ -178,7 +178,7 @@ def test_a_miner_joins_the_pages_and_gets_its_verdict(tmp_path: Path) -> None:
     env["OMP_NUM_THREADS"] = "1"  # spinning threads would slow down all other processes
     env["PYTHONPATH"] = f"{install_small_fla(tmp_path / 'host')}:{PROJECT}"
     unit = (PROJECT / "scripts/systemd/quasar-miner@.service").read_text()
-    template = re.findall(r"^ExecStart=@ROOT@/START_MINER.sh (.*)", unit, re.M)[0]
+    template = re.findall(r'^ExecStart="@ROOT@/START_MINER.sh" (.*)', unit, re.M)[0]
 
     def mine(number: str, *words: str) -> str:
         create_throwaway(guest.parent / "wallets", f"guest-{number}")
