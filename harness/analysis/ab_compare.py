@@ -11,14 +11,13 @@ import random
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.analysis.difference import LEAST_BLOCKS, Block, Difference, difference, take_block
-from harness.measuring.errors import temporary_folder
+from harness.measuring.process import scratch_folder
 from harness.measuring.runner import (
     DEFAULT,
     CheckTree,
@@ -140,8 +139,8 @@ def checked_out(name: str, repository: Path) -> Iterator[Path]:
         with whole_tree(Path(name)) as tree:
             yield tree
         return
-    with tempfile.TemporaryDirectory(prefix="tree-", dir=temporary_folder()) as folder:
-        packed = Path(folder, "tree.tar")
+    with scratch_folder("tree-") as folder:
+        packed = folder / "tree.tar"
         command = ["git", "-C", str(repository), "archive", f"--output={packed}", "--", name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         if done.returncode:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from dataclasses import dataclass
 
 from harness.imports import install_command
@@ -12,6 +11,9 @@ from quasar_kernels.contract import fork_imports
 
 _KILLED = (-9, 128 + 9)
 """Exit statuses of a worker after SIGKILL, directly and in a confinement."""
+
+
+USABLE_TMPDIR = "Set TMPDIR to a folder with free space that this user can write."
 
 
 @dataclass(eq=False, repr=False)
@@ -41,16 +43,6 @@ class MeasurementError(Exception):
         if debug:
             return f"{text}\n{self.log_tail.rstrip()}"
         return f"{text.rstrip('.')}. --debug shows the worker's log."
-
-
-def temporary_folder() -> str:
-    """Return the folder of temporary files; a MeasurementError if there is none."""
-    try:
-        return tempfile.gettempdir()
-    except FileNotFoundError:
-        reason = "no folder of temporary files can be written"
-        remedy = "Set TMPDIR to a folder with free space that this user can write."
-        raise MeasurementError(reason, "crash", remedy=remedy) from None
 
 
 def not_started(program: str, error: OSError) -> MeasurementError:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from harness.measuring.errors import USABLE_TMPDIR, MeasurementError
 from harness.terminal import printable
 
 RESULT_LIMIT = 1 << 20
@@ -55,7 +56,15 @@ def delete(path: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """Yield an empty folder and delete it with its contents afterwards."""
+    """Yield an empty folder in `parent`, or TMPDIR, and delete it with its contents afterwards.
+
+    Raises a MeasurementError if no folder of temporary files can be written.
+    """
+    try:
+        parent = parent or Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        reason = "no folder of temporary files can be written"
+        raise MeasurementError(reason, "crash", remedy=USABLE_TMPDIR) from None
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         yield folder

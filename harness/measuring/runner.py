@@ -18,12 +18,7 @@ from harness.measuring.environment import PROJECT as PROJECT
 from harness.measuring.environment import Options as Options
 from harness.measuring.environment import child_environment as child_environment
 from harness.measuring.errors import MeasurementError as MeasurementError
-from harness.measuring.errors import (
-    import_remedy,
-    not_started,
-    temporary_folder,
-    without_result,
-)
+from harness.measuring.errors import import_remedy, not_started, without_result
 from harness.measuring.job import Job, Reply
 from harness.measuring.process import RESULT_LIMIT, Ended, run_supervised, scratch_folder
 from harness.sample import Correctness, Kind, Sample
@@ -183,7 +178,7 @@ def _work(
         own = {"device": options.device, "result_fd": result_fd, "nonce": nonce, "parent": parent}
         return Job.model_validate({**job, **own}).model_dump_json().encode()
 
-    with scratch_folder("worker-", Path(temporary_folder())) as folder:
+    with scratch_folder("worker-") as folder:
         cache = folder if cold_cache else None
         env = child_environment(os.environ, device=options.device, cache=cache)
         argv = [sys.executable, "-m", "harness.worker", str(job["task"])]

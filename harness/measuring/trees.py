@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from harness.imports import install_command
-from harness.measuring.errors import MeasurementError, temporary_folder
+from harness.measuring.errors import USABLE_TMPDIR, MeasurementError
+from harness.measuring.process import scratch_folder
 from harness.source import missing_files
 from quasar_kernels.fla_package import PACKAGE, lay_over_fla
 
@@ -33,9 +33,9 @@ def whole_tree(path: Path, name: str = "") -> Iterator[Path]:
     if (path / "fla/__init__.py").exists():
         yield path.resolve()
         return
-    with tempfile.TemporaryDirectory(prefix="tree-", dir=temporary_folder()) as folder:
+    with scratch_folder("tree-") as folder:
         try:
-            lay_over_fla(path, Path(folder))
+            lay_over_fla(path, folder)
         except PackageNotFoundError:
             raise MeasurementError(
                 f"{name or path} needs {PACKAGE}, which is not installed",
@@ -46,6 +46,6 @@ def whole_tree(path: Path, name: str = "") -> Iterator[Path]:
             raise MeasurementError(
                 f"{PACKAGE} cannot be copied to {folder}",
                 "crash",
-                remedy="Set TMPDIR to a folder with free space that this user can write.",
+                remedy=USABLE_TMPDIR,
             ) from None
-        yield Path(folder).resolve()
+        yield folder.resolve()

@@ -145,7 +145,7 @@ class Decoder:
         self._graphs = graphs and self.device == "cuda"
         self._one_token: Callable[..., Any] = model
         self._lanes: dict[int, _Lane] = {}
-        self._longest = _most_positions(model.config)
+        self.longest = _most_positions(model.config)  # of the model and its cache
         torch.backends.cuda.matmul.allow_tf32 = False
         if compiler is not None:
             self._compile(compiler)
@@ -154,11 +154,6 @@ class Decoder:
     def vocabulary(self) -> int:
         """Number of tokens in the vocabulary."""
         return int(self.model.config.vocab_size)
-
-    @property
-    def longest(self) -> int:
-        """The most positions that the model and its cache support."""
-        return self._longest
 
     @torch.inference_mode()
     def generate(

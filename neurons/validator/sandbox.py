@@ -77,7 +77,7 @@ class Sandbox:
         words += ["--perms", "1777", "--size", str(FOLDER_BYTES), "--tmpfs", str(folder)]
         # In a writable /proc, a fork could lower the choice of choom again, unless root made it. In
         # a read-only one, CUDA cannot be initialised.
-        words += [] if self._shows_gpu(env) else ["--remount-ro", "/proc"]
+        words += [] if self._shown_gpu(env) else ["--remount-ro", "/proc"]
         words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(folder)]
         for name in ("HOME", "TMPDIR"):
             words += ["--setenv", name, str(folder)]
@@ -125,8 +125,8 @@ class Sandbox:
         user = [f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--inh-caps=-all"]
         return [*limits, "setpriv", *user, "--"]
 
-    def _shows_gpu(self, env: Mapping[str, str]) -> bool:
-        return self.gpu is not None and env.get("CUDA_VISIBLE_DEVICES") != ""  # "": a CPU process
+    def _shown_gpu(self, env: Mapping[str, str]) -> Gpu | None:
+        return None if env.get("CUDA_VISIBLE_DEVICES") == "" else self.gpu  # "": a CPU process
 
     def _files(self, env: Mapping[str, str], readable: Sequence[Path]) -> Iterator[str]:
         shown = [*_SYSTEM, "/sys" if self.gpu else "/sys/devices/system"]
@@ -138,10 +138,11 @@ class Sandbox:
         yield from ("--proc", "/proc", "--dev", "/dev")
         for path in ("/tmp", "/dev/shm"):  # noqa: S108 # they are the sandbox's own
             yield from ("--perms", "1777", "--size", str(TEMPORARY_BYTES), "--tmpfs", path)
-        if self.gpu and self._shows_gpu(env):
-            for device in self.gpu.files:
+        gpu = self._shown_gpu(env)
+        if gpu is not None:
+            for device in gpu.files:
                 yield from ("--dev-bind", str(device), str(device))
-            yield from ("--setenv", "CUDA_VISIBLE_DEVICES", self.gpu.visible)
+            yield from ("--setenv", "CUDA_VISIBLE_DEVICES", gpu.visible)
         libraries = filter(os.path.isabs, env.get("LD_LIBRARY_PATH", "").split(":"))
         shown += [*libraries, *self.packages.shown, *map(str, readable)]
         masked: list[str] = []  # packages may be below a masked folder, for example in a `.venv`

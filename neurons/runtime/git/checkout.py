@@ -1,4 +1,4 @@
-"""Checks that a checkout's settings run no program and redirect no push, and its links.
+"""Checks a checkout: no setting may run a program or redirect a push, no link may lead out of it.
 
 Unlike the miner's own clone, the checkout at REPO_PATH may have dangerous git settings. Hooks,
 filters and helpers are overridden; other dangerous settings are refused by name.
@@ -80,7 +80,7 @@ def changed_files(tool: HardenedGit) -> list[str]:
 
 
 def destination(root: Path, name: PurePosixPath) -> Path:
-    """Return where the overlay's file `name` goes in the fork; raise Held if a link leads there."""
+    """Return the overlay file `name`'s place in the fork; raise Held for a link in the path."""
     path = root
     for part in name.parts:
         path /= part

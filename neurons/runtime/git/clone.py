@@ -84,7 +84,7 @@ def make_clone(tool: HardenedGit, remote: Remote, token: Token | None, branch: s
 
 
 def ignore_attributes(worktree: Path) -> None:
-    """Let a checkout have the bytes of the repository, regardless of its .gitattributes."""
+    """Make git write files as they are in the repository, regardless of its .gitattributes."""
     information = worktree / ".git" / "info"
     information.mkdir(exist_ok=True)
     (information / "attributes").write_text(_PLAIN_BYTES)

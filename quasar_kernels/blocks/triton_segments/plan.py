@@ -130,7 +130,7 @@ def plan_call(
     programs = H * triton.cdiv(V, tiles.values)  # of a sequence
     bounds = None
     if cu_seqlens is not None:
-        sequence_lengths(cu_seqlens, B, T)
+        sequence_lengths(cu_seqlens, B, T)  # refuses bounds that do not fit
         bounds = host_bounds(cu_seqlens)
     longest = T if bounds is None else longest_of(bounds)
     multiprocessors = _multiprocessors(device.index)

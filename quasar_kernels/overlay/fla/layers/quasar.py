@@ -212,7 +212,7 @@ class QuasarAttention(nn.Module):
                 cu_seqlens = F.pad(mask.sum(-1).cumsum(0), (1, 0))
                 x = x.reshape(B * T, -1)[tokens].unsqueeze(0)
         elif cu_seqlens is not None:
-            sequence_lengths(cu_seqlens, B, T)
+            sequence_lengths(cu_seqlens, B, T)  # refuses bounds that do not fit
 
         if past_key_values is None and not use_cache:
             y = self._mix(x, cu_seqlens)

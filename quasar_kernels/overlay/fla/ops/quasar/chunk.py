@@ -109,7 +109,7 @@ def chunk_quasar(
         cu_seqlens = cp_context.cu_seqlens_cpu
     check_shapes(q, k, v, beta, initial_state, cu_seqlens)
     if cu_seqlens is not None:
-        sequence_lengths(cu_seqlens, *q.shape[:2])
+        sequence_lengths(cu_seqlens, *q.shape[:2])  # refuses bounds that do not fit
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
     states = initial_state, output_final_state

@@ -81,50 +81,46 @@ class LayerFunction(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
+    @on_its_device
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        """Return the gradients of `forward`'s arguments."""
-        return _backward(ctx, dy)
+        """Return the gradients of `forward`'s arguments, by a CUDA graph if possible."""
+        call, segments, needed = ctx.call, ctx.segments, tuple(ctx.needs_input_grad[2:])
+        x, *tensors = ctx.saved_tensors
+        count = len(Weights._fields)
+
+        def compute(x: torch.Tensor, dy: torch.Tensor, *tensors: Any) -> tuple[Tensors, Tensors]:
+            weights, kept = Weights(*tensors[:count]), tensors[count:]
+            results = None
+            if kept:
+                operator = Scan(kept[3], None, Saved.of(kept[4:], segments))
+                results = LayerResults(None, *kept[:3], operator)
+            return layer_gradients(call, x, weights, results, dy, needed)
+
+        def input_gradient(d_products: torch.Tensor, projections: torch.Tensor) -> torch.Tensor:
+            return product_in(d_products, projections, x.dtype).view(x.shape)
+
+        inputs: tuple[torch.Tensor, ...] = (x, dy)
+        most = MOST_ELEMENTS
+        if segments is not None:
+            # saved results may be large, so the graph reads them without a copy
+            inputs, tensors, most = (), (x, dy, *tensors), MOST_WORK // x.shape[-1]
+        with torch.autocast(dy.device.type, enabled=False):
+            d_weights, dx = replayed(
+                ctx.owner() if call.cu_seqlens is None else None,
+                compute,
+                inputs,
+                tensors,
+                call.dtype,
+                ("backward", call, segments, needed, x.dtype),
+                most=most,
+                finish=input_gradient if needed[0] else None,
+                copied=lambda tensor: copied_as(call, tensor, Weights(*tensors[:count])),
+            )
+        return None, None, dx, *d_weights
 
 
 _apply = torch_private.apply_of(LayerFunction)
-
-
-@once_differentiable
-@on_its_device
-def _backward(ctx: Any, dy: torch.Tensor) -> Any:
-    """Return the gradients of `LayerFunction.forward`'s arguments, by a CUDA graph if possible."""
-    call, segments, needed = ctx.call, ctx.segments, tuple(ctx.needs_input_grad[2:])
-    x, *tensors = ctx.saved_tensors
-    count = len(Weights._fields)
-
-    def compute(x: torch.Tensor, dy: torch.Tensor, *tensors: Any) -> tuple[Tensors, Tensors]:
-        weights, kept = Weights(*tensors[:count]), tensors[count:]
-        results = None
-        if kept:
-            operator = Scan(kept[3], None, Saved.of(kept[4:], segments))
-            results = LayerResults(None, *kept[:3], operator)
-        return layer_gradients(call, x, weights, results, dy, needed)
-
-    def input_gradient(d_products: torch.Tensor, projections: torch.Tensor) -> torch.Tensor:
-        return product_in(d_products, projections, x.dtype).view(x.shape)
-
-    inputs: tuple[torch.Tensor, ...] = (x, dy)
-    most = MOST_ELEMENTS
-    if segments is not None:  # saved results may be large, so the graph reads them without a copy
-        inputs, tensors, most = (), (x, dy, *tensors), MOST_WORK // x.shape[-1]
-    with torch.autocast(dy.device.type, enabled=False):
-        d_weights, dx = replayed(
-            ctx.owner() if call.cu_seqlens is None else None,
-            compute,
-            inputs,
-            tensors,
-            call.dtype,
-            ("backward", call, segments, needed, x.dtype),
-            most=most,
-            finish=input_gradient if needed[0] else None,
-            copied=lambda tensor: copied_as(call, tensor, Weights(*tensors[:count])),
-        )
-    return None, None, dx, *d_weights
 
 
 def record_layer(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> torch.Tensor:
