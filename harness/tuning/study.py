@@ -13,6 +13,7 @@ from typing import Any
 
 import optuna
 from optuna.trial import TrialState
+from sqlalchemy.engine import URL
 
 from harness.analysis.difference import Block, Difference, difference
 
@@ -53,10 +54,11 @@ Objective = Callable[[Tiles, Report], float]
 def open_study(storage: Path | str, name: str, seed: int | None = None) -> optuna.Study:
     """Open or create the study of this name in an SQLite file or the database at a URL."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    url = storage if isinstance(storage, str) else f"sqlite:///{storage.resolve()}"
+    if isinstance(storage, Path):  # the path may contain `?`, `#`, `%` and braces
+        storage = URL.create("sqlite", database=str(storage.resolve())).render_as_string()
     return optuna.create_study(
         storage=optuna.storages.RDBStorage(
-            url, heartbeat_interval=BEAT_SECONDS, grace_period=6 * BEAT_SECONDS
+            storage, heartbeat_interval=BEAT_SECONDS, grace_period=6 * BEAT_SECONDS
         ),
         sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=8),

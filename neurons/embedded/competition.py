@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import httpx
 from pydantic import SecretStr
+from sqlalchemy.engine import URL
 
 from harness.files import write_atomically
 from neurons.embedded.log_tail import LogTail
@@ -80,7 +82,7 @@ class Competition:
             names = ["reference", *(entry.name for entry in self.entries)]
             self._ports = {name: choose_port(self.folder / f"{name}.port") for name in names}
             settings = settings.model_copy(update=self._verification_settings())
-        database = f"sqlite:///{self.folder / DATABASE}"
+        database = URL.create("sqlite", database=str(self.folder / DATABASE)).render_as_string()
         self.settings = settings.model_copy(update={"database_url": SecretStr(database)})
 
     def run(self) -> Iterator[str]:
@@ -96,7 +98,8 @@ class Competition:
                 yield from self._compete(subnet, url)
             if self._serve:
                 guest = self._write_guest_settings(subnet.settings)
-                yield f"one more miner joins by: ENV_FILE={guest} ./START_MINER.sh once"
+                variable = f"ENV_FILE={shlex.quote(str(guest))}"
+                yield f"one more miner joins by: {variable} ./START_MINER.sh once"
                 yield f"the leaderboard stays at {url}/ until Ctrl-C"
                 self._stop.wait()
                 self._check()

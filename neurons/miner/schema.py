@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from neurons.runtime.errors import ConfigError, QuasarError
@@ -141,12 +142,48 @@ def copy_database(path: Path) -> sqlite3.Connection:
         raise ConfigError(f"The journal {path} cannot be read. Check its owner and mode.")
     copy = sqlite3.connect(":memory:", isolation_level=None)
     with _explained(copy, path):
-        address = f"{path.absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(address, uri=True)) as file:
+        with closing(open_read_only(path)) as file:
             file.execute("PRAGMA query_only = ON")
             file.backup(copy)
         _prepare(copy, path)
     return copy
+
+
+def open_read_only(path: Path) -> sqlite3.Connection:
+    """Open an existing database without the right to write; a missing file is an error."""
+    # as_uri escapes `#`, `?` and `%`, which would end or change the path of a plain address
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+
+
+def write_copy(source: Path, target: Path) -> None:
+    """Replace `target` by a copy of the journal `source`, in one file of mode 0600.
+
+    The copy is on the disk before it gets its name. Raises a ConfigError, and leaves `target` as it
+    is, if the copy fails or would not contain a journal.
+    """
+    part = target.with_name(f".{target.name}.part")
+    try:
+        part.unlink(missing_ok=True)  # one that a killed writer left
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        with closing(open_read_only(source)) as original, closing(sqlite3.connect(part)) as copy:
+            original.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")  # readable from a read-only disk, too
+            if not copy.execute("PRAGMA table_info(submissions)").fetchall():
+                raise ConfigError(
+                    f"{source} has no table of submissions, so it is not a journal, and it was not "
+                    "copied. Name the journal of a miner, or a file that `backup` made."
+                )
+        os.replace(part, target)
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"{source} cannot be copied to {target}: {error}.") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -166,7 +203,8 @@ def _explained(database: sqlite3.Connection, path: Path) -> Iterator[None]:
             reason = " ".join(str(error).split())
             raise ConfigError(
                 f"The journal {path} is damaged ({reason}). It was left as it is. Put a backup in "
-                f"its place, or recover it (`sqlite3 {path} .recover | sqlite3 recovered.sqlite`), "
+                f"its place, or recover it (`sqlite3 {shlex.quote(str(path))} .recover | sqlite3 "
+                "recovered.sqlite`), "
                 "or move it away to start with an empty one; then a commitment that waits for its "
                 "reveal is lost with its salt."
             ) from error

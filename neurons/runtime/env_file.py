@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from io import StringIO
@@ -47,7 +48,7 @@ class EnvFile:
 
 def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
     """Read `path` line by line, so that an unclosed quote hides no other line."""
-    result = EnvFile()
+    result, quoted = EnvFile(), shlex.quote(str(path))
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
@@ -55,7 +56,7 @@ def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
         return result
     except OSError as error:
         problem = f"{path} cannot be read ({error.strerror})"
-        remedy = f"give it to the user that starts this program, and chmod 600 {path}."
+        remedy = f"give it to the user that starts this program, and chmod 600 {quoted}."
         result.problems.append(Problem(problem, remedy))
         return result
     open_quote = False
@@ -68,7 +69,7 @@ def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
     if not open_quote:  # else a name may be part of a value that was meant to span lines
         result.ignored += [_explain(name, known) for name in result.values if name not in known]
     if path.stat().st_mode & 0o077:
-        result.unsafe.append(Problem(f"others can read {path}", f"chmod 600 {path}"))
+        result.unsafe.append(Problem(f"others can read {path}", f"chmod 600 {quoted}"))
     return result
 
 

@@ -6,6 +6,7 @@ The import takes about a second, so it happens at first use; `status` does witho
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -78,7 +79,9 @@ def wallet_warnings(name: str, hotkey: str, path: Path) -> list[Problem]:
         warnings.append(Problem(reason, "keep it elsewhere and remove it here"))
     private = hotkey_file(name, hotkey, path)
     if private.exists() and private.stat().st_mode & 0o077:
-        warnings.append(Problem("others can read the hotkey file", f"chmod 600 {private}"))
+        warnings.append(
+            Problem("others can read the hotkey file", f"chmod 600 {shlex.quote(str(private))}")
+        )
     return warnings
 
 
@@ -91,7 +94,8 @@ def load_identity(
     encrypted or unreadable.
     """
     private = hotkey_file(name, hotkey, path)
-    btcli = f"--wallet {name} --wallet-hotkey {hotkey} --wallet-path {path.expanduser()}"
+    folder, quoted = shlex.quote(str(path.expanduser())), shlex.quote(str(private))
+    btcli = f"--wallet {name} --wallet-hotkey {hotkey} --wallet-path {folder}"
     setting = f"{named_by}={name}, WALLET_HOTKEY={hotkey}, WALLET_PATH={path}"
     try:
         exists = private.is_file()
@@ -122,7 +126,7 @@ def load_identity(
         raise
     except Exception as error:  # the binding raises bare ValueError, OSError and KeyFileError
         problem = f"The hotkey at {private} cannot be read ({type(error).__name__}; {setting})."
-        remedy = f"Check `chmod 600 {private}` and its owner, or write it again: {again}."
+        remedy = f"Check `chmod 600 {quoted}` and its owner, or write it again: {again}."
         raise ConfigError(Problem(problem, remedy)) from None  # the cause may quote the file
     return Identity(keypair.ss58_address, keypair)
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
+from sqlalchemy.engine import URL
 from sqlalchemy.orm import Session
 
 from neurons.runtime.identity import Neuron, subnet_neurons
@@ -101,10 +102,10 @@ class Api:
         return self.storage.write(transaction)
 
 
-def _database_url(settings: Settings) -> str:
+def _database_url(settings: Settings) -> str | URL:
     if settings.database_url is not None:
         return settings.database_url.get_secret_value()
-    return f"sqlite:///{settings.state_dir / 'validator_api.db'}"
+    return URL.create("sqlite", database=str(settings.state_dir / "validator_api.db"))
 
 
 async def _api(request: Request) -> Api:  # FastAPI would run a plain function in a thread

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neurons.miner.cycle import CLOSED, VERDICTS
+from neurons.miner.schema import open_read_only
 from neurons.runtime.errors import EX_CONFIG
 
 NO_VERDICT = ("ended before a validator", "cannot be known", "never seen in the queue")
@@ -254,6 +255,6 @@ def _listed(rows: Sequence[Row]) -> str:
 def _select(path: Path, query: str, *values: str) -> list[sqlite3.Row]:
     if not path.exists():
         return []
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+    with closing(open_read_only(path)) as database:
         database.row_factory = sqlite3.Row
         return database.execute(query, values).fetchall()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import click
@@ -13,6 +11,7 @@ import click
 from neurons.miner.command_line.commands import echo, read_settings
 from neurons.miner.command_line.status import JOURNAL, find_journal
 from neurons.miner.journal import Journal
+from neurons.miner.schema import write_copy
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.flags import Folder, Given
 from neurons.runtime.process import StateLock
@@ -29,7 +28,7 @@ def backup(given: Given, file: Path) -> int:
         raise ConfigError(f"Nothing has run in {settings.state_dir}, so there is no journal yet.")
     if file.exists():
         raise ConfigError(f"{file} is there already. Name another file, or remove it first.")
-    copy_journal(journal, file)
+    write_copy(journal, file)
     echo(f"the journal is copied to {file}; it holds the salt of a commitment: keep it private")
     return 0
 
@@ -47,8 +46,7 @@ def restore(given: Given, file: Path) -> int:
     with StateLock(settings.state_dir):
         present = settings.state_dir / JOURNAL
         part = present.with_suffix(".part")
-        part.unlink(missing_ok=True)
-        copy_journal(file, part)
+        write_copy(file, part)
         replaced = present.exists()
         if replaced:
             os.replace(present, settings.state_dir / SET_ASIDE)
@@ -70,19 +68,6 @@ def is_database(file: Path) -> bool:
             return stream.read(len(MAGIC)) == MAGIC
     except OSError:
         return True
-
-
-def copy_journal(source: Path, target: Path) -> None:
-    """Copy a journal through SQLite to a new file of mode 0600, or raise a ConfigError."""
-    try:
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        with (
-            closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as there,
-            closing(sqlite3.connect(target)) as here,
-        ):
-            there.backup(here)
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"{source} cannot be copied to {target}: {error}.") from error
 
 
 ALL: dict[str, tuple[Callable[..., int], str]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import time
 from collections.abc import Iterator
 
@@ -143,7 +144,9 @@ def fork(settings: Settings) -> Finding:
     try:
         seconds = check_import(tree)
     except MeasurementError as error:
-        own_words = f"`python -m harness --tree {tree}` shows the process's output."
+        own_words = (
+            f"`python -m harness --tree {shlex.quote(str(tree))}` shows the process's output."
+        )
         detail = f"{tree} cannot be imported: {error.reason}"
         return failure("fork", detail, error.remedy or own_words)
     return ok("fork", f"imported from {tree} in {seconds:.1f} s")

@@ -57,7 +57,7 @@ class Storage:
     Raises a ConfigError if it cannot be used, and DatabaseAway if its server cannot be reached.
     """
 
-    def __init__(self, database_url: str) -> None:
+    def __init__(self, database_url: str | URL) -> None:
         self._engine = _engine(database_url)
         writing = self._engine.execution_options(writes=True)
         self._writers = sessionmaker(writing, expire_on_commit=False)  # pages use rows afterwards
@@ -137,7 +137,7 @@ class Storage:
         return ConfigError(f"{problem}. Name a file of SQLite that this user may write to.")
 
 
-def _engine(database_url: str) -> Engine:
+def _engine(database_url: str | URL) -> Engine:
     try:
         url = make_url(database_url)
         if url.drivername in ("postgres", "postgresql"):

@@ -30,6 +30,7 @@ from harness.tuning.study import (
     search,
 )
 from quasar_kernels.contract import OVERLAY
+from tests import AWKWARD
 from tests.processes import is_alive, run_python, started, wait_for
 
 START: Tiles = {name: values[0] for name, values in CHOICES.items()} | {"grad_warps": 4}
@@ -61,6 +62,14 @@ def test_a_search_improves_a_bad_start(study: optuna.Study) -> None:
     assert best["chunk"] == 16
     assert best["grad_warps"] == 4
     assert cost(best, lambda *_: None) < 0.75 * cost(START, lambda *_: None)
+
+
+def test_the_study_s_file_may_lie_in_any_folder(tmp_path: Path) -> None:
+    file = tmp_path / AWKWARD / "tuning.sqlite"
+    file.parent.mkdir()
+    open_study(file, "search")
+    assert file.stat().st_size > 0
+    assert done(open_study(file, "search")) == 0
 
 
 def test_every_candidate_is_listed_with_its_footprint(study: optuna.Study) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
 
 from harness.worker.checks import find_broken_rules
 from neurons.embedded import __main__ as program
@@ -28,7 +29,7 @@ from neurons.runtime.identity import Identity, create_throwaway
 from neurons.runtime.process import Stopped
 from neurons.validator.clone import Sources, clone
 from quasar_kernels.contract import LAYER_FILE, OVERLAY, QUASAR_DIR
-from tests import PROJECT
+from tests import AWKWARD, PROJECT
 from tests.neurons.live_api import VALIDATOR, Hotkey, LiveApi, submission
 from tests.processes import HANG, run_python, started, wait_for
 from tests.repositories import run_git
@@ -165,6 +166,14 @@ measuring.CPU_RUNS_MOST = 3
 sys.exit(__main__.main(sys.argv[1:]))
 """
 """Runs the miner with three samples of its target; by default it takes five on a CPU."""
+
+
+def test_the_ranking_s_database_may_lie_in_any_folder(tmp_path: Path) -> None:
+    folder = tmp_path / AWKWARD
+    competition = Competition(folder, 0, inference=False, cheat=False, stop=threading.Event())
+    assert competition.settings.database_url is not None
+    url = make_url(competition.settings.database_url.get_secret_value())
+    assert (url.database, dict(url.query)) == (str(folder / "embedded" / DATABASE), {})
 
 
 @pytest.mark.slow
