@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from fla.ops.quasar.parameters import MarkedParameters, set_values
 from torch import Tensor, nn
+
+from quasar_kernels.blocks.initial import ScaledLinear
 
 FIRST_GAIN, OTHER_GAINS = 0.7, 0.3
 """The initial gains: the first branch has the larger one."""
 
 
-class ChannelGains(nn.Module):
+class ChannelGains(MarkedParameters):  # type: ignore[misc]
     """Multiplies each branch by one learned gain per channel."""
+
+    UNDECAYED = ("gains",)
 
     def __init__(self, branches: int, width: int, _heads: int) -> None:
         super().__init__()
-        start = torch.full((branches, width), OTHER_GAINS)
+        self.gains = nn.Parameter(torch.empty(branches, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the initial gains."""
+        start = torch.full(self.gains.shape, OTHER_GAINS, device=self.gains.device)
         start[0] = FIRST_GAIN
-        self.gains = nn.Parameter(start)
+        set_values(self.gains, start)
 
     def forward(self, _x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Return the terms of the sum, `[B, T, width]` each; x is the block's normed input."""
@@ -34,9 +44,7 @@ class GatedHeads(nn.Module):
     def __init__(self, branches: int, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.gate = nn.Linear(width, branches * heads)
-        nn.init.zeros_(self.gate.weight)
-        nn.init.zeros_(self.gate.bias)
+        self.gate = ScaledLinear(width, branches * heads, 0.0, bias=True)
 
     def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Return the terms of the sum, as `ChannelGains` does."""

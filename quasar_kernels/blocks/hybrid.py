@@ -19,10 +19,9 @@ from quasar_kernels.blocks.quasar import QuasarMixer
 from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing
 from quasar_kernels.shapes import expect, expect_sizes
 
-OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46, "quasar": 1.0}
-"""Initial factors of the mixers' output weights, which make their outputs equally large. Without
-them, an input of RMS 1 gives outputs of RMS 0.13, 0.57 and 0.28."""
-_OUTPUTS = {"rwkv6": "output.weight", "mamba2": "output.weight", "quasar": "layer.o_proj.weight"}
+OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46}
+"""Initial factors of mixers' output weights, which make all outputs as large as QuasarAttention's.
+Without them, an input of RMS 1 gives outputs of RMS 0.13 and 0.57, QuasarAttention's 0.28."""
 BlockState = dict[str, Any]
 """Each mixer's state, by the mixer's name."""
 
@@ -70,15 +69,15 @@ class HybridBlock(nn.Module):
         inner = 4 * width if inner is None else inner
         expect_sizes(width=width, heads=heads, inner=inner)
         self.checkpoint_above = checkpoint_above
-        builders = {
-            "rwkv6": lambda: RWKV6TimeMixing(width, heads, layer, layers),
-            "mamba2": lambda: Mamba2(width, heads, state),
+        builders: dict[str, Callable[[], nn.Module]] = {
+            "rwkv6": lambda: RWKV6TimeMixing(
+                width, heads, layer, layers, output_scale=OUTPUT_SCALES["rwkv6"]
+            ),
+            "mamba2": lambda: Mamba2(width, heads, state, output_scale=OUTPUT_SCALES["mamba2"]),
             "quasar": lambda: QuasarMixer(width, heads),
         }
         self.norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
         self.mixers = nn.ModuleDict({name: builders[name]() for name in mixers})
-        for name, mixer in self.mixers.items():
-            mixer.get_parameter(_OUTPUTS[name]).data *= OUTPUT_SCALES[name]
         self.fusion = FUSIONS[fusion](len(mixers), width, heads)
         self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 

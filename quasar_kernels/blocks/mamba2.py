@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from fla.ops.quasar.parameters import MarkedParameters
 from torch import Tensor, nn
 
 from quasar_kernels.blocks import ssd
 from quasar_kernels.blocks.backends import Backend
 from quasar_kernels.blocks.earlier import Earlier
+from quasar_kernels.blocks.initial import ScaledLinear
 from quasar_kernels.blocks.parallel import MixerSlice
 from quasar_kernels.shapes import expect, expect_sizes
 
@@ -31,7 +33,7 @@ class Mamba2State(NamedTuple):
     ssd: Tensor  # [N, heads, state, inner / heads] fp32
 
 
-class Mamba2(nn.Module):
+class Mamba2(MarkedParameters):  # type: ignore[misc]
     """The Mamba-2 layer (arXiv 2405.21060) with its authors' initialisation.
 
     Args:
@@ -41,11 +43,14 @@ class Mamba2(nn.Module):
         expand: the inner width divided by `width`.
         groups: number of groups; the heads / groups heads of a group share B and C.
         eps: epsilon of the norm.
+        output_scale: factor of the initial output weights.
 
     Raises:
         ValueError: a size below 1, a state outside 16 to 128, or heads that do not divide
             `expand * width` or are not a multiple of groups.
     """
+
+    UNDECAYED = ("step_bias", "rate_log", "skip")
 
     def __init__(
         self,
@@ -55,6 +60,7 @@ class Mamba2(nn.Module):
         expand: int = 2,
         groups: int = 1,
         eps: float = 1e-5,
+        output_scale: float = 1.0,
     ) -> None:
         super().__init__()
         expect_sizes(width=width, heads=heads, expand=expand, groups=groups)
@@ -72,12 +78,24 @@ class Mamba2(nn.Module):
         self._padding = -sum(self.sizes) % ALIGNED
         self.input = nn.Linear(width, sum(self.sizes), bias=False)
         self.convolution = nn.Conv1d(mixed, mixed, TAPS, groups=mixed)
-        step = torch.empty(heads).uniform_(math.log(SMALLEST_STEP), math.log(LARGEST_STEP)).exp()
-        self.step_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))  # softplus gives step
-        self.rate_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
-        self.skip = nn.Parameter(torch.ones(heads))
-        self.norm = nn.Parameter(torch.ones(inner))
-        self.output = nn.Linear(inner, width, bias=False)
+        self.step_bias = nn.Parameter(torch.empty(heads))
+        self.rate_log = nn.Parameter(torch.empty(heads))
+        self.skip = nn.Parameter(torch.empty(heads))
+        self.norm = nn.Parameter(torch.empty(inner))
+        self.reset_parameters()
+        self.output = ScaledLinear(inner, width, output_scale)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the parameters that are not those of a child module."""
+        # in at least fp32, and then rounded to the parameters' dtype
+        wide = torch.promote_types(self.step_bias.dtype, torch.float32)
+        step, rate = (torch.empty_like(x, dtype=wide) for x in (self.step_bias, self.rate_log))
+        step = step.uniform_(math.log(SMALLEST_STEP), math.log(LARGEST_STEP)).exp()
+        self.step_bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus gives step
+        self.rate_log.copy_(rate.uniform_(1, 16).log())
+        self.skip.fill_(1)
+        self.norm.fill_(1)
 
     def forward(
         self,
@@ -123,7 +141,8 @@ class Mamba2(nn.Module):
             decays = (steps * rates).unsqueeze(-1)
             o, last = slice_.add_entering_state(o, last, reads, decays, reads_decayed=True)
         gated = o.flatten(-2) * F.silu(gate)
-        y = self.output(F.rms_norm(gated.to(wide), self.norm.shape, self.norm.to(wide), self.eps))
+        normed = F.rms_norm(gated.to(wide), self.norm.shape, self.norm.to(wide), self.eps)
+        y = self.output(normed.to(gated.dtype))
         return y, Mamba2State(earlier.last(), last)
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:

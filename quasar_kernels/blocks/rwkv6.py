@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from fla.ops.quasar.parameters import MarkedParameters, set_values
 from torch import Tensor, nn
 
 from quasar_kernels.blocks import wkv6
 from quasar_kernels.blocks.backends import Backend
 from quasar_kernels.blocks.earlier import Earlier
+from quasar_kernels.blocks.initial import ScaledLinear
 from quasar_kernels.blocks.parallel import MixerSlice
 from quasar_kernels.shapes import expect, expect_sizes
 
@@ -25,7 +27,7 @@ class TimeMixingState(NamedTuple):
     wkv: Tensor  # [N, heads, S, S] fp32, keys first
 
 
-class RWKV6TimeMixing(nn.Module):
+class RWKV6TimeMixing(MarkedParameters):  # type: ignore[misc]
     """RWKV-6's time mixing ("Finch", arXiv 2404.05892) with its authors' initialisation.
 
     Args:
@@ -34,11 +36,24 @@ class RWKV6TimeMixing(nn.Module):
         layer, layers: this layer's index from 0 and the number of layers, on which the initial
             parameters depend.
         mix_rank, decay_rank: ranks of the low-rank maps from the data to mixing and decay.
+        output_scale: factor of the initial output weights.
 
     Raises:
         ValueError: a size is below 1, width is not a multiple of heads, or `layer` is not in
             0 to `layers` - 1.
     """
+
+    # its authors decay the weights of linear layers only
+    UNDECAYED = (
+        "mix_input",
+        "mix",
+        "mix_down",
+        "mix_up",
+        "decay",
+        "decay_down",
+        "decay_up",
+        "bonus",
+    )
 
     def __init__(
         self,
@@ -48,6 +63,7 @@ class RWKV6TimeMixing(nn.Module):
         layers: int = 1,
         mix_rank: int = 32,
         decay_rank: int = 64,
+        output_scale: float = 1.0,
     ) -> None:
         super().__init__()
         sizes = {"mix_rank": mix_rank, "decay_rank": decay_rank}
@@ -57,9 +73,32 @@ class RWKV6TimeMixing(nn.Module):
         if not 0 <= layer < layers:
             raise ValueError(f"layer must be one of 0 to {layers - 1}; got {layer}")
         self.width, self.heads = width, heads
+        self._place = layer, layers
+        self.mix_input = nn.Parameter(torch.empty(width))
+        self.mix = nn.Parameter(torch.empty(STREAMS, width))
+        self.mix_down = nn.Parameter(torch.empty(width, STREAMS * mix_rank))
+        self.mix_up = nn.Parameter(torch.empty(STREAMS, mix_rank, width))
+        self.decay = nn.Parameter(torch.empty(width))
+        self.decay_down = nn.Parameter(torch.empty(width, decay_rank))
+        self.decay_up = nn.Parameter(torch.empty(decay_rank, width))
+        self.bonus = nn.Parameter(torch.empty(heads, width // heads))
+        self.reset_parameters()
+        self.receptance = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+        self.gate = nn.Linear(width, width, bias=False)
+        self.norm = nn.GroupNorm(heads, width, eps=64e-5)
+        self.output = ScaledLinear(width, width, output_scale)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set the parameters that are not those of a child module."""
+        layer, layers = self._place
         depth, height = layer / max(1, layers - 1), 1 - layer / layers
-        channel = torch.arange(width)
-        rising = channel / width
+        # in at least fp32, and then rounded to the parameters' dtype
+        wide = torch.promote_types(self.decay.dtype, torch.float32)
+        channel = torch.arange(self.width, dtype=wide, device=self.decay.device)
+        rising = channel / self.width
         # the share of the previous token, smaller in the first channels and in upper layers
         mixing = [
             1 - rising**height,
@@ -67,22 +106,16 @@ class RWKV6TimeMixing(nn.Module):
             1 - rising**height - 0.3 * depth,
             *(1 - rising ** (height / 2) for _ in range(2)),
         ]
-        self.mix_input = nn.Parameter(1 - rising**height)
-        self.mix = nn.Parameter(torch.stack(mixing))
-        self.mix_down = nn.Parameter(torch.zeros(width, STREAMS * mix_rank))
-        self.mix_up = nn.Parameter(torch.empty(STREAMS, mix_rank, width).uniform_(-0.01, 0.01))
-        share = channel / max(1, width - 1)
-        self.decay = nn.Parameter(-6 + 5 * share ** (0.7 + 1.3 * depth))
-        self.decay_down = nn.Parameter(torch.zeros(width, decay_rank))
-        self.decay_up = nn.Parameter(torch.empty(decay_rank, width).uniform_(-0.01, 0.01))
+        set_values(self.mix_input, 1 - rising**height)
+        set_values(self.mix, torch.stack(mixing))
+        self.mix_down.zero_()
+        self.mix_up.uniform_(-0.01, 0.01)
+        share = channel / max(1, self.width - 1)
+        set_values(self.decay, -6 + 5 * share ** (0.7 + 1.3 * depth))
+        self.decay_down.zero_()
+        self.decay_up.uniform_(-0.01, 0.01)
         zigzag = 0.1 * ((channel + 1) % 3 - 1)
-        self.bonus = nn.Parameter((depth * (1 - share) + zigzag).view(heads, -1))
-        self.receptance = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, width, bias=False)
-        self.value = nn.Linear(width, width, bias=False)
-        self.gate = nn.Linear(width, width, bias=False)
-        self.norm = nn.GroupNorm(heads, width, eps=64e-5)
-        self.output = nn.Linear(width, width, bias=False)
+        set_values(self.bonus, (depth * (1 - share) + zigzag).view(self.heads, -1))
 
     def forward(
         self,

@@ -119,3 +119,21 @@ def run_prefill(rank: int, x: Tensor, lengths: Sequence[int], token: Tensor) -> 
             return None
         y: Tensor = layer(token, past_key_values=cache, use_cache=True)[0]
         return y
+
+
+def reset_shards(rank: int, width: int) -> tuple[dict[str, Tensor], set[str]]:
+    """Return the parameters of a block that is sharded on the meta device and then reset.
+
+    Also return the names of the parameters with the mark against weight decay.
+    """
+    torch.manual_seed(rank)  # FSDP2 sends the same seed to all ranks
+    with torch.device("meta"):
+        model = HybridBlock(width, 2, ("mamba2", "rwkv6"))
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    model.to_empty(device="cpu")
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()  # type: ignore[operator]
+    named: Any = list(model.named_parameters())
+    marked = {name for name, p in named if getattr(p, "_no_weight_decay", False)}
+    return {name: p.detach().full_tensor() for name, p in named}, marked
