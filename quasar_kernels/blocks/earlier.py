@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
+from fla.ops.quasar.arguments import check_bounds, expect
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.layer.kernels import causal_conv_silu
 from fla.ops.quasar.layer.library import positions
 from torch import Tensor
-
-from quasar_kernels.shapes import check_bounds, expect
 
 
 class Earlier:

@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from fla.ops.quasar.arguments import expect, expect_sizes
 from fla.ops.quasar.parallel.context import place_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -17,7 +18,6 @@ from quasar_kernels.blocks.fusion import FUSIONS
 from quasar_kernels.blocks.mamba2 import Mamba2
 from quasar_kernels.blocks.quasar import QuasarMixer
 from quasar_kernels.blocks.rwkv6 import RWKV6TimeMixing
-from quasar_kernels.shapes import expect, expect_sizes
 
 OUTPUT_SCALES = {"rwkv6": 2.1, "mamba2": 0.46}
 """Initial factors of mixers' output weights, which make all outputs as large as QuasarAttention's.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from fla.ops.quasar.arguments import expect, expect_epsilon, expect_sizes
 from fla.ops.quasar.parameters import MarkedParameters
 from torch import Tensor, nn
 
@@ -15,7 +16,6 @@ from quasar_kernels.blocks.backends import Backend
 from quasar_kernels.blocks.earlier import Earlier
 from quasar_kernels.blocks.initial import ScaledLinear
 from quasar_kernels.blocks.parallel import MixerSlice
-from quasar_kernels.shapes import expect, expect_sizes
 
 TAPS = 4
 STATES = range(16, 129)
@@ -46,8 +46,8 @@ class Mamba2(MarkedParameters):  # type: ignore[misc]
         output_scale: factor of the initial output weights.
 
     Raises:
-        ValueError: a size below 1, a state outside 16 to 128, or heads that do not divide
-            `expand * width` or are not a multiple of groups.
+        ValueError: a size below 1, an epsilon below 0, a state outside 16 to 128, or heads that do
+            not divide `expand * width` or are not a multiple of groups.
     """
 
     UNDECAYED = ("step_bias", "rate_log", "skip")
@@ -63,7 +63,8 @@ class Mamba2(MarkedParameters):  # type: ignore[misc]
         output_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        expect_sizes(width=width, heads=heads, expand=expand, groups=groups)
+        expect_sizes(width=width, heads=heads, state=state, expand=expand, groups=groups)
+        expect_epsilon("eps", eps)
         inner = expand * width
         if state not in STATES:
             raise ValueError(f"state must be {STATES[0]} to {STATES[-1]}; got {state}")

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from fla.layers.quasar import QuasarAttention, QuasarCache
+from fla.ops.quasar.arguments import check_bounds, expect, expect_sizes
 from fla.ops.quasar.backend import choose_backend
 from torch import Tensor, nn
 
 from quasar_kernels.blocks.backends import Backend
-from quasar_kernels.shapes import check_bounds, expect, expect_sizes
 
 
 class QuasarMixer(nn.Module):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from fla.ops.quasar.arguments import expect, expect_sizes
 from fla.ops.quasar.parameters import MarkedParameters, set_values
 from torch import Tensor, nn
 
@@ -14,7 +15,6 @@ from quasar_kernels.blocks.backends import Backend
 from quasar_kernels.blocks.earlier import Earlier
 from quasar_kernels.blocks.initial import ScaledLinear
 from quasar_kernels.blocks.parallel import MixerSlice
-from quasar_kernels.shapes import expect, expect_sizes
 
 STREAMS = 5
 """Mixtures of a token and its predecessor: for decay, key, value, receptance and gate."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from fla.ops.quasar.arguments import check_state, expect
 from torch import Tensor
 
 from quasar_kernels.blocks.backends import Kernels, Operator, imported
 from quasar_kernels.blocks.chunked import decayed_attention
-from quasar_kernels.shapes import check_state, expect
 
 CUDA = "quasar_kernels.blocks.wkv6_cuda.launch"
 TRITON = "quasar_kernels.blocks.wkv6_triton.launch"

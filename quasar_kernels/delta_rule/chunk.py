@@ -69,7 +69,7 @@ def chunk_delta_rule(
             or fail.
         RuntimeError: the exchange with other ranks failed, because a rank ended or timed out.
     """
-    inputs.check_options(kwargs)
+    inputs.check_options(chunk_delta_rule, kwargs)
     if cp_context is not None:
         cu_seqlens, cu_seqlens_cpu = cp_context.cu_seqlens, cp_context.cu_seqlens_cpu
     inputs.check(q, k, v, scale, initial_state, cu_seqlens, beta=beta)
@@ -125,7 +125,7 @@ def chunk_gated_delta_rule(
         CudaUnavailableError, RuntimeError: as `chunk_delta_rule`.
     """
     v_first = inputs.value_first(state_v_first, kwargs)
-    inputs.check_options(kwargs, "use_gate_in_kernel", "A_log", "dt_bias")
+    inputs.check_options(chunk_gated_delta_rule, kwargs, "use_gate_in_kernel", "A_log", "dt_bias")
     if cp_context is not None:
         cu_seqlens, cu_seqlens_cpu = cp_context.cu_seqlens, cp_context.cu_seqlens_cpu
     inputs.check(q, k, v, scale, initial_state, cu_seqlens, v_first, g=g, beta=beta)

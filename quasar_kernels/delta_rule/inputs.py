@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from numbers import Real
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fla.ops.quasar.arguments import (
+    check_bounds,
+    check_state,
+    expect,
+    expect_heads,
+    expect_number,
+    refuse_unknown,
+)
 from fla.ops.quasar.chunk_torch import l2norm, sequence_lengths
 from torch import Tensor
-
-from quasar_kernels.shapes import check_bounds, check_state, expect
 
 CHUNK_SIZES = (16, 32, 64)
 """Values of fla's `chunk_size`; these kernels ignore it and choose their own."""
@@ -45,17 +51,14 @@ def check(
     expect("k, like q,", k, q.shape, device)
     expect("v", v, (B, T, "HV", "V"), device)
     HV, V = v.shape[2:]
-    if 0 in (H, K, HV, V):
-        raise ValueError(
-            f"q and v must have heads and channels; got {list(q.shape)} and {list(v.shape)}"
-        )
+    expect_heads(q, v)
     if HV % H:
         raise ValueError(f"v's heads must be a multiple of the {H} heads of q and k; got {HV}")
     for name, x in scalars.items():
         expect(name, x, (B, T, HV), device)
     check_state(initial_state, cu_seqlens, B, (HV, V, K) if v_first else (HV, K, V), device)
-    if scale is not None and not isinstance(scale, Real):
-        raise ValueError(f"scale must be a number, or None for 1 / sqrt(K); got {scale!r}")
+    if scale is not None:
+        expect_number("scale", scale, ", or None for 1 / sqrt(K)")
 
 
 def present(**scalars: Tensor | None) -> dict[str, Tensor]:
@@ -93,20 +96,16 @@ def bounds_on_host(
     return bounds
 
 
-def check_options(options: dict[str, Any], *known: str) -> None:
-    """Check that all options are `known` or `chunk_size`.
+def check_options(function: Callable[..., Any], options: dict[str, Any], *known: str) -> None:
+    """Check that all options of a function's call are `known` or `chunk_size`.
 
     Raises:
         ValueError: an option is unknown, or `chunk_size` is none of `CHUNK_SIZES`.
     """
+    refuse_unknown(function, options, ("chunk_size", *known))
     if options.get("chunk_size", 64) not in CHUNK_SIZES:
         sizes = ", ".join(map(str, CHUNK_SIZES))
         raise ValueError(f"chunk_size is {options['chunk_size']}; it must be one of {sizes}")
-    if "head_first" in options:
-        raise ValueError("head_first is not supported: pass inputs as [B, T, H, ...]")
-    unknown = set(options) - {"chunk_size", *known}
-    if unknown:
-        raise ValueError(f"unknown options {', '.join(sorted(unknown))}: omit them")
 
 
 def normalised(x: Tensor) -> Tensor:

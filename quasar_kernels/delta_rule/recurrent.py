@@ -43,7 +43,7 @@ def fused_recurrent_delta_rule(
         ValueError: as `chunk_delta_rule`; or `inplace_state` with a state of another dtype or
             layout.
     """
-    inputs.check_options(kwargs)
+    inputs.check_options(fused_recurrent_delta_rule, kwargs)
     _check(q, k, v, scale, initial_state, cu_seqlens, beta=beta)
     if beta is None:
         beta = _ones(v)
@@ -90,7 +90,7 @@ def fused_recurrent_gated_delta_rule(
         ValueError: as both; or gk or gv is not None; or `inplace_state` with `state_v_first`.
     """
     v_first = inputs.value_first(state_v_first, kwargs)
-    inputs.check_options(kwargs)
+    inputs.check_options(fused_recurrent_gated_delta_rule, kwargs)
     if gk is not None or gv is not None:
         raise ValueError(
             "gk and gv, decays per channel, are not supported: call fla's function of this name"

@@ -61,6 +61,10 @@ def test_initial_step_sizes_and_rates():
     ("options", "words"),
     [
         ({"state": 8}, "16 to 128; got 8"),
+        ({"state": 16.0}, "state must be a whole number from 1; got 16.0"),
+        ({"heads": True}, "heads must be a whole number from 1; got True"),
+        ({"eps": -1e-5}, "eps must be a finite number from 0; got -1e-05"),
+        ({"eps": float("nan")}, "eps must be a finite number from 0; got nan"),
         ({"heads": 7}, "got 7 heads and 1 groups"),
         ({"groups": 3}, "got 4 heads and 3 groups"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar
@@ -150,17 +152,60 @@ def test_arguments_that_do_not_fit_are_refused(operator):
     q, k, v, beta = layer_like(10, B=2)
     state = torch.randn(2, 2, 16, 16)
     for words, call in (
-        ("share one shape", (q, k[:1], v, beta)),
-        ("share one shape", (q[:, :9], k, v, beta)),
-        ("share one shape", (q, k, v[..., :8], beta)),
-        ("share one shape", (q[0], k[0], v[0], beta)),
-        ("beta must have shape", (q, k, v, torch.rand(2, 10, 2))),
-        ("initial_state must have shape", (q, k, v, beta, state[:1])),
-        ("initial_state must have shape", (q, k, v, beta, state[:, :, :1])),
-        ("q must be bf16", (q.int(), k, v, beta)),
+        (r"k, like q, must have shape \[2, 10, 2, 16\]; got \[1, 10", (q, k[:1], v, beta)),
+        ("k, like q, must have shape", (q[:, :9], k, v, beta)),
+        ("v, like q, must have shape", (q, k, v[..., :8], beta)),
+        (r"q must have shape \[B, T, H, S\]", (q[0], k[0], v[0], beta)),
+        ("beta, one value per head, must have shape", (q, k, v, torch.rand(2, 10, 2))),
+        ("one state per sequence, must have shape", (q, k, v, beta, state[:1])),
+        ("one state per sequence, must have shape", (q, k, v, beta, state[:, :, :1])),
+        ("q and v must have heads and channels", (q[..., :0], k[..., :0], v[..., :0], beta)),
+        ("q and v must have heads", (q[:, :, :0], k[:, :, :0], v[:, :, :0], beta[:0])),
     ):
         with pytest.raises(ValueError, match=words):
             operator(*call)
+    for scale in ("2", None, torch.tensor(2.0)):
+        with pytest.raises(ValueError, match="scale must be a number; got"):
+            operator(q, k, v, beta, scale=scale)
+
+
+NOT_FLOATS = {
+    "int": lambda x: x.long(),
+    "bool": lambda x: x > 0,
+    "fp8": lambda x: x.to(torch.float8_e4m3fn),
+    "complex": lambda x: x.to(torch.complex64),
+    "numpy": lambda x: x.numpy(),
+}
+
+
+@operators
+@pytest.mark.parametrize("change", NOT_FLOATS.values(), ids=NOT_FLOATS)
+def test_dtypes_without_a_meaning_are_refused(operator, change):
+    arguments = [*layer_like(10), torch.randn(1, 2, 16, 16)]
+    for n, name in enumerate(("q", "k, like q,", "v, like q,", "beta", "initial_state")):
+        wrong = [change(x) if i == n else x for i, x in enumerate(arguments)]
+        with pytest.raises(ValueError, match=f"^{name}.*(bf16, fp16, fp32 or fp64|not a tensor)"):
+            operator(*wrong)
+
+
+@operators
+def test_unknown_arguments_are_refused(operator):
+    q, k, v, beta = layer_like(10)
+    bounds = packed([4, 6])
+    for name, value, hint in (
+        ("cu_seqlen", bounds, "did you mean cu_seqlens?"),
+        ("offsets", bounds, "did you mean cu_seqlens?"),
+        ("output_final_states", True, "did you mean output_final_state?"),
+        ("use_qk_l2norm", True, "did you mean use_qk_l2norm_in_kernel?"),
+        ("scal", 2.0, "did you mean scale?"),
+        ("head_first", True, "the inputs' layout is [B, T, H, ...]"),
+        ("g", torch.zeros(1, 10, 2), "omit it"),
+    ):
+        words = f"{operator.__name__} has no argument {name} ({hint})"
+        with pytest.raises(ValueError, match=re.escape(words)):
+            operator(q, k, v, beta, **{name: value})
+    expected, _ = operator(q, k, v, beta)
+    assert torch.equal(operator(q, k, v, beta, seq_idx=None)[0], expected)
 
 
 class TestSemantics(Semantics):

@@ -25,6 +25,13 @@ from fla.utils import autotune_cache_kwargs
 from fla.utils import check_shared_mem
 from fla.utils import input_guard
 
+from fla.ops.quasar.arguments import (
+    check_state,
+    expect,
+    expect_heads,
+    expect_number,
+    refuse_unknown,
+)
 from fla.ops.quasar.backend import has_kernels, scan_backward, scan_forward
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.device import on_its_device, once_differentiable
@@ -99,15 +106,17 @@ def chunk_quasar(
         inputs) or None. Gradients reach q, k, v, beta and initial_state, from both results.
 
     Raises:
-        ValueError: shapes that do not fit one another, another dtype, tensors on several devices,
-            bounds that do not rise from 0 to T, or an unknown value of QUASAR_BACKEND.
+        ValueError: an unknown keyword argument, shapes that do not fit one another, another dtype,
+            no heads or channels, tensors on several devices, bounds that do not rise from 0 to T,
+            or an unknown value of QUASAR_BACKEND.
         CudaUnavailableError: QUASAR_BACKEND is `cuda`, and the CUDA kernels do not support the call
             or fail.
         RuntimeError: the exchange with other ranks failed.
     """
+    refuse_unknown(chunk_quasar, kwargs)
     if cp_context is not None:
         cu_seqlens = cp_context.cu_seqlens_cpu
-    check_shapes(q, k, v, beta, initial_state, cu_seqlens)
+    check_arguments(q, k, v, beta, initial_state, cu_seqlens, scale)
     if cu_seqlens is not None:
         sequence_lengths(cu_seqlens, *q.shape[:2])  # refuses bounds that do not fit
     if use_qk_l2norm_in_kernel:
@@ -157,32 +166,24 @@ def run_chunks(
     return scan_forward(ScanInputs.of(*inputs), output_final_state, backend=backend)[:2]
 
 
-def check_shapes(
+def check_arguments(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     beta: torch.Tensor,
     initial_state: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None,
+    scale: float,
 ) -> None:
-    """Raise ValueError if shapes, dtype or devices do not fit; the bounds' values are not read."""
-    if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
-        raise ValueError(
-            f"q, k and v must share one shape [B, T, H, S]; got {tuple(q.shape)}, "
-            f"{tuple(k.shape)} and {tuple(v.shape)}"
-        )
-    B, _, H, S = q.shape
-    if not q.is_floating_point():
-        raise ValueError(f"q must be bf16, fp16, fp32 or fp64; got {q.dtype}")
-    if beta.shape != (H,):
-        raise ValueError(f"beta must have shape [{H}], one value a head; got {tuple(beta.shape)}")
-    if any(x is not None and x.device != q.device for x in (k, v, beta, initial_state)):
-        raise ValueError(f"k, v, beta and initial_state must be on q's device, {q.device}")
-    N = B if cu_seqlens is None else len(cu_seqlens) - 1
-    if initial_state is not None and initial_state.shape != (N, H, S, S):
-        raise ValueError(
-            f"initial_state must have shape {(N, H, S, S)}; got {tuple(initial_state.shape)}"
-        )
+    """Raise ValueError for arguments that do not fit; the bounds' values are not read."""
+    expect("q", q, ("B", "T", "H", "S"))
+    device, (B, _, H, S) = q.device, q.shape
+    expect("k, like q,", k, q.shape, device)
+    expect("v, like q,", v, q.shape, device)
+    expect_heads(q, v)
+    expect("beta, one value per head,", beta, (H,), device)
+    check_state(initial_state, cu_seqlens, B, (H, S, S), device)
+    expect_number("scale", scale)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

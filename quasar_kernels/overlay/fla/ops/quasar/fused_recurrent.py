@@ -8,7 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from fla.ops.quasar.chunk import check_shapes
+from fla.ops.quasar.arguments import refuse_unknown
+from fla.ops.quasar.chunk import check_arguments
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.gate import fused_quasar_gate, quasar_step_size
@@ -329,11 +330,8 @@ def fused_recurrent_quasar(
         ValueError: as `chunk_quasar`, but on a GPU the values of the bounds are not checked; or
             `inplace_state` with a state that is not contiguous fp32 (fp64 for fp64 inputs).
     """
-    check_shapes(q, k, v, beta, initial_state, cu_seqlens)
-    if cu_seqlens is not None and q.shape[0] != 1:
-        raise ValueError(
-            f"cu_seqlens packs sequences into one row, so B must be 1; got B = {q.shape[0]}"
-        )
+    refuse_unknown(fused_recurrent_quasar, kwargs)
+    check_arguments(q, k, v, beta, initial_state, cu_seqlens, scale)
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
     return run_recurrent(

@@ -1,8 +1,13 @@
-"""Checks of the arguments of blocks and operators."""
+"""Checks of the arguments of operators, the layer and blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +15,47 @@ from torch import Tensor
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 """Supported dtypes."""
 _BOUNDS = (torch.int32, torch.int64)
+_MEANT = {
+    "head_first": "the inputs' layout is [B, T, H, ...]",
+    "offsets": "did you mean cu_seqlens?",
+    "cu_seq_lens_q": "did you mean cu_seqlens?",
+    "seq_idx": "did you mean cu_seqlens?",
+    "mask": "did you mean attention_mask?",
+    "padding_mask": "did you mean attention_mask?",
+    "cache_params": "did you mean past_key_values?",
+    "past_key_value": "did you mean past_key_values?",
+}
+"""Other libraries' names of arguments."""
+
+
+def refuse_unknown(
+    function: Callable[..., Any], options: Mapping[str, Any], known: Collection[str] = ()
+) -> None:
+    """Check the keyword arguments that a function takes without a parameter of their name.
+
+    An unknown argument, such as a misspelt one, would not have its effect: packed sequences, for
+    example, would be computed as one. None requests nothing and is accepted.
+
+    Args:
+        function: for the error.
+        options: the function's `**kwargs`.
+        known: names that are accepted with any value.
+
+    Raises:
+        ValueError: names the unknown arguments and the ones probably meant.
+    """
+    unknown = [name for name, value in options.items() if value is not None and name not in known]
+    if not unknown:
+        return
+    names = [
+        x.name for x in inspect.signature(function).parameters.values() if x.kind != x.VAR_KEYWORD
+    ]
+    words = []
+    for name in unknown:
+        close = difflib.get_close_matches(name, [*names, *known], 1)
+        hint = f"did you mean {close[0]}?" if close else "omit it"
+        words.append(f"{name} ({_MEANT.get(name, hint)})")
+    raise ValueError(f"{function.__qualname__} has no argument {', '.join(words)}")
 
 
 def expect(
@@ -44,6 +90,20 @@ def expect(
 
 def _requirement(name: str, shape: Sequence[int | str]) -> str:
     return f"{name} must have shape [{', '.join(map(str, shape))}]"
+
+
+def expect_heads(q: Tensor, v: Tensor) -> None:
+    """Raise ValueError if q or v has no heads or channels."""
+    if 0 in q.shape[2:] or 0 in v.shape[2:]:
+        raise ValueError(
+            f"q and v must have heads and channels; got {list(q.shape)} and {list(v.shape)}"
+        )
+
+
+def expect_number(name: str, x: object, otherwise: str = "") -> None:
+    """Raise ValueError unless x is a real number; `otherwise` names what else may be passed."""
+    if not isinstance(x, Real):
+        raise ValueError(f"{name} must be a number{otherwise}; got {x!r}")
 
 
 def check_bounds(cu_seqlens: Tensor | None, batch: int, name: str = "cu_seqlens") -> None:
@@ -82,8 +142,19 @@ def check_state(
         expect(name, initial_state, (sequences, *shape), device)
 
 
+def expect_epsilon(name: str, x: float) -> None:
+    """Raise ValueError unless x is a finite number and at least 0."""
+    expect_number(name, x)
+    if not 0 <= x < math.inf:
+        raise ValueError(f"{name} must be a finite number from 0; got {x!r}")
+
+
 def expect_sizes(**sizes: int) -> None:
     """Raise ValueError unless each size is a whole number and at least 1."""
     for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"{name} must be a whole number from 1; got {size!r}")
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT
