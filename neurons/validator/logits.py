@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,7 +17,9 @@ from pydantic import BaseModel, ValidationError
 
 from neurons.runtime.errors import Postponed
 from neurons.runtime.identity import Identity
+from neurons.wire.body import ENCODING, Body
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest, ModelInfo
+from neurons.wire.outcomes import ProtocolFault
 from neurons.wire.protocol import QueuedSubmission, Verification
 from neurons.wire.signed_request import signed_headers
 
@@ -165,9 +167,9 @@ def _read(
     method: str, url: str, body: bytes | None, kind: type[_Model], signer: Identity | None = None
 ) -> _Model:
     """Return a checked reply of bounded length, within one deadline."""
-    headers: dict[str, str] = {}
+    headers = {"Accept-Encoding": ENCODING}
     if signer:
-        headers = signed_headers(signer, method, urlsplit(url).path, body or b"", time.time())
+        headers |= signed_headers(signer, method, urlsplit(url).path, body or b"", time.time())
     reply = _reply(method, url, body, headers)
     try:
         status, data = asyncio.run(asyncio.wait_for(reply, REPLY_SECONDS))
@@ -197,8 +199,12 @@ async def _reply(
         http.stream(method, url, content=body, headers=dict(headers)) as response,
     ):
         data = bytearray()
-        async for chunk in response.aiter_bytes():
-            data += chunk
-            if len(data) > REPLY_BYTES:
-                raise _NoAnswer(f"answered with more than {REPLY_BYTES} bytes.")
+        try:
+            decoder = Body("it", response.headers, REPLY_BYTES)
+            async for raw in cast(httpx.AsyncByteStream, response.stream):
+                for piece in decoder.pieces(raw):
+                    data += piece
+            decoder.end()
+        except ProtocolFault as fault:
+            raise _NoAnswer(f"{fault.reason.removeprefix('it ')}.") from None
         return response.status_code, bytes(data)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import httpx
 import stamina
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from neurons.runtime.identity import Identity
 from neurons.wire import protocol
-from neurons.wire.connection import REPLY_SECONDS, Connection, Limiter, Query, Reply
+from neurons.wire.body import Reply
+from neurons.wire.connection import REPLY_SECONDS, Connection, Limiter, Query
 from neurons.wire.outcomes import ReplyLost, ServerFault, Unreachable
 
 REQUESTS_A_MINUTE = 9
@@ -34,8 +35,10 @@ class Queue(protocol.Message):
     """Reply of GET /get_submission_stats; of other hotkeys' rows only the id is kept."""
 
     total_submissions: int  # required, because an empty object is not an empty queue
-    recent_submissions: Sequence[protocol.QueuedSubmission | int | None] = ()
-    top_performers: Sequence[protocol.Performer | int | None] = ()
+    recent_submissions: protocol.Rows[protocol.QueuedSubmission | int | None] = Field(
+        default_factory=list
+    )
+    top_performers: protocol.Rows[protocol.Performer | int | None] = Field(default_factory=list)
 
     @property
     def rows(self) -> list[protocol.QueuedSubmission]:

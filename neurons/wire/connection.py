@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import socket
 import ssl
 import threading
@@ -16,20 +15,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, cast
 from urllib.parse import urlsplit
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.identity import Identity
 from neurons.runtime.observe import get_logger, redact, register_secret
 from neurons.runtime.values import LOOPBACK
+from neurons.wire.body import ENCODING, Body, Each, Reply, parse_lists, parse_reply
 from neurons.wire.outcomes import (
-    ProtocolFault,
     ReplyLost,
-    TooLarge,
     Unreachable,
     Untrusted,
     fault_of,
@@ -45,8 +43,6 @@ REPLY_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
 CLOCK_SECONDS = 30.0
 """Difference of the clocks, in seconds, above which a warning is logged."""
-
-Reply = TypeVar("Reply", bound=BaseModel)
 
 log = get_logger("client")
 
@@ -102,7 +98,7 @@ class Connection:
         identity: signs the headers, which are sent to this host only.
         now: this machine's clock in Unix seconds.
         reply_seconds: limit on the time until a reply begins, and then on the time until it ends.
-        reply_bytes: limit on a reply's body.
+        reply_bytes: limit on a reply's decoded body.
 
     Attributes:
         clock_offset: seconds by which the server's clock is ahead; None before the first reply.
@@ -135,7 +131,7 @@ class Connection:
             timeout=httpx.Timeout(reply_seconds, connect=min(CONNECT_SECONDS, reply_seconds)),
             follow_redirects=False,
             trust_env=not self.on_loopback,  # calls to this machine must not pass a proxy
-            headers={"Accept": "application/json"},
+            headers={"Accept": "application/json", "Accept-Encoding": ENCODING},
         )
 
     def close(self) -> None:
@@ -151,7 +147,7 @@ class Connection:
         body: BaseModel | None = None,
         signed: bool = False,
         bound: bool = False,
-        each: Callable[[dict[str, Any]], object] | None = None,
+        each: Each | None = None,
         reply_bytes: int | None = None,
     ) -> Reply:
         """Send one request and return its validated reply.
@@ -162,9 +158,8 @@ class Connection:
         Args:
             signed: whether to send the headers with the hotkey and its constant signature.
             bound: whether to sign this whole request, as the API requires of validators.
-            each: reduces each JSON object of the reply while it is parsed, so that the rows of
-                other miners take little memory and cannot make the reply invalid.
-            reply_bytes: limit on this reply's body; None for that of the connection.
+            each: reduces each row of the reply's lists, see `parse_lists`.
+            reply_bytes: limit on this reply's decoded body; None for that of the connection.
         """
         headers = dict(self._credentials) if signed else {}
         content = b""
@@ -186,25 +181,28 @@ class Connection:
         longest = CONNECT_SECONDS + 2 * self._reply_seconds
         try:
             with self._time_limit.within(longest), stream as response:
-                data = self._read(route, response, reply_bytes or self._reply_bytes)
+                most = reply_bytes or self._reply_bytes if response.is_success else REPLY_BYTES
+                pieces = self._pieces(route, response, most)
+                self._note_clock(response.headers.get("Date"))
+                if each is not None and response.is_success:
+                    return parse_lists(route, pieces, reply, each)
+                data = b"".join(pieces)
         except httpx.HTTPError as error:
             raise_transport(self.base_url, route, error)
-        self._note_clock(response.headers.get("Date"))
         if not response.is_success:
             raise fault_of(route, response.status_code, response.headers, data, self.server_time())
-        return parse_reply(route, data, reply, each)
+        return parse_reply(route, data, reply)
 
-    def _read(self, route: str, response: httpx.Response, most: int) -> bytes:
-        """Return the body within one deadline; httpx's own timeout restarts at every packet."""
+    def _pieces(self, route: str, response: httpx.Response, most: int) -> Iterator[bytes]:
+        """Yield the decoded body within one deadline; httpx's own restarts at every packet."""
         deadline = time.monotonic() + self._reply_seconds
-        data = bytearray()
-        for chunk in response.iter_bytes():
-            data += chunk
-            if len(data) > most:
-                raise TooLarge(f"{route} answered with more than {most} bytes")
-            if time.monotonic() > deadline:
-                raise ReplyLost(f"{route} was still answering after {self._reply_seconds:g} s")
-        return bytes(data)
+        body = Body(route, response.headers, most)
+        for raw in cast(httpx.SyncByteStream, response.stream):  # httpx decodes without a limit
+            for piece in body.pieces(raw):
+                yield piece
+                if time.monotonic() > deadline:
+                    raise ReplyLost(f"{route} was still answering after {self._reply_seconds:g} s")
+        body.end()
 
     def server_time(self) -> float:
         """Return Unix seconds by the server's clock; before the first reply, by this machine's."""
@@ -261,8 +259,7 @@ def check_address(base_url: str) -> bool:
 def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoReturn:
     """Raise the exception for a failed exchange.
 
-    It is Untrusted, Unreachable (the request was never sent), ProtocolFault (the body cannot be
-    decoded) or ReplyLost.
+    It is Untrusted, Unreachable (the request was never sent) or ReplyLost.
     """
     reason = f"{route}: {type(error).__name__}: {error}"
     cause: BaseException | None = error
@@ -276,44 +273,4 @@ def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoRetu
     never_sent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
     if isinstance(error, never_sent):
         raise Unreachable(reason) from None
-    if isinstance(error, httpx.DecodingError):
-        raise ProtocolFault(reason) from None
     raise ReplyLost(reason) from None
-
-
-def parse_reply(
-    route: str,
-    data: bytes,
-    reply: type[Reply],
-    each: Callable[[dict[str, Any]], object] | None = None,
-) -> Reply:
-    """Return the validated message in `data`; raise ProtocolFault if it is not one.
-
-    NaN and Infinity are rejected: without `each` by the parser, with `each` by the message's own
-    fields, because the rows of other miners may contain them.
-    """
-    try:
-        if each is None:
-            content = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
-        else:
-            content = json.loads(data, object_hook=each)
-        return reply.model_validate(content)
-    except ValidationError as error:
-        fields = ", ".join(
-            f"{'.'.join(map(str, row['loc'])) or 'the reply'} ({row['type']})"
-            for row in error.errors(include_input=False, include_url=False)[:3]
-        )
-        raise ProtocolFault(f"{route} answered with wrong fields: {fields}") from None
-    except (ValueError, RecursionError):
-        raise ProtocolFault(f"{route} answered with something that is not JSON") from None
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):  # 1e999
-        raise ValueError(f"{text} is out of range")
-    return value

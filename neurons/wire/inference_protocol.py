@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from neurons.wire.protocol import Rows
+
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
@@ -22,8 +24,8 @@ class InferenceRequest(BaseModel):
 class InferenceReply(BaseModel):
     """Reply of POST /inference: logits before any softmax, one for each token of the vocabulary."""
 
-    tokens: list[int]
-    captured_logits: list[float] | None = None
+    tokens: Rows[int]
+    captured_logits: Rows[float] | None = None
     elapsed_sec: float
 
 

@@ -10,11 +10,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
 from neurons.wire.rules import ROUND_HOURS, SHORTEST_TARGET
 
@@ -118,6 +118,15 @@ Block = Annotated[int, Field(ge=0, le=2**53)]
 
 Place = Annotated[int, Field(ge=1, le=2**31 - 1)]
 """A rank, 1 for the best."""
+
+
+class _FailFast(FailFast):
+    __hash__ = object.__hash__  # pydantic's own class cannot be part of a union
+
+
+Row = TypeVar("Row")
+Rows = Annotated[list[Row], _FailFast()]
+"""Rows of a reply. Validation ends at the first wrong one, or its errors could fill the memory."""
 
 CommitHash = Annotated[str, _hex(40, "full lower-case 40-digit commit hash")]
 Sha256 = Annotated[str, _hex(64, "lower-case 64-digit SHA-256")]
@@ -300,7 +309,7 @@ class PendingReveals(Message):
     """Reply of GET /pending_reveals."""
 
     current_block: Block
-    pending_reveals: Sequence[PendingReveal] = ()
+    pending_reveals: Rows[PendingReveal] = Field(default_factory=list)
 
     def row_of(self, hotkey: str, commitment: str) -> PendingReveal | None:
         """Return the row of the commitment `commitment` of `hotkey`, if it is listed."""
@@ -350,9 +359,9 @@ class SubmissionStats(Message):
     """Reply of GET /get_submission_stats."""
 
     total_submissions: int
-    recent_submissions: Sequence[QueuedSubmission] = ()
+    recent_submissions: Rows[QueuedSubmission] = Field(default_factory=list)
     stats: dict[str, Any] = Field(default_factory=dict)
-    top_performers: Sequence[Performer] = ()
+    top_performers: Rows[Performer] = Field(default_factory=list)
 
 
 class Weight(Message):
@@ -367,13 +376,13 @@ class Weights(Message):
     """Reply of GET /get_weights."""
 
     epoch: int
-    weights: Sequence[Weight] = ()
+    weights: Rows[Weight] = Field(default_factory=list)
 
 
 class ValidationQueue(Message):
     """Reply of GET /validation_queue: the oldest first, `next_after` None at the end."""
 
-    submissions: Sequence[QueuedSubmission] = ()
+    submissions: Rows[QueuedSubmission] = Field(default_factory=list)
     next_after: RowId | None = None
 
 
