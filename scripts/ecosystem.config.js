@@ -7,8 +7,14 @@ const path = require("path");
 
 const root = path.resolve(__dirname, "..");
 
+// A settings file that exists now is named, so that its loss becomes an error: without a .env, the
+// miner would run its trial and the API would open another database.
+const file = path.resolve(root, process.env.ENV_FILE || ".env");
+const settings = fs.existsSync(file) ? { ENV_FILE: file } : {};
+
 const app = (name, script) => ({
   name,
+  env: settings,
   script: path.join(root, script),
   cwd: root,
   interpreter: "none", // the script has its own first line and becomes the Python process

@@ -37,7 +37,7 @@ def find_env_file(named: Path | None, environ: Mapping[str, str]) -> Path | None
     A .env that is a broken link or a folder, for example of a volume that is not mounted, counts as
     named: without it, the miner would silently run its trial.
     """
-    chosen = named or (Path(environ["ENV_FILE"]) if environ.get("ENV_FILE") else None)
+    chosen = _named_file(named, environ)
     if chosen is None:
         if not os.path.lexists(ENV_FILE):
             return None
@@ -51,6 +51,15 @@ def find_env_file(named: Path | None, environ: Mapping[str, str]) -> Path | None
         problem = f"No settings file at {chosen}{found}."
         raise ConfigError(Problem(problem, "Copy .env.example there and fill it in."))
     return chosen
+
+
+def _named_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
+    return named or (Path(environ["ENV_FILE"]) if environ.get("ENV_FILE") else None)
+
+
+def is_env_file_disabled(named: Path | None, environ: Mapping[str, str]) -> bool:
+    """Return whether the user wants no .env to be read, by naming /dev/null."""
+    return str(_named_file(named, environ)) == os.devnull
 
 
 def load_settings(

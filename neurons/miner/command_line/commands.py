@@ -38,10 +38,16 @@ from neurons.miner.measuring import ClaimMeasurement, describe_machine, new_meas
 from neurons.miner.publishing.from_settings import open_fork
 from neurons.miner.targets import targets_here
 from neurons.runtime import observe
-from neurons.runtime.errors import ConfigError, Retry
+from neurons.runtime.errors import ConfigError, Problem, Retry
 from neurons.runtime.flags import Given, Whole
 from neurons.runtime.identity import public_hotkey
-from neurons.runtime.loading import Process, environment, load_settings, state_dir
+from neurons.runtime.loading import (
+    Process,
+    environment,
+    is_env_file_disabled,
+    load_settings,
+    state_dir,
+)
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.process import StateLock
 from neurons.runtime.settings import Settings
@@ -68,7 +74,7 @@ def read_settings(given: Given, process: Process | None = "miner") -> tuple[Sett
     with all problems.
     """
     flags = {name: value for name, value in given.settings.items() if name in Settings.model_fields}
-    embedded = is_embedded(flags, given.env_file, environment())
+    embedded = _is_trial(given)
     if embedded:
         settings = embedded_settings(flags, environment())
     else:
@@ -84,9 +90,25 @@ def log_file(given: Given) -> Path:
     """Return the path of the miner's log, even if its settings cannot be read."""
     folder = state_dir(given.settings, given.env_file, environment())
     with suppress(ConfigError):
-        if is_embedded(given.settings, given.env_file, environment()):
+        if _is_trial(given):
             folder /= "embedded"
     return folder / "logs" / "miner.log"
+
+
+def _is_trial(given: Given) -> bool:
+    """Return whether this is an embedded run.
+
+    Raises a ConfigError if only the loss of the .env would make it one: a process manager would
+    restart a real miner as a trial, while its commitment waits for the reveal.
+    """
+    if not is_embedded(given.settings, given.env_file, environment()):
+        return False
+    folder = state_dir(given.settings, given.env_file, environment())
+    if not is_env_file_disabled(given.env_file, environment()) and find_journal(folder):
+        problem = f"There is no .env, but {folder} holds the journal of a miner of a real subnet."
+        remedy = "Put .env back, or name it with --env-file. --env-file /dev/null runs a trial."
+        raise ConfigError(Problem(problem, remedy))
+    return True
 
 
 @as_json

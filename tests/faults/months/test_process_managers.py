@@ -185,7 +185,10 @@ def test_pm2_runs_a_miner_for_each_settings_file(tmp_path: Path) -> None:
     shutil.copy(PROJECT / "scripts/ecosystem.config.js", tmp_path / "scripts")
     for name in (".env", ".env.0", ".env.3", ".env.example"):
         (tmp_path / name).touch()
-    miners = {app["name"]: app for app in ecosystem(tmp_path) if "quasar-miner-" in app["name"]}
+    apps = ecosystem(tmp_path)
+    named = {app["env"].get("ENV_FILE") for app in apps if "quasar-miner-" not in app["name"]}
+    assert named == {str(tmp_path / ".env")}, "the loss of .env would start a trial"
+    miners = {app["name"]: app for app in apps if "quasar-miner-" in app["name"]}
     assert [*miners] == ["quasar-miner-0", "quasar-miner-3"]
     unit = (PROJECT / "scripts/systemd/quasar-miner@.service").read_text()
     for number in ("0", "3"):

@@ -221,6 +221,22 @@ def test_watch_shows_changes_until_ctrl_c(state: str) -> None:
     assert (watch.returncode, err) == (0, "")
 
 
+@pytest.mark.parametrize("name", ["run", "once", "status", "backup copy", "release", "bench"])
+def test_no_command_takes_a_real_miner_for_a_trial(command, state, tmp_path, monkeypatch, name):
+    """The .env is lost and the process manager restarts the daemon."""
+    monkeypatch.setattr("neurons.runtime.loading.ENV_FILE", tmp_path / ".env")
+    with Journal(Path(state, JOURNAL)) as journal:
+        journal.insert(draft(salt="ab" * 32))
+    done = command(*name.split(), STATE_DIR=state, ENV_FILE="")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert f"There is no .env, but {state} holds the journal" in done.stderr
+    assert not Path(state, "embedded").exists()
+    logged = Path(state, "logs/miner.log")
+    assert logged.exists() == (name in ("run", "once"))
+    shown = command("status", STATE_DIR=state, ENV_FILE="/dev/null")
+    assert (shown.returncode, "none yet" in shown.stdout) == (0, True)
+
+
 def test_restore_brings_back_a_backup_and_keeps_the_journal_before_it(command, state, tmp_path):
     copy = tmp_path / "copy.sqlite"
     assert command("backup", str(copy), STATE_DIR=state).returncode == 78
