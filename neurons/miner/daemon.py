@@ -6,9 +6,9 @@ import sqlite3
 import time
 from collections.abc import Callable
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from neurons.miner import cycle, selection
+from neurons.miner.api_address import follow_api
 from neurons.miner.context import Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Step, Submission
 from neurons.miner.journal import Journal, StaleSubmission
@@ -18,7 +18,6 @@ from neurons.miner.steps import claim, commit, follow, measure, publish, reveal,
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.heartbeat import FIRST_SECONDS, heartbeat
 from neurons.runtime.process import DISK_FAULTS, Stopped
-from neurons.runtime.values import LOOPBACK
 from neurons.wire.outcomes import HashMismatch
 
 Result = TypeVar("Result")
@@ -167,7 +166,7 @@ def _run_step(step: Step, submission: Submission, context: Context) -> Submissio
     if step is Step.RESUME:
         return _resume(submission, context)
     try:
-        _require_same_server(submission, context)
+        submission = follow_api(submission, context)
         quiet = context.quiet_seconds
         with heartbeat(
             context.log,
@@ -201,20 +200,6 @@ def _resume(submission: Submission, context: Context) -> Submission:
         context.log.info("waiting", seconds=round(left), reason=submission.reason)
     context.wait(left)
     return context.record(submission, cycle.resume(submission, context.now()))
-
-
-def _require_same_server(submission: Submission, context: Context) -> None:
-    """Raise Held if the commitment was sent to another server. On loopback the port may change."""
-    if submission.state in BEFORE_COMMITMENT:
-        return
-    ours, theirs = urlsplit(context.client.base_url), urlsplit(submission.api_url)
-    if ours.netloc == theirs.netloc or {ours.hostname, theirs.hostname} <= set(LOOPBACK):
-        return
-    raise Held(
-        f"It was submitted to {submission.api_url}, and VALIDATOR_API_URL is now "
-        f"{context.client.base_url}.",
-        "Set VALIDATOR_API_URL back until its verdict, or run `python -m neurons.miner abandon`.",
-    )
 
 
 class _Watch:

@@ -89,6 +89,16 @@ class Journal:
         with transaction(self._database):
             self._database.execute("INSERT OR REPLACE INTO apis VALUES (?, ?)", (api_url, now))
 
+    def move_api(self, old: str, new: str) -> None:
+        """Record that the API at `old` is now at `new`, for everything that is known of it."""
+        with transaction(self._database):
+            for statement in (
+                "UPDATE submissions SET api_url = ? WHERE api_url = ?",
+                "UPDATE OR REPLACE strangers SET api_url = ? WHERE api_url = ?",
+                "UPDATE OR REPLACE apis SET url = ? WHERE url = ?",
+            ):
+                self._database.execute(statement, (new, old))
+
     def note_foreign(
         self, hotkey: str, api_url: str, submission_ids: Iterable[int], now: float
     ) -> list[int]:

@@ -28,17 +28,6 @@ def test_a_commitment_to_another_target_is_finished_first(miner, fake_api):
     assert fake_api.count(REVEAL) == 2
 
 
-def test_a_commitment_stays_with_its_server(miner: Miner, fake_api: FakeValidatorApi) -> None:
-    context = miner(waiter=Waits(stop_after(1)))
-    committed = run_cycle(context)
-    with sqlite3.connect(context.journal.path) as database:
-        database.execute("UPDATE submissions SET api_url = 'https://api.example'")
-    held = run_cycle(context)
-    assert (held.id, held.state) == (committed.id, State.HELD)
-    assert "https://api.example" in str(held.reason)
-    assert fake_api.count(REVEAL) == 0
-
-
 def test_row_17_the_cycle_continues_after_a_full_disk(context, monkeypatch):
     real = context.journal.transition
     failures: list[Exception] = [

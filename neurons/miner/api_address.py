@@ -1,0 +1,54 @@
+"""Follows the validator API to another address, if the API there holds the submission."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from neurons.miner.context import Context
+from neurons.miner.cycle import BEFORE_COMMITMENT, Submission
+from neurons.miner.standing import is_shown_revealed
+from neurons.runtime.errors import Held, Retry
+from neurons.runtime.values import LOOPBACK
+
+
+def follow_api(submission: Submission, context: Context) -> Submission:
+    """Return `submission` with the present address of its API, which VALIDATOR_API_URL names.
+
+    After the commitment, the API at another host counts as the same one if its lists show this
+    submission. The journal then has the new address. Raises Held if they do not show it, and Retry
+    if they cannot be read. On loopback the port may change.
+    """
+    old, new = submission.api_url, context.client.base_url
+    before, now = urlsplit(old), urlsplit(new)
+    if before.netloc == now.netloc or {before.hostname, now.hostname} <= set(LOOPBACK):
+        return submission
+    if submission.state in BEFORE_COMMITMENT:
+        return context.note(submission, api_url=new)
+    try:
+        known = _is_listed(submission, context)
+    except Retry as fault:
+        raise Retry(
+            f"It was submitted to {old}. VALIDATOR_API_URL is now {new}, whose lists cannot be "
+            f"read: {fault.reason}",
+            fault.after,
+        ) from fault
+    if not known:
+        raise Held(
+            f"It was submitted to {old}. VALIDATOR_API_URL is now {new}, which does not list it.",
+            "Set VALIDATOR_API_URL to an address of the same API until the verdict, or run "
+            "`python -m neurons.miner abandon`.",
+        )
+    context.journal.move_api(old, new)
+    context.log.info("the API has another address", submission=submission.id, was=old, now=new)
+    return context.journal.get(submission.id)
+
+
+def _is_listed(submission: Submission, context: Context) -> bool:
+    """Return whether the API has this commitment or, after its reveal, this submission."""
+    pending = context.client.pending_reveals()
+    row = pending.row_of(submission.hotkey, str(submission.commitment_hash))
+    if row is None:
+        return is_shown_revealed(submission, context.client)
+    # a lost reply leaves number and block unknown
+    number, block = submission.submission_id, submission.reveal_block
+    return number in (None, row.submission_id) and block in (None, row.reveal_block)
