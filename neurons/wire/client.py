@@ -14,7 +14,7 @@ from neurons.runtime.identity import Identity
 from neurons.wire import protocol
 from neurons.wire.body import Reply
 from neurons.wire.connection import REPLY_SECONDS, Connection, Limiter, Query
-from neurons.wire.outcomes import ReplyLost, ServerFault, Unreachable
+from neurons.wire.outcomes import ReadRefused, Refused, ReplyLost, ServerFault, Unreachable
 
 REQUESTS_A_MINUTE = 9
 """One less than the documented limit of 10."""
@@ -173,7 +173,12 @@ class ApiClient(Connection):
         self, route: str, reply: type[Reply], query: Query | None = None, **options: Any
     ) -> Reply:
         retried = (Unreachable, ReplyLost, ServerFault)
-        return _QUICKLY(retried, lambda: self._once("GET", route, reply, query=query, **options))
+        try:
+            return _QUICKLY(
+                retried, lambda: self._once("GET", route, reply, query=query, **options)
+            )
+        except Refused as refusal:
+            raise ReadRefused(refusal.reason.removesuffix(".")) from None
 
     def _post(self, route: str, body: BaseModel, reply: type[Reply]) -> Reply:
         return _QUICKLY(

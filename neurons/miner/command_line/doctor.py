@@ -19,7 +19,7 @@ from neurons.miner.publishing.from_settings import open_fork, upstream_address
 from neurons.miner.publishing.github import check_token
 from neurons.miner.targets import targets_here, targets_to_try
 from neurons.runtime import identity
-from neurons.runtime.errors import ConfigError, Held, QuasarError, Retry
+from neurons.runtime.errors import ConfigError, Fault, Held, QuasarError, Retry
 from neurons.runtime.git.command import HardenedGit
 from neurons.runtime.git.remote import parse_remote
 from neurons.runtime.observe import redact_text
@@ -79,8 +79,8 @@ def target(settings: Settings) -> Finding:
         targets = targets_to_try(wanted, settings.device)
         if settings.device == "cuda":  # as the miner decides, for the GPU that CUDA shows first
             targets = targets_here(wanted, describe_machine(settings.device), settings)
-    except Held as held:
-        return failure("target", held.reason, held.remedy)
+    except Fault as fault:
+        return failure("target", fault.reason, fault.remedy)
     best = "the best up to " if length == "auto" else ""
     return ok("target", f"{best}{targets[0]:,} tokens, measured on {settings.device}")
 
