@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from neurons.miner import cycle, selection
-from neurons.miner.api_address import follow_api
+from neurons.miner.api_address import absent, follow_api, require_competition
 from neurons.miner.context import Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Step, Submission
 from neurons.miner.journal import Journal, StaleSubmission
@@ -172,6 +172,8 @@ def _run_step(step: Step, submission: Submission, context: Context) -> Submissio
         return _resume(submission, context)
     try:
         submission = follow_api(submission, context)
+        if submission.state in (State.NEW, State.CLAIMED):
+            require_competition(context)
         quiet = context.quiet_seconds
         with heartbeat(
             context.log,
@@ -220,6 +222,9 @@ class _Watch:
             if live.state is not State.HELD or selection.is_due(live, context):
                 return True
             self._remind("still held", submission=live.id, reason=live.reason, remedy=live.remedy)
+            return False
+        if context.client.serves_competition() is False:
+            self._remind(absent(context))
             return False
         try:
             now = context.client.current_round()
