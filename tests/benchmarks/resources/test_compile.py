@@ -23,7 +23,7 @@ from benchmarks.resources.compile import (
     specs_for,
 )
 from benchmarks.resources.table import Compiled, Resources
-from quasar_kernels.compile_failures import TOOLKIT_OLD
+from quasar_kernels.compile_failures import OTHER_GPUS
 from quasar_kernels.compile_specs import ARCHITECTURES, CompileSpec, compile_specs
 from quasar_kernels.contract import OVERLAY
 from quasar_kernels.mount import mount
@@ -281,4 +281,4 @@ def test_the_table_is_written_and_checked(monkeypatch, capsys, tmp_path):
 def test_a_known_failure_comes_with_its_remedy(monkeypatch, capsys):
     text = "RuntimeError: nvcc failed:\nnvcc fatal   : Unsupported gpu architecture 'compute_120'"
     assert run(monkeypatch, [Compiled("scan.cu", 120, error=text)]) == 1
-    assert f"scan.cu, sm_120: {TOOLKIT_OLD.cause}. {TOOLKIT_OLD.remedy}" in capsys.readouterr().out
+    assert f"scan.cu, sm_120: {OTHER_GPUS.cause}. {OTHER_GPUS.remedy}" in capsys.readouterr().out
