@@ -72,7 +72,8 @@ def compile_specs(architecture: int = 90) -> list[CompileSpec]:
 
     Imports the overlay, so `mount` it first.
     """
-    return [*_chunk_specs(architecture), *_operator_specs(), *_layer_specs()]
+    specs = [*_chunk_specs(architecture), *_operator_specs(), *_layer_specs()]
+    return [*specs, *_adaptive_specs()]
 
 
 def typed(kind: str, names: str) -> dict[str, str]:
@@ -320,5 +321,38 @@ def _layer_specs() -> list[CompileSpec]:
                 num_warps=2,
             )
             for S in (64, 128)
+        ]
+    return specs
+
+
+def _adaptive_specs() -> list[CompileSpec]:
+    from fla.ops.quasar.layer import operator_inputs
+
+    weights = typed("*fp32", "A_log dt_bias lengths")
+    specs = []
+    for kind, S, R in (("bf16", 128, 128), ("fp32", 64, 0)):
+        tables = typed(f"*{kind}", "cos sin") if R else {}
+        constants: dict[str, Any] = {"H": 12, "S": S, "BS": S, "BR": 2048 // S, "R": R}
+        constants |= {} if R else dict.fromkeys(("cos", "sin"))
+        inputs = weights | tables | {"logits": f"*{kind}"} | typed("i32", "N L")
+        specs += [
+            CompileSpec(
+                f"operator_inputs {kind} S={S}",
+                operator_inputs.operator_inputs_kernel,
+                inputs
+                | typed(f"*{kind}", "q k q_unit k_unit")
+                | {"step": "*fp32"}
+                | typed("i32", "stride_x stride_u stride_l"),
+                constants,
+            ),
+            CompileSpec(
+                f"operator_inputs_grad {kind} S={S}",
+                operator_inputs.operator_inputs_grad_kernel,
+                inputs
+                | typed(f"*{kind}", "q_unit k_unit dq_unit dk_unit dq dk d_logits")
+                | typed("*fp32", "d_step sums")
+                | typed("i32", "TILES stride_u stride_l stride_d"),
+                constants,
+            ),
         ]
     return specs

@@ -7,6 +7,7 @@ nothing: a finder locates the overlay's modules when they are first imported.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from collections.abc import Sequence
@@ -17,7 +18,11 @@ from types import ModuleType
 
 from quasar_kernels.contract import OVERLAY
 
-_MOUNTED = {"fla.ops.quasar": OVERLAY / "fla/ops", "fla.layers.quasar": OVERLAY / "fla/layers"}
+_MOUNTED = {
+    "fla.ops.quasar": OVERLAY / "fla/ops",
+    "fla.layers.quasar": OVERLAY / "fla/layers",
+    "fla.layers.quasar_adaptive": OVERLAY / "fla/layers",
+}
 """Each mounted module and the folder that holds it."""
 _LAYERS = "fla.layers"
 
@@ -37,22 +42,30 @@ class _OverlayFinder(MetaPathFinder):
         return None
 
 
-def mount() -> None:
+def mount(*, adaptive: bool = False) -> None:
     """Put the overlay in front of the installed `fla`; a second call has no effect.
 
     On a machine without a GPU, fla warns at its import. The warning is suppressed, because the
     overlay computes with torch there.
 
+    Args:
+        adaptive: whether `fla.layers.quasar.QuasarAttention` becomes the layer with a step size per
+            token, which public Quasar models import by this name.
+
     Raises:
         RuntimeError: another copy of the mounted modules is already loaded.
     """
     _refuse_other_copies()
-    if any(isinstance(finder, _OverlayFinder) for finder in sys.meta_path):
-        return
-    sys.meta_path.insert(0, _OverlayFinder())
-    warnings.filterwarnings(
-        "ignore", "Triton is not supported on current platform", UserWarning, r"fla\."
-    )
+    if not any(isinstance(finder, _OverlayFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _OverlayFinder())
+        warnings.filterwarnings(
+            "ignore", "Triton is not supported on current platform", UserWarning, r"fla\."
+        )
+    if adaptive:
+        importlib.import_module("quasar_kernels.blocks.quasar")  # keeps the other layer
+        layers = importlib.import_module("fla.layers.quasar")
+        model = importlib.import_module("fla.layers.quasar_adaptive")
+        layers.QuasarAttention = model.AdaptiveQuasarAttention  # type: ignore[attr-defined]
 
 
 def _refuse_other_copies() -> None:

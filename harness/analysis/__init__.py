@@ -1,1 +1,1 @@
-"""A command that compares trees, its statistics, and tables of samples."""
+"""Commands that compare, profile and check trees, and tables of samples."""

@@ -84,7 +84,8 @@ def test_all_files_but_byte_code_are_published(tmp_path):
 def test_the_scope_ops_publishes_only_the_operator_s_folder():
     files = overlay_files("ops")
     assert {QUASAR_DIR / name for name in TARGET_FILES} <= set(files)
-    assert set(overlay_files()) - set(files) == {PurePosixPath("fla/layers/quasar.py")}
+    layers = {PurePosixPath(f"fla/layers/{name}.py") for name in ("quasar", "quasar_adaptive")}
+    assert set(overlay_files()) - set(files) == layers
 
 
 def test_the_digest_depends_on_names_and_contents_of_a_scope_s_files(tree):

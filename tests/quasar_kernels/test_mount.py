@@ -53,3 +53,19 @@ mount()
     assert done.returncode == 1
     assert "RuntimeError: fla.ops.quasar" in done.stderr
     assert str(tmp_path) in done.stderr
+
+
+def test_public_model_code_gets_the_adaptive_layer_on_request(tmp_path):
+    code = """
+from quasar_kernels.mount import mount
+mount(adaptive=True)
+from fla.layers.quasar import QuasarAttention
+layer = QuasarAttention(64, 16, 4, expand_v=1.0, num_v_heads=None, allow_neg_eigval=False)
+print(QuasarAttention.__name__, *layer.state_dict())
+from quasar_kernels.blocks import HybridBlock
+assert "beta_log" in str(HybridBlock(32, 2, ("quasar",)).state_dict().keys())
+"""
+    done = run(code, Path(install_small_fla(tmp_path)))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "AdaptiveQuasarAttention"
+    assert {"b_proj.weight", "A_log", "dt_bias", "f_proj.weight"} <= set(done.stdout.split())

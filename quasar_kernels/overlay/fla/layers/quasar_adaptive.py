@@ -1,0 +1,366 @@
+"""The QuasarAttention layer of public Quasar models since spring 2026: step sizes from the input.
+
+    q, k, v = silu(causal_conv(x W))        q, k = unit(rotated(q)), unit(rotated(k))
+    step = step_size(sigmoid(x W_b), A_log, dt_bias)    (layer/operator_inputs.py)
+    o = delta_rule(q, k, v, step) / sqrt(head_dim)
+    y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
+
+Names and shapes of the parameters are those of the public layer, so checkpoints load in both
+directions. Gradients are those of this formula; the public backward pass uses another formula for
+the step sizes, and gives none for A_log and dt_bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from fla.layers.quasar import DECODE_TOKENS, GatedRMSNorm, _compute_dtype, _convolve
+from fla.ops.quasar.chunk import run_chunks
+from fla.ops.quasar.chunk_torch import sequence_lengths
+from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.fused_recurrent import run_recurrent
+from fla.ops.quasar.layer.adaptive import AdaptiveWeights, run_adaptive, takes
+from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.kernels import gated_rmsnorm
+from fla.ops.quasar.layer.operator_inputs import Rotation, operator_inputs
+from fla.ops.quasar.parameters import MarkedParameters, set_values
+from fla.ops.quasar.switches import requested_backend
+
+_PROJECTIONS = ("q", "k", "v")
+_IGNORED = ("position_ids", "cache_position", "output_hidden_states", "return_dict")
+"""Arguments of a call that models pass to every layer and that cannot change this layer's result:
+positions enter through cos and sin."""
+
+
+class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no types here
+    """QuasarAttention with a step size for each token and head.
+
+    Args:
+        hidden_size: width of the input and the output.
+        head_dim: channels of a head, the same for keys and values.
+        num_heads: heads; the projections are `num_heads * head_dim` wide.
+        mode: `chunk` or `fused_recurrent`; accepted as in the public layer, which always uses
+            chunks.
+        use_short_conv: whether q, k and v pass a causal depthwise convolution before silu.
+        conv_size: taps of the convolution.
+        conv_bias: whether the convolutions have a bias.
+        layer_idx: place of the layer's states in a cache; required with a cache.
+        norm_eps: epsilon of the output norm.
+        expand_v, num_v_heads, allow_neg_eigval: accepted with the values that the public layer
+            computes: 1, None or `num_heads`, and False.
+
+    Raises:
+        ValueError: an unknown mode, or a value that the public layer would ignore.
+        TypeError: an unknown argument.
+    """
+
+    UNDECAYED = ("A_log", "dt_bias")
+
+    def __init__(
+        self,
+        hidden_size: int = 2048,
+        head_dim: int = 128,
+        num_heads: int = 16,
+        mode: str = "chunk",
+        use_short_conv: bool = True,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        layer_idx: int | None = None,
+        norm_eps: float = 1e-5,
+        *,
+        expand_v: float = 1.0,
+        num_v_heads: int | None = None,
+        allow_neg_eigval: bool = False,
+    ) -> None:
+        super().__init__()
+        if mode not in ("chunk", "fused_recurrent"):
+            raise ValueError(f"mode must be 'chunk' or 'fused_recurrent'; got {mode!r}")
+        for name, value, allowed in (
+            ("expand_v", expand_v, (1,)),
+            ("num_v_heads", num_v_heads, (None, num_heads)),
+            ("allow_neg_eigval", allow_neg_eigval, (None, False)),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name}={value!r} is not supported: use {allowed[-1]!r}")
+        self.mode = mode
+        self.hidden_size = hidden_size
+        self.head_dim = head_dim
+        self.num_heads = num_heads
+        self.key_dim = self.value_dim = num_heads * head_dim
+        self.use_short_conv = use_short_conv
+        self.conv_size = conv_size
+        self.conv_bias = conv_bias
+        self.layer_idx = layer_idx
+        self.norm_eps = norm_eps
+
+        width = self.key_dim
+        self.q_proj = nn.Linear(hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(hidden_size, width, bias=False)
+        self.v_proj = nn.Linear(hidden_size, width, bias=False)
+        if use_short_conv:
+            conv: dict[str, Any] = {"kernel_size": conv_size, "groups": width, "bias": conv_bias}
+            self.q_conv1d = nn.Conv1d(width, width, **conv)
+            self.k_conv1d = nn.Conv1d(width, width, **conv)
+            self.v_conv1d = nn.Conv1d(width, width, **conv)
+        self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)
+        self.A_log = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
+        self.dt_bias = nn.Parameter(torch.empty(width, dtype=torch.float32))
+        # the public layer has it for its checkpoints, and does not use it
+        self.f_proj = nn.Linear(hidden_size, width, bias=False)
+        self.g_proj = nn.Sequential(
+            nn.Linear(hidden_size, head_dim, bias=False), nn.Linear(head_dim, width, bias=True)
+        )
+        self.o_norm = GatedRMSNorm(head_dim)
+        self.o_proj = nn.Linear(width, hidden_size, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise A_log as log U(1, 16) and dt_bias as zeros, as the public layer does."""
+        device = self.A_log.device
+        set_values(self.A_log, torch.empty(self.num_heads, device=device).uniform_(1, 16).log())
+        set_values(self.dt_bias, torch.zeros(self.key_dim, device=device))
+
+    @torch.compiler.disable  # torch.compile cannot trace the kernels
+    @on_its_device
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Any | None = None,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
+        *,
+        cu_seqlens: torch.Tensor | None = None,
+        cos: torch.Tensor | None = None,
+        sin: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Mix the tokens of each sequence.
+
+        Args:
+            hidden_states: `[B, T, hidden_size]`.
+            attention_mask: `[B, at least T]`, zero for padding; the last T columns count. Padded
+                tokens change no state, and their output is zero.
+            past_key_values: a cache with `recurrent_states`, `conv_states` and
+                `update_quasar_state`, or one of fla's with `len`, `[layer_idx]` and `update`.
+            use_cache: whether to store the states in `past_key_values`.
+            output_attentions: ignored: there are no attention maps.
+            cu_seqlens: `[N + 1]` bounds of sequences packed in one row (B = 1).
+            cos, sin: `[1 or B, 1, T, R]` of a rotary embedding by halves of the first R channels
+                of q and k; packed tokens use the rows of their places in the row. They get no
+                gradients.
+            kwargs: `position_ids`, `cache_position`, `output_hidden_states` and `return_dict` are
+                ignored.
+
+        Returns:
+            (y `[B, T, hidden_size]`, None). Under autocast y has autocast's dtype.
+
+        Raises:
+            ValueError: an input, a mask or a table of another shape; both a mask and `cu_seqlens`;
+                bounds that do not rise from 0 to T; a cache without `layer_idx`, or of another
+                batch size.
+            TypeError: an unknown argument.
+        """
+        unknown = [name for name in kwargs if name not in _IGNORED]
+        if unknown:
+            raise TypeError(f"unknown arguments {', '.join(sorted(unknown))}: omit them")
+        if hidden_states.ndim != 3 or hidden_states.shape[-1] != self.hidden_size:
+            raise ValueError(
+                f"hidden_states must have shape [B, T, {self.hidden_size}]; got "
+                f"{tuple(hidden_states.shape)}"
+            )
+        B, T, _ = hidden_states.shape
+        x, tokens = hidden_states, None
+        if attention_mask is not None:
+            tokens, cu_seqlens = _unpadded(attention_mask, cu_seqlens, B, T)
+            x = x.reshape(B * T, -1)[tokens].unsqueeze(0)
+        elif cu_seqlens is not None:
+            sequence_lengths(cu_seqlens, B, T)  # refuses bounds that do not fit
+        rotation = self._rotation(cos, sin, B, T, tokens)
+        weights = self._plain_weights() if past_key_values is None else None
+        y = None
+        if weights is not None:
+            backend = requested_backend() if x.is_cuda else "torch"
+            shape = self.num_heads, self.head_dim, self.norm_eps
+            call = Call(*shape, _compute_dtype(x), cu_seqlens, backend)
+            if takes(call, x, weights):
+                y = run_adaptive(call, rotation, x, weights)
+        if y is None:
+            y = self._mix_with_cache(x, cu_seqlens, rotation, past_key_values, bool(use_cache), T)
+        if tokens is not None:
+            y = y.new_zeros(B * T, y.shape[-1]).index_copy(0, tokens, y.squeeze(0)).view(B, T, -1)
+        return y, None
+
+    def _mix_with_cache(
+        self,
+        x: torch.Tensor,
+        cu_seqlens: torch.Tensor | None,
+        rotation: Rotation | None,
+        past_key_values: Any,
+        use_cache: bool,
+        T: int,
+    ) -> torch.Tensor:
+        sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        parts, state = self._cached(past_key_values, sequences)
+        keep = use_cache and past_key_values is not None
+        y, parts, state = self._mix(x, cu_seqlens, rotation, parts, state, keep, T)
+        if keep:
+            self._store(past_key_values, parts, state, T)
+        return y
+
+    def _mix(
+        self,
+        x: torch.Tensor,
+        cu_seqlens: torch.Tensor | None,
+        rotation: Rotation | None,
+        parts: Sequence[torch.Tensor] | None,
+        state: torch.Tensor | None,
+        keep: bool,
+        length: int,
+    ) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
+        """Return y, and the states after x if `keep`; the projections run as modules."""
+        B, T, _ = x.shape
+        H, S, dtype = self.num_heads, self.head_dim, _compute_dtype(x)
+        rows = torch.cat([getattr(self, f"{name}_proj")(x) for name in _PROJECTIONS], dim=-1)
+        logits, gate = self.b_proj(x), self.g_proj(x)
+        with torch.autocast(x.device.type, enabled=False):
+            conv_state = None
+            if not self.use_short_conv:
+                qkv = F.silu(rows)
+            else:
+                if parts is not None:
+                    conv_state = torch.cat([part.to(dtype) for part in parts], dim=1)
+                elif keep:
+                    count = B if cu_seqlens is None else len(cu_seqlens) - 1
+                    conv_state = rows.new_zeros(count, 3 * self.key_dim, self.conv_size)
+                qkv, conv_state = _convolve(rows, *self._taps(), cu_seqlens, conv_state, dtype)
+            q, k, v = qkv.reshape(B * T, 3, H, S).unbind(1)
+            q, k, step = operator_inputs(
+                q, k, logits.reshape(B * T, H), self.A_log, self.dt_bias, rotation
+            )
+            q, k, v = (t.view(B, T, H, S) for t in (q, k, v))
+            inputs = q, k, v, step.view(B, T, H), state, keep, cu_seqlens, S**-0.5
+            recurrent = state is not None and length <= DECODE_TOKENS
+            o, state = (run_recurrent if recurrent else run_chunks)(*inputs)
+            o = gated_rmsnorm(
+                o.reshape(-1, S), gate.reshape(-1, S), self.o_norm.weight, self.norm_eps
+            )
+        y = self.o_proj(o.view(B, T, self.value_dim))
+        if conv_state is None:
+            return y, None, state
+        return y, tuple(part.contiguous() for part in conv_state.chunk(3, dim=1)), state
+
+    def _plain_weights(self) -> AdaptiveWeights | None:
+        """Return the weights, or None if a submodule must be called because it was changed."""
+        convs: list[Any] = [getattr(self, f"{name}_conv1d", None) for name in _PROJECTIONS]
+        projections: list[Any] = [getattr(self, f"{name}_proj") for name in _PROJECTIONS]
+        modules = [*projections, self.g_proj, *self.g_proj.children(), self.b_proj]
+        modules += [self.o_proj, self.o_norm, *convs]
+        if len(modules) != 12 or None in convs or not all(map(_is_plain, modules)):
+            return None
+        narrow, wide = self.g_proj
+        layer = Weights(
+            *(m.weight for m in (*projections, narrow, wide)),
+            wide.bias,
+            *(m.weight for m in convs),
+            *(m.bias for m in convs),
+            self.A_log,
+            self.o_norm.weight,
+            self.o_proj.weight,
+        )
+        return AdaptiveWeights(layer, self.b_proj.weight, self.dt_bias)
+
+    def _taps(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        convs = [getattr(self, f"{name}_conv1d") for name in _PROJECTIONS]
+        taps = torch.cat([conv.weight for conv in convs]).squeeze(1)
+        return taps, torch.cat([conv.bias for conv in convs]) if self.conv_bias else None
+
+    def _rotation(
+        self,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        B: int,
+        T: int,
+        tokens: torch.Tensor | None,
+    ) -> Rotation | None:
+        """Return the tables' rows for the tokens; `tokens` are those without padding."""
+        if cos is None and sin is None:
+            return None
+        if cos is None or sin is None or cos.shape != sin.shape:
+            shapes = [None if x is None else tuple(x.shape) for x in (cos, sin)]
+            raise ValueError(f"cos and sin must both be given, of one shape; got {shapes}")
+        shape, R = tuple(cos.shape), cos.shape[-1]
+        rows = cos.numel() // max(1, R)
+        fits = rows in (T, B * T) and shape[-2] == T and R <= self.head_dim and R % 2 == 0
+        if not fits or cos.requires_grad or sin.requires_grad:
+            raise ValueError(
+                f"cos and sin must have shape [1 or {B}, 1, {T}, R] with an even R of at most "
+                f"{self.head_dim}, and need no gradients; got {shape}"
+            )
+        tables = (x.reshape(rows, R) for x in (cos, sin))
+        if tokens is not None:
+            tables = (x[tokens % rows] for x in tables)
+        return Rotation(*(x.contiguous() for x in tables))
+
+    # The cache
+
+    def _cached(self, cache: Any, sequences: int) -> tuple[Any, Any]:
+        """Return the states of the convolutions and of the operator, None for those not cached."""
+        if cache is None:
+            return None, None
+        if self.layer_idx is None:
+            raise ValueError("a cache needs the layer's place: construct it with layer_idx")
+        index, parts, state = self.layer_idx, None, None
+        if hasattr(cache, "recurrent_states"):
+            parts, state = cache.conv_states.get(index), cache.recurrent_states.get(index)
+        elif len(cache) > index and cache[index] is not None:
+            parts, state = cache[index].get("conv_state"), cache[index].get("recurrent_state")
+        if state is not None and state.shape[0] != sequences:
+            raise ValueError(
+                f"the cache holds states of {state.shape[0]} sequences, and this call has "
+                f"{sequences}"
+            )
+        return parts, state
+
+    def _store(self, cache: Any, parts: Any, state: Any, length: int) -> None:
+        if hasattr(cache, "update_quasar_state"):
+            cache.update_quasar_state(self.layer_idx, state, parts)
+        else:
+            cache.update(
+                recurrent_state=state, conv_state=parts, layer_idx=self.layer_idx, offset=length
+            )
+
+
+def _is_plain(module: Any) -> bool:
+    """Return whether a module computes what its weights say: no hook, wrapper or other class."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    return (
+        type(module) in (nn.Linear, nn.Conv1d, nn.Sequential, GatedRMSNorm)
+        and not any(hooks)
+        and not module._backward_pre_hooks
+        and "forward" not in module.__dict__
+        and all(type(p) is nn.Parameter for p in module._parameters.values() if p is not None)
+    )
+
+
+def _unpadded(
+    mask: torch.Tensor, cu_seqlens: torch.Tensor | None, B: int, T: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the indices of the tokens without padding, and their sequences' bounds."""
+    shape = tuple(mask.shape)
+    if len(shape) != 2 or shape[0] != B or shape[1] < T or cu_seqlens is not None:
+        raise ValueError(
+            f"attention_mask must be a padding mask [{B}, at least {T}], and not be combined with "
+            f"cu_seqlens; got shape {shape}"
+        )
+    mask = mask[:, mask.shape[1] - T :].bool()
+    return mask.flatten().nonzero().squeeze(-1), F.pad(mask.sum(-1).cumsum(0), (1, 0))
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

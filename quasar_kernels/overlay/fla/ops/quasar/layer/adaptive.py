@@ -1,0 +1,290 @@
+"""The adaptive layer on a GPU as one node of autograd: products, kernels and their gradients.
+
+The stages are the layer's; operator_inputs.py computes what differs between them. One product has
+the projections of q, k, v, the gate's narrow half and the step sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from fla.ops.quasar import switches, torch_private
+from fla.ops.quasar.backend import MAX_HEAD_DIM, scan_backward, scan_forward
+from fla.ops.quasar.cuda.program import Variant
+from fla.ops.quasar.device import WithoutAutocast, on_its_device, once_differentiable
+from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.first_tokens import replace_first_tokens
+from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
+from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
+from fla.ops.quasar.layer.hopper import wide_projection
+from fla.ops.quasar.layer.kernels import CONV_TAPS, launch_conv_silu
+from fla.ops.quasar.layer.library import positions, project
+from fla.ops.quasar.layer.node import KEPT_MIB
+from fla.ops.quasar.layer.operator_inputs import (
+    Rotation,
+    launch_operator_inputs,
+    launch_operator_inputs_grad,
+)
+from fla.ops.quasar.layer.products import over_tokens, product_in, unrounded
+from fla.ops.quasar.scan import Saved, ScanInputs, StepSizes
+
+_ALIGNED = 16
+"""The product's columns are a multiple of this, so that the library can use its fast kernels."""
+
+
+class AdaptiveWeights(NamedTuple):
+    """The layer's weights, in the order in which they pass through autograd."""
+
+    layer: Weights  # `beta_log` is A_log
+    step: torch.Tensor  # [H, hidden], of the step sizes
+    dt_bias: torch.Tensor  # [H S]
+
+
+class _Results(NamedTuple):
+    """What the forward pass saves for the backward pass, for R tokens of H heads of S channels."""
+
+    rows: torch.Tensor  # [R, hidden], x in the products' dtype
+    products: torch.Tensor  # [R, 3 H S], of q, k and v before their convolution
+    narrow: torch.Tensor  # [R, S], the gate's narrow half
+    logits: torch.Tensor  # [R, H], of the step sizes
+    lengths: torch.Tensor  # [R, 2, H] fp32, one over the lengths of q and k
+    o: torch.Tensor  # [B, T, H, S], the operator's output
+
+
+def saves_results(call: Call, x: torch.Tensor) -> bool:
+    """Return whether the results that a call saves need at most QUASAR_KEEP_MIB."""
+    tokens, width = x.numel() // max(1, x.shape[-1]), call.heads * call.head_dim
+    token = 2 * (x.shape[-1] + 7 * width + call.head_dim + call.heads) + 12 * call.heads
+    return tokens * token <= switches.keep_mib(KEPT_MIB) << 20
+
+
+def takes(call: Call, x: torch.Tensor, weights: AdaptiveWeights) -> bool:
+    """Return whether the kernels support a call with these weights."""
+    taps = weights.layer.q_taps
+    return (
+        x.is_cuda
+        and call.dtype.itemsize == 2
+        and call.head_dim <= MAX_HEAD_DIM
+        and taps is not None
+        and taps.shape[-1] == CONV_TAPS
+        and call.backend != "torch"
+        and all(w is None or w.is_contiguous() for w in (*weights.layer, *weights[1:]))
+    )
+
+
+def _cast_weights(weights: AdaptiveWeights, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return the product's weights, padded with zeros to aligned columns, and three others.
+
+    The others are the gate's wide half, its bias, and the output's weight.
+    """
+    layer, step, _ = weights
+    first = (*layer[:4], step)
+    sizes = [w.shape[0] for w in first]
+    padding = -sum(sizes) % _ALIGNED
+    product = layer.q.new_empty(sum(sizes) + padding, layer.q.shape[1], dtype=dtype)
+    others = [torch.empty_like(w, dtype=dtype) for w in (layer.wide, layer.wide_bias, layer.out)]
+    targets = [*product.split([*sizes, padding])[: len(sizes)], *others]
+    torch_private.copy_all(targets, [*first, layer.wide, layer.wide_bias, layer.out])
+    product[sum(sizes) :].zero_()
+    return [product, *others]
+
+
+def _project(
+    call: Call, x: torch.Tensor, weights: Weights, rows: torch.Tensor, product: torch.Tensor
+) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
+    """Return q, k and v side by side, their products, the gate's narrow half, and the logits."""
+    B, T, _ = x.shape
+    channels, S = 3 * call.heads * call.head_dim, call.head_dim
+    bounds, count = call.cu_seqlens, call.sequences(x)
+    taps, shift = weights.joined_taps()
+    program = None
+    if wide_projection.takes(call, x, weights):
+        program = wide_projection.PROGRAM.find_loaded(Variant(x.device.index, call.dtype))
+    if program is not None:
+        wide = taps.float().contiguous()
+        qkv, narrow, products = wide_projection.project_wide(
+            program, rows, product[: channels + S], wide, True
+        )
+        if count > 1:
+            bounds = None if bounds is None else bounds.to(x.device)
+            replace_first_tokens(rows, weights, bounds, count, qkv)
+        return qkv, products, narrow, unrounded(rows, product[channels + S :])[:, : call.heads]
+    mixed = project(rows, product)
+    products, narrow, logits = mixed[:, : channels + S + call.heads].split(
+        [channels, S, call.heads], dim=-1
+    )
+    position = positions(B, T, bounds, x.device)
+    qkv = launch_conv_silu(products, taps.contiguous(), shift, position, call.dtype)
+    return qkv, products, narrow.to(call.dtype).contiguous(), logits
+
+
+def _forward(
+    call: Call, rotation: Rotation | None, x: torch.Tensor, weights: AdaptiveWeights, output: bool
+) -> tuple[torch.Tensor | None, _Results, Saved]:
+    """Compute the layer; y is None without `output`. It records nothing for autograd."""
+    B, T, D = x.shape
+    R, H, S = B * T, call.heads, call.head_dim
+    rows = x.reshape(R, D).to(call.dtype)
+    product, *gate_weights, out_weight = _cast_weights(weights, call.dtype)
+    qkv, products, narrow, logits = _project(call, x, weights.layer, rows, product)
+    q, k, v = qkv.view(R, 3, H, S).unbind(1)
+    q, k, step, lengths = launch_operator_inputs(
+        q, k, logits, weights.layer.beta_log, weights.dt_bias, rotation, overwrite=True
+    )
+    q, k, v = (t.view(B, T, H, S) for t in (q, k, v))
+    steps = StepSizes(step.view(B, T, H), True)
+    inputs = ScanInputs(q, k, v, steps, cu_seqlens=call.cu_seqlens, scale=S**-0.5)
+    del q, k, v, qkv
+    o, _, saved = scan_forward(inputs, backend=call.backend)
+    results = _Results(rows, products, narrow, logits, lengths, o)
+    if not output:
+        return None, results, saved
+    normed = gate_and_norm(o.view(R, H, S), narrow, *gate_weights, weights.layer.norm, call.eps)
+    return F.linear(normed.view(R, H * S), out_weight).view(B, T, -1), results, saved
+
+
+class AdaptiveFunction(torch.autograd.Function):
+    """Saves the intermediate results, or only the input and the weights for long sequences."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: Call, rotation: Rotation | None, keep: bool, x: Any, *weights: Any
+    ) -> torch.Tensor:
+        """Compute the layer."""
+        with WithoutAutocast(x.device.type):
+            y, results, saved = _forward(call, rotation, x, _weights(weights), True)
+        ctx.call, ctx.rotation, ctx.segments = call, rotation, saved.segments if keep else None
+        ctx.save_for_backward(x, *weights, *((*results, *saved.tensors()) if keep else ()))
+        return y  # type: ignore[return-value] # there is an output
+
+    @staticmethod
+    @once_differentiable
+    @on_its_device
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        """Return the gradients of `forward`'s arguments."""
+        count = len(Weights._fields) + 2
+        x, *tensors = ctx.saved_tensors
+        weights, kept = _weights(tensors[:count]), tensors[count:]
+        with torch.autocast(dy.device.type, enabled=False):
+            if kept:
+                size = len(_Results._fields)
+                saved = Saved.of(kept[size:], ctx.segments, ctx.call.head_dim**-0.5)
+                results = _Results(*kept[:size])
+            else:
+                _, results, saved = _forward(ctx.call, ctx.rotation, x, weights, False)
+            needed = ctx.needs_input_grad[3:]
+            gradients = _gradients(ctx.call, ctx.rotation, x, weights, results, saved, dy, needed)
+        return None, None, None, *gradients
+
+
+def _weights(tensors: Sequence[Any]) -> AdaptiveWeights:
+    return AdaptiveWeights(Weights(*tensors[:-2]), *tensors[-2:])
+
+
+def run_adaptive(
+    call: Call, rotation: Rotation | None, x: torch.Tensor, weights: AdaptiveWeights
+) -> torch.Tensor:
+    """Return the layer's output `[B, T, hidden]`, recorded for autograd if it is on.
+
+    Args:
+        call: one that the kernels support (`takes`).
+        rotation: of q and k, or None.
+        x: `[B, T, hidden]`.
+        weights: the layer's.
+    """
+    if torch.is_grad_enabled():
+        tensors = (*weights.layer, *weights[1:])
+        return AdaptiveFunction.apply(call, rotation, saves_results(call, x), x, *tensors)
+    with WithoutAutocast(x.device.type):
+        y, *_ = _forward(call, rotation, x, weights, True)
+    return y  # type: ignore[return-value] # there is an output
+
+
+def _gradients(
+    call: Call,
+    rotation: Rotation | None,
+    x: torch.Tensor,
+    weights: AdaptiveWeights,
+    results: _Results,
+    saved: Saved,
+    dy: torch.Tensor,
+    needed: Sequence[bool],
+) -> list[torch.Tensor | None]:
+    """Return the gradients of x and of each weight, None for those not `needed`."""
+    B, T, D = x.shape
+    R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
+    layer, channels = weights.layer, 3 * H * S
+    rows, products, narrow, logits, lengths, o = results
+    product, *gate_weights, out_weight = _cast_weights(weights, dtype)
+
+    dy = dy.reshape(R, D).to(dtype)
+    gate = F.linear(narrow, *gate_weights).view(R, H, S)
+    d_normed = torch.mm(dy, out_weight).view(R, H, S)
+    normed = torch.empty_like(d_normed)
+    do, d_gate, d_norm, d_bias = launch_gated_rmsnorm_grad(
+        o.view(R, H, S), gate, layer.norm, d_normed, call.eps, normed, overwrite=True
+    )
+    d_gate = d_gate.flatten(1)
+    d_wide, d_out = over_tokens(d_gate, narrow), over_tokens(dy, normed.flatten(1))
+    d_products = torch.empty(R, product.shape[0], dtype=dtype, device=x.device)
+    d_products[:, channels : channels + S] = torch.mm(d_gate, gate_weights[0])
+    d_products[:, channels + S + H :].zero_()
+    del d_gate, gate, normed
+
+    dq, dk, dv, d_step, *_ = scan_backward(saved, do.view(B, T, H, S), backend=call.backend)
+    q, k = (t.flatten(0, 1) for t in saved.inputs[:2])
+    dq, dk, d_A, d_dt = launch_operator_inputs_grad(
+        q,
+        k,
+        lengths,
+        logits,
+        layer.beta_log,
+        weights.dt_bias,
+        rotation,
+        dq.view(R, H, S),
+        dk.view(R, H, S),
+        d_step.view(R, H).contiguous(),
+        d_products[:, channels + S : channels + S + H],
+    )
+    taps, shift = layer.joined_taps()
+    d_taps, d_shift = launch_conv_silu_grad(
+        products,
+        taps.contiguous(),
+        shift,
+        positions(B, T, call.cu_seqlens, x.device),
+        tuple(d.reshape(R, H * S) for d in (dq, dk, dv)),
+        d_products[:, :channels],
+    )
+    del dq, dk, dv, products
+    dx = product_in(d_products, product, x.dtype).view(x.shape) if needed[0] else None
+    d_weights: Sequence[Any] = [None] * 5
+    if any(needed[1:5]) or needed[-2]:
+        sizes = [H * S] * 3 + [S, H, product.shape[0] - channels - S - H]
+        d_weights = over_tokens(d_products, rows).split(sizes)  # with the padding, for alignment
+    gradients = [
+        *d_weights[:4],
+        d_wide,
+        d_bias.flatten(),
+        *d_taps.unsqueeze(1).split(H * S),
+        *d_shift.split(H * S),
+        d_A,
+        d_norm,
+        d_out,
+        d_weights[4],
+        d_dt,
+    ]
+    return [
+        dx,
+        *(
+            d.to(w.dtype) if w is not None and required and d is not None else None
+            for d, w, required in zip(gradients, (*layer, *weights[1:]), needed[1:], strict=True)
+        ),
+    ]
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

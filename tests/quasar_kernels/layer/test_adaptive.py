@@ -1,0 +1,177 @@
+"""The adaptive layer on a CPU against its formula in float64."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fla.layers.quasar import QuasarCache
+from fla.layers.quasar_adaptive import AdaptiveQuasarAttention
+
+from quasar_kernels.adaptive_reference import adaptive_layer_reference
+from quasar_kernels.reference import relative_rms
+
+WIDTH, HEAD, HEADS = 24, 8, 3
+
+
+def layer_of(dtype=torch.float32, **settings) -> AdaptiveQuasarAttention:
+    torch.manual_seed(1)
+    layer = AdaptiveQuasarAttention(WIDTH, HEAD, HEADS, layer_idx=0, **settings).to(dtype)
+    with torch.no_grad():
+        layer.dt_bias.normal_()
+        layer.o_norm.weight.uniform_(0.5, 1.5)
+    return layer
+
+
+def tables(tokens: int, channels: int = 4, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    angles = torch.arange(first, first + tokens)[:, None] * torch.rand(channels // 2)
+    angles = angles.repeat(1, 2)
+    return angles.cos()[None, None], angles.sin()[None, None]
+
+
+def reference(layer, x, weights=None, rotation=None):
+    weights = weights or {name: w.double() for name, w in layer.state_dict().items()}
+    return adaptive_layer_reference(weights, x.double(), HEAD, layer.norm_eps, rotation)
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize(
+    "settings", [{}, {"use_short_conv": False}, {"conv_bias": True}, {"mode": "fused_recurrent"}]
+)
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_output_and_all_gradients(rotate, settings, dtype, limit):
+    layer = layer_of(dtype, **settings)
+    x = torch.randn(2, 70, WIDTH, dtype=dtype, requires_grad=True)
+    cos, sin = tables(70) if rotate else (None, None)
+    y, rest = layer(x, cos=cos, sin=sin)
+    assert rest is None
+    wide = {n: w.detach().double().requires_grad_() for n, w in layer.state_dict().items()}
+    x_wide = x.detach().double().requires_grad_()
+    exact = reference(layer, x_wide, wide, (cos[0, 0], sin[0, 0]) if rotate else None)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    exact.backward(dy.double())
+    errors = {"y": relative_rms(y, exact), "x": relative_rms(x.grad, x_wide.grad)}
+    for name, parameter in layer.named_parameters():
+        if name == "f_proj.weight":  # unused, as in the public layer
+            assert parameter.grad is None
+            continue
+        errors[name] = relative_rms(parameter.grad, wide[name].grad)
+    assert all(error <= limit for error in errors.values()), errors
+
+
+def test_bf16_autocast_is_close_to_float64():
+    layer, x = layer_of(), torch.randn(1, 200, WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = layer(x)
+    assert y.dtype == torch.bfloat16
+    error = relative_rms(y, reference(layer, x))
+    assert error <= 1.5e-2, error
+
+
+def test_padding_and_packing_equal_separate_calls():
+    layer, lengths, T = layer_of(), [5, 0, 9], 9
+    x = torch.randn(3, T, WIDTH)
+    cos, sin = tables(T)
+    mask = torch.zeros(3, T)
+    for row, n in enumerate(lengths):
+        mask[row, T - n :] = 1
+    y, _ = layer(x, attention_mask=mask, cos=cos, sin=sin)
+    for row, n in enumerate(lengths):
+        assert (y[row, : T - n] == 0).all()
+        if n:
+            alone, _ = layer(
+                x[row : row + 1, T - n :], cos=cos[:, :, T - n :], sin=sin[:, :, T - n :]
+            )
+            assert relative_rms(y[row : row + 1, T - n :], alone) < 1e-6
+    packed = torch.cat([x[0, :5], x[2]])[None]
+    bounds = torch.tensor([0, 5, 5, 14])
+    y, _ = layer(packed, cu_seqlens=bounds)
+    for first, last in ((0, 5), (5, 14)):
+        assert relative_rms(y[:, first:last], layer(packed[:, first:last])[0]) < 1e-6
+
+
+class ModelCache:
+    """The cache of public model code: dictionaries of states by layer."""
+
+    def __init__(self) -> None:
+        self.recurrent_states: dict = {}
+        self.conv_states: dict = {}
+
+    def update_quasar_state(self, layer_idx, state, convs) -> None:
+        self.recurrent_states[layer_idx] = state
+        self.conv_states[layer_idx] = convs
+
+
+@pytest.mark.parametrize("cache_type", [ModelCache, QuasarCache])
+@pytest.mark.parametrize("conv", [True, False])
+def test_cached_calls_equal_one_call(cache_type, conv):
+    layer, x, cache = layer_of(use_short_conv=conv), torch.randn(2, 40, WIDTH), cache_type()
+    cos, sin = tables(40)
+    whole, _ = layer(x, cos=cos, sin=sin)
+    parts = []
+    with torch.no_grad():
+        for first, last in ((0, 2), (2, 30), (30, 31), (31, 40)):
+            piece = {"cos": cos[:, :, first:last], "sin": sin[:, :, first:last]}
+            y, _ = layer(x[:, first:last], past_key_values=cache, use_cache=True, **piece)
+            parts.append(y)
+    assert relative_rms(torch.cat(parts, 1), whole) < 1e-6
+    other = SimpleNamespace(**vars(cache)) if cache_type is ModelCache else copy.deepcopy(cache)
+    with pytest.raises(ValueError, match="2 sequences, and this call has 3"):
+        layer(torch.randn(3, 1, WIDTH), past_key_values=other, use_cache=True)
+
+
+def test_the_public_names_and_shapes():
+    shapes = {name: tuple(w.shape) for name, w in layer_of(conv_bias=True).state_dict().items()}
+    N = HEAD * HEADS
+    wanted = {f"{x}_proj.weight": (N, WIDTH) for x in "qkvf"}
+    wanted |= {f"{x}_conv1d.weight": (N, 1, 4) for x in "qkv"}
+    wanted |= {f"{x}_conv1d.bias": (N,) for x in "qkv"}
+    wanted |= {"b_proj.weight": (HEADS, WIDTH), "A_log": (HEADS,), "dt_bias": (N,)}
+    wanted |= {"g_proj.0.weight": (HEAD, WIDTH), "g_proj.1.weight": (N, HEAD)}
+    wanted |= {"g_proj.1.bias": (N,), "o_norm.weight": (HEAD,), "o_proj.weight": (WIDTH, N)}
+    assert shapes == wanted
+
+
+def test_hooks_and_replaced_projections_count():
+    layer, x = layer_of(), torch.randn(1, 6, WIDTH)
+    plain, _ = layer(x)
+    calls = []
+    for name in ("q_proj", "b_proj", "g_proj", "o_proj"):
+        getattr(layer, name).register_forward_hook(lambda *_, name=name: calls.append(name))
+    layer(x)
+    assert calls == ["q_proj", "b_proj", "g_proj", "o_proj"]
+    layer.v_proj = torch.nn.Sequential(layer.v_proj, torch.nn.Linear(24, 24))
+    assert relative_rms(layer(x)[0], plain) > 0.1
+
+
+@pytest.mark.parametrize(
+    "settings", [{"expand_v": 2}, {"num_v_heads": 6}, {"allow_neg_eigval": True}, {"mode": "x"}]
+)
+def test_settings_that_the_public_layer_ignores_are_refused(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        layer_of(**settings)
+    with pytest.raises(TypeError, match="head_dims"):
+        AdaptiveQuasarAttention(head_dims=3)
+
+
+def test_calls_that_would_be_wrong_are_refused():
+    layer, x = layer_of(), torch.randn(2, 6, WIDTH)
+    cos, sin = tables(6)
+    for message, call in (
+        ("hidden_states", {"hidden_states": x[..., :5]}),
+        ("attention_mask", {"attention_mask": torch.ones(1, 6)}),
+        ("cos and sin must both", {"cos": cos}),
+        ("cos and sin must have", {"cos": cos[:, :, :5], "sin": sin[:, :, :5]}),
+        ("cos and sin must have", {"cos": tables(6, 10)[0], "sin": tables(6, 10)[1]}),
+        ("cu_seqlens", {"cu_seqlens": torch.tensor([0, 6])}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layer(**{"hidden_states": x, **call})
+    with pytest.raises(TypeError, match="cu_seq_lens_q"):
+        layer(x, cu_seq_lens_q=torch.tensor([0, 6]))
+    layer.layer_idx = None
+    with pytest.raises(ValueError, match="layer_idx"):
+        layer(x, past_key_values=QuasarCache(), use_cache=True)

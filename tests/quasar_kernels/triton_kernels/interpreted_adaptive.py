@@ -1,0 +1,99 @@
+"""The adaptive layer's kernels on CPU tensors against float64; run by test_interpreter.py.
+
+Needs TRITON_INTERPRET=1. The fixture `poisoned` of interpreted_kernels.py applies here, too.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fla.layers import quasar_adaptive
+from fla.ops.quasar.layer.operator_inputs import OperatorInputsFunction, Rotation
+
+from quasar_kernels.adaptive_reference import (
+    adaptive_layer_reference,
+    operator_inputs_reference,
+)
+from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.float64 import check, with_float64
+from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("N", "H", "S", "R", "L"), [(1, 1, 16, 0, 1), (20, 2, 24, 16, 5), (40, 2, 64, 64, 40)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_results_and_gradients(N, H, S, R, L, dtype):
+    qkv = torch.randn(N, 3 * H * S, dtype=dtype).view(N, 3, H, S)
+    angles = torch.randn(L, R // 2)
+    rotation = Rotation(angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)) if R else None
+    tensors = qkv[:, 0], qkv[:, 1], torch.randn(N, H), torch.randn(H), torch.randn(H * S)
+    results, exact = with_float64(
+        lambda *x: OperatorInputsFunction.apply(*x, rotation),
+        lambda *x: operator_inputs_reference(*x, rotation),
+        *tensors,
+    )
+    check(results, exact, {torch.float32: 1e-5, torch.float16: 1.5e-3}[dtype])
+
+
+def test_keys_of_zeros_and_small_decays():
+    q, k = torch.randn(5, 1, 16), torch.randn(5, 1, 16)
+    k[2] = 0.0
+    step = OperatorInputsFunction.apply(
+        q, k, torch.randn(5, 1), torch.tensor([-12.0]), torch.zeros(16), None
+    )
+    exact = operator_inputs_reference(
+        *(x.double() for x in (q, k, torch.zeros(5, 1), torch.tensor([-12.0]), torch.zeros(16))),
+        None,
+    )
+    assert step[1][2].eq(0).all()
+    assert step[2].isfinite().all()
+    assert exact[2].max() < 1e-3
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize(("B", "bounds"), [(1, None), (2, None), (1, [0, 1, 1, 19, 24])])
+def test_the_layer_s_gradients_with_saved_and_recomputed_results(monkeypatch, rotate, B, bounds):
+    monkeypatch.setattr(quasar_adaptive, "takes", lambda *_: True)
+    T, D, H, S = 24, 32, 2, 16
+    layer = quasar_adaptive.AdaptiveQuasarAttention(D, S, H, conv_bias=True)
+    with torch.no_grad():
+        layer.dt_bias.normal_()
+    x, dy = torch.randn(2, B, T, D)
+    angles = torch.randn(T, 4).repeat(1, 2)
+    rotation = (angles.cos(), angles.sin()) if rotate else None
+    tables = dict(zip(("cos", "sin"), (t[None, None] for t in rotation or ()), strict=False))
+    wide = {n: w.detach().double().requires_grad_() for n, w in layer.state_dict().items()}
+    x_wide = x.double().requires_grad_()
+    starts = [*zip(bounds or [0, T], (bounds or [0, T])[1:], strict=False)]
+    pieces = [
+        adaptive_layer_reference(
+            wide,
+            x_wide[:, a:b],
+            S,
+            layer.norm_eps,
+            tuple(t[a:b].double() for t in rotation) if rotation else None,
+        )
+        for a, b in starts
+        if b > a
+    ]
+    exact = torch.cat(pieces, 1)
+    exact.backward(dy.double())
+    steps = []
+    for mib in ("0", "100"):
+        monkeypatch.setenv("QUASAR_KEEP_MIB", mib)
+        layer.zero_grad()
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.float16):
+            packed = {"cu_seqlens": torch.tensor(bounds)} if bounds else {}
+            y, _ = layer(leaf, **tables, **packed)
+        assert y.grad_fn.name() == "AdaptiveFunctionBackward"
+        y.backward(dy.half())
+        found = {"y": y, "x": leaf.grad}
+        steps.append(found | {n: p.grad for n, p in layer.named_parameters()})
+    wanted = {"y": exact, "x": x_wide.grad} | {n: w.grad for n, w in wide.items()}
+    del wanted["f_proj.weight"]
+    errors = {name: relative_rms(steps[0][name], exact) for name, exact in wanted.items()}
+    assert all(error <= 6e-3 for error in errors.values()), errors
+    for name in wanted:
+        assert torch.equal(steps[0][name], steps[1][name]), name
