@@ -11,6 +11,11 @@ from pathlib import Path, PurePosixPath
 from quasar_kernels.contract import overlay_files
 
 PACKAGE = "fla-core"
+_CLOSED = {
+    "layers": "",
+    # fla-core then imports neither
+    "models": 'raise ModuleNotFoundError("this tree has no models", name=__name__)\n',
+}
 
 
 def package_files() -> dict[PurePosixPath, Path]:
@@ -50,3 +55,18 @@ def lay_over_fla(overlay: Path, tree: Path) -> None:
     for name, origin in {**package_files(), **ours}.items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(origin, tree / name)
+    close_packages(tree)
+
+
+def close_packages(tree: Path) -> None:
+    """Give `fla.layers` and `fla.models` of a tree an `__init__.py` if they have none.
+
+    fla-core extends `fla` by the folders of this name on the whole path. The package
+    flash-linear-attention has these two, which would replace the tree's layers, and whose models
+    import layers that the tree does not have.
+    """
+    for name, text in _CLOSED.items():
+        path = tree / "fla" / name / "__init__.py"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)

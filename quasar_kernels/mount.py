@@ -11,10 +11,11 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from quasar_kernels.contract import OVERLAY
 
@@ -27,19 +28,51 @@ _MOUNTED = {
 _LAYERS = "fla.layers"
 
 
+class _LayersLoader(Loader):
+    """Loads the `fla.layers` of another package, even if a library that it needs is missing.
+
+    The overlay's layer needs none of those libraries, but Python loads `fla.layers` before it.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        try:
+            self._loader.exec_module(module)
+        except ModuleNotFoundError as error:
+            missing = error.name or ""
+            if missing.partition(".")[0] == "fla":
+                raise
+
+            def refuse(name: str) -> Any:
+                if name.startswith("__"):
+                    raise AttributeError(name)
+                raise ImportError(f"{_LAYERS} needs {missing} for {name}: install {missing}")
+
+            module.__getattr__ = refuse  # type: ignore[method-assign]
+
+
 class _OverlayFinder(MetaPathFinder):
-    """Finds the mounted modules in the overlay, and `fla.layers` where fla-core has none."""
+    """Finds the mounted modules in the overlay, and `fla.layers` even where fla-core has none."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname in _MOUNTED:
             return PathFinder.find_spec(fullname, [str(_MOUNTED[fullname])], target)
-        if fullname == _LAYERS and PathFinder.find_spec(fullname, path, target) is None:
+        if fullname != _LAYERS:
+            return None
+        package = PathFinder.find_spec(fullname, path, target)
+        if package is None:
             package = ModuleSpec(fullname, None, is_package=True)
             package.submodule_search_locations = [str(_MOUNTED["fla.layers.quasar"])]
-            return package
-        return None
+        elif package.loader is not None:
+            package.loader = _LayersLoader(package.loader)
+        return package
 
 
 def mount(*, adaptive: bool = False) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from neurons.runtime.errors import ConfigError, Held
 from neurons.runtime.git.command import HardenedGit, commit_environment, scratch_beside
 from quasar_kernels.contract import fork_imports
-from quasar_kernels.fla_package import PACKAGE, package_files
+from quasar_kernels.fla_package import PACKAGE, close_packages, package_files
 
 COMMITTED_AT = 1_735_689_600
 """The commit's date in Unix seconds; fixed, because it is part of the hash."""
@@ -39,8 +39,8 @@ include = ["fla*"]
 _NOTICE = """\
 The folder fla/ is the content of the Python package fla-core {version}, copied unchanged from its
 installation. Its authors' repository is https://github.com/fla-org/flash-linear-attention, and its
-licence is in LICENSE. fla/layers/__init__.py, which that package lacks, was added: it imports what
-the public fork imports.
+licence is in LICENSE. fla/layers/__init__.py and fla/models/__init__.py, which that package lacks,
+were added: the first imports what the public fork imports, and the second nothing.
 """
 
 
@@ -91,6 +91,7 @@ def _write_source(source: Path) -> None:
     if not layers.exists():
         layers.parent.mkdir(parents=True, exist_ok=True)
         layers.write_text(_imports())
+    close_packages(source)
     (source / "pyproject.toml").write_text(_PYPROJECT.format(version=version))
     (source / "NOTICE").write_text(_NOTICE.format(version=version))
     (source / ".gitignore").write_text("__pycache__/\n*.py[cod]\n")

@@ -7,7 +7,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from quasar_kernels.contract import OVERLAY
+from quasar_kernels.fla_package import lay_over_fla
 from tests.processes import run_python
 from tests.small_fla import install_small_fla
 
@@ -69,3 +72,51 @@ assert "beta_log" in str(HybridBlock(32, 2, ("quasar",)).state_dict().keys())
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == "AdaptiveQuasarAttention"
     assert {"b_proj.weight", "A_log", "dt_bias", "f_proj.weight"} <= set(done.stdout.split())
+
+
+LAYERS = "from fla.layers.delta_net import DeltaNet\n\n__all__ = ['DeltaNet']\n"
+MODELS = "from fla.layers.delta_net import DeltaNet\n\n__all__ = []\n"
+
+
+@pytest.fixture(params=["sys", "a_missing_library"])
+def site(request, tmp_path):
+    """A folder with fla-core and a package that adds layers and models, which import a library."""
+    folder = tmp_path / "site"
+    install_small_fla(folder)
+    initial = folder / "fla/__init__.py"
+    assert "extend_path" in initial.read_text()  # fla-core's: it merges all folders named fla
+    for name, text in (
+        ("layers/__init__.py", LAYERS),
+        ("layers/delta_net.py", f"import {request.param}\n\n\nclass DeltaNet:\n    pass\n"),
+        ("layers/quasar.py", "raise SystemExit('the other package has replaced the layer')\n"),
+        ("models/__init__.py", MODELS),
+    ):
+        (folder / "fla" / name).parent.mkdir(exist_ok=True)
+        (folder / "fla" / name).write_text(text)
+    return folder, request.param == "sys"
+
+
+def test_mounting_wins_over_a_package_with_layers(site):
+    folder, complete = site
+    code = """
+from quasar_kernels.mount import mount
+mount()
+import fla.layers.quasar, fla.ops.quasar
+print(fla.layers.quasar.__file__)
+from fla.layers import DeltaNet
+"""
+    done = run(code, folder)
+    assert done.stdout.split() == [str(OVERLAY / "fla/layers/quasar.py")], done.stderr
+    assert (done.returncode == 0) is complete, done.stderr
+    if not complete:
+        needed = "fla.layers needs a_missing_library for DeltaNet: install a_missing_library"
+        assert needed in done.stderr
+
+
+def test_a_tree_wins_over_a_package_with_layers(site, tmp_path):
+    folder, _ = site
+    tree = tmp_path / "tree"
+    lay_over_fla(OVERLAY, tree)
+    (tree / "fla/ops/__init__.py").write_text("")  # imports less
+    done = run("import fla.layers.quasar; print(fla.layers.quasar.__file__)", tree, folder)
+    assert done.stdout.split() == [str(tree / "fla/layers/quasar.py")], done.stderr
