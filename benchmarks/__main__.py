@@ -13,6 +13,14 @@ from pathlib import Path
 from benchmarks.engine.commands import run_case
 
 CASES = Path(__file__).with_name("cases")
+REMOVED = {
+    "claim_proof": "scripts/local_validator.py FORK --claim TOKENS_PER_SEC",
+    "gpu_tests": "python -m pytest tests/gpu --junitxml FILE",
+    "learned_recall": "python -m benchmarks recall",
+    "learned_text": "python -m quasar_kernels.blocks.language",
+    "nsight": "Nsight Compute's command of docs/tuning-a-kernel.md",
+}
+"""Cases of version 0.2 with what replaces them; their names go after version 0.3."""
 
 
 def descriptions() -> dict[str, str]:
@@ -31,6 +39,9 @@ def main() -> int:
     cases = descriptions()
     if name in cases:
         return run_case(import_module(f"benchmarks.cases.{name}"), arguments)
+    if name in REMOVED:
+        print(f"the case {name} was removed; use {REMOVED[name]}", file=sys.stderr)
+        return 2
     known = "\n".join(f"  {case:18} {text}" for case, text in cases.items())
     usage = f"usage: python -m benchmarks CASE --out FILE [options]\n\n{known}"
     if name in ("-h", "--help"):

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.analysis import ab_compare, history, profile
+from harness.analysis import ab_compare
 from harness.analysis.stats import table
 from harness.measuring.plan import EachLength
 from harness.measuring.runner import MeasurementError, Options, probe
@@ -38,8 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m harness",
         description="Check QuasarAttention in a tree and time it in the validator's own loop.",
         epilog="`python -m harness schema` prints the JSON schema of a report; `compare A B` times "
-        "two trees in turns; `history FILE` shows how a committed report's speeds changed; "
-        "`profile` shows where the time of a call goes; `gates` checks a model of blocks.",
+        "two trees in turns; `gates` checks a model of blocks.",
     )
     parser.add_argument(
         "--tree",
@@ -143,10 +142,13 @@ def _gates(words: Sequence[str]) -> int:
 _COMMANDS = {
     "schema": _schema,
     "compare": ab_compare.main,
-    "history": history.main,
-    "profile": profile.main,
     "gates": _gates,
 }
+_REMOVED = {
+    "history": "`git log -p FILE` shows how a committed report changed.",
+    "profile": "`python -m benchmarks layer_profile` shows where the time of a call goes.",
+}
+"""Replacements of commands that existed in 0.2.0."""
 
 
 @ends_quietly
@@ -159,6 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     parser, progress = _parser(), Progress()
     if words and not words[0].startswith("-"):
+        if words[0] in _REMOVED:
+            parser.error(f"{words[0]} was removed in 0.3.0. {_REMOVED[words[0]]}")
         if words[0] not in _COMMANDS:
             known = ", ".join(_COMMANDS)
             parser.error(f"there is no command {words[0]!r}; it must be one of {known}")

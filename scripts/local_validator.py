@@ -22,7 +22,12 @@ import threading
 from datetime import datetime, timezone
 from pathlib import Path
 
-from harness.analysis.judge import judge_tree
+from harness.measuring.plan import EachLength
+from harness.measuring.runner import MeasurementError, Options
+from harness.measuring.sampler import Recorder, Sampler
+from harness.measuring.trees import whole_tree
+from harness.sample import Correctness, Sample
+from harness.source import compiled_without_source
 from harness.terminal import ends_quietly, printable
 from harness.workload import VALIDATOR_LENGTHS
 from neurons.runtime import observe
@@ -33,6 +38,7 @@ from neurons.validator.evaluate import Evaluator
 from neurons.wire.protocol import QueuedSubmission
 from neurons.wire.rules import league_of, weighted_score
 from quasar_kernels.arguments import positive
+from quasar_kernels.contract import check_tree, compiled_files
 
 STOPPED = 130
 
@@ -49,8 +55,8 @@ def fork_address(fork: str) -> str:
         raise SystemExit(f"There is no folder {fork}. Name a checkout or an https address.")
     if not (Path(fork, ".git").exists() or Path(fork, "HEAD").is_file()):
         raise SystemExit(
-            f"{fork} is no git repository, which a claim needs. Judge a folder as it is by "
-            f"--repo-path {fork}."
+            f"{fork} is not a git repository, which a claim needs. --repo-path {fork} judges "
+            "a folder as it is."
         )
     return Path(fork).resolve().as_uri()
 
@@ -70,25 +76,43 @@ def newest_commit(address: str, branch: str) -> str:
     return run.stdout.split()[0]
 
 
-def judge_checkout(
-    tree: Path, lengths: list[int], device: str, timeout: float, *, debug: bool = False
-) -> int:
-    """Print a line for each finding in a checkout; return the exit status."""
-    passed = True
-    best = ""
-    for finding in judge_tree(tree, lengths, device=device, timeout=timeout):
-        passed = passed and finding.passed
-        line = f"{'pass' if finding.passed else 'FAIL'}  {finding.name}: {finding.text}"
-        print(printable(line), flush=True)  # a fork's file has any name
-        if finding.log:
-            print(finding.log.rstrip() if debug else "      --debug shows the worker's log")
-        if finding.sample is not None and not best:  # the longest comes first
-            speed, length = finding.sample.tokens_per_sec, finding.sample.length
-            league, multiplier = league_of(length)
-            best = f"weighted score {weighted_score(speed, length):,.0f}"
-            best += f" at {length} tokens; league {league}, multiplier {multiplier}"
-    print(*filter(None, ("PASSED" if passed else "REJECTED", passed and best)), sep="; ")
-    return 0 if passed else 1
+class _Printer(Recorder):
+    """Prints what has passed."""
+
+    def checked(self, correctness: Correctness) -> None:
+        checks = f"{len(correctness.checks)} checks on {correctness.device}"
+        print(f"pass  correctness: {checks}, {correctness.dtype}", flush=True)
+
+    def accepted(self, sample: Sample, _number: int) -> None:
+        speed = f"{sample.tokens_per_sec:,.0f} tokens/s, {sample.vram_mb:,.0f} MiB"
+        print(f"pass  {sample.length} tokens: {speed}", flush=True)
+
+
+def judge_checkout(tree: Path, lengths: tuple[int, ...], options: Options, *, debug: bool) -> int:
+    """Print the rules that a tree breaks, or measure it; return the exit status."""
+    broken = [f"rules: {violation}" for violation in check_tree(tree)]
+    # byte code that Python writes next to an overlay is never published
+    is_fork = (tree / "fla/__init__.py").exists()
+    compiled = compiled_files(tree / "fla") if is_fork else compiled_without_source(tree)
+    broken += [f"compiled files: fla/{name}; publish its source" for name in compiled]
+    try:
+        if not broken:
+            print("pass  rules", flush=True)
+            with whole_tree(tree) as whole:
+                sampler = Sampler(tree=whole, options=options, recorder=_Printer())
+                sampler.run(EachLength(lengths))
+    except MeasurementError as error:
+        broken = [error.explain(debug=debug)]
+    for reason in broken:
+        print("FAIL ", printable(reason))  # a fork's file may have any name
+    if broken:
+        print("REJECTED")
+        return 1
+    speed, length = sampler.of(max(lengths))[0].tokens_per_sec, max(lengths)
+    league, multiplier = league_of(length)
+    best = f"PASSED; weighted score {weighted_score(speed, length):,.0f} at {length} tokens"
+    print(f"{best}; league {league}, multiplier {multiplier}")
+    return 0
 
 
 @ends_quietly
@@ -112,13 +136,14 @@ def main() -> int:
     args = parser.parse_args()
     if args.repo_path is not None:
         if not args.repo_path.is_dir():
-            parser.error(f"--repo-path {args.repo_path} is no folder: name the root of a checkout")
+            parser.error(
+                f"--repo-path {args.repo_path} is not a folder: name the root of a checkout"
+            )
         lengths = {args.seq_len or 2048}
         if args.full:
             lengths = {*VALIDATOR_LENGTHS, args.seq_len or args.target}
-        return judge_checkout(
-            args.repo_path, sorted(lengths), args.device, args.timeout, debug=args.debug
-        )
+        options = Options(args.device, args.timeout)
+        return judge_checkout(args.repo_path, tuple(lengths), options, debug=args.debug)
     if args.fork is None or args.claim is None:
         parser.error("name a fork and its --claim, or a checkout by --repo-path")
 

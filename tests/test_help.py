@@ -16,7 +16,6 @@ Line = tuple[str, ...]
 
 INTERNAL = {
     "harness.worker": "the harness starts it with a job on stdin",
-    "harness.worker.subject.profile": "`harness profile` prints its command line",
     "neurons.runtime.identity": "a child process that calls the chain",
     "neurons.runtime.child": "runs another module",
     "benchmarks.cases.validator_loop": "a validator's script, as it is",

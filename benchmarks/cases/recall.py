@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
@@ -24,7 +23,6 @@ from benchmarks.models.model import Model, recall_loss, recalled
 from benchmarks.models.processes import in_group
 from benchmarks.models.task import Task, draw
 from benchmarks.models.ways import Prepared, prepare
-from quasar_kernels.blocks.language.recorded import RecordedStep
 
 RECALL = 0.99
 """A trained model must answer more than this share of held-out queries correctly."""
@@ -98,36 +96,24 @@ def train_prepared(
     way: str,
     task: Task,
     recipe: Recipe,
-    replayed: bool = False,
 ) -> Entry:
-    """Train a prepared model in place, in this process or with its group.
-
-    With `replayed`, a GPU replays a recorded step; this needs a training in a single process.
-    """
+    """Train a prepared model in place, in this process or with its group."""
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     started = time.perf_counter()
-    replayed = replayed and device.type == "cuda"
-    rate = torch.tensor(recipe.rate, device=device) if replayed else recipe.rate
-    optimizer = torch.optim.AdamW(prepared.parameters, lr=rate, fused=True, capturable=replayed)
-
-    def one_step(tokens: Tensor, places: Tensor, answers: Tensor) -> Tensor:
-        loss = recall_loss(prepared.call(tokens, places), answers)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        return loss.detach()
-
-    take_step = RecordedStep(one_step, device) if replayed else one_step
+    optimizer = torch.optim.AdamW(prepared.parameters, lr=recipe.rate, fused=True)
     losses, times = [], []
     for first in range(0, recipe.most_steps, recipe.every):
         since = _now(device)
         total = torch.zeros((), device=device)
         for step in range(first, first + recipe.every):
-            now = recipe.rate * min(1, (step + 1) / WARMUP)
             for group in optimizer.param_groups:
-                group["lr"] = rate.fill_(now) if isinstance(rate, Tensor) else now
+                group["lr"] = recipe.rate * min(1, (step + 1) / WARMUP)
             batch = draw(task, step, device).part(rank, world)
-            total += take_step(batch.tokens, batch.places, batch.answers)
+            loss = recall_loss(prepared.call(batch.tokens, batch.places), batch.answers)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += loss.detach()
         if world > 1:
             dist.all_reduce(total)
         losses.append(total.item() / (recipe.every * world))

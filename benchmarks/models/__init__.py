@@ -1,1 +1,1 @@
-"""Small models that are trained: their task, the ways to train them, and choices of branches."""
+"""Small models that are trained: their task, and the ways to train them."""

@@ -1,4 +1,4 @@
-"""docs/results/kernels.md and its plot: the operator, its kernels' profile, tests and sanitizer."""
+"""docs/results/kernels.md and its plot: the operator, and its kernels under compute-sanitizer."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def _lines(rows: Sequence[Compiled]) -> str:
 
 
 def check(table: Table, archs: Sequence[int], match: str, quick: bool) -> bool:
-    """Compare with the committed table and page; print the differences and the remedy."""
+    """Compare with the committed table; print the differences and the remedy."""
     kept = kernel_resources.load(kernel_resources.TABLE.read_text())
     expected = {
         (name, arch): needs
@@ -297,8 +297,6 @@ def check(table: Table, archs: Sequence[int], match: str, quick: bool) -> bool:
         if arch in archs and match in name and not (quick and not is_quick(name, arch))
     }
     wrong, notes = kernel_resources.compare(replace(kept, rows=expected), table)
-    if kernel_resources.PAGE.read_text() != kernel_resources.page(kept):
-        wrong.append(f"{kernel_resources.PAGE.name} differs from the table")
     for line in notes:
         print(f"note: {line}")
     if not wrong:
@@ -319,7 +317,7 @@ def main() -> int:
     parser.add_argument("--no-cache", action="store_true", help="compile what was compiled before")
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--check", action="store_true", help="compare with the committed table")
-    either.add_argument("--write", action="store_true", help="write the table and its page")
+    either.add_argument("--write", action="store_true", help="write the table")
     args = parser.parse_args()
     if args.write and (args.arch or args.quick or args.match):
         parser.error("--write needs every kernel on every architecture")
@@ -339,7 +337,6 @@ def main() -> int:
     table = kernel_resources.make_table(rows, kernel_resources.compiler_versions(find_nvcc()))
     if args.write:
         kernel_resources.TABLE.write_text(kernel_resources.dump(table))
-        kernel_resources.PAGE.write_text(kernel_resources.page(table))
     return 0 if not args.check or check(table, archs, args.match, args.quick) else 1
 
 

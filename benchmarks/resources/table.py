@@ -1,4 +1,4 @@
-"""The table of the kernels' resources: its file, its page in docs, and its comparison.
+"""The table of the kernels' resources: its file and its comparison.
 
 benchmarks/kernel_resources.json has the results of compile.py, and the compilers' versions. With
 the same compilers the figures must be equal. With other compilers only the list of kernels is
@@ -18,11 +18,9 @@ import triton
 from pydantic import TypeAdapter
 
 from benchmarks.engine.results import ROOT
-from benchmarks.report import documents
 from benchmarks.resources.cubin import output
 
 TABLE = ROOT / "benchmarks" / "kernel_resources.json"
-PAGE = ROOT / "docs" / "results" / "kernel-resources.md"
 WRITE = "python -m benchmarks.resources.compile --write"
 
 NO_KERNEL = "no kernel"
@@ -156,32 +154,3 @@ def _describe(table: Table, key: Key) -> str:
         return "not listed"
     needs = table.rows[key]
     return ", ".join(f"{n} {of}" for n, of in asdict(needs).items()) if needs else NO_KERNEL
-
-
-def page(table: Table) -> str:
-    """Return the page of docs, with a row for each kernel and a column for each architecture."""
-    archs = sorted({arch for _, arch in table.rows})
-    listed = {name for name, _ in table.needs}
-    files = {name.partition(":")[0] for name in listed}
-    listed |= {name for name, _ in table.rows if name not in files}
-    (text,) = documents.page(
-        "kernel-resources",
-        compilers=table.compilers,
-        needs=list(table.needs.values()),
-        no_kernel=NO_KERNEL,
-        rows=[
-            {"kernel": name, **{f"sm_{arch}": _cell(table, (name, arch)) for arch in archs}}
-            for name in sorted(listed)
-        ],
-        triton_shared=max(
-            (of.shared for (name, _), of in table.needs.items() if ".cu" not in name), default=0
-        ),
-    ).values()
-    return text
-
-
-def _cell(table: Table, key: Key) -> str:
-    if key not in table.needs:
-        return NO_KERNEL if (key[0].partition(":")[0], key[1]) in table.rows else "-"
-    needs = table.needs[key]
-    return f"{needs.registers} / {needs.spills} / {needs.shared / 1024:.3g}"

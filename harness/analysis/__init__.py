@@ -1,1 +1,1 @@
-"""Commands that compare, profile and check trees, and tables of samples."""
+"""A command that compares trees, its statistics, and tables of samples."""

@@ -59,19 +59,3 @@ class Reply(Frozen):
     failure: Kind | None = None
     reason: str = ""
     body: dict[str, JsonValue] | None = None
-
-
-class ProfileRow(Frozen):
-    """One operation or kernel of a call: its own time in milliseconds, and its share of all."""
-
-    name: str
-    calls: float
-    ms: float
-    share: float
-
-
-class Profile(Frozen):
-    """A call's operations by time, the longest first; on a GPU its kernels."""
-
-    device: Literal["cuda", "cpu"]
-    rows: tuple[ProfileRow, ...]

@@ -24,6 +24,7 @@ if not __package__:  # run as a file: Python has put this folder instead of the 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from neurons.embedded.subnet import QUIET_SECONDS, EmbeddedSubnet
+from neurons.miner.api_address import absent
 from neurons.miner.command_line import backup, commands, help
 from neurons.miner.command_line.commands import echo, log_file, read_settings
 from neurons.miner.command_line.metrics import serving
@@ -31,7 +32,7 @@ from neurons.miner.command_line.options import Commands, add_command, shared
 from neurons.miner.command_line.status import JOURNAL, summary
 from neurons.miner.command_line.update import log_updates
 from neurons.miner.context import Context
-from neurons.miner.cycle import State, Submission
+from neurons.miner.cycle import BEFORE_COMMITMENT, State, Submission
 from neurons.miner.daemon import run_cycle, run_forever, warn_of_other_hotkeys
 from neurons.miner.journal import Journal
 from neurons.miner.premature import warn_of_early_judgement
@@ -43,6 +44,7 @@ from neurons.runtime.errors import EX_CONFIG, ConfigError, QuasarError
 from neurons.runtime.flags import CONTEXT, Given, run_command, show_version
 from neurons.runtime.heartbeat import notify
 from neurons.runtime.identity import (
+    IF_SERVED,
     OFFLINE,
     ChainUnreachable,
     Identity,
@@ -202,13 +204,17 @@ def _log_registration(settings: Settings, me: Identity) -> None:
         log.warning(f"the registration is unknown: {error}")
         return
     if uid is None:
-        command = registration_command(settings)
-        log.warning("the hotkey is not registered on the subnet", remedy=command)
+        sentence = f"the hotkey is not registered on the subnet; {IF_SERVED}"
+        log.warning(sentence, remedy=registration_command(settings))
     else:
         log.info("the hotkey is registered", uid=uid, netuid=settings.netuid)
 
 
 def _once(context: Context, embedded: bool) -> int:
+    live = context.journal.live_submissions(context.identity.hotkey)
+    uncommitted = all(one.position in BEFORE_COMMITMENT for one in live)
+    if uncommitted and context.client.serves_competition() is False:
+        raise ConfigError(f"{absent(context)}.")
     submission = run_cycle(context)
     echo(summary(submission, context.settings.state_dir))
     if context.stop.is_set():

@@ -1,4 +1,4 @@
-"""Follows the validator API to another address, if the API there holds the submission."""
+"""Which API answers at VALIDATOR_API_URL: the submission's own, and one of this competition."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from neurons.miner.cycle import BEFORE_COMMITMENT, Submission
 from neurons.miner.standing import is_shown_revealed
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.values import LOOPBACK
+
+ABSENT_SECONDS = 3600.0
+"""Pause before the next look at an API that does not serve this competition."""
 
 
 def follow_api(submission: Submission, context: Context) -> Submission:
@@ -41,6 +44,21 @@ def follow_api(submission: Submission, context: Context) -> Submission:
     context.journal.move_api(old, new)
     context.log.info("the API has another address", submission=submission.id, was=old, now=new)
     return context.journal.get(submission.id)
+
+
+def require_competition(context: Context) -> None:
+    """Raise Retry, with a long pause, if the API does not serve this competition."""
+    if context.client.serves_competition() is False:
+        raise Retry(absent(context), ABSENT_SECONDS)
+
+
+def absent(context: Context) -> str:
+    """Return the sentence about an API that does not serve this competition."""
+    return (
+        f"{context.client.base_url} has no /commit_submission, so it does not serve this "
+        "competition, and nothing is submitted. Check VALIDATOR_API_URL; docs/operating.md says "
+        "what is known about the subnet"
+    )
 
 
 def _is_listed(submission: Submission, context: Context) -> bool:

@@ -6,13 +6,23 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from neurons.runtime.errors import QuasarError
+from neurons.runtime.errors import Fault, HeldUntilRelease, QuasarError
+from neurons.wire.outcomes import Banned, HashMismatch
 from neurons.wire.protocol import WIRE_VERSION, Benchmarks, commitment
 
 RETRY_FIRST_SECONDS = 2.0
 RETRY_MAX_SECONDS = 300.0
 RETRY_AFTER_MAX_SECONDS = 3600.0
 """Longest Retry-After in seconds: a mistaken date must not stop a miner for years."""
+
+HELD_FIRST_SECONDS = 600.0
+HELD_MAX_SECONDS = 6 * 3600.0
+
+REVEAL_MAX_SECONDS = 600.0
+"""Longest pause between commitment and reveal, except a ban's: the time to reveal is limited."""
+
+NEVER = 253_402_300_799.0
+"""`retry_at` of a submission that only `release` continues: the end of the year 9999."""
 
 
 class IllegalTransition(QuasarError):
@@ -38,7 +48,7 @@ class State(str, Enum):
     PREMATURE = "PREMATURE"  # a validator judged it before its reveal, without a measurement
     ABANDONED = "ABANDONED"  # ended without a verdict; `reason` has the cause
     FAILED = "FAILED"  # the miner retries from `resume_state` at `retry_at`
-    HELD = "HELD"  # waits for a person
+    HELD = "HELD"  # as FAILED with long pauses; some faults wait for `release` or `abandon`
 
 
 class Step(str, Enum):
@@ -67,6 +77,7 @@ FROZEN_FIELDS = (*_CLAIM_FIELDS, "salt", "commitment_hash")
 
 BEFORE_COMMITMENT = frozenset({State.NEW, State.PUBLISHED, State.MEASURED, State.CLAIMED})
 """States in which nothing has been sent, so all fields may change."""
+AWAITS_REVEAL = frozenset({State.COMMITTED, State.REVEALING})
 _NEXT: dict[State, tuple[State, ...]] = {
     State.NEW: (State.PUBLISHED,),
     State.PUBLISHED: (State.MEASURED, State.NEW),
@@ -113,8 +124,8 @@ class Submission:
     api_url: str
     auto_target: bool = False
     state: State = State.NEW
-    # the state to continue in after FAILED, or after HELD when a person has acted; None in HELD if
-    # the submission can only be abandoned
+    # the state to continue in after FAILED or HELD; None in HELD if the submission can only be
+    # abandoned
     resume_state: State | None = None
     content_digest: str | None = None
     fork_url: str | None = None
@@ -146,8 +157,9 @@ class Submission:
     weighted_score: float | None = None
     reason: str | None = None
     remedy: str | None = None
+    # the end of the pause in FAILED or HELD; earlier versions stored None for HELD
     retry_at: float | None = None
-    attempts: int = 0  # consecutive failures in the present state
+    attempts: int = 0  # consecutive failures in the present state; `release` resets it
     created_at: float = 0.0
     updated_at: float = 0.0
 
@@ -183,13 +195,19 @@ class Submission:
         return self.state is State.PREMATURE and self.weighted_score is None
 
     @property
+    def paused(self) -> bool:
+        """Whether it is FAILED or HELD and the miner continues it by itself."""
+        waits = self.state in (State.FAILED, State.HELD) and self.resume_state is not None
+        return waits and self.retry_at != NEVER
+
+    @property
     def position(self) -> State:
         """The present state; for FAILED and HELD, the state to resume if there is one."""
         return self.resume_state or self.state
 
 
 def next_step(submission: Submission) -> Step | None:
-    """Return the next step; None if the submission is closed or waits for a person."""
+    """Return the next step; None if the submission is closed or HELD."""
     if submission.state is State.CLAIMED:
         return Step.SUBMIT if submission.mode == "direct" else Step.COMMIT
     return _STEPS.get(submission.state)
@@ -230,43 +248,52 @@ def backoff_seconds(attempts: int, jitter: float, after: float | None = None) ->
     return max(longest * (0.5 + 0.5 * jitter), requested + jitter)
 
 
-def fail(
-    submission: Submission, reason: str, now: float, jitter: float, after: float | None = None
+def pause(
+    submission: Submission, fault: Fault, now: float, jitter: float, holds: int = 0
 ) -> Submission:
-    """Return `submission` as FAILED, to continue in its state after a growing pause."""
+    """Return `submission` as FAILED or HELD, to continue in its state after a growing pause.
+
+    `holds` is how often it was HELD in a row in this state; its pauses grow from 10 minutes to 6
+    hours. Between commitment and reveal, no pause but a ban's is longer than 10 minutes.
+    """
     if submission.closed or submission.state in (State.HELD, State.FAILED):
-        raise IllegalTransition(f"{submission.state.value} cannot fail.")
-    attempts = submission.attempts + 1
+        raise IllegalTransition(f"{submission.state.value} cannot be paused.")
+    attempts, held_after = submission.attempts + 1, fault.held_after
+    held = held_after is not None and attempts > held_after
+    if held:
+        seconds = min(HELD_MAX_SECONDS, HELD_FIRST_SECONDS * 2.0 ** min(holds, 30))
+    else:
+        seconds = backoff_seconds(attempts, jitter, fault.after)
+    if submission.state in AWAITS_REVEAL and not isinstance(fault, Banned):
+        seconds = min(seconds, REVEAL_MAX_SECONDS)
     return _moved(
         submission,
-        State.FAILED,
+        State.HELD if held else State.FAILED,
         now,
-        resume_state=submission.state,
-        reason=reason,
+        resume_state=None if isinstance(fault, HashMismatch) else submission.state,
+        reason=fault.reason,
+        remedy=fault.remedy or None,
         attempts=attempts,
-        retry_at=now + backoff_seconds(attempts, jitter, after),
+        retry_at=NEVER if isinstance(fault, HeldUntilRelease) else now + seconds,
     )
 
 
-def hold(
-    submission: Submission, reason: str, remedy: str, now: float, *, final: bool = False
-) -> Submission:
-    """Return `submission` as HELD; if `final`, it can only be abandoned."""
-    if submission.closed or submission.state is State.HELD:
-        raise IllegalTransition(f"{submission.state.value} cannot be held.")
-    back = None if final else submission.position
-    return _moved(submission, State.HELD, now, resume_state=back, reason=reason, remedy=remedy)
+def may_continue(paused: Submission, now: float) -> bool:
+    """Return whether the pause of a FAILED or HELD submission has ended.
+
+    It has if the clock was set back since its start, because it would otherwise take too long.
+    """
+    return paused.paused and not paused.updated_at <= now < (paused.retry_at or 0.0)
 
 
-def resume(submission: Submission, now: float) -> Submission:
-    """Return a FAILED or HELD `submission` in its `resume_state`.
+def resume(submission: Submission, now: float, *, reset: bool = False) -> Submission:
+    """Return a FAILED or HELD `submission` in its `resume_state`; `reset` forgets its failures.
 
-    Resuming from HELD resets the number of failures; resuming from FAILED does not. Raises an
-    IllegalTransition if it has no state to resume.
+    Raises an IllegalTransition if it has no state to resume.
     """
     if submission.state not in (State.FAILED, State.HELD) or submission.resume_state is None:
         raise IllegalTransition(f"{submission.state.value} has no state to resume.")
-    attempts = 0 if submission.state is State.HELD else submission.attempts
+    attempts = 0 if reset else submission.attempts
     return _moved(submission, submission.resume_state, now, attempts=attempts)
 
 

@@ -8,17 +8,16 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from neurons.miner import cycle, selection
-from neurons.miner.api_address import follow_api
+from neurons.miner.api_address import absent, follow_api, require_competition
 from neurons.miner.context import Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Step, Submission
 from neurons.miner.journal import Journal, StaleSubmission
 from neurons.miner.premature import submission_mode
 from neurons.miner.rounds import is_due
 from neurons.miner.steps import claim, commit, follow, measure, publish, reveal, submit
-from neurons.runtime.errors import Held, Retry
+from neurons.runtime.errors import Fault, Held
 from neurons.runtime.heartbeat import FIRST_SECONDS, heartbeat
 from neurons.runtime.process import DISK_FAULTS, Stopped
-from neurons.wire.outcomes import HashMismatch
 
 Result = TypeVar("Result")
 
@@ -36,13 +35,17 @@ REMIND_SECONDS = 3600.0
 
 
 def run_cycle(context: Context) -> Submission:
-    """Process a submission until it is closed or HELD, or until a stop; return it.
+    """End all pauses, as a start does, then process a submission until it is closed or HELD.
 
-    The live submission of this hotkey and target continues, even from HELD: a restart counts as a
-    person's request to try again. Commitments to other targets are finished first. After a
-    premature commitment, the miner submits the same claim directly. Raises Stopped if a stop comes
-    before there is a submission.
+    Returns it, also at a stop. Commitments to other targets are finished first. After a premature
+    commitment, the miner submits the same claim directly. Raises Stopped if a stop comes before
+    there is a submission.
     """
+    _despite_faults(context, lambda: selection.end_pauses(context))
+    return _run_cycle(context)
+
+
+def _run_cycle(context: Context) -> Submission:
     for other in _despite_faults(context, lambda: selection.others(context)):
         _drive(other, context)
     submission = _drive(_despite_faults(context, lambda: selection.current(context)), context)
@@ -58,15 +61,17 @@ def run_forever(
     watch = _Watch(context)
     interval = max(context.settings.optimization_interval, SHORTEST_INTERVAL_SECONDS)
     try:
+        _despite_faults(context, lambda: selection.end_pauses(context))
         if selection.live(context) is not None or _despite_faults(context, watch.wants_cycle):
-            after_cycle(run_cycle(context))
+            after_cycle(_run_cycle(context))
         else:
             context.log.info("waiting for a new round or changed kernels")
         while True:
-            context.wait(interval)
+            due = _despite_faults(context, lambda: selection.seconds_to_retry(context))
+            context.wait(min(interval, max(due, SHORTEST_INTERVAL_SECONDS)))
             if _despite_faults(context, watch.wants_cycle):
                 _stop_tuning(context)
-                after_cycle(run_cycle(context))
+                after_cycle(_run_cycle(context))
             else:
                 _tune(context)
     except Stopped:
@@ -89,17 +94,17 @@ def _stop_tuning(context: Context) -> None:
 
 
 def release(journal: Journal, submission: Submission, now: float) -> Submission:
-    """Resume a held submission, as a person decided; or raise an IllegalTransition."""
+    """Resume a HELD submission at its owner's request; or raise an IllegalTransition."""
     if submission.state is State.HELD and submission.resume_state is None:
         raise cycle.IllegalTransition(
             f"Submission {submission.id} cannot go on: {submission.reason} Abandon it instead."
         )
-    after = cycle.resume(submission, now)
+    after = cycle.resume(submission, now, reset=True)
     return journal.transition(submission, after, kind="acknowledged")
 
 
 def abandon(journal: Journal, submission: Submission, now: float) -> Submission:
-    """End a live submission without a verdict, as a person's decision."""
+    """End a live submission without a verdict, at its owner's request."""
     after = cycle.abandon(submission, "Abandoned by its owner.", now)
     return journal.transition(submission, after, kind="acknowledged")
 
@@ -167,6 +172,8 @@ def _run_step(step: Step, submission: Submission, context: Context) -> Submissio
         return _resume(submission, context)
     try:
         submission = follow_api(submission, context)
+        if submission.state in (State.NEW, State.CLAIMED):
+            require_competition(context)
         quiet = context.quiet_seconds
         with heartbeat(
             context.log,
@@ -176,30 +183,25 @@ def _run_step(step: Step, submission: Submission, context: Context) -> Submissio
             submission=submission.id,
         ):
             return STEPS[step](submission, context)
-    except Retry as fault:
-        if context.stop.is_set():
+    except Fault as caught:
+        fault = caught
+        if context.stop.is_set() and not isinstance(fault, Held):
             raise Stopped("stop requested") from fault
-        present = context.journal.get(submission.id)
-        failed = cycle.fail(present, fault.reason, context.now(), context.jitter(), fault.after)
-        return context.record(present, failed)
-    except Held as fault:
-        reason, remedy, final = fault.reason, fault.remedy, isinstance(fault, HashMismatch)
     except sqlite3.IntegrityError:
-        reason, final = "Another live submission has this hotkey and target length.", False
-        remedy = "Wait for its verdict, or run `python -m neurons.miner abandon`."
+        reason = "Another live submission has this hotkey and target length."
+        fault = Held(reason, "Wait for its verdict, or run `python -m neurons.miner abandon`.")
     present = context.journal.get(submission.id)
-    return context.record(present, cycle.hold(present, reason, remedy, context.now(), final=final))
+    holds = context.journal.holds(present)
+    return context.record(
+        present, cycle.pause(present, fault, context.now(), context.jitter(), holds)
+    )
 
 
 def _resume(submission: Submission, context: Context) -> Submission:
-    """Wait until a failed submission may be tried again, for a bounded time."""
+    """Wait until a FAILED submission may be tried again, for a bounded time."""
     left = (submission.retry_at or 0.0) - context.now()
-    left = min(max(left, 0.0), cycle.RETRY_AFTER_MAX_SECONDS + 1.0)
-    # the log shows the reason again after a restart
-    if left and submission.id not in context.logged_failures:
-        context.log.info("waiting", seconds=round(left), reason=submission.reason)
-    context.wait(left)
-    return context.record(submission, cycle.resume(submission, context.now()))
+    context.wait(min(max(left, 0.0), (submission.retry_at or 0.0) - submission.updated_at))
+    return selection.resume(submission, context)
 
 
 class _Watch:
@@ -217,10 +219,16 @@ class _Watch:
         if selection.others(context):
             return True
         if live is not None:
-            return live.state is not State.HELD or self._may_continue(live)
+            if live.state is not State.HELD or selection.is_due(live, context):
+                return True
+            self._remind("still held", submission=live.id, reason=live.reason, remedy=live.remedy)
+            return False
+        if context.client.serves_competition() is False:
+            self._remind(absent(context))
+            return False
         try:
             now = context.client.current_round()
-        except (Retry, Held) as fault:
+        except Fault as fault:
             self._failures += 1
             _pause(context, self._failures, fault.reason)
             return False
@@ -230,16 +238,6 @@ class _Watch:
         if is_due(last, now, digest, mode):
             return True
         self._remind("these kernels have their verdict in this round; waiting for a change")
-        return False
-
-    def _may_continue(self, held: Submission) -> bool:
-        """Return whether the kernels changed since the submission was held, or a retry is due."""
-        digest = self._context.content_digest()
-        if held.position in BEFORE_COMMITMENT and held.content_digest not in (None, digest):
-            return True
-        if selection.is_retry_due(held, self._context.now()):
-            return True
-        self._remind("still held", submission=held.id, reason=held.reason, remedy=held.remedy)
         return False
 
     def _remind(self, sentence: str, **details: object) -> None:

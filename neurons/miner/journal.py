@@ -195,6 +195,16 @@ class Journal:
         ).fetchone()
         return int(row[0])
 
+    def holds(self, submission: Submission) -> int:
+        """Count how often it was HELD in its present state since `release` or another step."""
+        row = self._database.execute(
+            """SELECT count(*) FROM events WHERE submission = :id AND state = 'HELD'
+                AND id > coalesce((SELECT max(id) FROM events WHERE submission = :id
+                    AND (kind = 'acknowledged' OR state NOT IN ('FAILED', 'HELD', :state))), 0)""",
+            {"id": submission.id, "state": submission.state.value},
+        ).fetchone()
+        return int(row[0])
+
     def _add_event(self, key: int, at: float, kind: str, state: State, note: str | None) -> None:
         self._database.execute(
             "INSERT INTO events (submission, at, kind, state, note) VALUES (?, ?, ?, ?, ?)",

@@ -22,11 +22,11 @@ from harness.sample import Kind, Sample, accepted
 from harness.source import source_digest
 from harness.workload import LENGTHS, VALIDATOR_LENGTHS
 from neurons.miner.recorder import ReportRecorder
-from neurons.runtime.errors import Held, Retry
+from neurons.runtime.errors import Fault, Held
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
 
-CRASHES_ALLOWED = 3
+CRASHES_BEFORE_HELD = 2
 
 MACHINE_ATTEMPTS, MACHINE_RETRY_SECONDS = 6, 60.0
 """Number of attempts to describe the machine before the submission is held, and the least pause
@@ -56,24 +56,18 @@ def describe_machine(
     device: str,
     probe: Callable[[Options], Environment] = probe,
     stop: threading.Event | None = None,
-    *,
-    failures: int = MACHINE_ATTEMPTS - 1,
 ) -> Environment:
-    """Return the machine's description, which a child process makes; or raise Held or Stopped.
-
-    After fewer than MACHINE_ATTEMPTS `failures`, with this one, it raises Retry instead of Held.
-    """
+    """Return the machine's description, which a child process makes; or raise Fault or Stopped."""
     try:
         return probe(Options(device, stop=stop))
     except MeasurementError as error:
         if error.kind == "stopped":
             raise Stopped("stop requested") from None
-        if failures + 1 < MACHINE_ATTEMPTS:
-            reason = f"Nothing can be measured here at the moment: {error.reason}."
-            raise Retry(reason, MACHINE_RETRY_SECONDS) from error
-        raise Held(
-            f"Nothing can be measured here: {error.reason}.",
+        raise Fault(
+            f"Nothing can be measured on this machine: {error.reason}.",
             error.remedy or f"Remove this cause, or change DEVICE={device}.",
+            MACHINE_RETRY_SECONDS,
+            MACHINE_ATTEMPTS - 1,
         ) from error
 
 
@@ -81,14 +75,13 @@ def describe_machine(
 class ClaimMeasurement:
     """The measurement of one commit on one machine, from which a claim is derived.
 
-    A method that measures raises Held or Retry if the measurement fails, and Stopped at a stop.
+    A method that measures raises Fault if the measurement fails, and Stopped at a stop.
     """
 
     sampler: Sampler
     recorder: ReportRecorder
     runs: int  # minimum number of samples of the target
     most: int  # maximum number of samples of the target
-    crashes: int = 0  # consecutive crashes of workers before this measurement
     fresh: bool = False  # whether to ignore earlier reports
 
     def run_targets(self, targets: Iterable[int]) -> None:
@@ -99,7 +92,7 @@ class ClaimMeasurement:
         """
         targets, failed = tuple(targets), {failure.length for failure in self.sampler.failures}
         if not any(failed.isdisjoint(self._plan(target).lengths) for target in targets):
-            # Only a submission that was held starts without a target: a person lets it try again.
+            # Only a submission that was HELD starts without a target, and it is tried again.
             self.sampler.failures = []
         with self.recorder:
             for target in targets:
@@ -169,7 +162,7 @@ class ClaimMeasurement:
             self.sampler.run(plan)
         except MeasurementError as error:
             self.recorder.log.debug("the worker's last words", log=error.log_tail)
-            raise _consequence(error, self.crashes) from error
+            raise _consequence(error) from error
         failed = {failure.length for failure in self.sampler.failures}
         return failed.isdisjoint(plan.lengths)
 
@@ -183,7 +176,6 @@ def new_measurement(
     log: BoundLogger,
     *,
     stop: threading.Event | None = None,
-    crashes: int = 0,
     fresh: bool = False,
     **parts: Any,
 ) -> ClaimMeasurement:
@@ -207,7 +199,7 @@ def new_measurement(
         **parts,
     )
     most = max(CPU_RUNS_MOST if on_cpu else RUNS_MOST, settings.claim_runs)
-    return ClaimMeasurement(sampler, recorder, settings.claim_runs, most, crashes, fresh)
+    return ClaimMeasurement(sampler, recorder, settings.claim_runs, most, fresh)
 
 
 def _earlier_samples(
@@ -243,7 +235,7 @@ def _usable(report: Report, environment: Environment, code: str) -> dict[int, li
     }
 
 
-def _consequence(error: MeasurementError, crashes: int) -> Held | Retry | Stopped:
+def _consequence(error: MeasurementError) -> Fault | Stopped:
     if error.kind == "stopped":
         return Stopped("stop requested")
     if error.kind == "gate":
@@ -255,9 +247,8 @@ def _consequence(error: MeasurementError, crashes: int) -> Held | Retry | Stoppe
         return Held(f"The fork cannot be imported: {error.reason}.", error.remedy)
     if error.kind == "disturbed":
         return Held(f"{error.reason}.", "Stop other programs that use the GPU, or cool it.")
-    if crashes + 1 < CRASHES_ALLOWED:
-        return Retry(f"The worker at {error.length} tokens failed: {error.reason}.")
-    return Held(
-        f"The worker at {error.length} tokens failed {CRASHES_ALLOWED} times: {error.reason}.",
+    return Fault(
+        f"The worker at {error.length} tokens failed: {error.reason}.",
         "Check the GPU with nvidia-smi, and run `python -m harness` for the worker's output.",
+        held_after=CRASHES_BEFORE_HELD,
     )

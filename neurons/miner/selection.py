@@ -9,17 +9,31 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Submission
 from neurons.miner.premature import submission_mode
 
-HELD_RETRY_SECONDS = 600.0
-"""Seconds until a commitment that is HELD before its reveal is tried again."""
+STARTED = BEFORE_COMMITMENT - {State.NEW}
+"""States that a change of the kernels takes back to NEW."""
+
+
+def end_pauses(context: Context) -> None:
+    """Resume the paused submissions of this hotkey, whatever a clock or a server said before."""
+    for submission in context.journal.live_submissions(context.identity.hotkey):
+        if submission.paused:
+            resume(submission, context)
+
+
+def resume(paused: Submission, context: Context) -> Submission:
+    """Resume a FAILED or HELD submission; this never counts as an acknowledgement."""
+    if paused.state is State.HELD or paused.id not in context.logged_failures:
+        context.log.info("trying again", submission=paused.id, reason=paused.reason)
+    return context.record(paused, cycle.resume(paused, context.now()))
 
 
 def current(context: Context) -> Submission:
-    """Return the submission to continue: the live one, resumed if it is HELD, or a new one."""
+    """Return the submission to continue: the live one, resumed if it is due, or a new one."""
     submission = live(context)
     if submission is None:
         submission = create(context)
-    elif submission.state is State.HELD and submission.resume_state is not None:
-        submission = _resume(submission, context)
+    elif submission.state is State.HELD and is_due(submission, context):
+        submission = resume(submission, context)
     elif submission.state is not State.HELD:
         state = submission.position.value
         context.log.info("going on", submission=submission.id, state=state)
@@ -71,26 +85,25 @@ def others(context: Context) -> list[Submission]:
             context.record(other, cycle.abandon(other, reason, context.now()))
         elif other.state is not State.HELD:
             committed.append(other)
-        elif is_retry_due(other, context.now()):
-            committed.append(_resume(other, context))
+        elif cycle.may_continue(other, context.now()):
+            committed.append(resume(other, context))
     return committed
 
 
-def is_retry_due(held: Submission, now: float) -> bool:
-    """Return whether a held commitment is due for another attempt without a person's action.
-
-    It is due if the clock was set back after it was held: its window for the reveal is limited.
-    """
+def is_due(held: Submission, context: Context) -> bool:
+    """Return whether a HELD submission's pause has ended, or its kernels have changed."""
+    if cycle.may_continue(held, context.now()):
+        return True
     return (
-        held.state is State.HELD
-        and held.resume_state in (State.COMMITTED, State.REVEALING)
-        and not 0 <= now - held.updated_at < HELD_RETRY_SECONDS
+        held.paused and held.position in STARTED and held.content_digest != context.content_digest()
     )
 
 
-def _resume(held: Submission, context: Context) -> Submission:
-    context.log.info("trying again", submission=held.id, held_for=held.reason)
-    return context.record(held, cycle.resume(held, context.now()))
+def seconds_to_retry(context: Context) -> float:
+    """Return the seconds until the next pause of this hotkey's submissions ends."""
+    now, hotkey = context.now(), context.identity.hotkey
+    paused = [one for one in context.journal.live_submissions(hotkey) if one.paused]
+    return min(((one.retry_at or now) - now for one in paused), default=float("inf"))
 
 
 def _can_reuse_claim(last: Submission | None, mode: str, context: Context) -> TypeGuard[Submission]:
@@ -106,8 +119,7 @@ def _can_reuse_claim(last: Submission | None, mode: str, context: Context) -> Ty
 
 def _restart_if_changed(submission: Submission, context: Context) -> Submission:
     """Return to NEW a submission whose kernels changed before its commitment."""
-    started = BEFORE_COMMITMENT - {State.NEW}
-    if submission.state in started and submission.content_digest != context.content_digest():
+    if submission.state in STARTED and submission.content_digest != context.content_digest():
         context.log.info("the kernels changed", submission=submission.id)
         return context.move(submission, State.NEW)
     return submission

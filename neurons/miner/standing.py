@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from neurons.miner.cycle import Submission
 from neurons.wire.client import ApiClient, Queue
-from neurons.wire.outcomes import Refused, TooLarge, Uncertain
+from neurons.wire.outcomes import TooLarge, Uncertain
 from neurons.wire.protocol import Performer, QueuedSubmission, unix_time
 
 LIMITS = (100, 1_000, 10_000)
@@ -69,7 +69,7 @@ def _lists(client: ApiClient) -> Iterator[tuple[Queue, int]]:
     for limit in LIMITS:
         try:
             queue, rows = _read_list(client, limit)
-        except (Refused, Uncertain):
+        except Uncertain:
             return
         yield queue, rows
 

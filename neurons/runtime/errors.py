@@ -48,13 +48,44 @@ def not_writable(state_dir: Path, error: OSError) -> ConfigError:
     return ConfigError(Problem(problem, remedy))
 
 
-class Held(QuasarError):
-    """A submission must stop until a person acts. `reason` and `remedy` contain no secrets."""
+class Fault(QuasarError):
+    """A submission's step failed. The miner pauses it, then runs the step again.
 
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(f"{reason} {remedy}")
+    `reason` and `remedy` contain no secrets. The pause is FAILED, or HELD once more than
+    `held_after` failures in a row came before it; None means FAILED for ever. `after` is the least
+    pause in seconds that the other side requested.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        remedy: str = "",
+        after: float | None = None,
+        held_after: int | None = None,
+    ) -> None:
+        super().__init__(f"{reason} {remedy}".rstrip())
         self.reason = reason
         self.remedy = remedy
+        self.after = after
+        self.held_after = held_after
+
+
+class Retry(Fault):
+    """A temporary fault: the pauses are short, and last at least `after` seconds."""
+
+    def __init__(self, reason: str, after: float | None = None) -> None:
+        super().__init__(reason, after=after)
+
+
+class Held(Fault):
+    """A fault that waiting alone hardly ends: the submission is HELD, with long pauses."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason, remedy, held_after=0)
+
+
+class HeldUntilRelease(Held):
+    """A fault after which the miner must not continue by itself: only `release` does."""
 
 
 class Postponed(QuasarError):
@@ -63,12 +94,3 @@ class Postponed(QuasarError):
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
         self.remedy = remedy
-
-
-class Retry(QuasarError):
-    """A temporary fault: retry the same step later, at the earliest `after` seconds from now."""
-
-    def __init__(self, reason: str, after: float | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.after = after

@@ -24,6 +24,8 @@ CHAIN_SECONDS = 20.0
 WEIGHTS_SECONDS = 180.0
 """Includes the wait until the block with the weights is final."""
 OFFLINE = "offline"
+IF_SERVED = "register it only if the subnet runs this competition (docs/operating.md)"
+"""Accompanies the command that registers a hotkey, which costs TAO."""
 
 
 class ChainUnreachable(QuasarError):

@@ -93,7 +93,9 @@ class Settings(BaseModel):
     them private for about 20 minutes longer.
     """
     validator_api_url: Annotated[Url, Form("an https address; http on this machine")] | None = None
-    """The subnet's validator API; see the subnet's documentation. Required."""
+    """The validator API of the competition; its organiser gives the address. Required. See
+    docs/operating.md for what netuid 24 does today.
+    """
     submission_mode: Literal["auto", "commit_reveal", "direct"] = "auto"
     """commit_reveal hides the fork's address, the commit and the claim until a later block. direct
     submits everything in one call. auto commits and reveals unless validators of this API seem to

@@ -10,16 +10,19 @@ import httpx
 import stamina
 from pydantic import BaseModel, Field, field_validator
 
+from neurons.runtime.errors import Retry
 from neurons.runtime.identity import Identity
 from neurons.wire import protocol
 from neurons.wire.body import Reply
 from neurons.wire.connection import REPLY_SECONDS, Connection, Limiter, Query
-from neurons.wire.outcomes import ReplyLost, ServerFault, Unreachable
+from neurons.wire.outcomes import ReadRefused, Refused, ReplyLost, ServerFault, Unreachable
 
 REQUESTS_A_MINUTE = 9
 """One less than the documented limit of 10."""
 LIST_BYTES = 2**25
 """Limit in bytes on a reply that lists all miners' rows, enough for 140,000 open commitments."""
+ROUTE_STATUSES = {404: False, 405: True}
+"""What the reply to GET shows of a route that accepts only POST: whether the server has it."""
 QUICK_ATTEMPTS = 3
 QUICK_SECONDS = 8.0
 _QUICKLY = stamina.RetryingCaller(
@@ -84,6 +87,18 @@ class ApiClient(Connection):
             base_url, identity, transport=transport, now=now, reply_seconds=reply_seconds
         )
         self._limit = None if self.on_loopback else Limiter(REQUESTS_A_MINUTE, wait)
+
+    def serves_competition(self) -> bool | None:
+        """Return whether this API has the route for commitments; None if that is unknown.
+
+        The route accepts POST only, so that GET is answered with 405 if it exists, otherwise 404.
+        """
+        if self._limit:
+            self._limit()
+        try:
+            return ROUTE_STATUSES.get(self.status_of("/commit_submission"))
+        except Retry:
+            return None
 
     def current_round(self) -> protocol.Round:
         """GET /get_current_round, which also starts a round if none is active."""
@@ -173,7 +188,12 @@ class ApiClient(Connection):
         self, route: str, reply: type[Reply], query: Query | None = None, **options: Any
     ) -> Reply:
         retried = (Unreachable, ReplyLost, ServerFault)
-        return _QUICKLY(retried, lambda: self._once("GET", route, reply, query=query, **options))
+        try:
+            return _QUICKLY(
+                retried, lambda: self._once("GET", route, reply, query=query, **options)
+            )
+        except Refused as refusal:
+            raise ReadRefused(refusal.reason.removesuffix(".")) from None
 
     def _post(self, route: str, body: BaseModel, reply: type[Reply]) -> Reply:
         return _QUICKLY(

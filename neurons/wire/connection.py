@@ -193,6 +193,19 @@ class Connection:
             raise fault_of(route, response.status_code, response.headers, data, self.server_time())
         return parse_reply(route, data, reply)
 
+    def status_of(self, route: str) -> int:
+        """GET a route without credentials and return the reply's status; its body is not read.
+
+        Raises Retry without a reply.
+        """
+        stream = self._http.stream("GET", route, extensions={"trace": self._time_limit})
+        try:
+            longest = CONNECT_SECONDS + self._reply_seconds
+            with self._time_limit.within(longest), stream as response:
+                return response.status_code
+        except httpx.HTTPError as error:
+            raise_transport(self.base_url, route, error)
+
     def _pieces(self, route: str, response: httpx.Response, most: int) -> Iterator[bytes]:
         """Yield the decoded body within one deadline; httpx's own restarts at every packet."""
         deadline = time.monotonic() + self._reply_seconds

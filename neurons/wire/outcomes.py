@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import timezone
 from email.utils import parsedate_to_datetime
 
-from neurons.runtime.errors import Held, Retry
+from neurons.runtime.errors import Held, HeldUntilRelease, Retry
 from neurons.runtime.observe import redact_text
 
 DETAIL_BYTES = 2**13
@@ -69,6 +69,10 @@ class ProtocolFault(Uncertain):
     """A reply that violates the protocol: not JSON, NaN, wrong types."""
 
 
+class ReadRefused(Uncertain):
+    """A 4xx with a message for an unsigned GET: it says nothing about a submission."""
+
+
 class TooLarge(ProtocolFault):
     """A reply beyond the size limit."""
 
@@ -101,8 +105,12 @@ class AlreadyRevealed(Refused):
     """409: the server holds this reveal already."""
 
 
-class HashMismatch(Refused):
-    """400: the hash of the revealed values is not the commitment. Five failures ban the address."""
+class RevealRefused(Refused, HeldUntilRelease):
+    """400, or another status that a server may count as a failure: five ban the address."""
+
+
+class HashMismatch(RevealRefused):
+    """400: the hash of the revealed values is not the commitment; a repetition never succeeds."""
 
 
 def fault_of(
@@ -154,7 +162,7 @@ def fault_of(
             "submissions failed)",
             3600.0 * float(hours[1] if hours else 1.0),
         )
-    return _refusal(status, detail, f"{reason}.")
+    return _refusal(route, status, detail, f"{reason}.")
 
 
 _UNKNOWN_ROUTE = ((404, "Not Found"), (405, "Method Not Allowed"))
@@ -164,7 +172,11 @@ _DAMAGED_REQUEST = (400, "There was an error parsing the body")
 """FastAPI's reply to a request body that is truncated or damaged."""
 
 
-def _refusal(status: int, detail: str, reason: str) -> Refused:
+_NOT_COUNTED = (401, 403, 404, 409, 422)
+"""Refusals of a reveal that do not count towards a ban."""
+
+
+def _refusal(route: str, status: int, detail: str, reason: str) -> Refused:
     text = detail.lower()
     if status == 401:
         return Unauthorized(
@@ -195,10 +207,16 @@ def _refusal(status: int, detail: str, reason: str) -> Refused:
         return HashMismatch(
             reason, "Do not reveal it again: five failures ban this address for 24 hours."
         )
+    if route == "/reveal_submission" and status not in _NOT_COUNTED:
+        return RevealRefused(
+            reason,
+            "Read the server's message. `release` sends the reveal again, which may count towards "
+            "a ban; `abandon` ends the submission.",
+        )
     if status == 422:
         return Refused(reason, "The server's message format has changed: update this program.")
     return Refused(
-        reason, "Read the server's message; then let the submission go on, or abandon it."
+        reason, "Read the server's message; `abandon` ends the submission if it stays so."
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from fla.ops.quasar.layer.parallel import HaloFunction, Neighbours
 from fla.ops.quasar.parallel.context import place_of
 from fla.ops.quasar.parallel.exchange import gather
@@ -56,14 +57,15 @@ class MixerSlice:
             reads_decayed: whether a token reads the state after its own decay.
         """
         own, wide = self._place.bounds, log_decays[0].to(final.dtype)
-        since = wide[: own[1]].cumsum(0)
+        log = wide[: own[1]]
+        read_after = log if reads_decayed else F.pad(log, (0, 0, 0, 0, 1, -1))
         total = wide[own[-2] :].sum(0).exp().expand(*final.shape[1:3]).unsqueeze(-1)
         maps = GatherFunction.apply(torch.cat([total, final[-1]], -1), self._place.group)
         state = self._entering_state(maps)
-        shown = since if reads_decayed else since - wide[: own[1]]
-        added = torch.einsum("thk,hkv->thv", reads[0, : own[1]] * shown.exp(), state)
+        shown = read_after.cumsum(0).exp()
+        added = torch.einsum("thk,hkv->thv", reads[0, : own[1]] * shown, state)
         first = (o[0, : own[1]] + added).to(o.dtype)
-        behind = final[0] + wide[: own[1]].sum(0).exp().unsqueeze(-1) * state
+        behind = final[0] + log.sum(0).exp().unsqueeze(-1) * state
         return (
             torch.cat([first, o[0, own[1] :]]).unsqueeze(0),
             torch.cat([behind.unsqueeze(0), final[1:]]),

@@ -93,7 +93,6 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("tools", "failure", "layer was cut off", {"by": "memcheck"}, "memcheck: layer was cut"),
         ("tools", "by", "another", {"by": "initcheck"}, "initcheck was not run"),
     ],
-    "gpu-tests": [("files", "failure", "test_wrong", {}, ".py: test_wrong")],
     "../honesty": [
         ("shapes", "figures/refuted", 0.5, {}, "refuted: 0.5, limit 0.0001"),
         ("shapes", "figures/ratio", 0.9, {}, "claim / median: 0.9, limit 0.97"),
@@ -145,9 +144,7 @@ def test_processes_of_the_layer_beyond_their_limit_are_named(tree, tokens, figur
     assert text in line
 
 
-@pytest.mark.parametrize(
-    "name", ["operator", "operator_training", "recall", "gpu-tests", "../honesty"]
-)
+@pytest.mark.parametrize("name", ["operator", "operator_training", "recall", "../honesty"])
 def test_committed_runs_that_keep_every_limit(name: str) -> None:
     assert missed(load(DATA / f"{name}.json")) == set()
 

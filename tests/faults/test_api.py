@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from itertools import count
+from collections import deque
+from itertools import count, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -14,13 +15,14 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever
 from neurons.miner.steps.commit import SETTLE_SECONDS
-from neurons.runtime.errors import Held
+from neurons.runtime.errors import Held, Retry
 from neurons.runtime.git.faults import HostRefused
 from neurons.runtime.process import Stopped
 from neurons.wire.protocol import commitment_hash
 from tests.neurons.fake_validator_api import (
     COMMIT,
     LOST,
+    PENDING,
     RESET,
     REVEAL,
     ROUND,
@@ -239,12 +241,12 @@ def test_a_damaged_salt_is_never_revealed(context: Context, fake_api: FakeValida
     with sqlite3.connect(context.journal.path) as database:
         database.execute("UPDATE submissions SET salt = 'x'")
     context.waiter = Waits()
-    assert run_cycle(context).state is State.HELD
-    assert fake_api.count(REVEAL) == 0
+    held = run_cycle(context)
+    assert (held.state, held.paused, fake_api.count(REVEAL)) == (State.HELD, False, 0)
 
 
 @pytest.mark.parametrize("path", [COMMIT, REVEAL])
-def test_row_08_refusals_are_held_with_a_remedy_until_a_restart(context, fake_api, path):
+def test_row_08_refusals_are_held_with_a_remedy_and_tried_again(context, fake_api, path):
     fake_api.faults[path].append(Fault(401, "Invalid signature"))
     held = run_cycle(context)
     assert held.state is State.HELD
@@ -277,6 +279,23 @@ def test_a_submission_lost_by_the_server_is_abandoned(context, fake_api):
     assert run_cycle(context).state is State.VALIDATED
 
 
+@pytest.mark.parametrize("status", [400, 402, 410])
+def test_row_06_a_refused_reveal_is_repeated_by_release_alone(miner, fake_api, waits, status):
+    fake_api.faults[REVEAL].append(Fault(status, "This fork is not accepted."))
+    waits.then = lambda seconds: stop_after(1)(0) if waits.seconds.count(5.0) == 9 else None
+    clock = iter(range(10**9, 10**12, 86400))
+    for _ in range(3):  # neither days nor starts repeat it
+        context = miner(now=lambda: float(next(clock)))
+        run_forever(context)
+        waits.seconds.clear()
+    held = context.journal.get(1)
+    assert (held.state, fake_api.count(REVEAL)) == (State.HELD, 1)
+    assert "`release` sends the reveal again" in str(held.remedy)
+    daemon.release(context.journal, held, 1.0)
+    assert run_cycle(context).state is State.VALIDATED
+    assert fake_api.count(REVEAL) == 2
+
+
 def test_row_13_a_restart_after_the_round_reveals_once(context, fake_api):
     context.waiter = Waits(stop_after(1))
     assert run_cycle(context).state is State.COMMITTED
@@ -298,6 +317,11 @@ def test_row_35_three_rejections_stop_the_miner(context, fake_api):
     assert (held.state, held.resume_state) == (State.HELD, State.NEW)
     assert (fake_api.count(COMMIT), fake_api.count(SUBMIT)) == (1, 2)
     assert run_cycle(context).state is State.HELD  # a restart does not suffice
+    context.now = map(float, count(2e9, 86400.0)).__next__  # nor do days
+    context.waiter = Waits(stop_after(9))
+    run_forever(context)
+    assert (fake_api.count(COMMIT), fake_api.count(SUBMIT)) == (1, 2)
+    context.waiter = Waits()
     fake_api.verdict = 1.0
     daemon.release(context.journal, context.journal.get(held.id), 1.0)
     assert run_cycle(context).state is State.VALIDATED
@@ -328,14 +352,55 @@ def test_temporary_refusals_of_the_git_host_only_delay_the_reveal(
     assert pauses == sorted(pauses)
 
 
-def test_a_refusal_of_the_git_host_before_the_commitment_is_held(
-    context: Context, kernels: FakeFork, monkeypatch: pytest.MonkeyPatch
+def test_a_refusal_of_the_git_host_before_the_commitment_is_held_with_growing_pauses(
+    context: Context, fake_api: FakeValidatorApi, kernels: FakeFork, waits: Waits
 ) -> None:
-    def refuse(commit: str) -> None:
-        raise HostRefused("403", "Check the token.")
+    """The pauses grow although failures with short pauses come before the first HELD."""
+    clock, tries, publish = [1e9], [], kernels.verify
+    context.now = lambda: clock[0]
+    faults: list[Exception] = [Retry("reset")] * 9
+    faults += [HostRefused("403", "Check the token.")] * 9
 
-    monkeypatch.setattr(kernels, "verify", refuse)
-    assert run_cycle(context).state is State.HELD
+    def verify(commit: str) -> None:
+        if faults:
+            tries.append((type(faults[0]), clock[0]))
+            raise faults.pop(0)
+        publish(commit)
+
+    def then(seconds: float) -> None:
+        clock[0] += 60.0 if seconds == 5.0 else seconds
+        if fake_api.rows and fake_api.rows[0]["validated"]:
+            raise Stopped("enough")
+
+    kernels.verify, waits.then = verify, then  # type: ignore[method-assign]
+    run_forever(context)
+    assert context.journal.get(1).state is State.VALIDATED
+    held = [at for kind, at in tries if kind is HostRefused]
+    pauses = [after - before for before, after in pairwise(held)]
+    limits = [600.0, 1200.0, 2400.0, 4800.0, 9600.0, 19200.0, 21600.0, 21600.0]
+    assert all(0 <= p - limit < 61 for p, limit in zip(pauses, limits, strict=True)), pauses
+
+
+@pytest.mark.parametrize(
+    "path", [ROUND, "/register_miner", COMMIT, SUBMIT, STATS, PENDING, WEIGHTS]
+)
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 422, 451])
+def test_no_refusal_outside_the_reveal_waits_for_the_owner(miner, fake_api, waits, path, status):
+    """A 4xx with a `detail` may come from a gateway, also for an unsigned GET."""
+    clock = [1e9]
+    direct = path == SUBMIT
+    context = miner(now=lambda: clock[0], submission_mode="direct" if direct else "commit_reveal")
+    fake_api.faults[path].extend([Fault(status, "Denied by the gateway.")] * 4)
+
+    def then(seconds: float) -> None:
+        clock[0] += 600.0 if seconds == 5.0 else seconds
+        if fake_api.rows and fake_api.rows[-1]["validated"] and seconds == 5.0:
+            raise Stopped("enough")
+
+    waits.then = then
+    run_forever(context)
+    assert (context.journal.get(1).state, fake_api.faults[path]) == (State.VALIDATED, deque())
+    assert len(fake_api.rows) == 1
 
 
 def test_a_commitment_held_before_its_reveal_is_retried_automatically(

@@ -117,6 +117,45 @@ def test_any_decay(monkeypatch, name, decay):
     assert relative_rms(o, delta_chunked(*wide(x), scale=0.125)[0]) <= OPERATOR[BF16]
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "limit"),
+    [
+        ("triton", torch.float32, 1e-5),
+        ("triton", torch.float16, OPERATOR[torch.float16]),
+        ("triton", BF16, OPERATOR[BF16]),
+        ("cuda", torch.float16, OPERATOR[torch.float16]),
+        ("cuda", BF16, OPERATOR[BF16]),
+    ],
+)
+@pytest.mark.parametrize("width", [64, 128])
+def test_strong_decays_leave_the_digits_of_later_weak_ones(monkeypatch, name, dtype, limit, width):
+    monkeypatch.setenv("QUASAR_BACKEND", name)
+    x = draw(4096, width, dtype=dtype)
+    is_late = torch.arange(4096, device="cuda") % 16 >= 12  # weak after strong ones in each chunk
+    x.g[:, ~is_late] = -110.0
+    o, _ = chunk(x, True)
+    wanted, _ = delta_chunked(*wide(x), scale=width**-0.5)
+    assert relative_rms(o[:, is_late], wanted[:, is_late]) <= limit
+
+
+@names
+@gates
+@pytest.mark.parametrize("place", ["k", "v"])
+def test_nan_reaches_earlier_tokens_only_in_its_chunk(monkeypatch, name, gated, place):
+    monkeypatch.setenv("QUASAR_BACKEND", name)
+    x = draw(10_000)
+    before, _ = chunk(x, gated)
+    for t in (30, 1000, 7777):
+        wrong = getattr(x, place).clone()
+        wrong[:, t, 3, 5] = torch.nan
+        after, _ = chunk(x._replace(**{place: wrong}), gated)
+        early = max(0, t - 63)
+        assert torch.equal(after[:, :early], before[:, :early]), t
+        others = [n for n in range(before.shape[2]) if n != 3]
+        assert torch.equal(after[:, :, others], before[:, :, others]), t
+        assert not after[:, t:, 3].isfinite().all(-1).any()
+
+
 @names
 @gates
 def test_similar_keys(monkeypatch, name, gated):

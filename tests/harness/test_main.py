@@ -74,7 +74,8 @@ def test_the_schema_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["--tree", ".", "--json", "/proc/none/x"], "/proc/none/x cannot be written"),
         (["--tree", ".", "--markdown", "/proc"], "/proc cannot be written"),
         (["compare", ".", ".", "--svg", "/proc/none/x"], "/proc/none/x cannot be written"),
-        (["profile", "--tree", ".", "--trace", "/proc/none/x"], "/proc/none/x cannot be written"),
+        (["history", "report.json"], "history was removed in 0.3.0. `git log -p FILE`"),
+        (["profile", "--tree", "."], "removed in 0.3.0. `python -m benchmarks layer_profile`"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message, capsys):

@@ -86,6 +86,7 @@ class FakeValidatorApi:
         self.after: dict[str, Callable[[], object]] = {}
         self.requests: list[Request] = []
         self.hash_mismatches = 0
+        self.commit_route = (405, "Method Not Allowed")  # the reply to GET
         self._lock = threading.Lock()
 
     def count(self, path: str) -> int:
@@ -114,7 +115,9 @@ class FakeValidatorApi:
             row.update(is_revealed=revealed, commitment_hash="f" * 64, **values)
 
     def handle(self, request: Request) -> Answer:
-        """Return the reply to one request."""
+        """Return the reply to one request; a GET of a POST's route only shows whether it exists."""
+        if (request.method, request.path) == ("GET", COMMIT):
+            return _refuse(*self.commit_route)
         with self._lock:
             self.requests.append(request)
             fault = self.faults[request.path].popleft() if self.faults[request.path] else None

@@ -7,10 +7,18 @@ from pathlib import Path
 import local_validator
 import pytest
 
-from quasar_kernels.contract import OVERLAY
+from quasar_kernels.contract import OVERLAY, REQUIRED_IMPORTS, TARGET_FILES
+from tests.harness.conftest import HONEST, write_tree
 from tests.processes import HANG
 from tests.repositories import make_checkout, run_git
 from tests.small_fla import install_small_fla
+
+WRONG = """
+_right = chunk_quasar
+def chunk_quasar(*args, **options):
+    o, state = _right(*args, **options)
+    return o * 1.01, state
+"""
 
 
 @pytest.fixture
@@ -34,6 +42,25 @@ def test_a_fork_that_breaks_the_rules_is_rejected(fork, monkeypatch, capsys):
     output = capsys.readouterr().out
     assert "REJECTED: The fork breaks the rules" in output
     assert "fla/ops/quasar/chunk.py" in output
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("\n# import fla.ops.gla\n", "FAIL  rules: fla/ops/quasar/chunk.py: The text"),
+        ("\nimport no_such\n", "which is not installed. Install"),
+        (WRONG, "FAIL  gate: wrong results: "),
+    ],
+)
+def test_a_broken_fork_fails_with_the_reason(code, reason, monkeypatch, capsys, tmp_path):
+    never = "if False:\n" + "".join(f"    {line}\n" for line in REQUIRED_IMPORTS)
+    files = dict.fromkeys((f"fla/ops/quasar/{name}" for name in TARGET_FILES), "")
+    files["fla/ops/quasar/chunk.py"] = f"{HONEST}\n{never}{code}"
+    tree = write_tree(tmp_path, files)
+    command = ["local_validator.py", "--repo-path", str(tree), "--seq-len", "16"]
+    monkeypatch.setattr("sys.argv", [*command, "--device", "cpu", "--timeout", str(HANG)])
+    assert local_validator.main() == 1
+    assert reason in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -60,7 +87,7 @@ def test_a_checkout_is_judged_without_a_claim(fork, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["local_validator.py", "--repo-path", str(fork)])
     assert local_validator.main() == 1
     output = capsys.readouterr().out
-    assert "FAIL  files: fla/ops/quasar/chunk.py" in output
+    assert "FAIL  rules: fla/ops/quasar/chunk.py" in output
     assert output.splitlines()[-1] == "REJECTED"
     assert "owned" in output
     assert output.replace("\n", "").isprintable()  # no terminal codes of the fork
@@ -69,8 +96,8 @@ def test_a_checkout_is_judged_without_a_claim(fork, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "output"),
     [
-        (["--repo-path", "/nonexistent"], "--repo-path /nonexistent is no folder"),
-        (["--repo-path", "README.md"], "--repo-path README.md is no folder"),
+        (["--repo-path", "/nonexistent"], "--repo-path /nonexistent is not a folder"),
+        (["--repo-path", "README.md"], "--repo-path README.md is not a folder"),
         (["--repo-path", ".", "--seq-len", "-5"], "'-5' is not a whole number from 1 up"),
         (["--repo-path", ".", "--full", "--target", "0"], "'0' is not a whole number from 1 up"),
         (["/nonexistent", "--claim", "1"], "There is no folder /nonexistent."),

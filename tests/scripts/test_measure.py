@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -26,6 +27,9 @@ def project(tmp_path: Path) -> Path:
     scripts = tmp_path / "project" / "scripts"
     scripts.mkdir(parents=True)
     shutil.copy(PROJECT / "scripts/measure.sh", scripts)
+    tests = scripts.parent / "tests/gpu"
+    tests.mkdir(parents=True)
+    (tests / "test_fails.py").write_text("def test_fails():\n    assert not 1\n")
     package = scripts.parent / "benchmarks"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -48,7 +52,10 @@ def test_all_steps_run_although_one_fails(project: Path, tmp_path: Path) -> None
     assert all((PROJECT / f"benchmarks/cases/{name}.py").exists() for name in names)
     assert names[-1] == "sanitizer"  # although `operator` has failed
     accuracy = ["layer_accuracy", "--out", "data/layer-accuracy.json", "--fork", str(fork)]
-    assert called[1][:5] == accuracy
+    assert called[0][:5] == accuracy
+    report = ElementTree.parse(project / "data/gpu-tests.xml")  # noqa: S314 # pytest wrote it
+    (counts,) = report.getroot()
+    assert (counts.get("tests"), counts.get("failures")) == ("1", "1")
     trees = [line[-3] for line in called if line[0] == "layer"]
     assert trees == list(TREES)
     assert all(arguments[-2:] == ["--commit", "abc"] for arguments in called)

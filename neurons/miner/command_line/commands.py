@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -38,7 +39,7 @@ from neurons.miner.measuring import ClaimMeasurement, describe_machine, new_meas
 from neurons.miner.publishing.from_settings import open_fork
 from neurons.miner.targets import targets_here
 from neurons.runtime import observe
-from neurons.runtime.errors import ConfigError, Problem, Retry
+from neurons.runtime.errors import ConfigError, Fault, Problem
 from neurons.runtime.flags import Given, Whole
 from neurons.runtime.identity import public_hotkey
 from neurons.runtime.loading import (
@@ -224,15 +225,16 @@ def bench(given: Given, all_lengths: bool) -> int:
 
 
 def _with_retries(measurement: ClaimMeasurement, act: Callable[[], object]) -> None:
-    """Measure; retry after the failures that the miner retries, too."""
-    while True:
+    """Measure; retry where the miner would be FAILED, and raise the fault where it is HELD."""
+    for failures in itertools.count(1):
         try:
             act()
             return
-        except Retry as fault:
-            measurement.crashes += 1
+        except Fault as fault:
+            if fault.held_after is not None and failures > fault.held_after:
+                raise
             measurement.recorder.log.warning("trying again", reason=fault.reason)
-            time.sleep(backoff_seconds(measurement.crashes, jitter=1.0))
+            time.sleep(backoff_seconds(failures, jitter=1.0))
 
 
 @click.option("-n", "--lines", type=Whole(0, 10**9), metavar="N", default=20, help="How many (20).")

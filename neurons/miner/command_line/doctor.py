@@ -19,18 +19,21 @@ from neurons.miner.publishing.from_settings import open_fork, upstream_address
 from neurons.miner.publishing.github import check_token
 from neurons.miner.targets import targets_here, targets_to_try
 from neurons.runtime import identity
-from neurons.runtime.errors import ConfigError, Held, QuasarError, Retry
+from neurons.runtime.errors import ConfigError, Fault, Held, QuasarError, Retry
 from neurons.runtime.git.command import HardenedGit
 from neurons.runtime.git.remote import parse_remote
 from neurons.runtime.observe import redact_text
 from neurons.runtime.settings import Settings
 from neurons.runtime.values import PROJECT
+from neurons.wire.client import ROUTE_STATUSES
 from neurons.wire.outcomes import http_date
 from quasar_kernels.contract import fork_imports
 
 CLOCK_SECONDS = 30.0
 HTTP_SECONDS = 10.0
 CHAIN_SECONDS = 12.0
+HEALTH_BYTES = 1000
+KNOWN = "docs/operating.md says what is known about the subnet."
 
 
 def examine(settings: Settings, *, embedded: bool) -> Iterator[Finding]:
@@ -79,8 +82,8 @@ def target(settings: Settings) -> Finding:
         targets = targets_to_try(wanted, settings.device)
         if settings.device == "cuda":  # as the miner decides, for the GPU that CUDA shows first
             targets = targets_here(wanted, describe_machine(settings.device), settings)
-    except Held as held:
-        return failure("target", held.reason, held.remedy)
+    except Fault as fault:
+        return failure("target", fault.reason, fault.remedy)
     best = "the best up to " if length == "auto" else ""
     return ok("target", f"{best}{targets[0]:,} tokens, measured on {settings.device}")
 
@@ -163,20 +166,17 @@ def wallet(settings: Settings) -> Iterator[Finding]:
 
 
 def api(settings: Settings) -> Iterator[Finding]:
-    """Check that the validator API replies, and compare its clock with this machine's."""
+    """Check that the API serves this competition, and compare its clock with this machine's."""
     url = str(settings.validator_api_url)
     try:
-        reply = httpx.get(f"{url}/health", timeout=HTTP_SECONDS)
+        health, begin = _get(f"{url}/health")
+        route, _ = _get(f"{url}/commit_submission")
     except httpx.HTTPError as error:
         detail = f"{url} does not answer ({type(error).__name__})"
         yield failure("api", detail, "Check VALIDATOR_API_URL and the network.")
         return
-    if reply.status_code != 200:
-        detail = f"{url}/health answers {reply.status_code}"
-        yield failure("api", detail, "Check VALIDATOR_API_URL.")
-        return
-    yield ok("api", f"{url} is up")
-    there = http_date(reply.headers.get("Date", ""))
+    yield _competition(url, health.status_code, begin, route.status_code)
+    there = http_date(health.headers.get("Date", ""))
     if there is None:
         return
     # The Date header counts whole seconds and was written up to one round trip ago.
@@ -186,6 +186,30 @@ def api(settings: Settings) -> Iterator[Finding]:
         yield warning("clock", detail, "Switch on NTP: timedatectl set-ntp true")
     else:
         yield ok("clock", detail)
+
+
+def _get(url: str) -> tuple[httpx.Response, bytes]:
+    """Return a reply and the begin of its body, because an unknown server may send any amount."""
+    headers = {"Accept-Encoding": "identity"}
+    with httpx.stream("GET", url, timeout=HTTP_SECONDS, headers=headers) as reply:
+        return reply, next(reply.iter_raw(HEALTH_BYTES), b"")
+
+
+def _competition(url: str, health: int, begin: bytes, route: int) -> Finding:
+    """Return what the replies for /health and GET /commit_submission say about a server."""
+    serves = ROUTE_STATUSES.get(route)
+    if serves is False:
+        detail = f"{url} has no /commit_submission: it does not serve this competition"
+        return failure("api", detail, f"Check VALIDATOR_API_URL. {KNOWN}")
+    if health != 200:
+        return failure("api", f"{url}/health answers {health}", "Check VALIDATOR_API_URL.")
+    if not begin.lstrip().startswith(b"{"):
+        detail = f"{url}/health is a page of another program, not the validator API's reply"
+        return failure("api", detail, f"Check VALIDATOR_API_URL. {KNOWN}")
+    if serves is None:
+        detail = f"unknown whether {url} serves this competition: /commit_submission is {route}"
+        return warning("api", detail, f"Check VALIDATOR_API_URL. {KNOWN}")
+    return ok("api", f"{url} is up and serves this competition")
 
 
 def token(settings: Settings) -> Finding:
@@ -218,6 +242,6 @@ def registration(settings: Settings) -> Finding:
     except identity.ChainUnreachable as error:
         return warning("registration", str(error), "Check SUBTENSOR_NETWORK; mining goes on.")
     if uid is None:
-        command = identity.registration_command(settings)
-        return warning("registration", f"{hotkey} is not on subnet {settings.netuid}", command)
+        detail = f"{hotkey} is not on subnet {settings.netuid}; {identity.IF_SERVED}"
+        return warning("registration", detail, identity.registration_command(settings))
     return ok("registration", f"uid {uid} on subnet {settings.netuid}")

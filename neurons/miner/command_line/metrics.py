@@ -79,7 +79,7 @@ def exposition(state_dir: Path, hotkey: str | None = None) -> bytes:
 
 
 def health(state_dir: Path, hotkey: str | None = None) -> dict[str, Any]:
-    """Return `status` and its reason: ok, held (a person must act) or degraded (full disk)."""
+    """Return `status` and its reason: ok, held or degraded (full disk)."""
     if shutil.disk_usage(state_dir).free < START_BYTES:
         return {"status": "degraded", "reason": f"the disk of {state_dir} is full"}
     one = read_status(state_dir, hotkey).submission

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from neurons.miner.cycle import RETRY_AFTER_MAX_SECONDS, VERDICTS, State, Submission
+from neurons.miner.cycle import VERDICTS, State, Submission
 from neurons.miner.journal import Journal
 from neurons.miner.recorder import Measuring, read_progress
 from neurons.runtime.errors import ConfigError
@@ -68,6 +68,8 @@ class Status:
         lines += [_headline("submission", self.submission), *_figures(self.submission)]
         if self.submission.reason:
             lines.append(f"  reason    {self.submission.reason}")
+        if self.submission.remedy:
+            lines.append(f"  remedy    {self.submission.remedy}")
         start = "" if self.running or self.submission.closed else "start the miner: "
         lines.append(f"  next      {start}{next_action(self.submission)}")
         lines += _progress(self.measuring)
@@ -147,17 +149,19 @@ def summary(submission: Submission, state_dir: Path) -> str:
 
 
 def deadline_of(submission: Submission, now: float) -> float | None:
-    """Return the Unix time at which a FAILED submission is retried; None in other states."""
-    if submission.state is not State.FAILED:
+    """Return the Unix time at which a FAILED or HELD submission is retried, or None."""
+    if not submission.paused:
         return None
-    return min(submission.retry_at or now, now + RETRY_AFTER_MAX_SECONDS)
+    length = max(0.0, (submission.retry_at or 0.0) - submission.updated_at)
+    return min(submission.retry_at or now, now + length)  # the clock may have been set back
 
 
 def next_action(submission: Submission) -> str:
     state = submission.state
-    if state is State.HELD:
-        return submission.remedy or "act on the reason"
-    if state is State.FAILED:
+    if state is State.HELD and not submission.paused:
+        then = "abandon" if submission.resume_state is None else "release"
+        return f"`{then}`, after the remedy; the miner does not continue it by itself"
+    if submission.paused:
         return f"try again: {_NEXT_ACTION.get(submission.position, 'submit the claim')}"
     if state is State.CLAIMED:
         return "submit the claim" if submission.mode == "direct" else "commit to the claim"

@@ -12,9 +12,7 @@ def run(submission: Submission, context: Context) -> Submission:
     """Take the samples that the claim needs, in addition to those from before a crash."""
     if not context.check_out(submission):
         return context.move(submission, State.NEW)
-    environment = describe_machine(
-        *(context.settings.device, context.probe, context.stop), failures=submission.attempts
-    )
+    environment = describe_machine(context.settings.device, context.probe, context.stop)
     target = None if submission.auto_target else submission.target_sequence_length
     targets = targets_here(target, environment, context.settings)
     measurement = new_measurement(
@@ -28,7 +26,6 @@ def run(submission: Submission, context: Context) -> Submission:
         measure=context.measure,
         check=context.check,
         wait=context.wait,
-        crashes=submission.attempts,
     )
     measurement.continue_after_crash()
     measurement.run_targets(targets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
-from neurons.runtime.errors import Held
+from neurons.runtime.errors import HeldUntilRelease
 from neurons.wire.rules import FAILURES_BEFORE_BAN
 
 REJECTIONS_ALLOWED = 3
@@ -13,12 +13,12 @@ REJECTIONS_ALLOWED = 3
 def run(submission: Submission, context: Context) -> Submission:
     """Commit the kernels in the fork's checkout and publish them.
 
-    Raises Held after too many rejections, and the faults of `Fork`. The hotkey is registered first
-    if the target is known.
+    Raises HeldUntilRelease after too many rejections, and the faults of `Fork`. The hotkey is
+    registered first if the target is known.
     """
     rejections = context.journal.rejections(submission.hotkey)
     if rejections >= REJECTIONS_ALLOWED:
-        raise Held(
+        raise HeldUntilRelease(
             f"Validators rejected the last {rejections} submissions; {FAILURES_BEFORE_BAN} ban "
             "this machine's address for 24 hours.",
             "Find out why (`bench` on the validators' kind of GPU, a lower claim by "

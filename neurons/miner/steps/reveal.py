@@ -8,7 +8,7 @@ from neurons.miner.cycle import State, Submission
 from neurons.miner.premature import insists_on_reveal, note_early_judgement
 from neurons.miner.rounds import Relation, read_relation
 from neurons.miner.standing import is_shown_revealed
-from neurons.runtime.errors import Held, Retry
+from neurons.runtime.errors import Held, HeldUntilRelease, Retry
 from neurons.wire.outcomes import AlreadyRevealed, SubmissionNotFound, TooEarly, Uncertain
 from neurons.wire.protocol import PendingReveal
 from neurons.wire.rules import BLOCK_SECONDS, block_at
@@ -133,7 +133,7 @@ def _check(submission: Submission, context: Context) -> None:
     """Raise Held or Retry unless the claim matches the commitment and the fork can be cloned."""
     url = str(submission.fork_url)
     if submission.wire_version is None:
-        raise Held(
+        raise HeldUntilRelease(
             "The journal was altered: its salt, URL and claim do not match the commitment.",
             "Restore a backup of it, or run `python -m neurons.miner abandon`.",
         )

@@ -6,10 +6,10 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.rounds import Relation, compare_round
 from neurons.miner.standing import LIMITS
-from neurons.wire.outcomes import Banned, Busy, Uncertain, Unreachable, Untrusted
+from neurons.wire.outcomes import Banned, Busy, Refused, Uncertain, Unreachable, Untrusted
 from neurons.wire.protocol import Performer, QueuedSubmission, Round, unix_time
 
-NOT_SENT = (Unreachable, Untrusted, Busy, Banned)
+NOT_SENT = (Unreachable, Untrusted, Busy, Banned, Refused)
 """The exceptions after which the server certainly does not have the submission."""
 LATE_SECONDS = 90.0
 """Longest time after which a gateway still delivers a request whose sender has disconnected."""

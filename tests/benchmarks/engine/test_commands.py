@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from benchmarks.__main__ import REMOVED, descriptions, main
 from benchmarks.engine.commands import run_case
 from benchmarks.engine.results import Entry, Run, load
 from tests.benchmarks.runs import run_of
@@ -58,9 +59,16 @@ def test_an_interrupted_run_keeps_its_entries(case: ModuleType, tmp_path: Path) 
 
 def test_the_cases_are_listed_and_an_unknown_one_is_refused() -> None:
     listed = run_python("-m", "benchmarks", "--help").stdout
-    for name in ("delta_rule", "layer", "operator", "claim_proof", "sanitizer"):
+    for name in ("delta_rule", "layer", "operator", "sanitizer"):
         assert f"\n  {name} " in listed
     assert "sanitizer_calls" not in listed
     done = run_python("-m", "benchmarks", "no_such_case")
     assert done.returncode == 2
     assert "there is no case no_such_case" in done.stderr
+
+
+def test_a_removed_case_names_its_replacement(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["benchmarks", "gpu_tests", "--out", "old.json"])
+    assert main() == 2
+    assert "use python -m pytest tests/gpu --junitxml FILE" in capsys.readouterr().err
+    assert not set(REMOVED) & set(descriptions())

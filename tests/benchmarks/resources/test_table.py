@@ -1,4 +1,4 @@
-"""Kernel resources: the committed table, its page, and the comparison of tables."""
+"""Kernel resources: the committed table, and the comparison of tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from benchmarks.resources.table import (
     dump,
     load,
     make_table,
-    page,
 )
 from quasar_kernels.compile_specs import ARCHITECTURES
 from quasar_kernels.mount import mount
@@ -41,7 +40,7 @@ def with_needs(kernel: str, arch: int, needs: Resources | None) -> Table:
     return replace(TABLE, rows=rows if needs is None else rows | {(kernel, arch): needs})
 
 
-def test_the_committed_table_and_its_page_list_every_kernel_for_every_gpu() -> None:
+def test_the_committed_table_lists_every_kernel_for_every_gpu() -> None:
     table = load(kernel_resources.TABLE.read_text())
     mount()
     for arch in ARCHITECTURES:
@@ -56,7 +55,6 @@ def test_the_committed_table_and_its_page_list_every_kernel_for_every_gpu() -> N
     triton = [needs.shared for (name, _), needs in table.needs.items() if ".cu" not in name]
     assert max(triton) <= 99 * 1024
     assert set(table.compilers) == set(COMPILERS)
-    assert kernel_resources.PAGE.read_text() == page(table)
 
 
 def test_a_table_survives_its_file() -> None:

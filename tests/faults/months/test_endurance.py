@@ -6,12 +6,14 @@ import errno
 import sqlite3
 from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
+from neurons.miner import cycle
 from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever, warn_of_other_hotkeys
-from neurons.runtime.errors import Retry
+from neurons.runtime.errors import Held, Retry
 from neurons.runtime.process import Stopped
 from neurons.wire.client import ApiClient
 from tests.neurons.fake_validator_api import COMMIT, REVEAL, FakeValidatorApi, Fault
@@ -113,14 +115,19 @@ def test_row_07_a_long_outage_is_retried_with_bounded_pauses(context, fake_api, 
     assert all(pause > 1 for pause in pauses)
 
 
-def test_row_12_setting_the_clock_back_does_not_lengthen_a_pause(miner, waits):
-    first = miner(now=lambda: 1e9, waiter=Waits(stop_after(3)))
+@pytest.mark.parametrize("ahead", [0.0, 86400.0])
+def test_row_12_a_start_tries_at_once_whatever_the_clock_or_the_server_said(miner, waits, ahead):
+    """At boot the clock may be a day ahead; a server may request a pause of a day."""
+    first = miner(now=lambda: 1e9 + ahead, waiter=Waits(stop_after(3)))
     first.client = ApiClient("http://127.0.0.1:9", Key())  # nothing listens there
     failed = run_cycle(first)
     assert (failed.state, failed.resume_state, failed.attempts) == (State.FAILED, State.NEW, 3)
     first.journal.close()
-    assert run_cycle(miner(now=lambda: 1e9 - 30 * 86400)).state is State.VALIDATED
-    assert 3600 <= waits.seconds[0] <= 3601
+    with capture_logs() as logs:
+        assert run_cycle(miner(now=lambda: 1e9, waiter=waits)).state is State.VALIDATED
+    assert max(waits.seconds) == 1.0  # the poll of the queue
+    (line,) = [row for row in logs if row["event"] == "trying again"]
+    assert "refused" in line["reason"]
 
 
 def test_row_07_each_failed_attempt_is_one_line(context, fake_api):
@@ -168,13 +175,36 @@ def test_a_start_warns_of_another_hotkeys_submission(miner: Miner) -> None:
     assert "WALLET_HOTKEY" in line["remedy"]
 
 
-def test_a_restart_logs_the_reason_of_a_pause(miner, fake_api):
-    fake_api.faults[COMMIT].append(Fault(429, "slow down", {"Retry-After": "70"}))
+def test_a_start_ends_a_long_pause_by_one_try_and_keeps_the_count(miner, fake_api):
+    fake_api.faults[COMMIT].extend([Fault(429, "slow down", {"Retry-After": "86400"})] * 2)
     first = miner(waiter=Waits(stop_after(1)))
-    assert run_cycle(first).state is State.FAILED
+    assert run_cycle(first).attempts == 1
     first.journal.close()
     with capture_logs() as logs:
-        assert run_cycle(miner()).state is State.VALIDATED
-    waiting = next(row for row in logs if row["event"] == "waiting")
-    assert 60 <= waiting["seconds"] <= 72
-    assert "slow down" in waiting["reason"]
+        again = run_cycle(miner(waiter=Waits(stop_after(1))))
+    assert (again.state, again.attempts, fake_api.count(COMMIT)) == (State.FAILED, 2, 2)
+    assert any(row["event"] == "trying again" and "slow down" in row["reason"] for row in logs)
+
+
+def test_a_submission_that_an_earlier_version_held_is_tried_again(context, kernels, waits):
+    """Earlier versions stored no time of the next try, and waited for their owner."""
+    refuse = [Held("403", "Check the token.")]
+    kernels.on_verify = lambda: (_ for _ in ()).throw(refuse.pop()) if refuse else None
+    assert run_cycle(context).state is State.HELD
+    with sqlite3.connect(context.journal.path) as database:
+        database.execute("UPDATE submissions SET retry_at = NULL, attempts = 0")
+    context.waiter = Waits(lambda seconds: stop_after(1)(0) if seconds == 5.0 else None)
+    run_forever(context)
+    assert context.journal.get(1).state is State.VALIDATED
+
+
+def test_a_start_ends_the_pause_of_a_commitment_to_another_target(miner, fake_api):
+    first = miner(waiter=Waits(stop_after(1)))
+    committed = run_cycle(first)
+    held = cycle.pause(committed, Held("The branch moved.", "Go back."), first.now(), 0.0)
+    first.journal.transition(committed, held)
+    first.journal.close()
+    second = miner(target_sequence_length=1024)
+    run_cycle(second)
+    assert [s.state for s in second.journal.latest(5)] == [State.VALIDATED] * 2
+    assert fake_api.count(REVEAL) == 2

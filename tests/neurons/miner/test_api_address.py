@@ -1,15 +1,23 @@
-"""The validator API moves to another host while a submission is under way."""
+"""The API moves to another host, or its address belongs to another service."""
 
 from __future__ import annotations
 
-import pytest
+from contextlib import closing
 
+import pytest
+from fastapi import FastAPI
+from structlog.testing import capture_logs
+
+from neurons.miner.__main__ import _once
 from neurons.miner.context import Context
 from neurons.miner.cycle import State
-from neurons.miner.daemon import run_cycle
+from neurons.miner.daemon import run_cycle, run_forever
+from neurons.runtime.errors import ConfigError
 from neurons.runtime.process import Stopped
+from neurons.wire.client import ApiClient
 from tests.neurons.fake_validator_api import COMMIT, REVEAL, Fault
-from tests.neurons.miner.parts import Miner
+from tests.neurons.miner.parts import Key, Miner, stop_after
+from tests.servers import serving_app
 
 OLD = "https://old.example"
 
@@ -92,3 +100,66 @@ def test_earlier_submissions_at_the_old_address_are_not_foreign(miner: Miner, fa
     done = run_cycle(run_until(first, State.COMMITTED))
     assert done.state is State.VALIDATED, done.reason
     assert first.journal.foreign(done.hotkey, done.api_url, 0.0) == []
+
+
+ABSENT = (404, "Not Found")
+
+
+def test_a_daemon_waits_for_an_api_that_serves_the_competition(miner, fake_api, waits):
+    """It starts nothing, logs once an hour, and goes on when the competition is back."""
+    fake_api.commit_route = ABSENT
+    context = miner()
+
+    def then(_: float) -> None:
+        if len(waits.seconds) == 100:
+            assert context.journal.latest() == []
+            assert {request.method for request in fake_api.requests} == set()
+            fake_api.commit_route = (405, "Method Not Allowed")
+        if any(one.closed for one in context.journal.latest()):
+            raise Stopped("enough")
+
+    waits.then = then
+    with capture_logs() as logs:
+        run_forever(context)
+    about = [row for row in logs if "does not serve this competition" in row["event"]]
+    assert len(about) == 1, about
+    assert context.journal.latest()[0].state is State.VALIDATED
+
+
+def test_a_live_commitment_is_revealed_to_a_service_without_the_route(context, fake_api):
+    run_until(context, State.COMMITTED)
+    fake_api.commit_route = ABSENT
+    assert run_cycle(context).state is State.VALIDATED
+
+
+def test_a_claim_waits_an_hour_for_the_competition(miner, fake_api, waits):
+    context = run_until(miner(), State.CLAIMED)
+    fake_api.commit_route = ABSENT
+    waits.then = stop_after(1)
+    waiting = run_cycle(context)
+    assert (waiting.state, fake_api.count(COMMIT)) == (State.FAILED, 0)
+    assert "does not serve this competition" in str(waiting.reason)
+    assert waits.seconds[-1] >= 3590, waits.seconds
+
+
+@pytest.mark.parametrize("status", [200, 301, 401, 403, 500, 503])
+def test_other_replies_about_the_route_do_not_stop_the_miner(context, fake_api, status):
+    fake_api.commit_route = (status, "whatever")
+    assert context.client.serves_competition() is None
+    assert run_cycle(context).state is State.VALIDATED
+
+
+def test_once_says_that_the_api_does_not_serve_the_competition(context, fake_api):
+    fake_api.commit_route = ABSENT
+    with pytest.raises(ConfigError, match="does not serve this competition"):
+        _once(context, embedded=False)
+    assert context.journal.latest() == []
+
+
+def test_this_project_s_own_api_serves_the_competition(api) -> None:
+    with closing(ApiClient(api.url, Key())) as client:
+        assert client.serves_competition() is True
+    with serving_app(FastAPI()) as url, closing(ApiClient(url, Key())) as client:
+        assert client.serves_competition() is False
+    with closing(ApiClient("http://127.0.0.1:9", Key())) as client:
+        assert client.serves_competition() is None

@@ -11,6 +11,7 @@ import pytest
 from neurons.miner import cycle, journal, schema
 from neurons.miner.cycle import CLOSED, State, Submission
 from neurons.miner.journal import Journal, StaleSubmission
+from neurons.runtime.errors import Held, Retry
 from tests.neurons.miner.parts import COMMITTING, HOTKEY, close, draft, history, new
 
 
@@ -55,7 +56,7 @@ def test_only_one_live_submission_per_hotkey_and_target(log: Journal) -> None:
     new(log, hotkey="5Other")
     with pytest.raises(sqlite3.IntegrityError):
         new(log)
-    held = log.transition(first, cycle.hold(first, "r", "m", 2.0))
+    held = log.transition(first, cycle.pause(first, Held("r", "m"), 2.0, 0.0))
     with pytest.raises(sqlite3.IntegrityError):
         new(log)
     log.transition(held, cycle.abandon(held, "r", 3.0))
@@ -68,16 +69,16 @@ def test_a_change_and_its_event_are_one_transaction(log, monkeypatch):
     first = new(log)
     monkeypatch.setattr(log, "_add_event", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
+        log.transition(first, cycle.pause(first, Retry("r"), 2.0, 0.0))
     assert log.get(first.id) == first
     assert history(log, first.id) == [State.NEW]
 
 
 def test_a_stale_writer_is_refused(log: Journal) -> None:
     first = new(log)
-    log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
+    log.transition(first, cycle.pause(first, Retry("r"), 2.0, 0.0))
     with pytest.raises(StaleSubmission):
-        log.transition(first, cycle.fail(first, "r", 2.0, 0.0))
+        log.transition(first, cycle.pause(first, Retry("r"), 2.0, 0.0))
 
 
 def test_the_last_early_judgement_of_each_api_is_stored(log: Journal) -> None:
@@ -147,6 +148,6 @@ def test_rejections_count_since_the_last_success_or_acknowledgement(log: Journal
     close(log, new(log), State.REJECTED)
     assert log.rejections(HOTKEY) == 2
     held = new(log)
-    held = log.transition(held, cycle.hold(held, "r", "m", 2.0))
+    held = log.transition(held, cycle.pause(held, Held("r", "m"), 2.0, 0.0))
     log.transition(held, cycle.resume(held, 3.0), kind="acknowledged")
     assert log.rejections(HOTKEY) == 0

@@ -13,7 +13,7 @@ import pytest
 from neurons.miner import cycle, schema
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
-from neurons.runtime.errors import ConfigError, QuasarError
+from neurons.runtime.errors import ConfigError, QuasarError, Retry
 from tests.neurons.miner.parts import COMMITTING, HOTKEY, close, draft, history, new
 
 
@@ -135,7 +135,7 @@ def test_a_copy_is_migrated_and_leaves_the_older_file_unchanged(path: Path) -> N
     with Journal(path, copy=True) as log:
         assert log.live(HOTKEY, 2048) == COMMITMENT
         assert history(log, COMMITMENT.id) == []  # the older file had no such table
-        log.transition(COMMITMENT, cycle.fail(COMMITMENT, "r", 3.0, 0.0))
+        log.transition(COMMITMENT, cycle.pause(COMMITMENT, Retry("r"), 3.0, 0.0))
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT version FROM applied").fetchall() == [(1,)]
         assert database.execute("SELECT state FROM submissions").fetchall() == [("COMMITTED",)]

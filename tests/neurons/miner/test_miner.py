@@ -18,6 +18,7 @@ from neurons.miner.command_line import commands, machine_checks
 from neurons.miner.command_line.status import JOURNAL
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
+from neurons.runtime.errors import Held
 from neurons.runtime.flags import Given
 from neurons.runtime.process import StateLock
 from quasar_kernels import __version__
@@ -41,7 +42,7 @@ def hold(state: str) -> Submission:
     """Insert a submission that is HELD."""
     with journal_in(state) as journal:
         new = journal.insert(draft())
-        held = cycle.hold(new, "The push was refused.", "Do this.", time.time())
+        held = cycle.pause(new, Held("The push was refused.", "Do this."), time.time(), 0.0)
         return journal.transition(new, held)
 
 

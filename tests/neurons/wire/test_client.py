@@ -60,7 +60,6 @@ def test_credentials_are_sent_only_to_signed_routes(client, fake_api):
 @pytest.mark.parametrize(
     ("status", "outcome", "requests"),
     [
-        (400, outcomes.Refused, 1),
         (408, outcomes.ReplyLost, 3),
         (429, outcomes.Busy, 1),
         (500, outcomes.ServerFault, 3),
@@ -75,6 +74,19 @@ def test_server_faults_are_retried_for_get_and_never_for_post(
         with pytest.raises(outcome, match=str(status)):
             every_call(client)[route]()
         assert fake_api.count(route) == count
+
+
+def test_a_refused_read_says_nothing_about_a_submission(client, fake_api):
+    for route, outcome in (
+        ("/get_current_round", outcomes.ReadRefused),
+        ("/reveal_submission", outcomes.RevealRefused),
+        ("/commit_submission", outcomes.Refused),
+    ):
+        fake_api.faults[route].append(Fault(400, "no"))
+        with pytest.raises(outcome, match="400: no"):
+            every_call(client)[route]()
+        assert fake_api.count(route) == 1
+    assert not issubclass(outcomes.ReadRefused, outcomes.Refused)
 
 
 NGINX = b"""<html>

@@ -44,6 +44,18 @@ def test_slices_equal_one_call_and_packed_sequences_equal_separate_calls(make, f
     check([again[:, first:]], [layer(x[:, first:], third)[0]], 1e-10)
 
 
+@layers
+def test_nan_does_not_reach_earlier_tokens(make):
+    layer, x = make(), torch.randn(1, 100, WIDTH)
+    before, _ = layer(x)
+    for t in (3, 30, 64):
+        wrong = x.clone()
+        wrong[:, t] = torch.nan
+        after, _ = layer(wrong)
+        assert torch.equal(after[:, :t], before[:, :t]), t
+        assert after[:, t:].isnan().all()
+
+
 @pytest.mark.parametrize(
     ("name", "operator", "dtypes", "late"),
     [

@@ -104,6 +104,37 @@ def test_a_decay_to_zero_resets_the_state(call):
 
 
 @calls
+@pytest.mark.parametrize("strong", [10.0, 110.0, 1e4])
+def test_strong_decays_leave_the_digits_of_later_weak_ones(call, strong):
+    x = inputs(64)
+    x.g[:, :50] = -strong
+    results = with_float64(
+        lambda *y: call(type(x)(*y), True)[0],
+        lambda *y: delta_recurrence(*wide(type(x)(*y)), scale=0.25)[0],
+        *x,
+    )
+    check(*([y[:, 50:] for y in result] for result in results), 2e-6)
+
+
+@calls
+@gates
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", ["q", "k", "v", "beta", "g"])
+def test_a_value_that_is_not_finite_does_not_reach_earlier_tokens(call, gated, value, place):
+    x = inputs(150, H=1)
+    before, _ = call(x, gated)
+    for t in (0, 30, 63, 64, 100):
+        wrong = getattr(x, place).clone()
+        wrong[:, t].view(-1)[0] = value
+        after, _ = call(x._replace(**{place: wrong}), gated)
+        assert torch.equal(after[:, :t], before[:, :t]), t
+        if place in "kv":  # the state keeps it
+            assert not after[:, t:, :, 0].isfinite().any()
+        if place == "v":  # its columns are independent
+            assert torch.equal(after[..., 1:], before[..., 1:])
+
+
+@calls
 def test_step_sizes_up_to_2(call):
     x = inputs(200)
     x = x._replace(beta=2 * x.beta)

@@ -208,6 +208,20 @@ def test_unknown_arguments_are_refused(operator):
     assert torch.equal(operator(q, k, v, beta, seq_idx=None)[0], expected)
 
 
+@operators
+@pytest.mark.parametrize("place", range(3), ids=["q", "k", "v"])
+def test_nan_does_not_reach_earlier_tokens(operator, place):
+    *qkv, beta = layer_like(150)
+    before, _ = operator(*qkv, beta)
+    for t in (30, 64, 100):
+        wrong = [x.clone() for x in qkv]
+        wrong[place][:, t, 0, 0] = torch.nan
+        after, _ = operator(*wrong, beta)
+        assert torch.equal(after[:, :t], before[:, :t]), t
+        assert torch.equal(after[:, :, 1], before[:, :, 1])  # another head
+        assert not after[:, t, 0].isfinite().all()
+
+
 class TestSemantics(Semantics):
     @pytest.fixture(params=OPERATORS, ids=lambda f: f.__name__)
     def case(self, request):

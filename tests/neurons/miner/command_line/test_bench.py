@@ -17,7 +17,7 @@ from neurons.miner.command_line import commands
 from neurons.miner.command_line.status import Status, read_status
 from neurons.miner.daemon import run_cycle
 from neurons.miner.measuring import new_measurement
-from neurons.runtime.errors import Held
+from neurons.runtime.errors import Fault
 from neurons.runtime.flags import Given
 from neurons.runtime.process import PROGRESS, StateLock
 from tests.neurons.miner.parts import (
@@ -68,7 +68,7 @@ def test_bench_starts_the_processes_that_the_miner_starts(tmp_path, url, faults,
     by_bench = FakeBench(faults={length: list(errors) for length, errors in faults.items()})
     try:
         succeeded = bench(tmp_path / "bench", by_bench, monkeypatch) == 0
-    except Held:
+    except Fault:
         succeeded = False
     by_miner = FakeBench(faults=faults)
     run_cycle(make_context(tmp_path / "mine", url, measure=by_miner))

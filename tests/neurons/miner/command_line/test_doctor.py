@@ -22,6 +22,7 @@ from tests.neurons.fake_validator_api import FakeValidatorApi, serve
 from tests.neurons.githost import CANARY, GitHub
 from tests.processes import run
 from tests.repositories import commit, make_checkout, run_git
+from tests.servers import Handler, Server, serving
 
 
 @pytest.fixture
@@ -182,6 +183,34 @@ def test_row_32_a_missing_hotkey_a_coldkey_and_an_open_file_are_reported(setting
     assert [check.level for check in (hotkey, coldkey, open_file)] == ["ok", "warning", "warning"]
     assert "coldkey" in coldkey.detail
     assert "chmod 600" in open_file.remedy
+
+
+HEALTHY = b'{"status": "ok"}'
+
+
+@pytest.mark.parametrize(
+    ("health", "route", "level", "part"),
+    [
+        ((200, HEALTHY), 405, "ok", "serves this competition"),
+        ((200, HEALTHY), 404, "failure", "it does not serve this competition"),
+        ((404, b"no"), 404, "failure", "it does not serve this competition"),
+        ((200, b"<html>This domain is for sale</html>"), 200, "failure", "of another program"),
+        ((503, HEALTHY), 503, "failure", "answers 503"),
+        ((200, HEALTHY), 403, "warning", "unknown whether"),
+        ((200, HEALTHY + b" " * 10**7), 405, "ok", "serves this competition"),
+    ],
+)
+def test_a_server_of_another_program_is_not_taken_for_the_api(settings, health, route, level, part):
+    class Reply(Handler):
+        def serve(self) -> None:
+            self.send(*health) if self.path == "/health" else self.send(route, b"")
+
+    server = Server(Reply)
+    with serving(server):
+        given = settings.model_copy(update={"validator_api_url": server.url})
+        finding = next(doctor.api(given))
+    assert (finding.level, part in finding.detail) == (level, True), finding
+    assert bool(finding.remedy) == (level != "ok")
 
 
 @pytest.mark.parametrize(("offset", "level"), [(-3600, "warning"), (5, "ok")])

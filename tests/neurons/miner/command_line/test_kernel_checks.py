@@ -125,7 +125,7 @@ def test_faults_of_this_machines_gpu_are_failures(paths, broken, failed):
     assert _failed(checks) == failed
     for capability in broken:
         check = checks["sm_{}{}".format(*capability)]
-        assert check.remedy == known.TOOLKIT_OLD.remedy
+        assert check.remedy == known.OTHER_GPUS.remedy
 
 
 def test_a_gpu_of_another_capability_is_compiled_for_too() -> None:

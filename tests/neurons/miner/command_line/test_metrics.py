@@ -16,7 +16,7 @@ from neurons.miner.command_line.metrics import serving
 from neurons.miner.command_line.status import JOURNAL
 from neurons.miner.cycle import State
 from neurons.miner.journal import Journal
-from neurons.runtime.errors import ConfigError
+from neurons.runtime.errors import ConfigError, Held
 from neurons.wire.rules import block_at
 from tests.neurons.miner.parts import COMMITTING, draft
 from tests.processes import HANG
@@ -51,7 +51,7 @@ def test_the_metrics_show_the_submission_the_claim_and_earlier_ends(tmp_path: Pa
 def test_a_held_submission_is_not_healthy(tmp_path: Path) -> None:
     with Journal(tmp_path / JOURNAL) as journal:
         new = journal.insert(draft())
-        journal.transition(new, cycle.hold(new, "Refused.", "Do this.", time.time()))
+        journal.transition(new, cycle.pause(new, Held("Refused.", "Do this."), time.time(), 0.0))
     with serving(tmp_path, 0) as port:
         reply = get(port, "/healthz")
     assert reply.status_code == 503

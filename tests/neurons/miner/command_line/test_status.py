@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from neurons.miner.command_line.status import Status, deadline_of, next_action
-from neurons.miner.cycle import RETRY_AFTER_MAX_SECONDS, State
+from neurons.miner.cycle import NEVER, State
 from neurons.miner.journal import Journal
 from neurons.runtime.identity import create_throwaway
 from tests.neurons.miner.miner_command import BARE
@@ -26,17 +26,27 @@ from tests.processes import started
         (State.NEW, "publish the kernels"),
         (State.CLAIMED, "commit to the claim"),
         (State.COMMITTED, "block 77"),
-        (State.HELD, "do this"),
+        (State.HELD, "try again: submit the claim"),
         (State.FAILED, "try again: submit the claim"),
         (State.VALIDATED, "none"),
     ],
 )
 def test_status_shows_the_next_action(state: State, action: str) -> None:
     submission = draft(state=state, remedy="do this", retry_at=5.0, reveal_block=77)
-    if state is State.FAILED:
+    paused = state in (State.FAILED, State.HELD)
+    if paused:
         submission = replace(submission, resume_state=State.CLAIMED)
     assert action in next_action(submission)
-    assert (deadline_of(submission, 1.0) == 5.0) is (state is State.FAILED)
+    assert (deadline_of(submission, 1.0) == 5.0) is paused
+
+
+@pytest.mark.parametrize(("back", "command"), [(None, "`abandon`"), (State.NEW, "`release`")])
+def test_status_names_the_command_that_a_held_submission_needs(tmp_path, back, command):
+    held = draft(state=State.HELD, resume_state=back, remedy="do this", retry_at=NEVER)
+    text = Status(tmp_path, True, held, None).as_text()
+    assert "  remedy    do this\n" in text
+    assert f"  next      {command}" in text
+    assert "  at " not in text
 
 
 def test_an_automatic_target_has_no_league_until_the_claim(tmp_path: Path) -> None:
@@ -47,8 +57,9 @@ def test_an_automatic_target_has_no_league_until_the_claim(tmp_path: Path) -> No
 
 
 def test_a_clock_that_was_set_back_shows_no_pause_of_days() -> None:
-    failed = replace(draft(state=State.FAILED, resume_state=State.CLAIMED), retry_at=30 * 86400.0)
-    assert deadline_of(failed, 100.0) == 100.0 + RETRY_AFTER_MAX_SECONDS
+    times: dict[str, Any] = {"updated_at": 30 * 86400.0, "retry_at": 30 * 86400.0 + 600.0}
+    held = replace(draft(state=State.HELD, resume_state=State.COMMITTED), **times)
+    assert deadline_of(held, 100.0) == 700.0
 
 
 def test_status_shows_the_configured_hotkey_first(command, tmp_path):

@@ -239,11 +239,15 @@ def test_another_commit_of_this_hotkey_is_not_the_direct_submission(direct, fake
     assert (done.state, done.submission_id, fake_api.count(SUBMIT)) == (State.VALIDATED, 2, 2)
 
 
+@pytest.mark.parametrize("fault", [Fault(429, "slow down"), Fault(403, "Denied by the gateway.")])
 def test_a_refused_direct_submission_is_repeated_although_others_arrived(
-    direct: Context, fake_api: FakeValidatorApi, waits: Waits
+    direct: Context, fake_api: FakeValidatorApi, waits: Waits, fault: Fault
 ) -> None:
-    fake_api.faults[SUBMIT].append(Fault(429, "slow down"))
+    fake_api.faults[SUBMIT].append(fault)
     waits.then = lambda _: fake_api.add_foreign()
+    if fault.status == 403:
+        assert run_cycle(direct).state is State.HELD
+        fake_api.add_foreign()
     assert run_cycle(direct).state is State.VALIDATED
     assert [row["miner_hotkey"] for row in fake_api.rows].count(HOTKEY) == 1
 

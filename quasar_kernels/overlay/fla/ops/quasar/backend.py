@@ -18,7 +18,6 @@ from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import LoadedProgram
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.chunk_torch import LEAST_LOG_DECAY
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.scan import Gradients, Saved, Scan, ScanInputs, StepSizes
 from fla.ops.quasar.segments import Segments
@@ -26,6 +25,8 @@ from fla.ops.quasar.triton_kernels import scan as triton_scan
 from fla.ops.quasar.triton_kernels.plan import plan_of
 
 
+LEAST_LOG_DECAY = -110.0
+"""Lower log decays are raised to this for the kernels: its exp is 0, and sums stay finite."""
 MAX_HEAD_DIM = 128
 """Widest head that the Triton kernels hold in registers; torch computes wider heads."""
 

@@ -7,7 +7,8 @@ and values:
     V' = U - W S                O = Q S + tril(Q K^T) V'                S' = S + K^T V'
 
 With log decays, each product of two tokens is multiplied by exp of the sum of the log decays
-between them, which is never positive. V' and S' are computed chunk by chunk, everything else for
+between them. It is never a difference of longer sums, in which strong decays would cancel the
+digits of weak ones. V' and S' are computed chunk by chunk, everything else for
 all chunks of a block at once. A long sequence has several blocks. Autograd then keeps only the
 inputs and the states between blocks, and the backward pass computes the blocks again.
 """
@@ -23,14 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.gate import fused_quasar_gate
 from fla.ops.quasar.scan import StepSizes
 from fla.ops.quasar.segments import host_bounds
 
 BLOCK_ELEMENTS = 1 << 23
 """Elements of a tensor in a block: 16,384 tokens of 8 heads of 64, 32 MB of fp32."""
-LEAST_LOG_DECAY = -110.0
-"""Lower log decays are raised to this, so that sums keep precision; its exp is 0 in fp32."""
 
 
 @torch.compiler.disable
@@ -68,7 +68,7 @@ def chunk_quasar_torch(
         else:
             state = initial_state.to(dtype)
         beta = beta.to(dtype)
-        g = None if g is None else g.to(dtype).clamp(min=LEAST_LOG_DECAY)
+        g = None if g is None else g.to(dtype)
         rows = _split((q, k, v, beta, g), lengths)
         states = [state] if cu_seqlens is None else state.split(1)
         results = [
@@ -174,10 +174,10 @@ def _block(
     k_before, q_before, k_after = k, q, k  # scaled by the decays before or after their tokens
     decays: Sequence[Any] = [1.0] * NT  # of whole chunks
     if g is not None:
-        since = chunks(g.unsqueeze(-1)).cumsum(-2)  # sums from the chunk's start
-        between = torch.exp((since - since.mT).tril())
+        own = chunks(g.unsqueeze(-1))
+        between = torch.exp(own.expand(*own.shape[:-1], C).tril(-1).cumsum(-2))
         M, scores = M * between, scores * between
-        before, after = torch.exp(since), torch.exp(since[..., -1:, :] - since)
+        before, after = torch.exp(own.cumsum(-2)), between[..., -1:, :].mT
         k_before, q_before, k_after = k * before, q * before, k * after
         decays = before[..., -1:, :].unbind(0)
     # the solver reads only the part below the diagonal, and takes the diagonal as ones
@@ -186,14 +186,21 @@ def _block(
         [V, K], -1
     )
     S_n = state.reshape(B * H, K, V)
-    entering, fresh = [], []
+    entering, updates = [], []
     for k_n, U_n, W_n, decay_n in zip(
         k_after.unbind(0), U.unbind(0), W.unbind(0), decays, strict=True
     ):
         entering.append(S_n)
-        fresh.append(torch.baddbmm(U_n, W_n, S_n, alpha=-1))  # V'
-        S_n = torch.baddbmm(S_n if g is None else decay_n * S_n, k_n.mT, fresh[-1])
-    o = q_before @ torch.stack(entering) + torch.tril(scores) @ torch.stack(fresh)
+        updates.append(torch.baddbmm(U_n, W_n, S_n, alpha=-1))  # V'
+        S_n = torch.baddbmm(S_n if g is None else decay_n * S_n, k_n.mT, updates[-1])
+    fresh = torch.stack(updates)
+    o = q_before @ torch.stack(entering)
+    if fresh.is_cuda or (not torch_private.transforms_active() and fresh.sum().isfinite()):
+        o = o + torch.tril(scores) @ fresh
+    else:  # the product's zeros would carry NaN and inf to earlier tokens
+        is_finite = torch.isfinite(fresh)
+        o = o + torch.tril(scores) @ torch.where(is_finite, fresh, 0)
+        o = o + torch.where(is_finite, 0, fresh).cumsum(-2)
     o = (o * scale).view(NT, B, H, C, V).permute(1, 0, 3, 2, 4).reshape(B, NT * C, H, V)
     return o[:, :T].to(out_dtype), S_n.view(B, H, K, V)
 
