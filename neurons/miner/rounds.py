@@ -6,7 +6,7 @@ from enum import Enum
 
 from neurons.miner.cycle import VERDICTS, Submission
 from neurons.wire.client import ApiClient
-from neurons.wire.protocol import Round
+from neurons.wire.protocol import Round, is_same_instant
 
 
 class Relation(str, Enum):
@@ -22,7 +22,7 @@ def compare_round(submission: Submission, now: Round) -> Relation:
     own = submission.round_id or 0
     if now.id > own:
         return Relation.LATER
-    if now.id == own and submission.round_start in (None, now.start_time):
+    if now.id == own and is_same_instant(submission.round_start or "", now.start_time):
         return Relation.SAME
     return Relation.OTHER_DATABASE
 

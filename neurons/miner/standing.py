@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ LIMITS = (100, 1_000, 10_000)
 
 This project's server refuses all but the first.
 """
+ROUNDING = 1e-4
+"""Relative difference between a claim and its figure in a list, which may be rounded."""
+
 FEWEST_ROWS = 3
 """A list of at most this many rows is not shortened further."""
 
@@ -55,13 +59,18 @@ def read_standing(submission: Submission, client: ApiClient) -> Standing:
 def is_shown_revealed(submission: Submission, client: ApiClient) -> bool:
     """Return whether a list shows the submission's commit or claim; or raise Retry."""
     for queue, _ in _lists(client):
-        revealed = [
-            *(row.id for row in queue.rows if row.commit_hash == submission.commit_hash),
-            *(r.id for r in queue.performers if r.tokens_per_sec == submission.tokens_per_sec),
-        ]
-        if submission.submission_id in revealed:
+        if submission.submission_id in [row.id for row in rows_of_claim(submission, queue)]:
             return True
     return False
+
+
+def rows_of_claim(submission: Submission, queue: Queue) -> list[QueuedSubmission | Performer]:
+    """Return the listed rows with the submission's commit or claim; a server may round claims."""
+    claim = float(submission.tokens_per_sec or 0.0)
+    return [
+        *(row for row in queue.rows if row.commit_hash == submission.commit_hash),
+        *(r for r in queue.performers if math.isclose(r.tokens_per_sec, claim, rel_tol=ROUNDING)),
+    ]
 
 
 def _lists(client: ApiClient) -> Iterator[tuple[Queue, int]]:
@@ -96,7 +105,7 @@ def _is_queued(submission: Submission, queue: Queue, limit: int) -> bool | None:
 
 
 def _others(submission: Submission, queue: Queue) -> frozenset[int]:
-    since = unix_time(submission.round_start or "")
+    since = unix_time(submission.round_start or "") or submission.created_at
     rows: list[QueuedSubmission | Performer] = [*queue.rows, *queue.performers]
     return frozenset(row.id for row in rows if unix_time(row.created_at) >= since) - {
         submission.submission_id or 0

@@ -1,8 +1,9 @@
-"""Addresses of clients: how they are parsed, and the key under which a client is counted."""
+"""Addresses: those of clients and the key under which a client is counted; equal URLs."""
 
 from __future__ import annotations
 
 import ipaddress
+from urllib.parse import urlsplit
 
 CLIENT_PREFIX = 64
 """Bits of an IPv6 address that identify a client: providers assign networks of this size."""
@@ -33,3 +34,12 @@ def client_of(ip: Ip) -> str:
     if isinstance(ip, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((ip, CLIENT_PREFIX), strict=False))
     return str(ip)
+
+
+def is_same_url(one: str, other: str) -> bool:
+    """Return whether two URLs differ at most in the host's letter case or a final slash."""
+    first, second = (
+        parts._replace(netloc=parts.netloc.lower(), path=parts.path.rstrip("/"))
+        for parts in map(urlsplit, (one, other))
+    )
+    return first == second

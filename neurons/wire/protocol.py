@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, TypeAdapter
 
 from neurons.wire.rules import ROUND_HOURS, SHORTEST_TARGET
 
@@ -128,6 +128,9 @@ Row = TypeVar("Row")
 Rows = Annotated[list[Row], _FailFast()]
 """Rows of a reply. Validation ends at the first wrong one, or its errors could fill the memory."""
 
+Hex = Annotated[str, AfterValidator(lambda text: text.strip().lower().removeprefix("0x"))]
+"""A hash as another server writes it, in the spelling of this project."""
+
 CommitHash = Annotated[str, _hex(40, "full lower-case 40-digit commit hash")]
 Sha256 = Annotated[str, _hex(64, "lower-case 64-digit SHA-256")]
 Shown = Annotated[float | None, AfterValidator(_finite_or_none)]
@@ -162,12 +165,30 @@ def known_figures(benchmarks: Benchmarks | None, target: int) -> Benchmarks | No
     }
 
 
-def unix_time(moment: str) -> float:
-    """Return a time of the wire as Unix seconds; 0 for anything else."""
+_MOMENT = TypeAdapter(datetime)
+
+SAME_SECONDS = 1.0
+"""Largest difference of two texts of one instant: some servers leave out fractions of a second."""
+
+
+def unix_time(text: str) -> float:
+    """Return a time of the wire as Unix seconds; 0 for anything else.
+
+    Servers write one instant as `2026-01-02T03:04:05`, with `Z`, an offset, fractions of a second
+    or a space in place of the `T`. Without an offset it is UTC.
+    """
     try:
-        return datetime.fromisoformat(moment).replace(tzinfo=timezone.utc).timestamp()
-    except ValueError:
+        parsed = _MOMENT.validate_python(text.strip())
+        moment = parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+        return max(0.0, moment.timestamp())
+    except (ValueError, OverflowError):
         return 0.0
+
+
+def is_same_instant(one: str, other: str) -> bool:
+    """Return whether two texts name one instant; also if one names none and proves nothing."""
+    times = unix_time(one), unix_time(other)
+    return one == other or 0.0 in times or abs(times[0] - times[1]) <= SAME_SECONDS
 
 
 class Message(BaseModel):
@@ -228,7 +249,7 @@ class CommitReply(Message):
     """Reply of POST /commit_submission."""
 
     submission_id: RowId
-    commitment_hash: str
+    commitment_hash: Hex
     reveal_block: Block
     estimated_reveal_time: str
     message: str = ""
@@ -261,7 +282,7 @@ class RevealReply(Message):
     submission_id: int
     miner_hotkey: str
     fork_url: str
-    commit_hash: str
+    commit_hash: Hex
     is_revealed: bool
     message: str = ""
 
@@ -280,7 +301,7 @@ class SubmitReply(Message):
     created_at: str
     miner_hotkey: str | None = None
     fork_url: str | None = None
-    commit_hash: str | None = None
+    commit_hash: Hex | None = None
     repo_hash: str | None = None
     target_sequence_length: int | None = None
     tokens_per_sec: float | None = None
@@ -288,12 +309,16 @@ class SubmitReply(Message):
     benchmarks: Benchmarks | None = None
 
 
+MIN_HASH_DIGITS = 8
+"""Digits of a commitment hash that identify it among one hotkey's open commitments."""
+
+
 class PendingReveal(Message):
     """A commitment that waits for its reveal, with the first 16 digits of its hash and `...`."""
 
     submission_id: RowId
     miner_hotkey: str
-    commitment_hash: str
+    commitment_hash: Hex
     reveal_block: Block
     blocks_remaining: int
     can_reveal: bool
@@ -301,8 +326,9 @@ class PendingReveal(Message):
 
     def is_of(self, hotkey: str, commitment: str) -> bool:
         """Return whether this row is the commitment `commitment` of `hotkey`."""
-        prefix = self.commitment_hash.removesuffix("...")
-        return self.miner_hotkey == hotkey and len(prefix) >= 16 and commitment.startswith(prefix)
+        prefix = self.commitment_hash.rstrip(".\u2026")
+        shown = len(prefix) >= MIN_HASH_DIGITS and commitment.startswith(prefix)
+        return self.miner_hotkey == hotkey and shown
 
 
 class PendingReveals(Message):
@@ -325,7 +351,7 @@ class QueuedSubmission(Message):
     id: RowId
     miner_hotkey: str
     fork_url: str | None = None
-    commit_hash: str | None = None
+    commit_hash: Hex | None = None
     repo_hash: str | None = None
     target_sequence_length: int
     tokens_per_sec: float | None = None

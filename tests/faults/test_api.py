@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import deque
+from collections.abc import Callable
 from itertools import count, pairwise
 from types import SimpleNamespace
 
@@ -277,6 +278,41 @@ def test_a_submission_lost_by_the_server_is_abandoned(context, fake_api):
     fake_api.faults[REVEAL].append(Fault(404, "Submission not found"))
     assert run_cycle(context).state is State.ABANDONED
     assert run_cycle(context).state is State.VALIDATED
+
+
+SPELLINGS: list[Callable[[str], str]] = [
+    lambda text: text + "Z",
+    lambda text: text + "+00:00",
+    lambda text: text.partition(".")[0] + ".734561",
+    lambda text: text.partition(".")[0],
+    lambda text: text.replace("T", " "),
+]
+
+
+@pytest.mark.parametrize("spell", SPELLINGS)
+@pytest.mark.parametrize("mode", ["commit_reveal", "direct"])
+@pytest.mark.parametrize("when", [1, 2, 3, 5, 7])
+def test_an_api_may_write_its_times_and_hashes_in_another_way(miner, fake_api, spell, mode, when):
+    """It changes at each wait of the first cycle, in turn, or after it."""
+    intervals = 0
+
+    def then(seconds: float) -> None:
+        nonlocal intervals
+        intervals += seconds == 5.0
+        if len(waits.seconds) == when:
+            fake_api.spell, fake_api.spell_hash = spell, str.upper
+        if len(waits.seconds) < 3:
+            fake_api.faults[STATS].extend([Fault(502, "gateway")] * 3)
+        if intervals == 8:
+            raise Stopped("enough")
+
+    waits = Waits(then)
+    fake_api.faults[COMMIT].append(LOST)
+    fake_api.faults[SUBMIT].append(LOST)
+    context = miner(waiter=waits, submission_mode=mode)
+    run_forever(context)
+    assert [row.state for row in context.journal.latest(9)] == [State.VALIDATED]
+    assert (len(fake_api.rows), len(waits.seconds) >= when) == (1, True)
 
 
 @pytest.mark.parametrize("status", [400, 402, 410])

@@ -79,6 +79,9 @@ class FakeValidatorApi:
         self.shows_scores = True  # the public service shows none
         self.databases = 1  # the number of databases so far
         self.clock: Callable[[], float] = time.time
+        # how it writes the times, and the hashes in its lists
+        self.spell: Callable[[str], str] = str
+        self.spell_hash: Callable[[str], str] = str
         self.judging_seconds = 0.0  # the time that a validator takes to measure a submission
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         # by path, functions to call before and after a request has its effect
@@ -153,7 +156,9 @@ class FakeValidatorApi:
         return {
             "id": self.round_id,
             "round_number": self.round_id,
-            "start_time": f"2026-01-{self.databases:02d}T00:00:{self.round_id:02d}",
+            "start_time": self.spell(
+                f"2026-01-{self.databases:02d}T00:00:{self.round_id % 60:02d}"
+            ),
             "end_time": "2026-01-03T00:00:00",
             "status": "active",
             "time_remaining_seconds": 100,
@@ -209,11 +214,11 @@ class FakeValidatorApi:
             {
                 "submission_id": row["id"],
                 "miner_hotkey": row["miner_hotkey"],
-                "commitment_hash": row["commitment_hash"][:16] + "...",
+                "commitment_hash": self.spell_hash(row["commitment_hash"][:16] + "..."),
                 "reveal_block": row["reveal_block"],
                 "blocks_remaining": max(0, row["reveal_block"] - self.block),
                 "can_reveal": self.block >= row["reveal_block"],
-                "created_at": row["created_at"],
+                "created_at": self.spell(row["created_at"]),
             }
             for row in self.rows
             if not row["is_revealed"]
@@ -231,9 +236,9 @@ class FakeValidatorApi:
         ]
         answer = {
             "total_submissions": len(self.rows),
-            "recent_submissions": [dict(row) for row in queue[:limit]],
+            "recent_submissions": [self._listed(row) for row in queue[:limit]],
             "stats": {},
-            "top_performers": list(self.performers),
+            "top_performers": [self._listed(row) for row in self.performers],
         }
         if self.verdict is not None:
             for row in queue:
@@ -253,6 +258,12 @@ class FakeValidatorApi:
         wanted = int(request.query["round_id"][0])
         rows = self.weights if wanted == self.round_id else []
         return {"epoch": 1, "weights": rows}
+
+    def _listed(self, row: dict[str, Any]) -> dict[str, Any]:
+        shown = {**row, "created_at": self.spell(row["created_at"])}
+        if row.get("commit_hash"):
+            shown["commit_hash"] = self.spell_hash(row["commit_hash"])
+        return shown
 
     def judge(self, row: dict[str, Any], score: float) -> None:
         """Store a validator's verdict on one row of the queue."""

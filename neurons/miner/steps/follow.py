@@ -12,7 +12,7 @@ from neurons.miner.cycle import State, Submission
 from neurons.miner.premature import suspect_early_judgement
 from neurons.miner.rounds import Relation, read_relation
 from neurons.wire.outcomes import AlreadyRevealed, NotRegistered, SubmissionNotFound, Uncertain
-from neurons.wire.protocol import Performer, Weight
+from neurons.wire.protocol import Performer, Weight, is_same_instant
 from neurons.wire.rules import weighted_score
 
 ROUND_EVERY_SECONDS = 300.0
@@ -144,7 +144,7 @@ def _own_in_round(submission: Submission, context: Context) -> list[Submission]:
     return [
         other
         for other in context.journal.in_round(submission.hotkey, submission.round_id)
-        if other.round_start == submission.round_start
+        if is_same_instant(other.round_start or "", submission.round_start or "")
         and other.state in cycle.VERDICTS
         and other.weighted_score is not None
     ]

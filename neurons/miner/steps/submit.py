@@ -5,9 +5,9 @@ from __future__ import annotations
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.rounds import Relation, compare_round
-from neurons.miner.standing import LIMITS
+from neurons.miner.standing import LIMITS, rows_of_claim
 from neurons.wire.outcomes import Banned, Busy, Refused, Uncertain, Unreachable, Untrusted
-from neurons.wire.protocol import Performer, QueuedSubmission, Round, unix_time
+from neurons.wire.protocol import Round, unix_time
 
 NOT_SENT = (Unreachable, Untrusted, Busy, Banned, Refused)
 """The exceptions after which the server certainly does not have the submission."""
@@ -95,11 +95,7 @@ def _find(submission: Submission, context: Context) -> int | None:
     """
     queue = context.client.queue(LIMITS[0])
     since = submission.created_at + (context.client.clock_offset or 0.0) - CLOCK_SLACK_SECONDS
-    rows: list[QueuedSubmission | Performer] = [
-        *(row for row in queue.rows if row.commit_hash == submission.commit_hash),
-        *(row for row in queue.performers if row.tokens_per_sec == submission.tokens_per_sec),
-    ]
-    for row in rows:
+    for row in rows_of_claim(submission, queue):
         same_target = row.target_sequence_length == submission.target_sequence_length
         if same_target and unix_time(row.created_at) >= since:
             return row.id

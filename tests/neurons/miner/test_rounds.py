@@ -11,10 +11,11 @@ from neurons.miner.cycle import State, Submission
 from neurons.wire.protocol import Round
 from tests.neurons.miner.parts import draft
 
+MONDAY, SUNDAY = "2026-01-05T00:00:00", "2026-01-04T00:00:00"
 ROUND = Round(
     id=3,
     round_number=3,
-    start_time="monday",
+    start_time=MONDAY,
     end_time="",
     status="active",
     time_remaining_seconds=1,
@@ -22,7 +23,7 @@ ROUND = Round(
 
 
 def test_the_same_content_is_due_once_a_round() -> None:
-    last = draft(state=State.VALIDATED, round_id=3, round_start="monday", content_digest="d")
+    last = draft(state=State.VALIDATED, round_id=3, round_start=MONDAY, content_digest="d")
 
     def is_due(last: Submission | None, *, digest: str = "d", mode: str = "direct") -> bool:
         return rounds.is_due(last, ROUND, digest, mode)
@@ -41,14 +42,46 @@ def test_the_same_content_is_due_once_a_round() -> None:
 @pytest.mark.parametrize(
     ("number", "start", "relation"),
     [
-        (2, "monday", "later"),
-        (3, "monday", "same"),
+        (2, MONDAY, "later"),
+        (3, MONDAY, "same"),
         (3, None, "same"),  # an older version did not store the start
-        (3, "sunday", "other database"),
-        (30, "monday", "other database"),
+        (3, SUNDAY, "other database"),
+        (30, MONDAY, "other database"),
         (None, None, "later"),  # the submission was never in a round
     ],
 )
 def test_a_round_is_identified_by_its_number_and_its_start(number, start, relation):
     submission = draft(round_id=number, round_start=start)
     assert rounds.compare_round(submission, ROUND).value == relation
+
+
+SPELLINGS = [
+    "2026-01-05T00:00:00Z",
+    "2026-01-05T00:00:00+00:00",
+    "2026-01-05T02:00:00+02:00",
+    "2026-01-05T00:00:00.734",
+    "2026-01-05T00:00:00.734561Z",
+    "2026-01-05T00:00:00.734561789+00:00",
+    "2026-01-05 00:00:00",
+    " 2026-01-05 00:00:00.5+0000",
+    "1767571200",
+]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_round_is_the_same_however_the_server_writes_its_start(spelling: str) -> None:
+    for before, after in ((MONDAY, spelling), (spelling, MONDAY)):
+        submission = draft(
+            state=State.VALIDATED, round_id=3, round_start=before, content_digest="d"
+        )
+        now = ROUND.model_copy(update={"start_time": after})
+        assert rounds.compare_round(submission, now) is rounds.Relation.SAME
+        assert not rounds.is_due(submission, now, "d", "direct")
+        later = now.model_copy(update={"start_time": "2026-01-05T00:00:02Z"})
+        assert rounds.compare_round(submission, later) is rounds.Relation.OTHER_DATABASE
+
+
+def test_a_start_that_cannot_be_read_proves_no_new_database() -> None:
+    submission = draft(round_id=3, round_start=MONDAY)
+    now = ROUND.model_copy(update={"start_time": "Monday"})
+    assert rounds.compare_round(submission, now) is rounds.Relation.SAME

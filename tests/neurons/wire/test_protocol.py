@@ -69,4 +69,23 @@ def test_a_pending_reveal_is_identified_by_hotkey_and_prefix() -> None:
     assert row.is_of("5Grw", digest)
     assert not row.is_of("other", digest)
     assert not row.is_of("5Grw", protocol.commitment_hash("other", "url"))
-    assert not row.model_copy(update={"commitment_hash": "..."}).is_of("5Grw", digest)
+    fields = row.model_dump()
+    for shown in (digest.upper(), f"0x{digest[:16]}", f"{digest[:10].upper()}\u2026", digest):
+        assert protocol.PendingReveal(**{**fields, "commitment_hash": shown}).is_of("5Grw", digest)
+    for shown in ("...", f"{digest[:7]}...", ""):
+        other = protocol.PendingReveal(**{**fields, "commitment_hash": shown})
+        assert not other.is_of("5Grw", digest)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *((f"2026-01-05{sep}00:00:00{end}", 1767571200.0) for sep in "T " for end in ("", "Z")),
+        ("2026-01-05T02:00:00+02:00", 1767571200.0),
+        ("2026-01-05T00:00:00.25-00:00", 1767571200.25),
+        ("2026-01-05T00:00:00.2500001234", 1767571200.25),
+        *((text, 0.0) for text in ("", "Monday", "nan", "inf", "9" * 400, "0001-01-01T00:00:00Z")),
+    ],
+)
+def test_a_moment_is_read_in_every_spelling(text: str, seconds: float) -> None:
+    assert protocol.unix_time(text) == pytest.approx(seconds, abs=1e-3)

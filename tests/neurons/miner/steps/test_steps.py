@@ -152,6 +152,13 @@ def test_a_fork_other_than_the_committed_one_is_held_without_a_reveal(miner, ker
     assert "GITHUB_USERNAME" in str(held.remedy)
 
 
+def test_the_committed_fork_in_another_spelling_is_revealed_as_committed(miner, kernels, fake_api):
+    committed = run_cycle(miner(waiter=Waits(stop_after(1))))
+    kernels.url = "https://GitHub.com/alice/flash-linear-attention/"
+    assert run_cycle(miner()).state is State.VALIDATED
+    assert fake_api.body_of(REVEAL)["fork_url"] == committed.fork_url
+
+
 @pytest.mark.parametrize("stored", [True, False])
 def test_before_a_second_reveal_the_fork_is_checked_if_the_server_lists_the_commitment(
     miner, kernels, fake_api, stored, monkeypatch
