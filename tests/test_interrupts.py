@@ -31,7 +31,7 @@ sys.meta_path.insert(0, Block())
         ("neurons.inference_server", "click"),
         ("neurons.embedded", "click"),
         ("harness", "pydantic"),
-        ("quasar_kernels.blocks.language", "quasar_kernels.blocks.language.settings"),
+        ("quasar_kernels.blocks.language", "torch"),
     ],
 )
 def test_ctrl_c_during_the_imports_ends_a_command_quietly(tmp_path, command, blocked):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +15,6 @@ from benchmarks.engine.clocks import free
 from benchmarks.engine.comparison import Inputs
 from benchmarks.engine.mechanism import OURS, Bounds, Calls, Implementation
 from benchmarks.engine.results import Entry
-from quasar_kernels.blocks.language.settings import BYTES, Recipe, Sizes
 
 if TYPE_CHECKING:
     from quasar_kernels.blocks import BlockState
@@ -26,16 +23,6 @@ BLOCK_WIDTH, BLOCK_HEADS = 512, 8
 PROMPT = 32
 """Tokens of the prompt before the decoded token."""
 
-SIZES = Sizes(width=192, heads=3, layers=4, inner=640)
-"""Sizes of the model with 3.8 million parameters: heads of 64 channels, and of 128 in Mamba-2."""
-RECIPE = Recipe(tokens=511, batch=64)
-"""Sequences of 512 tokens, of which the last one is only a target."""
-TRIAL = Recipe(tokens=31, batch=2)
-"""Without a GPU."""
-SETTINGS = {
-    "everything kept": SIZES,
-    "blocks computed again (checkpoint_above=256)": SIZES._replace(checkpoint_above=256),
-}
 WARM_STEPS, STEPS, BUSY_STEPS = 4, 12, 3
 
 
@@ -117,23 +104,29 @@ def make(device: str) -> Calls:
 
 def trainings(device: str) -> Iterator[Entry]:
     """Run training steps of the model with each setting, on random bytes as text."""
-    from quasar_kernels.blocks.language.training import Training
+    from quasar_kernels.blocks.language import Recipe, Sizes, Training
 
+    # 3.8 million parameters: heads of 64 channels, and of 128 in Mamba-2
+    kept = Sizes(width=192, heads=3, layers=4, inner=640)
+    settings = {
+        "everything kept": kept,
+        "blocks computed again (checkpoint_above=256)": kept._replace(checkpoint_above=256),
+    }
     on_gpu = device == "cuda"
-    recipe, steps = (RECIPE, STEPS) if on_gpu else (TRIAL, 1)
-    text = torch.randint(BYTES, (1 << 20,), dtype=torch.uint8)
-    for setting, sizes in SETTINGS.items():
+    # sequences of 512 tokens, of which the last one is only a target
+    recipe, steps = (Recipe(511, 64), STEPS) if on_gpu else (Recipe(31, 2), 1)
+    text = torch.randint(256, (1 << 20,), dtype=torch.uint8).numpy().tobytes()
+    for setting, sizes in settings.items():
         free()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "model.pt")
-            training = Training(text, "", path, sizes, recipe, torch.device(device))
+        training = Training(text, sizes, recipe, torch.device(device))
         for _ in range(min(WARM_STEPS, steps)):
             training.step()
         start = time.perf_counter()
         for _ in range(steps):
             loss = training.step()  # it reads the loss, so the host waits for the GPU
         seconds = (time.perf_counter() - start) / steps
-        chosen = training.model.backends(torch.bfloat16 if on_gpu else None)
+        block: Any = training.model.blocks[0]
+        chosen = block.backends(torch.bfloat16 if on_gpu else None)
         peak = torch.cuda.max_memory_allocated() if on_gpu else 0
         busy = kernel_seconds(training.step, BUSY_STEPS) / seconds if on_gpu else 0
         parameters = sum(p.numel() for p in training.model.parameters())

@@ -7,18 +7,17 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quasar_kernels.arguments import positive
 from quasar_kernels.blocks import MIXERS
 from quasar_kernels.blocks.checks.findings import ModelChecks, Verdict, worst
-from quasar_kernels.blocks.language.settings import Sizes
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-SMALL = Sizes(vocabulary=64, width=32, heads=2, layers=1, state=16)
+SMALL = {"vocabulary": 64, "width": 32, "heads": 2, "layers": 1, "state": 16}
 """The sizes of the model that is built from a list of branches."""
 
 
@@ -36,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="+".join(MIXERS),
                         help="branches of a small model, joined by + (default: all), or "
                         "MODULE:FUNCTION that returns your model")  # fmt: skip
-    parser.add_argument("--fusion", default=SMALL.fusion,
+    parser.add_argument("--fusion", default="gains",
                         help="how branches are combined: gains, gated or mean (gains)")  # fmt: skip
     parser.add_argument("--steps", type=positive, default=100,
                         help="steps of the mini-training (100)")  # fmt: skip
@@ -45,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def build(name: str, fusion: str = SMALL.fusion) -> nn.Module:
+def build(name: str, fusion: str = "gains") -> nn.Module:
     """Return the named model; its initial weights are the same at each call.
 
     Raises:
@@ -54,12 +53,13 @@ def build(name: str, fusion: str = SMALL.fusion) -> nn.Module:
     import torch
     from torch import nn
 
-    from quasar_kernels.blocks.language.model import LanguageModel
+    from quasar_kernels.blocks.language import LanguageModel, Sizes
 
     torch.manual_seed(0)
     if ":" not in name:
         try:
-            return LanguageModel(SMALL._replace(mixers=tuple(name.split("+")), fusion=fusion))
+            sizes: dict[str, Any] = {**SMALL, "mixers": tuple(name.split("+")), "fusion": fusion}
+            return LanguageModel(Sizes(**sizes))
         except ValueError as error:
             raise ModelError(f"--model {name}: {error}, or give MODULE:FUNCTION") from None
     module, function = name.split(":", 1)

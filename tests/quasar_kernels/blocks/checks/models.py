@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quasar_kernels.blocks.language.model import LanguageModel, Sizes
+from quasar_kernels.blocks.language import LanguageModel, Sizes
 
 VOCABULARY = 32
 

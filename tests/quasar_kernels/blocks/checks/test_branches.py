@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from quasar_kernels.blocks.checks import stages
 from quasar_kernels.blocks.checks.branches import analyse
 from quasar_kernels.blocks.checks.training import HELD_OUT, draw
-from quasar_kernels.blocks.language.model import LanguageModel, Sizes
+from quasar_kernels.blocks.language import LanguageModel, Sizes
 
 CPU = torch.device("cpu")
 VOCABULARY = 32
