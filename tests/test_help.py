@@ -16,6 +16,7 @@ Line = tuple[str, ...]
 
 INTERNAL = {
     "harness.worker": "the harness starts it with a job on stdin",
+    "neurons.miner.alerts": "a child process that posts an alert",
     "neurons.runtime.identity": "a child process that calls the chain",
     "neurons.runtime.child": "runs another module",
     "benchmarks.cases.validator_loop": "a validator's script, as it is",

@@ -17,8 +17,8 @@ from neurons.runtime.settings import Settings
 REAL_SUBNET_SETTINGS = ("validator_api_url", "github_username", "fork_remote", "repo_path")
 """Settings that select a real subnet. GITHUB_TOKEN is not one, because other tools set it too."""
 
-IGNORED_VARIABLES = ("GITHUB_TOKEN", "DATABASE_URL")
-"""Variables that an embedded run ignores, because they belong to other programs."""
+IGNORED_VARIABLES = ("GITHUB_TOKEN", "DATABASE_URL", "ALERT_COMMAND", "ALERT_URL", "JOURNAL_COPY")
+"""Variables that an embedded run ignores, because they reach beyond its folder."""
 
 VALIDATOR_SETTINGS = (
     *("validator_api_url", "wallet_validator_name", "wallet_hotkey", "wallet_path", "device"),

@@ -24,8 +24,11 @@ if not __package__:  # run as a file: Python has put this folder instead of the 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from neurons.embedded.subnet import QUIET_SECONDS, EmbeddedSubnet
+from neurons.miner.alerts import Alerts
+from neurons.miner.alerts import ways as alert_ways
 from neurons.miner.api_address import absent
 from neurons.miner.command_line import backup, commands, help
+from neurons.miner.command_line.backup import require_no_lost_journal
 from neurons.miner.command_line.commands import echo, log_file, read_settings
 from neurons.miner.command_line.metrics import serving
 from neurons.miner.command_line.options import Commands, add_command, shared
@@ -39,18 +42,14 @@ from neurons.miner.premature import warn_of_early_judgement
 from neurons.miner.publishing.from_settings import open_fork
 from neurons.miner.publishing.tuned_kernels import TunedKernels
 from neurons.miner.tuner import Tuner
+from neurons.miner.watcher import Watcher
 from neurons.runtime import observe
 from neurons.runtime.errors import EX_CONFIG, ConfigError, QuasarError
 from neurons.runtime.flags import CONTEXT, Given, run_command, show_version
 from neurons.runtime.heartbeat import notify
 from neurons.runtime.identity import (
-    IF_SERVED,
     OFFLINE,
-    ChainUnreachable,
-    Identity,
     load_identity,
-    registered_uid,
-    registration_command,
     wallet_warnings,
 )
 from neurons.runtime.process import StateLock, Stopped, stop_on_signals, wait_for_space, wait_unless
@@ -61,6 +60,9 @@ TO_THE_REAL_SUBNET = (
     "this ran on this machine alone; to mine on the real subnet: cp .env.example .env, "
     "fill it in, and start again"
 )
+
+ALERTS_SECONDS = 5.0
+"""Seconds at the end in which waiting alerts are sent; a stop has GRACE_SECONDS in all."""
 
 log = observe.get_logger("miner")
 
@@ -144,7 +146,11 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
             me = load_identity(*settings.miner_wallet)
         client = ApiClient(str(settings.validator_api_url), me, wait=partial(wait_unless, stop))
         stack.callback(client.close)
-        journal = stack.enter_context(Journal(settings.state_dir / JOURNAL))
+        path = settings.state_dir / JOURNAL
+        require_no_lost_journal(settings, me.hotkey)
+        journal = stack.enter_context(Journal(path))
+        alerts = Alerts(alert_ways(settings), settings.state_dir / "alerts.json", me.hotkey, log)
+        stack.callback(alerts.close, ALERTS_SECONDS)
         for submission in journal.live_submissions():
             observe.register_secret(submission.salt or "")
         tuned = TunedKernels(settings.state_dir, settings.fork_scope)
@@ -158,6 +164,8 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
             content_digest=tuned.digest,
             log=log,
             stop=stop,
+            alerts=alerts,
+            watcher=Watcher(settings, me.hotkey, path, alerts, log, stop),
             tuner=Tuner(settings, tuned, fork.worktree, log),
         )
         if embedded:
@@ -189,25 +197,10 @@ def _log_start(context: Context) -> None:
         api=settings.validator_api_url,
         state=str(settings.state_dir),
     )
+    if context.watcher:
+        context.watcher.start()
     if settings.subtensor_network != OFFLINE:
-        # The chain may reply slowly, and nothing depends on the reply.
-        threading.Thread(
-            target=_log_registration, args=(settings, context.identity), daemon=True
-        ).start()
         threading.Thread(target=log_updates, args=(log, context.stop), daemon=True).start()
-
-
-def _log_registration(settings: Settings, me: Identity) -> None:
-    try:
-        uid = registered_uid(me.hotkey, settings.netuid, settings.subtensor_network)
-    except ChainUnreachable as error:
-        log.warning(f"the registration is unknown: {error}")
-        return
-    if uid is None:
-        sentence = f"the hotkey is not registered on the subnet; {IF_SERVED}"
-        log.warning(sentence, remedy=registration_command(settings))
-    else:
-        log.info("the hotkey is registered", uid=uid, netuid=settings.netuid)
 
 
 def _once(context: Context, embedded: bool) -> int:

@@ -48,8 +48,18 @@ def follow_api(submission: Submission, context: Context) -> Submission:
 
 def require_competition(context: Context) -> None:
     """Raise Retry, with a long pause, if the API does not serve this competition."""
-    if context.client.serves_competition() is False:
+    if is_absent(context):
         raise Retry(absent(context), ABSENT_SECONDS)
+
+
+def is_absent(context: Context) -> bool:
+    """Return whether the API does not serve this competition, and report the change."""
+    serves = context.client.serves_competition()
+    if serves is False:
+        context.alerts.begin("api", absent(context), "absent")
+    elif serves:
+        context.alerts.end("api", "absent")
+    return serves is False
 
 
 def absent(context: Context) -> str:

@@ -15,12 +15,14 @@ from structlog.stdlib import BoundLogger
 from harness.hardware.machine import Environment
 from harness.measuring.runner import CheckTree, Measure, check, measure, probe
 from neurons.miner import cycle
+from neurons.miner.alerts import Alerts
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
 from neurons.miner.publishing.fork import Fork
 from neurons.miner.rounds import Relation, compare_round
 from neurons.miner.standing import Standing, read_standing
 from neurons.miner.tuner import Tuner
+from neurons.miner.watcher import Watcher
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.git.faults import HostRefused
 from neurons.runtime.heartbeat import LONGEST_SECONDS
@@ -49,6 +51,11 @@ _SHOWN: dict[State, tuple[str, ...]] = {
 }
 """The attributes that the log shows when a submission reaches a state; never the salt."""
 
+_COMMITMENTS = (State.COMMITTING, State.COMMITTED, State.SUBMITTING)
+_BAD_ENDS = (State.REJECTED, State.PREMATURE, State.UNRANKED)
+PATIENCE = 20
+"""Failures in a row, in about an hour, after which the API or the git host counts as away."""
+
 Reply = TypeVar("Reply")
 
 
@@ -76,6 +83,8 @@ class Context:
     # returns a random number in [0, 1] for the pauses of retries
     jitter: Callable[[], float] = random.random
     tuner: Tuner | None = None
+    alerts: Alerts = field(default_factory=Alerts)
+    watcher: Watcher | None = None
     published: str | None = None  # the commit that this process has created in the worktree
     # the leagues in which this process has registered
     registered: set[str] = field(default_factory=set)
@@ -206,6 +215,9 @@ class Context:
     def record(self, before: Submission, after: Submission) -> Submission:
         """Journal a transition and log it in one line; all changes of state use this."""
         self.journal.transition(before, after)
+        self._alert(before, after)
+        if self.watcher and after.state in _COMMITMENTS:
+            self.watcher.note_commitment()
         if after.closed:
             forget_secret(after.salt or "")
             self.logged_failures.discard(after.id)
@@ -229,6 +241,19 @@ class Context:
         }
         self.log.info(f"submission {after.id} is {_named(after)}", **details)
         return after
+
+    def _alert(self, before: Submission, after: Submission) -> None:
+        """Report a state that an operator should know, once until the submission makes progress."""
+        state, text = after.state, f"submission {after.id} is {after.state.value}"
+        if after.closed or before.attempts == 0:
+            self.alerts.end("HELD", after.id)
+        if state is State.HELD:
+            self.alerts.begin("HELD", f"{text}: {after.reason} {after.remedy or ''}", after.id)
+        elif state in _BAD_ENDS:
+            self.alerts.send(state.value, f"{text}: {after.reason}")
+        elif state is State.FAILED and after.attempts == PATIENCE:
+            tries = f"has failed {PATIENCE} times in a row"
+            self.alerts.send("FAILED", f"submission {after.id} {tries}: {after.reason}")
 
 
 def _named(submission: Submission) -> str:

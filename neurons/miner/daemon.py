@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from neurons.miner import cycle, selection
-from neurons.miner.api_address import absent, follow_api, require_competition
-from neurons.miner.context import Context
+from neurons.miner.api_address import absent, follow_api, is_absent, require_competition
+from neurons.miner.context import PATIENCE, Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Step, Submission
 from neurons.miner.journal import Journal, StaleSubmission
 from neurons.miner.premature import submission_mode
@@ -211,6 +211,7 @@ class _Watch:
         self._context = context
         self._last_logged: dict[str, float] = {}
         self._failures = 0
+        self._ranked_at = -REMIND_SECONDS
 
     def wants_cycle(self) -> bool:
         """Return whether there is a submission to continue, or something new to submit."""
@@ -223,22 +224,40 @@ class _Watch:
                 return True
             self._remind("still held", submission=live.id, reason=live.reason, remedy=live.remedy)
             return False
-        if context.client.serves_competition() is False:
+        if is_absent(context):
             self._remind(absent(context))
             return False
         try:
             now = context.client.current_round()
         except Fault as fault:
             self._failures += 1
+            if self._failures >= PATIENCE:
+                context.alerts.begin("api", f"the API does not answer: {fault.reason}", "away")
             _pause(context, self._failures, fault.reason)
             return False
         self._failures = 0
+        context.alerts.end("api", "away")
         last = context.journal.last_closed(context.identity.hotkey, context.target)
         digest, mode = context.content_digest(), submission_mode(context)
         if is_due(last, now, digest, mode):
             return True
         self._remind("these kernels have their verdict in this round; waiting for a change")
+        self._watch_rank(last)
         return False
+
+    def _watch_rank(self, last: Submission | None) -> None:
+        """Look once an hour whether the hotkey is still ranked; report its loss once."""
+        now = time.monotonic()
+        if last is None or last.rank is None or now - self._ranked_at < REMIND_SECONDS:
+            return
+        self._ranked_at = now
+        try:
+            rows = self._context.client.weights(int(last.round_id or 0)).weights
+        except Fault:
+            return
+        if rows and all(row.hotkey != last.hotkey for row in rows):
+            text = f"submission {last.id} had rank {last.rank} and is not ranked any more"
+            self._context.alerts.begin("rank", text, last.id)
 
     def _remind(self, sentence: str, **details: object) -> None:
         """Log `sentence` at most once in REMIND_SECONDS."""

@@ -30,6 +30,7 @@ from neurons.runtime.values import (
     Remote,
     Repository,
     Seconds,
+    SecretUrl,
     Servers,
     Target,
     Token,
@@ -42,6 +43,7 @@ GROUPS = {
     "wallet_miner_name": "Wallet",
     "target_sequence_length": "Measuring and claiming",
     "state_dir": "State and logs",
+    "alert_command": "Alerts",
     "wallet_validator_name": "Validator",
     "blocks_until_reveal": "Validator API server",
     "miner_inference_port": "Inference server",
@@ -170,6 +172,10 @@ class Settings(BaseModel):
     """The folder of the journal, the clone, the reports and the log. Do not delete it: it holds the
     salt of a commitment until its reveal.
     """
+    journal_copy: Folder | None = None
+    """A folder on another disk or mount that gets a copy of the journal after each commitment:
+    without the salt in the journal, a commitment cannot be revealed. `restore` finds the copy.
+    """
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """The lowest level to log (flag for DEBUG: --logging.debug)."""
     log_format: Literal["console", "json"] = "console"
@@ -177,6 +183,15 @@ class Settings(BaseModel):
     metrics_port: Port | None = None
     """Port of 127.0.0.1 for /metrics (Prometheus) and /healthz; empty for none. Requires
     `scripts/install.sh metrics`.
+    """
+    alert_command: CommandLine | None = None
+    """A command that is run once for each alert (docs/operating.md lists them). It reads a sentence
+    from stdin and finds ALERT_KIND and ALERT_TEXT in its environment, which has no secrets. It is
+    killed after 30 seconds. Paths may be relative to the checkout.
+    """
+    alert_url: SecretUrl | None = None
+    """Address to which each alert is posted as JSON with the fields kind, text and content, as the
+    webhooks of common chats read them.
     """
     wallet_validator_name: Annotated[Name, Form("a wallet name")] = "quasar_validator"
     """The validator's wallet."""
@@ -291,12 +306,16 @@ class Settings(BaseModel):
 
     @property
     def tune_words(self) -> list[str]:
-        """The words of TUNE_COMMAND; paths of files of this checkout are absolute."""
-        words = shlex.split(self.tune_command or "")
+        """The words of TUNE_COMMAND."""
+        return self.words_of(self.tune_command)
+
+    def words_of(self, command: str | None) -> list[str]:
+        """Return the words of a command; paths of files of this checkout are absolute."""
+        words = shlex.split(command or "")
         return [str(PROJECT / word) if (PROJECT / word).is_file() else word for word in words]
 
     def secrets(self) -> list[str]:
         """Return the values that must never be printed; an SQLite address has no password."""
-        values = [self.github_token, self.database_url]
+        values = [self.github_token, self.database_url, self.alert_url]
         texts = [value.get_secret_value() for value in values if value is not None]
         return [text for text in texts if not text.startswith("sqlite:")]

@@ -39,6 +39,11 @@ def _url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _secret_url(value: SecretStr) -> SecretStr:
+    _url(value.get_secret_value())
+    return value
+
+
 def _no_password(value: str) -> str:
     if re.search(r"://[^/]*@", value):
         raise ValueError("contains a user or a password: use GITHUB_TOKEN for credentials")
@@ -141,6 +146,9 @@ Token = Annotated[
     SecretStr, AfterValidator(_token), Form("a GitHub token, `ghp_...` or `github_pat_...`")
 ]
 Url = Annotated[str, AfterValidator(_url)]
+SecretUrl = Annotated[
+    SecretStr, AfterValidator(_secret_url), Form("an https address; http on this machine")
+]
 Folder = Annotated[Path, AfterValidator(_absolute), Form("a folder")]
 Name = Annotated[str, AfterValidator(_name)]
 Repository = Annotated[str, Field(pattern=r"^[\w.\-]+/[\w.\-]+$"), Form("`owner/name`")]

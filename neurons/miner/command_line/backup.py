@@ -12,9 +12,12 @@ from neurons.miner.command_line.commands import echo, read_settings
 from neurons.miner.command_line.status import JOURNAL, find_journal
 from neurons.miner.journal import Journal
 from neurons.miner.schema import write_copy
-from neurons.runtime.errors import ConfigError
+from neurons.miner.watcher import copy_of
+from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.flags import Folder, Given
+from neurons.runtime.identity import public_hotkey
 from neurons.runtime.process import StateLock
+from neurons.runtime.settings import Settings
 
 MAGIC = b"SQLite format 3\0"
 SET_ASIDE = "journal.previous.sqlite"
@@ -33,9 +36,10 @@ def backup(given: Given, file: Path) -> int:
     return 0
 
 
-@click.argument("file", type=Folder())
-def restore(given: Given, file: Path) -> int:
+@click.argument("file", type=Folder(), required=False)
+def restore(given: Given, file: Path | None) -> int:
     settings, _ = read_settings(given, process=None)
+    file = file or find_copy(settings)
     if not file.is_file():
         problem = f"{file} is a folder" if file.is_dir() else f"There is no file {file}"
         raise ConfigError(f"{problem}. Name a file that `backup` made.")
@@ -61,6 +65,28 @@ def restore(given: Given, file: Path) -> int:
     return 0
 
 
+def find_copy(settings: Settings) -> Path:
+    """Return the copy in JOURNAL_COPY of the hotkey's journal; or raise a ConfigError."""
+    folder = settings.journal_copy
+    if folder is None:
+        raise ConfigError("JOURNAL_COPY is not set: name the file that `backup` made.")
+    hotkey = public_hotkey(*settings.miner_wallet)
+    copies = [copy_of(folder, hotkey)] if hotkey else sorted(folder.glob("journal-*.sqlite"))
+    if len(copies) == 1:
+        return copies[0]
+    problem = f"The hotkey cannot be read, and JOURNAL_COPY={folder} has {len(copies)} copies."
+    raise ConfigError(Problem(problem, "Name one of its files, or put the hotkey back."))
+
+
+def require_no_lost_journal(settings: Settings, hotkey: str) -> None:
+    """Raise a ConfigError if there is no journal, but a copy, which a new one would replace."""
+    copy = settings.journal_copy and copy_of(settings.journal_copy, hotkey)
+    if copy and copy.exists() and find_journal(settings.state_dir) is None:
+        problem = f"The journal in {settings.state_dir} is lost, and JOURNAL_COPY has {copy}."
+        remedy = "Run `./START_MINER.sh restore`, or move the copy away to start without it."
+        raise ConfigError(Problem(problem, remedy))
+
+
 def is_database(file: Path) -> bool:
     """Return whether a file has SQLite's header, or is unreadable (copying then fails)."""
     try:
@@ -72,5 +98,8 @@ def is_database(file: Path) -> bool:
 
 ALL: dict[str, tuple[Callable[..., int], str]] = {
     "backup": (backup, "Copy the journal to FILE, even while the miner runs."),
-    "restore": (restore, "Restore the journal from FILE; the present one is kept."),
+    "restore": (
+        restore,
+        "Restore the journal from FILE or JOURNAL_COPY; keep the old.",
+    ),
 }

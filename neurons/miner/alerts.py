@@ -1,0 +1,166 @@
+"""Alerts for events that an operator should know: ALERT_COMMAND, ALERT_URL, or both.
+
+`python -m neurons.miner.alerts` posts the JSON alert of its stdin, as a child that can be killed.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from structlog.stdlib import BoundLogger
+
+from harness.files import write_atomically
+from harness.measuring.process import run_supervised
+from harness.measuring.runner import child_environment
+from harness.terminal import printable
+from neurons.runtime.loading import environment
+from neurons.runtime.observe import get_logger, redact
+from neurons.runtime.settings import Settings
+from neurons.runtime.values import PROJECT
+
+ALERT_SECONDS = 30.0
+POST_SECONDS = 20.0
+MAX_LETTERS = 1000
+MAX_WAITING = 100
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to send an alert: the words of a command, and what it reads from its stdin."""
+
+    setting: str
+    words: list[str]
+    text_of: Callable[[str, str], str]  # its arguments are the alert's kind and sentence
+
+
+def ways(settings: Settings) -> list[Way]:
+    """Return the ways that the settings name."""
+    found = []
+    if settings.alert_command:
+        command = settings.words_of(settings.alert_command)
+        found.append(Way("ALERT_COMMAND", command, lambda _, text: text))
+    if settings.alert_url:
+        url = settings.alert_url.get_secret_value()  # it may contain a key, so it is in no argument
+        words = [sys.executable, "-m", "neurons.miner.alerts"]
+        post = lambda kind, text: json.dumps({"url": url, "kind": kind, "text": text})  # noqa: E731
+        found.append(Way("ALERT_URL", words, post))
+    return found
+
+
+class Alerts:
+    """Sends alerts from a thread of its own, so that none can stop or delay the miner.
+
+    Each alert is one child process for each way, killed after `seconds`. A failure is only logged.
+    `file` keeps the conditions that have been reported, so that a restart reports none again.
+    """
+
+    def __init__(
+        self,
+        ways: list[Way] | None = None,
+        file: Path | None = None,
+        sender: str = "quasar-miner",
+        log: BoundLogger | None = None,
+        seconds: float = ALERT_SECONDS,
+    ) -> None:
+        self._ways, self._file, self._sender = ways or [], file, sender
+        self._log, self._seconds = log or get_logger("alerts"), seconds
+        self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_WAITING)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._begun: set[str] = set()
+        with suppress(OSError, ValueError, TypeError):
+            self._begun = set(json.loads(file.read_text())) if file else set()
+
+    def begin(self, kind: str, text: str, about: object = "") -> None:
+        """Report a condition once, until `end` is called for it."""
+        if self._change(f"{kind} {about}", begins=True):
+            self.send(kind, text)
+
+    def end(self, kind: str, about: object = "") -> None:
+        self._change(f"{kind} {about}", begins=False)
+
+    def send(self, kind: str, text: str) -> None:
+        """Report an event, without secrets and control characters."""
+        if not self._ways:
+            return
+        text = printable(" ".join(redact(f"{self._sender}: {text}").split()))[:MAX_LETTERS]
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
+                self._thread.start()
+        try:
+            self._waiting.put_nowait((kind, text))
+        except queue.Full:
+            self._log.warning("an alert is dropped: too many wait", kind=kind)
+
+    def close(self, seconds: float) -> None:
+        """Wait until all alerts are sent, at most `seconds`."""
+        if self._thread is not None:
+            with suppress(queue.Full):
+                self._waiting.put_nowait(None)
+                self._thread.join(seconds)
+
+    def _change(self, key: str, *, begins: bool) -> bool:
+        """Note that a condition begins or ends; return whether that is new."""
+        with self._lock:
+            if (key in self._begun) == begins:
+                return False
+            self._begun ^= {key}
+            if self._file and self._ways:
+                with suppress(OSError):  # a full disk; after a restart, it is reported again
+                    write_atomically(self._file, json.dumps(sorted(self._begun)), mode=0o600)
+        return True
+
+    def _run(self) -> None:
+        while (alert := self._waiting.get()) is not None:
+            for way in self._ways:
+                try:
+                    problem = self._call(way, *alert)
+                except Exception as error:  # whatever happens, the next alert must be sent
+                    problem = str(error)
+                if problem:
+                    self._log.warning("an alert failed", setting=way.setting, reason=problem)
+
+    def _call(self, way: Way, kind: str, text: str) -> str:
+        """Run one way, and return the reason of its failure, if any."""
+        ended = run_supervised(
+            way.words,
+            message=lambda _: way.text_of(kind, text).encode(),
+            env={**_environment(environment()), "ALERT_KIND": kind, "ALERT_TEXT": text},
+            cwd=PROJECT,
+            timeout=self._seconds,
+        )
+        if ended.timed_out:
+            return f"it was not done within {self._seconds:g} s"
+        end = " ".join(ended.log_tail.split())[-200:]
+        return f"status {ended.returncode}: {end or 'no output'}" if ended.returncode else ""
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without secrets, with which the network can be reached."""
+    proxies = {name: value for name, value in environ.items() if name.lower() in PROXIES}
+    return {**child_environment(environ, device="cpu"), **proxies}
+
+
+def _post() -> str:
+    """Post the alert of stdin as JSON with the fields of common chat webhooks."""
+    alert = json.load(sys.stdin)
+    body = {"kind": alert["kind"], "text": alert["text"], "content": alert["text"]}
+    try:
+        with httpx.stream("POST", alert["url"], json=body, timeout=POST_SECONDS) as reply:
+            return "" if reply.is_success else f"the server answered {reply.status_code}"
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return f"the server cannot be reached ({type(error).__name__})"
+
+
+if __name__ == "__main__":
+    sys.exit(_post() or 0)

@@ -1,0 +1,144 @@
+"""Watches what no step of a submission does: the disk, the registration, the journal's copy."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from structlog.stdlib import BoundLogger
+
+from neurons.miner.alerts import Alerts
+from neurons.miner.schema import write_copy
+from neurons.runtime.errors import ConfigError
+from neurons.runtime.identity import (
+    IF_SERVED,
+    OFFLINE,
+    ChainUnreachable,
+    registered_uid,
+    registration_command,
+)
+from neurons.runtime.settings import Settings
+
+TICK_SECONDS = 2.0
+CHAIN_EVERY_SECONDS = 86400.0
+CHAIN_PAUSE_SECONDS = 300.0
+"""Least pause between two reads of the chain: one submission asks for several."""
+LOW_BYTES, ENOUGH_BYTES = 10**9, 15 * 10**8
+"""Free space below which the disk is low, and above which it is not any more."""
+UNKNOWN = -1
+
+
+def copy_of(folder: Path, hotkey: str) -> Path:
+    """Return the file in JOURNAL_COPY for a hotkey's miner, so that several may share a folder."""
+    return folder / f"journal-{hotkey}.sqlite"
+
+
+class Watcher:
+    """A thread that starts every call that may hang in a thread of its own, or a child process.
+
+    Args:
+        journal: the journal's file, which `note_commitment` copies to JOURNAL_COPY.
+        read_uid: reads the hotkey's uid from the chain.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        hotkey: str,
+        journal: Path,
+        alerts: Alerts,
+        log: BoundLogger,
+        stop: threading.Event,
+        read_uid: Callable[[str, int, str], int | None] = registered_uid,
+    ) -> None:
+        self._settings, self._hotkey, self._journal = settings, hotkey, journal
+        self._alerts, self._log, self._stop, self._read_uid = alerts, log, stop, read_uid
+        self._commitment = threading.Event()
+        self._uid: int | None = UNKNOWN
+        self._read_at = float("-inf")
+        self._copying: threading.Thread | None = None
+        self._copy_due = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="watcher", daemon=True).start()
+
+    def note_commitment(self) -> None:
+        """Copy the journal and read the registration again, soon and without a delay here."""
+        self._commitment.set()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.look()
+            except Exception as error:  # it must go on watching
+                self._log.warning("watching failed", reason=str(error))
+            if self._stop.wait(TICK_SECONDS):
+                return
+
+    def look(self) -> None:
+        """Look at everything that is due."""
+        self._look_at_disk()
+        asked = self._commitment.is_set()
+        self._commitment.clear()
+        self._copy_due |= asked and self._settings.journal_copy is not None
+        self._copy()
+        age = time.monotonic() - self._read_at
+        if age > (CHAIN_PAUSE_SECONDS if asked else CHAIN_EVERY_SECONDS):
+            self._read_at = time.monotonic()
+            self._look_at_chain()
+
+    def _look_at_disk(self) -> None:
+        free = shutil.disk_usage(self._settings.state_dir).free
+        if free < LOW_BYTES:
+            folder = self._settings.state_dir
+            self._alerts.begin("disk", f"{free / 1e9:.2f} GB are free on the disk of {folder}")
+        elif free > ENOUGH_BYTES:
+            self._alerts.end("disk")
+
+    def _look_at_chain(self) -> None:
+        network, netuid = self._settings.subtensor_network, self._settings.netuid
+        if network == OFFLINE:
+            return
+        try:
+            uid = self._read_uid(self._hotkey, netuid, network)
+        except ChainUnreachable as error:
+            self._log.warning(f"the registration is unknown: {error}")
+            return
+        if uid is None:
+            sentence = f"the hotkey is not registered on subnet {netuid}"
+            command = registration_command(self._settings)
+            if uid != self._uid:
+                self._log.warning(f"{sentence}; {IF_SERVED}", remedy=command)
+            self._alerts.begin("registration", f"{sentence}: {command}; {IF_SERVED}")
+        else:
+            self._alerts.end("registration")
+            if uid != self._uid:
+                self._log.info("the hotkey is registered", uid=uid, netuid=netuid)
+        self._uid = uid
+
+    def _copy(self) -> None:
+        """Start a copy if one is due and none runs; a mount that is gone may let it hang."""
+        running = self._copying is not None and self._copying.is_alive()
+        if self._copy_due and not running:
+            self._copy_due = False
+            self._copying = threading.Thread(target=self._write_copy, name="copy", daemon=True)
+            self._copying.start()
+        elif self._copy_due:
+            self._fail("an earlier copy still runs; the disk or mount may hang")
+
+    def _write_copy(self) -> None:
+        folder = self._settings.journal_copy
+        assert folder is not None  # noqa: S101 # else no copy is due
+        try:
+            write_copy(self._journal, copy_of(folder, self._hotkey))
+        except ConfigError as error:
+            self._fail(str(error))
+        else:
+            self._alerts.end("journal copy")
+
+    def _fail(self, reason: str) -> None:
+        self._log.warning("the journal is not copied to JOURNAL_COPY", reason=reason)
+        self._alerts.begin("journal copy", f"the journal is not copied to JOURNAL_COPY: {reason}")
