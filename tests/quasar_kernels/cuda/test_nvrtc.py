@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 
 import pytest
 import torch
+from elftools.elf.elffile import ELFFile
 from fla.ops.quasar import cache, switches
 from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
@@ -68,6 +70,20 @@ def test_a_change_of_the_source_or_target_makes_a_new_entry(compilations, change
     compile_program()
     compile_program(**change)
     assert len(compilations) == len(entries()) == 2
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("options", [(), ("-DQUASAR_HEAD=128", "-DQUASAR_READ_STEP")], ids=str)
+def test_gradients_compiled_in_parallel_have_the_same_machine_code(options, monkeypatch, tmp_path):
+    codes = []
+    for parallel in (False, True):
+        monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_parallel", parallel)
+        monkeypatch.setenv(switches.CACHE_DIR, str(tmp_path / str(parallel)))
+        binary = ELFFile(BytesIO(cuda_scan_bwd.PROGRAM.compile(HOPPER, "bf16", options)))
+        sections = (part for part in binary.iter_sections() if part.name.startswith(".text"))
+        codes.append({part.name: part.data() for part in sections})
+    assert len(codes[0]) == 5
+    assert codes[0] == codes[1]
 
 
 @needs_nvrtc

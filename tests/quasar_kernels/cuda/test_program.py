@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda import program as program_module
-from fla.ops.quasar.cuda.program import Variant, serializer
+from fla.ops.quasar.cuda.program import CudaProgram, LoadedProgram, Variant, serializer
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.layer import fused
@@ -20,6 +21,7 @@ from fla.ops.quasar.layer.portable import program as portable_products
 
 from quasar_kernels.blocks.wkv6_cuda import launch as wkv6
 from quasar_kernels.contract import OVERLAY
+from tests.processes import HANG
 
 FOLDER = OVERLAY / "fla/ops/quasar"
 HOPPER = (9, 0)
@@ -112,3 +114,26 @@ def test_code_of_another_version_of_the_arguments_is_refused(load_of_sizes):
     assert caught.value.problem == (
         f"quasar_segment_scan takes {size + 8} bytes of arguments, but the host passes {size}"
     )
+
+
+def test_a_prepared_program_is_loaded_once_in_the_background(monkeypatch):
+    started, allowed, loads = threading.Event(), threading.Event(), []
+
+    def load(variant):
+        started.set()
+        assert allowed.wait(HANG)
+        loads.append(variant)
+        return LoadedProgram(variant, {}, 108, False)
+
+    program = CudaProgram("name", [], {}, "%s")
+    monkeypatch.setattr(program, "_load", load)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    variant = Variant(0, torch.bfloat16)
+    program.prepare(variant)
+    program.prepare(variant)
+    assert started.wait(HANG)
+    assert not loads  # `prepare` has not waited
+    allowed.set()
+    assert program.load(variant).variant == variant
+    program.prepare(variant)
+    assert loads == [variant]

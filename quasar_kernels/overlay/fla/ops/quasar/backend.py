@@ -15,7 +15,7 @@ import torch
 
 from fla.ops.quasar import switches
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
-from fla.ops.quasar.cuda.program import LoadedProgram
+from fla.ops.quasar.cuda.program import DTYPES, LoadedProgram
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.device import on_its_device
@@ -184,9 +184,28 @@ def cuda_forward(
     )
 
 
+def prepare_training(x: torch.Tensor, heads: int, width: int, options: tuple[str, ...]) -> None:
+    """Start to compile the CUDA kernels of both passes in the background, if they serve the call.
+
+    A process's first training step then waits for the slowest compilation, not for all of them.
+
+    Args:
+        x: a tensor on the operator's device, in its dtype.
+        heads, width: of the operator's v.
+        options: the operator's, of `cuda_scan.step_options`.
+    """
+    supported = x.is_cuda and x.dtype in DTYPES and width in cuda_scan.HEAD_DIMS
+    if not supported or switches.requested_backend() not in ("auto", "cuda"):
+        return
+    variant = cuda_scan.variant_for(x.device.index, x.dtype, heads, width, options)
+    cuda_scan.PROGRAM.prepare(variant)
+    if cuda_scan_bwd.is_for(x.device.index, width):
+        cuda_scan_bwd.PROGRAM.prepare(variant)
+
+
 def cuda_gradient_program(inputs: ScanInputs) -> LoadedProgram | None:
     """Return the program of the backward pass after `cuda_forward`, or None if it has none."""
-    if not cuda_scan_bwd.is_for(inputs.q):
+    if not cuda_scan_bwd.is_for(inputs.q.device.index, inputs.q.shape[-1]):
         return None
     variant = cuda_scan.variant_of(inputs.v, cuda_scan.step_options(inputs))
     return cuda_scan_bwd.PROGRAM.find_loaded(variant)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from fla.ops.quasar.cuda.driver import Kernel, load_kernels
-from fla.ops.quasar.cuda.nvrtc import HOPPER, CudaUnavailableError, compile_files
+from fla.ops.quasar.cuda.nvrtc import HOPPER, CudaUnavailableError, compile_files, parallel_options
 from fla.ops.quasar.switches import Backend
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -51,15 +51,24 @@ class CudaProgram:
         arguments: the structure of each kernel's first parameter, by the kernel's name without
             `quasar_` and with {} for the dtype, if it has one.
         warning: the one-line log message at the first failure, with %s for the error.
+        parallel: whether NVRTC compiles its kernels in parallel. For some programs this changes the
+            machine code.
     """
 
     def __init__(
-        self, name: str, sources: Sequence[Path], arguments: Mapping[str, type], warning: str
+        self,
+        name: str,
+        sources: Sequence[Path],
+        arguments: Mapping[str, type],
+        warning: str,
+        *,
+        parallel: bool = False,
     ) -> None:
         self.name, self._sources, self._arguments = name, sources, arguments
-        self._warning = warning
+        self._warning, self._parallel = warning, parallel
         self._lock = threading.Lock()
         self._entries: dict[Variant, LoadedProgram | CudaUnavailableError] = {}
+        self._preparing: set[Variant] = set()
 
     def compile(
         self, capability: tuple[int, int], dtype: str, options: Sequence[str] = ()
@@ -78,6 +87,7 @@ class CudaProgram:
                 "set QUASAR_BACKEND=triton to stop trying",
             )
         options = (f"-DQUASAR_ONLY_{dtype.upper()}", *options)
+        options += parallel_options() if self._parallel else ()
         return compile_files(f"{self.name}-{dtype}", self._sources, capability, options)
 
     def find(self, variant: Variant) -> LoadedProgram | CudaUnavailableError:
@@ -97,6 +107,17 @@ class CudaProgram:
                         self.give_up(variant, error)
             entry = self._entries[variant]
         return entry
+
+    def prepare(self, variant: Variant) -> None:
+        """Start to compile and load the program in the background, if it is not loaded yet.
+
+        A later `find` waits for it. A process that ends does not.
+        """
+        if variant in self._entries or variant in self._preparing:
+            return
+        if not torch.cuda.is_current_stream_capturing():
+            self._preparing.add(variant)
+            threading.Thread(target=self.find, args=(variant,), daemon=True).start()
 
     def find_loaded(self, variant: Variant) -> LoadedProgram | None:
         """Return the program as `find` does, or None if it cannot be used."""

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from fla.ops.quasar import switches, torch_private
-from fla.ops.quasar.backend import MAX_HEAD_DIM, scan_backward, scan_forward
+from fla.ops.quasar.backend import MAX_HEAD_DIM, prepare_training, scan_backward, scan_forward
 from fla.ops.quasar.cuda.program import Variant
+from fla.ops.quasar.cuda.scan.forward import READ_STEP
 from fla.ops.quasar.device import WithoutAutocast, on_its_device, once_differentiable
 from fla.ops.quasar.layer.call import Call, Weights
 from fla.ops.quasar.layer.first_tokens import replace_first_tokens
@@ -123,12 +124,19 @@ def _project(
 
 
 def _forward(
-    call: Call, rotation: Rotation | None, x: torch.Tensor, weights: AdaptiveWeights, output: bool
+    call: Call,
+    rotation: Rotation | None,
+    x: torch.Tensor,
+    rows: torch.Tensor,
+    weights: AdaptiveWeights,
+    output: bool,
 ) -> tuple[torch.Tensor | None, _Results, Saved]:
-    """Compute the layer; y is None without `output`. It records nothing for autograd."""
-    B, T, D = x.shape
+    """Compute the layer; y is None without `output`. It records nothing for autograd.
+
+    `rows` are x `[R, hidden]` in the products' dtype.
+    """
+    B, T, _ = x.shape
     R, H, S = B * T, call.heads, call.head_dim
-    rows = x.reshape(R, D).to(call.dtype)
     product, *gate_weights, out_weight = _cast_weights(weights, call.dtype)
     qkv, products, narrow, logits = _project(call, x, weights.layer, rows, product)
     q, k, v = qkv.view(R, 3, H, S).unbind(1)
@@ -156,7 +164,9 @@ class AdaptiveFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         """Compute the layer."""
         with WithoutAutocast(x.device.type):
-            y, results, saved = _forward(call, rotation, x, _weights(weights), True)
+            rows = x.flatten(0, 1).to(call.dtype)
+            prepare_training(rows, call.heads, call.head_dim, READ_STEP)
+            y, results, saved = _forward(call, rotation, x, rows, _weights(weights), True)
         ctx.call, ctx.rotation, ctx.segments = call, rotation, saved.segments if keep else None
         ctx.save_for_backward(x, *weights, *((*results, *saved.tensors()) if keep else ()))
         return y  # type: ignore[return-value] # there is an output
@@ -175,7 +185,8 @@ class AdaptiveFunction(torch.autograd.Function):
                 saved = Saved.of(kept[size:], ctx.segments, ctx.call.head_dim**-0.5)
                 results = _Results(*kept[:size])
             else:
-                _, results, saved = _forward(ctx.call, ctx.rotation, x, weights, False)
+                rows = x.flatten(0, 1).to(ctx.call.dtype)
+                _, results, saved = _forward(ctx.call, ctx.rotation, x, rows, weights, False)
             needed = ctx.needs_input_grad[3:]
             gradients = _gradients(ctx.call, ctx.rotation, x, weights, results, saved, dy, needed)
         return None, None, None, *gradients
@@ -200,7 +211,8 @@ def run_adaptive(
         tensors = (*weights.layer, *weights[1:])
         return AdaptiveFunction.apply(call, rotation, saves_results(call, x), x, *tensors)
     with WithoutAutocast(x.device.type):
-        y, *_ = _forward(call, rotation, x, weights, True)
+        rows = x.flatten(0, 1).to(call.dtype)
+        y, *_ = _forward(call, rotation, x, rows, weights, True)
     return y  # type: ignore[return-value] # there is an output
 
 

@@ -73,17 +73,18 @@ PROGRAM = CudaProgram(
     [CSRC / "backward" / f"{part}.cu" for part in _PARTS],
     dict.fromkeys(_KERNELS, Arguments),
     "the CUDA kernels of the gradients are not used, Triton serves: %s",
+    parallel=True,
 )
 serialize = serializer(Arguments)
 
 
-def is_for(q: torch.Tensor) -> bool:
-    """Return whether the kernels support a call that forward.py supports, with q `[..., S]`.
+def is_for(device: int, width: int) -> bool:
+    """Return whether the kernels support a call with heads of `width` that forward.py supports.
 
     For heads of 128 channels, a tile of input_gradient.cu takes 225 KB of shared memory, and that
     code exists for Hopper only.
     """
-    return q.shape[-1] == PANEL or torch.cuda.get_device_capability(q.device.index) == HOPPER
+    return width == PANEL or torch.cuda.get_device_capability(device) == HOPPER
 
 
 def gradient_maps(

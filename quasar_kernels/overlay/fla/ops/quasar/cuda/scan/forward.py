@@ -42,6 +42,8 @@ from fla.ops.quasar.segments import (
 
 HEAD_DIMS = (64, 128)
 """The head widths that the CUDA kernels support."""
+READ_STEP = ("-DQUASAR_READ_STEP",)
+"""NVRTC's option for step sizes per token, without decays."""
 PANEL = 64
 """Rows (pass 1) or columns (pass 2) of a state that a block computes; PANEL in fragments.cuh."""
 CHUNK = 16
@@ -102,13 +104,20 @@ def step_options(inputs: ScanInputs) -> tuple[str, ...]:
     """Return NVRTC's options for a call's step sizes and decays."""
     if not inputs.steps.per_token:
         return ()
-    return ("-DQUASAR_READ_STEP",) if inputs.g is None else ("-DQUASAR_DECAY",)
+    return READ_STEP if inputs.g is None else ("-DQUASAR_DECAY",)
 
 
 def variant_of(v: torch.Tensor, options: tuple[str, ...] = ()) -> Variant:
     """Return the programs' variant for a call with v `[B, T, H, S]`; `options` are NVRTC's."""
     _, _, H, S = v.shape
-    return Variant(v.device.index, v.dtype, options_for(S, H * (S // PANEL) % 2 == 0) + options)
+    return variant_for(v.device.index, v.dtype, H, S, options)
+
+
+def variant_for(
+    device: int, dtype: torch.dtype, H: int, S: int, options: tuple[str, ...] = ()
+) -> Variant:
+    """Return `variant_of` for H heads of S channels, before there are tensors."""
+    return Variant(device, dtype, options_for(S, H * (S // PANEL) % 2 == 0) + options)
 
 
 def reason_against(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
