@@ -24,7 +24,7 @@ from neurons.miner.standing import Standing, read_standing
 from neurons.miner.tuner import Tuner
 from neurons.miner.watcher import Watcher
 from neurons.runtime.errors import Held, Retry
-from neurons.runtime.git.faults import HostRefused
+from neurons.runtime.git.faults import HostRefused, PrivateFork
 from neurons.runtime.heartbeat import LONGEST_SECONDS
 from neurons.runtime.identity import Identity
 from neurons.runtime.observe import forget_secret
@@ -160,8 +160,8 @@ class Context:
     def verify_again(self, submission: Submission) -> None:
         """Check again that a validator can clone the published commit.
 
-        Raises Held if the fork no longer contains it. If the host refuses access, this raises
-        Retry, because the host granted access before.
+        Raises Held if the fork no longer contains it, and PrivateFork before the commitment. If the
+        host refuses access otherwise, this raises Retry, because the host granted access before.
         """
         commit = str(submission.commit_hash)
         try:
@@ -169,6 +169,31 @@ class Context:
                 self.fork.push(commit)
             self.fork.verify(commit)
         except HostRefused as refusal:
+            if isinstance(refusal, PrivateFork) and submission.submission_id is None:
+                raise
+            raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
+
+    def publish(self, submission: Submission) -> str:
+        """Commit the kernels, push them unless PUBLISH_AT defers that, and return the commit.
+
+        Checks that validators can read the fork. If the host refuses access to a fork from which an
+        earlier submission was published, this raises Retry, because the host granted access before.
+        """
+        try:
+            self.fork.prepare()
+            commit = self.fork.commit()
+            if submission.publish_at == "before_commit":
+                self.fork.push(commit)
+                self.fork.verify(commit)
+            else:
+                self.fork.check_public()
+            return commit
+        except PrivateFork:
+            raise
+        except HostRefused as refusal:
+            earlier = self.journal.latest(1000, hotkey=submission.hotkey)
+            if self.fork.url not in {row.fork_url for row in earlier}:
+                raise
             raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
 
     def read_standing(self, submission: Submission) -> Standing:

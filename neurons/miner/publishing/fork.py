@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from neurons.miner.publishing.overlay import Overlay
-from neurons.runtime.errors import ConfigError, Held, Problem
+from neurons.runtime.errors import ConfigError, Held, Problem, Retry
 from neurons.runtime.git.checkout import (
     changed_files,
     checkout_branch,
@@ -34,7 +34,7 @@ from neurons.runtime.git.clone import (
     set_aside,
 )
 from neurons.runtime.git.command import HardenedGit
-from neurons.runtime.git.faults import HostRefused, disk_faults
+from neurons.runtime.git.faults import HostRefused, PrivateFork, disk_faults
 from neurons.runtime.git.remote import Remote, Token, named_remote
 from quasar_kernels.contract import Scope, check_tree
 
@@ -175,7 +175,7 @@ class Fork:
         """Make `commit` the tip of the remote's branch; never overwrite others' commits."""
         self._restore()
         remote, branch = self._remote, self.branch
-        there = self._remote_tip()
+        tool, source, token, there = self._remote_tip()
         if there == commit:
             return
         if self._git.probe("cat-file", "-e", f"{commit}^{{commit}}") is None:
@@ -183,7 +183,9 @@ class Fork:
                 f"The commit {commit} is not in {self.worktree}.", "Publish and submit again."
             )
         if there is not None:
-            fetch_branch(self._git, remote, self._token, branch, there)
+            fetch_branch(tool, source, token, branch, there)
+            if self._contains(there, commit):
+                return
             if not self._contains(commit, there):
                 raise self._moved(there, commit)
         self._git.online(
@@ -196,24 +198,31 @@ class Fork:
 
     @_with_sound_clone
     def verify(self, commit: str) -> None:
-        """Check that the remote's branch is at `commit` and that it holds the overlay's bytes."""
+        """Check that validators can fetch `commit` and that it holds the overlay's bytes.
+
+        The branch may contain later commits, because a validator checks the commit out by its hash.
+        """
         self._restore()
-        remote, branch = self._remote, self.branch
-        there = self._remote_tip()
+        branch, there = self.branch, self._public_heads().get(self.branch)
         if there is None:
             raise Held(
-                f"The branch {branch} is not on {remote.public_url}.",
+                f"The branch {branch} is not on {self.url}.",
                 "Push it again; a validator cannot clone the commit.",
             )
-        if there != commit:
+        fetch_branch(self._anonymous, self._public, None, branch, there)
+        if there != commit and not self._contains(there, commit):
             raise self._moved(there, commit)
-        fetch_branch(self._git, remote, self._token, branch, there)
         wrong = self._overlay.differing(self._git, commit)
         if wrong:
             raise Held(
                 f"The commit {commit} does not hold the overlay's content: {', '.join(wrong)}.",
                 "Publish and submit again.",
             )
+
+    @disk_faults()
+    def check_public(self) -> None:
+        """Check that validators can read the repository; it may still lack the commit."""
+        self._public_heads()
 
     # The remote and the clone
 
@@ -229,6 +238,38 @@ class Fork:
         if not self._own:
             tool.overrides = checkout_config(tool)
         return tool
+
+    @property
+    def _anonymous(self) -> HardenedGit:
+        """git as validators use it: redirects are followed, so it must never send the token."""
+        tool = self._git
+        tool.overrides["http.followRedirects"] = "initial"
+        return tool
+
+    @property
+    def _public(self) -> Remote:
+        """The address from which validators clone: the https address of an ssh remote."""
+        remote = self._remote
+        if remote.protocol != "ssh":
+            return remote
+        return Remote(remote.public_url, remote.public_url, "https")
+
+    def _public_heads(self) -> dict[str, str]:
+        """Return the remote's branches as validators see them; raise PrivateFork."""
+        try:
+            return read_heads(self._anonymous, self._public, None)[0]
+        except HostRefused as refusal:
+            if self._token is None and self._remote.protocol != "ssh":
+                raise
+            try:
+                read_heads(self._git, self._remote, self._token)
+            except Held:
+                raise refusal from None
+            raise PrivateFork(
+                f"Validators cannot read {self.url}: the host answers only with this miner's "
+                f"credentials. {refusal.reason}",
+                "Make the repository public, then start again.",
+            ) from refusal
 
     def _is_lost(self) -> bool:
         return self._own and not is_clone(self._git, self._remote)
@@ -254,8 +295,18 @@ class Fork:
 
     # The branch
 
-    def _remote_tip(self) -> str | None:
-        return read_heads(self._git, self._remote, self._token)[0].get(self.branch)
+    def _remote_tip(self) -> tuple[HardenedGit, Remote, Token | None, str | None]:
+        """Return the branch's tip, with the git, address and token that could read it.
+
+        An expired token must not prevent the reveal of a public commit: it is used second.
+        """
+        tool, remote, token = self._anonymous, self._public, None
+        try:
+            heads, _ = read_heads(tool, remote, None)
+        except (HostRefused, Retry):
+            tool, remote, token = self._git, self._remote, self._token
+            heads, _ = read_heads(tool, remote, token)
+        return tool, remote, token, heads.get(self.branch)
 
     def _local_tip(self) -> str | None:
         return self._git.probe("rev-parse", "--verify", "--quiet", f"refs/heads/{self.branch}")

@@ -27,11 +27,7 @@ def run(submission: Submission, context: Context) -> Submission:
     if not submission.auto_target:
         context.register(submission.target_sequence_length)
     digest = context.content_digest()
-    context.fork.prepare()
-    commit = context.fork.commit()
-    if submission.publish_at == "before_commit":
-        context.fork.push(commit)
-        context.fork.verify(commit)
+    commit = context.publish(submission)
     context.published = commit
     return context.move(
         submission,

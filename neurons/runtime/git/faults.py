@@ -42,6 +42,10 @@ class HostRefused(Held):
     """
 
 
+class PrivateFork(HostRefused):
+    """The host refuses anonymous access and grants it to the miner: validators cannot clone."""
+
+
 _PERMANENT: tuple[tuple[str, str, str, type[Held]], ...] = (
     (
         r"workflow` scope",

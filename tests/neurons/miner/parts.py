@@ -68,6 +68,9 @@ class FakeFork:
         self.verified.append(commit)
         self.on_verify()
 
+    def check_public(self) -> None:
+        """Every fake fork is public."""
+
     def digest(self) -> str:
         """Return a digest of the content, as `overlay_digest` does for the real fork."""
         return hashlib.sha256(self.content.encode()).hexdigest()

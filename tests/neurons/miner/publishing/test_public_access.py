@@ -1,0 +1,91 @@
+"""The fork is checked as validators read it: anonymously, over a real git server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from neurons.miner.publishing.fork import Fork
+from neurons.runtime.errors import Retry
+from neurons.runtime.git.faults import HostRefused, PrivateFork
+from neurons.runtime.git.remote import Token
+from tests.git_server import GitServer, serving_git
+from tests.neurons.miner.publishing.forks import MakeFork, commit_elsewhere, lay_out, publish
+from tests.repositories import run_git
+
+
+@pytest.fixture
+def git(remote: Path) -> Iterator[GitServer]:
+    with serving_git(remote.parent) as server:
+        yield server
+
+
+@pytest.fixture
+def fork(git: GitServer, make_fork: MakeFork) -> Fork:
+    token = Token("canary", git.url.removeprefix("http://"))
+    return make_fork(f"{git.url}/remote.git", token=token)
+
+
+@pytest.fixture(autouse=True)
+def allow_pushes(remote: Path) -> None:
+    run_git(remote, "config", "http.receivepack", "true")
+
+
+def test_an_expired_token_does_not_prevent_the_reveal_of_a_public_commit(fork, git):
+    commit = publish(fork)
+    git.authorized = 401
+    fork.push(commit)
+    fork.verify(commit)
+
+
+def test_an_expired_token_and_later_commits_do_not_prevent_the_reveal(fork, git, remote):
+    commit = publish(fork)
+    commit_elsewhere(remote, "quasar", {"a": "b"})
+    git.authorized = 401
+    fork.push(commit)
+    fork.verify(commit)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_private_fork_is_refused(fork, git, status):
+    git.anonymous = status
+    commit = lay_out(fork)
+    fork.push(commit)
+    for check in (lambda: fork.verify(commit), fork.check_public):
+        with pytest.raises(PrivateFork, match="Validators cannot read"):
+            check()
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_fork_that_the_token_cannot_read_either_is_not_called_private(fork, git, status):
+    commit = publish(fork)
+    git.anonymous = git.authorized = status
+    with pytest.raises(HostRefused) as refusal:
+        fork.verify(commit)
+    assert not isinstance(refusal.value, PrivateFork), refusal.value
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_overloaded_host_is_asked_again_later(fork, git, status):
+    commit = publish(fork)
+    git.anonymous = status
+    for check in (lambda: fork.verify(commit), fork.check_public):
+        with pytest.raises(Retry):
+            check()
+
+
+def test_a_renamed_account_does_not_prevent_the_reveal_and_gets_no_token(fork, git, remote):
+    commit = publish(fork)
+    remote.rename(remote.with_name("renamed.git"))
+    git.renamed["remote.git"] = "renamed.git"
+    git.credentials.clear()
+    fork.push(commit)
+    fork.verify(commit)
+    assert git.credentials == []
+
+
+def test_before_the_reveal_the_repository_is_checked_without_the_commit(fork):
+    lay_out(fork)
+    fork.check_public()
