@@ -69,7 +69,12 @@ def machine(settings: Settings) -> Iterator[Finding]:
     if settings.agent_iterations:
         yield optuna()
     if settings.tune_command:
-        yield optimiser(settings.tune_words[0])
+        yield program("optimiser", "TUNE_COMMAND", settings.tune_words[0])
+    if settings.alert_command:
+        word = settings.words_of(settings.alert_command)[0]
+        yield program("alerts", "ALERT_COMMAND", word, warning)
+    if settings.journal_copy:
+        yield journal_copy(settings.journal_copy, settings.state_dir)
 
 
 def python() -> Finding:
@@ -153,11 +158,28 @@ def optuna() -> Finding:
     return ok("optuna", "installed; AGENT_ITERATIONS searches with it")
 
 
-def optimiser(program: str) -> Finding:
-    if shutil.which(program) is None:
+def program(
+    name: str, setting: str, word: str, fault: Callable[[str, str, str], Finding] = failure
+) -> Finding:
+    """Check the program that a setting's command starts."""
+    if shutil.which(word) is None:
         remedy = "Name a program of the PATH, or a file that may be executed."
-        return failure("optimiser", f"TUNE_COMMAND: there is no program {program}", remedy)
-    return ok("optimiser", program)
+        return fault(name, f"{setting}: there is no program {word}", remedy)
+    return ok(name, word)
+
+
+def journal_copy(folder: Path, state_dir: Path) -> Finding:
+    """Check that the copy of the journal can be written, and survives the state folder's disk."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        detail = f"JOURNAL_COPY={folder} cannot be written ({error.strerror})"
+        return warning("journal copy", detail, "Mount its disk, and give this user the folder.")
+    present = next(path for path in (state_dir, *state_dir.parents) if os.path.exists(path))
+    if folder.stat().st_dev == present.stat().st_dev:
+        detail = f"JOURNAL_COPY={folder} is on the same disk as STATE_DIR"
+        return warning("journal copy", detail, "Name a folder on another disk or mount.")
+    return ok("journal copy", str(folder))
 
 
 def disk(folder: Path) -> Finding:

@@ -141,3 +141,27 @@ def test_settings_that_need_a_missing_program_are_failures(
     settings = make_settings(tmp_path, **{name: value})
     failures = [one for one in machine_checks.machine(settings) if one.level == "failure"]
     assert [remedy in one.remedy for one in failures] == [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    [
+        ("alert_command", "no-such-mailer -s quasar", "there is no program no-such-mailer"),
+        ("journal_copy", "/no/such/mount", "cannot be written (No such file"),
+        ("journal_copy", None, "is on the same disk as STATE_DIR"),
+    ],
+)
+def test_settings_without_effect_are_warnings(tmp_path, monkeypatch, name, value, part):
+    monkeypatch.setattr(machine_checks, "software", lambda device: iter(()))
+    settings = make_settings(tmp_path / "state", **{name: value or tmp_path})
+    checks = [one for one in machine_checks.machine(settings) if one.level != "ok"]
+    found = [one for one in checks if part in one.detail]
+    assert [one.level for one in found] == ["warning"], checks
+
+
+def test_a_journal_copy_on_another_disk_is_accepted(tmp_path: Path) -> None:
+    other = Path("/dev/shm")
+    here = Path.cwd()
+    if other.stat().st_dev == here.stat().st_dev:
+        pytest.skip("needs two file systems")
+    assert machine_checks.journal_copy(other, here / "state").level == "ok"
