@@ -1,4 +1,4 @@
-"""docs/results/cards.md: estimates for cards that were not measured, and contributed runs."""
+"""docs/results/cards.md, estimates.md: cards that were not measured, and contributed runs."""
 
 from __future__ import annotations
 
@@ -158,12 +158,16 @@ def measured_run(run: Run, estimates: Estimates) -> dict[str, Any]:
 
 
 def documents() -> dict[Path, str]:
+    context = _context()
+    return page("cards", **context) | page("estimates", **context)
+
+
+def _context() -> dict[str, Any]:
     estimates = Estimates.load()
     b200 = next(gpu for gpu in GPUS if gpu.capability == "10.0")
     runs = [load(SPEEDS), *contributed()]
-    return page(
-        "cards",
-        compared=map(compared_row, compared(estimates)),
+    return dict(  # noqa: C408 # names without quotes
+        compared=[compared_row(one) for one in compared(estimates)],
         estimates=estimates,
         gib_of_others=OTHERS_GIB,
         gpus=[

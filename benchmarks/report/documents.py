@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -22,8 +22,6 @@ from benchmarks.engine.results import DATA, ROOT, Run, load
 from benchmarks.report import markdown
 
 RESULTS = ROOT / "docs" / "results"
-WIDTH = 118
-"""Columns of a paragraph."""
 
 
 def filled(path: Path, name: str, section: str) -> str:
@@ -62,11 +60,6 @@ def summary(criteria: Sequence[Criterion]) -> str:
     return f"{len(out)} of {len(criteria)} limits are missed:\n\n{listed}"
 
 
-def limits_table(criteria: Iterable[Criterion]) -> str:
-    header = ("what", "measured", "limit", "verdict")
-    return markdown.table(header, [c.cells() for c in criteria])
-
-
 def page(name: str, **context: Any) -> dict[Path, str]:
     """Return the text of docs/results/NAME.md by its path.
 
@@ -86,7 +79,6 @@ def page(name: str, **context: Any) -> dict[Path, str]:
         "case": case_of,
         "facts": markdown.facts,
         "limits": limits_of,
-        "limits_table": limits_table,
         "not_timed": markdown.not_timed,
         "records": markdown.records,
         "run": run_of,

@@ -13,10 +13,10 @@ from benchmarks.cases.layer import by_length
 from benchmarks.engine.limits import Criterion, missed
 from benchmarks.engine.results import ROOT, Entry, Run, versions
 from benchmarks.report.cards import contributed
-from benchmarks.report.documents import RESULTS, WIDTH, filled, page, run_of
+from benchmarks.report.documents import RESULTS, filled, page, run_of
 from benchmarks.report.estimates import speeds
 from benchmarks.report.layer_steps import profile_table
-from benchmarks.report.markdown import columns
+from benchmarks.report.markdown import WIDTH, columns
 from harness.hardware.gpus import known, published_bound
 from harness.hardware.machine import Environment
 from harness.hardware.roofline import hardware_bound, speed_of_light
@@ -87,7 +87,7 @@ def plot(runs: Runs, name: str) -> str:
 
 
 def short_table(runs: Runs) -> str:
-    """Return README.md's table of speeds, its conditions, the missed limits, and later runs."""
+    """Return README.md's table of speeds, its conditions, and the number of limits that are met."""
     shown = columns(
         [row for row in lengths(runs) if row["tokens"] in IN_README],
         {
@@ -105,21 +105,25 @@ def short_table(runs: Runs) -> str:
     out = missed(every)
     text = (
         f"Medians of the processes, measured {ours.created} at commit "
-        f"{(ours.commit or 'unknown')[:12]}: {where}."
+        f"{(ours.commit or 'unknown')[:12]}: {where}. The layer meets "
+        f"{len(every) - len(out)} of its {len(every)} limits of speed, memory and accuracy."
     )
+    return f"{shown}\n\n{textwrap.fill(text, WIDTH, break_on_hyphens=False)}"
+
+
+def later(ours: Run) -> str:
+    """Return a sentence for each later run on the same kind of GPU, with its speeds."""
+    text = []
     for run in contributed():
         if run.gpu == ours.gpu and run.created > ours.created:
+            found = {n: speed / 1e6 for n, speed in speeds(run).items() if n in IN_README}
+            listed = ", ".join(f"{n:,} tokens {speed:.3g}" for n, speed in found.items())
             commit = (run.commit or "unknown")[:12]
-            text += f" A later run (another {run.gpu}, {run.created}, commit {commit}): "
-            later = {n: speed / 1e6 for n, speed in speeds(run).items() if n in IN_README}
-            text += ", ".join(f"{n:,} tokens {speed:.3g}" for n, speed in later.items())
-            text += " M tokens/s."
-    met = (
-        f"The layer meets {len(every) - len(out)} of its {len(every)} limits of speed, memory and "
-        f"accuracy{'. It misses (`layer` scope: the fork has this layer):' if out else '.'}"
-    )
-    paragraphs = [textwrap.fill(x, WIDTH, break_on_hyphens=False) for x in (text, met)]
-    return "\n\n".join([shown, *paragraphs, *(["\n".join(f"- {x}" for x in out)] if out else [])])
+            text.append(
+                f"A later run (another {run.gpu}, {run.created}, commit {commit}): {listed} "
+                "M tokens/s."
+            )
+    return textwrap.fill(" ".join(text), WIDTH, break_on_hyphens=False)
 
 
 def checks(run: Run) -> str:
@@ -173,13 +177,12 @@ def documents() -> dict[Path, str]:
     bound = bound_of(machine)
     text = page(
         "benchmarks",
-        accuracy=runs["layer-accuracy"],
         checks={label: checks(runs[name]) for name, (label, _) in TREES.items()},
         criteria=limits(runs),
+        later=later(runs["overlay"]),
         lengths=lengths(runs, bound and bound / 1e6),
         ours=runs["overlay"],
         profiles=[profile_table(runs[name]) for name in OTHERS[:2]],
-        training=runs["layer-training"],
     )
     readme = ROOT / "README.md"
     return {

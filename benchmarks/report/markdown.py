@@ -8,12 +8,17 @@ implementation. A dash stands for a missing value.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
 from benchmarks.engine.results import Row
 
+WIDTH = 118
+"""Columns of a paragraph."""
+CELL_WORDS = 20
+"""Largest number of words in a table's cell."""
 SCALES = {"us": 1e3, "M": 1e-6, "G": 1e-9, "T": 1e-12, "GiB": 2**-30}
 """Factors of a value before it is formatted, as in "{bytes:GiB.2f}"; `us` is for milliseconds."""
 SCALED = re.compile(rf"({'|'.join(SCALES)})(\..+)")
@@ -86,9 +91,16 @@ def records(rows: Iterable[Mapping[str, str]]) -> str:
 
 
 def facts(*parts: Mapping[str, Any]) -> str:
-    """Return a table without a header, with names in one column and values in the other."""
-    rows = [f"| {name} | {value} |" for part in parts for name, value in part.items()]
-    return "\n".join(["| | |", "|---|---|", *rows])
+    """Return a table of names and values without a header; long values are paragraphs after it."""
+    values = {name: str(value) for part in parts for name, value in part.items()}
+    long = {name: value for name, value in values.items() if len(value.split()) > CELL_WORDS}
+    rows = [f"| {name} | {value} |" for name, value in values.items() if name not in long]
+    table = "\n".join(["| | |", "|---|---|", *rows])
+    paragraphs = [
+        textwrap.fill(f"{name.capitalize()}: {value}", WIDTH, break_on_hyphens=False)
+        for name, value in long.items()
+    ]
+    return "\n\n".join([table, *paragraphs])
 
 
 def not_timed(rows: Iterable[Row], call_name: Callable[[Row], str]) -> str:

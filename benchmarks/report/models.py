@@ -1,4 +1,4 @@
-"""docs/results/models.md: costs of each mechanism, and of WKV6."""
+"""docs/results/models.md: costs of each mechanism; rwkv6.md: those of WKV6."""
 
 from __future__ import annotations
 
@@ -92,11 +92,13 @@ def cost(run: Run, entry: Entry) -> Record:
 
 
 def details(run: Run) -> list[Record]:
-    """Return each implementation's call of about DETAILED_TOKENS tokens, in both ways."""
+    """Return each kernel's call of about DETAILED_TOKENS tokens, in both ways."""
     rows: list[Record] = []
     for way in WAYS:
         packed = timed(run, way, packed=True)
         for name, calls in timed(run, way).items():
+            if implementations()[name].by == SEQUENTIAL:
+                continue
             tokens = min(calls, key=lambda n: abs(n - DETAILED_TOKENS))
             packed_call = packed.get(name, {}).get(tokens)
             packed_ms = packed_call.figures["ms"] if packed_call else None
@@ -109,16 +111,19 @@ def decoding(run: Run) -> list[Record]:
     return [cost(run, entry) for by_tokens in calls for entry in by_tokens.values()]
 
 
-def absent(run: Run) -> list[Record]:
-    """Return the calls that were not measured, with the reasons."""
-    rows: list[Record] = []
+def absent(run: Run) -> dict[str, list[str]]:
+    """Return the calls that were not measured, by reason."""
+    lengths: dict[tuple[str, str], list[int]] = {}
     for entry in run.table("calls"):
         if entry.failure:
-            packed = "packed " if entry.of.get("packed") else ""
-            tokens = f", {packed}{entry.of['tokens']:,} tokens" if "tokens" in entry.of else ""
-            what = f"{label(entry.by)}: {entry.of.get('way', 'all else')}{tokens}"
-            rows.append({"what": what, "why": entry.failure.replace("|", "\\|")})
-    return rows
+            call = f"{label(entry.by)}, {entry.of.get('way', 'all calls')}"
+            found = lengths.setdefault((entry.failure, call), [])
+            found += [int(entry.of["tokens"])] if "tokens" in entry.of else []
+    calls: dict[str, list[str]] = {}
+    for (why, call), tokens in lengths.items():
+        limits = " to ".join(f"{n:,}" for n in sorted({min(tokens), max(tokens)})) if tokens else ""
+        calls.setdefault(why, []).append(f"{call} ({limits} tokens)" if tokens else call)
+    return calls
 
 
 def cost_plot(run: Run, way: str) -> str:
@@ -147,6 +152,7 @@ def documents() -> dict[Path, str]:
     functions = (lines, details, decoding, absent, per_second)
     costs = run_of("mechanisms")
     return {
+        **page("rwkv6"),
         **page("models", **{function.__name__: function for function in functions}),
         RESULTS / "mechanisms-forward.svg": cost_plot(costs, WAYS[0]),
         RESULTS / "mechanisms-training.svg": cost_plot(costs, WAYS[1]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,15 @@ from tests.benchmarks.runs import changed
 
 def test_the_documents_are_up_to_date() -> None:
     documents.update(make_documents(), check=True)
+
+
+@pytest.mark.parametrize("path", sorted(documents.RESULTS.glob("*.md")), ids=lambda path: path.name)
+def test_a_page_and_its_cells_are_short(path: Path) -> None:
+    text = path.read_text()
+    words = [word for word in text.split() if word.strip("|-:")]
+    assert len(words) <= 1500
+    cells = [cell for line in text.splitlines() if line[:1] == "|" for cell in line.split("|")]
+    assert max((len(cell.split()) for cell in cells), default=0) <= 20
 
 
 def test_failures_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
