@@ -5,7 +5,8 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from neurons.miner.context import Context
-from neurons.miner.cycle import BEFORE_COMMITMENT, Submission
+from neurons.miner.cycle import BEFORE_COMMITMENT, State, Submission
+from neurons.miner.rounds import Relation, read_relation
 from neurons.miner.standing import is_shown_revealed
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.values import LOOPBACK
@@ -75,6 +76,10 @@ def _is_listed(submission: Submission, context: Context) -> bool:
     """Return whether the API has this commitment or, after its reveal, this submission."""
     pending = context.client.pending_reveals()
     row = pending.row_of(submission.hotkey, str(submission.commitment_hash))
+    if row is None and submission.state is State.REVEALED:
+        # nothing secret is left to send, and a judged submission may be in no list
+        same_round = read_relation(submission, context.client) is Relation.SAME
+        return same_round or is_shown_revealed(submission, context.client)
     if row is None:
         return is_shown_revealed(submission, context.client)
     # a lost reply leaves number and block unknown

@@ -65,6 +65,14 @@ def test_a_revealed_submission_is_followed_by_its_row_in_the_queue(context, fake
     assert run_cycle(context).state is State.VALIDATED
 
 
+def test_a_judged_submission_is_followed_by_its_round(context, fake_api):
+    fake_api.shows_scores = False
+    run_until(context, State.REVEALED)
+    fake_api.judge(fake_api.rows[0], 1.0)
+    done = run_cycle(context)
+    assert (done.closed, done.api_url) == (True, context.client.base_url), done.reason
+
+
 CHANGES = {
     "another number": {"id": 99},
     "another block": {"reveal_block": 7},
