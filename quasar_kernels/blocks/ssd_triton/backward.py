@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from fla.ops.quasar.triton_kernels.device_functions import decay_between, load_segment
+from fla.ops.quasar.triton_kernels.device_functions import (
+    decays_between,
+    load_segment,
+    log_decays_after,
+)
 
 from quasar_kernels.blocks.ssd_triton.forward import load_steps, load_tokens
 
@@ -101,8 +105,8 @@ def gradient_kernel(
         sums = tl.cumsum(log_decay, 0)
         whole = tl.sum(log_decay, 0)
         until = tl.exp(sums)
-        after = decay_between(whole, sums)
-        decay = decay_between(sums[:, None], sums[None, :])
+        after = tl.exp(tl.minimum(log_decays_after(log_decay, sums, whole, DTYPE), 0.0))
+        decay = decays_between(log_decay, sums, DTYPE)
         decay = tl.where(rows[:, None] >= rows[None, :], decay, 0.0)
         scores = tl.dot(b_c, tl.trans(b_b), input_precision=PRECISION) * decay
         d_scores = tl.dot(b_dy, tl.trans(b_x), input_precision=PRECISION)

@@ -8,15 +8,19 @@ that an accumulator is the left operand of the next product. K is the state size
 channels, BK and BV are the columns of tiles, C the tokens of a chunk. Products have bf16 operands
 for bf16 inputs, otherwise fp32 operands with `PRECISION`.
 
-A head's decay is one number per token, so the score of tokens i and j contains the exponential of a
-difference of running sums, which is at most 1. No decay can overflow.
+A head's decay is one number per token, so the score of tokens i and j contains the exponential of
+the sum of log decays between them, which is at most 1. No decay can overflow.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from fla.ops.quasar.triton_kernels.device_functions import decay_between, load_segment
+from fla.ops.quasar.triton_kernels.device_functions import (
+    decays_between,
+    load_segment,
+    log_decays_after,
+)
 
 
 @triton.jit
@@ -98,12 +102,13 @@ def segment_sum_kernel(
         b_x = load_tokens(x, first, rows, left, c_k, X_STRIDE, (i_h // (H // G)) * K, K)
         b_y = load_tokens(y, first, rows, left, c_v, Y_STRIDE, i_h * V, V).to(DTYPE)
         step, log_decay = load_steps(dt, rate, first, rows, left, i_h, H)
+        whole = tl.sum(log_decay, 0)
         if REVERSE:
             factor = tl.exp(tl.cumsum(log_decay, 0))
         else:
-            factor = step * tl.exp(tl.cumsum(log_decay, 0, reverse=True) - log_decay)
+            since = tl.cumsum(log_decay, 0)
+            factor = step * tl.exp(log_decays_after(log_decay, since, whole, DTYPE))
         b_x = (b_x.to(tl.float32) * factor[:, None]).to(DTYPE)
-        whole = tl.sum(log_decay, 0)
         state = tl.dot(tl.trans(b_y), b_x, acc=state * tl.exp(whole), input_precision=PRECISION)
         decay += whole
     inside = (c_v < V)[:, None] & (c_k < K)[None, :]
@@ -182,12 +187,13 @@ def output_kernel(
         whole = tl.sum(log_decay, 0)
         values = tl.trans(b_x.to(DTYPE))
         scores = tl.dot(b_c, tl.trans(b_b), input_precision=PRECISION)
-        scores *= decay_between(sums[:, None], sums[None, :]) * step[None, :]
+        scores *= decays_between(log_decay, sums, DTYPE) * step[None, :]
         scores = tl.where(rows[:, None] >= rows[None, :], scores, 0.0).to(DTYPE)
         out = tl.dot(state.to(DTYPE), tl.trans(b_c), input_precision=PRECISION)
         out *= tl.exp(sums)[None, :]
         out = tl.dot(values, tl.trans(scores), acc=out, input_precision=PRECISION)
-        behind = step * decay_between(whole, sums)
+        after = tl.minimum(log_decays_after(log_decay, sums, whole, DTYPE), 0.0)
+        behind = step * tl.exp(after)
         writing = (b_b.to(tl.float32) * behind[:, None]).to(DTYPE)
         state = tl.dot(values, writing, acc=state * tl.exp(whole), input_precision=PRECISION)
         out = tl.trans(out)

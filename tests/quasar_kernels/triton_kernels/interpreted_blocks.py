@@ -79,6 +79,20 @@ def test_any_decay_with_its_gradients(operator, decay):
     check(found[:sure], wanted[:sure], OPERATOR[FP32])
 
 
+def test_strong_decays_leave_the_digits_of_later_weak_ones():
+    x = ssd_inputs(64, H=1, G=1)
+    is_late = torch.arange(64) % 16 >= 12  # weak after strong ones in each chunk
+    x[1][:, ~is_late] = 100 / x[2].abs().max()
+    found, wanted = with_float64(ssd_triton, ssd_recurrence, *x)
+    late = [
+        (y[:, is_late], w[:, is_late])
+        for y, w in zip(found, wanted, strict=True)
+        if y.ndim > 2 and y.shape[1] == 64
+    ]
+    assert len(late) == 5
+    check(*zip(*late, strict=True), 4e-6)
+
+
 def test_strong_decays_do_not_reduce_the_precision_of_neighbours():
     r, k, v, w, u = wkv6_inputs(64, H=1, decay=0.01)
     w[:, 5::20] = -1e6

@@ -90,6 +90,22 @@ def test_gradients_of_strong_decays_are_accurate():
     assert relative_rms(*decays) <= 3e-3
 
 
+def test_strong_decays_leave_the_digits_of_later_weak_ones(monkeypatch):
+    plan = functools.partial(scan.plan_segments, segments=2)
+    monkeypatch.setattr(scan, "plan_segments", plan)
+    x = inputs(64, H=1)
+    is_late = torch.arange(64) % 16 >= 12  # weak after strong ones in each chunk
+    x.g[:, ~is_late] = -110.0
+    found, wanted = found_and_wanted(x, True, torch.randn(1, 1, 16, 16))
+    late = [
+        (y[:, is_late], w[:, is_late])
+        for y, w in zip(found, wanted, strict=True)
+        if y.shape[1] == 64
+    ]
+    assert len(late) == 6
+    check(*zip(*late, strict=True), 2e-6)
+
+
 @pytest.mark.parametrize("decay", [100.0, float("inf")])
 def test_decays_to_zero(decay):
     x = inputs(50, H=1, decay=0.1)

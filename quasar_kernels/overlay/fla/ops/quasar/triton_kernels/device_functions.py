@@ -52,12 +52,37 @@ def token_pointers(x, i_b, t, i_h, T, H: tl.constexpr, tokens):
 
 
 @triton.jit
-def decay_between(later, earlier):
-    """Return exp of the log decay between tokens, from their running sums; 1 for none.
+def _gaps(g):
+    # [C, C]: the log decays of the rows' tokens that come after the columns' tokens
+    index = tl.arange(0, g.shape[0])
+    return tl.where(index[:, None] > index[None, :], g[:, None], 0.0)
 
-    The result is valid only where `later` is the sum of the later token; elsewhere it is 1.
+
+@triton.jit
+def decays_between(g, since, DTYPE: tl.constexpr):
+    """Return Gamma [C, C], the decay from a column's token to a row's; 1 above the diagonal.
+
+    A difference of running sums would lose the digits of weak decays after strong ones, which
+    exceeds the rounding of fp32 operands. For these, only the tokens in between are summed.
+
+    Args:
+        g: log decays of a chunk's tokens [C].
+        since: their running sums.
+        DTYPE: of the products' operands.
     """
-    return tl.exp(tl.minimum(later - earlier, 0.0))
+    if DTYPE == tl.float32:
+        return tl.exp(tl.cumsum(_gaps(g), axis=0))
+    else:
+        return tl.exp(tl.minimum(since[:, None] - since[None, :], 0.0))
+
+
+@triton.jit
+def log_decays_after(g, since, whole, DTYPE: tl.constexpr):
+    """Return the log decay after each token [C] of a chunk; `whole` is the chunk's."""
+    if DTYPE == tl.float32:
+        return tl.sum(_gaps(g), axis=0)
+    else:
+        return whole - since
 
 
 @triton.jit

@@ -14,13 +14,14 @@ import triton
 import triton.language as tl
 
 from fla.ops.quasar.triton_kernels.device_functions import (
-    decay_between,
     decayed_inverse,
+    decays_between,
     dot_split,
     inverse_pointers,
     load_entering_state,
     load_inverse,
     load_segment,
+    log_decays_after,
     operand,
     row_pointers,
     split,
@@ -108,9 +109,10 @@ def segment_map_kernel(
         Y, _ = dot_split(Z, a_high, a_low, DTYPE, PRECISION)
         if g is not None:
             b_g = tl.load(p_g, mask=rows < left, other=0.0)
-            later += tl.sum(b_g, axis=0)
-            decay = tl.exp(later - tl.cumsum(b_g, axis=0))
-            Yv = operand(Y * decay[None, :], DTYPE)
+            whole = tl.sum(b_g, axis=0)
+            after = later + log_decays_after(b_g, tl.cumsum(b_g, axis=0), whole, DTYPE)
+            Yv = operand(Y * tl.exp(after)[None, :], DTYPE)
+            later += whole
             p_g -= C * H
         Y = operand(Y, DTYPE)
         if g is None:
@@ -304,7 +306,7 @@ def segment_output_kernel(
             b_g = tl.load(p_g, mask=rows < left, other=0.0)
             since = tl.cumsum(b_g, axis=0)  # log decays since the chunk's begin
             whole = tl.sum(b_g, axis=0)
-            gamma = decay_between(since[:, None], since[None, :])
+            gamma = decays_between(b_g, since, DTYPE)
             a_high, a_low = decayed_inverse(a_high, a_low, gamma, DTYPE)
             read = tl.dot(b_s, tl.trans(b_k), input_precision=PRECISION)
             D -= read * tl.exp(since)[None, :]
@@ -329,7 +331,8 @@ def segment_output_kernel(
             tl.store(p_o, tl.trans(O * scale).to(o.dtype.element_ty), mask=v_mask)
             p_q += C * stride_qt
         if g is not None:
-            V = operand(V.to(tl.float32) * tl.exp(whole - since)[None, :], DTYPE)
+            after = log_decays_after(b_g, since, whole, DTYPE)
+            V = operand(V.to(tl.float32) * tl.exp(after)[None, :], DTYPE)
             state *= tl.exp(whole)
         state = tl.dot(V, b_k, acc=state, input_precision=PRECISION)
         left -= C

@@ -19,12 +19,13 @@ import triton
 import triton.language as tl
 
 from fla.ops.quasar.triton_kernels.device_functions import (
-    decay_between,
     decayed_inverse,
+    decays_between,
     inverse_pointers,
     load_entering_state,
     load_inverse,
     load_segment,
+    log_decays_after,
     operand,
     row_pointers,
     token_pointers,
@@ -139,8 +140,9 @@ def segment_state_grad_kernel(
             b_g = tl.load(p_g, mask=rows < left, other=0.0)
             since = tl.cumsum(b_g, axis=0)
             whole = tl.sum(b_g, axis=0)
-            before, after = tl.exp(since)[:, None], tl.exp(whole - since)[:, None]
-            gamma = decay_between(since[:, None], since[None, :])
+            after = log_decays_after(b_g, since, whole, b_k.dtype)
+            before, after = tl.exp(since)[:, None], tl.exp(after)[:, None]
+            gamma = decays_between(b_g, since, b_k.dtype)
             b_a, _ = decayed_inverse(b_a, low_a, gamma, b_k.dtype)
             Pt *= tl.trans(gamma)
             p_g -= C * H
@@ -303,7 +305,7 @@ def segment_input_grad_kernel(
             since = tl.cumsum(b_g, axis=0)
             whole = tl.sum(b_g, axis=0)
             before = tl.exp(since)[:, None]
-            gamma = decay_between(since[:, None], since[None, :])
+            gamma = decays_between(b_g, since, b_k.dtype)
             VF *= gamma
         a_dM = tl.where(rows[:, None] > rows[None, :], -VF, 0.0)
         # a is zero only for zero keys, on which no result depends
@@ -347,7 +349,8 @@ def segment_input_grad_kernel(
 
         if g is not None:
             tl.store(p_dg, written, mask=rows < left)
-            b_f = operand(b_f.to(tl.float32) * tl.exp(whole - since)[:, None], b_k.dtype)
+            after = log_decays_after(b_g, since, whole, b_k.dtype)
+            b_f = operand(b_f.to(tl.float32) * tl.exp(after)[:, None], b_k.dtype)
             state *= tl.exp(whole)
             p_g += C * H
             p_dg += C * H
