@@ -22,16 +22,16 @@ from benchmarks.engine.results import Entry, Run, start
 from harness.claim import ACCEPTED_SHARE, RUNS_MOST, derive_claim, is_settled
 from harness.sample import Correctness, Sample
 
-REFUTED_MOST = 1e-4
+MAX_REFUTED = 1e-4
 """Limit, for every shape of noise, on the chance that one run of a validator refutes the claim."""
-RATIO_LEAST = 0.97
+MIN_RATIO = 0.97
 """Least ratio of the claim to the median speed on a healthy GPU."""
 
 LENGTH = 65_536
 UNDISTURBED = 1e8
 """Tokens/s of a run whose relative time is 1; the figures do not depend on it."""
 
-LEAST_RUNS = 3
+MIN_RUNS = 3
 """Fewest runs of a claim here; a miner takes at least 5 (`harness.measuring.plan`)."""
 TRIALS = 4000
 """Claims of each shape."""
@@ -82,7 +82,7 @@ def measurements(runs: Runs, trial: int) -> list[Sample]:
 def claim(samples: list[Sample]) -> tuple[float, int]:
     """Return the claim of the first samples that settle it, and their number."""
     count = next(
-        n for n in range(LEAST_RUNS, RUNS_MOST + 1) if n == RUNS_MOST or is_settled(samples[:n])
+        n for n in range(MIN_RUNS, RUNS_MOST + 1) if n == RUNS_MOST or is_settled(samples[:n])
     )
     return derive_claim({LENGTH: samples[:count]}, LENGTH).tokens_per_sec, count
 
@@ -114,11 +114,11 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 def limits(run: Run) -> list[Criterion]:
     entries = run.table("shapes")
     refuted = [
-        Criterion(f"{e.of['shape']}: refuted", e.figures["refuted"], REFUTED_MOST, digits=".1e")
+        Criterion(f"{e.of['shape']}: refuted", e.figures["refuted"], MAX_REFUTED, digits=".1e")
         for e in entries
     ]
     return refuted + [
-        Criterion(f"{e.of['shape']}: claim / median", e.figures["ratio"], RATIO_LEAST, True)
+        Criterion(f"{e.of['shape']}: claim / median", e.figures["ratio"], MIN_RATIO, True)
         for e in entries
         if e.of["healthy"]
     ]

@@ -4,7 +4,7 @@
 
 The case times the forward pass, forward and backward, and decoding, and compares outputs and
 gradients with float64. `cuda` and `triton` are quasar_kernels.delta_rule with QUASAR_BACKEND of
-that name; `fla` is fla's function of the same name. FlashQLA (flash-qla 0.1) and FlashInfer
+that name; `fla` is fla's function of that name. FlashQLA (flash-qla 0.1) and FlashInfer
 (flashinfer-python 0.7) support only the gated delta rule with heads of 128. They are measured if
 they are installed.
 """
@@ -68,7 +68,7 @@ BEST_SHARES: dict[tuple[Rule, Way, Shape], float] = {
     (GATED, "forward and backward", WIDE): 1 / 1.5,
 }
 """Least speed of CUDA as a share of the fastest other library's, by graph replay."""
-MOST_MS: dict[tuple[Rule, Way, Shape], float] = {
+MAX_MS: dict[tuple[Rule, Way, Shape], float] = {
     (PLAIN, "forward", LONG): 1.3,
     (GATED, "forward", WIDE): 0.45,
 }
@@ -81,7 +81,7 @@ FlashQLA, FlashInfer: their gated delta rule for heads of 128, FlashInfer's forw
 its decays' exponentials. Outputs are compared with the float64 chunk form (the first sequence of \
 a batch), gradients over the first 4,096 tokens of a sequence with float64 autograd. \
 {clocks.CLOCKS} {clocks.RESTED} Decoding: one token, eight heads, alternating states, so that they \
-are not in the L2 cache, ours updated in place; the copy is of such states."""
+are not in the L2 cache, quasar_kernels' updated in place; the copy is of such states."""
 
 
 def draw(rule: Rule, shape: Shape, device: str = "cuda") -> Inputs:
@@ -232,8 +232,8 @@ def share_of_best(row: Row) -> float | None:
     """Return CUDA's speed as a share of the fastest other library's; None without both."""
     ms = {name: row.figure(name, "graph_ms") for name in row.by}
     others = [time for name, time in ms.items() if name not in OURS and time is not None]
-    ours = ms.get("cuda")
-    return min(others) / ours if ours and others else None
+    cuda = ms.get("cuda")
+    return min(others) / cuda if cuda and others else None
 
 
 def limits(run: Run) -> Iterator[Criterion]:
@@ -249,8 +249,8 @@ def limits(run: Run) -> Iterator[Criterion]:
             what = f"{text}, times the fastest other library"
             yield Criterion(what, share, BEST_SHARES[call], True)
         rested = row.figure("cuda", "rested_ms")
-        if call in MOST_MS and rested is not None:
-            yield Criterion(f"{text}, ms from rest", rested, MOST_MS[call])
+        if call in MAX_MS and rested is not None:
+            yield Criterion(f"{text}, ms from rest", rested, MAX_MS[call])
         limit = OUTPUT_ERROR if way == "forward" else GRADIENT_ERROR
         for name, entry in row.by.items():
             if name not in OURS:

@@ -43,8 +43,8 @@ TIMED_CALLS = 3
 OUTPUT_ERROR, OUTPUT_COSINE, OUTPUT_DIFFERENCE = 8e-3, 0.9999, 0.1
 """Relative RMS error, cosine and largest difference of outputs against float64."""
 EXCHANGE_ERROR = 1e-2
-"""Limits on the relative RMS error of the public layer with our weights, and of ours with its
-weights. Both compute the same function, but the public layer rounds more often."""
+"""Limit on the relative RMS error of the public layer with this project's weights, and vice versa.
+Both compute the same function, but the public layer rounds more often."""
 GRADIENT_ERROR = 2e-2
 """Relative RMS error of every gradient against float64."""
 LONG_RUNS = {("training", 5_000_000), ("slices", 10_000_000)}
@@ -119,13 +119,13 @@ def check_exchange(layer_class: type, fork: Path, folder: Path) -> Entry:
     torch.save({"weights": layer.state_dict(), "x": x}, sent)
     processes.call(answer_as_public, tree, sent, received)
     answer = torch.load(received, map_location=DEVICE)
-    theirs = exact(layer.state_dict(), x, *HEADS)
+    expected = exact(layer.state_dict(), x, *HEADS)
     layer.load_state_dict(answer["weights"], strict=True)
     with torch.no_grad():
-        ours = output(layer, x)
+        y = output(layer, x)
     errors = {
-        "ours in public": relative_rms(answer["y"], theirs),
-        "public in ours": relative_rms(ours, exact(layer.state_dict(), x, *HEADS)),
+        "ours in public": relative_rms(answer["y"], expected),
+        "public in ours": relative_rms(y, exact(layer.state_dict(), x, *HEADS)),
     }
     return Entry(table="exchange", of={"tokens": EXCHANGE_TOKENS}, errors=errors)
 

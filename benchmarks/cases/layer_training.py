@@ -3,7 +3,7 @@
     python -m benchmarks layer_training --fork PATH --out benchmarks/h200/layer-training.json
 
 PATH is a checkout of the public fork. `ours` is the overlay, the baseline the fork's layer over
-fla's delta rule; each runs in a fresh process, one after the other. Ours is checked first:
+fla's delta rule; each runs in a fresh process, one after the other. The overlay is checked first:
 gradients against float64, and two steps bit for bit.
 """
 
@@ -66,7 +66,7 @@ IMPLEMENTATIONS = {"ours": "overlay", "baseline": "baseline"}
 RUN_MS = 100
 """Least duration of a run of steps, so that its start and end have little effect."""
 CHECKED_TOKENS = 2500
-"""Tokens of each of two sequences whose gradients are compared with float64."""
+"""Tokens of each of two sequences; their gradients are compared with float64."""
 
 PROTOCOL = """\
 A forward pass records gradients. A step is the layer's forward and backward pass under bf16 \
@@ -167,9 +167,9 @@ def limits(run: Run) -> Iterator[Criterion]:
             label = f"{what}, {shape.label()}, times the baseline's speed"
             yield Criterion(label, lead, least, True, digits=".2f")
     for row, shape in rows:
-        ours, theirs = memory(row, "ours"), memory(row, "baseline")
+        overlay, baseline = memory(row, "ours"), memory(row, "baseline")
         what = f"training step, {shape.label()}, memory, GB"
-        yield Criterion(what, ours, theirs, scale=1e-9, digits=".2f")
+        yield Criterion(what, overlay, baseline, scale=1e-9, digits=".2f")
     for entry in run.table("gradients"):
         tensor, error = entry.worst()
         label = Shape(**entry.of).label()  # type: ignore[arg-type]

@@ -298,6 +298,6 @@ def _speed_limits(run: Run) -> Iterator[Criterion]:
     yield Criterion(what, share, COPY_SHARE, True)
     for row in rows:
         for kind in ("graph_ms", "eager_ms"):
-            ours, theirs = (row.figure(name, kind) for name in ("triton", BASELINE))
-            if ours is not None and theirs is not None:
-                yield Criterion(f"decoding at B = {row.of['batch']}, {kind}", ours, theirs)
+            triton, baseline = (row.figure(name, kind) for name in ("triton", BASELINE))
+            if triton is not None and baseline is not None:
+                yield Criterion(f"decoding at B = {row.of['batch']}, {kind}", triton, baseline)

@@ -275,11 +275,11 @@ def measure_long() -> Iterator[Entry]:
 
 
 def measure_fla() -> Iterator[Entry]:
-    """Time fla's gated delta rule with and without its context parallelism, and ours."""
+    """Time fla's gated delta rule and this project's, on one GPU and on all."""
     from fla.ops.cp import build_cp_context
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule as theirs
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule as by_fla
 
-    from quasar_kernels.delta_rule import chunk_gated_delta_rule as ours
+    from quasar_kernels.delta_rule import chunk_gated_delta_rule as by_cuda
 
     world, tokens = dist.get_world_size(), 262_144
     bounds = torch.tensor([0, tokens * world], device="cuda")
@@ -289,7 +289,7 @@ def measure_fla() -> Iterator[Entry]:
     k = F.normalize(k.float(), dim=-1).bfloat16()
     beta, g = torch.rand(2, 1, tokens, made.HEADS, device="cuda").unbind()
     leaves = [y.requires_grad_() for y in (q, k, v, -0.05 * g, beta)]
-    for by, function in (("fla", theirs), ("cuda", ours)):
+    for by, function in (("fla", by_fla), ("cuda", by_cuda)):
         for gpus, cp in ((1, None), (world, context)):
             for name, call in both_ways(function, leaves, cp).items():
                 of = {"pass": name, "tokens_per_gpu": tokens, "gpus": gpus}

@@ -41,7 +41,7 @@ class Tree(NamedTuple):
 
     @property
     def has_layer(self) -> bool:
-        """Whether the tree replaces the fork's layer by ours, whose memory can be computed."""
+        """Whether the tree has this project's layer; its memory can be computed."""
         return PurePosixPath("fla/layers/quasar.py") in self.files
 
     def fitting(self, fits: Callable[[int], bool]) -> Tree:

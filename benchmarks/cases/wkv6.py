@@ -30,7 +30,7 @@ NAMES = (*OURS, CHUNK, RECURRENT)
 TOKENS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 HEADS, WIDTH = 8, 64
 CHECKED_TOKENS = 4096
-"""Number of first tokens whose results are compared: float64 autograd keeps all tensors."""
+"""Number of first tokens that are compared: float64 autograd keeps all tensors."""
 RECURRENT_TOKENS = 16_384
 """Longest call of the kernels that work token by token."""
 LEAD_AT, LEAD = Shape(1, 65_536, 8, 64), 1.5
@@ -102,14 +102,14 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 def limits(run: Run) -> Iterator[Criterion]:
     for row in run.rows("calls"):
         way, shape = row.of["way"], shape_of(row.of)
-        text, ours = f"{way}, {shape}", row.by.get("triton")
+        text, triton = f"{way}, {shape}", row.by.get("triton")
         for kind, least in (("graph", LEAD if shape == LEAD_AT else 1), ("eager", 1)):
             lead = row.ratio(f"{kind}_ms", CHUNK, "triton")
             if lead is not None:
                 yield Criterion(f"{text}, times chunk_rwkv6, {kind}", lead, least, True)
-        if ours is not None and ours.failure:
+        if triton is not None and triton.failure:
             yield Criterion(f"{text}, timed", False, True, True)
-        elif ours is not None:
+        elif triton is not None:
             limit = OUTPUT_ERROR if way == "forward" else GRADIENT_ERROR
-            for tensor, error in ours.errors.items():
+            for tensor, error in triton.errors.items():
                 yield Criterion(f"{text}, error of {tensor}", error, limit)

@@ -34,11 +34,11 @@ def stream(
         ProcessFailed: the process failed or was killed.
     """
     context = multiprocessing.get_context("spawn")
-    results, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(theirs, function, arguments))
+    results, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(writer, function, arguments))
     with patch.dict(os.environ, environ or {}):
         process.start()
-    theirs.close()
+    writer.close()
     end = time.monotonic() + seconds
     try:
         while results.poll(max(0.0, end - time.monotonic())):

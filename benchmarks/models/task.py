@@ -1,7 +1,7 @@
 """Multi-query associative recall (MQAR): pairs of a key and a value, then the keys again.
 
 The task of Arora et al., "Zoology" (arXiv 2312.04927): a sequence begins with pairs, and each key
-appears once more at a distance drawn from a power law. There the model must predict its value. The
+appears again at a distance drawn from a power law. There the model must predict its value. The
 other tokens are noise from another part of the vocabulary, so every query has one correct answer.
 """
 

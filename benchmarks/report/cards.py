@@ -113,7 +113,7 @@ def counted_bytes(peak: Entry, capability: str) -> int:
 
 
 def long_peaks(run: Run) -> list[Entry]:
-    """Return the measured peaks of calls whose memory is that of their tensors."""
+    """Return the measured peaks of calls so long that their tensors determine the memory."""
     peaks = run.table("peaks")
     return [one for one in peaks if not one.failure and int(one.of["tokens"]) >= LONG]
 

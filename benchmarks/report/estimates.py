@@ -35,9 +35,9 @@ PORTABLE = DATA / "layer-profile-portable.json"
 FUSED = ROOT / "benchmarks" / "h100" / "layer-profile-fused.json"
 """The kernels of the paths: Hopper's, the portable one's, and the portable one's fused kernels."""
 LATENCY_TOKENS = 512
-"""Length of a call whose time is its launches."""
+"""Length of a call that takes as long as its launches."""
 LONG_TOKENS = 1_000_000
-"""Length of a call whose time is that of its kernels."""
+"""Length of a call that takes as long as its kernels."""
 NEAR = 0.75
 """Share of its bound from which on a kernel is limited by it."""
 

@@ -153,7 +153,7 @@ class StepTime(NamedTuple):
 
 
 def find_steps(launches: Sequence[Entry], steps: Sequence[Step]) -> list[StepTime]:
-    """Assign each launch to a step whose pattern matches its name, or to `OTHER`.
+    """Assign each launch to the step with a pattern that matches its name, or to `OTHER`.
 
     If several steps match, as for products, the launch belongs to the first match that does not
     precede the last step reached so far. Steps without launches are omitted.

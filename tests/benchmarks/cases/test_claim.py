@@ -8,7 +8,7 @@ from numpy.random import default_rng
 
 from benchmarks.cases import claim_acceptance
 from benchmarks.cases.claim_noise import SHAPES, Shape
-from benchmarks.cases.claim_simulation import RATIO_LEAST, REFUTED_MOST, simulate
+from benchmarks.cases.claim_simulation import MAX_REFUTED, MIN_RATIO, simulate
 
 BY_NAME = {shape.name: shape for shape in SHAPES}
 CHEAP = [
@@ -22,9 +22,9 @@ CHEAP = [
 @pytest.mark.parametrize("shape", CHEAP, ids=lambda shape: shape.name)
 def test_the_claim_is_rarely_refuted_and_high_with_little_noise(shape: Shape) -> None:
     found = simulate(shape, 40, default_rng(7), draws=100_000)
-    assert found.figures["refuted"] < REFUTED_MOST
+    assert found.figures["refuted"] < MAX_REFUTED
     if shape.healthy:
-        assert found.figures["ratio"] >= RATIO_LEAST
+        assert found.figures["ratio"] >= MIN_RATIO
 
 
 def test_the_simulation_refutes_a_claim_that_is_too_high() -> None:
