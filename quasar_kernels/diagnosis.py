@@ -87,19 +87,19 @@ def compile_for(major: int, minor: int) -> Builds:
     mount()
     from fla.ops.quasar.cuda.nvrtc import HOPPER
     from fla.ops.quasar.cuda.scan import backward, forward
-    from fla.ops.quasar.layer.hopper import program, wide_projection
+    from fla.ops.quasar.layer import hopper, wide
 
     capability = (major, minor)
-    wide = forward.options_for(128)
+    of_128 = forward.options_for(128)
     programs: dict[str, Callable[[str], bytes]] = {
         "operator": partial(forward.PROGRAM.compile, capability),
-        "operator 128": partial(forward.PROGRAM.compile, capability, options=wide),
+        "operator 128": partial(forward.PROGRAM.compile, capability, options=of_128),
         "gradients": partial(backward.PROGRAM.compile, capability),
     }
     if capability == HOPPER:
-        programs["gradients 128"] = partial(backward.PROGRAM.compile, capability, options=wide)
-        programs["layer"] = partial(program.PROGRAM.compile, capability)
-        programs["wide layer"] = partial(wide_projection.PROGRAM.compile, capability)
+        programs["gradients 128"] = partial(backward.PROGRAM.compile, capability, options=of_128)
+        programs["layer"] = partial(hopper.PROGRAM.compile, capability)
+        programs["wide layer"] = partial(wide.PROGRAM.compile, capability)
     builds = (_build(name, dtype, run) for name, run in programs.items() for dtype in _DTYPES)
     return Builds(builds=tuple(builds))
 
@@ -210,15 +210,15 @@ def _layer_path(device: Any, name: str, capability: tuple[int, int], dtype: str)
     import torch
     from fla.layers.quasar import QuasarAttention
     from fla.ops.quasar.cuda.program import Variant
-    from fla.ops.quasar.layer import fused
-    from fla.ops.quasar.layer.hopper.program import PROGRAM
+    from fla.ops.quasar.layer import paths
+    from fla.ops.quasar.layer.hopper import PROGRAM
 
     from quasar_kernels.reference import quasar_layer, relative_rms
 
     torch.manual_seed(0)
     layer = QuasarAttention(hidden_size=_D, num_heads=_H, head_dim=_S)
     x = torch.randn(1, _TOKENS, _D)
-    fused.FEWEST_TOKENS = 1  # otherwise the fused kernels would not run for so few tokens
+    paths.MIN_TOKENS = 1  # otherwise the fused kernels would not run for so few tokens
     result: dict[str, Any] = {}
     try:
         kind = getattr(torch, _DTYPES[dtype])

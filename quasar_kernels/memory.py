@@ -14,7 +14,7 @@ allocated, as validators time it; `no_grad`: the same without gradients; `traini
 backward pass."""
 
 KEPT_MIB = 3072
-"""Default of QUASAR_KEEP_MIB, as in `fla.ops.quasar.layer.node`."""
+"""Default of QUASAR_KEEP_MIB, as in `fla.ops.quasar.layer.autograd`."""
 
 FIXED_BYTES = {"recorded": 96 << 20, "no_grad": 96 << 20, "training": 320 << 20}
 """Bytes that hardly depend on the length: weights, states of segments, workspaces of cuBLAS."""

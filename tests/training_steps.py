@@ -19,7 +19,7 @@ from quasar_kernels.reference import relative_rms
 mount()
 
 from fla.layers.quasar import QuasarAttention  # noqa: E402
-from fla.ops.quasar.layer import replay  # noqa: E402
+from fla.ops.quasar.layer import graphs  # noqa: E402
 
 STEPS = 5
 
@@ -69,8 +69,8 @@ def take_steps(device, task: Task, width: int, heads: int, way: str) -> Steps:
             del junk
     moved = {name: whole(p) - before[name] for name, p in parameters.items()}
     layers = [m for m in model.modules() if isinstance(m, QuasarAttention)]
-    kinds = [kind for layer in layers for kind in replay._owners.get(layer, {}).values()]
-    return Steps(first, moved, sum(isinstance(kind, replay._Graph) for kind in kinds))
+    kinds = [kind for layer in layers for kind in graphs._owners.get(layer, {}).values()]
+    return Steps(first, moved, sum(isinstance(kind, graphs._Graph) for kind in kinds))
 
 
 def assert_same(found: Steps, wanted: Steps, first: float, moved: float) -> None:

@@ -217,24 +217,20 @@ def layer_error(case: LayerCase) -> float:
     """Run a case of the layer and return its output's relative error.
 
     Raises:
-        RuntimeError: the fused kernels did not compute the case.
+        CudaUnavailableError: the fused kernels did not compute the case.
     """
     from fla.layers import quasar
     from fla.ops.quasar.cuda.program import Variant
-    from fla.ops.quasar.layer import forward as layer_forward
-    from fla.ops.quasar.layer import fused
-    from fla.ops.quasar.layer.call import Stages
-    from fla.ops.quasar.layer.hopper import program as hopper
-    from fla.ops.quasar.layer.portable import program as portable
+    from fla.ops.quasar.layer import hopper, paths, portable
 
-    kernels = portable.KERNELS if case.portable else hopper.KERNELS
+    kernels = portable if case.portable else hopper
     variant = Variant(torch.cuda.current_device(), case.dtype, case.options)
-    program = kernels.program.load(variant)
+    program = kernels.PROGRAM.load(variant)
     if case.multiprocessors:
         program = program._replace(multiprocessors=case.multiprocessors)
-    fused.FEWEST_TOKENS = 1  # so that the layer's kernels also run for short sequences
-    found = kernels._replace(find=lambda *_: program)
-    layer_forward.HOPPER = Stages(*map(always, found.stages()))
+    # so that the layer's kernels also run for short sequences
+    paths.choose = lambda *_: paths.Path(kernels, program)
+    paths.Path.failed = raise_error
     layer = quasar.QuasarAttention(**WORKLOAD.layer_arguments())
     x = torch.randn(1, case.tokens, WORKLOAD.hidden_size)
     H, S = WORKLOAD.num_heads, WORKLOAD.head_dim
@@ -246,10 +242,15 @@ def layer_error(case: LayerCase) -> float:
     return relative_rms(y.detach().cpu(), expected)
 
 
+def raise_error(_path: object, error: Exception, _call: object) -> None:
+    """Raise the error after which the layer would use other kernels."""
+    raise error
+
+
 def wide_error(case: WideCase) -> float:
     """Run a case of the wide projection and return the largest relative error of its results."""
     from fla.ops.quasar.cuda.program import Variant
-    from fla.ops.quasar.layer.hopper.wide_projection import PROGRAM, project_wide
+    from fla.ops.quasar.layer.wide import PROGRAM, project_wide
 
     program = PROGRAM.load(Variant(torch.cuda.current_device(), case.dtype))
     if case.multiprocessors:
@@ -318,18 +319,6 @@ def slice_error(case: SliceCase) -> float:
         found = torch.cat([getattr(one, name).cpu() for one in gradients], 1)
         errors.append(relative_rms(found, wanted))
     return max(errors)
-
-
-def always(stage: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the stage, raising RuntimeError where the layer would silently use another one."""
-
-    def compute_or_raise(*call: object) -> object:
-        result = stage(*call)
-        if result is None:
-            raise RuntimeError("the layer's fused kernels did not take a call")
-        return result
-
-    return compute_or_raise
 
 
 def clear_outputs() -> None:

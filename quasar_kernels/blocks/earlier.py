@@ -7,7 +7,8 @@ from fla.ops.quasar.arguments import check_bounds, expect
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.layer.kernels import causal_conv_silu
 from fla.ops.quasar.layer.library import positions
-from torch import Tensor
+from fla.ops.quasar.layer.wrapped import convolve_by
+from torch import Tensor, nn
 
 
 class Earlier:
@@ -63,6 +64,11 @@ class Earlier:
             y = causal_conv_silu(whole.view(B * T, C), taps, bias, None if B == 1 else T)
             parts.append(y.view(B, T, C)[:, self._reach :])
         return torch.cat([self._empty[0], *parts], dim=1)
+
+    def convolved_by(self, module: nn.Module) -> Tensor:
+        """Return the same as `convolved` by calling the convolution's module."""
+        parts = [torch.cat([start, tokens], dim=1).mT for start, tokens in self._parts]
+        return convolve_by(module, parts, self._reach).mT if parts else self._empty[0]
 
     def last(self) -> Tensor:
         """Return the last tokens of each sequence, `[N, reach, C]`, for the next call."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from fla.ops.quasar.arguments import expect, expect_epsilon, expect_sizes
+from fla.ops.quasar.layer.wrapped import is_plain
 from fla.ops.quasar.parameters import MarkedParameters
 from torch import Tensor, nn
 
@@ -75,6 +76,7 @@ class Mamba2(MarkedParameters):  # type: ignore[misc]
             )
         self.heads, self.state, self.groups, self.eps = heads, state, groups, eps
         mixed = inner + 2 * groups * state
+        self.width = width
         self.sizes = (inner, mixed, heads)
         self._padding = -sum(self.sizes) % ALIGNED
         self.input = nn.Linear(width, sum(self.sizes), bias=False)
@@ -109,18 +111,19 @@ class Mamba2(MarkedParameters):  # type: ignore[misc]
 
         The state is always returned, and an earlier one is not overwritten.
         """
-        expect("x", x, ("B", "T", self.input.in_features))
-        # the projection is padded with zeros to a multiple of ALIGNED channels
-        projected = F.linear(x, F.pad(self.input.weight, (0, 0, 0, self._padding)))
-        gate, mixed, step, _ = projected.split([*self.sizes, self._padding], dim=-1)
+        expect("x", x, ("B", "T", self.width))
+        gate, mixed, step = self._projected(x)
         before = None if state is None else state.before
         slice_ = None
         if cp_context is not None:
             slice_ = MixerSlice(cp_context, x.shape[1])
             before, cu_seqlens = slice_.before(mixed, TAPS - 1), slice_.cu_seqlens
         earlier = Earlier(mixed, before, TAPS - 1, cu_seqlens)
-        taps = self.convolution.weight.squeeze(1)
-        mixed = earlier.convolved(taps, self.convolution.bias)
+        if is_plain(self.convolution, nn.Conv1d):
+            taps = self.convolution.weight.squeeze(1)
+            mixed = earlier.convolved(taps, self.convolution.bias)
+        else:
+            mixed = earlier.convolved_by(self.convolution)
         narrow = self.groups * self.state
         values, B, C = mixed.split([self.sizes[0], narrow, narrow], dim=-1)
         wide = torch.promote_types(self.rate_log.dtype, torch.float32)
@@ -146,13 +149,21 @@ class Mamba2(MarkedParameters):  # type: ignore[misc]
         y = self.output(normed.to(gated.dtype))
         return y, Mamba2State(earlier.last(), last)
 
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the gate, the convolution's inputs and the steps, `[B, T, ...]` of `sizes`."""
+        if not is_plain(self.input, nn.Linear) or self.input._parameters["bias"] is not None:
+            return self.input(x).split(self.sizes, dim=-1)
+        # the projection is padded with zeros to a multiple of ALIGNED channels
+        projected = F.linear(x, F.pad(self.input.weight, (0, 0, 0, self._padding)))
+        return projected.split([*self.sizes, self._padding], dim=-1)[:3]
+
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
         """Return the implementation of SSD for this layer.
 
         Args:
             dtype: autocast's dtype; None selects the parameters' dtype.
         """
-        weight = self.output.weight
+        weight = self.norm
         return ssd.OPERATOR.backend(
             weight.device,
             dtype or weight.dtype,

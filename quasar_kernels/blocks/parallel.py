@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fla.ops.quasar.layer.parallel import HaloFunction, Neighbours
+from fla.ops.quasar.layer.rank_slice import HaloFunction, RankSlice
 from fla.ops.quasar.parallel.context import place_of
 from fla.ops.quasar.parallel.exchange import gather
 from torch import Tensor
@@ -37,7 +37,7 @@ class MixerSlice:
 
         All ranks must call this method and run its backward pass.
         """
-        halo = HaloFunction.apply(Neighbours(self._context, self._tokens, reach + 1), x)
+        halo = HaloFunction.apply(RankSlice(self._context, self._tokens, reach + 1), x)
         first = torch.cat([x.new_zeros(reach - halo.shape[0], x.shape[-1]), halo])
         others = x.new_zeros(len(self.cu_seqlens) - 2, reach, x.shape[-1])
         return torch.cat([first.unsqueeze(0), others])

@@ -57,7 +57,7 @@ class QuasarMixer(nn.Module):
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
         """Return the operator's backend for autocast's `dtype`; None is the parameters' dtype."""
-        weight = self.layer.q_proj.weight
+        weight = self.layer.beta_log
         sizes = (1, 1, self.layer.num_heads, self.layer.head_dim)
         x = torch.zeros(sizes, device=weight.device, dtype=dtype or weight.dtype)
         chosen = choose_backend(x, x, x)

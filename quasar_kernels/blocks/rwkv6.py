@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from fla.ops.quasar.arguments import expect, expect_sizes
+from fla.ops.quasar.layer.wrapped import is_plain
 from fla.ops.quasar.parameters import MarkedParameters, set_values
 from torch import Tensor, nn
 
@@ -163,6 +164,9 @@ class RWKV6TimeMixing(MarkedParameters):  # type: ignore[misc]
 
         The result equals that of the module `norm`, whose gradient is twice as slow.
         """
+        if not is_plain(self.norm, nn.GroupNorm):
+            rows: Tensor = self.norm(o.to(self.bonus.dtype).flatten(0, 1).flatten(1))
+            return rows.view(*o.shape[:2], -1)
         weight, bias = self.norm.weight, self.norm.bias
         heads = F.layer_norm(o.to(weight.dtype), o.shape[-1:], eps=self.norm.eps)
         return torch.addcmul(bias, heads.flatten(-2), weight)
@@ -175,7 +179,7 @@ class RWKV6TimeMixing(MarkedParameters):  # type: ignore[misc]
 
     def backend(self, dtype: torch.dtype | None = None) -> Backend:
         """Return WKV6's backend for autocast's `dtype`; None is the parameters' dtype."""
-        weight = self.key.weight
+        weight = self.bonus
         return wkv6.OPERATOR.backend(
             weight.device, dtype or weight.dtype, width=self.width // self.heads
         )

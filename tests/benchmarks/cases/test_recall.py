@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from benchmarks.cases.recall import HELD_OUT, Recipe, train
 from benchmarks.models.model import Model, recall_loss
@@ -101,12 +102,26 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_projection_that_is_sharded_by_itself_is_refused() -> None:
-    model = Model(SMALL.vocabulary, 32, 2)
+@pytest.mark.filterwarnings("ignore")  # torch warns of hooks on a CPU
+def test_a_projection_may_be_sharded_by_itself() -> None:
+    model, batch = Model(SMALL.vocabulary, 32, 2), draw(SMALL, 0, CPU)
+    wanted = model(batch.tokens, batch.places)
     block: Any = model.blocks[0]
-    fully_shard(block.mixer.q_proj, mesh=init_device_mesh("cpu", (1,)))
-    batch = draw(SMALL, 0, CPU)
-    with pytest.raises(Exception, match=r"q_proj\.weight is a DTensor while the layer runs"):
+    mesh = init_device_mesh("cpu", (1,))
+    fully_shard(block.mixer.q_proj, mesh=mesh)
+    found = model(batch.tokens, batch.places)
+    assert relative_rms(found, wanted.double()) <= 1e-5
+    found.sum().backward()
+    assert block.mixer.q_proj.weight.grad is not None
+
+
+@pytest.mark.usefixtures("alone")
+def test_tensor_parallel_projections_are_refused() -> None:
+    model, batch = Model(SMALL.vocabulary, 32, 2), draw(SMALL, 0, CPU)
+    mixer: Any = model.blocks[0].mixer
+    plan = {"q_proj": ColwiseParallel(use_local_output=False)}
+    parallelize_module(mixer, init_device_mesh("cpu", (1,)), plan)
+    with pytest.raises(TypeError, match=r"q_proj must return a plain tensor .* DTensor"):
         model(batch.tokens, batch.places)
 
 

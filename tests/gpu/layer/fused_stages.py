@@ -30,12 +30,12 @@ def output_inputs(R, dtype=BF16, outputs=512):
 
 
 class Projection:
-    """Tests of the fused projection; a subclass has the attribute `kernels`."""
+    """Tests of the fused projection; a subclass has the attribute `kernels`, a module."""
 
     options: tuple[str, ...] = ()  # of NVRTC
 
     def project(self, x, wide, narrow, taps, dtype=BF16):
-        program = self.kernels.program.load(Variant(x.device.index, dtype, self.options))
+        program = self.kernels.PROGRAM.load(Variant(x.device.index, dtype, self.options))
         return stages.project(self.kernels, program, x, wide, narrow, taps, dtype)
 
     @lengths
@@ -77,12 +77,12 @@ class Projection:
 
 
 class GatedOutput:
-    """Tests of the fused output; a subclass has the attribute `kernels`."""
+    """Tests of the fused output; a subclass has the attribute `kernels`, a module."""
 
     options: tuple[str, ...] = ()  # of NVRTC
 
     def output(self, o, *rest):
-        program = self.kernels.program.load(Variant(o.device.index, o.dtype, self.options))
+        program = self.kernels.PROGRAM.load(Variant(o.device.index, o.dtype, self.options))
         return stages.gated_output(self.kernels, program, o, *rest)
 
     @lengths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from fla.layers.quasar import QuasarAttention
-from fla.ops.quasar.layer import replay
+from fla.ops.quasar.layer.graphs import _Graph, _owners
 
 
 def make_layer(**options):
@@ -22,7 +22,7 @@ def call(layer, x, dtype=torch.bfloat16, **options):
 
 def graphs(layer):
     """Return the layer's CUDA graphs."""
-    return [g for g in replay._owners.get(layer, {}).values() if isinstance(g, replay._Graph)]
+    return [g for g in _owners.get(layer, {}).values() if isinstance(g, _Graph)]
 
 
 def backward_graphs(layer):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 import torch
-from fla.layers.quasar import QuasarAttention, QuasarCache
-from fla.ops.quasar.layer import forward as layer_forward
-from fla.ops.quasar.layer import node as layer_node
+from fla.layers.quasar import QuasarCache
+from fla.ops.quasar.layer import autograd, hopper, library, portable, wide
 
 from tests.gpu.calls import CAPABILITY
 from tests.gpu.layer.layers import backward_graphs, graphs, make_layer
@@ -24,7 +22,7 @@ class Path(NamedTuple):
 
     forward: str  # the implementation without replay: fused, wide, kernels or steps
     forward_graph: bool  # whether the forward pass is replayed
-    kept: bool | None  # whether results are stored; None if autograd records several nodes
+    kept: bool  # whether results are stored
     backward_graph: bool  # whether the backward pass is replayed
 
 
@@ -43,13 +41,11 @@ def seen(monkeypatch):
 
         monkeypatch.setattr(owner, name, run)
 
-    names = {"HOPPER": "fused", "WIDE": "wide", "PORTABLE": "fused", "LIBRARY": "kernels"}
-    for stages, way in names.items():
-        watched = SimpleNamespace(**getattr(layer_forward, stages)._asdict())
-        spy(watched, "project", lambda found, way=way: way if found else None)
-        monkeypatch.setattr(layer_forward, stages, watched)
-    spy(QuasarAttention, "_forward_with_states", lambda _: "steps")
-    spy(layer_node, "keeps", lambda kept: kept)
+    names = {hopper: "fused", wide: "wide", portable: "fused", library: "kernels"}
+    for kernels, way in names.items():
+        spy(kernels, "project", lambda _, way=way: way)
+    spy(library, "layer_with_states", lambda _: "steps")
+    spy(autograd, "saves_results", lambda saved: saved)
     monkeypatch.delenv("QUASAR_KEEP_MIB", raising=False)
     return ways
 
@@ -70,7 +66,7 @@ def path(seen, layer, shape, dtype, **kwargs):
     kept = [way for way in first if isinstance(way, bool)]
     backward = bool(backward_graphs(layer))
     forward = len(graphs(layer)) > len(backward_graphs(layer))
-    return Path(ways[0], forward, kept[0] if kept else None, backward)
+    return Path(ways[0], forward, kept[0], backward)
 
 
 HOPPER = "fused" if CAPABILITY == (9, 0) else "kernels"
@@ -96,10 +92,10 @@ MASK[0, :100] = 0
         ({}, (1, 70_000), BF16, Path(HOPPER, False, True, False)),
         ({}, (1, 400_000), BF16, Path(HOPPER, False, False, False)),
         ({}, (1, 512), torch.float32, Path("kernels", False, True, False)),
-        ({"head_dim": 256, "num_heads": 2}, (1, 512), BF16, Path("steps", True, None, False)),
-        ({"conv_size": 3}, (1, 512), BF16, Path("steps", True, None, False)),
-        ({"use_short_conv": False}, (1, 512), BF16, Path("steps", True, None, False)),
-        ({"mode": "fused_recurrent"}, (1, 64), BF16, Path("steps", True, None, False)),
+        ({"head_dim": 256, "num_heads": 2}, (1, 512), BF16, Path("steps", True, False, False)),
+        ({"conv_size": 3}, (1, 512), BF16, Path("steps", True, False, False)),
+        ({"use_short_conv": False}, (1, 512), BF16, Path("steps", True, False, False)),
+        ({"mode": "fused_recurrent"}, (1, 64), BF16, Path("steps", True, False, False)),
         (
             {"hidden_size": 2048, "num_heads": 16, "head_dim": 128},
             (2, 4096),
@@ -133,7 +129,7 @@ def test_packed_and_padded_calls_are_not_replayed(seen, shape, kwargs, way):
     [
         ("QUASAR_GRAPHS", "0", Path(HOPPER, False, False, False)),
         ("QUASAR_KEEP_MIB", "0", Path(HOPPER, True, False, True)),
-        ("QUASAR_BACKEND", "torch", Path("steps", True, None, False)),
+        ("QUASAR_BACKEND", "torch", Path("steps", True, False, False)),
         ("QUASAR_BACKEND", "triton", Path("kernels", True, False, True)),
         ("QUASAR_BACKEND", "cuda", Path(CUDA, True, False, True)),
     ],

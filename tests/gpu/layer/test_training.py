@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from fla.ops.quasar.layer import node as layer_node
+from fla.ops.quasar.layer import graphs as layer_graphs
 
 from quasar_kernels.reference import relative_rms
 from tests.gpu.layer.layers import make_layer
@@ -64,7 +64,7 @@ def test_gradients_match_float64_and_reruns_are_equal(monkeypatch, size, B, boun
     layer = make_layer(**SIZES[size])
     x, dy = draw(layer, B, bounds[-1])
     packed = {"cu_seqlens": torch.tensor(bounds, device="cuda")} if len(bounds) > 2 else {}
-    monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
+    monkeypatch.setattr(layer_graphs, "MAX_ELEMENTS", 0)
     found = []
     for limit in ("0", "0", "10000"):  # recomputed twice, then stored
         monkeypatch.setenv("QUASAR_KEEP_MIB", limit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention
-from fla.ops.quasar.layer import replay
+from fla.ops.quasar.layer import graphs as layer_graphs
 
 from benchmarks.models.model import Model, recall_loss
 from benchmarks.models.task import Task, draw
@@ -48,4 +48,4 @@ def test_compiled_layers_are_replayed():
         wanted = [layer(x)[0] for _ in range(3)][-1]
         found = [compiled(x)[0] for _ in range(3)]
     assert all(torch.equal(y, wanted) for y in found)
-    assert len(replay._owners[layer]) == 1
+    assert len(layer_graphs._owners[layer]) == 1

@@ -17,8 +17,7 @@ from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.cuda.scan import slice as cuda_slice
-from fla.ops.quasar.layer.hopper import program as hopper_products
-from fla.ops.quasar.layer.portable import program as portable_products
+from fla.ops.quasar.layer import hopper, portable
 
 from benchmarks.resources import cache as developer_cache
 from quasar_kernels.blocks.wkv6_cuda import launch as wkv6
@@ -184,9 +183,9 @@ GRADIENTS = (
 )
 SLICES = cuda_slice.PROGRAM, ("slice_map", "fold_maps", "enter_states")
 WKV6 = wkv6.PROGRAM, ("wkv6_forward", "wkv6_backward")
-LAYER = hopper_products.PROGRAM, ("pack_weights", "projection", "gated_output")
+LAYER = hopper.PROGRAM, ("pack_weights", "projection", "gated_output")
 PORTABLE_LAYER = (
-    portable_products.PROGRAM,
+    portable.PROGRAM,
     ("pack_weights", "resident_projection", "resident_output"),
 )
 

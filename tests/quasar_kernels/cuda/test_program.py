@@ -14,10 +14,7 @@ from fla.ops.quasar.cuda import program as program_module
 from fla.ops.quasar.cuda.program import CudaProgram, LoadedProgram, Variant, serializer
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.layer import fused
-from fla.ops.quasar.layer.hopper import program as hopper_products
-from fla.ops.quasar.layer.hopper.wide_projection import WideArguments
-from fla.ops.quasar.layer.portable import program as portable_products
+from fla.ops.quasar.layer import hopper, portable, weight_tiles, wide
 
 from quasar_kernels.blocks.wkv6_cuda import launch as wkv6
 from quasar_kernels.contract import OVERLAY
@@ -32,24 +29,24 @@ HOPPER = (9, 0)
     [
         ("cuda/scan/csrc/segments.cuh", "Arguments", cuda_scan.Arguments),
         ("cuda/scan/csrc/backward/gradients.cuh", "GradientArguments", cuda_scan_bwd.Arguments),
-        ("layer/hopper/csrc/pack_weights.cu", "SwizzledMatrix", fused.SwizzledMatrix),
-        ("layer/hopper/csrc/pack_weights.cu", "ConvertedVector", fused.ConvertedVector),
+        ("layer/csrc/pack_weights.cu", "SwizzledMatrix", weight_tiles.SwizzledMatrix),
+        ("layer/csrc/pack_weights.cu", "ConvertedVector", weight_tiles.ConvertedVector),
         (
-            "layer/hopper/csrc/projection.cu",
+            "layer/csrc/hopper/projection.cu",
             "ProjectionArguments",
-            hopper_products.ProjectionArguments,
+            hopper.ProjectionArguments,
         ),
-        ("layer/hopper/csrc/gated_rows.cuh", "OutputArguments", hopper_products.OutputArguments),
-        ("layer/hopper/csrc/wide_projection.cu", "WideArguments", WideArguments),
+        ("layer/csrc/hopper/gated_rows.cuh", "OutputArguments", hopper.OutputArguments),
+        ("layer/csrc/hopper/wide_projection.cu", "WideArguments", wide.WideArguments),
         (
-            "layer/portable/csrc/resident_projection.cu",
+            "layer/csrc/portable/resident_projection.cu",
             "ProjectionArguments",
-            portable_products.ProjectionArguments,
+            portable.ProjectionArguments,
         ),
         (
-            "layer/portable/csrc/resident_output.cu",
+            "layer/csrc/portable/resident_output.cu",
             "OutputArguments",
-            portable_products.OutputArguments,
+            portable.OutputArguments,
         ),
         (wkv6.CSRC / "walk.cuh", "Arguments", wkv6.Arguments),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from fla.ops.quasar.layer.fused import launch_swizzle, serialize_swizzle, taps_layout
+from fla.ops.quasar.layer.weight_tiles import launch_pack, serialize, taps_layout
 
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.tolerances import PROJECTION
@@ -21,7 +21,7 @@ def swizzle_weights(program, layouts, dtype, vectors=()):
     """Return the weight tiles of each layout, converted in one launch with the vectors."""
     sizes = [layout.weight.numel() for layout in layouts]
     memory = layouts[0].weight.new_empty(sum(sizes), dtype=dtype)
-    launch_swizzle(program, serialize_swizzle(layouts, memory, vectors), max(sizes), memory)
+    launch_pack(program, serialize(layouts, memory, vectors), max(sizes), memory)
     return [
         tiles.view(torch.float16) if layout.fp16 else tiles
         for layout, tiles in zip(layouts, memory.split(sizes), strict=True)
@@ -41,7 +41,7 @@ def project(kernels, program, x, wide, narrow, taps, dtype):
     joined = taps_buffer(x)
     layouts = kernels.projection_layouts(*wide, narrow)
     tiles = swizzle_weights(program, layouts, dtype, taps_layout(tuple(taps), joined))
-    return kernels.project(program, x, tiles[0], joined, dtype)
+    return kernels.launch_projection(program, x, tiles[0], joined, dtype)
 
 
 def exact_projection(x, wide, narrow, taps, dtype):
@@ -75,7 +75,7 @@ def output_inputs(R, dtype, outputs=512, device="cpu"):
 def gated_output(kernels, program, o, narrow, gate, bias, norm, out):
     """Run the last stage: the gated norm and the output's product."""
     tiles = swizzle_weights(program, kernels.output_layouts(gate, norm, out), o.dtype)
-    return kernels.gated_output(program, o, narrow, tiles[0], bias, tiles[1], EPS)
+    return kernels.launch_output(program, o, narrow, tiles[0], bias, tiles[1], EPS)
 
 
 def exact_output(*inputs):

@@ -2,7 +2,7 @@
 
 As on a GPU, it reads its inputs at their addresses during the capture, or its copies of them, and
 overwrites its outputs and the tensors of the other graphs, whose memory it shares. So errors in
-`replay.py` show.
+`graphs.py` show.
 """
 
 from __future__ import annotations
@@ -12,22 +12,27 @@ from types import SimpleNamespace
 
 import torch
 from fla.ops.quasar import torch_private
-from fla.ops.quasar.layer import replay
+from fla.ops.quasar.layer import graphs
 
 CAPTURED: list[Graph] = []
 """Every graph since the last `simulate`."""
 
 
-class Graph(replay._Graph):
+class Graph(graphs._Graph):
     """A fake captured call; `replays` counts its replays."""
 
-    def __init__(self, compute, inputs, tensors, copied, moves) -> None:
+    replaying = False
+
+    def __init__(self, operation, settings, inputs, tensors, moves) -> None:
         self.thread, self.replays = threading.current_thread(), 0
-        self.addresses = None if moves else replay._addresses_of(inputs)
+        self.addresses = None if moves else graphs._addresses_of(inputs)
         if moves:
-            inputs = [torch.empty_like(x, dtype=copied(x)) for x in inputs]
+            dtypes = operation.input_dtypes(settings, inputs, tensors)
+            inputs = [
+                torch.empty_like(x, dtype=dtype) for x, dtype in zip(inputs, dtypes, strict=True)
+            ]
         self.copies = inputs if moves else ()
-        self._compute = lambda: compute(*inputs, *tensors)
+        self._compute = lambda: operation.compute(settings, inputs, tensors)
         self.outputs, self.rest = self._compute()
         self.graph = SimpleNamespace(replay=self._replay)
         CAPTURED.append(self)
@@ -39,7 +44,9 @@ class Graph(replay._Graph):
                 for x in (*graph.copies, *graph.outputs, *graph.rest):
                     if x is not None and x.is_floating_point():
                         x.fill_(float("nan"))
+        Graph.replaying = True
         outputs, rest = self._compute()
+        Graph.replaying = False
         for old, new in zip((*self.outputs, *self.rest), (*outputs, *rest), strict=True):
             if old is not None:
                 old.copy_(new)
@@ -48,9 +55,9 @@ class Graph(replay._Graph):
 def simulate(monkeypatch) -> list[Graph]:
     """Let calls on a CPU be replayed, with any dtype; return the list to which graphs are added."""
     CAPTURED.clear()
-    monkeypatch.setattr(replay, "_Graph", Graph)
+    monkeypatch.setattr(graphs, "_Graph", Graph)
     monkeypatch.setattr(
-        replay,
+        graphs,
         "_may_be_replayed",
         lambda x, dtype, most: 0 < x.numel() <= most and not torch.is_grad_enabled(),
     )

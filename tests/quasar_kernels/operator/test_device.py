@@ -11,7 +11,7 @@ from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar, torch_private
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.forward_substitution import quasar_forward_substitution
 from fla.ops.quasar.gate import fused_quasar_gate
-from fla.ops.quasar.layer import replay
+from fla.ops.quasar.layer import graphs
 from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer.kernels import causal_conv_silu, gated_rmsnorm
 
@@ -117,12 +117,12 @@ def test_every_public_function_makes_the_device_current_first(entry):
 
 
 def test_a_graph_belongs_to_one_device(monkeypatch):
-    monkeypatch.setattr(replay, "_PLAIN", {OnGpu, OnFirstGpu})
+    monkeypatch.setattr(graphs, "_PLAIN", {OnGpu, OnFirstGpu})
     monkeypatch.setattr(torch_private, "raw_stream", lambda _: 0)
     x, weight = torch.rand(1, 5, 32), torch.rand(32, 32)
     with torch.no_grad():
         first, second, third = (
-            replay._graph_key([x.as_subclass(kind)], [weight.as_subclass(kind)], torch.bfloat16, ())
+            graphs._graph_key([x.as_subclass(kind)], [weight.as_subclass(kind)], torch.bfloat16, ())
             for kind in (OnGpu, OnFirstGpu, OnGpu)
         )
     assert first == third

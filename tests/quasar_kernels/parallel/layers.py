@@ -34,7 +34,7 @@ class Case(NamedTuple):
     dy: Tensor
     bounds: Sequence[int]
     lengths: Sequence[int]
-    wrapped: str = ""  # ddp, fsdp, checkpoint, compile
+    wrapped: str = ""  # ddp, fsdp, checkpoint, compile, hook
     conv: bool = True
     block: bool = False  # with all mixers
     checkpoint_above: int | None = None  # of the block
@@ -44,7 +44,10 @@ class Case(NamedTuple):
         torch.manual_seed(5)
         if self.block:
             return HybridBlock(WIDTH, HEADS, state=16, checkpoint_above=self.checkpoint_above)
-        return make_layer(self.conv)
+        layer = make_layer(self.conv)
+        if self.wrapped == "hook":
+            layer.v_proj.register_forward_hook(lambda module, args, y: 2 * y)
+        return layer
 
 
 def make_layer(conv: bool = True) -> QuasarAttention:
@@ -109,10 +112,14 @@ def _run(rank: int, case: Case) -> dict[str, Tensor]:
     return {"y": y.detach(), "x": dx / loss_scale, **grads}
 
 
-def run_prefill(rank: int, x: Tensor, lengths: Sequence[int], token: Tensor) -> Tensor | None:
+def run_prefill(
+    rank: int, x: Tensor, lengths: Sequence[int], token: Tensor, hooked: bool = False
+) -> Tensor | None:
     """Return the output for a token after a row, decoded by the last rank from its cache."""
     tokens, context = _slice_of(rank, [0, x.shape[1]], lengths)
     layer = make_layer()
+    if hooked:
+        layer.v_proj.register_forward_hook(lambda module, args, y: 1 * y)
     with torch.no_grad():
         _, _, cache = layer(x[:, tokens], cp_context=context, use_cache=True)
         if rank < len(lengths) - 1:

@@ -61,9 +61,17 @@ def test_with_ddp_fsdp_checkpointing_and_compilation():
     assert_equal(cases, run_ranks(2, run_layers, cases))
 
 
-def test_decoding_continues_from_the_last_rank_s_cache():
+def test_ranks_run_the_hooks_of_projections():
+    bounds = [0, 100], [0, 36, 40, 100]
+    cases = [make_case(LENGTHS[3], each, wrapped="hook") for each in bounds]
+    cases.append(make_case(LENGTHS[3], [0, 100], wrapped="hook", conv=False))
+    assert_equal(cases, run_ranks(3, run_layers, cases))
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_decoding_continues_from_the_last_rank_s_cache(hooked):
     x, token = torch.randn(1, 100, WIDTH), torch.randn(1, 1, WIDTH)
-    y = run_ranks(3, run_prefill, x, LENGTHS[3], token)[-1]
+    y = run_ranks(3, run_prefill, x, LENGTHS[3], token, hooked)[-1]
     with torch.no_grad():
         whole = make_layer()(torch.cat([x, token], 1))[0]
     assert relative_rms(y, whole[:, -1:]) <= LIMIT

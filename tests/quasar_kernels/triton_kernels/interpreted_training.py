@@ -12,8 +12,8 @@ import pytest
 import torch
 from fla.layers.quasar import QuasarAttention
 from fla.ops.quasar.layer import gradients as layer_grads
+from fla.ops.quasar.layer import graphs, paths
 from fla.ops.quasar.layer import kernels as layer_kernels
-from fla.ops.quasar.layer import node as layer_node
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -103,7 +103,7 @@ def assert_same(step, expected):
 @pytest.fixture
 def layer(monkeypatch):
     """Return a layer with all parameters, whose calls use the kernels also on a CPU."""
-    monkeypatch.setattr("fla.layers.quasar.takes", lambda *_: True)
+    monkeypatch.setattr(paths, "supports_kernels", lambda *_: True)
     return QuasarAttention(hidden_size=D, head_dim=S, num_heads=H, conv_bias=True)
 
 
@@ -119,7 +119,7 @@ def layer(monkeypatch):
 def test_the_layer_s_gradients_with_saved_and_recomputed_results(
     monkeypatch, layer, B, bounds, dtype, limit, limits_mib
 ):
-    monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
+    monkeypatch.setattr(graphs, "MAX_ELEMENTS", 0)
     packed = {"cu_seqlens": torch.tensor(bounds)} if len(bounds) > 2 else {}
     x, dy = torch.randn(2, B, bounds[-1], D)
     steps = []
@@ -152,7 +152,7 @@ def test_without_tokens_all_gradients_are_zero(layer, B):
 
 
 def test_an_activation_checkpoint_gives_the_same_gradients(monkeypatch, layer):
-    monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
+    monkeypatch.setattr(graphs, "MAX_ELEMENTS", 0)
     x, dy = torch.randn(2, 1, 6, D)
     plain = step(layer, x, dy)
     run = partial(torch.utils.checkpoint.checkpoint, layer, use_reentrant=False)
@@ -170,7 +170,7 @@ def process_group():
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.filterwarnings("ignore")  # torch warns of hooks on a CPU
 def test_replicated_and_sharded_layers_have_the_same_gradients(monkeypatch, layer):
-    monkeypatch.setattr(layer_node, "MOST_ELEMENTS", 0)
+    monkeypatch.setattr(graphs, "MAX_ELEMENTS", 0)
     x, dy = torch.randn(2, 2, 6, D)
     plain = step(layer, x, dy)
     replicated = step(DistributedDataParallel(copy.deepcopy(layer)), x, dy)
@@ -218,7 +218,7 @@ def test_parameters_and_frozen_ones_may_change_between_replays(layer, monkeypatc
 
 @pytest.mark.parametrize("most", [0, 1 << 23])
 def test_several_backward_passes_of_one_call_are_replayed(layer, monkeypatch, most):
-    monkeypatch.setattr(layer_node, "MOST_ELEMENTS", most)  # 0: results are saved
+    monkeypatch.setattr(graphs, "MAX_ELEMENTS", most)  # 0: results are saved
     x, dy = torch.randn(2, 1, 6, D)
     expected = step(layer, x, dy, torch.float16)["x"]
     captured = simulate(monkeypatch)

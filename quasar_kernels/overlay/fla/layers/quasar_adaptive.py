@@ -19,15 +19,17 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fla.layers.quasar import DECODE_TOKENS, GatedRMSNorm, _compute_dtype, _convolve
 from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.fused_recurrent import run_recurrent
 from fla.ops.quasar.layer.adaptive import AdaptiveWeights, run_adaptive, takes
-from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.call import Call, Weights, compute_dtype
 from fla.ops.quasar.layer.kernels import gated_rmsnorm
+from fla.ops.quasar.layer.library import convolve
 from fla.ops.quasar.layer.operator_inputs import Rotation, operator_inputs
+from fla.ops.quasar.layer.states import DECODE_TOKENS
+from fla.ops.quasar.layer.wrapped import GatedRMSNorm
 from fla.ops.quasar.parameters import MarkedParameters, set_values
 from fla.ops.quasar.switches import requested_backend
 
@@ -187,7 +189,7 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
         if weights is not None:
             backend = requested_backend() if x.is_cuda else "torch"
             shape = self.num_heads, self.head_dim, self.norm_eps
-            call = Call(*shape, _compute_dtype(x), cu_seqlens, backend)
+            call = Call(*shape, compute_dtype(x), cu_seqlens, backend)
             if takes(call, x, weights):
                 y = run_adaptive(call, rotation, x, weights)
         if y is None:
@@ -225,7 +227,7 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
     ) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
         """Return y, and the states after x if `keep`; the projections run as modules."""
         B, T, _ = x.shape
-        H, S, dtype = self.num_heads, self.head_dim, _compute_dtype(x)
+        H, S, dtype = self.num_heads, self.head_dim, compute_dtype(x)
         rows = torch.cat([getattr(self, f"{name}_proj")(x) for name in _PROJECTIONS], dim=-1)
         logits, gate = self.b_proj(x), self.g_proj(x)
         with torch.autocast(x.device.type, enabled=False):
@@ -238,7 +240,7 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
                 elif keep:
                     count = B if cu_seqlens is None else len(cu_seqlens) - 1
                     conv_state = rows.new_zeros(count, 3 * self.key_dim, self.conv_size)
-                qkv, conv_state = _convolve(rows, *self._taps(), cu_seqlens, conv_state, dtype)
+                qkv, conv_state = convolve(rows, *self._taps(), cu_seqlens, conv_state, dtype)
             q, k, v = qkv.reshape(B * T, 3, H, S).unbind(1)
             q, k, step = operator_inputs(
                 q, k, logits.reshape(B * T, H), self.A_log, self.dt_bias, rotation

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fla.ops.quasar.cuda.program import Variant
-from fla.ops.quasar.layer.fused import Vector, WeightLayout, taps_layout
-from fla.ops.quasar.layer.hopper.program import KERNELS, PROGRAM
+from fla.ops.quasar.layer import hopper
+from fla.ops.quasar.layer.weight_tiles import Vector, WeightLayout, taps_layout
 
 from tests.gpu.calls import ON_HOPPER
 from tests.gpu.layer.fused_stages import GatedOutput
@@ -19,12 +19,12 @@ S = 64
 
 
 class TestGatedOutput(GatedOutput):
-    kernels = KERNELS
+    kernels = hopper
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_vectors_are_converted_to_fp32(dtype):
-    program = PROGRAM.load(Variant(torch.cuda.current_device(), torch.bfloat16))
+    program = hopper.PROGRAM.load(Variant(torch.cuda.current_device(), torch.bfloat16))
     taps = [torch.randn(512, 1, 4, device="cuda").to(dtype) for _ in range(3)]
     x = torch.linspace(-30, 30, 999, device="cuda").to(dtype)
     joined, copied, positive = taps_buffer(x), x.float() * 0, x.float() * 0
@@ -71,7 +71,9 @@ def test_swizzled_weight_tiles(dtype):
         WeightLayout(g.bfloat16(), 8, 16, 1.0, scale),
         WeightLayout(g, 32, fp16=True),
     ]
-    weight_tiles = swizzle_weights(PROGRAM.load(Variant(g.device.index, dtype)), layouts, dtype)
+    weight_tiles = swizzle_weights(
+        hopper.PROGRAM.load(Variant(g.device.index, dtype)), layouts, dtype
+    )
     for layout, tiles in zip(layouts, weight_tiles, strict=True):
         matrix = layout.weight.float() * layout.factor
         if layout.scale is not None:

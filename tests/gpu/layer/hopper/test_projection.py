@@ -6,8 +6,8 @@ import logging
 
 import torch
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
-from fla.ops.quasar.layer.fused import FEWEST_TOKENS
-from fla.ops.quasar.layer.hopper.program import KERNELS, PROGRAM
+from fla.ops.quasar.layer import hopper
+from fla.ops.quasar.layer.paths import MIN_TOKENS
 
 from tests.gpu.calls import ON_HOPPER
 from tests.gpu.layer.fused_stages import Projection
@@ -17,16 +17,16 @@ pytestmark = ON_HOPPER
 
 
 class TestProjection(Projection):
-    kernels = KERNELS
+    kernels = hopper
 
 
 def test_after_a_failure_the_library_path_runs_and_one_line_is_logged(layer, monkeypatch, caplog):
     def fail(*_):
         raise CudaUnavailableError("no such luck", "try again")
 
-    monkeypatch.setattr(PROGRAM, "compile", fail)
-    monkeypatch.setattr(PROGRAM, "_entries", {})
-    x = torch.randn(1, FEWEST_TOKENS, 512, device="cuda")
+    monkeypatch.setattr(hopper.PROGRAM, "compile", fail)
+    monkeypatch.setattr(hopper.PROGRAM, "_entries", {})
+    x = torch.randn(1, MIN_TOKENS, 512, device="cuda")
     with caplog.at_level(logging.WARNING, "fla.ops.quasar"), torch.no_grad():
         first, second = call(layer, x), call(layer, x)
     assert torch.isfinite(first).all()

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import Variant
-from fla.ops.quasar.layer import forward as layer_forward
-from fla.ops.quasar.layer.hopper import wide_projection as wide
+from fla.ops.quasar.layer import paths, wide
 
 from quasar_kernels.reference import quasar_chunked, quasar_layer, relative_rms
 from tests.gpu.calls import ON_HOPPER, packed
@@ -99,7 +98,7 @@ def test_results_out_of_range_are_finite(dtype, factor):
 
 @pytest.mark.parametrize("shape", [(1, 3000), (3, 1001)])
 def test_a_layer_and_its_gradients_match_float64(monkeypatch, shape):
-    monkeypatch.setattr(wide, "FEWEST_TILES", 1)
+    monkeypatch.setattr(paths, "MIN_WIDE_TILES", 1)
     layer, x = make_layer(**HEADS), torch.randn(*shape, 512, device="cuda", requires_grad=True)
     y = call(layer, x)
     wide_x = x.detach().double().requires_grad_()
@@ -114,8 +113,8 @@ def test_a_layer_and_its_gradients_match_float64(monkeypatch, shape):
 
 
 def test_packed_sequences_equal_separate_calls(monkeypatch):
-    monkeypatch.setattr(wide, "FEWEST_TILES", 1)
-    monkeypatch.setattr(wide, "FEWEST_TOKENS", 1)
+    monkeypatch.setattr(paths, "MIN_WIDE_TILES", 1)
+    monkeypatch.setattr(paths, "MIN_TOKENS", 1)
     layer, lengths = make_layer(**HEADS), [700, 2, 0, 125, 900]
     x = torch.randn(1, sum(lengths), 512, device="cuda")
     with torch.no_grad():
@@ -138,7 +137,7 @@ def test_after_a_failed_launch_the_library_path_runs(monkeypatch, caplog):
         with caplog.at_level(logging.WARNING, "fla.ops.quasar"):
             y = call(layer, x)
         assert "the fused projections of wide layers are not used: refused" in caplog.text
-        monkeypatch.setattr(layer_forward, "WIDE", layer_forward.LIBRARY)
+        monkeypatch.setattr(paths, "fits_wide", lambda *_: False)
         assert torch.equal(y, call(layer, x))
     assert relative_rms(y, expected.double()) <= 1e-2
 

@@ -6,24 +6,22 @@ import json
 
 import pytest
 import torch
-from fla.ops.quasar.layer import forward as layer_forward
-from fla.ops.quasar.layer.portable import choice
-from fla.ops.quasar.layer.portable.program import KERNELS, PORTABLE
+from fla.ops.quasar.layer import hopper, portable, timed_choice, wide
 from fla.ops.quasar.triton_kernels.autotune import GAIN
 
 from quasar_kernels.reference import relative_rms
-from tests.gpu.calls import ON_CUDA_KERNELS
+from tests.gpu.calls import ON_CUDA_portable
 from tests.gpu.layer.fused_stages import GatedOutput, Projection
 from tests.gpu.layer.layers import call, make_layer
 
-pytestmark = ON_CUDA_KERNELS
+pytestmark = ON_CUDA_portable
 
 
 TWO_GROUPS = ("-DQUASAR_GROUPS=2",)  # of warps in a block, as on GPUs with 99 KB of shared memory
 
 
 class TestProjection(Projection):
-    kernels = KERNELS
+    kernels = portable
 
 
 class TestProjectionOfTwoGroups(TestProjection):
@@ -31,17 +29,24 @@ class TestProjectionOfTwoGroups(TestProjection):
 
 
 class TestGatedOutput(GatedOutput):
-    kernels = KERNELS
+    kernels = portable
 
 
 class TestGatedOutputOfTwoGroups(TestGatedOutput):
     options = TWO_GROUPS
 
 
+@pytest.fixture
+def no_hopper(monkeypatch):
+    """Do not use the kernels for Hopper GPUs."""
+    for kernels in (hopper, wide):
+        monkeypatch.setattr(kernels, "find_program", lambda x, dtype: None)
+
+
+@pytest.mark.usefixtures("no_hopper")
 @pytest.mark.parametrize("tokens", [700, 16_384, 40_077])
 def test_the_layer_agrees_with_the_library_path(monkeypatch, tokens):
     """Compare forward and backward passes; on Hopper, the portable kernels replace its own."""
-    monkeypatch.setattr(layer_forward, "HOPPER", PORTABLE)
     dy = torch.randn(1, tokens, 512, device="cuda")
     results = []
     for backend in ("cuda", "triton"):
@@ -59,12 +64,12 @@ def test_the_layer_agrees_with_the_library_path(monkeypatch, tokens):
     assert not {name: error for name, error in errors.items() if error > limits[name]}
 
 
+@pytest.mark.usefixtures("no_hopper")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_auto_uses_the_stages_that_were_faster(monkeypatch, tmp_path, dtype):
     """As on a GPU without Hopper's instructions, which this one may have."""
-    monkeypatch.setattr(layer_forward, "HOPPER", PORTABLE)
-    monkeypatch.setattr(choice, "is_hopper", lambda x: False)
-    monkeypatch.setattr(choice, "_chosen", {})
+    monkeypatch.setattr(timed_choice, "is_hopper", lambda x: False)
+    monkeypatch.setattr(timed_choice, "_chosen", {})
     monkeypatch.setenv("QUASAR_CACHE_DIR", str(tmp_path))
     layer = make_layer()
     x = torch.randn(1, 20_000, 512, device="cuda")
@@ -81,7 +86,7 @@ def test_auto_uses_the_stages_that_were_faster(monkeypatch, tmp_path, dtype):
     assert 0.01 < fused < 100, times
     assert 0.01 < library < 100, times
     expected = {True: run("cuda")}
-    monkeypatch.setattr(choice, "_chosen", {})
+    monkeypatch.setattr(timed_choice, "_chosen", {})
     monkeypatch.setenv("QUASAR_AUTOTUNE", "0")
     expected[False] = run("auto")
     assert not torch.equal(expected[True], expected[False])

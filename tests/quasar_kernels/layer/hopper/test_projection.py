@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention
-from fla.ops.quasar import torch_private
+from fla.ops.quasar.chunk_torch import chunk_quasar_torch
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import LoadedProgram, Variant
-from fla.ops.quasar.layer import fused
+from fla.ops.quasar.layer import hopper, library, paths
 from fla.ops.quasar.layer.call import Call
-from fla.ops.quasar.layer.hopper import program as hopper
-from fla.ops.quasar.layer.hopper.program import KERNELS, PROGRAM
+from fla.ops.quasar.layer.forward import layer_forward
+from fla.ops.quasar.layer.wrapped import plain_weights
+from fla.ops.quasar.scan import Saved, Scan
 
 
 @pytest.mark.parametrize("multiprocessors", [2, 78, 132])
@@ -41,34 +40,82 @@ def test_the_grid_computes_every_output_of_every_token(tiles, multiprocessors):
         assert rows == 1  # each token is normed once
 
 
-def project(x, kernels=KERNELS):
-    """Run the first stage of a layer for x."""
-    layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
-    call = Call(8, 64, 1e-5, torch.bfloat16, None, "auto")
-    return kernels.stages().project(call, x, layer._weights(), False, True)
+LAYER = {"hidden_size": 512, "head_dim": 64, "num_heads": 8}
+CALL = Call(8, 64, 1e-5, torch.bfloat16, None, "auto")
 
 
 def test_cpu_tensors_are_not_supported():
+    weights = plain_weights(QuasarAttention(**LAYER))
     with torch.no_grad():
-        assert project(torch.randn(1, 512, 512)) is None
+        assert paths.choose(CALL, torch.randn(1, 512, 512), weights) is None
 
 
-def test_kernels_are_not_used_again_after_a_failed_launch(monkeypatch, caplog):
-    variant = Variant(0, torch.bfloat16)
+class Machine:
+    """A GPU whose driver refuses some launches; library products take the place of its kernels."""
 
-    def refuse(*_):
-        raise CudaUnavailableError("cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED", "start again")
+    def __init__(self, monkeypatch, refused):
+        self.refused, self.ran = refused, []
+        variant, entries = Variant(0, torch.bfloat16), {}
+        entries[variant] = LoadedProgram(variant, {}, 132, True)
+        monkeypatch.setattr(hopper.PROGRAM, "_entries", entries)
+        monkeypatch.setattr(hopper, "find_program", lambda *_: hopper.PROGRAM.find_loaded(variant))
+        monkeypatch.setattr(paths, "supports_kernels", lambda *_: True)
+        monkeypatch.setattr(paths, "fits_512", lambda *_: True)
+        monkeypatch.setattr(paths.timed_choice, "portable_is_faster", lambda *_: False)
+        self.project, self.output = library.project, library.output
+        monkeypatch.setattr(hopper, "project", self.launch("project"))
+        monkeypatch.setattr(hopper, "output", self.launch("output"))
 
-    monkeypatch.setattr(fused, "takes", lambda *_: True)
-    monkeypatch.setattr(PROGRAM, "_entries", {})
-    kernels = {"pack_weights": SimpleNamespace(threads=256, launch=refuse)}
-    program = LoadedProgram(variant, kernels, 132, True)
-    monkeypatch.setattr(torch_private, "raw_stream", lambda _: 0)
-    kernels = KERNELS._replace(find=lambda *_: program)
-    assert project(torch.randn(1, 8, 512), kernels) is None
-    (record,) = caplog.records
-    assert record.getMessage() == (
-        "the layer's fused products are not used: cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED; "
-        "remedy: start again"
-    )
-    assert PROGRAM.find(variant).remedy == "start again"
+    def launch(self, stage):
+        def run(program, *args):
+            self.ran.append(stage)
+            if stage == self.refused:
+                raise CudaUnavailableError(
+                    "cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED", "start again"
+                )
+            return getattr(self, stage)(program, *args)
+
+        return run
+
+
+class Rank:
+    """A rank's slice, whose exchange happens once for each call."""
+
+    def __init__(self, operator):
+        self.operator, self.exchanges = operator, 0
+
+    def replace_first_tokens(self, *args):
+        pass
+
+    def forward(self, inputs, backend):
+        self.exchanges += 1
+        return self.operator(inputs, backend=backend)
+
+
+@pytest.mark.parametrize("stage", ["project", "output"])
+def test_after_a_failed_launch_the_library_continues_without_another_exchange(
+    monkeypatch, caplog, stage
+):
+    def by_torch(inputs, backend):
+        o, _ = chunk_quasar_torch(*inputs[:3], inputs.steps.values)
+        return Scan(o, None, Saved(inputs, None, None, None))
+
+    monkeypatch.setattr("fla.ops.quasar.layer.forward.scan_forward", by_torch)
+    weights, x = plain_weights(QuasarAttention(**LAYER)), torch.randn(1, 8, 512)
+    with torch.no_grad():
+        Machine(monkeypatch, refused=None)
+        wanted = layer_forward(CALL, x, weights).y
+        machine, rank = Machine(monkeypatch, stage), Rank(by_torch)
+        found = [layer_forward(CALL, x, weights, rank=rank).y for _ in range(2)]
+        assert all(torch.equal(y, wanted) for y in found)
+        assert rank.exchanges == 2
+        assert machine.ran == {"project": ["project"], "output": ["project", "output"]}[stage]
+        (record,) = caplog.records
+        assert record.getMessage() == (
+            "the layer's fused products are not used: cuLaunchKernel: CUDA_ERROR_LAUNCH_FAILED; "
+            "remedy: start again"
+        )
+        assert hopper.PROGRAM.find(Variant(0, torch.bfloat16)).remedy == "start again"
+        Machine(monkeypatch, stage)
+        with pytest.raises(CudaUnavailableError, match="LAUNCH_FAILED"):
+            layer_forward(CALL._replace(backend="cuda"), x, weights)

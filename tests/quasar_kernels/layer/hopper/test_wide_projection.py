@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention
+from fla.ops.quasar.layer import paths, wide
 from fla.ops.quasar.layer.call import Call
-from fla.ops.quasar.layer.hopper import wide_projection as wide
+from fla.ops.quasar.layer.wrapped import plain_weights
 
 BF16 = torch.bfloat16
 CALL = Call(16, 64, 1e-5, BF16, None, "auto")
@@ -14,7 +15,10 @@ CALL = Call(16, 64, 1e-5, BF16, None, "auto")
 
 @pytest.fixture(autouse=True)
 def on_hopper(monkeypatch):
-    monkeypatch.setattr(wide, "is_hopper", lambda x: True)
+    monkeypatch.setattr(wide, "find_program", lambda x, dtype: "program")
+    monkeypatch.setattr(paths.hopper, "find_program", lambda x, dtype: None)
+    monkeypatch.setattr(paths, "supports_kernels", lambda *_: True)
+    monkeypatch.setattr(paths.timed_choice, "portable_is_faster", lambda *_: False)
     with torch.no_grad():
         yield
 
@@ -22,6 +26,14 @@ def on_hopper(monkeypatch):
 def make_layer(**options):
     with torch.device("meta"):
         return QuasarAttention(**{"hidden_size": 1024, "head_dim": 64, "num_heads": 16} | options)
+
+
+def chosen(call, x, layer):
+    """Return whether the kernel computes a call, and the products for its backward pass."""
+    weights = plain_weights(layer)
+    found = {f(call, x, weights).kernels is wide for f in (paths.choose, paths.choose_products)}
+    (same,) = found
+    return same
 
 
 @pytest.mark.parametrize(
@@ -42,13 +54,13 @@ def test_supported_calls(options, tokens, dtype, backend, supported):
     layer = make_layer(**options)
     x = torch.empty(1, tokens, layer.hidden_size, device="meta")
     call = Call(layer.num_heads, layer.head_dim, 1e-5, dtype, None, backend)
-    assert wide.takes(call, x, layer._weights()) is supported
+    assert chosen(call, x, layer) is supported
 
 
 @pytest.mark.parametrize(("shape", "supported"), [((4, 1000), True), ((10, 500), False)])
 def test_sequences_must_be_long_enough(shape, supported):
     x = torch.empty(*shape, 1024, device="meta")
-    assert wide.takes(CALL, x, make_layer()._weights()) is supported
+    assert chosen(CALL, x, make_layer()) is supported
 
 
 def test_inputs_that_a_tensor_map_cannot_describe_are_not_supported():
@@ -62,9 +74,9 @@ def test_inputs_that_a_tensor_map_cannot_describe_are_not_supported():
         (memory.view(1, 3001, 1024)[:, :3000], True),
     )
     for number, (x, supported) in enumerate(inputs):
-        assert wide.takes(CALL, x, make_layer()._weights()) is supported, number
+        assert chosen(CALL, x, make_layer()) is supported, number
 
 
 def test_other_gpus_are_not_supported(monkeypatch):
     monkeypatch.undo()
-    assert not wide.takes(CALL, torch.empty(1, 3000, 1024), make_layer()._weights())
+    assert wide.find_program(torch.empty(1, 3000, 1024), BF16) is None

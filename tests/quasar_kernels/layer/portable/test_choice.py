@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
-from fla.ops.quasar.layer.call import Activations, Stages
-from fla.ops.quasar.layer.portable import choice
-from fla.ops.quasar.scan import ScanInputs, StepSizes
+from fla.ops.quasar.layer import timed_choice as choice
+from fla.ops.quasar.layer.call import Projected
 from fla.ops.quasar.triton_kernels.autotune import Gpu
 
 X = torch.zeros(1, 1, 512)
 
 
-def stages(factor: float) -> Stages:
-    """Stages whose results are those of a product times `factor`."""
+def kernels(factor: float) -> SimpleNamespace:
+    """Kernels whose results are those of a product times `factor`."""
 
-    def project(call, x, weights, keep, output):
-        qkv = (torch.nn.functional.linear(x, weights.q) * factor).view(1, -1, 8, 64)
-        return Activations(ScanInputs(qkv, qkv, qkv, StepSizes.of(weights.beta_log)), x[0], ())
+    def project(program, call, x, weights, save, output):
+        qkv = torch.nn.functional.linear(x, weights.q) * factor
+        return Projected(qkv, weights.beta_log, x[0], ())
 
-    return Stages(project, lambda call, tensors: tensors.o * factor)
+    return SimpleNamespace(
+        project=project,
+        output=lambda program, call, o, p, shape: o * factor,
+        find_program=lambda x, dtype: "program",
+    )
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def machine(monkeypatch, tmp_path):
     """A GPU without Hopper's instructions, an empty cache; `.times` are what timing returns."""
 
     class Machine:
-        fused, library, folder = stages(1), stages(1.001), tmp_path / "cache"
+        fused, library, folder = kernels(1), kernels(1.001), tmp_path / "cache"
         times = {"fused": 1.0, "library": 2.0}  # noqa: RUF012
         measured = 0
         capturing = False
@@ -38,7 +42,8 @@ def machine(monkeypatch, tmp_path):
 
         def choose(self):
             monkeypatch.setattr(choice, "_chosen", {})  # as in a new process
-            return choice.fused_is_faster(self.fused, X, torch.bfloat16)
+            monkeypatch.setattr(choice, "portable", self.fused)
+            return choice.portable_is_faster(X, torch.bfloat16)
 
     def milliseconds(run, which):
         machine.measured += 1
@@ -47,7 +52,7 @@ def machine(monkeypatch, tmp_path):
     machine = Machine()
     monkeypatch.setenv("QUASAR_CACHE_DIR", str(machine.folder))
     monkeypatch.setattr(choice, "TOKENS", 8)
-    monkeypatch.setattr(choice, "LIBRARY", machine.library)
+    monkeypatch.setattr(choice, "library", machine.library)
     monkeypatch.setattr(choice, "is_hopper", lambda x: False)
     monkeypatch.setattr(choice, "_milliseconds", milliseconds)
     monkeypatch.setattr(Gpu, "of", classmethod(lambda cls, device: Gpu("NVIDIA X", "8.0")))
@@ -77,14 +82,14 @@ def test_fused_stages_need_a_clear_gain_and_are_timed_once(machine, caplog, fuse
 
 @pytest.mark.parametrize("factor", [1.1, float("nan")])
 def test_kernels_with_other_results_are_not_used(machine, caplog, factor):
-    machine.fused = stages(factor)
+    machine.fused = kernels(factor)
     assert machine.choose() is False
     assert "differ by" in caplog.text
     assert not list(machine.folder.glob("*.json"))
 
 
 def test_kernels_that_cannot_run_are_not_used(machine, caplog):
-    machine.fused = Stages(lambda *_: None, lambda *_: None)
+    machine.fused.find_program = lambda x, dtype: None
     assert machine.choose() is False
     assert "cannot run on this GPU" in caplog.text
 
@@ -104,4 +109,4 @@ def test_nothing_is_measured(machine, monkeypatch, without):
     assert machine.measured == 0
     if without == "capture":  # a later call may choose
         machine.capturing = False
-        assert choice.fused_is_faster(machine.fused, X, torch.bfloat16) is True
+        assert choice.portable_is_faster(X, torch.bfloat16) is True

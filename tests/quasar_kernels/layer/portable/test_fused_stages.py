@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention
-from fla.ops.quasar.layer import fused
+from fla.ops.quasar.layer import portable
 from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.first_tokens import project_rows
-from fla.ops.quasar.layer.portable import program as portable
+from fla.ops.quasar.layer.wrapped import plain_weights
 
 from quasar_kernels.reference import quasar_layer, quasar_recurrence, relative_rms
 from tests.quasar_kernels.cuda.emulated.programs import EMULATED
@@ -69,7 +69,7 @@ def load(programs, dtype, blocks, late, groups):
 def test_the_projection_matches_float64(programs, tokens, blocks, late, groups, dtype):
     program = load(programs, dtype, blocks, late, groups)
     x, parts = torch.randn(tokens, 512), projection_weights()
-    found = project(portable.KERNELS, program, x, *parts, dtype)
+    found = project(portable, program, x, *parts, dtype)
     check_projection(found, exact_projection(x, *parts, dtype), dtype)
 
 
@@ -77,7 +77,7 @@ def test_the_projection_matches_float64(programs, tokens, blocks, late, groups, 
 def test_the_gated_output_matches_float64(programs, tokens, blocks, late, groups, dtype):
     program = load(programs, dtype, blocks, late, groups)
     o, narrow, *rest = output_inputs(tokens, dtype, outputs=384)
-    y = gated_output(portable.KERNELS, program, o, apart(narrow), *rest)
+    y = gated_output(portable, program, o, apart(narrow), *rest)
     assert y.shape == (tokens, 384)
     assert relative_rms(y, exact_output(o, narrow, *rest)) <= GATED_OUTPUT[dtype]
 
@@ -104,9 +104,7 @@ def test_the_stages_around_the_operator_give_the_layer(
     programs, monkeypatch, rows, tokens, bounds, dtype
 ):
     program = load(programs, BF16, 2, late=True, groups=1)
-    monkeypatch.setattr(fused, "takes", lambda *_: True)
-    found = portable.KERNELS._replace(find=lambda *_: program).stages()
-    monkeypatch.setattr(fused, "replace_first_tokens", replace_first_tokens)
+    monkeypatch.setattr(portable, "replace_first_tokens", replace_first_tokens)
     layer = QuasarAttention(hidden_size=512, head_dim=64, num_heads=8)
     x, ends = torch.randn(rows, tokens, 512).to(dtype), bounds and torch.tensor(bounds)
     call = Call(8, 64, layer.norm_eps, BF16, ends, "cuda")
@@ -116,12 +114,11 @@ def test_the_stages_around_the_operator_give_the_layer(
         return [part.unsqueeze(0) for part in t.flatten(0, 1).split(lengths) if len(part)]
 
     with torch.no_grad():
-        tensors = found.project(call, x, layer._weights(), False, True)
-        q, k, v, steps, *_ = tensors.scan
+        p = portable.project(program, call, x, plain_weights(layer), False, True)
+        q, k, v = p.qkv.view(rows, tokens, 3, 8, 64).unbind(2)
         each = zip(sequences(q), sequences(k), sequences(v), strict=True)
-        o = [quasar_recurrence(*one, steps.values)[0][0] for one in each]
-        tensors.o = torch.cat(o).bfloat16()
-        y = found.output(call, tensors)
+        o = [quasar_recurrence(*one, p.beta)[0][0] for one in each]
+        y = portable.output(program, call, torch.cat(o).bfloat16(), p, x.shape).flatten(0, 1)
         expected = [
             quasar_layer(layer.state_dict(), one.float(), num_heads=8, head_dim=64)[0]
             for one in sequences(x)

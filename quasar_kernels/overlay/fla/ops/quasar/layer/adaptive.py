@@ -14,17 +14,16 @@ import torch.nn.functional as F
 
 from fla.ops.quasar import switches, torch_private
 from fla.ops.quasar.backend import MAX_HEAD_DIM, prepare_training, scan_backward, scan_forward
-from fla.ops.quasar.cuda.program import Variant
 from fla.ops.quasar.cuda.scan.forward import READ_STEP
 from fla.ops.quasar.device import WithoutAutocast, on_its_device, once_differentiable
+from fla.ops.quasar.layer import paths, wide
+from fla.ops.quasar.layer.autograd import SAVED_MIB
 from fla.ops.quasar.layer.call import Call, Weights
 from fla.ops.quasar.layer.first_tokens import replace_first_tokens
 from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
-from fla.ops.quasar.layer.hopper import wide_projection
 from fla.ops.quasar.layer.kernels import CONV_TAPS, launch_conv_silu
-from fla.ops.quasar.layer.library import positions, project
-from fla.ops.quasar.layer.node import KEPT_MIB
+from fla.ops.quasar.layer.library import multiply, positions
 from fla.ops.quasar.layer.operator_inputs import (
     Rotation,
     launch_operator_inputs,
@@ -60,7 +59,7 @@ def saves_results(call: Call, x: torch.Tensor) -> bool:
     """Return whether the results that a call saves need at most QUASAR_KEEP_MIB."""
     tokens, width = x.numel() // max(1, x.shape[-1]), call.heads * call.head_dim
     token = 2 * (x.shape[-1] + 7 * width + call.head_dim + call.heads) + 12 * call.heads
-    return tokens * token <= switches.keep_mib(KEPT_MIB) << 20
+    return tokens * token <= switches.keep_mib(SAVED_MIB) << 20
 
 
 def takes(call: Call, x: torch.Tensor, weights: AdaptiveWeights) -> bool:
@@ -102,19 +101,16 @@ def _project(
     channels, S = 3 * call.heads * call.head_dim, call.head_dim
     bounds, count = call.cu_seqlens, call.sequences(x)
     taps, shift = weights.joined_taps()
-    program = None
-    if wide_projection.takes(call, x, weights):
-        program = wide_projection.PROGRAM.find_loaded(Variant(x.device.index, call.dtype))
+    program = paths.choose_products(call, x, weights).program
     if program is not None:
-        wide = taps.float().contiguous()
-        qkv, narrow, products = wide_projection.project_wide(
-            program, rows, product[: channels + S], wide, True
+        first = product[: channels + S]
+        qkv, narrow, products = wide.project_wide(
+            program, rows, first, taps.float().contiguous(), True
         )
         if count > 1:
-            bounds = None if bounds is None else bounds.to(x.device)
             replace_first_tokens(rows, weights, bounds, count, qkv)
         return qkv, products, narrow, unrounded(rows, product[channels + S :])[:, : call.heads]
-    mixed = project(rows, product)
+    mixed = multiply(rows, product)
     products, narrow, logits = mixed[:, : channels + S + call.heads].split(
         [channels, S, call.heads], dim=-1
     )

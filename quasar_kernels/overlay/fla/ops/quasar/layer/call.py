@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from fla.ops.quasar.scan import Scan, ScanInputs
+from fla.ops.quasar.scan import Scan
 from fla.ops.quasar.switches import Backend
 
 
@@ -21,6 +20,7 @@ class Call(NamedTuple):
     dtype: torch.dtype  # of the matrix products
     cu_seqlens: torch.Tensor | None  # [N + 1] bounds of sequences packed in one row
     backend: Backend  # QUASAR_BACKEND's value; `torch` for CPU tensors
+    recurrent: bool = False  # whether the operator processes one token after the other
 
     def sequences(self, x: torch.Tensor) -> int:
         """Return the number of sequences in the input x `[B, T, hidden]`."""
@@ -61,39 +61,41 @@ class Weights(NamedTuple):
 
 
 @dataclass(slots=True)
-class Activations:
-    """Tensors between the stages, for R tokens of H heads of S channels.
+class Projected:
+    """The results of a call's first stage, for R tokens of H heads of S channels."""
 
-    A tensor is set to None after its last use: for a million tokens each takes gigabytes.
-    """
-
-    scan: ScanInputs | None  # of the operator
+    qkv: torch.Tensor | None  # [R, 3 H S], the operator's q, k and v; None after the operator
+    beta: torch.Tensor  # [H] fp32, softplus(beta_log)
     narrow: torch.Tensor  # [R, S], the output gate's narrow half
-    output_weights: tuple[torch.Tensor, ...]  # in the layout of the same `Stages`
-    rows: torch.Tensor | None = None  # [R, hidden], x in the products' dtype, if kept
-    products: torch.Tensor | None = None  # [R, 3 H S + S], x W: q, k, v and narrow, if kept
-    o: Any = None  # [R, H, S], the operator's output; None before the operator has run
+    output_weights: tuple[torch.Tensor, ...]  # as the same module's `output` reads them
+    rows: torch.Tensor | None = None  # [R, hidden], x in the products' dtype, if saved
+    products: torch.Tensor | None = None  # [R, 3 H S + S], x W: q, k, v and narrow, if saved
 
 
-class Stages(NamedTuple):
-    """An implementation of the layer's stages before and after its operator."""
-
-    project: Callable[[Call, torch.Tensor, Weights, bool, bool], Activations | None]
-    """Computes everything before the operator; `keep` and `output` are those of `layer_forward`.
-
-    Returns None for an unsupported call and after a failed launch."""
-    output: Callable[[Call, Activations], torch.Tensor | None]
-    """Computes y `[R, hidden]` from `o`, `narrow` and `output_weights`, or returns None."""
-
-
-class LayerResults(NamedTuple):
+class Results(NamedTuple):
     """The layer's output, and its intermediate results; None for those not requested."""
 
     y: Any  # [B, T, hidden]
-    rows: torch.Tensor | None = None  # as in `Activations`
+    rows: torch.Tensor | None = None  # as in `Projected`
     products: torch.Tensor | None = None
     narrow: torch.Tensor | None = None
     operator: Scan | None = None
+
+
+class States(NamedTuple):
+    """The states of N sequences before or after a call; None is zero, or not requested."""
+
+    conv: torch.Tensor | None = None  # [N, 3 H S, taps], the convolutions' last inputs
+    operator: torch.Tensor | None = None  # [N, H, S, S] fp32 (fp64 for fp64 inputs)
+
+
+NO_STATES = States()
+
+
+def compute_dtype(x: torch.Tensor) -> torch.dtype:
+    """Return the dtype of the matrix products: autocast's if it is on, otherwise x's."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -172,13 +172,14 @@ def replace_first_tokens(
         x: `[R, hidden]`, all sequences, one after the other; contiguous, on a GPU.
         weights: the layer's, contiguous, with convolutions of four taps without a bias; hidden and
             H S are multiples of 64.
-        bounds: `[N + 1]`, the sequences' bounds in x, integers on x's device; a sequence may be
-            empty. None for sequences of equal length.
+        bounds: `[N + 1]`, the sequences' bounds in x, integers; a sequence may be empty. None for
+            sequences of equal length.
         count: N.
         qkv: `[R, 3 H S]`, contiguous, in the products' dtype.
     """
     (R, D), C = x.shape, weights.q.shape[0]
     block = FEW if count < 16 * FEW else MANY
+    bounds = None if bounds is None else bounds.to(x.device)
     _first_tokens(
         (-(-count // block), 3 * C // CHANNELS, 1),
         (

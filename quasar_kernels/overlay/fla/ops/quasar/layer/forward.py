@@ -1,28 +1,28 @@
-"""The layer's forward pass on a GPU without cached states, with the results for a backward pass.
+"""The layer's forward pass without cached states, with the results for a backward pass.
 
 q, k, v = silu(causal_conv(x W))        o = operator(q, k, v, softplus(beta_log))
 y = (rmsnorm(o per head) * sigmoid(x W_g0 W_g1 + b)) W_o
 
-The pass has three steps. The first and the last have several implementations, each a `Stages`.
+paths.py chooses the kernels before and after the operator.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fla.ops.quasar.backend import MAX_HEAD_DIM, scan_forward
-from fla.ops.quasar.device import WithoutAutocast
-from fla.ops.quasar.layer.call import Activations, Call, LayerResults, Stages, Weights
-from fla.ops.quasar.layer.hopper import program as hopper
-from fla.ops.quasar.layer.hopper.program import HOPPER
-from fla.ops.quasar.layer.hopper.wide_projection import WIDE
-from fla.ops.quasar.layer.kernels import CONV_TAPS
-from fla.ops.quasar.layer.library import LIBRARY
-from fla.ops.quasar.layer.portable import program as portable
-from fla.ops.quasar.layer.portable.program import PORTABLE
-from fla.ops.quasar.layer.replay import MOST_ELEMENTS, Tensors, replayed
+from fla.ops.quasar import torch_private
+from fla.ops.quasar.backend import scan_forward
+from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
+from fla.ops.quasar.layer import graphs, hopper, library, paths, portable
+from fla.ops.quasar.layer.call import Call, Projected, Results, Weights
+from fla.ops.quasar.layer.graphs import Inputs, Operation, Tensors, replayed
+from fla.ops.quasar.layer.products import concatenate_weights
+from fla.ops.quasar.scan import Scan, ScanInputs, StepSizes
+
+if TYPE_CHECKING:
+    from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed
 
 APART = 1 << 13
 """Tokens from which the last kernel is launched after the graph instead of in it.
@@ -30,54 +30,26 @@ APART = 1 << 13
 In the graph it would write to the graph's memory, and copying y from there would take longer."""
 
 
-def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
-    """Return whether the kernels support a call with these weights."""
-    taps = weights.q_taps
-    return (
-        x.is_cuda
-        and call.dtype != torch.float64
-        and call.head_dim <= MAX_HEAD_DIM
-        and taps is not None
-        and taps.shape[-1] == CONV_TAPS
-        and call.backend != "torch"
-    )
-
-
-def copied_as(call: Call, x: torch.Tensor, weights: Weights) -> torch.dtype:
-    """Return the dtype of a graph's copy of x: the one that the call's first kernel reads."""
-    fused = (
-        kernels.find_program(call, x, weights) for kernels in (hopper.KERNELS, portable.KERNELS)
-    )
-    return x.dtype if any(fused) else call.dtype
-
-
-def run_layer(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> torch.Tensor:
+def run(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> torch.Tensor:
     """Compute the layer; it records nothing for autograd. Short calls are replayed as CUDA graphs.
 
     Args:
-        call: one that the kernels support (`takes`).
+        call: the settings.
         owner: the object whose lifetime bounds that of the graphs.
         x: `[B, T, hidden]`.
         weights: the layer's.
     """
-    if x.numel() > MOST_ELEMENTS:
+    if x.numel() > graphs.MAX_ELEMENTS:
         return layer_forward(call, x, weights).y
-
-    def compute(x: torch.Tensor, *tensors: Any) -> tuple[Tensors, Tensors]:
-        return _begin(call, x, Weights(*tensors))
-
-    def finish(*rest: torch.Tensor) -> torch.Tensor | None:  # outside of the graph
-        return _finish(call, x, weights, rest) if rest else None
-
-    def copied(x: torch.Tensor) -> torch.dtype:
-        return copied_as(call, x, weights)
-
     # the host cuts packed sequences into segments, which a graph cannot replay
     owner = owner if call.cu_seqlens is None else None
-    y, last = replayed(
-        owner, compute, (x,), weights, call.dtype, call, finish=finish, copied=copied
-    )
-    return y[0] if y else last
+    outputs, last = replayed(owner, FORWARD, call, (x,), weights, call.dtype)
+    return outputs[0] if outputs else last
+
+
+def is_short(call: Call, x: torch.Tensor) -> bool:
+    """Return whether a call may be replayed as a CUDA graph (graphs.py)."""
+    return call.cu_seqlens is None and call.dtype.itemsize == 2 and x.numel() <= graphs.MAX_ELEMENTS
 
 
 def layer_forward(
@@ -85,94 +57,107 @@ def layer_forward(
     x: torch.Tensor,
     weights: Weights,
     *,
-    keep: bool = False,
+    save: bool = False,
     output: bool = True,
-    across: Any = None,
-) -> LayerResults:
+    rank: RankSlice | None = None,
+) -> Results:
     """Compute the layer; it records nothing for autograd.
 
     Args:
-        call, x, weights: as in `run_layer`.
-        keep: whether to return the intermediate results.
-        output: whether to compute y. Without y, `products` are not kept either, so that the
+        call, x, weights: as in `run`.
+        save: whether to return the intermediate results.
+        output: whether to compute y. Without y, `products` are not saved either, so that the
             operator's results can use their memory; a backward pass computes them again.
-        across: the layer's `parallel.Neighbours` if x is one rank's slice of a sequence.
+        rank: x is this rank's slice of a sequence, and its halo is gathered.
     """
-    for stages in (HOPPER, WIDE, PORTABLE):
-        results = _run(stages, call, x, weights, keep, output, across)
-        if results is not None:
-            return results
-    return _run(LIBRARY, call, x, weights, keep, output, across)  # LIBRARY supports every call
-
-
-def _run(
-    stages: Stages,
-    call: Call,
-    x: torch.Tensor,
-    weights: Weights,
-    keep: bool,
-    output: bool,
-    across: Any,
-) -> Any:
-    """Return `layer_forward`'s results by these stages, or None if they do not support the call."""
-    with WithoutAutocast(x.device.type):
-        partial = _through_operator(stages, call, x, weights, keep, output, across)
-        if partial is None:
-            return None
-        results, tensors = partial
+    with torch_private.no_autocast():
+        path, p, operator = through_operator(call, x, weights, save, output, rank)
+        if path is None or p is None or operator is None:
+            return Results(library.layer_with_states(call, x, weights)[0])
+        saved = (p.rows, p.products, p.narrow, operator) if save else ()
+        o = operator.o.flatten(0, 1)
+        del operator  # its inputs take gigabytes for a million tokens
         if not output:
-            return results
-        y = stages.output(call, tensors)
-        return None if y is None else results._replace(y=y.view(x.shape))
+            return Results(None, *saved)
+        try:
+            y = path.kernels.output(path.program, call, o, p, x.shape)
+        except CudaUnavailableError as error:
+            path.failed(error, call)
+            # not the whole call again: on a rank, the others would not take part in its exchange
+            _, *others = concatenate_weights(weights, call.dtype)
+            p.output_weights = library.output_weights(weights, others)
+            y = library.output(None, call, o, p, x.shape)
+    return Results(y, *saved)
 
 
-def _through_operator(
-    stages: Stages,
+def through_operator(
     call: Call,
     x: torch.Tensor,
     weights: Weights,
-    keep: bool,
+    save: bool,
     output: bool,
-    across: Any = None,
-) -> tuple[LayerResults, Activations] | None:
-    """Compute everything before the output stage; return the kept results and its inputs."""
-    tensors = stages.project(call, x, weights, keep, output)
-    if tensors is None or tensors.scan is None:
-        return None
-    if across is None:
-        operator = scan_forward(tensors.scan, backend=call.backend)
-    else:
-        across.correct(call, x, weights, tensors.scan)
-        operator = across.forward(tensors.scan, call.backend)
-    tensors.scan, tensors.o = None, operator.o.flatten(0, 1)
-    results = LayerResults(None)
-    if keep:
-        results = LayerResults(None, tensors.rows, tensors.products, tensors.narrow, operator)
-    return results, tensors
+    rank: RankSlice | None = None,
+) -> tuple[paths.Path | None, Projected | None, Scan | None]:
+    """Compute everything before the output stage; all results are None if no kernels do."""
+    while True:
+        path = paths.choose(call, x, weights)
+        if path is None:
+            return None, None, None
+        try:
+            p = path.kernels.project(path.program, call, x, weights, save, output)
+            break
+        except CudaUnavailableError as error:
+            path.failed(error, call)  # `choose` then returns others
+    q, k, v = p.qkv.view(*x.shape[:2], 3, call.heads, call.head_dim).unbind(2)
+    p.qkv = None
+    inputs = ScanInputs(q, k, v, StepSizes(p.beta, False), cu_seqlens=call.cu_seqlens)
+    if rank is None:
+        return path, p, scan_forward(inputs, backend=call.backend)
+    rank.replace_first_tokens(call, x, weights, inputs)
+    return path, p, rank.forward(inputs, call.backend)
 
 
-def _begin(call: Call, x: torch.Tensor, weights: Weights) -> tuple[Tensors, Tensors]:
+def _compute(call: Call, inputs: Inputs, tensors: Tensors) -> tuple[Tensors, Tensors]:
     """Compute the layer, except Hopper's last kernel in a long call.
 
     Returns:
-        The output and an empty tuple, or an empty list and the arguments of `_finish`.
+        The output and an empty tuple, or an empty list and what `_finish` reads.
     """
+    x, weights = inputs[0], Weights(*tensors)
     if x.shape[1] >= APART:
-        with WithoutAutocast(x.device.type):
-            partial = _through_operator(HOPPER, call, x, weights, keep=False, output=True)
-        if partial is not None:
-            tensors = partial[1]
-            return [], (tensors.o, tensors.narrow, *tensors.output_weights)
+        with torch_private.no_autocast():
+            path = paths.choose(call, x, weights)
+            if path is not None and path.kernels is hopper:
+                path, p, operator = through_operator(call, x, weights, False, True)
+                if path is not None and path.kernels is hopper and p and operator:
+                    return [], (operator.o.flatten(0, 1), p.narrow, *p.output_weights)
     return [layer_forward(call, x, weights).y], ()
 
 
-def _finish(
-    call: Call, x: torch.Tensor, weights: Weights, rest: tuple[torch.Tensor, ...]
-) -> torch.Tensor | None:
-    """Return the layer's output from the second result of `_begin` for the same call."""
-    o, narrow, *output_weights = rest
-    y = HOPPER.output(call, Activations(None, narrow, tuple(output_weights), o=o))
-    return layer_forward(call, x, weights).y if y is None else y.view(x.shape)
+def _finish(call: Call, inputs: Inputs, tensors: Tensors, rest: Tensors) -> Any:
+    """Return the layer's output from the second result of `_compute` for the same call."""
+    x, (o, narrow, *output_weights) = inputs[0], rest
+    program = hopper.find_program(x, call.dtype)
+    p: Any = Projected(None, None, narrow, tuple(output_weights))
+    if program is not None:
+        try:
+            return hopper.output(program, call, o, p, x.shape)
+        except CudaUnavailableError as error:
+            paths.Path(hopper, program).failed(error, call)
+    return layer_forward(call, x, Weights(*tensors)).y
+
+
+def input_dtype(call: Call, x: torch.Tensor, weights: Weights) -> torch.dtype:
+    """Return the dtype of a graph's copy of x: the one that the call's first kernel reads."""
+    path = paths.choose(call, x, weights)
+    return x.dtype if path is not None and path.kernels in (hopper, portable) else call.dtype
+
+
+def _input_dtypes(call: Call, inputs: Inputs, tensors: Tensors) -> list[torch.dtype]:
+    return [input_dtype(call, inputs[0], Weights(*tensors))]
+
+
+FORWARD = Operation(_compute, _finish, _input_dtypes)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

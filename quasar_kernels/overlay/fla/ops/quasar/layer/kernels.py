@@ -7,8 +7,6 @@ block, so that there is never an fp32 copy of a whole sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 import triton
@@ -301,33 +299,6 @@ class GatedRMSNormFunction(torch.autograd.Function):
         return dx, dgate, dweight.to(weight.dtype), None
 
 
-class RecomputeFunction(torch.autograd.Function):
-    """Runs a function without autograd; the backward pass runs it again with autograd."""
-
-    @staticmethod
-    def forward(ctx, function, *tensors):
-        ctx.function = function
-        ctx.save_for_backward(*tensors)
-        return function(*tensors)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dy):
-        leaves = [
-            None if x is None else x.detach().requires_grad_(needed)
-            for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=True)
-        ]
-        needed = [x for x in leaves if x is not None and x.requires_grad]
-        with torch.enable_grad(), torch.autocast(dy.device.type, enabled=False):
-            # without tokens, the output may not depend on all inputs
-            gradients = iter(
-                torch.autograd.grad(ctx.function(*leaves), needed, dy, materialize_grads=True)
-            )
-        return None, *(
-            next(gradients) if x is not None and x.requires_grad else None for x in leaves
-        )
-
-
 @on_its_device
 def causal_conv_silu(
     x: torch.Tensor,
@@ -372,16 +343,6 @@ def gated_rmsnorm(
     if not torch.is_grad_enabled():
         return _gated_rmsnorm_forward(x, gate, weight, eps)
     return GatedRMSNormFunction.apply(x, gate, weight, eps)
-
-
-def recomputed(
-    function: Callable[..., torch.Tensor], *tensors: torch.Tensor | None
-) -> torch.Tensor:
-    """Call `function(*tensors)`; save only the tensors for the backward pass, which calls it again.
-
-    Other tensors that `function` uses must not need gradients.
-    """
-    return RecomputeFunction.apply(function, *tensors)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

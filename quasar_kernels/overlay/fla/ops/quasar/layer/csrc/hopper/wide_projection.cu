@@ -31,7 +31,7 @@ constexpr int WIDE_THREADS = 128 * (CONSUMERS + 1);
 constexpr int WIDE_RESULT_THREADS = 128 * CONSUMERS + EPILOGUE_THREADS;
 constexpr int WIDE_FULL = 1, WIDE_FREE = 2;  // barriers of the result
 
-// Mirrored by wide_projection.py.
+// Mirrored by wide.py.
 struct WideArguments {
   const float* taps;   // [channels, 4]
   void *qkv, *narrow;  // [tokens, channels], [tokens, narrow_width]

@@ -19,7 +19,7 @@ constexpr int PRODUCTS = CHANNELS / PIECE_CHANNELS;
 constexpr int CYCLE = PRODUCTS + 1;  // one more for `narrow`
 constexpr int TAPS = 4, BEFORE = TAPS - 1;
 
-// mirrored by program.py
+// mirrored by portable.py
 struct ProjectionArguments {
   const float *x, *taps;     // [T, 512]; [4, 1536], halved
   const char* weight_tiles;  // 8 of 128 rows for each 128 channels, and 8 of 64 rows for `narrow`

@@ -21,7 +21,7 @@ constexpr int HELD_HEADS = HEADS / 2, SHARED_HEADS = (HEADS - HELD_HEADS) / GROU
 constexpr int GATE_PIECES = SHARED_HEADS + HELD_HEADS;
 constexpr Scalar OPERAND = Scalar::fp16;  // of the last product
 
-// mirrored by program.py
+// mirrored by portable.py
 struct OutputArguments {
   const char *o, *narrow, *gate_weights, *out_weights;
   const float* bias;     // [WIDTH]

@@ -11,16 +11,17 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
 from fla.ops.quasar import switches
 from fla.ops.quasar.cache import cache_folder, write_whole
 from fla.ops.quasar.cuda.program import CAPABILITY
-from fla.ops.quasar.layer.call import Call, Stages, Weights
-from fla.ops.quasar.layer.fused import HEAD_DIM, HIDDEN, TAPS, WIDTH
-from fla.ops.quasar.layer.hopper.program import is_hopper
-from fla.ops.quasar.layer.library import LIBRARY
+from fla.ops.quasar.layer import library, portable
+from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.hopper import is_hopper
+from fla.ops.quasar.layer.weight_tiles import HEAD_DIM, HEADS, HIDDEN, TAPS, WIDTH
 from fla.ops.quasar.triton_kernels.autotune import (
     GAIN,
     TOLERANCE,
@@ -38,14 +39,13 @@ _chosen: dict[tuple[int, torch.dtype], bool] = {}
 _choosing = threading.Lock()
 
 
-def fused_is_faster(fused: Stages, x: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Return whether `fused` is faster than library.py; later calls read a dict.
+def portable_is_faster(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether portable.py is faster than library.py; later calls read a dict.
 
     It returns False without a measurement on GPUs before compute capability 8.0, on Hopper, whose
     own kernels are faster than both, with QUASAR_AUTOTUNE=0, and while a CUDA graph is captured.
 
     Args:
-        fused: the portable kernels as stages.
         x: a tensor on the current CUDA device.
         dtype: of the products, bf16 or fp16.
     """
@@ -53,11 +53,11 @@ def fused_is_faster(fused: Stages, x: torch.Tensor, dtype: torch.dtype) -> bool:
     if key not in _chosen and not torch.cuda.is_current_stream_capturing():
         with _choosing:
             if key not in _chosen:
-                _chosen[key] = _choose(fused, x, dtype)
+                _chosen[key] = _choose(x, dtype)
     return _chosen.get(key, False)
 
 
-def _choose(fused: Stages, x: torch.Tensor, dtype: torch.dtype) -> bool:
+def _choose(x: torch.Tensor, dtype: torch.dtype) -> bool:
     old = torch.cuda.get_device_capability(x.device) < CAPABILITY
     if old or is_hopper(x) or not switches.autotune():
         return False
@@ -68,7 +68,7 @@ def _choose(fused: Stages, x: torch.Tensor, dtype: torch.dtype) -> bool:
         times = _read(path)
         if times is None:
             try:
-                times = _measure(fused, x.device, dtype)
+                times = _measure(x.device, dtype)
             except Exception:
                 # for example out of memory; library products may still fit
                 _log.warning(
@@ -101,41 +101,37 @@ def _read(path: Path) -> tuple[float, float] | None:
         return None
 
 
-def _measure(fused: Stages, device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """Return the median milliseconds of the fused stages and of the library's, without operator.
+def _measure(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """Return the median milliseconds of the portable kernels and of the library, without operator.
 
     Raises:
-        RuntimeError: the fused kernels cannot run here, or their results differ.
+        RuntimeError: the portable kernels cannot run here, or their results differ.
     """
     call, x, weights, o = _example(device, dtype)
+    program = portable.find_program(x, dtype)
+    if program is None:
+        raise RuntimeError("the portable kernels cannot run on this GPU")
 
-    def run(stages: Stages) -> list[torch.Tensor]:
-        tensors = stages.project(call, x, weights, False, True)
-        if tensors is None or tensors.scan is None:
-            raise RuntimeError("the fused kernels cannot run on this GPU")
-        q, k, v = tensors.scan[:3]
-        tensors.scan, tensors.o = None, o
-        y = stages.output(call, tensors)
-        if y is None:
-            raise RuntimeError("the fused kernels cannot run on this GPU")
-        return [q, k, v, y]
+    def run(kernels: ModuleType) -> tuple[torch.Tensor, torch.Tensor]:
+        p = kernels.project(program, call, x, weights, False, True)
+        return p.qkv, kernels.output(program, call, o, p, x.shape)
 
-    for found, expected in zip(run(fused), run(LIBRARY), strict=True):
+    for found, expected in zip(run(portable), run(library), strict=True):
         error = (found.float() - expected.float()).norm() / expected.float().norm()
         if not error <= 2 * TOLERANCE[dtype]:  # also NaN
             raise RuntimeError(f"fused and library results differ by {error:.1e}, relative RMS")
-    times = [(_milliseconds(run, fused), _milliseconds(run, LIBRARY)) for _ in range(_ROUNDS)]
+    times = [(_milliseconds(run, portable), _milliseconds(run, library)) for _ in range(_ROUNDS)]
     fused_ms, library_ms = (sorted(each)[_ROUNDS // 2] for each in zip(*times, strict=True))
     return fused_ms, library_ms
 
 
-def _milliseconds(run: Callable[[Stages], object], stages: Stages) -> float:
+def _milliseconds(run: Callable[[ModuleType], object], kernels: ModuleType) -> float:
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     # The GPU computes this until all kernels are launched, so the host's time is not measured.
     busy = torch.ones(_BUSY, _BUSY, device="cuda")
     torch.mm(busy, busy)
     start.record()
-    run(stages)
+    run(kernels)
     stop.record()
     stop.synchronize()
     return start.elapsed_time(stop)
@@ -151,17 +147,16 @@ def _example(
         fan_in = shape[-1]
         return torch.randn(shape, device=device, generator=generator) / fan_in**0.5
 
-    heads = WIDTH // HEAD_DIM
     weights = Weights(
         *(noise(WIDTH, HIDDEN) for _ in range(3)),
         *(noise(HEAD_DIM, HIDDEN), noise(WIDTH, HEAD_DIM), noise(WIDTH)),
         *(noise(WIDTH, 1, TAPS) for _ in range(3)),
         *(None, None, None),
-        *(noise(heads), noise(HEAD_DIM), noise(HIDDEN, WIDTH)),
+        *(noise(HEADS), noise(HEAD_DIM), noise(HIDDEN, WIDTH)),
     )
     x = noise(1, TOKENS, HIDDEN) * HIDDEN**0.5
-    o = noise(TOKENS, heads, HEAD_DIM).to(dtype)
-    return Call(heads, HEAD_DIM, 1e-5, dtype, None, "cuda"), x, weights, o
+    o = noise(TOKENS, HEADS, HEAD_DIM).to(dtype)
+    return Call(HEADS, HEAD_DIM, 1e-5, dtype, None, "cuda"), x, weights, o
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -1,8 +1,8 @@
 """The projections, convolution and SiLU of a layer of any width in one kernel on Hopper.
 
-A library product and a separate convolution write the products to memory and read them again. This
-kernel (csrc/wide_projection.cu) keeps them on chip. On an H200 the layer's forward pass takes a
-sixth less time at 2,048 channels and an eighth less at 1,024. The output stage is library.py's.
+A library product and a separate convolution write the products to memory and read them again. The
+kernel csrc/hopper/wide_projection.cu keeps them on chip. On an H200 the layer's forward pass takes
+a sixth less time at 2,048 channels and an eighth less at 1,024. The output stage is library.py's.
 """
 
 from __future__ import annotations
@@ -25,22 +25,19 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
-from fla.ops.quasar.layer.call import Activations, Call, Stages, Weights
+from fla.ops.quasar.layer.call import Call, Projected, Weights
 from fla.ops.quasar.layer.first_tokens import replace_first_tokens
-from fla.ops.quasar.layer.fused import FEWEST_TOKENS
-from fla.ops.quasar.layer.hopper.program import CSRC, is_hopper
-from fla.ops.quasar.layer.library import LIBRARY, activations
+from fla.ops.quasar.layer.hopper import is_hopper
+from fla.ops.quasar.layer.library import output, output_weights
 from fla.ops.quasar.layer.products import concatenate_weights
+from fla.ops.quasar.layer.weight_tiles import CSRC
+
+__all__ = ["find_program", "output", "project"]  # as each module that paths.py chooses
 
 COLUMNS = 256
 """Channels of a tile; q, k and v together must have a multiple of this."""
 TOKENS = 125
 """Tokens of a tile; its other three rows are the tokens before them."""
-FEWEST_TILES = 264
-"""Least tiles with which the kernel is used: two for each SM of an H200. On an H100 the forward
-pass with 264 tiles is as fast as with a library product (2,048 channels) or 10% faster (768 and
-1,024 channels); with 180 tiles it is 3% slower or 10% faster."""
-
 _ROWS = 128  # of a tensor map's box, which has 64 inputs
 _CLUSTER = 2  # blocks, each with its own tokens
 
@@ -57,31 +54,16 @@ class WideArguments(ctypes.Structure):
 
 PROGRAM = CudaProgram(
     "wide_projection",
-    [CSRC / "wide_projection.cu"],
+    [CSRC / "hopper" / "wide_projection.cu"],
     {"wide_projection_{}": WideArguments},
     "the fused projections of wide layers are not used: %s",
 )
 _serialize = serializer(WideArguments)
 
 
-def takes(call: Call, x: torch.Tensor, weights: Weights) -> bool:
-    """Return whether the kernel supports a call and is probably faster than a library product."""
-    if not x.is_contiguous() or x.data_ptr() % 16:  # for the tensor map
-        return False
-    if call.dtype.itemsize != 2 or call.backend not in ("auto", "cuda") or not is_hopper(x):
-        return False
-    hidden, channels = x.shape[-1], 3 * call.heads * call.head_dim
-    tokens = x.numel() // max(1, hidden)
-    if tokens < FEWEST_TOKENS * max(1, call.sequences(x)):
-        return False
-    return (
-        hidden % 64 == channels % COLUMNS == 0
-        and call.head_dim in (64, 128)
-        and weights.q_shift is None
-        and -(-tokens // TOKENS) * (channels // COLUMNS) >= FEWEST_TILES
-        and all(w is None or w.is_contiguous() for w in weights)
-        and not torch.is_grad_enabled()
-    )
+def find_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
+    """Return the kernel for products in `dtype` on x's device, or None if it is not used."""
+    return PROGRAM.find_loaded(Variant(x.device.index, dtype)) if is_hopper(x) else None
 
 
 @functools.lru_cache(256)
@@ -138,71 +120,30 @@ def project_wide(
     return qkv, narrow, products
 
 
-def _project(
-    call: Call, x: torch.Tensor, weights: Weights, keep: bool, output: bool
-) -> Activations | None:
-    if not takes(call, x, weights):
-        return None
-    program = PROGRAM.find_loaded(Variant(x.device.index, call.dtype))
-    if program is None:
-        return None
-    return PROGRAM.attempt(call.backend, program, _launch, call, x, weights, keep, output)
-
-
-def _launch(
+def project(
+    program: LoadedProgram,
     call: Call,
     x: torch.Tensor,
     weights: Weights,
-    keep: bool,
+    save: bool,
     output: bool,
-    *,
-    program: LoadedProgram,
-) -> Activations:
-    B, T, D = x.shape
+) -> Projected:
+    """Compute everything before the operator; `save` and `output` are those of `layer_forward`.
+
+    Raises:
+        CudaUnavailableError: the driver refused the launch.
+    """
     projections, *others = concatenate_weights(weights, call.dtype)
-    rows = x.reshape(B * T, D).to(call.dtype)
+    rows = x.reshape(-1, x.shape[-1]).to(call.dtype)
     taps, _ = weights.joined_taps()
     qkv, narrow, products = project_wide(
-        program, rows, projections, taps.float().contiguous(), keep and output
+        program, rows, projections, taps.float().contiguous(), save and output
     )
-    count, bounds = call.sequences(x), call.cu_seqlens
-    if count > 1:
-        bounds = None if bounds is None else bounds.to(x.device)
-        replace_first_tokens(rows, weights, bounds, count, qkv)
-    return activations(call, weights, others, qkv, narrow, rows if keep else None, products, B)
-
-
-def recompute_products(
-    call: Call,
-    x: torch.Tensor,
-    weights: Weights,
-    rows: torch.Tensor,
-    projections: torch.Tensor,
-) -> torch.Tensor | None:
-    """Return the products of q, k and v, bit for bit those that the forward pass can save.
-
-    Args:
-        call, x, weights: the layer's call.
-        rows: x in the products' dtype, `[R, hidden]`.
-        projections: the first result of `concatenate_weights`.
-
-    Returns:
-        `[R, 3 H S]`, or None if the kernel does not compute the call.
-    """
-    if not takes(call, x, weights):
-        return None
-    program = PROGRAM.find_loaded(Variant(x.device.index, call.dtype))
-    if program is None:
-        return None
-
-    def project_rows(*, program: LoadedProgram) -> torch.Tensor | None:
-        taps = weights.joined_taps()[0].float().contiguous()
-        return project_wide(program, rows, projections, taps, keep=True)[2]
-
-    return PROGRAM.attempt(call.backend, program, project_rows)
-
-
-WIDE = Stages(_project, LIBRARY.output)
+    if (count := call.sequences(x)) > 1:
+        replace_first_tokens(rows, weights, call.cu_seqlens, count, qkv)
+    beta = torch.nn.functional.softplus(weights.beta_log.float())
+    last = output_weights(weights, others)
+    return Projected(qkv, beta, narrow, last, rows if save else None, products)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

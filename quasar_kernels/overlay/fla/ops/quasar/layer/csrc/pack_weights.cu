@@ -22,7 +22,7 @@
 // 16-byte piece of a matrix. Unused matrices have no rows, unused vectors no elements. No shared
 // memory.
 
-#include "../../../cuda/csrc/fragments.cuh"
+#include "../../cuda/csrc/fragments.cuh"
 
 namespace quasar::layer {
 
@@ -32,7 +32,7 @@ constexpr int TILE_ROWS = 128, PIECE = 8;  // of a weight tile; elements of a pi
 enum class Source : int { fp32, bf16, fp16 };
 
 // A matrix W. Its elements are multiplied by factor, and by scale[input % S] unless scale is null.
-// Mirrored by fused.py.
+// Mirrored by weight_tiles.py.
 struct SwizzledMatrix {
   const void *from, *scale;
   void* weight_tiles;
@@ -43,7 +43,7 @@ struct SwizzledMatrix {
 };
 
 // A smaller parameter, which is converted to fp32 and multiplied by factor. Element i is written to
-// index i % inner * stride + i / inner. Mirrored by fused.py.
+// index i % inner * stride + i / inner. Mirrored by weight_tiles.py.
 struct ConvertedVector {
   const void* from;
   float* to;

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from fla.layers.quasar import QuasarCache
-from fla.ops.quasar.layer import replay
+from fla.ops.quasar.layer import graphs as layer_graphs
 
 from quasar_kernels.reference import quasar_layer, relative_rms
 from tests.gpu.layer.layers import call, graphs, make_layer, moved, swapped
@@ -60,11 +60,11 @@ def test_replays_equal_launches_bitwise(monkeypatch, shape):
 def test_long_inputs_and_inputs_of_changing_lengths_are_launched():
     layer = make_layer()
     for _ in range(3):
-        call(layer, fresh(1, replay.MOST_ELEMENTS // 512 + 1))
-    for length in range(1, 3 * replay.MAX_GRAPHS):
+        call(layer, fresh(1, layer_graphs.MAX_ELEMENTS // 512 + 1))
+    for length in range(1, 3 * layer_graphs.MAX_GRAPHS):
         call(layer, fresh(1, length))
     assert not graphs(layer)
-    assert len(replay._owners[layer]) == replay.MAX_GRAPHS
+    assert len(layer_graphs._owners[layer]) == layer_graphs.MAX_GRAPHS
 
 
 def step(layer):
@@ -163,16 +163,21 @@ def test_a_thread_s_first_call_is_launched(caplog):
 def test_a_call_whose_capture_fails_is_launched(layer, caplog):
     calls = []
 
-    def waiting(x, weight):
-        calls.append(x)
+    def waiting(settings, inputs, tensors):
+        calls.append(inputs[0])
         torch.cuda.synchronize()  # a capture forbids it
-        return [x.bfloat16() * weight], ()
+        return [inputs[0].bfloat16() * tensors[0]], ()
+
+    def dtypes(settings, inputs, tensors):
+        return [torch.bfloat16]
+
+    operation = layer_graphs.Operation(waiting, lambda *_: None, dtypes)
 
     weight = torch.ones(1, device="cuda", dtype=torch.bfloat16)
     for n in range(1, 4):
         x = fresh()
         with torch.no_grad():
-            (y,), _ = replay.replayed(layer, waiting, (x,), (weight,), torch.bfloat16, ("waiting",))
+            (y,), _ = layer_graphs.replayed(layer, operation, (), (x,), (weight,), torch.bfloat16)
         assert torch.equal(y, x.bfloat16())
         assert len(caplog.records) == (n > 1)
     assert len(calls) == 4  # one of them was the capture
@@ -247,7 +252,7 @@ def test_the_caller_can_capture_a_call(layer):
 
 def test_graphs_are_deleted_with_their_layer():
     gc.collect()
-    before = len(replay._owners)
+    before = len(layer_graphs._owners)
     for _ in range(2):  # the second time, the memory of the first graphs is free
         layer = make_layer()
         for _ in range(3):
@@ -256,4 +261,4 @@ def test_graphs_are_deleted_with_their_layer():
         assert len(graphs(layer)) == 1
         del layer
         gc.collect()
-        assert len(replay._owners) == before
+        assert len(layer_graphs._owners) == before

@@ -38,7 +38,7 @@ constexpr int EPILOGUE = CONSUMERS, PRODUCER = CONSUMERS + 1;  // indices of the
 constexpr int FULL = 3, FREE = 5;  // barriers of consumer 0's result; those of consumer 1's follow
 constexpr int ZEROED = 7;          // barrier of the epilogue warpgroup
 
-// Mirrored by program.py.
+// Mirrored by hopper.py.
 struct ProjectionArguments {
   const float *x, *taps;     // [T, 512]; [4, 1536], halved
   const void* weight_tiles;  // 8 of 128 rows for each product, and 8 of 64 rows for `narrow`

@@ -13,7 +13,7 @@ constexpr int GATE_WEIGHT_TILES = HEADS / 2;         // a weight tile holds two 
 constexpr int WEIGHT_STAGES = 9, CHUNKS = 4;         // the most that fits in shared memory
 constexpr int ROWS_BYTES = TILE_TOKENS * ROW_BYTES;  // of a chunk
 
-// Arguments of the gated output; mirrored by program.py.
+// Arguments of the gated output; mirrored by hopper.py.
 struct OutputArguments {
   const void *o, *narrow, *gate_weights, *out_weights;
   const float* bias;     // [WIDTH]

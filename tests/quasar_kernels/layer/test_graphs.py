@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fla.ops.quasar import torch_private
-from fla.ops.quasar.layer import replay
+from fla.ops.quasar.layer import graphs
 
 from tests.quasar_kernels.layer.simulated_graph import Graph, simulate
 
@@ -20,23 +20,34 @@ class Owner:
 @pytest.fixture(autouse=True)
 def captured(monkeypatch):
     """Simulate graphs, without autograd; return the list of captured graphs."""
+    LAUNCHED.clear()
     with torch.no_grad():
         yield simulate(monkeypatch)
 
 
-def call(owner, launched, size=1, x=None, tensors=(), **kwargs):
-    """Return x + 1, or zeros + 1; `launched` receives the thread of each call that is no replay."""
-    is_replay = False  # a graph calls `compute` again at each replay
+def operation(compute, finish=None):
+    """Return an operation of functions that need no settings; copies have the inputs' dtypes."""
+    return graphs.Operation(
+        lambda settings, inputs, tensors: compute(*inputs, *tensors),
+        lambda settings, inputs, tensors, rest: finish(*rest),
+        lambda settings, inputs, tensors: [x.dtype for x in inputs],
+    )
 
-    def compute(x, *tensors):
-        nonlocal is_replay
-        if not is_replay:
-            launched.append(threading.current_thread())
-        is_replay = True
-        return [sum(tensors, x) + 1], ()
 
+def add(x, *tensors):
+    """Return the sum of all plus 1; record the threads of calls that are no replay."""
+    if not Graph.replaying:
+        LAUNCHED.append(threading.current_thread())
+    return [sum(tensors, x) + 1], ()
+
+
+ADD, LAUNCHED = operation(add), []
+
+
+def call(owner, size=1, x=None, tensors=(), **kwargs):
+    """Return x + 1, or zeros + 1."""
     x = torch.zeros(size) if x is None else x
-    outputs, _ = replay.replayed(owner, compute, (x,), tensors, torch.float32, (), **kwargs)
+    outputs, _ = graphs.replayed(owner, ADD, (), (x,), tensors, torch.float32, **kwargs)
     return outputs[0]
 
 
@@ -54,21 +65,21 @@ def call_in_thread(*args):
 
 
 def test_a_thread_s_second_call_is_captured(captured):
-    owner, launched = Owner(), []
-    call(owner, launched)
+    owner, launched = Owner(), LAUNCHED
+    call(owner)
     # one after the other, so that their ids are reused
-    threads = [call_in_thread(owner, launched) for _ in range(3)]
+    threads = [call_in_thread(owner) for _ in range(3)]
     assert launched == [threading.current_thread(), *threads]
     for _ in range(3):
-        assert call(owner, launched) == 1
+        assert call(owner) == 1
     assert {graph.thread for graph in captured} == {threading.current_thread()}
 
 
 def test_threads_share_graphs(captured):
-    owner, launched, x = Owner(), [], torch.zeros(1)
+    owner, launched, x = Owner(), LAUNCHED, torch.zeros(1)
     for _ in range(2):
-        call(owner, launched, x=x)
-    call_in_thread(owner, launched, 1, x)
+        call(owner, x=x)
+    call_in_thread(owner, 1, x)
     assert len(launched) == 2
     assert [graph.replays for graph in captured] == [2]
 
@@ -76,28 +87,28 @@ def test_threads_share_graphs(captured):
 def test_a_graph_reads_its_input_without_a_copy_until_the_address_changes(captured):
     owner, x = Owner(), torch.zeros(3)
     for n in range(4):
-        assert torch.equal(call(owner, [], x=x.fill_(n)), torch.full((3,), n + 1.0))
+        assert torch.equal(call(owner, x=x.fill_(n)), torch.full((3,), n + 1.0))
     assert [graph.copies for graph in captured] == [()]
     others = [torch.full((3,), float(n)) for n in range(5)]
     for n, other in enumerate(others):  # launched, captured with a copy, and replayed
-        assert torch.equal(call(owner, [], x=other), torch.full((3,), n + 1.0))
+        assert torch.equal(call(owner, x=other), torch.full((3,), n + 1.0))
     assert [len(graph.copies) for graph in captured] == [0, 1]
     assert [graph.replays for graph in captured] == [3, 4]
-    assert torch.equal(call(owner, [], x=x.fill_(9)), torch.full((3,), 10.0))
+    assert torch.equal(call(owner, x=x.fill_(9)), torch.full((3,), 10.0))
     assert captured[1].replays == 5
 
 
 def test_inputs_whose_addresses_differ_from_the_start_are_copied_at_once(captured):
     owner, inputs = Owner(), [torch.full((3,), float(n)) for n in range(4)]
     for n, x in enumerate(inputs):
-        assert torch.equal(call(owner, [], x=x), torch.full((3,), n + 1.0))
+        assert torch.equal(call(owner, x=x), torch.full((3,), n + 1.0))
     assert [len(graph.copies) for graph in captured] == [1]
 
 
 def test_other_strides_at_one_address_count_as_another_address(captured):
     owner, x = Owner(), torch.arange(9.0).view(3, 3)
     for view in (x, x, x.t(), x.t(), x):
-        assert torch.equal(call(owner, [], x=view), view + 1)
+        assert torch.equal(call(owner, x=view), view + 1)
     assert [len(graph.copies) for graph in captured] == [0, 1]
 
 
@@ -106,16 +117,16 @@ def test_tensors_with_other_addresses_dtypes_or_strides_need_another_graph(captu
     for changed in (weight, weight.t(), weight.clone(), weight.view(torch.int32)):
         for _ in range(2):
             x = torch.zeros(2, 2)
-            assert torch.equal(call(owner, [], x=x, tensors=(changed,)), x + changed + 1)
+            assert torch.equal(call(owner, x=x, tensors=(changed,)), x + changed + 1)
     assert len(captured) == 4
     weight.fill_(5)  # a graph does not depend on values
-    assert torch.equal(call(owner, [], x=x, tensors=(weight,)), x + 6)
+    assert torch.equal(call(owner, x=x, tensors=(weight,)), x + 6)
     assert len(captured) == 4
 
 
 def test_a_replay_does_not_overwrite_earlier_outputs():
     owner = Owner()
-    outputs = [call(owner, [], x=torch.full((3,), float(n))) for n in range(6)]
+    outputs = [call(owner, x=torch.full((3,), float(n))) for n in range(6)]
     for n, y in enumerate(outputs):
         assert torch.equal(y, torch.full((3,), n + 1.0))
     assert len({y.data_ptr() for y in outputs}) == 6
@@ -127,19 +138,20 @@ def test_finish_reads_the_rest_before_it_is_overwritten(captured):
     def compute(x):
         return [x + 1, None, x + 2], (x * x,)
 
+    both = operation(compute, torch.neg)
     for n in range(5):
         x = (torch.full((3,), float(n)),)
-        results.append(replay.replayed(owner, compute, x, (), torch.float32, (), finish=torch.neg))
+        results.append(graphs.replayed(owner, both, (), x, (), torch.float32))
     assert captured[0].replays == 4
     for n, ((one, none, two), square) in enumerate(results):
         assert [one[0], none, two[0], square[0]] == [n + 1, None, n + 2, -n * n]
 
 
 def test_long_inputs_and_calls_without_an_owner_are_launched(captured):
-    launched, owner = [], Owner()
+    launched, owner = LAUNCHED, Owner()
     for _ in range(3):
-        call(owner, launched, 5, most=4)
-        call(None, launched, 4, most=4)
+        call(owner, 5, most=4)
+        call(None, 4, most=4)
     assert len(launched) == 6
     assert not captured
 
@@ -153,9 +165,9 @@ def test_a_failed_capture_is_logged_once_and_resets_the_generator(monkeypatch, c
         raise RuntimeError("not permitted while a stream is captured")
 
     monkeypatch.setattr(Graph, "__init__", fails)
-    owner, launched = Owner(), []
+    owner, launched = Owner(), LAUNCHED
     for _ in range(4):
-        assert call(owner, launched) == 1
+        assert call(owner) == 1
     assert len(launched) == 4
     assert states == ["clone"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -163,9 +175,9 @@ def test_a_failed_capture_is_logged_once_and_resets_the_generator(monkeypatch, c
 
 def test_an_owner_has_a_limited_number_of_graphs():
     owner = Owner()
-    for size in range(1, 3 * replay.MAX_GRAPHS):
-        call(owner, [], size)
-    assert len(replay._owners[owner]) == replay.MAX_GRAPHS
+    for size in range(1, 3 * graphs.MAX_GRAPHS):
+        call(owner, size)
+    assert len(graphs._owners[owner]) == graphs.MAX_GRAPHS
 
 
 def test_tensors_without_ownership_have_the_same_address_and_layout():
@@ -178,8 +190,8 @@ def test_tensors_without_ownership_have_the_same_address_and_layout():
 
 def test_with_other_allocators_calls_are_launched(captured, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
-    owner, launched = Owner(), []
+    owner, launched = Owner(), LAUNCHED
     for _ in range(4):
-        assert call(owner, launched) == 1
+        assert call(owner) == 1
     assert len(launched) == 4
     assert not captured

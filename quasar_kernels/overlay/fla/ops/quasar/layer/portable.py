@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from pathlib import Path
 
 import torch
 
@@ -27,17 +26,19 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
-from fla.ops.quasar.layer.fused import (
+from fla.ops.quasar.layer.call import Call, Projected, Weights
+from fla.ops.quasar.layer.first_tokens import replace_first_tokens
+from fla.ops.quasar.layer.weight_tiles import (
+    CSRC,
     HEAD_DIM,
     HIDDEN,
     PACK_WEIGHTS,
     TAPS,
     WIDTH,
-    FusedKernels,
-    SwizzleArguments,
+    PackArguments,
     WeightLayout,
+    pack,
 )
-from fla.ops.quasar.layer.portable.choice import fused_is_faster
 
 TOKENS = 128
 """Tokens that a block holds at a time."""
@@ -71,12 +72,12 @@ class OutputArguments(ctypes.Structure):
     ]
 
 
-_CSRC = Path(__file__).with_name("csrc")
+_CSRC = CSRC / "portable"
 PROGRAM = CudaProgram(
     "portable_products",
     [PACK_WEIGHTS, _CSRC / "resident_projection.cu", _CSRC / "resident_output.cu"],
     {
-        "pack_weights_{}": SwizzleArguments,
+        "pack_weights_{}": PackArguments,
         "resident_projection_{}": ProjectionArguments,
         "resident_output_{}": OutputArguments,
     },
@@ -91,7 +92,7 @@ def _is_capable(device: int) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= CAPABILITY
 
 
-def portable_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
+def find_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None if they are not used.
 
     They are not used on GPUs before compute capability 8.0. If they cannot be compiled, they are
@@ -105,7 +106,7 @@ def portable_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | Non
 def projection_layouts(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, narrow: torch.Tensor
 ) -> tuple[WeightLayout, ...]:
-    """Return the layouts of `project`'s weights, in order.
+    """Return the layouts of `launch_projection`'s weights, in order.
 
     Args:
         q, k, v: `[512, 512]`.
@@ -117,7 +118,7 @@ def projection_layouts(
 def output_layouts(
     gate_weight: torch.Tensor, norm_weight: torch.Tensor, out_weight: torch.Tensor
 ) -> tuple[WeightLayout, WeightLayout]:
-    """Return the layouts of `gated_output`'s weights: the gate's, then the output's.
+    """Return the layouts of `launch_output`'s weights: the gate's, then the output's.
 
     Args:
         gate_weight: `[512, 64]`.
@@ -173,14 +174,14 @@ def output_grid(tokens: int, products: int, most: int, groups: int) -> tuple[int
     return -(-tiles // steps(rows)), rows, steps(rows)
 
 
-def project(
+def launch_projection(
     program: LoadedProgram,
     x: torch.Tensor,
     weight_tiles: torch.Tensor,
     taps: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the same as `hopper.program.project`.
+    """Compute the same as `hopper.launch_projection`.
 
     The weight tiles are of this module's `projection_layouts`.
 
@@ -204,7 +205,7 @@ def project(
     return qkv, narrow
 
 
-def gated_output(
+def launch_output(
     program: LoadedProgram,
     o: torch.Tensor,
     narrow: torch.Tensor,
@@ -212,8 +213,9 @@ def gated_output(
     gate_bias: torch.Tensor,
     out_weights: torch.Tensor,
     eps: float,
+    shape: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
-    """Compute the same as `hopper.program.gated_output`.
+    """Compute the same as `hopper.launch_output`.
 
     The weight tiles are of this module's `output_layouts`.
 
@@ -221,7 +223,7 @@ def gated_output(
         CudaUnavailableError: the driver refused the launch.
     """
     R, outputs = o.shape[0], out_weights.numel() // HIDDEN
-    y = o.new_empty(R, outputs)
+    y = o.new_empty((R, outputs) if shape is None else shape)
     if R:
         blocks, rows, steps = output_grid(
             R, outputs // CHANNELS, *_slots(program, "resident_output")
@@ -247,16 +249,46 @@ def _launch(
     program.kernels[name].launch(grid, (ctypes.c_char_p * 1)(arguments), stream)
 
 
-KERNELS = FusedKernels(
-    program=PROGRAM,
-    find=portable_program,
-    projection_layouts=projection_layouts,
-    project=project,
-    output_layouts=output_layouts,
-    gated_output=gated_output,
-    is_preferred=fused_is_faster,
-)
-PORTABLE = KERNELS.stages()
+def layouts(weights: Weights) -> tuple[WeightLayout, ...]:
+    """Return the layouts of all weights, for `pack`."""
+    q, k, v, narrow = weights[:4]
+    return (
+        *projection_layouts(q, k, v, narrow),
+        *output_layouts(weights.wide, weights.norm, weights.out),
+    )
+
+
+def project(
+    program: LoadedProgram,
+    call: Call,
+    x: torch.Tensor,
+    weights: Weights,
+    save: bool,
+    output: bool,
+) -> Projected:
+    """Compute everything before the operator, as `hopper.project`.
+
+    Raises:
+        CudaUnavailableError: the driver refused a launch.
+    """
+    rows = x.view(-1, HIDDEN).float()
+    packed = pack(program, layouts, weights, rows, call.dtype)
+    qkv, narrow = launch_projection(program, rows, packed.projections, packed.taps, call.dtype)
+    if (count := call.sequences(x)) > 1:
+        replace_first_tokens(rows, weights, call.cu_seqlens, count, qkv)
+    return Projected(qkv, packed.beta, narrow, (packed.gate, packed.bias, packed.out))
+
+
+def output(
+    program: LoadedProgram, call: Call, o: torch.Tensor, p: Projected, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """Compute y, as `hopper.output`.
+
+    Raises:
+        CudaUnavailableError: the driver refused the launch.
+    """
+    gate, bias, out = p.output_weights
+    return launch_output(program, o, p.narrow, gate, bias, out, call.eps, shape)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -7,6 +7,7 @@ computes with the current parameters.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import operator
 import threading
@@ -19,10 +20,10 @@ import torch
 
 from fla.ops.quasar import switches, torch_private
 
-MOST_ELEMENTS = 1 << 23
+MAX_ELEMENTS = 1 << 23
 """Largest input that is replayed (16,384 tokens of 512 channels); longer calls fill the GPU."""
 MAX_GRAPHS = 8
-"""Most graphs of an owner (LRU); each holds dozens of kernels."""
+"""Maximum number of graphs of an owner (LRU); each holds dozens of kernels."""
 
 _address, _is_contiguous = torch.Tensor.data_ptr, torch.Tensor.is_contiguous
 _stride = torch.Tensor.stride
@@ -38,10 +39,21 @@ _this_thread = threading.local()
 Key = tuple[Any, ...]
 Inputs = Sequence[torch.Tensor]
 Tensors = Sequence["torch.Tensor | None"]
-Compute = Callable[..., tuple[Tensors, Tensors]]
-"""Computes a call: returns its outputs, and tensors that only `finish` reads."""
-Finish = Callable[..., Any]
-CopiedAs = Callable[[torch.Tensor], torch.dtype]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # distinguished by identity in the keys of graphs
+class Operation:
+    """What a graph computes. The functions' first three arguments are those of `replayed`."""
+
+    compute: Callable[[Any, Inputs, Tensors], tuple[Tensors, Tensors]]
+    """Launches on the current stream only, never synchronizes, and allocates with torch.
+
+    Returns the outputs, and tensors that only `finish` reads."""
+    finish: Callable[[Any, Inputs, Tensors, Tensors], Any]
+    """Is called outside of the graph with these tensors, if there are any, before the next replay
+    overwrites them."""
+    input_dtypes: Callable[[Any, Inputs, Tensors], Sequence[torch.dtype]]
+    """Returns the dtypes of the graph's copies of the inputs."""
 
 
 class _Pool:
@@ -72,7 +84,7 @@ class _Graph:
     """
 
     def __init__(
-        self, compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs, moves: bool
+        self, operation: Operation, settings: Any, inputs: Inputs, tensors: Tensors, moves: bool
     ) -> None:
         first: Any = (*inputs, *tensors)[0]  # every call has a tensor
         place = (first.device.index, torch.cuda.current_stream().cuda_stream)
@@ -85,17 +97,20 @@ class _Graph:
             self.graph.capture_begin(pool=self.pool.handle, capture_error_mode="thread_local")
             try:
                 if moves:
+                    dtypes = operation.input_dtypes(settings, inputs, tensors)
                     inputs = [
-                        torch.empty(x.shape, dtype=copied(x), device=x.device) for x in inputs
+                        torch.empty(x.shape, dtype=dtype, device=x.device)
+                        for x, dtype in zip(inputs, dtypes, strict=True)
                     ]
-                outputs, rest = compute(*inputs, *tensors)
+                outputs, rest = operation.compute(settings, inputs, tensors)
             finally:
                 self.graph.capture_end()
         self.copies = [torch_private.without_ownership(x) for x in inputs] if moves else ()
         self.outputs = [None if x is None else torch_private.without_ownership(x) for x in outputs]
         self.rest = [None if x is None else torch_private.without_ownership(x) for x in rest]
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors]:
+    def replay(self, inputs: Inputs) -> tuple[Tensors, Tensors]:
+        """Return copies of the outputs, and the tensors that `finish` reads."""
         if self.copies:
             for copy, x in zip(self.copies, inputs, strict=True):
                 copy.copy_(x)
@@ -154,53 +169,48 @@ def _graph_key(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: K
 
 def replayed(
     owner: Any,
-    compute: Compute,
+    operation: Operation,
+    settings: Any,
     inputs: Inputs,
     tensors: Tensors,
     dtype: torch.dtype,
-    settings: Key,
-    *,
-    most: int = MOST_ELEMENTS,
-    finish: Finish | None = None,
-    copied: CopiedAs | None = None,
+    most: int = MAX_ELEMENTS,
 ) -> tuple[Tensors, Any]:
-    """Call `compute(*inputs, *tensors)`; replay it from the second call of a thread with one key.
+    """Compute an operation; replay it from the second call of a thread with one key.
 
-    The key consists of shapes, dtypes, the addresses of `tensors`, the device, the stream and
-    `settings`, but no values, so changed parameters take effect. No graph is used for long inputs,
-    fp32 and fp64, devices other than CUDA, calls recorded for autograd, and calls within a capture.
+    The key consists of the operation, its settings, shapes, dtypes, the addresses of `tensors`, the
+    device and the stream, but no values, so changed parameters take effect. No graph is used for
+    long inputs, fp32 and fp64, devices other than CUDA, calls recorded for autograd, and calls
+    within a capture.
 
     Args:
         owner: the object whose lifetime bounds that of the graphs; None for no replay.
-        compute: launches on the current stream only, never synchronizes, allocates with torch, and
-            returns its outputs and the tensors that only `finish` reads.
+        operation: what to compute.
+        settings: hashable values on which it depends, for example a `Call`.
         inputs: on the current device; they are copied if their addresses differ between calls.
-        tensors: other tensors that `compute` reads or overwrites in place.
+        tensors: other tensors that the operation reads or overwrites in place.
         dtype: the dtype of the computation.
-        settings: hashable values on which `compute` depends, for example the number of heads.
-        most: most elements of the first input for a replay.
-        finish: is called with the second result of `compute` before the next replay overwrites it.
-        copied: returns the dtype of an input's copy; None copies to `dtype`.
+        most: maximum number of elements of the first input for a replay.
 
     Returns:
-        The outputs (those of a graph are copied), and the result of `finish`, or None.
+        The outputs (those of a graph are copied), and the result of `finish`, if it was called.
     """
     first: Any = inputs[0] if inputs else tensors[0]  # every call has a tensor
     key = None
     if owner is not None and _may_be_replayed(first, dtype, most):
-        key = _graph_key(inputs, tensors, dtype, settings)
+        key = _graph_key(inputs, tensors, dtype, (operation, settings))
     if key is not None:
         with _lock:  # replays overwrite a graph's outputs, so only one thread may use it
-            entry = _find_graph(owner, key, compute, inputs, tensors, copied or (lambda _: dtype))
-            if entry is not None:
-                outputs, rest = entry(inputs)
-                return outputs, finish and finish(*rest)
-    outputs, rest = compute(*inputs, *tensors)
-    return outputs, finish and finish(*rest)
+            graph = _find_graph(owner, key, operation, settings, inputs, tensors)
+            if graph is not None:
+                outputs, rest = graph.replay(inputs)
+                return outputs, rest and operation.finish(settings, inputs, tensors, rest)
+    outputs, rest = operation.compute(settings, inputs, tensors)
+    return outputs, rest and operation.finish(settings, inputs, tensors, rest)
 
 
 def _find_graph(
-    owner: Any, key: Key, compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs
+    owner: Any, key: Key, operation: Operation, settings: Any, inputs: Inputs, tensors: Tensors
 ) -> _Graph | None:
     """Return the call's graph, captured at the second call; None if it must launch its kernels."""
     graphs = _owners.get(owner)
@@ -213,9 +223,8 @@ def _find_graph(
     # the thread is identified by an object, because ids of threads are reused
     thread = _this_thread.__dict__.setdefault("mark", object())
     if type(entry) is _Launched and entry.thread is thread:
-        entry = graphs[key] = _capture(
-            compute, inputs, tensors, copied, entry.addresses != addresses
-        )
+        moves = entry.addresses != addresses
+        entry = graphs[key] = _capture(operation, settings, inputs, tensors, moves)
         graphs.move_to_end(key)
         return entry if isinstance(entry, _Graph) else None
     if entry is not _NOT_CAPTURABLE:
@@ -228,13 +237,13 @@ def _find_graph(
 
 
 def _capture(
-    compute: Compute, inputs: Inputs, tensors: Tensors, copied: CopiedAs, moves: bool
+    operation: Operation, settings: Any, inputs: Inputs, tensors: Tensors, moves: bool
 ) -> _Graph | str:
     # graphs keep no memory themselves, and other allocators reclaim it between replays
     if torch.cuda.get_allocator_backend() != "native":
         return _NOT_CAPTURABLE
     try:
-        return _Graph(compute, inputs, tensors, copied, moves)
+        return _Graph(operation, settings, inputs, tensors, moves)
     except RuntimeError as error:
         _log.warning("a call cannot become a CUDA graph, so its kernels are launched: %s", error)
         # after a failed capture torch leaves the device's generator in capture mode: reset it

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fla.ops.quasar.layer import node as layer_node
+from fla.ops.quasar.layer import autograd, paths
 from fla.ops.quasar.layer.call import Call
 
 CALL = Call(heads=8, head_dim=64, eps=1e-5, dtype=torch.bfloat16, cu_seqlens=None, backend="auto")
 WIDE = CALL._replace(heads=16)
+WEIGHTS = None  # are not read
 
 
 def inputs(tokens, width=512):
@@ -17,6 +18,7 @@ def inputs(tokens, width=512):
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch):
+    monkeypatch.setattr(paths, "supports_kernels", lambda *_: True)
     monkeypatch.delenv("QUASAR_KEEP_MIB", raising=False)
 
 
@@ -34,18 +36,18 @@ def unset(monkeypatch):
     ],
 )
 def test_the_shapes_decide(call, x, saves):
-    assert layer_node.keeps(call, x) is saves
+    assert autograd.saves_results(call, x, WEIGHTS) is saves
 
 
 def test_the_limit_is_a_setting(monkeypatch):
     saves = []
     for limit in ("0", "100", "1000"):
         monkeypatch.setenv("QUASAR_KEEP_MIB", limit)
-        saves.append(layer_node.keeps(CALL, inputs(65_536)))
+        saves.append(autograd.saves_results(CALL, inputs(65_536), WEIGHTS))
     assert saves == [False, False, True]
 
 
 def test_a_limit_that_is_not_a_whole_number_is_refused(monkeypatch):
     monkeypatch.setenv("QUASAR_KEEP_MIB", "1.5")
     with pytest.raises(ValueError, match=r"QUASAR_KEEP_MIB is '1\.5'"):
-        layer_node.keeps(CALL, inputs(65_536))
+        autograd.saves_results(CALL, inputs(65_536), WEIGHTS)

@@ -1,16 +1,15 @@
-"""The layer's stages on Hopper: two fused kernels, one before the operator and one after it.
+"""The layer on Hopper: two fused kernels, one before the operator and one after it.
 
-csrc/projection.cu computes the projections, the convolution and SiLU. Separate kernels would write,
-read and rewrite the products: nine gigabytes for a million tokens. csrc/gated_output.cu computes
+csrc/hopper/projection.cu computes the projections, the convolution and SiLU. Separate kernels would
+write, read and rewrite the products: nine gigabytes for a million tokens. gated_output.cu computes
 the gated norm and the output's product. Both kernels use clusters, bulk copies and wgmma, which
-only compute capability 9.0 has. Where they cannot run, the layer uses other stages (forward.py).
+only compute capability 9.0 has. Where they cannot run, paths.py chooses other kernels.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from pathlib import Path
 
 import torch
 
@@ -29,14 +28,18 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
-from fla.ops.quasar.layer.fused import (
+from fla.ops.quasar.layer.call import Call, Projected, Weights
+from fla.ops.quasar.layer.first_tokens import replace_first_tokens
+from fla.ops.quasar.layer.weight_tiles import (
+    CSRC,
     HEAD_DIM,
+    HIDDEN,
     PACK_WEIGHTS,
     TAPS,
     WIDTH,
-    FusedKernels,
-    SwizzleArguments,
+    PackArguments,
     WeightLayout,
+    pack,
 )
 
 TILE = 64
@@ -72,13 +75,11 @@ class OutputArguments(ctypes.Structure):
     ]
 
 
-CSRC = Path(__file__).with_name("csrc")
-"""The folder of the kernels' sources."""
 PROGRAM = CudaProgram(
     "hopper_products",
-    [PACK_WEIGHTS, CSRC / "projection.cu", CSRC / "gated_output.cu"],
+    [PACK_WEIGHTS, CSRC / "hopper" / "projection.cu", CSRC / "hopper" / "gated_output.cu"],
     {
-        "pack_weights_{}": SwizzleArguments,
+        "pack_weights_{}": PackArguments,
         "projection_{}": ProjectionArguments,
         "gated_output_{}": OutputArguments,
     },
@@ -98,7 +99,7 @@ def is_hopper(x: torch.Tensor) -> bool:
     return x.is_cuda and _has_hopper(x.device.index)
 
 
-def hopper_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
+def find_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     """Return the kernels for products in `dtype` on x's device, or None if they are not used.
 
     Only Hopper GPUs use them. If they cannot be compiled, one line is logged with the cause and the
@@ -116,7 +117,7 @@ _serialize_output = serializer(OutputArguments)
 def projection_layouts(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, narrow: torch.Tensor
 ) -> tuple[WeightLayout, ...]:
-    """Return the layouts of `project`'s weights, in order.
+    """Return the layouts of `launch_projection`'s weights, in order.
 
     Args:
         q, k, v: `[512, 512]`.
@@ -153,7 +154,7 @@ def projection_grid(tokens: int, multiprocessors: int) -> tuple[int, int, int, i
     return 2 * -(-runs // 2), rows, steps, lag
 
 
-def project(
+def launch_projection(
     program: LoadedProgram,
     x: torch.Tensor,
     weight_tiles: torch.Tensor,
@@ -200,7 +201,7 @@ def project(
 def output_layouts(
     gate_weight: torch.Tensor, norm_weight: torch.Tensor, out_weight: torch.Tensor
 ) -> tuple[WeightLayout, WeightLayout]:
-    """Return the layouts of `gated_output`'s weights: the gate's, then the output's.
+    """Return the layouts of `launch_output`'s weights: the gate's, then the output's.
 
     Args:
         gate_weight: `[8 * 64, 64]`.
@@ -233,7 +234,7 @@ def output_grid(tiles: int, weight_tiles: int, multiprocessors: int) -> tuple[in
     return 2 * -(-tiles // (2 * _CONSUMERS * steps(rows))), rows, steps(rows)
 
 
-def gated_output(
+def launch_output(
     program: LoadedProgram,
     o: torch.Tensor,
     narrow: torch.Tensor,
@@ -241,6 +242,7 @@ def gated_output(
     gate_bias: torch.Tensor,
     out_weights: torch.Tensor,
     eps: float,
+    shape: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     """Return (rmsnorm(o) * norm_weight * sigmoid(narrow gate_weight^T + gate_bias)) out_weight^T.
 
@@ -254,6 +256,7 @@ def gated_output(
         gate_weights, out_weights: weight tiles by `output_layouts`; they contain norm_weight.
         gate_bias: `[8 * 64]` fp32 contiguous.
         eps: added to the mean square.
+        shape: the result's shape; None is `[R, outputs]`.
 
     Returns:
         `[R, outputs]` contiguous, in o's dtype. The norm and the gate are computed in fp32 and
@@ -263,7 +266,7 @@ def gated_output(
         CudaUnavailableError: the driver refused the launch.
     """
     R, outputs = o.shape[0], out_weights.numel() // WIDTH
-    y = o.new_empty(R, outputs)
+    y = o.new_empty((R, outputs) if shape is None else shape)
     if not R:
         return y
     tiles, weight_tiles = -(-R // TILE), outputs // WEIGHT_TILE_ROWS
@@ -277,15 +280,48 @@ def gated_output(
     return y
 
 
-KERNELS = FusedKernels(
-    program=PROGRAM,
-    find=hopper_program,
-    projection_layouts=projection_layouts,
-    project=project,
-    output_layouts=output_layouts,
-    gated_output=gated_output,
-)
-HOPPER = KERNELS.stages()
+def layouts(weights: Weights) -> tuple[WeightLayout, ...]:
+    """Return the layouts of all weights, for `pack`."""
+    q, k, v, narrow = weights[:4]
+    return (
+        *projection_layouts(q, k, v, narrow),
+        *output_layouts(weights.wide, weights.norm, weights.out),
+    )
+
+
+def project(
+    program: LoadedProgram,
+    call: Call,
+    x: torch.Tensor,
+    weights: Weights,
+    save: bool,
+    output: bool,
+) -> Projected:
+    """Compute everything before the operator; `save` and `output` are those of `layer_forward`.
+
+    They have no effect: the kernel does not write the products before the convolution.
+
+    Raises:
+        CudaUnavailableError: the driver refused a launch.
+    """
+    rows = x.view(-1, HIDDEN).float()
+    packed = pack(program, layouts, weights, rows, call.dtype)
+    qkv, narrow = launch_projection(program, rows, packed.projections, packed.taps, call.dtype)
+    if (count := call.sequences(x)) > 1:
+        replace_first_tokens(rows, weights, call.cu_seqlens, count, qkv)
+    return Projected(qkv, packed.beta, narrow, (packed.gate, packed.bias, packed.out))
+
+
+def output(
+    program: LoadedProgram, call: Call, o: torch.Tensor, p: Projected, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """Compute y of this shape from o `[R, H, S]` and the results of `project`.
+
+    Raises:
+        CudaUnavailableError: the driver refused the launch.
+    """
+    gate, bias, out = p.output_weights
+    return launch_output(program, o, p.narrow, gate, bias, out, call.eps, shape)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

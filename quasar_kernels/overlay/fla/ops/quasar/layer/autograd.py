@@ -1,0 +1,129 @@
+"""The layer as one node of autograd.
+
+The node saves the input and the parameters. `saves_results` decides whether it also saves
+intermediate results. Otherwise the backward pass computes them again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fla.ops.quasar import switches, torch_private
+from fla.ops.quasar.device import on_its_device, once_differentiable
+from fla.ops.quasar.layer import graphs, paths
+from fla.ops.quasar.layer.backward import BACKWARD, gradients_by_torch, layer_gradients
+from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.forward import is_short, layer_forward, run
+from fla.ops.quasar.layer.graphs import Inputs, replayed
+from fla.ops.quasar.layer.library import MANY_TOKENS
+from fla.ops.quasar.layer.products import product_in
+
+if TYPE_CHECKING:
+    from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed
+
+SAVED_MIB = 3072
+"""Default of QUASAR_KEEP_MIB: 380,000 tokens of 512 channels, 190,000 of 1,024."""
+
+MAX_WORK = 1 << 34
+"""Largest tokens times channels squared of a replayed backward pass with saved results.
+
+The GPU's time is proportional to it: 65,536 tokens of 512 channels take 2 ms. In longer passes the
+GPU does not wait for the host, so a graph would only take memory.
+"""
+
+
+def record(
+    call: Call, owner: object, x: torch.Tensor, weights: Weights, rank: RankSlice | None = None
+) -> torch.Tensor:
+    """Compute the layer as `run` does, or on a rank's slice; autograd records one node."""
+    apply = LayerFunction.apply if torch_private.transforms_active() else _apply
+    return apply(call, owner, rank, x, *weights)
+
+
+class LayerFunction(torch.autograd.Function):
+    """Saves the input and the weights, and intermediate results if `saves_results` allows it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        call: Call,
+        owner: object,
+        rank: RankSlice | None,
+        x: torch.Tensor,
+        *tensors: Any,
+    ) -> torch.Tensor:
+        """Compute the layer."""
+        weights = Weights(*tensors)
+        # a weak reference, because a layer that stores its output would otherwise never be freed
+        ctx.call, ctx.rank, ctx.segments, ctx.owner = call, rank, None, weakref.ref(owner)
+        if rank is None and saves_results(call, x, weights):
+            y, *saved, operator = layer_forward(call, x, weights, save=True)
+            ctx.segments = operator.saved.segments
+            ctx.save_for_backward(x, *tensors, *saved, operator.o, *operator.saved.tensors())
+            return y
+        ctx.save_for_backward(x, *tensors)
+        if rank is None:
+            return run(call, owner, x, weights)
+        rank.halo = rank.gather_halo(x)
+        return layer_forward(call, x, weights, rank=rank).y
+
+    @staticmethod
+    @once_differentiable
+    @on_its_device
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        """Return the gradients of `forward`'s arguments, by a CUDA graph if possible."""
+        call, rank, segments = ctx.call, ctx.rank, ctx.segments
+        needed = ctx.needs_input_grad[3:]
+        x, *tensors = ctx.saved_tensors
+        weights = Weights(*tensors[: len(Weights._fields)])
+        with torch_private.no_autocast():
+            if rank is not None:
+                d_weights, factors = layer_gradients(call, x, weights, None, dy, needed, rank)
+                dx = product_in(*factors, x.dtype).view(x.shape)
+                rank.add_first_gradients(dx, d_weights)
+            elif not paths.supports_kernels(call, x, weights):
+                dx, d_weights = gradients_by_torch(call, x, weights, dy, needed)
+            else:
+                inputs: Inputs = (x, dy)
+                most = graphs.MAX_ELEMENTS
+                if segments is not None:
+                    inputs, tensors, most = (), (x, dy, *tensors), MAX_WORK // x.shape[-1]
+                owner = ctx.owner() if call.cu_seqlens is None else None
+                settings = call, segments, needed, x.dtype
+                d_weights, dx = replayed(
+                    owner, BACKWARD, settings, inputs, tensors, call.dtype, most
+                )
+        return None, None, None, dx, *d_weights
+
+
+_apply = torch_private.apply_of(LayerFunction)
+
+
+def saves_results(call: Call, x: torch.Tensor, weights: Weights) -> bool:
+    """Return whether a call saves its intermediate results for its backward pass.
+
+    It does if kernels compute it and the results need at most QUASAR_KEEP_MIB (default 3072): x in
+    the products' dtype, the projections before and after the convolution, and the operator's
+    output. All are counted, though Hopper's kernels save fewer. Short calls that may be replayed as
+    CUDA graphs (graphs.py) save nothing, because the next replay overwrites all intermediate
+    results. The decision depends on the call's settings and shapes only, so both passes of
+    activation checkpointing save the same.
+
+    Raises:
+        ValueError: QUASAR_KEEP_MIB is not a whole number.
+    """
+    if is_short(call, x) or not paths.supports_kernels(call, x, weights):
+        return False
+    limit = switches.keep_mib(SAVED_MIB)
+    tokens, width = x.numel() // x.shape[-1], call.heads * call.head_dim
+    size = call.dtype.itemsize
+    product = 4 if tokens < MANY_TOKENS else size  # `multiply` keeps few tokens in fp32
+    token = size * (x.shape[-1] + 4 * width + call.head_dim) + product * (3 * width + call.head_dim)
+    return tokens * token <= limit << 20
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT

@@ -1,0 +1,144 @@
+"""Which kernels compute a call of the layer: the only place that chooses.
+
+The table in docs/layer.md shows the result for each kind of call. `hopper`, `wide`, `portable` and
+`library` are modules with the same three functions: `find_program`, `project` and `output`.
+"""
+
+from __future__ import annotations
+
+import operator
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+
+from fla.ops.quasar.backend import MAX_HEAD_DIM
+from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
+from fla.ops.quasar.cuda.program import LoadedProgram
+from fla.ops.quasar.layer import hopper, library, portable, timed_choice, wide
+from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.kernels import CONV_TAPS
+from fla.ops.quasar.layer.weight_tiles import (
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    SOURCE_TYPES,
+    TAPS,
+    WIDTH,
+)
+
+MIN_TOKENS = 1 << 9
+"""Least tokens of a sequence, on average, with which the fused kernels are faster (on an H200)."""
+MIN_WIDE_TILES = 264
+"""Least tiles with which wide.py is used: two for each SM of an H200. On an H100 the forward pass
+with 264 tiles is as fast as with a library product (2,048 channels) or 10% faster (768 and 1,024
+channels); with 180 tiles it is 3% slower or 10% faster."""
+
+_SHAPES = (  # of the weights of the layer for which hopper.py and portable.py are written
+    *[(WIDTH, HIDDEN)] * 3,
+    (HEAD_DIM, HIDDEN),
+    (WIDTH, HEAD_DIM),
+    (WIDTH,),
+    *[(WIDTH, 1, TAPS)] * 3,
+    (HEADS,),
+    (HEAD_DIM,),
+    (HIDDEN, WIDTH),
+)
+_DTYPES = set(SOURCE_TYPES)
+_dtype, _shape = operator.attrgetter("dtype"), operator.attrgetter("shape")
+
+
+class Path(NamedTuple):
+    """The kernels around the operator."""
+
+    kernels: ModuleType
+    program: LoadedProgram | None  # of `kernels.PROGRAM`; None for library.py
+
+    def failed(self, error: CudaUnavailableError, call: Call) -> None:
+        """Disable these kernels after a failed launch, and log the first failure.
+
+        Raises:
+            CudaUnavailableError: QUASAR_BACKEND is `cuda`.
+        """
+        if call.backend == "cuda" or self.program is None:
+            raise error
+        self.kernels.PROGRAM.give_up(self.program.variant, error)
+
+
+def choose(call: Call, x: torch.Tensor, weights: Weights) -> Path | None:
+    """Return the kernels of a call without autograd; None if torch computes it step by step."""
+    if not supports_kernels(call, x, weights):
+        return None
+    if call.dtype.itemsize == 2 and call.backend != "triton" and not torch.is_grad_enabled():
+        fits = fits_512(call, x, weights)
+        if fits and (program := hopper.find_program(x, call.dtype)):
+            return Path(hopper, program)
+        if fits_wide(call, x, weights) and (program := wide.find_program(x, call.dtype)):
+            return Path(wide, program)
+        if fits and (call.backend == "cuda" or timed_choice.portable_is_faster(x, call.dtype)):
+            if program := portable.find_program(x, call.dtype):
+                return Path(portable, program)
+    return Path(library, None)
+
+
+def supports_kernels(call: Call, x: torch.Tensor, weights: Weights) -> bool:
+    """Return whether any kernels support a call."""
+    taps = weights.q_taps
+    return (
+        x.is_cuda
+        and call.dtype != torch.float64
+        and call.head_dim <= MAX_HEAD_DIM
+        and taps is not None
+        and taps.shape[-1] == CONV_TAPS
+        and call.backend != "torch"
+        and not call.recurrent
+    )
+
+
+def fits_512(call: Call, x: torch.Tensor, weights: Weights) -> bool:
+    """Return whether hopper.py and portable.py support a call, and are faster than the others."""
+    if not x.is_cuda or x.dtype not in _DTYPES:
+        return False
+    if not x.is_contiguous() or x.data_ptr() % 16:
+        return False
+    if x.shape[0] * x.shape[1] < MIN_TOKENS * max(1, call.sequences(x)):
+        return False
+    present = [w for w in weights if w is not None]
+    return (
+        tuple(map(_shape, present)) == _SHAPES
+        and _DTYPES.issuperset(map(_dtype, present))
+        and all(map(torch.Tensor.is_contiguous, present))
+        and set(map(torch.Tensor.get_device, present)) == {x.get_device()}
+    )
+
+
+def fits_wide(call: Call, x: torch.Tensor, weights: Weights) -> bool:
+    """Return whether wide.py supports a call and is probably faster than a library product."""
+    if not x.is_contiguous() or x.data_ptr() % 16:  # for the tensor map
+        return False
+    hidden, channels = x.shape[-1], 3 * call.heads * call.head_dim
+    tokens = x.numel() // max(1, hidden)
+    if tokens < MIN_TOKENS * max(1, call.sequences(x)):
+        return False
+    return (
+        hidden % 64 == channels % wide.COLUMNS == 0
+        and call.head_dim in (64, 128)
+        and weights.q_shift is None
+        and -(-tokens // wide.TOKENS) * (channels // wide.COLUMNS) >= MIN_WIDE_TILES
+        and all(w is None or w.is_contiguous() for w in weights)
+    )
+
+
+def choose_products(call: Call, x: torch.Tensor, weights: Weights) -> Path:
+    """Return the kernels that compute the products again for a backward pass.
+
+    They are not those of the forward pass: hopper.py and portable.py return no products.
+    """
+    if call.dtype.itemsize == 2 and call.backend in ("auto", "cuda"):
+        if fits_wide(call, x, weights) and (program := wide.find_program(x, call.dtype)):
+            return Path(wide, program)
+    return Path(library, None)
+
+
+# SPDX-FileCopyrightText: 2026 The QUASAR miner authors
+# SPDX-License-Identifier: MIT
