@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import threading
@@ -15,15 +16,18 @@ import pytest
 from structlog.testing import capture_logs
 
 from neurons.miner import watcher
+from neurons.miner.__main__ import _context
 from neurons.miner.alerts import Alerts, ways
 from neurons.miner.context import PATIENCE
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever
-from neurons.miner.watcher import Watcher
+from neurons.miner.watcher import Watcher, copy_of
 from neurons.runtime.errors import Held
 from neurons.runtime.identity import ChainUnreachable
+from neurons.runtime.loading import load_settings
 from neurons.runtime.observe import get_logger, register_secret
 from tests.neurons.fake_validator_api import COMMIT, REVEAL, Fault
+from tests.neurons.miner.miner_command import idle_environment
 from tests.neurons.miner.parts import make_settings, stop_after
 from tests.processes import HANG, wait_for
 from tests.servers import Handler, Server, serving
@@ -302,3 +306,19 @@ def test_a_miner_without_alert_settings_writes_nothing(tmp_path, context):
     context.fork.on_verify = lambda: (_ for _ in ()).throw(Held("no", "do"))
     assert run_cycle(context).state is State.HELD
     assert not (tmp_path / "state/alerts.json").exists()
+
+
+def test_the_program_connects_alerts_and_the_watcher_with_the_settings(tmp_path, command, record):
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    environ = {**idle_environment(tmp_path), "ALERT_COMMAND": command, "JOURNAL_COPY": str(copies)}
+    settings = load_settings({}, Path(os.devnull), environ)
+    with _context(settings, False, threading.Event()) as context:
+        context.alerts.send("disk", "it is full")
+        assert context.watcher is not None
+        context.watcher.note_commitment()
+        context.watcher.look()
+        wait_for(copy_of(copies, context.identity.hotkey).exists)
+    wait_for(lambda: kinds(record))
+    (row,) = rows(record)
+    assert row["text"] == f"{context.identity.hotkey}: it is full"
