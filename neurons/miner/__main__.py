@@ -57,8 +57,8 @@ from neurons.runtime.settings import Settings
 from neurons.wire.client import ApiClient
 
 TO_THE_REAL_SUBNET = (
-    "this ran on this machine alone; to mine on the real subnet: cp .env.example .env, "
-    "fill it in, and start again"
+    "this ran on this machine alone; to mine for a subnet that runs this competition: cp "
+    ".env.example .env, fill it in, and start again"
 )
 
 ALERTS_SECONDS = 5.0
