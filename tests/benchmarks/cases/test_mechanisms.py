@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import mechanisms
-from benchmarks.cases import mechanisms as case
-from benchmarks.engine import processes
 from benchmarks.engine.mechanism import OURS, SEQUENTIAL, Calls
 from benchmarks.engine.mechanism_work import Work, Wrong, entries, packed_bounds
-from benchmarks.engine.processes import ProcessFailed
 from benchmarks.engine.results import Entry
 from benchmarks.mechanisms import implementations
 from tests import PROJECT
-from tests.benchmarks.runs import run_of
 
 KNOWN = implementations()
 OPERATORS = [name for name in KNOWN if name not in ("block", "model")]
@@ -92,19 +87,3 @@ def test_failed_and_too_long_calls_have_reasons(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(work, "entry", lambda way, tokens, bounds=None: timed)
     found = list(entries(work, 1, [20, 80]))
     assert found[1].failure == "it would take about 2.4 s, and 1 s is the limit"
-
-
-def test_the_command_measures_in_fresh_processes_and_names_failed_ones(monkeypatch):
-    def stream(function: Any, name: str, *_: Any, **__: Any) -> Any:
-        of = {"way": "forward", "batch": 1, "tokens": 256, "packed": False}
-        yield Entry(table="calls", of=of, by=name, figures={"ms": 1.0})
-        if name == "kda":
-            raise ProcessFailed("exit status 139")
-
-    machine = run_of("mechanisms")
-    monkeypatch.setattr(processes, "call", lambda *_: machine)
-    monkeypatch.setattr(processes, "stream", stream)
-    args = Namespace(device="cpu", commit=None, tokens=[256], only=["quasar", "kda"])
-    *_, run = case.measure(args)
-    found = [(entry.by, entry.failure) for entry in run.entries]
-    assert sorted(found, key=str) == [("kda", "exit status 139"), ("kda", None), ("quasar", None)]
