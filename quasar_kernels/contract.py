@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -103,6 +104,13 @@ def overlay_digest(scope: Scope = "layer", root: Path = OVERLAY) -> str:
         content = (root / path).read_bytes()
         digest.update(f"{path} {len(content)}\n".encode() + content)
     return digest.hexdigest()
+
+
+def copy_overlay(root: Path, target: Path) -> None:
+    """Copy the files of the overlay at `root`, and no other files, to `target`."""
+    for name in overlay_files(root=root):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / name, target / name)
 
 
 def fork_imports() -> dict[str, list[str]]:

@@ -31,6 +31,7 @@ known_extras() {
 check_extras() {
   local name
   for name in "$@"; do
+    [ "$name" != tuning ] || stop "the extra 'tuning' was removed in 0.3.0: python -m harness.tune needs none."
     known_extras | grep -qxF -e "$name" ||
       stop "there is no extra '$name': give some of $(known_extras | paste -sd ' '), or none."
   done

@@ -25,7 +25,7 @@ from harness.analysis.ab_compare import (
     plot,
     table,
 )
-from harness.analysis.difference import LEAST_BLOCKS
+from harness.analysis.difference import MIN_BLOCKS
 from harness.measuring.runner import (
     CheckTree,
     Measure,
@@ -92,8 +92,8 @@ def main(
         "--blocks",
         "--pairs",
         type=int,
-        default=LEAST_BLOCKS,
-        help=f"of three processes each, at least {LEAST_BLOCKS} ({LEAST_BLOCKS})",
+        default=MIN_BLOCKS,
+        help=f"of three processes each, at least {MIN_BLOCKS} ({MIN_BLOCKS})",
     )
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument(
@@ -105,8 +105,8 @@ def main(
     parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
     args = parser.parse_args(argv)
     lengths = args.lengths
-    if args.blocks < LEAST_BLOCKS:
-        parser.error(f"--blocks must be at least {LEAST_BLOCKS}")
+    if args.blocks < MIN_BLOCKS:
+        parser.error(f"--blocks must be at least {MIN_BLOCKS}")
     try:
         if not args.skip_setup:
             clone(args.fork, args.upstream)

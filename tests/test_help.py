@@ -17,6 +17,7 @@ Line = tuple[str, ...]
 INTERNAL = {
     "harness.worker": "the harness starts it with a job on stdin",
     "neurons.miner.alerts": "a child process that posts an alert",
+    "harness.tuning": "it names the command that replaces it",
     "neurons.runtime.identity": "a child process that calls the chain",
     "neurons.runtime.child": "runs another module",
     "benchmarks.cases.validator_loop": "a validator's script, as it is",
@@ -26,7 +27,7 @@ INTERNAL = {
 TORCH_IS_IMPORTED = ("benchmarks",)
 """Commands for developers whose options need torch."""
 
-OPTIONAL = frozenset({"optuna", "prometheus_client", "psycopg", "pytest"})
+OPTIONAL = frozenset({"prometheus_client", "psycopg", "pytest"})
 HEAVY = {"bittensor", "fla", "torch", "transformers"}
 SERVICES = {
     *("alembic", "click", "dotenv", "fastapi", "git", "httpx", "jinja2", "sqlalchemy", "stamina"),

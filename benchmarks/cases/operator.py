@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine import clocks, comparison, processes
+from benchmarks.engine import inputs as made
 from benchmarks.engine.clocks import free, graph_ms, rested_ms
 from benchmarks.engine.comparison import Function, Inputs, Step, timing
 from benchmarks.engine.limits import COPY_SHARE, Criterion
 from benchmarks.engine.results import Entry, Run, start
-from harness.tuning import inputs as made
 from harness.worker.compare import figures
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms, step_size

@@ -26,9 +26,9 @@ from benchmarks.cases.operator import (
 )
 from benchmarks.engine import clocks
 from benchmarks.engine.comparison import Shape, gradients, in_float64, shape_of, timing
+from benchmarks.engine.inputs import layer_like
 from benchmarks.engine.limits import GRADIENT_ERROR, Criterion
 from benchmarks.engine.results import Entry, Run, start
-from harness.tuning.inputs import layer_like
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import relative_rms
 

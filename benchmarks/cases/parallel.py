@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.engine import clocks
+from benchmarks.engine import inputs as made
 from benchmarks.engine.clocks import free, soak
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
-from harness.tuning import inputs as made
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_chunked, relative_rms
 

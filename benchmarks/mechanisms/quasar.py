@@ -6,6 +6,7 @@ from torch import Tensor
 
 from benchmarks.cases.operator import named
 from benchmarks.engine.comparison import Inputs, Shape
+from benchmarks.engine.inputs import layer_like
 from benchmarks.engine.mechanism import (
     OURS,
     Bounds,
@@ -15,7 +16,6 @@ from benchmarks.engine.mechanism import (
     imported,
     one_by_one,
 )
-from harness.tuning.inputs import layer_like
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.analysis.difference import LEAST_BLOCKS, Block, Difference, difference, take_block
+from harness.analysis.difference import MIN_BLOCKS, Block, Difference, difference, take_block
 from harness.measuring.process import scratch_folder
 from harness.measuring.runner import (
     DEFAULT,
@@ -170,7 +170,7 @@ def main(argv: Sequence[str]) -> int:
         "--pairs",
         type=int,
         default=BLOCKS,
-        help=f"of three processes each; a verdict needs {LEAST_BLOCKS} ({BLOCKS})",
+        help=f"of three processes each; a verdict needs {MIN_BLOCKS} ({BLOCKS})",
     )
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--timeout", type=float, default=WORKLOAD.timeout_seconds)
@@ -179,8 +179,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ungated", action="store_true", help="time unchecked code")
     parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
     arguments = parser.parse_args(argv)
-    if arguments.blocks < LEAST_BLOCKS:
-        parser.error(f"--blocks must be at least {LEAST_BLOCKS}")
+    if arguments.blocks < MIN_BLOCKS:
+        parser.error(f"--blocks must be at least {MIN_BLOCKS}")
     progress = Progress()
     comparison = Comparison(
         *(Options(arguments.device, arguments.timeout), arguments.blocks),

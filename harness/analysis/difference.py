@@ -21,7 +21,7 @@ ERROR_RATE = 0.01
 """Largest share of comparisons of equally fast trees that report a difference. The control lowers
 the actual share further."""
 
-LEAST_BLOCKS = 5
+MIN_BLOCKS = 5
 """With fewer blocks no result is significant: B first in all of four has probability 2 / 3**4."""
 
 
@@ -76,7 +76,7 @@ class Difference:
 
 
 def difference(blocks: Sequence[Block]) -> Difference:
-    """Return B's speed over A's from at least LEAST_BLOCKS blocks of positive speeds.
+    """Return B's speed over A's from at least MIN_BLOCKS blocks of positive speeds.
 
     Each block gives two ratios, of B to A and of B to the control. If r is the true ratio, 0, 1 or
     2 of them exceed r with equal probability. The interval contains every r for which the sum over

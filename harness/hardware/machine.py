@@ -77,3 +77,9 @@ class Environment(Frozen):
     memory_clock_max_mhz: int | None = None
     memory_bus_bits: int | None = None
     l2_bytes: int | None = None
+
+
+class EqualGpus(Frozen):
+    """The visible GPUs of the first one's model."""
+
+    uuids: tuple[str, ...] = Field(description="as in CUDA_VISIBLE_DEVICES")

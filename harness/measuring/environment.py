@@ -42,16 +42,22 @@ class Options:
     device: str = "auto"  # `cuda`, `cpu` (which hides the GPUs) or `auto`, as the validator chooses
     timeout: float = WORKLOAD.timeout_seconds  # seconds for each process, everything included
     stop: threading.Event | None = None
+    gpu: str | None = None  # of CUDA_VISIBLE_DEVICES; None keeps this process's value
     # isolates the process; None runs it with this user's rights
     confinement: Confinement | None = None
 
 
 def child_environment(
-    environ: Mapping[str, str], *, device: str, cache: Path | None = None
+    environ: Mapping[str, str],
+    *,
+    device: str,
+    gpu: str | None = None,
+    cache: Path | None = None,
 ) -> dict[str, str]:
     """Return the environment of a worker: an allow-list, so that no secret reaches kernel code.
 
     Args:
+        gpu: the value of CUDA_VISIBLE_DEVICES; None keeps it.
         cache: an empty folder for every cache of compiled kernels; None keeps the shared ones.
     """
     env = {
@@ -67,7 +73,9 @@ def child_environment(
     # As in the validator's script.
     env["TRITON_PRINT_AUTOTUNING"] = env["TRITON_PRINT_DEBUG"] = "1"
     if device == "cpu":
-        env["CUDA_VISIBLE_DEVICES"] = ""
+        gpu = ""
+    if gpu is not None:
+        env["CUDA_VISIBLE_DEVICES"] = gpu
     if cache is not None:
         env["TRITON_CACHE_DIR"] = str(cache / "triton")
         env["CUDA_CACHE_PATH"] = str(cache / "cuda")

@@ -180,7 +180,7 @@ def _work(
 
     with scratch_folder("worker-") as folder:
         cache = folder if cold_cache else None
-        env = child_environment(os.environ, device=options.device, cache=cache)
+        env = child_environment(os.environ, device=options.device, gpu=options.gpu, cache=cache)
         argv = [sys.executable, "-m", "harness.worker", str(job["task"])]
         if confinement:
             tree = [Path(str(job["tree"]))] if "tree" in job else []

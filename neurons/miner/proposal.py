@@ -12,7 +12,6 @@ from harness.measuring.process import run_supervised
 from harness.measuring.runner import child_environment
 from neurons.runtime.loading import environment
 from quasar_kernels.contract import (
-    LAYER_FILE,
     QUASAR_DIR,
     Scope,
     check_tree,
@@ -66,14 +65,14 @@ def propose(
 
 def check_files(overlay: Path, present: Path, scope: Scope) -> None:
     """Raise Rejected if nothing changed, or for a link, a misplaced file or too many bytes."""
-    total = 0
+    total, known = 0, set(map(Path, overlay_files(root=present)))
     for path in sorted(overlay.rglob("*")):
         name = path.relative_to(overlay)
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise Rejected(f"{name} is not a regular file.")
         if path.is_dir() or "__pycache__" in name.parts or path.suffix == ".pyc":
             continue
-        if name != Path(LAYER_FILE) and Path(QUASAR_DIR) not in name.parents:
+        if name not in known and Path(QUASAR_DIR) not in name.parents:
             raise Rejected(f"{name} is outside {QUASAR_DIR}.")
         size = path.stat().st_size
         total += size

@@ -31,9 +31,9 @@ from harness.measuring.runner import (
     probe,
 )
 from neurons.miner.proposal import Rejected, check_files, copy_fork, propose
-from neurons.miner.publishing.tuned_kernels import Evidence, TunedKernels, copy_overlay
+from neurons.miner.publishing.tuned_kernels import Evidence, TunedKernels
 from neurons.runtime.settings import Settings
-from quasar_kernels.contract import overlay_digest
+from quasar_kernels.contract import copy_overlay, overlay_digest
 
 
 @dataclass
@@ -53,18 +53,18 @@ class Tuner:
     _thread: threading.Thread | None = None
 
     def commands(self) -> Iterator[Sequence[str]]:
-        """Yield the commands that make proposals: the tile search and TUNE_COMMAND."""
+        """Yield the commands that make proposals: the search of constants and TUNE_COMMAND."""
         if self.settings.agent_iterations:
             options: dict[str, object] = {
                 "--overlay": ".",
-                "--more": self.settings.agent_iterations,
+                "--trials": self.settings.agent_iterations,
                 "--seconds": self.settings.tune_seconds / 2,
                 "--gpus": self.settings.tune_gpus,
-                "--storage": self.tuned.folder / "trials.sqlite",
-                "--out": self.tuned.folder / "tuned-here.json",
+                "--storage": self.tuned.folder / "trials.json",
+                "--timeout": self.settings.bench_timeout_seconds,
             }
             words = (str(word) for option in options.items() for word in option)
-            yield (sys.executable, "-m", "harness.tuning", *words)
+            yield (sys.executable, "-m", "harness.tune", *words)
         if self.settings.tune_command:
             yield self.settings.tune_words
 

@@ -152,9 +152,9 @@ class Settings(BaseModel):
     """Pause between two checks for a new round or changed kernels (flag: --optimization-interval).
     """
     agent_iterations: CountOrNone = 0
-    """Number of tile sizes to try after each cycle while the miner is idle. Requires a GPU and
-    `scripts/install.sh tuning`. A gain beyond the noise is published with the next submission. 0
-    disables the search (flag: --agent-iterations).
+    """Number of changed kernel constants to try after each cycle while the miner is idle. Requires
+    a GPU. A gain beyond the noise is published with the next submission. 0 disables the search
+    (flag: --agent-iterations).
     """
     tune_command: CommandLine | None = None
     """Your own optimiser. It runs after each cycle in a copy of the kernels, which it may change.
@@ -165,7 +165,7 @@ class Settings(BaseModel):
     tune_seconds: Seconds = 600.0
     """Time limit of a tuning command."""
     tune_gpus: Count = 1
-    """Number of GPUs, of one model, that try tile sizes at the same time. Claims are measured on
+    """Number of GPUs, of one model, that try constants at the same time. Claims are measured on
     the first one only.
     """
     state_dir: Folder = PROJECT / "state"

@@ -36,11 +36,7 @@ for package in (harness, quasar_kernels):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         # the overlay is imported as part of `fla`; under its own name it is data
         if ".overlay" not in module.name and not module.name.endswith("__main__"):
-            try:
-                importlib.import_module(module.name)
-            except ModuleNotFoundError as error:
-                if error.name != "optuna":  # of the extra `tuning`
-                    raise
+            importlib.import_module(module.name)
 mount()
 import fla.layers.quasar, fla.ops.quasar
 from fla.ops.quasar import chunk_quasar

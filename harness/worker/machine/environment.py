@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from harness.hardware.machine import Environment
+from harness.hardware.machine import Environment, EqualGpus
 from harness.worker.failures import WorkerError
 from harness.worker.machine.telemetry import facts, snapshot
 
@@ -92,3 +92,9 @@ def describe(device: torch.device) -> Environment:
         l2_bytes=None if gpu is None else gpu.L2_cache_size,
         **({} if gpu is None else facts()),
     )
+
+
+def equal_gpus() -> EqualGpus:
+    """Return the visible GPUs of the first one's model."""
+    gpus = [*map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))]
+    return EqualGpus(uuids=tuple(f"GPU-{gpu.uuid}" for gpu in gpus if gpu.name == gpus[0].name))

@@ -66,8 +66,6 @@ def machine(settings: Settings) -> Iterator[Finding]:
     if settings.metrics_port is not None and find_spec("prometheus_client") is None:
         problem = f"METRICS_PORT={settings.metrics_port} needs prometheus-client"
         yield failure("metrics", problem, INSTALL)
-    if settings.agent_iterations:
-        yield optuna()
     if settings.tune_command:
         yield program("optimiser", "TUNE_COMMAND", settings.tune_words[0])
     if settings.alert_command:
@@ -146,16 +144,6 @@ def git() -> Finding:
         least = ".".join(map(str, MINIMUM_GIT))
         return failure("git", text, f"git {least} or newer is needed. {install}")
     return ok("git", text)
-
-
-def optuna() -> Finding:
-    if find_spec("optuna") is None:
-        return failure(
-            "optuna",
-            "not installed; AGENT_ITERATIONS searches with it",
-            "Run scripts/install.sh tuning, or unset AGENT_ITERATIONS.",
-        )
-    return ok("optuna", "installed; AGENT_ITERATIONS searches with it")
 
 
 def program(

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from harness.files import write_atomically
 from harness.hardware.machine import Frozen
-from quasar_kernels.contract import OVERLAY, Scope, overlay_digest, overlay_files
+from quasar_kernels.contract import OVERLAY, Scope, copy_overlay, overlay_digest
 
 FOLDER, FILE = "tuned", "tuned.json"
 
@@ -71,10 +71,3 @@ class TunedKernels:
         for other in self.folder.iterdir():
             if other.is_dir() and other != target:
                 shutil.rmtree(other)
-
-
-def copy_overlay(root: Path, target: Path) -> None:
-    """Copy the files of the overlay at `root`, and no other files, to `target`."""
-    for name in overlay_files(root=root):
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / name, target / name)

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from benchmarks.engine.clocks import steady
 from benchmarks.engine.comparison import WAYS, Comparison, Function, Inputs
 from benchmarks.engine.results import Scalar
-from harness.tuning.clock import steady
 
 
 def product(x: Inputs) -> torch.Tensor:

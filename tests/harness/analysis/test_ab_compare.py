@@ -23,7 +23,7 @@ from harness.analysis.ab_compare import (
 )
 from harness.analysis.difference import (
     ERROR_RATE,
-    LEAST_BLOCKS,
+    MIN_BLOCKS,
     Block,
     Difference,
     difference,
@@ -55,17 +55,17 @@ def swings(source: random.Random, runs: int) -> list[float]:
 @pytest.mark.parametrize("noise", [quiet, swings])
 def test_few_of_all_possible_orders_report_a_difference(noise: Noise) -> None:
     """The error rate holds for any times, because only the order is random."""
-    times = noise(random.Random(7), 3 * LEAST_BLOCKS)
+    times = noise(random.Random(7), 3 * MIN_BLOCKS)
     blocks = [times[start : start + 3] for start in range(0, len(times), 3)]
     reported, without_control, total = 0, 0, 0
-    for orders in itertools.product(itertools.permutations(range(3)), repeat=LEAST_BLOCKS):
+    for orders in itertools.product(itertools.permutations(range(3)), repeat=MIN_BLOCKS):
         result = difference(
             [Block(*(block[n] for n in order)) for block, order in zip(blocks, orders, strict=True)]
         )
         total += 1
         reported += result.faster or result.slower
         without_control += not result.low <= 1 <= result.high
-    assert total == 6**LEAST_BLOCKS
+    assert total == 6**MIN_BLOCKS
     assert without_control <= ERROR_RATE * total
     assert reported <= without_control
 
@@ -85,12 +85,12 @@ def test_the_figures_by_hand() -> None:
 
 
 def test_a_difference_must_exceed_that_of_the_control() -> None:
-    same = [Block(100.0, 130.0, 120.0)] * LEAST_BLOCKS
+    same = [Block(100.0, 130.0, 120.0)] * MIN_BLOCKS
     assert difference(same).low == pytest.approx(130 / 120)
     assert not difference(same).faster
-    assert not difference([Block(130.0, 100.0, 113.0)] * LEAST_BLOCKS).slower
-    assert difference([Block(100.0, 130.0, 101.0)] * LEAST_BLOCKS).faster
-    assert difference([Block(130.0, 100.0, 129.0)] * LEAST_BLOCKS).slower
+    assert not difference([Block(130.0, 100.0, 113.0)] * MIN_BLOCKS).slower
+    assert difference([Block(100.0, 130.0, 101.0)] * MIN_BLOCKS).faster
+    assert difference([Block(130.0, 100.0, 129.0)] * MIN_BLOCKS).slower
 
 
 def test_the_order_of_a_block_is_random() -> None:

@@ -15,10 +15,10 @@ from harness.measuring.runner import MeasurementError
 from harness.sample import Sample
 from harness.source import source_digest
 from neurons.miner.proposal import Rejected
-from neurons.miner.publishing.tuned_kernels import FILE, Evidence, TunedKernels, copy_overlay
+from neurons.miner.publishing.tuned_kernels import FILE, Evidence, TunedKernels
 from neurons.miner.tuner import Tuner
 from neurons.runtime.observe import get_logger
-from quasar_kernels.contract import OVERLAY, QUASAR_DIR, overlay_digest
+from quasar_kernels.contract import OVERLAY, QUASAR_DIR, copy_overlay, overlay_digest
 from tests.harness import samples
 from tests.neurons.miner.parts import ENVIRONMENT, make_settings
 from tests.processes import HANG, is_alive, wait_for
@@ -151,7 +151,7 @@ def test_the_settings_select_the_commands(tuner):
     tuner.settings = tuner.settings.model_copy(update=update)
     search, own = tuner.commands()
     assert list(own) == ["optimise", "--mine", "a b"]
-    with pytest.raises(Rejected, match="searched on an NVIDIA GPU"):  # the real search
+    with pytest.raises(Rejected, match="need an NVIDIA GPU"):  # the real search
         tuner.try_one(search, 512)
 
 

@@ -128,7 +128,6 @@ def test_disk(free: float, level: str, tmp_path: Path, monkeypatch: pytest.Monke
     ("name", "value", "absent", "remedy"),
     [
         ("metrics_port", 9464, "prometheus_client", "scripts/install.sh metrics"),
-        ("agent_iterations", 1, "optuna", "scripts/install.sh tuning"),
         ("tune_command", "no-such-optimiser --fast", None, "Name a program of the PATH"),
     ],
 )

@@ -1,1 +1,0 @@
-"""The search over the tile sizes of the operator in Triton: candidates, checks and the result."""
