@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
 
 from benchmarks.cases.recall import HELD_OUT, Recipe, train
 from benchmarks.models.model import Model, recall_loss
@@ -119,7 +119,7 @@ def test_a_projection_may_be_sharded_by_itself() -> None:
 def test_tensor_parallel_projections_are_refused() -> None:
     model, batch = Model(SMALL.vocabulary, 32, 2), draw(SMALL, 0, CPU)
     mixer: Any = model.blocks[0].mixer
-    plan = {"q_proj": ColwiseParallel(use_local_output=False)}
+    plan: dict[str, ParallelStyle] = {"q_proj": ColwiseParallel(use_local_output=False)}
     parallelize_module(mixer, init_device_mesh("cpu", (1,)), plan)
     with pytest.raises(TypeError, match=r"q_proj must return a plain tensor .* DTensor"):
         model(batch.tokens, batch.places)

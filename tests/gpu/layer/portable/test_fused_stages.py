@@ -10,11 +10,11 @@ from fla.ops.quasar.layer import hopper, portable, timed_choice, wide
 from fla.ops.quasar.triton_kernels.autotune import GAIN
 
 from quasar_kernels.reference import relative_rms
-from tests.gpu.calls import ON_CUDA_portable
+from tests.gpu.calls import ON_CUDA_KERNELS
 from tests.gpu.layer.fused_stages import GatedOutput, Projection
 from tests.gpu.layer.layers import call, make_layer
 
-pytestmark = ON_CUDA_portable
+pytestmark = ON_CUDA_KERNELS
 
 
 TWO_GROUPS = ("-DQUASAR_GROUPS=2",)  # of warps in a block, as on GPUs with 99 KB of shared memory
