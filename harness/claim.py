@@ -28,7 +28,7 @@ from harness.workload import WORKLOAD
 ACCEPTED_SHARE = 0.9
 """Share of a claim that a validator must measure; otherwise the score is 0."""
 
-RUNS_MOST = 16
+MAX_RUNS = 16
 """Most runs of one length: further ones would hardly change the claim."""
 
 EXPECTED_OF = 10
@@ -114,11 +114,11 @@ def limits_of(runs: Sequence[Sample]) -> dict[str, float]:
 def is_settled(runs: Sequence[Sample]) -> bool:
     """Return whether a length has enough runs for its claim.
 
-    It has RUNS_MOST, or at least two whose noise does not limit the claim.
+    It has MAX_RUNS, or at least two with a noise that does not limit the claim.
     """
     counted = accepted(runs)
-    if not 1 < len(counted) < RUNS_MOST:  # one run shows no noise at all
-        return len(counted) >= RUNS_MOST
+    if not 1 < len(counted) < MAX_RUNS:  # one run shows no noise at all
+        return len(counted) >= MAX_RUNS
     limits = limits_of(counted)
     return limits.pop("noise") >= min(limits.values())
 

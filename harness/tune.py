@@ -326,8 +326,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         constants = constants_for(environment.compute_capability or "0")
         if not constants:
             progress.print(
-                f"{environment.gpu or 'a CPU'} does not run the kernels whose constants are "
-                "searched: they need an NVIDIA GPU of compute capability 8.0 or newer."
+                f"{environment.gpu or 'a CPU'} does not run the tuned kernels: they "
+                "need an NVIDIA GPU of compute capability 8.0 or newer."
             )
             return EX_CONFIG
         if not arguments.overlay.exists():

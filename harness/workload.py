@@ -9,7 +9,7 @@ LENGTHS = (512, 1024, 2048, 4096, 16384, 65536, 100000, 262144, 500000, 1000000)
 """Sequence lengths in tokens that a full report covers."""
 
 VALIDATOR_LENGTHS = (512, 1024, 2048)
-"""Lengths that a validator times in addition to the target of the submission."""
+"""Lengths that a validator times in addition to the submission's target."""
 
 CPU_LIMIT = 2048
 """Longest sequence timed on a CPU: longer runs take minutes and do not predict a GPU's speed."""

@@ -20,7 +20,7 @@ from harness.measuring.runner import MeasurementError, probe
 from neurons.wire.rules import weighted_score
 
 SHOWN = (2048, 100_000, 1_000_000)
-"""Lengths whose estimated speed is printed."""
+"""The script prints the estimated speed at these lengths."""
 COLUMNS = "{:<22} {:>5} {:<8} {:>6} {:>7} {:>8} {:>10} {:>10} {:>13}"
 HEADER = "\n".join(
     (

@@ -98,7 +98,7 @@ check_writable() {
 
 # Replaces the old path of a moved checkout by the new one in the files of .venv.
 adapt_to_move() {
-  say "the checkout was moved here from $(recorded root): .venv is adapted"
+  say "the checkout was moved from $(recorded root): adapting .venv"
   .venv/bin/python -I - "$(recorded root)" "$root" "$stamp" <<'END'
 import glob, re, sys
 old, new, stamp = sys.argv[1:]

@@ -33,7 +33,7 @@ def find_imports(root: Path, loaded: Sequence[str] = LOADED) -> Imports:
     """Return the imports from other distributions when Python imports `loaded` from `root`.
 
     Raises:
-        FileNotFoundError: a module of the fork is not there.
+        FileNotFoundError: a module of the fork is missing.
         SyntaxError: a file is not Python.
     """
     imports: Imports = {}
@@ -97,11 +97,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     head = ["git", "-C", str(args.checkout), "rev-parse", "HEAD"]
     result = subprocess.run(head, capture_output=True, text=True)
     if result.returncode:
-        parser.error(f"{args.checkout} is no checkout of the fork: {result.stderr.strip()}")
+        parser.error(f"{args.checkout} is not a checkout of the fork: {result.stderr.strip()}")
     try:
         text = as_json(find_imports(args.checkout), result.stdout.strip())
     except (FileNotFoundError, SyntaxError) as error:
-        parser.error(f"{args.checkout} is no checkout of the fork: {error}")
+        parser.error(f"{args.checkout} is not a checkout of the fork: {error}")
     if not args.check:
         FORK_IMPORTS.write_text(text)
     elif text != FORK_IMPORTS.read_text():

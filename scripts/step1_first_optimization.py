@@ -52,7 +52,7 @@ def clone(folder: Path, address: str) -> None:
         QuasarError: it cannot be cloned, or the folder exists.
     """
     if folder.exists():
-        raise QuasarError(f"{folder} is there already; give --skip-setup to use it as it is.")
+        raise QuasarError(f"{folder} already exists; give --skip-setup to use it as it is.")
     command = ["git", "clone", "--quiet", "--depth", "1", "--", address, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     if done.returncode:
@@ -111,11 +111,13 @@ def main(
         if not args.skip_setup:
             clone(args.fork, args.upstream)
         if not (args.fork / LAYER_FILE).is_file():
-            raise QuasarError(f"{args.fork} holds no {LAYER_FILE}; name a clone of the fork.")
+            raise QuasarError(
+                f"{args.fork} does not contain {LAYER_FILE}; name a clone of the fork."
+            )
         with tempfile.TemporaryDirectory(prefix="step1-") as name:
-            ours, copy = Path(name, "ours"), Path(name, "copy")
-            copy_fork(args.fork, OVERLAY, OVERLAY, "layer", ours)
-            correctness = checker(ours, max(lengths), Options(args.device))
+            shipped, copy = Path(name, "shipped"), Path(name, "copy")
+            copy_fork(args.fork, OVERLAY, OVERLAY, "layer", shipped)
+            correctness = checker(shipped, max(lengths), Options(args.device))
             print(f"correctness check: {'passed' if correctness.passed else 'FAILED'}", flush=True)
             for failed in correctness.failed[:3]:
                 print(f"  {failed}")
@@ -133,7 +135,7 @@ def main(
             results = []
             if fork is None:
                 copy_fork(args.fork, OVERLAY, OVERLAY, "layer", copy)
-            for length, difference in comparison.run(fork or copy, ours, lengths):
+            for length, difference in comparison.run(fork or copy, shipped, lengths):
                 results.append((length, difference))
                 text = difference if fork else f"{difference.b:,.0f} tokens/s"
                 print(f"{length:>9} tokens: {text}", flush=True)

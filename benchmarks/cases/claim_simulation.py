@@ -19,7 +19,7 @@ from numpy.random import Generator, default_rng
 from benchmarks.cases.claim_noise import SHAPES, Runs, Shape
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
-from harness.claim import ACCEPTED_SHARE, RUNS_MOST, derive_claim, is_settled
+from harness.claim import ACCEPTED_SHARE, MAX_RUNS, derive_claim, is_settled
 from harness.sample import Correctness, Sample
 
 MAX_REFUTED = 1e-4
@@ -82,13 +82,13 @@ def measurements(runs: Runs, trial: int) -> list[Sample]:
 def claim(samples: list[Sample]) -> tuple[float, int]:
     """Return the claim of the first samples that settle it, and their number."""
     count = next(
-        n for n in range(MIN_RUNS, RUNS_MOST + 1) if n == RUNS_MOST or is_settled(samples[:n])
+        n for n in range(MIN_RUNS, MAX_RUNS + 1) if n == MAX_RUNS or is_settled(samples[:n])
     )
     return derive_claim({LENGTH: samples[:count]}, LENGTH).tokens_per_sec, count
 
 
 def simulate(shape: Shape, trials: int, generator: Generator, draws: int = DRAWS) -> Entry:
-    runs = shape.draw(generator, trials, RUNS_MOST)
+    runs = shape.draw(generator, trials, MAX_RUNS)
     results = [claim(measurements(runs, trial)) for trial in range(trials)]
     claims = np.array([speed for speed, _ in results]) / UNDISTURBED
     later = np.sort(1 / shape.later(generator, draws))

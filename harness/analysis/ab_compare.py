@@ -86,7 +86,7 @@ class Comparison:
     on_block: OnBlock = field(default=lambda *_: None, compare=False)
 
     def run(self, a: Path, b: Path, lengths: Sequence[int]) -> Iterator[tuple[int, Difference]]:
-        """Yield each length with the difference of the two trees, which may be the same folder.
+        """Yield each length with the trees' difference; both may be the same folder.
 
         Raises a MeasurementError if a tree fails its correctness check or cannot be timed.
         """
@@ -133,7 +133,7 @@ def block_printer(progress: Progress, blocks: int) -> OnBlock:
 def checked_out(name: str, repository: Path) -> Iterator[Path]:
     """Yield the root of a tree: a folder, or a commit (or COMMIT:FOLDER) of the repository.
 
-    Raises a MeasurementError if it is neither, or holds no kernels.
+    Raises a MeasurementError if it is neither, or does not contain kernels.
     """
     if Path(name).is_dir():
         with whole_tree(Path(name)) as tree:

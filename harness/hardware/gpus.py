@@ -115,7 +115,7 @@ def longest(memory_gib: float, capability: str | None, way: Way = "recorded") ->
 
 
 def best_target(memory_gib: float, capability: str | None) -> int | None:
-    """Return the target of the highest league that fits into the memory, or None."""
+    """Return the highest league's target that fits into the memory, or None."""
     leagues = range(LEAGUE, HIGHEST + 1, LEAGUE)
     candidates = sorted({*leagues, *(n for n in LENGTHS if n < LEAGUE)}, reverse=True)
     return next((n for n in candidates if fits(n, memory_gib, capability)), None)

@@ -13,7 +13,7 @@ from harness.workload import WORKLOAD
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-_ALLOWED = frozenset(
+_INHERITED = frozenset(
     {
         "HOME",
         "LANG",
@@ -31,7 +31,7 @@ _ALLOWED = frozenset(
         "XDG_CACHE_HOME",
     }
 )
-_ALLOWED_PREFIXES = ("CUDA_", "NVIDIA_")
+_INHERITED_PREFIXES = ("CUDA_", "NVIDIA_")
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASS")
 
 
@@ -63,8 +63,8 @@ def child_environment(
     env = {
         name: value
         for name, value in environ.items()
-        if name in _ALLOWED
-        or (name.startswith(_ALLOWED_PREFIXES) and not any(w in name for w in _SECRET_WORDS))
+        if name in _INHERITED
+        or (name.startswith(_INHERITED_PREFIXES) and not any(w in name for w in _SECRET_WORDS))
     }
     path = filter(os.path.isabs, environ.get("PYTHONPATH", "").split(os.pathsep))
     env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(PROJECT), *path]))

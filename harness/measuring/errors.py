@@ -36,7 +36,7 @@ class MeasurementError(Exception):
         return f"{self.reason.rstrip('.')}. {self.remedy}" if self.remedy else self.reason
 
     def explain(self, *, debug: bool = False) -> str:
-        """Return kind and advice for a person, and with `debug` the worker's log."""
+        """Return kind and advice, and with `debug` the worker's log."""
         text = self.advice if self.kind == "protocol" else f"{self.kind}: {self.advice}"
         if not self.log_tail or self.kind in ("gate", "stopped"):
             return text

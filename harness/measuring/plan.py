@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from harness.claim import RUNS_MOST
+from harness.claim import MAX_RUNS
 from harness.sample import Failure, Kind
 
 FIRST_RUNS = 5
@@ -72,7 +72,7 @@ class ForClaim:
     others: tuple[int, ...] = ()
     # runs, most: least and most samples of the target
     runs: int = 1
-    most: int = RUNS_MOST
+    most: int = MAX_RUNS
     at_once: int = 1  # processes of a round
     confirming: int = 0  # number of existing samples of the target, which one more must confirm
 

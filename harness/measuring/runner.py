@@ -168,7 +168,7 @@ def _work(
     """Run a job, fields of a `Job`, in a worker and return the body of its reply.
 
     The process is killed after `patience` times the options' seconds. Raises a MeasurementError if
-    there is no result that can be trusted.
+    no result can be trusted.
     """
     nonce = secrets.token_hex(16)
     confinement = options.confinement

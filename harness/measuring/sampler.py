@@ -30,15 +30,15 @@ from harness.measuring.runner import (
 )
 from harness.sample import Correctness, Failure, Kind, Sample, accepted, rejection
 
-AT_ONCE_MOST, MIB_EACH = 14, 4096
+MAX_AT_ONCE, MIB_EACH = 14, 4096
 """Largest number of processes that import at the same time, each on one core, and the MiB of host
 memory that each may need."""
 
 
 def processes_at_once(machine: Environment) -> int:
     """Return how many processes may import at the same time on a machine."""
-    room = AT_ONCE_MOST if machine.memory_mb is None else int(machine.memory_mb // MIB_EACH)
-    return max(1, min(machine.usable_cpus or machine.cpu_count, room, AT_ONCE_MOST))
+    room = MAX_AT_ONCE if machine.memory_mb is None else int(machine.memory_mb // MIB_EACH)
+    return max(1, min(machine.usable_cpus or machine.cpu_count, room, MAX_AT_ONCE))
 
 
 class Recorder:
@@ -78,7 +78,7 @@ class Policy:
     """What a sample must fulfil, and what happens after a failure."""
 
     checked: bool = True
-    cold: Container[int] = ()  # lengths whose first sample starts with empty kernel caches
+    cold: Container[int] = ()  # their first sample starts with empty kernel caches
     # the measurement ends after this many consecutive rejected samples of one length; with 1, no
     # sample is rejected (`sample.rejection`)
     attempts: int = 1

@@ -17,7 +17,7 @@ from harness.worker.inputs import drawn
 from harness.workload import WORKLOAD
 
 RUN = 32
-"""Tokens of a run, whose norm depends on all of them and is not linear in any."""
+"""Tokens of a run. Its norm depends on all of them and is not linear in any."""
 
 STEP = 0.25
 """Digests are rounded to this share of the root mean square of an output times sqrt(runs)."""
@@ -25,7 +25,7 @@ STEP = 0.25
 SCALED = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "g_proj.0.weight")
 """The weights that read the input; their columns are multiplied by each call's factors."""
 
-CALLS_MOST = 8192
+MAX_CALLS = 8192
 """Most calls of a chain: at 512 tokens and 12 microseconds per call they take 100 ms."""
 
 LARGEST = 48
@@ -34,7 +34,7 @@ could solve for a false digest that gives the next call any input."""
 
 _LEVELS = 256
 _WIDTH = math.sqrt(12)  # of the uniform distribution of variance 1
-_GRAPHS_MOST = 8
+_MAX_GRAPHS = 8
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ChainMaps:
 
     @classmethod
     def draw(cls, length: int, size: float, seed: int, device: torch.device) -> ChainMaps:
-        """Draw the maps for outputs of `length` tokens whose root mean square is `size`."""
+        """Draw the maps for outputs of `length` tokens with the root mean square `size`."""
         runs, channels = -(-length // RUN), WORKLOAD.hidden_size
         order = drawn((runs,), seed, device).argsort()
         signs = 1.0 - 2.0 * (order % 2)
@@ -113,7 +113,7 @@ class Link:
 
     @torch.no_grad()
     def start(self, seed: int, calls: int) -> None:
-        """Begin a chain, whose calls' keys have this seed."""
+        """Begin a chain; its calls' keys have this seed."""
         fill_keys(self._keys[:calls], seed)
         self._at.zero_()
         self._rescale(self._keys.new_zeros(self._keys.shape[1]))
@@ -122,7 +122,7 @@ class Link:
     def __call__(self, y: Tensor) -> None:
         """Process a call's output `[1, T, channels]`, with one CUDA graph for each address of y."""
         place = y.data_ptr()
-        if not y.is_cuda or (place not in self._graphs and len(self._graphs) == _GRAPHS_MOST):
+        if not y.is_cuda or (place not in self._graphs and len(self._graphs) == _MAX_GRAPHS):
             self._link(y)
         elif place not in self._graphs:  # libraries must be initialised before a capture
             self._graphs[place] = None

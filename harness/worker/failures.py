@@ -6,7 +6,7 @@ from harness.sample import Kind
 
 
 class WorkerError(Exception):
-    """A failure whose kind is known."""
+    """A failure of a known kind."""
 
     def __init__(self, reason: str, kind: Kind) -> None:
         super().__init__(reason)

@@ -13,7 +13,7 @@ class GpuLock:
     """The lock that allows one timed process at a time among those that share a file.
 
     Before `take`, the process shares the lock. `take` waits until the process holds the lock
-    exclusively, which lasts until the process ends. Without a file there is no lock.
+    exclusively, which lasts until the process ends. Without a file nothing is locked.
 
     Args:
         path: the file; None for a process that is alone.

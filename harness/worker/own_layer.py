@@ -23,7 +23,7 @@ that skip forgotten tokens would take longer than in the public loop."""
 
 
 def secret_seed() -> int:
-    """Return a secret seed from the system's generator, whose values the subject cannot predict."""
+    """Return a secret seed from the system's generator; the subject cannot predict it."""
     return secrets.randbits(62)
 
 

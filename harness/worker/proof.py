@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from harness.worker.chain import (
-    CALLS_MOST,
     LARGEST,
+    MAX_CALLS,
     RUN,
     SCALED,
     STEP,
@@ -45,17 +45,17 @@ REST = 1.0
 """Seconds for which the GPU rests before the chains of longer calls, as it does while a process of
 the public loop starts: under load its clock falls by several percent within a tenth of a second."""
 
-CALLS_LEAST = 4
+MIN_CALLS = 4
 """Fewest calls of a chain."""
 
 VERIFIED_TOKENS = {"cuda": 1 << 25, "cpu": 1 << 17}
-"""Most tokens of a chain of more than CALLS_LEAST calls. The referee verifies every call: an
+"""Most tokens of a chain of more than MIN_CALLS calls. The referee verifies every call: an
 unverified one could return a false digest at once, so that later calls need not wait for it."""
 
 VERIFIED_OWN = 4
-"""Calls that the referee computes for one's own code, whose claim does not rest on the chain."""
+"""Calls that the referee computes for one's own code: its claim does not rest on the chain."""
 
-LINK_MOST = 0.2
+MAX_LINK_SHARE = 0.2
 """Largest share of a chain's time to subtract, so that slowing `time_link` down gains little."""
 
 RATIO = {"cuda": 1.3, "cpu": 3.0}
@@ -92,7 +92,7 @@ class Proof:
     def seconds_per_call(self, link_seconds: float = 0.0) -> float:
         """Return the seconds of a call, without those of the harness's own work after it."""
         whole = self.chain.seconds / len(self.chain.digests)
-        return max(whole - link_seconds, (1 - LINK_MOST) * whole)
+        return max(whole - link_seconds, (1 - MAX_LINK_SHARE) * whole)
 
 
 def take(subject: SubjectProxy, length: int, device: torch.device, *, enough: float = 0.0) -> Proof:
@@ -135,18 +135,18 @@ def _time_link(length: int, device: torch.device) -> float:
         torch.bfloat16 if on_gpu else torch.float32
     )
     scaled = [weights[name] for name in SCALED]
-    link = Link(ChainMaps.draw(length, 1.0, 0, device), scaled, CALLS_MOST)
+    link = Link(ChainMaps.draw(length, 1.0, 0, device), scaled, MAX_CALLS)
     # On a GPU a matrix product writes the output, as in a layer. So the power limit lowers the
     # clock as much, and the link finds the output in the cache.
     write = _product(y) if on_gpu else y.neg_
-    calls, alone, both = CALLS_LEAST, math.inf, math.inf
+    calls, alone, both = MIN_CALLS, math.inf, math.inf
     for attempt in range(6):
         link.start(0, calls)
         without = _time(calls, device, write)
         seconds = _time(calls, device, write, lambda: link(y))
         if attempt:  # the first attempt captures the graphs
             alone, both = min(alone, without), min(both, seconds)
-        calls = max(CALLS_LEAST, min(math.ceil(0.02 / seconds), CALLS_MOST))
+        calls = max(MIN_CALLS, min(math.ceil(0.02 / seconds), MAX_CALLS))
     return max(0.0, both - alone)
 
 
@@ -175,10 +175,10 @@ def _best_chain(
     A chain takes CHAIN_SECONDS, or less if the referee cannot verify so many calls. Each follows a
     short untimed chain, which ends the GPU's idle state.
     """
-    # no rest for one's own code (`enough` > 0), whose check tolerates a lower clock
+    # no rest for one's own code (`enough` > 0): its check tolerates a lower clock
     rest = REST if device.type == "cuda" and length >= SHORT and not enough else 0.0
-    calls, best = CALLS_LEAST, math.inf
-    most = max(CALLS_LEAST, min(CALLS_MOST, VERIFIED_TOKENS[device.type] // length))
+    calls, best = MIN_CALLS, math.inf
+    most = max(MIN_CALLS, min(MAX_CALLS, VERIFIED_TOKENS[device.type] // length))
     chains = CHAINS_OF_SHORT if length < SHORT else CHAINS
     while chains:
         time.sleep(rest)
@@ -245,7 +245,7 @@ def _time_alone(subject: SubjectProxy, calls: int) -> float:
     return (time.monotonic() - started) / calls
 
 
-def verify(proof: Proof, device: torch.device, most: int = CALLS_MOST) -> None:
+def verify(proof: Proof, device: torch.device, most: int = MAX_CALLS) -> None:
     """Compute the calls of the chain, or `most` of them, and compare their digests.
 
     Call this after the subject has ended, because it needs the subject's memory. Of a long chain,
@@ -258,7 +258,7 @@ def verify(proof: Proof, device: torch.device, most: int = CALLS_MOST) -> None:
 
 
 def _verify(
-    maps: ChainMaps, weights: Mapping[str, Tensor], x: Tensor, chain: Chain, most: int = CALLS_MOST
+    maps: ChainMaps, weights: Mapping[str, Tensor], x: Tensor, chain: Chain, most: int = MAX_CALLS
 ) -> None:
     checker = Checker.draw(x.device)
     digests, calls = chain.digests.to(x.device, torch.float32), len(chain.digests)

@@ -35,7 +35,7 @@ log = observe.get_logger("embedded")
 @click.option(
     "--cheat/--no-cheat",
     default=None,
-    help="One more miner, whose kernel is wrong (the default with other miners).",
+    help="One more miner, with a wrong kernel (the default with other miners).",
 )
 @click.option(
     "--serve/--no-serve",

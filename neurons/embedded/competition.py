@@ -39,7 +39,7 @@ from neurons.runtime.settings import Settings
 
 DATABASE = "competition.db"
 GUEST = "guest"
-"""The wallet of one more miner, which a person may start while the pages are served."""
+"""The wallet of one more miner, which an operator may start while the pages are served."""
 READY_SECONDS, VERDICT_SECONDS = 180.0, 1800.0
 
 log = get_logger("embedded")

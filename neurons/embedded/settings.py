@@ -121,7 +121,7 @@ def common_environment(settings: Settings) -> dict[str, str]:
 
 
 def api_environment(settings: Settings, port: int, validator_hotkey: str) -> dict[str, str]:
-    """Return the environment of the API, which lets only this validator write verdicts."""
+    """Return the API's environment, which lets only this validator write verdicts."""
     url = settings.database_url
     return {
         **common_environment(settings),
@@ -134,7 +134,7 @@ def api_environment(settings: Settings, port: int, validator_hotkey: str) -> dic
 
 
 def validator_environment(settings: Settings) -> dict[str, str]:
-    """Return the environment of the validator; the run reads its log, which is JSON."""
+    """Return the validator's environment; the run reads its log, which is JSON."""
     return {
         **common_environment(settings),
         **_as_variables(settings, *VALIDATOR_SETTINGS),
@@ -144,7 +144,7 @@ def validator_environment(settings: Settings) -> dict[str, str]:
 
 
 def miner_settings(settings: Settings, name: str, home: Path) -> dict[str, str]:
-    """Return the settings of one more miner, whose fork and state lie in `home`."""
+    """Return the settings of one more miner, with its fork and state in `home`."""
     return {
         **_as_variables(settings, *MINER_SETTINGS),
         "FORK_REMOTE": str(home / "fork.git"),

@@ -35,15 +35,15 @@ from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
 
 READY_SECONDS = 60.0
-STARTS_ALLOWED = 3
+MAX_STARTS = 3
 POSTPONED = ("postponed", "no verdict")
 """The validator's log events for an attempt without a verdict."""
-POSTPONED_ALLOWED = 3
+MAX_POSTPONED = 3
 """Attempts at one submission without a verdict after which the run ends."""
 LINES = 1000
 """Lines of the validator's log that are kept."""
 QUIET_SECONDS = 8.0
-"""Longest time without a log line, because a person watches an embedded run."""
+"""Longest time without a log line, because an operator watches an embedded run."""
 
 log = get_logger("embedded")
 
@@ -124,7 +124,10 @@ class EmbeddedSubnet:
         self._children.append(child)
 
     def check(self) -> None:
-        """Raise the fault that has stopped the run, if any; a ConfigError requires a person."""
+        """Raise the fault that has stopped the run, if any.
+
+        A ConfigError is a fault that only the operator can remove.
+        """
         if self._failure is not None:
             raise self._failure
 
@@ -154,12 +157,12 @@ class EmbeddedSubnet:
 
     def _count_postponed(self, submission: object, reason: str) -> None:
         self._postponed[submission] += 1
-        if self._postponed[submission] < POSTPONED_ALLOWED:
+        if self._postponed[submission] < MAX_POSTPONED:
             return
         self._fail(
             QuasarError(
                 f"The validator of this run postponed submission {submission} "
-                f"{POSTPONED_ALLOWED} times: {reason.rstrip('.') or 'an unexpected error'}. "
+                f"{MAX_POSTPONED} times: {reason.rstrip('.') or 'an unexpected error'}. "
                 f"`./START_MINER.sh doctor` checks this machine, {self._tail.file} has every "
                 "message, and the next start continues from here."
             )
@@ -180,6 +183,6 @@ class EmbeddedSubnet:
             if self._stop.wait(0.1):
                 self.check()
                 raise Stopped("stop requested")
-            if api.starts > STARTS_ALLOWED:
+            if api.starts > MAX_STARTS:
                 break
         raise QuasarError(f"The embedded validator API does not start; see {api.log_file}.")

@@ -52,7 +52,7 @@ def make_upstream(path: Path, change: Callable[[Path], object] = lambda _: None)
     """
     path = path.absolute()
     if path.exists() and not (path / "HEAD").is_file():
-        raise Held(f"{path} is in the way and no git repository.", "Move it away.")
+        raise Held(f"{path} exists but is not a git repository.", "Move it away.")
     with scratch_beside(path) as scratch:
         _write_source(scratch / "source")
         change(scratch / "source")

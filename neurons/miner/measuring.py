@@ -12,7 +12,7 @@ from typing import Any
 
 from structlog.stdlib import BoundLogger
 
-from harness.claim import RUNS_MOST, lower_bound
+from harness.claim import MAX_RUNS, lower_bound
 from harness.hardware.machine import Environment
 from harness.measuring.plan import FIRST_RUNS, EachLength, ForClaim, Plan
 from harness.measuring.runner import MeasurementError, Options, call, probe
@@ -198,7 +198,7 @@ def new_measurement(
         soak=None if on_cpu else soak,
         **parts,
     )
-    most = max(CPU_RUNS_MOST if on_cpu else RUNS_MOST, settings.claim_runs)
+    most = max(CPU_RUNS_MOST if on_cpu else MAX_RUNS, settings.claim_runs)
     return ClaimMeasurement(sampler, recorder, settings.claim_runs, most, fresh)
 
 
@@ -219,8 +219,8 @@ def _earlier_samples(
         usable = _usable(report, environment, code)
         if len(usable.get(target, ())) >= FIRST_RUNS and {*VALIDATOR_LENGTHS} <= set(usable):
             others = [one for n in VALIDATOR_LENGTHS if n != target for one in usable[n]]
-            # the sample that confirms them is the last of at most RUNS_MOST
-            return others + usable[target][1 - RUNS_MOST :]
+            # the sample that confirms them is the last of at most MAX_RUNS
+            return others + usable[target][1 - MAX_RUNS :]
     return []
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.claim import (
+    MAX_RUNS,
     NOISE_FLOOR,
-    RUNS_MOST,
     NoClaim,
     derive_claim,
     is_settled,
@@ -172,7 +172,7 @@ def test_sampling_ends_when_the_noise_is_known_or_at_the_cap() -> None:
         return is_settled(by_length(512, values)[512])
 
     assert [settled(STEADY[:n]) for n in range(6)] == [False] * 5 + [True]
-    wide = [1000.0, 1100.0] * RUNS_MOST
+    wide = [1000.0, 1100.0] * MAX_RUNS
     assert [settled(wide[:n]) for n in (5, 15, 16, 17)] == [False, False, True, True]
     assert not is_settled([make_sample(correctness=None)] * 20)
 

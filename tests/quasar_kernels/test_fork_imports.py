@@ -91,7 +91,7 @@ def test_a_folder_that_is_not_a_checkout_of_the_fork(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main([str(tmp_path)])
     assert ended.value.code == 2
-    assert f"{tmp_path} is no checkout of the fork" in capsys.readouterr().err
+    assert f"{tmp_path} is not a checkout of the fork" in capsys.readouterr().err
     assert FORK_IMPORTS.read_bytes() == before
 
 

@@ -83,7 +83,7 @@ def test_wrong_kernels_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_missing_forks_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert step1.main(["--skip-setup", "--fork", str(tmp_path)]) == 1
-    assert f"holds no {LAYER_FILE}" in capsys.readouterr().err
+    assert f"does not contain {LAYER_FILE}" in capsys.readouterr().err
     assert step1.main(["--fork", str(tmp_path)]) == 1
     assert "--skip-setup" in capsys.readouterr().err
     assert step1.main(["--fork", str(tmp_path / "x"), "--upstream", "file:///nonexistent"]) == 1

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from harness.measuring.job import Exit
 from harness.measuring.process import die_with_parent, hide
-from harness.worker.chain import CALLS_MOST, SCALED, ChainMaps, Link
+from harness.worker.chain import MAX_CALLS, SCALED, ChainMaps, Link
 from harness.worker.channel import Channel, SubjectProxy, WireError
 from harness.worker.failures import WorkerError, as_worker_error
 from harness.worker.inputs import drawn, fill
@@ -151,7 +151,7 @@ class InProcessSubject:
         own = self._layer.state_dict()
         for name, value in weights.items():
             if name not in own or own[name].shape != value.shape:
-                raise WorkerError(f"the layer has no weight {name} {list(value.shape)}", "gate")
+                raise WorkerError(f"the layer lacks the weight {name} {list(value.shape)}", "gate")
             own[name].data.copy_(value)
         self.draw("x", (WORKLOAD.batch_size, length, WORKLOAD.hidden_size), seed)
         if self._device.type == "cuda":
@@ -165,7 +165,7 @@ class InProcessSubject:
         synchronize(self._device)
         vram = torch.cuda.max_memory_allocated() if self._device.type == "cuda" else 0
         maps = ChainMaps.draw(length, size, maps_seed, self._device)
-        self._link = Link(maps, [own[name].data for name in SCALED], CALLS_MOST)
+        self._link = Link(maps, [own[name].data for name in SCALED], MAX_CALLS)
         return {"vram_bytes": vram, "first_call_seconds": first_call}
 
     def call(self) -> None:
@@ -231,17 +231,17 @@ def fork_subject() -> SubjectProxy:
     """
     # not `closerange`: before Linux 5.9 it tries every number, and containers often allow 2**30
     open_files = [int(name) for name in os.listdir("/proc/self/fd")]
-    ours, theirs = socket.socketpair()
+    referee_end, subject_end = socket.socketpair()
     hide()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
-            _become_subject(parent, theirs, {*open_files, ours.fileno()})
+            _become_subject(parent, subject_end, {*open_files, referee_end.fileno()})
         finally:  # never returns to the referee's code or runs exit handlers
             os._exit(Exit.CRASH)
-    theirs.close()
-    return SubjectProxy(Channel(ours), pid)
+    subject_end.close()
+    return SubjectProxy(Channel(referee_end), pid)
 
 
 def _become_subject(parent: int, end: socket.socket, open_files: set[int]) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from harness.claim import RUNS_MOST
+from harness.claim import MAX_RUNS
 from harness.measuring.plan import FIRST_RUNS, FURTHER_RUNS, EachLength, ForClaim
 from harness.sample import Failure, Kind
 
@@ -53,8 +53,8 @@ def test_lengths_above_one_that_is_too_long_fail(failures, implied):
         (FIRST_RUNS, True, {"confirming": FIRST_RUNS}, 1),
         (6, True, {"confirming": FIRST_RUNS, "most": 5}, 0),
         (FIRST_RUNS, False, {}, FURTHER_RUNS),
-        (RUNS_MOST - 1, False, {}, 1),
-        (RUNS_MOST, False, {}, 0),
+        (MAX_RUNS - 1, False, {}, 1),
+        (MAX_RUNS, False, {}, 0),
     ],
 )
 def test_the_target_is_sampled_until_its_noise_is_known(runs, settled, changes, target):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.claim import RUNS_MOST, derive_claim
+from harness.claim import MAX_RUNS, derive_claim
 from harness.measuring.plan import FIRST_RUNS, EachLength, ForClaim
 from harness.measuring.runner import MeasurementError, Options, measure
 from harness.measuring.sampler import Policy, Recorder, Sampler, processes_at_once
@@ -127,7 +127,7 @@ def test_no_sample_is_repeated(tmp_path: Path) -> None:
 
 
 def test_the_gpu_is_warm_before_the_first_process_is_timed(tmp_path: Path) -> None:
-    runner, seen = FakeRunner([1000.0, 1100.0] * RUNS_MOST), list[int]()
+    runner, seen = FakeRunner([1000.0, 1100.0] * MAX_RUNS), list[int]()
 
     def soak() -> None:
         seen.append(len(runner.calls))

@@ -92,7 +92,7 @@ def test_an_occupied_path_and_a_missing_package_are_errors(tmp_path, monkeypatch
     thesis = tmp_path / "mine/thesis.txt"
     thesis.parent.mkdir()
     thesis.write_text("keep")
-    with pytest.raises(Held, match="in the way"):
+    with pytest.raises(Held, match="is not a git repository"):
         make_upstream(tmp_path / "mine")
     assert thesis.read_text() == "keep"
     monkeypatch.setattr(embedded_upstream, "PACKAGE", "no-such-package-is-installed")

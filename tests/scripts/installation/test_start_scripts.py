@@ -157,7 +157,7 @@ def test_a_moved_checkout_keeps_its_installation(installed: Checkout) -> None:
         came_from, installed.root = installed.root, installed.root.rename(place)
         status, out, err = installed.run()
         assert (status, json.loads(out)[1]) == (0, str(installed.root))
-        assert f"was moved here from {came_from}" in err
+        assert f"was moved from {came_from}" in err
         assert installed.run()[2] == ""  # once is enough
         site = installed.root.glob(".venv/lib/*/*/*.pth")
         assert run("grep", "-rIl", came_from, installed.root / ".venv/bin", *site).stdout == ""
