@@ -29,7 +29,7 @@ class QuasarMixer(nn.Module):
         expect_sizes(width=width, heads=heads)
         if width % heads:
             raise ValueError(f"width must be a multiple of heads; got {width} and {heads}")
-        self.layer = QuasarAttention(width, head_dim=width // heads, num_heads=heads)
+        self.layer = QuasarAttention(width, width // heads, heads, layer_idx=0)
 
     def forward(
         self,

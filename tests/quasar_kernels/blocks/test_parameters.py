@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from quasar_kernels.blocks import HybridBlock, Mamba2, RWKV6TimeMixing
+from quasar_kernels.blocks import HybridBlock, Mamba2, QuasarMixer, RWKV6TimeMixing
 from quasar_kernels.blocks.fusion import FUSIONS
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.parallel.layers import reset_shards
@@ -18,14 +18,12 @@ WIDTH = 32
 MODULES = {
     "rwkv6": lambda: RWKV6TimeMixing(WIDTH, 2, 1, 3, output_scale=2.1),
     "mamba2": lambda: Mamba2(WIDTH, 4, 16, groups=2, output_scale=0.5),
-    **{
-        fusion: lambda fusion=fusion: HybridBlock(WIDTH, 2, ("mamba2", "rwkv6"), fusion)
-        for fusion in FUSIONS
-    },
+    "quasar": lambda: QuasarMixer(WIDTH, 2),
+    **{fusion: lambda fusion=fusion: HybridBlock(WIDTH, 2, fusion=fusion) for fusion in FUSIONS},
 }
 modules = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
 UNDECAYED = {"step_bias", "rate_log", "skip", "gains", "mix_input", "mix", "mix_down", "mix_up"}
-UNDECAYED |= {"decay", "decay_down", "decay_up", "bonus"}
+UNDECAYED |= {"decay", "decay_down", "decay_up", "bonus", "beta_log"}
 
 
 @modules
@@ -107,7 +105,7 @@ def test_marks_against_weight_decay(make):
 @pytest.mark.slow
 def test_shards_are_reset_and_marked():
     def make():
-        return HybridBlock(WIDTH, 2, ("mamba2", "rwkv6"))
+        return HybridBlock(WIDTH, 2)
 
     names = {n for n, _ in make().named_parameters() if n.split(".")[-1] in UNDECAYED}
     for values, marked in run_ranks(2, reset_shards, WIDTH):

@@ -170,7 +170,7 @@ def test_calls_that_would_be_wrong_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             layer(**{"hidden_states": x, **call})
-    with pytest.raises(TypeError, match="cu_seq_lens_q"):
+    with pytest.raises(ValueError, match=r"cu_seq_lens_q \(did you mean cu_seqlens\?\)"):
         layer(x, cu_seq_lens_q=torch.tensor([0, 6]))
     layer.layer_idx = None
     with pytest.raises(ValueError, match="layer_idx"):

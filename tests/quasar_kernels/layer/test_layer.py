@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -259,3 +260,95 @@ def test_bad_arguments_are_refused():
     for shape in ((4, D), (1, 4, 2 * D)):
         with pytest.raises(ValueError, match="hidden_states must have shape"):
             module(torch.randn(shape))
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"num_v_heads": 2 * H}, f"no argument num_v_heads (only {H} is supported)"),
+        ({"expand_v": 2.0}, "no argument expand_v (only 1 is supported)"),
+        ({"allow_neg_eigval": True}, "no argument allow_neg_eigval (only False is supported)"),
+        ({"head_dims": 8}, "no argument head_dims (did you mean head_dim?)"),
+        ({"use_gate": False}, "no argument use_gate"),
+        ({"norm_eps": -1.0}, "norm_eps must be a finite number from 0; got -1.0"),
+        ({"conv_size": 0}, "conv_size must be a whole number from 1; got 0"),
+        ({"layer_idx": -1}, "layer_idx must be the layer's place, from 0; got -1"),
+    ],
+)
+def test_unknown_or_impossible_settings_are_refused(option, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        layer(**option)
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "head_dim", "num_heads"])
+def test_sizes_below_1_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number from 1; got -4"):
+        QuasarAttention(**{"hidden_size": D, "head_dim": S, "num_heads": H, name: -4})
+
+
+def test_settings_of_other_layers_that_request_nothing_are_accepted():
+    layer(expand_v=1.0, num_v_heads=None, allow_neg_eigval=False, fuse_norm=None)
+    layer(num_v_heads=H)
+
+
+def test_unknown_arguments_of_a_call_are_refused():
+    module, x = layer(), torch.randn(1, 10, D)
+    bounds = torch.tensor([0, 4, 10])
+    for name, value, hint in (
+        ("cu_seqlen", bounds, "did you mean cu_seqlens?"),
+        ("cu_seq_lens_q", bounds, "did you mean cu_seqlens?"),
+        ("seq_idx", torch.zeros(1, 10), "did you mean cu_seqlens?"),
+        ("padding_mask", torch.zeros(1, 10), "did you mean attention_mask?"),
+        ("cache_params", QuasarCache(), "did you mean past_key_values?"),
+        ("initial_state", torch.zeros(1, H, S, S), "omit it"),
+    ):
+        words = f"QuasarAttention.forward has no argument {name} ({hint})"
+        with pytest.raises(ValueError, match=re.escape(words)):
+            module(x, **{name: value})
+    ignored = {"position_ids": torch.arange(10)[None], "num_items_in_batch": 5, "seq_idx": None}
+    assert torch.equal(module(x, **ignored)[0], module(x)[0])
+
+
+@torch.no_grad()
+def test_layers_without_a_place_cannot_share_a_cache():
+    x = torch.randn(1, 10, D)
+    for first, second in ((None, None), (None, 0), (0, None)):
+        cache, one, other = QuasarCache(), layer(layer_idx=first), layer(layer_idx=second)
+        one(x, past_key_values=cache, use_cache=True)
+        with pytest.raises(ValueError, match="two layers use place 0 of the cache"):
+            other(x, past_key_values=cache, use_cache=True)
+        one(x, past_key_values=cache, use_cache=True)
+        other(x, past_key_values=copy.deepcopy(cache), use_cache=True)  # a copy has no user yet
+    cache = type("Cache", (list,), {})()
+    with pytest.raises(ValueError, match="construct it with layer_idx"):
+        layer()(x, past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize("options", [{}, {"use_short_conv": False}])
+def test_another_number_of_sequences_with_a_cache_is_refused(tokens, options):
+    module, x = layer(**options), torch.randn(2, 70, D)
+    with torch.no_grad():
+        cache = module(x[:, :30], use_cache=True)[2]
+        bounds = torch.tensor([0, 10, 20, 30 + tokens])
+        packed = torch.randn(1, 30 + tokens, D)
+        for call, count in (
+            ({"hidden_states": x[:1, 30 : 30 + tokens]}, 1),
+            ({"hidden_states": x.repeat(2, 1, 1)[:, 30 : 30 + tokens]}, 4),
+            ({"hidden_states": packed, "cu_seqlens": bounds}, 3),
+        ):
+            with pytest.raises(
+                ValueError, match=f"states of 2 sequences, and this call has {count}"
+            ):
+                module(**call, past_key_values=cache, use_cache=True)
+        # a caller repeats the states without copying them
+        for name, state in list(cache[0].items()):
+            if isinstance(state, torch.Tensor):
+                cache[0][name] = state[:1].expand(3, *state.shape[1:])
+            elif isinstance(state, tuple):
+                cache[0][name] = tuple(s[:1].expand(3, *s.shape[1:]) for s in state)
+        following = torch.randn(3, tokens, D)
+        y = module(following, past_key_values=cache, use_cache=True)[0]
+    for row in range(3):
+        whole = torch.cat([x[:1, :30], following[row : row + 1]], 1)
+        assert relative_rms(y[row : row + 1], reference(module, whole)[:, 30:]) <= 1e-5

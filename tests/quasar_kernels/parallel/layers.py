@@ -135,7 +135,7 @@ def reset_shards(rank: int, width: int) -> tuple[dict[str, Tensor], set[str]]:
     """
     torch.manual_seed(rank)  # FSDP2 sends the same seed to all ranks
     with torch.device("meta"):
-        model = HybridBlock(width, 2, ("mamba2", "rwkv6"))
+        model = HybridBlock(width, 2)
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     model.to_empty(device="cpu")
     for module in model.modules():

@@ -17,6 +17,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from fla.ops.quasar.arguments import (
+    IGNORED_BY_LAYERS,
+    expect_epsilon,
+    expect_sizes,
+    refuse_unknown,
+)
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.layer.autograd import record
@@ -24,12 +30,13 @@ from fla.ops.quasar.layer.call import Call, compute_dtype
 from fla.ops.quasar.layer.forward import run
 from fla.ops.quasar.layer.states import QuasarCache, run_on_rank, run_with_states
 from fla.ops.quasar.layer.wrapped import GatedRMSNorm, plain_weights
+from fla.ops.quasar.parameters import MarkedParameters
 from fla.ops.quasar.switches import requested_backend
 
 __all__ = ["GatedRMSNorm", "QuasarAttention", "QuasarCache"]
 
 
-class QuasarAttention(nn.Module):
+class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no types here
     """QuasarAttention (arXiv 2512.12602), a drop-in sequence mixer of linear cost.
 
     Args:
@@ -40,12 +47,17 @@ class QuasarAttention(nn.Module):
         use_short_conv: whether q, k and v pass a causal depthwise convolution and silu.
         conv_size: taps of the convolution.
         conv_bias: whether the convolutions have a bias.
-        layer_idx: place of the layer's states in the cache.
+        layer_idx: place of the layer's states in the cache. Without one, a layer uses the first
+            place, which it cannot share with another layer.
         norm_eps: epsilon of the output norm.
+        kwargs: `expand_v=1`, `num_v_heads=num_heads` and `allow_neg_eigval=False`, which other
+            layers' configurations contain, and None for any name.
 
     Raises:
-        ValueError: an unknown mode.
+        ValueError: an unknown mode or argument, a size below 1, or a negative place or epsilon.
     """
+
+    UNDECAYED = ("beta_log",)
 
     def __init__(
         self,
@@ -63,6 +75,13 @@ class QuasarAttention(nn.Module):
         super().__init__()
         if mode not in ("chunk", "fused_recurrent"):
             raise ValueError(f"mode must be 'chunk' or 'fused_recurrent'; got {mode!r}")
+        only = {"expand_v": (1,), "num_v_heads": (num_heads,), "allow_neg_eigval": (False,)}
+        refuse_unknown(type(self), kwargs, only=only)
+        expect_sizes(hidden_size=hidden_size, head_dim=head_dim, num_heads=num_heads)
+        expect_sizes(conv_size=conv_size)
+        expect_epsilon("norm_eps", norm_eps)
+        if layer_idx is not None and layer_idx < 0:
+            raise ValueError(f"layer_idx must be the layer's place, from 0; got {layer_idx}")
         self.mode = mode
         self.hidden_size = hidden_size
         self.head_dim = head_dim
@@ -83,13 +102,19 @@ class QuasarAttention(nn.Module):
             self.q_conv1d = nn.Conv1d(width, width, **conv)
             self.k_conv1d = nn.Conv1d(width, width, **conv)
             self.v_conv1d = nn.Conv1d(width, width, **conv)
-        self.beta_log = nn.Parameter(torch.empty(num_heads).uniform_(1, 16).log())
-        self.beta_log._no_weight_decay = True  # type: ignore[attr-defined] # for optimizers
+        self.beta_log = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
         self.g_proj = nn.Sequential(
             nn.Linear(hidden_size, head_dim, bias=False), nn.Linear(head_dim, width, bias=True)
         )
         self.o_norm = GatedRMSNorm(head_dim, norm_eps)
         self.o_proj = nn.Linear(width, hidden_size, bias=False)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw beta_log, as log U(1, 16); the submodules have the other parameters."""
+        wide = torch.promote_types(self.beta_log.dtype, torch.float32)
+        self.beta_log.copy_(torch.empty_like(self.beta_log, dtype=wide).uniform_(1, 16).log())
 
     @torch.compiler.disable  # torch.compile can trace neither the kernels nor the CUDA graphs
     @on_its_device
@@ -120,18 +145,23 @@ class QuasarAttention(nn.Module):
                 `use_cache` the slice must have one sequence; to decode its next tokens, use the
                 cache that the sequence's last rank returns. The gradients of the parameters are
                 those of the slice: sum them over the ranks.
+            kwargs: `IGNORED_BY_LAYERS`, such as `position_ids`, and None for any name.
 
         Returns:
             (y `[B, T, hidden_size]`, None, the cache). Under autocast y has autocast's dtype.
 
         Raises:
-            ValueError: an input or a mask of another shape, or both a mask and `cu_seqlens`; bounds
-                that do not rise from 0 to T, or B other than 1 with them; a cp_context with a mask,
-                with a cache, or with `use_cache` and several sequences.
+            ValueError: an unknown argument, such as `seq_idx`; an input or a mask of another shape,
+                or both a mask and `cu_seqlens`; bounds that do not rise from 0 to T, or B other
+                than 1 with them; a cache of another number of sequences, or whose place another
+                layer uses; a cp_context with a mask, with a cache, or with `use_cache` and several
+                sequences.
             RuntimeError: the exchange with other ranks failed.
             TypeError: a submodule that is called returns a part of its result, as under tensor
                 parallelism, or a result of another shape.
         """
+        if kwargs:
+            refuse_unknown(self.forward, kwargs, IGNORED_BY_LAYERS)
         if hidden_states.ndim != 3 or hidden_states.shape[-1] != self.hidden_size:
             raise ValueError(
                 f"hidden_states must have shape [B, T, {self.hidden_size}]; got "

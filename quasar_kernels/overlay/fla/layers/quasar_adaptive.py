@@ -19,6 +19,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from fla.ops.quasar.arguments import IGNORED_BY_LAYERS, refuse_unknown
 from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import on_its_device
@@ -34,9 +35,6 @@ from fla.ops.quasar.parameters import MarkedParameters, set_values
 from fla.ops.quasar.switches import requested_backend
 
 _PROJECTIONS = ("q", "k", "v")
-_IGNORED = ("position_ids", "cache_position", "output_hidden_states", "return_dict")
-"""Arguments of a call that models pass to every layer and that cannot change this layer's result:
-positions enter through cos and sin."""
 
 
 class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no types here
@@ -156,21 +154,19 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
             cos, sin: `[1 or B, 1, T, R]` of a rotary embedding by halves of the first R channels
                 of q and k; packed tokens use the rows of their places in the row. They get no
                 gradients.
-            kwargs: `position_ids`, `cache_position`, `output_hidden_states` and `return_dict` are
-                ignored.
+            kwargs: `IGNORED_BY_LAYERS`, such as `position_ids` (positions enter through cos and
+                sin), and None for any name.
 
         Returns:
             (y `[B, T, hidden_size]`, None). Under autocast y has autocast's dtype.
 
         Raises:
-            ValueError: an input, a mask or a table of another shape; both a mask and `cu_seqlens`;
-                bounds that do not rise from 0 to T; a cache without `layer_idx`, or of another
-                batch size.
-            TypeError: an unknown argument.
+            ValueError: an unknown argument; an input, a mask or a table of another shape; both a
+                mask and `cu_seqlens`; bounds that do not rise from 0 to T; a cache without
+                `layer_idx`, or of another batch size.
         """
-        unknown = [name for name in kwargs if name not in _IGNORED]
-        if unknown:
-            raise TypeError(f"unknown arguments {', '.join(sorted(unknown))}: omit them")
+        if kwargs:
+            refuse_unknown(self.forward, kwargs, IGNORED_BY_LAYERS)
         if hidden_states.ndim != 3 or hidden_states.shape[-1] != self.hidden_size:
             raise ValueError(
                 f"hidden_states must have shape [B, T, {self.hidden_size}]; got "

@@ -27,9 +27,24 @@ _MEANT = {
 }
 """Other libraries' names of arguments."""
 
+IGNORED_BY_LAYERS = (
+    "position_ids",
+    "cache_position",
+    "num_items_in_batch",
+    "logits_to_keep",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
+)
+"""Arguments that models and trainers pass to every layer. They cannot change a layer's result: the
+layers have no positions of their own, and the others concern a model's outputs."""
+
 
 def refuse_unknown(
-    function: Callable[..., Any], options: Mapping[str, Any], known: Collection[str] = ()
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    known: Collection[str] = (),
+    only: Mapping[str, Sequence[Any]] | None = None,
 ) -> None:
     """Check the keyword arguments that a function takes without a parameter of their name.
 
@@ -40,11 +55,17 @@ def refuse_unknown(
         function: for the error.
         options: the function's `**kwargs`.
         known: names that are accepted with any value.
+        only: names that are accepted with these values, which request nothing, either.
 
     Raises:
         ValueError: names the unknown arguments and the ones probably meant.
     """
-    unknown = [name for name, value in options.items() if value is not None and name not in known]
+    only = only or {}
+    unknown = [
+        name
+        for name, value in options.items()
+        if value is not None and name not in known and value not in only.get(name, ())
+    ]
     if not unknown:
         return
     names = [
@@ -52,8 +73,9 @@ def refuse_unknown(
     ]
     words = []
     for name in unknown:
-        close = difflib.get_close_matches(name, [*names, *known], 1)
+        close = difflib.get_close_matches(name, [*names, *known], 1, cutoff=0.7)
         hint = f"did you mean {close[0]}?" if close else "omit it"
+        hint = f"only {only[name][0]!r} is supported" if name in only else hint
         words.append(f"{name} ({_MEANT.get(name, hint)})")
     raise ValueError(f"{function.__qualname__} has no argument {', '.join(words)}")
 

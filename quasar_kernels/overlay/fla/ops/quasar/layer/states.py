@@ -35,12 +35,30 @@ class QuasarCache:
 
     def __init__(self) -> None:
         self.states: list[dict[str, Any]] = []
+        self._users: dict[int, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"states": self.states, "_users": {}}  # addresses are not those of a copy's layers
 
     def __len__(self) -> int:
         return len(self.states)
 
     def __getitem__(self, layer_idx: int) -> dict[str, Any]:
         return self.states[layer_idx]
+
+    def place_of(self, layer: Any) -> int:
+        """Return the place of a layer's states.
+
+        Raises:
+            ValueError: another layer uses it, and one of the two was constructed without a place.
+        """
+        index, user = (0, id(layer)) if layer.layer_idx is None else (layer.layer_idx, 0)
+        if self._users.setdefault(index, user) != user:
+            raise ValueError(
+                f"two layers use place {index} of the cache, one of them without layer_idx: "
+                "construct every layer with the layer_idx of its place"
+            )
+        return index
 
     def update(
         self,
@@ -88,6 +106,10 @@ def run_with_states(
 
     Returns:
         y, and the cache.
+
+    Raises:
+        ValueError: the cache has states of another number of sequences, or it is not a
+            `QuasarCache` and the layer has no place, or another layer uses the place.
     """
     if weights is None:
         compute = partial(layer_by_modules, layer)
@@ -96,12 +118,13 @@ def run_with_states(
     if cache is None and not keep:
         return compute(call, x)[0], None
     cache = QuasarCache() if cache is None else cache
-    index = layer.layer_idx or 0
+    index = _place_in(cache, layer)
     last = cache[index] if len(cache) > index else None
     parts: Any = None
     state: Any = None
     if last is not None:
         parts, state = last["conv_state"], last["recurrent_state"]
+        _check_sequences((state, *(parts or ())), call.sequences(x))
     call = call._replace(
         recurrent=call.recurrent or (state is not None and length <= DECODE_TOKENS)
     )
@@ -136,6 +159,24 @@ def run_with_states(
             **owned,
         )
     return y, cache
+
+
+def _place_in(cache: Any, layer: Any) -> int:
+    if isinstance(cache, QuasarCache):
+        return cache.place_of(layer)
+    if layer.layer_idx is None:
+        raise ValueError("with this cache, the layer needs its place: construct it with layer_idx")
+    place: int = layer.layer_idx
+    return place
+
+
+def _check_sequences(states: Sequence[torch.Tensor | None], sequences: int) -> None:
+    for state in states:
+        if state is not None and state.shape[0] != sequences:
+            raise ValueError(
+                f"the cache holds states of {state.shape[0]} sequences, and this call has "
+                f"{sequences}: pass a new cache, or select or repeat the cached states"
+            )
 
 
 def run_on_rank(
@@ -217,6 +258,8 @@ def _are_overwritable(
 ) -> bool:
     """Return whether a call in `dtype` can overwrite `state` and the convolution's states."""
     if state is None or (parts and parts[0].dtype != dtype):
+        return False
+    if not all(x.is_contiguous() for x in (state, *(parts or ()))):  # repeated by a caller
         return False
     return torch.is_inference_mode_enabled() or not state.is_inference()
 

@@ -37,6 +37,10 @@ class GatedRMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(size))
 
+    def reset_parameters(self) -> None:
+        """Set the weight to ones."""
+        nn.init.ones_(self.weight)
+
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return rmsnorm(x) * weight * sigmoid(gate), for x and gate `[..., head_dim]`."""
         rows = (t.reshape(-1, t.shape[-1]) for t in (x, gate))
