@@ -24,8 +24,8 @@ INTERNAL = {
     "benchmarks.engine.processes": "calls a function for another command",
 }
 """Modules that users do not start, and why."""
-TORCH_IS_IMPORTED = ("benchmarks",)
-"""Commands for developers whose options need torch."""
+TORCH_IS_IMPORTED = ("benchmarks", "quasar_kernels.blocks.language")
+"""Developers' commands with options that need torch, and an example in one file."""
 
 OPTIONAL = frozenset({"prometheus_client", "psycopg", "pytest"})
 HEAVY = {"bittensor", "fla", "torch", "transformers"}
