@@ -15,8 +15,7 @@ from pathlib import Path
 import click
 
 from harness.terminal import printable
-from neurons.embedded.competition import Competition
-from neurons.embedded.results import is_expected_result
+from neurons.embedded.demo import Demo
 from neurons.runtime import flags, observe
 from neurons.runtime.errors import EX_CONFIG, ConfigError, QuasarError
 from neurons.runtime.process import Stopped, stop_on_signals
@@ -51,7 +50,7 @@ def command(
     stop = threading.Event()
     try:
         with stop_on_signals(stop):
-            competition = Competition(
+            demo = Demo(
                 folder,
                 miners,
                 inference=inference,
@@ -59,7 +58,7 @@ def command(
                 stop=stop,
                 serve=(not miners or sys.stdout.isatty()) if serve is None else serve,
             )
-            for line in competition.run():
+            for line in demo.run():
                 click.echo(printable(line))
     except Stopped:
         click.echo("stopped before the ranking")
@@ -67,7 +66,7 @@ def command(
     except QuasarError as error:
         click.echo(str(error), err=True)
         return EX_CONFIG if isinstance(error, ConfigError) else 1
-    return 0 if is_expected_result(competition.entries, competition.cheat) else 1
+    return 0 if demo.is_expected() else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,18 +11,18 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import make_url
 
 from harness.worker.checks import find_broken_rules
 from neurons.embedded import __main__ as program
-from neurons.embedded import participants
-from neurons.embedded.competition import DATABASE, Competition
+from neurons.embedded import demo as module
+from neurons.embedded.demo import CHUNK, DATABASE, Demo
 from neurons.embedded.log_tail import LogTail
-from neurons.embedded.participants import CHUNK, submit_cheat
-from neurons.embedded.results import Results, is_expected_result
+from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.runtime import observe
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.identity import Identity, create_throwaway
@@ -37,32 +37,30 @@ from tests.small_fla import install_small_fla
 
 
 @pytest.fixture
-def competition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Competition:
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Demo:
     monkeypatch.setenv("TARGET_SEQUENCE_LENGTH", "512")
     stop = threading.Event()
-    return Competition(tmp_path / "home", 2, inference=True, cheat=True, stop=stop)
+    return Demo(tmp_path / "home", 2, inference=True, cheat=True, stop=stop)
 
 
-def test_each_miner_has_its_own_hotkey_kernel_and_server(competition: Competition) -> None:
-    assert competition.cheat is not None
-    hotkeys = [entry.identity.hotkey for entry in (*competition.entries, competition.cheat)]
+def test_each_miner_has_its_own_hotkey_kernel_and_server(demo: Demo) -> None:
+    hotkeys = [entry.identity.hotkey for entry in demo.entries]
     assert len(set(hotkeys)) == 3
-    assert len({entry.kernel for entry in competition.entries}) == 2
-    servers = competition.settings.inference_servers
+    assert len({entry.chunk for entry in demo.entries}) == 3
+    servers = demo.settings.inference_servers
     assert [server.split("=")[0] for server in servers] == hotkeys[:2]
     addresses = {*(server.split("=")[1] for server in servers)}
-    assert len(addresses | {competition.settings.reference_inference_url}) == 3
+    assert len(addresses | {demo.settings.reference_inference_url}) == 3
     text = (OVERLAY / QUASAR_DIR / "chunk_torch.py").read_text()
-    assert text.count(CHUNK) == 1  # the line that start_miner changes
+    assert text.count(CHUNK.format(64)) == 1  # the line that each miner changes
 
 
-def test_the_cheat_submits_a_fork_that_keeps_the_rules(competition, api, tmp_path, monkeypatch):
+def test_the_cheat_submits_a_fork_that_keeps_the_rules(demo, api, tmp_path, monkeypatch):
     used = shutil.copytree(OVERLAY, tmp_path / "overlay")
     py_compile.compile(str(used / LAYER_FILE), doraise=True)  # as after an import
-    monkeypatch.setattr(participants, "OVERLAY", used)
-    cheat = competition.cheat
-    assert cheat is not None
-    submit_cheat(competition.settings, api.url, cheat, tmp_path / "cheat.git")
+    monkeypatch.setattr(module, "OVERLAY", used)
+    *_, cheat = demo.entries
+    demo.submit_cheat(api.url, cheat)
     (row,) = api.get("/get_submission_stats")["recent_submissions"]
     assert (row["miner_hotkey"], row["target_sequence_length"]) == (cheat.identity.hotkey, 512)
     home = Sources(files=True)
@@ -79,44 +77,39 @@ class _Key(Hotkey):
         Identity.__init__(self, identity.hotkey, identity._keypair)
 
 
-def test_the_table_shows_the_ended_round(competition: Competition, api: LiveApi) -> None:
-    assert competition.cheat is not None
-    entries = [*competition.entries, competition.cheat]
+def test_the_table_shows_the_ended_round(demo: Demo, api: LiveApi) -> None:
     lines: list[dict[str, Any]] = [{"event": "judging", "submission": 1}]
-    results = Results(api.url, entries, VALIDATOR, lines)
-    for entry, speed, score in zip(entries, (10.0, 20.0, 5e6), (1.0, 1.0, 0.0), strict=True):
+    demo.subnet = cast(EmbeddedSubnet, SimpleNamespace(lines=lines))
+    for entry, speed, score in zip(demo.entries, (10.0, 20.0, 5e6), (1.0, 1.0, 0.0), strict=True):
         key = _Key(entry.identity)
         api.register(key)
         row = api.ok("/submit_kernel", submission(key, speed), key)["submission_id"]
-        assert not results.all_judged()
+        assert not demo.read_verdicts(api.url)
         api.mark(row, score)
         verdict = {"event": "verdict", "submission": row, "reason": f"because of {entry.name}"}
         lines.append(verdict)
-    assert results.all_judged()
-    assert not is_expected_result(entries[:2], entries[2])  # weights exist only after the round
-    assert results.end_round() == "round 1 has ended"
-    assert not results.are_final()
-    shares = {entries[1].identity.hotkey: 0.6, entries[0].identity.hotkey: 0.25}
-    lines.append({"event": "weights", "shares": shares})
-    assert results.are_final()
-    _, *rows = (line.split() for line in results.table())
+    assert demo.read_verdicts(api.url)
+    assert not demo.is_expected()  # weights exist only after the round
+    assert demo.end_round(api.url, VALIDATOR) == "round 1 has ended"
+    demo.read_verdicts(api.url)
+    rows = [str(entry).split() for entry in demo.entries]
     assert [[*words[:2], *words[-4:]] for words in rows] == [
-        ["1", "miner-2", "0.60", "because", "of", "miner-2"],
         ["2", "miner-1", "0.25", "because", "of", "miner-1"],
+        ["1", "miner-2", "0.60", "because", "of", "miner-2"],
         ["-", "cheat", "0.00", "because", "of", "cheat"],
     ]
-    assert is_expected_result(entries[:2], entries[2])
-    entries[2].weight = 0.05
-    assert not is_expected_result(entries[:2], entries[2])
+    assert demo.is_expected()
+    demo.entries[2].weight = 0.05
+    assert not demo.is_expected()
 
 
-def test_an_earlier_competition_is_deleted(competition: Competition) -> None:
-    folder = competition.folder
+def test_an_earlier_competition_is_deleted(demo: Demo) -> None:
+    folder = demo.folder
     files = [folder / "miner-1/state/journal", folder / "cheat.git/HEAD", folder / "port"]
     for file in (*files, folder / DATABASE, folder / f"{DATABASE}-wal"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-    competition._clear()
+    demo._clear()
     assert [file.exists() for file in files] == [False, False, True]
     assert list(folder.glob(f"{DATABASE}*")) == []
 
@@ -129,7 +122,7 @@ def test_an_early_end_has_a_message_and_a_status(error, status, message, monkeyp
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(program, "Competition", fail)
+    monkeypatch.setattr(program, "Demo", fail)
     assert program.main([]) == status
     assert "".join(capsys.readouterr()).startswith(message)
 
@@ -170,9 +163,9 @@ sys.exit(__main__.main(sys.argv[1:]))
 
 def test_the_ranking_s_database_may_lie_in_any_folder(tmp_path: Path) -> None:
     folder = tmp_path / AWKWARD
-    competition = Competition(folder, 0, inference=False, cheat=False, stop=threading.Event())
-    assert competition.settings.database_url is not None
-    url = make_url(competition.settings.database_url.get_secret_value())
+    demo = Demo(folder, 0, inference=False, cheat=False, stop=threading.Event())
+    assert demo.settings.database_url is not None
+    url = make_url(demo.settings.database_url.get_secret_value())
     assert (url.database, dict(url.query)) == (str(folder / "embedded" / DATABASE), {})
 
 
