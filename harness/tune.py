@@ -56,6 +56,8 @@ SAMPLES = 3
 happens to equal code once in 20 times."""
 MAX_IMPORTS = 8
 """Processes per GPU that import at the same time; they are timed one by one."""
+VARIABLES = {"AGENT_ITERATIONS": "20", "TARGET_SEQUENCE_LENGTH": "1000000"}
+"""The daemon sets them; other values, such as auto, are replaced by these."""
 EX_CONFIG = 78
 
 
@@ -282,8 +284,8 @@ def tune(
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options; the daemon's AGENT_ITERATIONS and target replace the defaults."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    trials = os.environ.get("AGENT_ITERATIONS") or "20"
-    target = os.environ.get("TARGET_SEQUENCE_LENGTH") or "1000000"
+    given = {name: os.environ.get(name, "").lstrip("0") for name in VARIABLES}
+    trials, target = (text if text.isdecimal() else VARIABLES[name] for name, text in given.items())
     parser.add_argument(
         "--overlay",
         type=Path,

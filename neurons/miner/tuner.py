@@ -54,19 +54,21 @@ class Tuner:
 
     def commands(self) -> Iterator[Sequence[str]]:
         """Yield the commands that make proposals: the search of constants and TUNE_COMMAND."""
-        if self.settings.agent_iterations:
+        settings = self.settings
+        if settings.agent_iterations:
             options: dict[str, object] = {
                 "--overlay": ".",
-                "--trials": self.settings.agent_iterations,
-                "--seconds": self.settings.tune_seconds / 2,
-                "--gpus": self.settings.tune_gpus,
+                "--trials": settings.agent_iterations,
+                "--seconds": settings.tune_seconds / 2,
+                "--gpus": settings.tune_gpus,
                 "--storage": self.tuned.folder / "trials.json",
-                "--timeout": self.settings.bench_timeout_seconds,
+                # a candidate that hangs ends early enough to be stored
+                "--timeout": min(settings.bench_timeout_seconds, settings.tune_seconds / 4),
             }
             words = (str(word) for option in options.items() for word in option)
             yield (sys.executable, "-m", "harness.tune", *words)
-        if self.settings.tune_command:
-            yield self.settings.tune_words
+        if settings.tune_command:
+            yield settings.tune_words
 
     def start(self, length: int) -> None:
         """Start the commands for a target of `length` tokens if a proposal is due and none runs."""

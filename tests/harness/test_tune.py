@@ -187,7 +187,7 @@ def test_a_gpu_gets_the_constants_that_it_reads():
 @pytest.mark.parametrize(
     ("command", "status", "text"),
     [
-        ("scripts/step2_kernel_tuning.py", 78, "a CPU does not run the kernels"),
+        ("scripts/step2_kernel_tuning.py", 78, "a CPU does not run the tuned kernels"),
         ("-m harness.tuning", 1, "`python -m harness.tune`"),
         ("-m harness.tune --blocks 4", 2, "--blocks must be at least 5"),
     ],
