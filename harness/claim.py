@@ -81,7 +81,7 @@ class Claim:
 
     @property
     def slack(self) -> float:
-        """Share by which a validator's run may be slower than the median here."""
+        """Share by which a validator's run may be slower than the miner's median."""
         return 1 - ACCEPTED_SHARE * self.tokens_per_sec / self.median
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ def derive_claim(runs: Mapping[int, Sequence[Sample]], target: int, headroom: fl
     accepted run (`rejection`) is never claimed. `headroom` is in [0, 1).
 
     Raises:
-        NoClaim: no accepted run at the target, a process there that took more than half of a
+        NoClaim: no accepted run at the target, one of its processes took more than half of a
             validator's time, or runs of different code or machines.
     """
     _require_one_origin(runs)

@@ -49,7 +49,7 @@ def line(gpu: Gpu, estimates: Estimates) -> str:
 def describe(machine: Environment, estimates: Estimates) -> list[str]:
     """Return the lines about this machine's GPU, with suitable settings."""
     if machine.gpu is None or machine.gpu_memory_mb is None:
-        return ["No NVIDIA GPU here: lengths up to 2,048 tokens are measured on the CPU."]
+        return ["No NVIDIA GPU: lengths up to 2,048 tokens are measured on the CPU."]
     memory, capability = machine.gpu_memory_mb / 1024, machine.compute_capability
     lines = [f"{machine.gpu}, {memory:.1f} GiB, capability {capability}"]
     gpu, target = known(machine.gpu), best_target(memory, capability)

@@ -16,7 +16,7 @@ fork=$1
 out=${2:-benchmarks/h200}
 commit=${COMMIT:-$(git rev-parse HEAD 2>/dev/null)}
 [ -d "$fork/fla" ] || {
-  echo "$fork has no folder fla: clone https://github.com/troy12x/flash-linear-attention there" >&2
+  echo "$fork lacks the folder fla: clone https://github.com/troy12x/flash-linear-attention to it" >&2
   exit 2
 }
 mkdir -p "$out"

@@ -19,12 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis.ab_compare import (
-    Comparison,
-    block_printer,
-    plot,
-    table,
-)
+from harness.analysis.ab_compare import Comparison, block_printer, plot, table
 from harness.analysis.difference import MIN_BLOCKS
 from harness.measuring.runner import (
     CheckTree,
@@ -67,7 +62,7 @@ def runs_here(fork: Path, length: int, device: str, timer: Measure, *, debug: bo
     try:
         timer(fork, length, Options(device), cross_check=False)
     except MeasurementError as error:
-        print(f"the public fork cannot be timed here: {error.explain(debug=debug)}", flush=True)
+        print(f"this machine cannot time the public fork: {error.explain(debug=debug)}", flush=True)
         return None
     return fork
 
@@ -82,7 +77,7 @@ def main(
     """Set up, compare, and write the table and the plot; return the exit status."""
     upstream = f"https://github.com/{Settings.model_fields['github_upstream'].default}.git"
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--skip-setup", action="store_true", help="DIR holds the fork already")
+    parser.add_argument("--skip-setup", action="store_true", help="DIR already contains the fork")
     parser.add_argument("--fork", type=Path, default=Path("state/public-fork"), metavar="DIR")
     parser.add_argument("--upstream", default=upstream, help="repository to clone")
     parser.add_argument(

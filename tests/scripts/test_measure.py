@@ -67,5 +67,5 @@ def test_a_missing_fork_is_reported(project: Path, tmp_path: Path) -> None:
         done = measure(project, *arguments)
         assert (done.returncode, done.stderr) == (2, "usage: scripts/measure.sh FORK [FOLDER]\n")
     done = measure(project, str(tmp_path))
-    assert (done.returncode, f"{tmp_path} has no folder fla: clone" in done.stderr) == (2, True)
+    assert (done.returncode, f"{tmp_path} lacks the folder fla: clone" in done.stderr) == (2, True)
     assert not (project / "steps").exists()

@@ -66,7 +66,7 @@ def test_a_fork_that_cannot_be_timed_is_replaced_by_a_copy(tmp_path, capsys):
     out, green = tmp_path / "found", lambda *_, **__: samples.make_correctness()
     arguments = ["--skip-setup", "--fork", str(fork), "--lengths", "512", "--out", str(out)]
     assert step1.main(arguments, timer=times_only_kernels, checker=green) == 0
-    assert "cannot be timed here: crash: it needs a GPU" in capsys.readouterr().out
+    assert "cannot time the public fork: crash: it needs a GPU" in capsys.readouterr().out
     text = out.with_suffix(".md").read_text()
     assert "public fork" not in text
     assert "| 512 | 1,536 | 1,536 | 1.000 |" in text
