@@ -370,6 +370,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MeasurementError as error:
         progress.print(error.explain())
         return 1
+    except OSError as error:
+        progress.print(
+            f"{error.filename or arguments.storage}: {error.strerror}. Free some space, "
+            "or name other files by --overlay and --storage."
+        )
+        return 1
     if gain is None:
         sys.stdout.write("no gain: no candidate was faster in all its samples\n")
     elif not gain.faster:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness import constants as table
+from harness import tune as module
 from harness.constants import TABLE, Constant, MissingConstantError
 from harness.measuring.runner import MeasurementError, Options
 from harness.sample import Sample
@@ -197,3 +198,11 @@ def test_what_cannot_be_tuned_is_explained(command, status, text):
     environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(line, capture_output=True, text=True, timeout=HANG, env=environ)
     assert (done.returncode, text in done.stderr) == (status, True), done.stderr
+
+
+def test_an_overlay_that_cannot_be_written_is_explained(monkeypatch, capsys):
+    monkeypatch.setattr(
+        module, "probe", lambda _: samples.environment(compute_capability="9.0", gpu="a GPU")
+    )
+    assert module.main(["--overlay", "/proc/none/overlay"]) == 1
+    assert "or name other files by --overlay and --storage" in capsys.readouterr().err
