@@ -16,7 +16,8 @@ from harness import tune as module
 from harness.constants import TABLE, Constant, MissingConstantError
 from harness.measuring.runner import MeasurementError, Options
 from harness.sample import Sample
-from harness.tune import Gpu, Search, Trial, Trials, earlier_trials, tune
+from harness.search import Gpu, Search, Trial, tune
+from harness.tune import Trials, earlier_trials
 from quasar_kernels.contract import OVERLAY, QUASAR_DIR, check_tree, copy_overlay, overlay_files
 from tests.harness import samples
 from tests.processes import HANG
