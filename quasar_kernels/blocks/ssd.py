@@ -12,6 +12,8 @@ from quasar_kernels.blocks.chunked import decayed_attention
 TRITON = "quasar_kernels.blocks.ssd_triton.launch"
 
 
+# compiling the loops over chunks would take minutes
+@torch.compiler.disable
 def ssd(
     x: Tensor,
     dt: Tensor,

@@ -19,6 +19,8 @@ The Triton kernels compute single tokens, and longer calls in chunks. On an H200
 """
 
 
+# compiling the loops over chunks would take minutes
+@torch.compiler.disable
 def wkv6(
     r: Tensor,
     k: Tensor,

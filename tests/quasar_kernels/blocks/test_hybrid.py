@@ -102,6 +102,23 @@ def test_recomputation_gives_the_same_gradients_and_stores_less():
     assert all(torch.equal(a, b) for a, b in zip(found[0], found[1], strict=True))
 
 
+@pytest.mark.slow
+def test_compilation_traces_no_loop_over_chunks():
+    block, counts = make_block(), []
+
+    def compile_nothing(graph, _inputs):
+        counts[-1] += len(graph.graph.nodes)
+        return graph.forward
+
+    for T in (70, 700):
+        x = tokens(T, 1)
+        counts.append(0)
+        torch.compiler.reset()
+        y, _ = torch.compile(block, backend=compile_nothing, dynamic=False)(x)
+        check([y], [block(x)[0]], 1e-12)
+    assert 0 < counts[0] == counts[1], counts
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -38,7 +38,10 @@ class QuasarCache:
         self._users: dict[int, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"states": self.states, "_users": {}}  # addresses are not those of a copy's layers
+        return {"states": self.states}  # the users' addresses are not those of a copy's layers
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.states, self._users = state["states"], {}
 
     def __len__(self) -> int:
         return len(self.states)
