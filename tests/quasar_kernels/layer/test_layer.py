@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 
+import numpy as np
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention, QuasarCache
@@ -286,9 +287,10 @@ def test_sizes_below_1_are_refused(name):
         QuasarAttention(**{"hidden_size": D, "head_dim": S, "num_heads": H, name: -4})
 
 
-def test_settings_of_other_layers_that_request_nothing_are_accepted():
+def test_settings_that_request_nothing_and_numpy_s_integers_are_accepted():
     layer(expand_v=1.0, num_v_heads=None, allow_neg_eigval=False, fuse_norm=None)
     layer(num_v_heads=H)
+    QuasarAttention(*np.array([D, S, H]))
 
 
 def test_unknown_arguments_of_a_call_are_refused():

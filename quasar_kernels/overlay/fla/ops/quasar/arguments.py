@@ -6,7 +6,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -171,10 +171,10 @@ def expect_epsilon(name: str, x: float) -> None:
         raise ValueError(f"{name} must be a finite number from 0; got {x!r}")
 
 
-def expect_sizes(**sizes: int) -> None:
+def expect_sizes(**sizes: Any) -> None:
     """Raise ValueError unless each size is a whole number and at least 1."""
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
             raise ValueError(f"{name} must be a whole number from 1; got {size!r}")
 
 
