@@ -174,7 +174,7 @@ def expect_epsilon(name: str, x: float) -> None:
 def expect_sizes(**sizes: Any) -> None:
     """Raise ValueError unless each size is a whole number and at least 1."""
     for name, size in sizes.items():
-        if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
+        if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
             raise ValueError(f"{name} must be a whole number from 1; got {size!r}")
 
 
