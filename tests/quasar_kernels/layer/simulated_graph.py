@@ -23,15 +23,15 @@ class Graph(graphs._Graph):
 
     replaying = False
 
-    def __init__(self, operation, settings, inputs, tensors, moves) -> None:
+    def __init__(self, operation, settings, inputs, tensors, addresses) -> None:
         self.thread, self.replays = threading.current_thread(), 0
-        self.addresses = None if moves else graphs._addresses_of(inputs)
-        if moves:
+        self.addresses = addresses
+        if addresses is None:
             dtypes = operation.input_dtypes(settings, inputs, tensors)
             inputs = [
                 torch.empty_like(x, dtype=dtype) for x, dtype in zip(inputs, dtypes, strict=True)
             ]
-        self.copies = inputs if moves else ()
+        self.copies = inputs if addresses is None else ()
         self._compute = lambda: operation.compute(settings, inputs, tensors)
         self.outputs, self.rest = self._compute()
         self.graph = SimpleNamespace(replay=self._replay)

@@ -13,6 +13,7 @@ from fla.ops.quasar.cuda.program import LoadedProgram
 from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import forward as cuda_scan
 from fla.ops.quasar.scan import Saved, ScanInputs
+from fla.ops.quasar.segments import Segments
 
 
 @pytest.fixture
@@ -32,8 +33,23 @@ def gpu_call(monkeypatch):
     return x, x, x
 
 
-def saved(gpu_call, beta, g=None):
-    return Saved(ScanInputs.of(*gpu_call, beta, g=g), None, None, None)
+BETA = torch.ones(1)
+BY_TRITON = "gradients by Triton"
+
+
+@pytest.fixture
+def gradients(gpu_call, monkeypatch):
+    """Return a function that runs the backward pass after a forward pass by the CUDA kernels."""
+    monkeypatch.setattr(backend, "plan_of", lambda v, segments: None)
+    monkeypatch.setattr(backend.triton_scan, "backward", lambda *args: BY_TRITON)
+
+    def run(requested, width=64, beta=BETA, g=None):
+        x = torch.zeros(1, 2, 1, width, dtype=torch.bfloat16)
+        cut = Segments(1, 1, 1, 64, None, None, 64)
+        saved = Saved(ScanInputs.of(x, x, x, beta, g=g), None, None, cut)
+        return backend.scan_backward(saved, x, backend=requested)
+
+    return run
 
 
 @pytest.fixture
@@ -78,9 +94,6 @@ def test_backend_cuda_raises_if_the_kernels_are_unavailable(gpu_call, monkeypatc
         backend.choose_backend(*gpu_call)
 
 
-BETA = torch.ones(1)
-
-
 def loaded(variant):
     return LoadedProgram(variant, {}, 132, False)
 
@@ -93,12 +106,17 @@ def test_after_a_failed_launch_triton_is_used(gpu_call, monkeypatch, caplog):
     monkeypatch.setattr(cuda_scan.PROGRAM, "_load", loaded)
     monkeypatch.setattr(cuda_scan, "forward", fail)
     assert backend.choose_backend(*gpu_call).backend == "cuda"
-    assert backend.cuda_forward(ScanInputs.of(*gpu_call, BETA), False, "auto") is None
+    monkeypatch.setattr(backend, "kernel_inputs", lambda inputs: inputs)
+    monkeypatch.setattr(backend.triton_scan, "forward", lambda inputs, final: "by Triton")
+    inputs = ScanInputs.of(*gpu_call, BETA)
+    assert backend.scan_forward(inputs, backend="auto") == "by Triton"
+    with pytest.raises(nvrtc.CudaUnavailableError):
+        backend.scan_forward(inputs, backend="cuda")
     assert len(caplog.records) == 1
     assert backend.choose_backend(*gpu_call).backend == "triton"
 
 
-def test_after_a_failed_launch_triton_computes_the_gradients(gpu_call, monkeypatch, caplog):
+def test_after_a_failed_launch_triton_computes_the_gradients(gradients, monkeypatch, caplog):
     calls = []
     monkeypatch.setattr(
         cuda_scan_bwd.PROGRAM, "_load", lambda variant: calls.append(variant) or loaded(variant)
@@ -106,31 +124,30 @@ def test_after_a_failed_launch_triton_computes_the_gradients(gpu_call, monkeypat
     monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
     monkeypatch.setenv(switches.BACKEND, "cuda")  # the backward pass uses the forward pass's value
     for _ in range(2):
-        assert backend.cuda_backward(saved(gpu_call, BETA), BETA, None, "auto") is None
+        assert gradients("auto") == BY_TRITON
     assert len(calls) == len(caplog.records) == 1
     assert "of the gradients" in caplog.records[0].getMessage()
 
 
 @pytest.mark.parametrize("g", [None, torch.zeros(1)])
-def test_gradients_are_compiled_for_step_sizes_and_decays(gpu_call, monkeypatch, g):
+def test_gradients_are_compiled_for_step_sizes_and_decays(gradients, monkeypatch, g):
     monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", loaded)
     monkeypatch.setattr(cuda_scan_bwd, "backward", lambda *args, program: program.variant)
-    variant = backend.cuda_backward(saved(gpu_call, torch.ones(1, 1, 1), g), BETA, None, "auto")
+    variant = gradients("auto", beta=torch.ones(1, 2, 1), g=g)
     assert variant.options[-1] == ("-DQUASAR_READ_STEP" if g is None else "-DQUASAR_DECAY")
 
 
-def test_with_backend_cuda_failed_gradients_raise(gpu_call, monkeypatch):
+def test_with_backend_cuda_failed_gradients_raise(gradients, monkeypatch):
     monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", loaded)
     monkeypatch.setattr(cuda_scan_bwd, "backward", fail)
     with pytest.raises(nvrtc.CudaUnavailableError, match="OUT_OF_RESOURCES"):
-        backend.cuda_backward(saved(gpu_call, BETA), BETA, None, "cuda")
+        gradients("cuda")
 
 
-def test_gradients_of_wide_heads_use_cuda_only_on_hopper(gpu_call, monkeypatch):
-    gpu_call[0].shape = torch.Size((1, 2, 1, 128))
+def test_gradients_of_wide_heads_use_cuda_only_on_hopper(gradients, monkeypatch):
     monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_load", lambda variant: pytest.fail("loaded"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    assert backend.cuda_backward(saved(gpu_call, BETA), BETA, None, "auto") is None
+    assert gradients("auto", width=128) == BY_TRITON
 
 
 def test_during_a_capture_nothing_is_loaded(gpu_call, monkeypatch):

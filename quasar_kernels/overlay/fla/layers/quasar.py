@@ -24,9 +24,9 @@ from fla.ops.quasar.arguments import (
     refuse_unknown,
 )
 from fla.ops.quasar.chunk_torch import sequence_lengths
-from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.device import compute_dtype, on_its_device
 from fla.ops.quasar.layer.autograd import record
-from fla.ops.quasar.layer.call import Call, compute_dtype
+from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.forward import run
 from fla.ops.quasar.layer.states import QuasarCache, run_on_rank, run_with_states
 from fla.ops.quasar.layer.wrapped import GatedRMSNorm, plain_weights

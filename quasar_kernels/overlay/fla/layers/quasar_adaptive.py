@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from fla.ops.quasar.arguments import IGNORED_BY_LAYERS, refuse_unknown
 from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.chunk_torch import sequence_lengths
-from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.device import compute_dtype, on_its_device
 from fla.ops.quasar.fused_recurrent import run_recurrent
 from fla.ops.quasar.layer.adaptive import AdaptiveWeights, run_adaptive, takes
-from fla.ops.quasar.layer.call import Call, Weights, compute_dtype
+from fla.ops.quasar.layer.call import Call, Weights
 from fla.ops.quasar.layer.kernels import gated_rmsnorm
 from fla.ops.quasar.layer.library import convolve
 from fla.ops.quasar.layer.operator_inputs import Rotation, operator_inputs

@@ -75,7 +75,9 @@ def _choose(
         return Choice(name, f"{switches.BACKEND}={name}")
     reason = cuda_scan.reason_against(q, k, v)
     if reason is None:
-        program = cuda_scan.PROGRAM.find(cuda_scan.variant_of(v, options))
+        _, _, H, S = v.shape
+        variant = cuda_scan.variant_for(v.device.index, v.dtype, H, S, options)
+        program = cuda_scan.PROGRAM.find(variant)
         if isinstance(program, LoadedProgram):
             return Choice("cuda", "the CUDA kernels take this call", program=program)
         reason, remedy = program.problem, program.remedy
@@ -102,20 +104,26 @@ def scan_forward(
             cannot be built, or fail to launch.
     """
     inputs = kernel_inputs(inputs)
-    scan = cuda_forward(inputs, output_final_state, backend)
-    return triton_scan.forward(inputs, output_final_state) if scan is None else scan
+    program = cuda_program(inputs, backend)
+    if program is not None:
+        try:
+            return cuda_scan.forward(inputs, output_final_state, program=program)
+        except CudaUnavailableError as error:
+            cuda_scan.PROGRAM.failed(backend, program.variant, error)
+    return triton_scan.forward(inputs, output_final_state)
 
 
 def kernel_inputs(inputs: ScanInputs) -> ScanInputs:
     """Return the inputs in the dtypes and strides that the kernels take."""
     q, k, v, (steps, per_token), initial, cu_seqlens, scale, g = inputs
-    q, k, v = (_rows_contiguous(x, q.dtype) for x in (q, k, v))
+    # the kernels take any batch, token and head stride, so slices of a wider tensor need no copy
+    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1 or {k.dtype, v.dtype} != {q.dtype}:
+        q, k, v = (_rows_contiguous(x.to(q.dtype)) for x in (q, k, v))
     if steps.dtype != torch.float32 or not steps.is_contiguous():
         steps = steps.float().contiguous()
-    steps = StepSizes(steps, per_token)
     initial = None if initial is None else initial.float().contiguous()
     g = None if g is None else g.float().clamp(min=LEAST_LOG_DECAY).contiguous()
-    return ScanInputs(q, k, v, steps, initial, cu_seqlens, scale, g)
+    return ScanInputs(q, k, v, StepSizes(steps, per_token), initial, cu_seqlens, scale, g)
 
 
 @on_its_device
@@ -144,7 +152,12 @@ def scan_backward(
         d_final = d_final.float().contiguous()
     gradients = None
     if isinstance(saved.segments, Segments):
-        gradients = cuda_backward(saved, do, d_final, backend)
+        program = cuda_gradient_program(saved.inputs)
+        if program is not None:
+            try:
+                gradients = cuda_scan_bwd.backward(saved, do, d_final, program=program)
+            except CudaUnavailableError as error:
+                cuda_scan_bwd.PROGRAM.failed(backend, program.variant, error)
         if gradients is None:
             saved = saved._replace(segments=plan_of(v, saved.segments))
     if gradients is None:
@@ -155,10 +168,7 @@ def scan_backward(
     return gradients
 
 
-def _rows_contiguous(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if x.dtype != dtype:
-        x = x.to(dtype)
-    # the kernels take any batch, token and head stride, so slices of a wider tensor need no copy
+def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -169,19 +179,8 @@ def cuda_program(inputs: ScanInputs, backend: switches.Backend) -> LoadedProgram
         CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not support the call or
             cannot be built.
     """
-    return _choose(backend, inputs.q, inputs.k, inputs.v, cuda_scan.step_options(inputs)).program
-
-
-def cuda_forward(
-    inputs: ScanInputs, output_final_state: bool, backend: switches.Backend
-) -> Scan | None:
-    """Run `cuda_scan.forward`, or return None if Triton is used; raises as `scan_forward`."""
-    program = cuda_program(inputs, backend)
-    if program is None:
-        return None
-    return cuda_scan.PROGRAM.attempt(
-        backend, program, cuda_scan.forward, inputs, output_final_state
-    )
+    options = cuda_scan.step_options(inputs) if inputs.steps.per_token else ()
+    return _choose(backend, inputs.q, inputs.k, inputs.v, options).program
 
 
 def prepare_training(x: torch.Tensor, heads: int, width: int, options: tuple[str, ...]) -> None:
@@ -204,27 +203,12 @@ def prepare_training(x: torch.Tensor, heads: int, width: int, options: tuple[str
 
 
 def cuda_gradient_program(inputs: ScanInputs) -> LoadedProgram | None:
-    """Return the program of the backward pass after `cuda_forward`, or None if it has none."""
+    """Return the program of the backward pass after `cuda_scan.forward`, or None if it has none."""
     if not cuda_scan_bwd.is_for(inputs.q.device.index, inputs.q.shape[-1]):
         return None
-    variant = cuda_scan.variant_of(inputs.v, cuda_scan.step_options(inputs))
+    options = cuda_scan.step_options(inputs) if inputs.steps.per_token else ()
+    variant = cuda_scan.variant_of(inputs.v, options)
     return cuda_scan_bwd.PROGRAM.find_loaded(variant)
-
-
-def cuda_backward(
-    saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None, backend: switches.Backend
-) -> Gradients | None:
-    """Run `cuda_scan_bwd.backward` after `cuda_forward`, or return None if Triton is used.
-
-    Raises:
-        CudaUnavailableError: `backend` is `cuda`, and a launch fails.
-    """
-    program = cuda_gradient_program(saved.inputs)
-    if program is None:
-        return None
-    return cuda_scan_bwd.PROGRAM.attempt(
-        backend, program, cuda_scan_bwd.backward, saved, do, d_final
-    )
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -1,4 +1,4 @@
-"""Sets the device and disables autocast while kernels run; refuses second derivatives."""
+"""Sets the device, reads and disables autocast while kernels run; refuses second derivatives."""
 
 from __future__ import annotations
 
@@ -48,6 +48,12 @@ def once_differentiable(backward: Function) -> Function:
         return run(ctx, *gradients)
 
     return refused  # type: ignore[return-value]
+
+
+def compute_dtype(x: torch.Tensor) -> torch.dtype:
+    """Return the dtype of the matrix products: autocast's if it is on, otherwise x's."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 class WithoutAutocast:

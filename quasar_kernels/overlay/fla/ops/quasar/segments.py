@@ -42,6 +42,7 @@ def longest_of(bounds: tuple[int, ...]) -> int:
     return max((stop - start for start, stop in itertools.pairwise(bounds)), default=0)
 
 
+@functools.lru_cache(1024)
 def stay_whole(longest: int, tokens: int, warps: int, multiprocessors: int) -> bool:
     """Return whether a call's sequences are not cut into segments.
 

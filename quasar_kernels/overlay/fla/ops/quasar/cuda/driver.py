@@ -73,7 +73,8 @@ class Kernel(NamedTuple):
             status = _driver().cuLaunchKernel(
                 self.function, *grid, 1, self.threads, 1, 1, self.shared, stream, parameters, None
             )
-        _checked(status, "cuLaunchKernel")
+        if status:
+            _checked(status, "cuLaunchKernel")
 
 
 def load_kernels(code: bytes, names: Iterable[str], device: int) -> dict[str, Kernel]:

@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,6 @@ DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 CAPABILITY = (8, 0)
 """The oldest supported compute capability."""
 
-Result = TypeVar("Result")
 _log = logging.getLogger("fla.ops.quasar")
 
 
@@ -121,7 +120,7 @@ class CudaProgram:
 
     def find_loaded(self, variant: Variant) -> LoadedProgram | None:
         """Return the program as `find` does, or None if it cannot be used."""
-        entry = self.find(variant)
+        entry = self._entries.get(variant) or self.find(variant)
         return entry if isinstance(entry, LoadedProgram) else None
 
     def load(self, variant: Variant) -> LoadedProgram:
@@ -141,23 +140,15 @@ class CudaProgram:
             _log.warning(self._warning, error)
         self._entries[variant] = CudaUnavailableError(error.problem, error.remedy)
 
-    def attempt(
-        self, backend: Backend, program: LoadedProgram, function: Callable[..., Result], *args: Any
-    ) -> Result | None:
-        """Return `function(*args, program=program)`.
-
-        If a launch fails, the program's variant is disabled and the result is None.
+    def failed(self, backend: Backend, variant: Variant, error: CudaUnavailableError) -> None:
+        """Disable a variant after a failed launch.
 
         Raises:
-            CudaUnavailableError: a launch fails, and `backend`, QUASAR_BACKEND's value, is `cuda`.
+            CudaUnavailableError: `backend`, QUASAR_BACKEND's value, is `cuda`.
         """
-        try:
-            return function(*args, program=program)
-        except CudaUnavailableError as error:
-            if backend == "cuda":
-                raise
-            self.give_up(program.variant, error)
-            return None
+        if backend == "cuda":
+            raise error
+        self.give_up(variant, error)
 
     def _load(self, variant: Variant) -> LoadedProgram:
         device, dtype, options = variant
@@ -204,8 +195,10 @@ def serializer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
 
 def addresses(*tensors: torch.Tensor | None) -> tuple[int, ...]:
     """Return the tensors' addresses, 0 for None."""
-    # a list is built faster than a generator's elements
-    return tuple([0 if x is None else x.data_ptr() for x in tensors])
+    found = []  # is built faster than a generator's elements
+    for x in tensors:
+        found.append(0 if x is None else x.data_ptr())
+    return tuple(found)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -115,14 +115,14 @@ def saves_results(call: Call, x: torch.Tensor, weights: Weights) -> bool:
     Raises:
         ValueError: QUASAR_KEEP_MIB is not a whole number.
     """
-    if is_short(call, x) or not paths.supports_kernels(call, x, weights):
+    if is_short(call, x):
         return False
     limit = switches.keep_mib(SAVED_MIB)
-    tokens, width = x.numel() // x.shape[-1], call.heads * call.head_dim
+    tokens, width = x.numel() // max(1, x.shape[-1]), call.heads * call.head_dim
     size = call.dtype.itemsize
     product = 4 if tokens < MANY_TOKENS else size  # `multiply` keeps few tokens in fp32
     token = size * (x.shape[-1] + 4 * width + call.head_dim) + product * (3 * width + call.head_dim)
-    return tokens * token <= limit << 20
+    return tokens * token <= limit << 20 and paths.supports_kernels(call, x, weights)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -83,7 +83,7 @@ def layer_gradients(
         products[:, :channels],
         *weights.joined_taps(),
         library.positions(B, T, call.cu_seqlens, x.device),
-        tuple(d.view(R, H * S) for d in d_qkv),
+        tuple([d.view(R, H * S) for d in d_qkv]),
         d_products[:, :channels],
     )
     del products, d_qkv

@@ -56,7 +56,7 @@ class Weights(NamedTuple):
     def joined_taps(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the concatenated taps `[3 H S, taps]` and biases `[3 H S]` (or None)."""
         shifts = self.q_shift, self.k_shift, self.v_shift
-        taps = torch.cat(self.taps()).squeeze(1)  # type: ignore[arg-type] # the layer has them
+        taps = torch.cat(self[6:9]).squeeze(1)  # type: ignore[arg-type] # the layer has them
         return taps, None if shifts[0] is None else torch.cat(shifts)  # type: ignore[arg-type]
 
 
@@ -90,12 +90,6 @@ class States(NamedTuple):
 
 
 NO_STATES = States()
-
-
-def compute_dtype(x: torch.Tensor) -> torch.dtype:
-    """Return the dtype of the matrix products: autocast's if it is on, otherwise x's."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

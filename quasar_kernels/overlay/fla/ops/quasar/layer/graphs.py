@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import compress, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -65,10 +66,6 @@ class _Pool:
         self.stream = torch.cuda.Stream()
 
 
-def _addresses_of(inputs: Inputs) -> Key:
-    return *map(_address, inputs), *map(_dtype, inputs), *map(_stride, inputs)
-
-
 class _Launched(NamedTuple):
     """A call that was launched without a graph: its thread, and the addresses of its inputs."""
 
@@ -84,13 +81,19 @@ class _Graph:
     """
 
     def __init__(
-        self, operation: Operation, settings: Any, inputs: Inputs, tensors: Tensors, moves: bool
+        self,
+        operation: Operation,
+        settings: Any,
+        inputs: Inputs,
+        tensors: Tensors,
+        addresses: Key | None,
     ) -> None:
         first: Any = (*inputs, *tensors)[0]  # every call has a tensor
         place = (first.device.index, torch.cuda.current_stream().cuda_stream)
         self.pool = _pools.get(place) or _Pool()
         _pools[place] = self.pool
-        self.addresses = None if moves else _addresses_of(inputs)
+        self.addresses = addresses
+        moves = addresses is None
         self.graph = torch.cuda.CUDAGraph()
         self.pool.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.pool.stream):
@@ -115,6 +118,8 @@ class _Graph:
             for copy, x in zip(self.copies, inputs, strict=True):
                 copy.copy_(x)
         self.graph.replay()
+        if len(self.outputs) < 2:  # a forward pass; None cannot be among its outputs
+            return list(map(torch.clone, self.outputs)), self.rest  # type: ignore[arg-type]
         return _copied(self.outputs), self.rest
 
 
@@ -143,13 +148,13 @@ def _may_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool
 def _graph_key(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: Key) -> Key | None:
     """Return the key of this call's graph, or None if it cannot be a graph.
 
-    A graph depends on this key and the inputs' addresses (`_addresses_of`), but on no values.
+    A graph depends on this key and the inputs' addresses, dtypes and strides, but on no values.
     """
     # map() iterates in C: at 512 tokens this key takes a tenth of the host's time
     types = (*map(type, tensors), *map(type, inputs))
     if not _PLAIN.issuperset(types):
         return None
-    present = [x for x in tensors if x is not None]
+    present = [*compress(tensors, map(operator.is_not, tensors, repeat(None)))]
     device = (inputs or present)[0].get_device()
     stream = torch_private.raw_stream(device)
     strides = None if all(map(_is_contiguous, present)) else (*map(_stride, present),)
@@ -216,15 +221,16 @@ def _find_graph(
     graphs = _owners.get(owner)
     if graphs is None:
         graphs = _owners[owner] = OrderedDict()
-    entry, addresses = graphs.get(key), _addresses_of(inputs)
+    entry = graphs.get(key)
+    addresses = *map(_address, inputs), *map(_dtype, inputs), *map(_stride, inputs)
     if isinstance(entry, _Graph) and (entry.addresses is None or entry.addresses == addresses):
         graphs.move_to_end(key)
         return entry
     # the thread is identified by an object, because ids of threads are reused
     thread = _this_thread.__dict__.setdefault("mark", object())
     if type(entry) is _Launched and entry.thread is thread:
-        moves = entry.addresses != addresses
-        entry = graphs[key] = _capture(operation, settings, inputs, tensors, moves)
+        same = addresses if entry.addresses == addresses else None
+        entry = graphs[key] = _capture(operation, settings, inputs, tensors, same)
         graphs.move_to_end(key)
         return entry if isinstance(entry, _Graph) else None
     if entry is not _NOT_CAPTURABLE:
@@ -237,13 +243,13 @@ def _find_graph(
 
 
 def _capture(
-    operation: Operation, settings: Any, inputs: Inputs, tensors: Tensors, moves: bool
+    operation: Operation, settings: Any, inputs: Inputs, tensors: Tensors, addresses: Key | None
 ) -> _Graph | str:
     # graphs keep no memory themselves, and other allocators reclaim it between replays
     if torch.cuda.get_allocator_backend() != "native":
         return _NOT_CAPTURABLE
     try:
-        return _Graph(operation, settings, inputs, tensors, moves)
+        return _Graph(operation, settings, inputs, tensors, addresses)
     except RuntimeError as error:
         _log.warning("a call cannot become a CUDA graph, so its kernels are launched: %s", error)
         # after a failed capture torch leaves the device's generator in capture mode: reset it

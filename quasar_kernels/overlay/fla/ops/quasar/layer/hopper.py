@@ -24,7 +24,6 @@ from fla.ops.quasar.cuda.program import (
     CudaProgram,
     LoadedProgram,
     Variant,
-    addresses,
     fields,
     serializer,
 )
@@ -47,6 +46,7 @@ TILE = 64
 WEIGHT_TILE_ROWS = 128
 """Outputs are a multiple of this many channels."""
 
+_address = torch.Tensor.data_ptr
 _BEFORE = TAPS - 1  # tokens that the convolution needs before a block's, so blocks overlap
 _CONSUMERS = 2  # consumer warpgroups of a block; in the projection each takes every other tile
 _PRODUCTS = 13  # one for each 128 channels of q, k and v, and one for the gate's narrow half
@@ -105,7 +105,7 @@ def find_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
     Only Hopper GPUs use them. If they cannot be compiled, one line is logged with the cause and the
     remedy.
     """
-    if dtype not in DTYPES or not is_hopper(x):
+    if dtype not in DTYPES or not x.is_cuda or not _has_hopper(x.device.index):
         return None
     return PROGRAM.find_loaded(Variant(x.device.index, dtype))
 
@@ -189,7 +189,7 @@ def launch_projection(
     if T:
         blocks, rows, steps, lag = projection_grid(T, program.multiprocessors)
         arguments = _serialize_projection(
-            *addresses(x, taps, weight_tiles, qkv, narrow), T, steps, lag
+            *map(_address, (x, taps, weight_tiles, qkv, narrow)), T, steps, lag
         )
         stream = torch_private.raw_stream(x.device.index)
         program.kernels["projection"].launch(
@@ -272,7 +272,7 @@ def launch_output(
     tiles, weight_tiles = -(-R // TILE), outputs // WEIGHT_TILE_ROWS
     blocks, rows, steps = output_grid(tiles, weight_tiles, program.multiprocessors)
     arguments = _serialize_output(
-        *addresses(o, narrow, gate_weights, out_weights, gate_bias, y),
+        *map(_address, (o, narrow, gate_weights, out_weights, gate_bias, y)),
         *(R, narrow.stride(0), weight_tiles, weight_tiles // rows, steps, eps),
     )
     stream = torch_private.raw_stream(o.device.index)
@@ -307,8 +307,8 @@ def project(
     rows = x.view(-1, HIDDEN).float()
     packed = pack(program, layouts, weights, rows, call.dtype)
     qkv, narrow = launch_projection(program, rows, packed.projections, packed.taps, call.dtype)
-    if (count := call.sequences(x)) > 1:
-        replace_first_tokens(rows, weights, call.cu_seqlens, count, qkv)
+    if x.shape[0] > 1 or call.cu_seqlens is not None:
+        replace_first_tokens(rows, weights, call.cu_seqlens, call.sequences(x), qkv)
     return Projected(qkv, packed.beta, narrow, (packed.gate, packed.bias, packed.out))
 
 

@@ -25,6 +25,7 @@ from fla.ops.quasar.layer.weight_tiles import (
     SOURCE_TYPES,
     TAPS,
     WIDTH,
+    present,
 )
 
 MIN_TOKENS = 1 << 9
@@ -101,14 +102,15 @@ def fits_512(call: Call, x: torch.Tensor, weights: Weights) -> bool:
         return False
     if not x.is_contiguous() or x.data_ptr() % 16:
         return False
-    if x.shape[0] * x.shape[1] < MIN_TOKENS * max(1, call.sequences(x)):
+    sequences = x.shape[0] if call.cu_seqlens is None else call.sequences(x)
+    if x.shape[0] * x.shape[1] < MIN_TOKENS * max(1, sequences):
         return False
-    present = [w for w in weights if w is not None]
+    existing = present(weights)
     return (
-        tuple(map(_shape, present)) == _SHAPES
-        and _DTYPES.issuperset(map(_dtype, present))
-        and all(map(torch.Tensor.is_contiguous, present))
-        and set(map(torch.Tensor.get_device, present)) == {x.get_device()}
+        tuple(map(_shape, existing)) == _SHAPES
+        and _DTYPES.issuperset(map(_dtype, existing))
+        and all(map(torch.Tensor.is_contiguous, existing))
+        and set(map(torch.Tensor.get_device, existing)) == {x.get_device()}
     )
 
 
@@ -125,7 +127,7 @@ def fits_wide(call: Call, x: torch.Tensor, weights: Weights) -> bool:
         and call.head_dim in (64, 128)
         and weights.q_shift is None
         and -(-tokens // wide.TOKENS) * (channels // wide.COLUMNS) >= MIN_WIDE_TILES
-        and all(w is None or w.is_contiguous() for w in weights)
+        and all(map(torch.Tensor.is_contiguous, present(weights)))
     )
 
 

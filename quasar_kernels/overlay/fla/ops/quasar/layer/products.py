@@ -30,10 +30,6 @@ def concatenate_weights(weights: Weights, dtype: torch.dtype) -> list[torch.Tens
     return [result, *copies]
 
 
-def _takes_out_dtype(x: torch.Tensor) -> bool:
-    return _HAS_OUT_DTYPE and x.is_cuda and x.dtype in _16_BITS and not torch.is_grad_enabled()
-
-
 def unrounded(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return `rows @ weight.T` `[R, outputs]`, in fp32 if torch supports it and autograd is off.
 
@@ -41,7 +37,7 @@ def unrounded(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         rows: `[R, inputs]`, any floating dtype.
         weight: `[outputs, inputs]`, the same dtype.
     """
-    if _takes_out_dtype(rows):
+    if rows.dtype in _16_BITS and rows.is_cuda and _HAS_OUT_DTYPE and not torch.is_grad_enabled():
         return torch.mm(rows, weight.t(), out_dtype=torch.float32)
     return F.linear(rows, weight)
 
@@ -53,8 +49,9 @@ def product_in(rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> 
         rows: `[R, inputs]`, any floating dtype.
         weight: `[inputs, outputs]`, the same dtype.
     """
-    if dtype == torch.float32 and _takes_out_dtype(rows):
-        return torch.mm(rows, weight, out_dtype=dtype)
+    if dtype == torch.float32 and rows.dtype in _16_BITS and rows.is_cuda and _HAS_OUT_DTYPE:
+        if not torch.is_grad_enabled():
+            return torch.mm(rows, weight, out_dtype=dtype)
     return torch.mm(rows, weight).to(dtype)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Callable, Sequence
+from itertools import compress, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,6 +118,11 @@ class PackedWeights(NamedTuple):
     beta: torch.Tensor  # [8], softplus(beta_log)
 
 
+def present(weights: Weights) -> list[torch.Tensor]:
+    """Return the weights that a layer has, without a loop in Python."""
+    return [*compress(weights, map(operator.is_not, weights, repeat(None)))]  # type: ignore[list-item]
+
+
 def pack(
     program: LoadedProgram,
     layouts_of: Callable[[Weights], Sequence[WeightLayout]],
@@ -140,9 +146,9 @@ def pack(
     vectors = rows.new_empty(sum(_VECTORS))
     taps, bias, beta = vectors.split_with_sizes(_VECTORS)
     projections, gate, out = tiles.split_with_sizes(_TILES)
-    present = [w for w in weights if w is not None]
-    pointers = map(torch.Tensor.data_ptr, (tiles, vectors, *present))
-    key = (layouts_of, dtype, *pointers, *map(_dtype, present))
+    existing = present(weights)
+    pointers = map(torch.Tensor.data_ptr, (tiles, vectors, *existing))
+    key = (layouts_of, dtype, *pointers, *map(_dtype, existing))
     arguments = _serialized.get(key)
     if arguments is None:
         convolutions: Any = weights.taps()  # a supported layer has them

@@ -7,6 +7,7 @@ that computes what the submodules would. If not, `layer_by_modules` calls them.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ _LAYER = (nn.Sequential, *(nn.Linear,) * 6, GatedRMSNorm)
 _TYPES = {_LAYER, (*_LAYER, *(nn.Conv1d,) * 3)}
 """The types of the modules that `plain_weights` inspects, in its order."""
 _NONE = {type(None)}
+_parameters = operator.attrgetter("_parameters")
 _PLAIN = {nn.Parameter, torch.Tensor, type(None)}
 
 
@@ -86,10 +88,14 @@ def plain_weights(layer: Any) -> Weights | None:
             or "forward" in state
         ):
             return None
-    _, q, k, v, narrow, wide, out, norm, *convs = [m._parameters for m in modules]
+    _, q, k, v, narrow, wide, out, norm, *convs = map(_parameters, modules)
     try:
-        taps = [conv["weight"] for conv in convs] or (None, None, None)
-        shifts = [conv["bias"] for conv in convs] or (None, None, None)
+        taps: Any = (None, None, None)
+        shifts = taps
+        if convs:
+            first, second, third = convs
+            taps = first["weight"], second["weight"], third["weight"]
+            shifts = first["bias"], second["bias"], third["bias"]
         beta_log = layer._parameters.get("beta_log")
         weights = Weights(
             *(q["weight"], k["weight"], v["weight"], narrow["weight"]),

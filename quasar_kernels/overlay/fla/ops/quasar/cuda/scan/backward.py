@@ -180,20 +180,18 @@ def backward(
     d_decay = None if g is None else torch.empty_like(d_beta)
     d_states = None if G is None else torch.empty_like(G)
     d_initial = None if initial_state is None else torch.empty_like(initial_state)
-    pointers = addresses(
+    *pointers, table, first, tile_rows, decay = addresses(
         q, k, v, d_o, dq, dk, dv, checkpoints, steps, initial_state, d_final, G, states, d_states,
-        d_initial, d_beta, d_decay,
+        d_initial, d_beta, d_decay, cut.table, cut.first, tiles, g,
     )  # fmt: skip
-    qs, ks, vs, os = (x.stride()[:3] for x in (q, k, v, d_o))
-    sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H, parts
-    scalars = scale, *addresses(g), group
+    qs, ks, vs, os = q.stride()[:3], k.stride()[:3], v.stride()[:3], d_o.stride()[:3]
+    sizes = T, cut.length, *qs, *ks, *vs, *os, cut.per_sequence, H, parts, scale, decay, group
     maps = NO_MAPS
     if program.on_hopper:
-        maps = gradient_maps(v.shape, group, pointers[:8], (qs, ks, vs, os))
-    parameters, by_tiles = (
-        (ctypes.c_char_p * 2)(serialize(*pointers, *tables, *sizes, *scalars), maps)
-        for tables in (addresses(cut.table, cut.first), addresses(tiles, None))
-    )
+        maps = gradient_maps(v.shape, group, tuple(pointers[:8]), (qs, ks, vs, os))
+    arguments = ctypes.c_char_p * 2
+    parameters = arguments(serialize(*pointers, table, first, *sizes), maps)
+    by_tiles = arguments(serialize(*pointers, tile_rows, 0, *sizes), maps)
     stream = torch_private.raw_stream(q.device.index)
     walk_grid = cut.total * H * (S // PANEL), 1
     kernels = program.kernels

@@ -172,16 +172,14 @@ def _cut(tokens: int, chains: int, wave: int, multiprocessors: int, tile: int) -
 def cut_evenly(
     program: LoadedProgram, tokens: int, sequences: int, H: int, S: int
 ) -> tuple[int, int]:
-    """Return the number and the length of segments for sequences of (at most) `tokens` tokens."""
-    kernels = program.kernels["segment_map"], program.kernels["segment_output"]
+    """Return the number and the length of segments for sequences of (at most) `tokens` tokens.
+
+    The length is a multiple of `tile_of(S)`.
+    """
+    kernels, multiprocessors = program.kernels, program.multiprocessors
     # one wave for both passes
-    wave = min(kernel.blocks for kernel in kernels) * program.multiprocessors
-    return _cut(tokens, sequences * H * (S // PANEL), wave, program.multiprocessors, tile_of(S))
-
-
-def _stay_whole(program: LoadedProgram, longest: int, tokens: int, H: int, S: int) -> bool:
-    warps = H * (S // PANEL) * program.kernels["segment_output"].threads // 32
-    return stay_whole(longest, tokens, warps, program.multiprocessors)
+    wave = min(kernels["segment_map"].blocks, kernels["segment_output"].blocks) * multiprocessors
+    return _cut(tokens, sequences * H * (S // PANEL), wave, multiprocessors, max(TILE, S))
 
 
 def tile_of(S: int) -> int:
@@ -200,19 +198,21 @@ def cut_segments(
     `count` sets the number of segments of each sequence; packed sequences ignore it.
     """
     B, T, H, S = v.shape
-    tile = tile_of(S)
+    warps = H * (S // PANEL) * program.kernels["segment_output"].threads // 32
     if cu_seqlens is None:
-        if count is None and _stay_whole(program, T, B * T, H, S):
+        if count is None and stay_whole(T, B * T, warps, program.multiprocessors):
             count = 1
         if count is None:
             count, length = cut_evenly(program, T, B, H, S)
         else:
+            tile = tile_of(S)
             length = tile * math.ceil(math.ceil(T / count) / tile)
             count = math.ceil(T / length)
         return Segments(B * count, B, count, length, None, None, length)
     bounds = host_bounds(cu_seqlens)
     longest = longest_of(bounds)
-    if _stay_whole(program, longest, bounds[-1], H, S):
+    if stay_whole(longest, bounds[-1], warps, program.multiprocessors):
+        tile = tile_of(S)
         length = tile * math.ceil(max(longest, 1) / tile)
     else:
         _, length = cut_evenly(program, bounds[-1], 1, H, S)
@@ -272,27 +272,32 @@ def launch_parameters(
     cut: Segments,
     results: Sequence[Any],
     stopping: Sequence[torch.Tensor | None],
-    repeat: int,
-) -> Any:
-    """Return the kernels' parameters: `Arguments`, and on Hopper `TensorMaps`.
+    repeats: Sequence[int],
+) -> list[Any]:
+    """Return the kernels' parameters of each round: `Arguments`, and on Hopper `TensorMaps`.
 
     Args:
         results: o, the final state, the maps and the states.
         stopping: `stops` and `unfinished` of `Arguments`.
-        repeat: whether to compute only the unfinished heads.
+        repeats: for each round, whether to compute only the unfinished heads.
     """
     q, k, v, (steps, _), initial_state, _, scale, g = inputs
     T, H = v.shape[1:3]
     group = H // q.shape[2]
     o, *states = results
-    pointers = addresses(q, k, v, o, steps, initial_state, *states, cut.table, cut.first, *stopping)
-    strides = tuple(x.stride()[:3] for x in (q, k, v, o))
+    *pointers, decay = addresses(
+        q, k, v, o, steps, initial_state, *states, cut.table, cut.first, *stopping, g
+    )
+    strides = q.stride()[:3], k.stride()[:3], v.stride()[:3], o.stride()[:3]
     maps = NO_MAPS
     if program.on_hopper:
-        maps = scan_maps(v.shape, group, pointers[:4], strides)
-    sizes = T, cut.length, *itertools.chain(*strides), cut.per_sequence, H, repeat
-    arguments = serialize(*pointers, *sizes, scale, *addresses(g), group)
-    return (ctypes.c_char_p * 2)(arguments, maps)
+        maps = scan_maps(v.shape, group, tuple(pointers[:4]), strides)
+    sizes = T, cut.length, *itertools.chain(*strides), cut.per_sequence, H
+    parameters = []
+    for repeat in repeats:
+        arguments = serialize(*pointers, *sizes, repeat, scale, decay, group)
+        parameters.append((ctypes.c_char_p * 2)(arguments, maps))
+    return parameters
 
 
 def forward(
@@ -332,8 +337,8 @@ def forward(
         unfinished = steps.new_empty(cut.sequences * H, dtype=torch.int32)
     results, stopping = (o, final, G, states), (stops, unfinished)
     stream = torch_private.raw_stream(v.device.index)
-    for repeat in (0, 1) if stops is not None else (0,):
-        parameters = launch_parameters(program, inputs, cut, results, stopping, repeat)
+    repeats = (0,) if stops is None else (0, 1)
+    for parameters in launch_parameters(program, inputs, cut, results, stopping, repeats):
         if G is not None:
             program.kernels["segment_map"].launch(grid, parameters, stream)
             scan_grid = cut.sequences * H, S // SCAN_COLUMNS

@@ -178,8 +178,8 @@ class CudaSlice:
         """
         results = self.o, self.final, self._maps, self._states
         stopping = self._stops, self._marked
-        self._parameters = forward.launch_parameters(
-            self._program, self.inputs, self._cut.segments, results, stopping, self._round
+        (self._parameters,) = forward.launch_parameters(
+            self._program, self.inputs, self._cut.segments, results, stopping, (self._round,)
         )
         if not self._round or self._stops is not None:
             self._run_maps()
