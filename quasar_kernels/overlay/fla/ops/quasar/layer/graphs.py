@@ -154,7 +154,7 @@ def _graph_key(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: K
     types = (*map(type, tensors), *map(type, inputs))
     if not _PLAIN.issuperset(types):
         return None
-    present = [*compress(tensors, map(operator.is_not, tensors, repeat(None)))]
+    present: list[Any] = [*compress(tensors, map(operator.is_not, tensors, repeat(None)))]
     device = (inputs or present)[0].get_device()
     stream = torch_private.raw_stream(device)
     strides = None if all(map(_is_contiguous, present)) else (*map(_stride, present),)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,7 +101,7 @@ def run_with_states(
     Args:
         layer: the `QuasarAttention`.
         call, x: its call.
-        weights: None calls the layer's submodules.
+        weights: None calls the layer's submodules. Without a cache and `keep` they must be None.
         cache: with `len`, `[layer_idx]` and `update`; None is no state.
         keep: whether to store states, in a new `QuasarCache` if there is no cache.
         length: tokens of a sequence, with padding.
@@ -114,12 +113,8 @@ def run_with_states(
         ValueError: the cache has states of another number of sequences, or it is not a
             `QuasarCache` and the layer has no place, or another layer uses the place.
     """
-    if weights is None:
-        compute = partial(layer_by_modules, layer)
-    else:
-        compute = partial(layer_with_states, weights=weights)
     if cache is None and not keep:
-        return compute(call, x)[0], None
+        return layer_by_modules(call, x, layer)[0], None
     cache = QuasarCache() if cache is None else cache
     index = _place_in(cache, layer)
     last = cache[index] if len(cache) > index else None
@@ -128,9 +123,8 @@ def run_with_states(
     if last is not None:
         parts, state = last["conv_state"], last["recurrent_state"]
         _check_sequences((state, *(parts or ())), call.sequences(x))
-    call = call._replace(
-        recurrent=call.recurrent or (state is not None and length <= DECODE_TOKENS)
-    )
+    if state is not None and length <= DECODE_TOKENS:
+        call = Call(*call[:-1], recurrent=True)  # `_replace` would take longer
     tracks_owner = type(cache) is QuasarCache
     overwrite = False
     if tracks_owner and last is not None:
@@ -150,7 +144,10 @@ def run_with_states(
         else:
             conv = torch.cat([part.to(call.dtype) for part in parts], dim=1)
     before = States(conv, state)
-    y, after = compute(call, x, before=before, keep=keep, overwrite=overwrite)
+    if weights is None:
+        y, after = layer_by_modules(call, x, layer, before, keep, overwrite)
+    else:
+        y, after = layer_with_states(call, x, weights, before, keep, overwrite)
     if keep:
         owned = {"owned": not _needs_gradients(after)} if tracks_owner else {}
         parts = None if after.conv is None else _split(after.conv)
@@ -198,7 +195,7 @@ def run_on_rank(
     else:
         rank.halo = HaloFunction.apply(rank, x)
         if weights is None:
-            y, _ = layer_by_modules(layer, call, x, rank=rank)
+            y, _ = layer_by_modules(call, x, layer, rank=rank)
         else:
             y, _ = layer_with_states(call, x, weights, rank=rank)
     if not keep:

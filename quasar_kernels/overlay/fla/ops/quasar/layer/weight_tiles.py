@@ -120,7 +120,7 @@ class PackedWeights(NamedTuple):
 
 def present(weights: Weights) -> list[torch.Tensor]:
     """Return the weights that a layer has, without a loop in Python."""
-    return [*compress(weights, map(operator.is_not, weights, repeat(None)))]  # type: ignore[list-item]
+    return [*compress(weights, map(operator.is_not, weights, repeat(None)))]
 
 
 def pack(

@@ -125,9 +125,9 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def layer_by_modules(
-    layer: Any,
     call: Call,
     x: torch.Tensor,
+    layer: Any,
     before: States = NO_STATES,
     keep: bool = False,
     overwrite: bool = False,
