@@ -163,6 +163,7 @@ def test_calls_that_would_be_wrong_are_refused():
     for message, call in (
         ("hidden_states", {"hidden_states": x[..., :5]}),
         ("attention_mask", {"attention_mask": torch.ones(1, 6)}),
+        ("attention_mask has negative", {"attention_mask": torch.full((2, 6), -1e9)}),
         ("cos and sin must both", {"cos": cos}),
         ("cos and sin must have", {"cos": cos[:, :, :5], "sin": sin[:, :, :5]}),
         ("cos and sin must have", {"cos": tables(6, 10)[0], "sin": tables(6, 10)[1]}),

@@ -250,6 +250,10 @@ def test_bad_arguments_are_refused():
     for shape in ((2, 4, 4), (2, 3), (1, 4), (3, 4)):
         with pytest.raises(ValueError, match="padding mask"):
             module(x, attention_mask=torch.ones(shape))
+    additive = torch.tensor([[0.0, 0, 0, 0], [-torch.inf, -torch.inf, 0, 0]])
+    with pytest.raises(ValueError, match="it must be 0 for padding and 1 for tokens"):
+        module(x, attention_mask=additive)
+    module(x, attention_mask=torch.ones(2, 4))
     bounds = torch.tensor([0, 4])
     with pytest.raises(ValueError, match="cu_seqlens"):
         module(x[:1], attention_mask=torch.ones(1, 4), cu_seqlens=bounds)

@@ -21,6 +21,7 @@ from fla.ops.quasar.arguments import (
     IGNORED_BY_LAYERS,
     expect_epsilon,
     expect_sizes,
+    refuse_additive,
     refuse_unknown,
 )
 from fla.ops.quasar.chunk_torch import sequence_lengths
@@ -224,6 +225,7 @@ def _without_padding(
         )
     if not B * T:
         return x, None, None
+    refuse_additive(mask)
     mask = mask[:, -T:].bool()
     tokens = mask.flatten().nonzero().squeeze(-1)
     bounds = F.pad(mask.sum(-1).cumsum(0), (1, 0))

@@ -19,7 +19,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fla.ops.quasar.arguments import IGNORED_BY_LAYERS, refuse_unknown
+from fla.ops.quasar.arguments import IGNORED_BY_LAYERS, refuse_additive, refuse_unknown
 from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import compute_dtype, on_its_device
@@ -356,6 +356,7 @@ def _unpadded(
             f"attention_mask must be a padding mask [{B}, at least {T}], and not be combined with "
             f"cu_seqlens; got shape {shape}"
         )
+    refuse_additive(mask)
     mask = mask[:, mask.shape[1] - T :].bool()
     return mask.flatten().nonzero().squeeze(-1), F.pad(mask.sum(-1).cumsum(0), (1, 0))
 

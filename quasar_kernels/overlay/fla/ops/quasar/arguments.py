@@ -128,6 +128,15 @@ def expect_number(name: str, x: object, otherwise: str = "") -> None:
         raise ValueError(f"{name} must be a number{otherwise}; got {x!r}")
 
 
+def refuse_additive(mask: Tensor) -> None:
+    """Raise ValueError for a padding mask that would be added to scores, with zeros for tokens."""
+    if mask.is_floating_point() and bool((mask < 0).any()):
+        raise ValueError(
+            "attention_mask has negative values, like masks that are added to scores; it must be 0 "
+            "for padding and 1 for tokens"
+        )
+
+
 def check_bounds(cu_seqlens: Tensor | None, batch: int, name: str = "cu_seqlens") -> None:
     """Raise ValueError unless dtype and shape are those of bounds; the values are not read."""
     if cu_seqlens is None:
