@@ -43,3 +43,9 @@ def test_only_the_part_below_the_diagonal_has_a_gradient():
 def test_other_shapes_are_refused():
     with pytest.raises(ValueError, match="square"):
         quasar_forward_substitution(torch.zeros(2, 3, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_other_dtypes_are_refused(dtype):
+    with pytest.raises(ValueError, match="L must be bf16, fp16, fp32 or fp64"):
+        quasar_forward_substitution(torch.zeros(2, 4, 4).to(dtype))

@@ -57,3 +57,12 @@ def test_the_output_dtype_rounds_only_the_result():
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"\[\.\.\., 5\]"):
         fused_quasar_gate(torch.rand(2, 3, 4), torch.rand(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_other_dtypes_are_refused(dtype):
+    lam, beta = torch.ones(3, H), torch.ones(H)
+    with pytest.raises(ValueError, match="lambda_t must be bf16, fp16, fp32 or fp64"):
+        fused_quasar_gate(lam.to(dtype), beta)
+    with pytest.raises(ValueError, match="beta must be bf16, fp16, fp32 or fp64"):
+        fused_quasar_gate(lam, beta.to(dtype))

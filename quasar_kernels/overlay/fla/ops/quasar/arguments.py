@@ -104,10 +104,15 @@ def expect(
         )
     ):
         raise ValueError(f"{_requirement(name, shape)}; got {list(x.shape)}")
-    if x.dtype not in DTYPES:
-        raise ValueError(f"{name} must be bf16, fp16, fp32 or fp64; got {x.dtype}")
+    expect_dtype(name, x)
     if device is not None and x.device != device:
         raise ValueError(f"{name} must be on {device}, like the other arguments; got {x.device}")
+
+
+def expect_dtype(name: str, x: Tensor) -> None:
+    """Raise ValueError unless x has one of the supported dtypes."""
+    if x.dtype not in DTYPES:
+        raise ValueError(f"{name} must be bf16, fp16, fp32 or fp64; got {x.dtype}")
 
 
 def _requirement(name: str, shape: Sequence[int | str]) -> str:

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fla.ops.quasar.arguments import expect_dtype
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.triton_kernels.device_functions import unit_lower_inverse
 
@@ -82,14 +83,15 @@ def quasar_forward_substitution(L: torch.Tensor) -> torch.Tensor:
     as zeros; the gradients of these are zero.
 
     Args:
-        L: `[..., C, C]`, any floating dtype; the arithmetic is fp32 (fp64 for fp64).
+        L: `[..., C, C]`, bf16, fp16, fp32 or fp64; the arithmetic is fp32 (fp64 for fp64).
 
     Returns:
         A = L^-1 of the same shape and dtype, exactly one on the diagonal and zero above it.
 
     Raises:
-        ValueError: the matrices are not square.
+        ValueError: the matrices are not square, or have another dtype.
     """
+    expect_dtype("L", L)
     if L.ndim < 2 or L.shape[-1] != L.shape[-2]:
         raise ValueError(f"L must hold square matrices [..., C, C]; got {tuple(L.shape)}")
     return ForwardSubstitutionFunction.apply(L)

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fla.ops.quasar.arguments import expect_dtype
 from fla.ops.quasar.device import on_its_device, once_differentiable
 
 EPSILON = 1e-8
@@ -157,7 +158,7 @@ def fused_quasar_gate(
     """Compute the step size alpha = (1 - exp(-beta lambda)) / (lambda + 1e-8).
 
     Args:
-        lambda_t: |k|^2, `[..., H]` or `[..., H, 1]`, any floating dtype, not negative.
+        lambda_t: |k|^2, `[..., H]` or `[..., H, 1]`, bf16, fp16, fp32 or fp64, not negative.
         beta: `[H]`, positive.
         output_dtype: dtype of the result; the arithmetic is fp32 (fp64 for fp64 lambda).
 
@@ -165,8 +166,10 @@ def fused_quasar_gate(
         alpha of lambda's shape. Gradients reach `lambda_t` and `beta`, finite at lambda = 0.
 
     Raises:
-        ValueError: lambda's shape does not end in H, or in H and 1.
+        ValueError: lambda's shape does not end in H, or in H and 1, or another dtype.
     """
+    expect_dtype("lambda_t", lambda_t)
+    expect_dtype("beta", beta)
     H = beta.numel()
     shape = lambda_t.shape
     if shape[-1:] != (H,) and shape[-2:] != (H, 1):
