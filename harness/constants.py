@@ -62,8 +62,8 @@ class Constant:
 
 
 TABLE = (
-    Constant("cuda/scan/forward.py", "LONG", (1024, 2048, 3072, 4608, 6144, 12288)),
-    Constant("cuda/scan/forward.py", "EVEN", (0.75, 0.8, 0.86, 0.92, 0.96, 0.99)),
+    Constant("cuda/scan/scan_forward.py", "LONG", (1024, 2048, 3072, 4608, 6144, 12288)),
+    Constant("cuda/scan/scan_forward.py", "EVEN", (0.75, 0.8, 0.86, 0.92, 0.96, 0.99)),
     Constant("segment_map.cu", "CHECK_EVERY", (1, 2, 3, 4, 6, 8, 16)),
     Constant("segment_map.cu", "MAP_BLOCKS", (3, 4, 5), r".*QUASAR_WGMMA \? ", hopper=True),
     Constant("segment_map.cu", "MAP_BLOCKS", (2, 3, 4), r".*QUASAR_WGMMA \? \d : ", hopper=False),

@@ -86,18 +86,20 @@ def compile_for(major: int, minor: int) -> Builds:
 
     mount()
     from fla.ops.quasar.cuda.nvrtc import HOPPER
-    from fla.ops.quasar.cuda.scan import backward, forward
+    from fla.ops.quasar.cuda.scan import scan_backward, scan_forward
     from fla.ops.quasar.layer import hopper, wide
 
     capability = (major, minor)
-    of_128 = forward.options_for(128)
+    of_128 = scan_forward.options_for(128)
     programs: dict[str, Callable[[str], bytes]] = {
-        "operator": partial(forward.PROGRAM.compile, capability),
-        "operator 128": partial(forward.PROGRAM.compile, capability, options=of_128),
-        "gradients": partial(backward.PROGRAM.compile, capability),
+        "operator": partial(scan_forward.PROGRAM.compile, capability),
+        "operator 128": partial(scan_forward.PROGRAM.compile, capability, options=of_128),
+        "gradients": partial(scan_backward.PROGRAM.compile, capability),
     }
     if capability == HOPPER:
-        programs["gradients 128"] = partial(backward.PROGRAM.compile, capability, options=of_128)
+        programs["gradients 128"] = partial(
+            scan_backward.PROGRAM.compile, capability, options=of_128
+        )
         programs["layer"] = partial(hopper.PROGRAM.compile, capability)
         programs["wide layer"] = partial(wide.PROGRAM.compile, capability)
     builds = (_build(name, dtype, run) for name, run in programs.items() for dtype in _DTYPES)

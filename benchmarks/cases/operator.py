@@ -152,7 +152,7 @@ def measure_length(tokens: int, names: Sequence[str]) -> Iterator[Entry]:
 
 def measure_forgetting() -> Iterator[Entry]:
     """Check and time CUDA's forward pass if heads forget, with and without early stops."""
-    from fla.ops.quasar.cuda.scan import forward as cuda_scan
+    from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
 
     for tokens in FORGETTING_LENGTHS:
         for slow in SLOW_HEADS:

@@ -206,9 +206,9 @@ def differences(x: Sequence[Tensor], share: int) -> tuple[dict[str, float], bool
 
 def measure_terms() -> Iterator[Entry]:
     """Time the fold of the maps of eight ranks, and count the bytes that ranks exchange."""
+    from fla.ops.quasar.operator_types import ScanInputs
     from fla.ops.quasar.parallel import chunks
     from fla.ops.quasar.parallel.context import place_of
-    from fla.ops.quasar.scan import ScanInputs
 
     place = place_of(context_of(MILLION), MILLION)
     x = ScanInputs.of(*made.layer_like(MILLION))

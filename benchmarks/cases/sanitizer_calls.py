@@ -164,8 +164,8 @@ def run_control(kernel: str, fault: int) -> None:
 
 def operator_error(case: OperatorCase) -> float:
     """Run a case of the operator and return the largest relative error of its results."""
-    from fla.ops.quasar.cuda.scan import forward as cuda_scan
-    from fla.ops.quasar.scan import ScanInputs
+    from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
+    from fla.ops.quasar.operator_types import ScanInputs
 
     cuda_scan.LONG = 1024  # so that pass 1 may stop early in segments this short too
     T, N = sum(case.lengths), len(case.lengths)
@@ -201,7 +201,7 @@ def gradient_error(
     case: OperatorCase, arguments: Sequence[Any], wanted: Sequence[torch.Tensor | None]
 ) -> float:
     """Run the backward pass on `arguments` and return its gradients' largest relative error."""
-    from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
+    from fla.ops.quasar.cuda.scan import scan_backward as cuda_scan_bwd
 
     program = cuda_scan_bwd.PROGRAM.load(
         cuda_scan_bwd.variant_of(arguments[0].inputs.q, case.options)
@@ -270,13 +270,13 @@ def wide_error(case: WideCase) -> float:
 
 def slice_error(case: SliceCase) -> float:
     """Run both passes of all ranks and return the largest relative error of their results."""
-    from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
-    from fla.ops.quasar.cuda.scan import forward as cuda_scan
-    from fla.ops.quasar.cuda.scan import slice as cuda_slice
+    from fla.ops.quasar.cuda.scan import scan_backward as cuda_scan_bwd
+    from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
+    from fla.ops.quasar.cuda.scan import slice_forward as cuda_slice
     from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
+    from fla.ops.quasar.operator_types import ScanInputs
     from fla.ops.quasar.parallel.context import Place, locate
     from fla.ops.quasar.parallel.exchange import unpack_maps
-    from fla.ops.quasar.scan import ScanInputs
 
     T, H, S, ranks = sum(case.lengths), case.heads, case.width, list(case.ranks)
     q, k, v = (torch.randn(1, T, H, S).mul(0.3).to(case.dtype) for _ in range(3))

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from fla.ops.quasar import chunk_quasar, switches
 from fla.ops.quasar.backend import choose_backend
-from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.scan import ScanInputs
+from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
+from fla.ops.quasar.operator_types import ScanInputs
 
 from quasar_kernels.reference import quasar_recurrence, relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS, layer_like
@@ -86,8 +86,8 @@ import shutil, torch
 from quasar_kernels.mount import mount
 from quasar_kernels.reference import quasar_recurrence, relative_rms
 mount()
-from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.scan import ScanInputs
+from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
+from fla.ops.quasar.operator_types import ScanInputs
 from fla.ops.quasar.backend import choose_backend
 assert not any(map(shutil.which, ("nvcc", "g++", "gcc", "cc", "ninja")))
 torch.manual_seed(0)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from fla.ops.quasar import chunk_quasar
 from fla.ops.quasar.backend import choose_backend
-from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.scan import ScanInputs
+from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
+from fla.ops.quasar.operator_types import ScanInputs
 
 from quasar_kernels.reference import quasar_chunked
 from tests.gpu.calls import ON_CUDA_KERNELS, PORTABLE, H, S, both_widths, inputs_of, layer_like

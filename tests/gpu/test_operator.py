@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fla.ops.quasar import chunk_quasar
-from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.scan import ScanInputs
+from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
+from fla.ops.quasar.operator_types import ScanInputs
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 from tests.gpu.calls import CAPABILITY, CHANNELS, inputs_of

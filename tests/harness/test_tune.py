@@ -28,7 +28,7 @@ import re, sys
 from math import log
 from pathlib import Path
 folder = Path(sys.argv[1], "fla/ops/quasar/cuda/scan")
-long = int(re.search(r"\\nLONG = (\\d+)", (folder / "forward.py").read_text())[1])
+long = int(re.search(r"\\nLONG = (\\d+)", (folder / "scan_forward.py").read_text())[1])
 every = int(re.search(r"CHECK_EVERY = (\\d+)", (folder / "csrc/segment_map.cu").read_text())[1])
 print(1000 - 50 * abs(log(long / 3072)) - 10 * abs(log(every / 4)))
 """
@@ -81,7 +81,7 @@ def test_a_bad_constant_is_corrected(overlay, tmp_path, gpus):
     assert changed_lines(overlay) == [f"LONG = {1 << 30}"]
     best, gain = run(search_of(overlay), tmp_path, gpus=gpus)
     assert gain.faster, gain
-    assert best.changes == {"cuda/scan/forward.py:LONG": 3072}
+    assert best.changes == {"cuda/scan/scan_forward.py:LONG": 3072}
     assert changed_lines(overlay) == []
     assert not check_tree(overlay, strict=True)
 
@@ -167,10 +167,10 @@ def test_each_constant_is_in_the_overlay_with_a_listed_value(constant: Constant)
 
 
 def test_a_missing_constant_is_an_error(overlay):
-    path = overlay / QUASAR_DIR / "cuda/scan/forward.py"
+    path = overlay / QUASAR_DIR / "cuda/scan/scan_forward.py"
     path.write_text(path.read_text().replace("LONG = 3072", "LARGE = 3072"))
     with pytest.raises(
-        MissingConstantError, match=r"has 0 constants LONG in cuda/scan/forward\.py"
+        MissingConstantError, match=r"has 0 constants LONG in cuda/scan/scan_forward\.py"
     ):
         search_of(overlay).run([Gpu(Options("cpu", HANG), overlay / "lock")], 1, 1, HANG)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fla.ops.quasar.scan import ScanInputs
-from fla.ops.quasar.triton_kernels import autotune, scan, tuning
+from fla.ops.quasar.operator_types import ScanInputs
+from fla.ops.quasar.triton_kernels import autotune, passes, tuning
 from fla.ops.quasar.triton_kernels.autotune import Gpu
 
 from quasar_kernels.reference import quasar_chunked, relative_rms
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 
 def forward(tiles, q, k, v, beta):
-    return scan.forward(ScanInputs.of(q, k, v, beta), plan=scan.plan_segments(q, None, tiles)).o
+    return passes.forward(ScanInputs.of(q, k, v, beta), plan=passes.plan_segments(q, None, tiles)).o
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from fla.ops.quasar import chunk_quasar
-from fla.ops.quasar.scan import ScanInputs
-from fla.ops.quasar.triton_kernels.scan import forward, plan_segments
+from fla.ops.quasar.operator_types import ScanInputs
+from fla.ops.quasar.triton_kernels.passes import forward, plan_segments
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 from tests.gpu.calls import layer_like

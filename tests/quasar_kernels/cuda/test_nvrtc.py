@@ -14,9 +14,9 @@ import torch
 from elftools.elf.elffile import ELFFile
 from fla.ops.quasar import cache, switches
 from fla.ops.quasar.cuda import nvrtc
-from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
-from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.cuda.scan import slice as cuda_slice
+from fla.ops.quasar.cuda.scan import scan_backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
+from fla.ops.quasar.cuda.scan import slice_forward as cuda_slice
 from fla.ops.quasar.layer import hopper, portable
 
 from benchmarks.resources import cache as developer_cache

@@ -12,8 +12,8 @@ import torch
 from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda import program as program_module
 from fla.ops.quasar.cuda.program import CudaProgram, LoadedProgram, Variant, serializer
-from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
-from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.cuda.scan import scan_backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
 from fla.ops.quasar.layer import hopper, portable, weight_tiles, wide
 
 from quasar_kernels.blocks.wkv6_cuda import launch as wkv6

@@ -10,9 +10,9 @@ import torch
 from fla.ops.quasar import backend, switches
 from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda.program import LoadedProgram
-from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
-from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.scan import Saved, ScanInputs
+from fla.ops.quasar.cuda.scan import scan_backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
+from fla.ops.quasar.operator_types import Saved, ScanInputs
 from fla.ops.quasar.segments import Segments
 
 
@@ -41,7 +41,7 @@ BY_TRITON = "gradients by Triton"
 def gradients(gpu_call, monkeypatch):
     """Return a function that runs the backward pass after a forward pass by the CUDA kernels."""
     monkeypatch.setattr(backend, "plan_of", lambda v, segments: None)
-    monkeypatch.setattr(backend.triton_scan, "backward", lambda *args: BY_TRITON)
+    monkeypatch.setattr(backend.triton_passes, "backward", lambda *args: BY_TRITON)
 
     def run(requested, width=64, beta=BETA, g=None):
         x = torch.zeros(1, 2, 1, width, dtype=torch.bfloat16)
@@ -107,7 +107,7 @@ def test_after_a_failed_launch_triton_is_used(gpu_call, monkeypatch, caplog):
     monkeypatch.setattr(cuda_scan, "forward", fail)
     assert backend.choose_backend(*gpu_call).backend == "cuda"
     monkeypatch.setattr(backend, "kernel_inputs", lambda inputs: inputs)
-    monkeypatch.setattr(backend.triton_scan, "forward", lambda inputs, final: "by Triton")
+    monkeypatch.setattr(backend.triton_passes, "forward", lambda inputs, final: "by Triton")
     inputs = ScanInputs.of(*gpu_call, BETA)
     assert backend.scan_forward(inputs, backend="auto") == "by Triton"
     with pytest.raises(nvrtc.CudaUnavailableError):

@@ -6,10 +6,10 @@ from itertools import accumulate, pairwise
 
 import pytest
 import torch
-from fla.ops.quasar.cuda.scan import backward, forward
-from fla.ops.quasar.cuda.scan import slice as slice_module
-from fla.ops.quasar.cuda.scan.slice import CudaSlice
+from fla.ops.quasar.cuda.scan import scan_backward, scan_forward
+from fla.ops.quasar.cuda.scan import slice_forward as slice_module
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
+from fla.ops.quasar.cuda.scan.slice_forward import CudaSlice
 from fla.ops.quasar.parallel.context import Place, locate
 from fla.ops.quasar.parallel.exchange import unpack_maps
 
@@ -100,9 +100,9 @@ def test_slices_match_float64(programs, kind, bounds, lengths, group):
     results = []
     for late in (False, True):
         maps_program = load_maps(programs, x, late)
-        program = x.load(programs, forward.PROGRAM, late)
+        program = x.load(programs, scan_forward.PROGRAM, late)
         slices, maps = run_forward(x, lengths, where, program, maps_program)
-        program = x.load(programs, backward.PROGRAM, late)
+        program = x.load(programs, scan_backward.PROGRAM, late)
         gradients = run_backward(slices, maps, lengths, where, d_o, program, maps_program)
         results.append({"o": torch.cat([each.o for each in slices], 1)})
         results[-1]["final"] = slices[-1].final[-1]
@@ -122,7 +122,7 @@ def test_slices_match_float64(programs, kind, bounds, lengths, group):
 def test_the_outputs_of_wide_heads_match_float64(programs):
     lengths = [512, 384, 204]
     x = draw(OWN, sum(lengths), width=128)._replace(initial_state=None)
-    loaded = x.load(programs, forward.PROGRAM), load_maps(programs, x)
+    loaded = x.load(programs, scan_forward.PROGRAM), load_maps(programs, x)
     slices, _ = run_forward(x, lengths, places([0, sum(lengths)], lengths), *loaded)
     o, final = exact(x, SCALE)
     limit = OPERATOR[torch.bfloat16]
@@ -141,9 +141,9 @@ def test_a_second_exchange_corrects_states_that_pass_1_neglected(programs, monke
     x.v[:, 2048 - 560 : 2048 - 550, 1] *= 30_000
     where = places([0, sum(lengths)], lengths)
     monkeypatch.setattr(slice_module, "LONG", 512)
-    monkeypatch.setattr(forward, "_cut", lambda *_: (2, 1024))
+    monkeypatch.setattr(scan_forward, "_cut", lambda *_: (2, 1024))
     o, _ = exact(x, SCALE)
-    loaded = x.load(programs, forward.PROGRAM), load_maps(programs, x)
+    loaded = x.load(programs, scan_forward.PROGRAM), load_maps(programs, x)
     once, _ = run_forward(x, lengths, where, *loaded)
     twice, maps = run_forward(x, lengths, where, *loaded, rounds=2)
     assert maps.marked.tolist()[0] == [0, 1]

@@ -12,8 +12,8 @@ import torch
 from fla.ops.quasar.backend import scan_forward
 from fla.ops.quasar.chunk import ChunkQuasarFunction
 from fla.ops.quasar.fused_recurrent import launch_fused_recurrent
-from fla.ops.quasar.scan import ScanInputs
-from fla.ops.quasar.triton_kernels import scan
+from fla.ops.quasar.operator_types import ScanInputs
+from fla.ops.quasar.triton_kernels import passes
 
 from quasar_kernels.delta_reference import delta_recurrence
 from quasar_kernels.reference import relative_rms
@@ -58,8 +58,8 @@ def found_and_wanted(x, gated, state, cu=None):
     ],
 )
 def test_values_and_gradients(monkeypatch, gated, dtype, T, S, segments):
-    plan = functools.partial(scan.plan_segments, segments=segments)
-    monkeypatch.setattr(scan, "plan_segments", plan)
+    plan = functools.partial(passes.plan_segments, segments=segments)
+    monkeypatch.setattr(passes, "plan_segments", plan)
     check_gradients(inputs(T, K=S, dtype=dtype), gated, torch.randn(1, 2, S, S))
 
 
@@ -91,8 +91,8 @@ def test_gradients_of_strong_decays_are_accurate():
 
 
 def test_strong_decays_leave_the_digits_of_later_weak_ones(monkeypatch):
-    plan = functools.partial(scan.plan_segments, segments=2)
-    monkeypatch.setattr(scan, "plan_segments", plan)
+    plan = functools.partial(passes.plan_segments, segments=2)
+    monkeypatch.setattr(passes, "plan_segments", plan)
     x = inputs(64, H=1)
     is_late = torch.arange(64) % 16 >= 12  # weak after strong ones in each chunk
     x.g[:, ~is_late] = -110.0

@@ -33,8 +33,8 @@ from fla.ops.quasar.fused_recurrent import RecurrentTiles, launch_fused_recurren
 from fla.ops.quasar.layer import first_tokens, gate_and_norm
 from fla.ops.quasar.layer import kernels as layer_kernels
 from fla.ops.quasar.layer.call import Call, Weights
-from fla.ops.quasar.scan import StepSizes
-from fla.ops.quasar.triton_kernels import scan
+from fla.ops.quasar.operator_types import StepSizes
+from fla.ops.quasar.triton_kernels import passes
 
 make_quick()
 NAN = float("nan")
@@ -118,8 +118,8 @@ def test_the_recurrent_kernel_overwrites_the_state(cu, tiles):
 @pytest.mark.parametrize("segments", [1, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_values_and_gradients_for_any_number_of_segments(monkeypatch, segments, dtype):
-    plan = functools.partial(scan.plan_segments, segments=segments)
-    monkeypatch.setattr(scan, "plan_segments", plan)
+    plan = functools.partial(passes.plan_segments, segments=segments)
+    monkeypatch.setattr(passes, "plan_segments", plan)
     check_gradients(layer_like(50, dtype=dtype), 1, None)
 
 
@@ -161,7 +161,7 @@ def test_chunk_intra(cu, S, dtype):
     q, k, _, beta = layer_like(50, S=S, dtype=dtype)
     k[:, :, 1] = ADVERSARIAL_KEYS["mixed norms"](k)[:, :, 1]
     bounds = None if cu is None else torch.tensor(cu)
-    plan = scan.plan_segments(q, bounds)
+    plan = passes.plan_segments(q, bounds)
     stored = chunk_intra(plan, k, StepSizes.of(beta), torch.empty_like(k))
     for h in range(k.shape[2]):
         for first, end in pairwise(cu or (0, 50)):

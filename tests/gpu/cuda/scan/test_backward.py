@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from fla.ops.quasar import chunk_quasar
-from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
-from fla.ops.quasar.cuda.scan import forward as cuda_scan
-from fla.ops.quasar.scan import ScanInputs
+from fla.ops.quasar.cuda.scan import scan_backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
+from fla.ops.quasar.operator_types import ScanInputs
 
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import (

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 from fla.ops.quasar.cuda.program import CudaProgram, LoadedProgram
-from fla.ops.quasar.cuda.scan.forward import options_for, step_options
-from fla.ops.quasar.scan import ScanInputs
+from fla.ops.quasar.cuda.scan.scan_forward import options_for, step_options
+from fla.ops.quasar.operator_types import ScanInputs
 from fla.ops.quasar.segments import Segments, packed_table
 from torch import Tensor
 

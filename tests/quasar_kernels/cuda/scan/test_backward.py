@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fla.ops.quasar.cuda.program import LoadedProgram, Variant
-from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
-from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.cuda.scan import scan_backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
 from fla.ops.quasar.segments import packed_table
 
 

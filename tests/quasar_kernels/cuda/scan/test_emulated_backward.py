@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
-from fla.ops.quasar.scan import Saved
+from fla.ops.quasar.cuda.scan import scan_backward as cuda_scan_bwd
+from fla.ops.quasar.operator_types import Saved
 
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.cuda.emulated.programs import EMULATED

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 import torch
-from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
 
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.cuda.emulated.programs import EMULATED

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fla.ops.quasar.cuda.program import LoadedProgram, Variant
-from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
 
 
 def cut(B, T, heads=8, width=64, bounds=None, *, warps=4, blocks=4):

@@ -12,7 +12,7 @@ from fla.ops.quasar.layer import hopper, library, paths
 from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.forward import layer_forward
 from fla.ops.quasar.layer.wrapped import plain_weights
-from fla.ops.quasar.scan import Saved, Scan
+from fla.ops.quasar.operator_types import Saved, Scan
 
 
 @pytest.mark.parametrize("multiprocessors", [2, 78, 132])

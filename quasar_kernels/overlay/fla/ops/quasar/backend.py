@@ -16,12 +16,12 @@ import torch
 from fla.ops.quasar import switches
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import DTYPES, LoadedProgram
-from fla.ops.quasar.cuda.scan import backward as cuda_scan_bwd
-from fla.ops.quasar.cuda.scan import forward as cuda_scan
+from fla.ops.quasar.cuda.scan import scan_backward as cuda_scan_bwd
+from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
 from fla.ops.quasar.device import on_its_device
-from fla.ops.quasar.scan import Gradients, Saved, Scan, ScanInputs, StepSizes
+from fla.ops.quasar.operator_types import Gradients, Saved, Scan, ScanInputs, StepSizes
 from fla.ops.quasar.segments import Segments
-from fla.ops.quasar.triton_kernels import scan as triton_scan
+from fla.ops.quasar.triton_kernels import passes as triton_passes
 from fla.ops.quasar.triton_kernels.plan import plan_of
 
 
@@ -110,7 +110,7 @@ def scan_forward(
             return cuda_scan.forward(inputs, output_final_state, program=program)
         except CudaUnavailableError as error:
             cuda_scan.PROGRAM.failed(backend, program.variant, error)
-    return triton_scan.forward(inputs, output_final_state)
+    return triton_passes.forward(inputs, output_final_state)
 
 
 def kernel_inputs(inputs: ScanInputs) -> ScanInputs:
@@ -161,7 +161,7 @@ def scan_backward(
         if gradients is None:
             saved = saved._replace(segments=plan_of(v, saved.segments))
     if gradients is None:
-        gradients = triton_scan.backward(saved, do, d_final)
+        gradients = triton_passes.backward(saved, do, d_final)
     if q.shape[2] != v.shape[2]:
         dq, dk = (x.unflatten(2, (q.shape[2], -1)).sum(3) for x in gradients[:2])
         gradients = gradients._replace(q=dq, k=dk)

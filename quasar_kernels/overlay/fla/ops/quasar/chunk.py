@@ -35,7 +35,7 @@ from fla.ops.quasar.arguments import (
 from fla.ops.quasar.backend import has_kernels, scan_backward, scan_forward
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.device import on_its_device, once_differentiable
-from fla.ops.quasar.scan import Saved, ScanInputs
+from fla.ops.quasar.operator_types import Saved, ScanInputs
 from fla.ops.quasar.switches import Backend, requested_backend
 
 

@@ -20,7 +20,7 @@ from fla.ops.quasar.triton_kernels.device_functions import (
     unit_lower_inverse,
 )
 from fla.ops.quasar.gate import quasar_step_size
-from fla.ops.quasar.scan import StepSizes
+from fla.ops.quasar.operator_types import StepSizes
 from fla.ops.quasar.triton_kernels.plan import Plan
 
 

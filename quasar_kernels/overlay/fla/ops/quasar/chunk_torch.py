@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fla.ops.quasar import torch_private
 from fla.ops.quasar.gate import fused_quasar_gate
-from fla.ops.quasar.scan import StepSizes
+from fla.ops.quasar.operator_types import StepSizes
 from fla.ops.quasar.segments import host_bounds
 
 BLOCK_ELEMENTS = 1 << 23

@@ -13,7 +13,7 @@ from fla.ops.quasar.chunk import check_arguments
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.gate import fused_quasar_gate, quasar_step_size
-from fla.ops.quasar.scan import ScanInputs, StepSizes
+from fla.ops.quasar.operator_types import ScanInputs, StepSizes
 
 MAX_HEAD_DIM = 256
 """Widest head that the Triton kernel holds in registers; wider heads use the torch path."""

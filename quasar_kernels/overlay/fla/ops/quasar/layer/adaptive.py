@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fla.ops.quasar import switches, torch_private
 from fla.ops.quasar.backend import MAX_HEAD_DIM, prepare_training, scan_backward, scan_forward
-from fla.ops.quasar.cuda.scan.forward import READ_STEP
+from fla.ops.quasar.cuda.scan.scan_forward import READ_STEP
 from fla.ops.quasar.device import WithoutAutocast, on_its_device, once_differentiable
 from fla.ops.quasar.layer import paths, wide
 from fla.ops.quasar.layer.autograd import SAVED_MIB
@@ -30,7 +30,7 @@ from fla.ops.quasar.layer.operator_inputs import (
     launch_operator_inputs_grad,
 )
 from fla.ops.quasar.layer.products import over_tokens, product_in, unrounded
-from fla.ops.quasar.scan import Saved, ScanInputs, StepSizes
+from fla.ops.quasar.operator_types import Saved, ScanInputs, StepSizes
 
 _ALIGNED = 16
 """The product's columns are a multiple of this, so that the library can use its fast kernels."""

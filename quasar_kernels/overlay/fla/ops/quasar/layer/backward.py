@@ -17,7 +17,7 @@ from fla.ops.quasar.layer.forward import input_dtype, is_short, layer_forward
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
 from fla.ops.quasar.layer.graphs import Inputs, Operation, Tensors
 from fla.ops.quasar.layer.products import concatenate_weights, over_tokens, product_in
-from fla.ops.quasar.scan import Saved, Scan
+from fla.ops.quasar.operator_types import Saved, Scan
 
 if TYPE_CHECKING:
     from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed

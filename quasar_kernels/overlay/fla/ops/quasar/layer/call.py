@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fla.ops.quasar.scan import Scan
+from fla.ops.quasar.operator_types import Scan
 from fla.ops.quasar.switches import Backend
 
 

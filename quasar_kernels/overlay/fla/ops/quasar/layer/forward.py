@@ -19,7 +19,7 @@ from fla.ops.quasar.layer import graphs, hopper, library, paths, portable
 from fla.ops.quasar.layer.call import Call, Projected, Results, Weights
 from fla.ops.quasar.layer.graphs import Inputs, Operation, Tensors, replayed
 from fla.ops.quasar.layer.products import concatenate_weights
-from fla.ops.quasar.scan import Scan, ScanInputs, StepSizes
+from fla.ops.quasar.operator_types import Scan, ScanInputs, StepSizes
 
 if TYPE_CHECKING:
     from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed

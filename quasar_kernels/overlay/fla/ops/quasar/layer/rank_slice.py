@@ -19,7 +19,7 @@ from fla.ops.quasar.layer.first_tokens import project_rows, replace_halo_tokens
 from fla.ops.quasar.parallel.chunks import slice_backward, slice_forward
 from fla.ops.quasar.parallel.context import Place, place_of
 from fla.ops.quasar.parallel.exchange import gather
-from fla.ops.quasar.scan import Gradients, Saved, Scan, ScanInputs
+from fla.ops.quasar.operator_types import Gradients, Saved, Scan, ScanInputs
 from fla.ops.quasar.switches import Backend
 
 

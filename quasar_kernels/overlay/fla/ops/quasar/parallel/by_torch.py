@@ -20,7 +20,7 @@ from fla.ops.quasar.parallel.exchange import (
     pack_map,
     unpack_maps,
 )
-from fla.ops.quasar.scan import Gradients, Saved, ScanInputs
+from fla.ops.quasar.operator_types import Gradients, Saved, ScanInputs
 
 
 class TorchSlice:

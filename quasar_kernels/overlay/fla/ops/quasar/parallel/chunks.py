@@ -14,14 +14,14 @@ import torch
 
 from fla.ops.quasar.backend import cuda_gradient_program, cuda_program, kernel_inputs
 from fla.ops.quasar.cuda.program import LoadedProgram
-from fla.ops.quasar.cuda.scan import slice as cuda_slice
-from fla.ops.quasar.cuda.scan.slice import CudaSlice
+from fla.ops.quasar.cuda.scan import slice_forward as cuda_slice
+from fla.ops.quasar.cuda.scan.slice_forward import CudaSlice
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.parallel.by_torch import TorchGradient, TorchSlice
 from fla.ops.quasar.parallel.context import Place, place_of
 from fla.ops.quasar.parallel.exchange import gather, start_gather, unpack_maps
-from fla.ops.quasar.scan import Gradients, Saved, ScanInputs
+from fla.ops.quasar.operator_types import Gradients, Saved, ScanInputs
 from fla.ops.quasar.switches import Backend, requested_backend
 
 STOPPING_WORK = 3072 * 512

@@ -3,7 +3,7 @@
 A slice maps the state that enters its last sequence to the state after it, S_out = G S_in + R. In
 the backward pass, dS_in = G^T dS_out + E for its first sequence. Ranks exchange all matrices in
 fp32 (fp64 for fp64 inputs) and multiply them in fp64, so that a chain of ranks adds no error. The
-folds of this module are for slices in torch; cuda/scan/slice.py has a kernel.
+folds of this module are for slices in torch; cuda/scan/slice_forward.py has a kernel.
 """
 
 from __future__ import annotations

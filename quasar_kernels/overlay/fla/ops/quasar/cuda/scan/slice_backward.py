@@ -1,6 +1,6 @@
 """The segmented scan of one rank's slice in CUDA C++: the backward pass, cut at its exchange.
 
-The kernels are those of backward.py; only tables and launches differ. In one table the first
+The kernels are those of scan_backward.py; only tables and launches differ. In one table the first
 segment has no mark of a sequence's first segment, so that state_gradient_map also computes the
 gradient of the state before the slice.
 """
@@ -15,12 +15,12 @@ import torch
 
 from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.program import LoadedProgram, addresses
-from fla.ops.quasar.cuda.scan import backward
-from fla.ops.quasar.cuda.scan.forward import PANEL, SCAN_COLUMNS
-from fla.ops.quasar.cuda.scan.slice import fold_maps
+from fla.ops.quasar.cuda.scan import scan_backward
+from fla.ops.quasar.cuda.scan.scan_forward import PANEL, SCAN_COLUMNS
+from fla.ops.quasar.cuda.scan.slice_forward import fold_maps
 from fla.ops.quasar.gate import divisible
 from fla.ops.quasar.parallel.context import Place
-from fla.ops.quasar.scan import Gradients, Saved
+from fla.ops.quasar.operator_types import Gradients, Saved
 
 
 @functools.lru_cache(64)
@@ -35,7 +35,7 @@ def _bounds_of_one(segments: int, device: torch.device) -> torch.Tensor:
 class CudaSliceGradient:
     """The backward pass of a slice, as `TorchGradient`.
 
-    `program` is backward.py's, `maps_program` slice.py's.
+    `program` is scan_backward.py's, `maps_program` slice_forward.py's.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class CudaSliceGradient:
         self._d_o = d_o = d_o.clone() if d_o.data_ptr() % 16 else d_o
         self._steps = divisible(steps, q.dtype) if per_token else steps
         self._d_final = torch.zeros_like(initial) if d_final is None else d_final.clone()
-        self._d_qkv = backward.like_parts(d_o, (q, k, v))
+        self._d_qkv = scan_backward.like_parts(d_o, (q, k, v))
         self._checkpoints = torch.empty_like(d_o)
-        tiles = backward.cut_tiles(self._cut.segments, v.shape[1], v.shape[3])
+        tiles = scan_backward.cut_tiles(self._cut.segments, v.shape[1], v.shape[3])
         self._rows, self._parts, self._tiles = tiles
         shape = steps.shape if per_token else (self._rows * self._parts, v.shape[2])
         self._d_beta = steps.new_empty(shape)
@@ -142,11 +142,11 @@ class CudaSliceGradient:
         }  # fmt: skip
         pointers = addresses(*(tensors | changes).values())
         strides = tuple(x.stride()[:3] for x in (q, k, v, d_o))
-        group, maps = H // q.shape[2], backward.NO_MAPS
+        group, maps = H // q.shape[2], scan_backward.NO_MAPS
         if self._program.on_hopper:
-            maps = backward.gradient_maps(v.shape, group, pointers[:8], strides)
+            maps = scan_backward.gradient_maps(v.shape, group, pointers[:8], strides)
         sizes = T, 0, *(step for stride in strides for step in stride), 0, H, self._parts
-        packed = backward.serialize(*pointers, *sizes, scale, *addresses(g), group)
+        packed = scan_backward.serialize(*pointers, *sizes, scale, *addresses(g), group)
         return (ctypes.c_char_p * 2)(packed, maps)
 
 

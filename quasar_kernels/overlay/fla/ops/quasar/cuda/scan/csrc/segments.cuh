@@ -30,7 +30,7 @@ struct Choose<false, A, B> {
 template <bool USE_A, class A, class B>
 using Select = typename Choose<USE_A, A, B>::type;
 
-// Arguments of every kernel of the scan; mirrored by forward.py. Strides count elements.
+// Arguments of every kernel of the scan; mirrored by scan_forward.py. Strides count elements.
 struct Arguments {
   const void *q, *k, *v;
   void* o;

@@ -5,7 +5,7 @@
 
 namespace quasar::scan {
 
-// The map of whole segments, state -> G state + R, of one sequence; mirrored by slice.py.
+// The map of whole segments, state -> G state + R, of one sequence; mirrored by slice_forward.py.
 struct SliceArguments {
   const float* maps;      // [steps, heads, S, S]: each segment's G
   float* states;          // each segment's R; with `keep` replaced by the state after the segment
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
   slice_map(arg);
 }
 
-// The fold of `count` affine maps, x <- G[n] x + R[n] from x = R[0] on; mirrored by slice.py.
+// The fold of `count` affine maps, x <- G[n] x + R[n] from x = R[0] on; mirrored by slice_forward.py.
 struct FoldArguments {
   const float *G, *R;      // G of n = 1 and R of n = 0, [heads, S, S] each
   float* state;            // [heads, S, S]: the result
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(FOLD_THREADS)
   fold_maps(arg);
 }
 
-// states[n] += prefixes[n] * entering, both [steps, heads, S, S]; mirrored by slice.py.
+// states[n] += prefixes[n] * entering, both [steps, heads, S, S]; mirrored by slice_forward.py.
 struct EnterArguments {
   const float* prefixes;
   float* states;

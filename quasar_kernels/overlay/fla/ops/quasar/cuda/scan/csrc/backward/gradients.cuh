@@ -14,7 +14,7 @@
 
 namespace quasar::scan {
 
-// Arguments of every kernel of the backward pass; mirrored by backward.py. Strides count
+// Arguments of every kernel of the backward pass; mirrored by scan_backward.py. Strides count
 // elements; d_o, dq, dk, dv and checkpoints share o_stride.
 struct GradientArguments {
   const void *q, *k, *v, *d_o;

@@ -9,7 +9,7 @@ import triton
 
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.gate import divisible
-from fla.ops.quasar.scan import Gradients, Saved, Scan, ScanInputs, StepSizes
+from fla.ops.quasar.operator_types import Gradients, Saved, Scan, ScanInputs, StepSizes
 from fla.ops.quasar.triton_kernels.plan import Plan, plan_segments
 from fla.ops.quasar.triton_kernels.segmented_scan import (
     segment_map_kernel,

@@ -1,12 +1,13 @@
 """The segmented scan of one rank's slice in CUDA C++: the forward pass, cut at its exchange.
 
-In addition to the kernels of forward.py, three kernels run before and after the exchange. The last
-sequence of a slice ends with a segment of less than a tile, the tail, so that all segments before
-it consist of whole tiles and have a map. Two scans over these maps give the map of the slice: R by
-a scan from the sequence's first state, G by a scan from the identity. After the exchange, the fold
-of the earlier ranks' maps gives the state that enters the slice. If the slice has one sequence,
-both scans store their results after each segment, and one product adds the effect of the entering
-state to the stored states. Otherwise, and in a second round, the states are scanned again.
+In addition to the kernels of scan_forward.py, three kernels run before and after the exchange. The
+last sequence of a slice ends with a segment of less than a tile, the tail, so that all segments
+before it consist of whole tiles and have a map. Two scans over these maps give the map of the
+slice: R by a scan from the sequence's first state, G by a scan from the identity. After the
+exchange, the fold of the earlier ranks' maps gives the state that enters the slice. If the slice
+has one sequence, both scans store their results after each segment, and one product adds the effect
+of the entering state to the stored states. Otherwise, and in a second round, the states are scanned
+again.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
-from fla.ops.quasar.cuda.scan import forward
-from fla.ops.quasar.cuda.scan.forward import CSRC, LONG, PANEL, SCAN_COLUMNS
+from fla.ops.quasar.cuda.scan import scan_forward
+from fla.ops.quasar.cuda.scan.scan_forward import CSRC, LONG, PANEL, SCAN_COLUMNS
 from fla.ops.quasar.parallel.context import Place
 from fla.ops.quasar.parallel.exchange import pack_map, unpack_maps
-from fla.ops.quasar.scan import Saved, ScanInputs, StepSizes
+from fla.ops.quasar.operator_types import Saved, ScanInputs, StepSizes
 from fla.ops.quasar.segments import Segments
 
 
@@ -132,7 +133,7 @@ class CudaSlice:
         place: the slice's place.
         may_stop: whether pass 1 may stop within segments. The caller must then run a second round,
             which corrects the marked heads.
-        program: forward.py's PROGRAM, loaded.
+        program: scan_forward.py's PROGRAM, loaded.
         maps_program: PROGRAM, loaded.
     """
 
@@ -148,8 +149,8 @@ class CudaSlice:
         H, S = v.shape[2:]
         self._program, self._maps_program, self._place = program, maps_program, place
         self._round = 0
-        _, length = forward.cut_evenly(program, place.bounds[-1], 1, H, S)
-        self._cut = slice_segments(place.bounds, length, forward.tile_of(S), v.device)
+        _, length = scan_forward.cut_evenly(program, place.bounds[-1], 1, H, S)
+        self._cut = slice_segments(place.bounds, length, scan_forward.tile_of(S), v.device)
         cut = self._cut.segments
         states = cut.sequences * H * S * S
         zeros = steps.new_zeros(states + cut.sequences * H)
@@ -178,7 +179,7 @@ class CudaSlice:
         """
         results = self.o, self.final, self._maps, self._states
         stopping = self._stops, self._marked
-        (self._parameters,) = forward.launch_parameters(
+        (self._parameters,) = scan_forward.launch_parameters(
             self._program, self.inputs, self._cut.segments, results, stopping, (self._round,)
         )
         if not self._round or self._stops is not None:
@@ -281,7 +282,7 @@ class CudaSlice:
 
         keys, values = twice(k), twice(v)
         values[0] = 0
-        final = forward.forward(
+        final = scan_forward.forward(
             ScanInputs(
                 keys, keys, values,
                 StepSizes(twice(steps) if per_token else steps, per_token),

@@ -31,7 +31,7 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
-from fla.ops.quasar.scan import Saved, Scan, ScanInputs
+from fla.ops.quasar.operator_types import Saved, Scan, ScanInputs
 from fla.ops.quasar.segments import (
     Segments,
     host_bounds,

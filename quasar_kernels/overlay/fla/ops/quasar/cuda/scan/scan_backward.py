@@ -1,7 +1,7 @@
 """The segmented scan's backward pass in CUDA C++: supported calls and launches.
 
-It computes the same as triton_kernels/segmented_scan_bwd.py, from the results of forward.py. The
-kernels are in csrc/backward.
+It computes the same as triton_kernels/segmented_scan_bwd.py, from the results of scan_forward.py.
+The kernels are in csrc/backward.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
-from fla.ops.quasar.cuda.scan.forward import (
+from fla.ops.quasar.cuda.scan.scan_forward import (
     CSRC,
     PANEL,
     SCAN_COLUMNS,
@@ -36,7 +36,7 @@ from fla.ops.quasar.cuda.scan.forward import (
     variant_of,
 )
 from fla.ops.quasar.gate import divisible
-from fla.ops.quasar.scan import Gradients, Saved
+from fla.ops.quasar.operator_types import Gradients, Saved
 from fla.ops.quasar.segments import Segments
 
 
@@ -79,7 +79,7 @@ serialize = serializer(Arguments)
 
 
 def is_for(device: int, width: int) -> bool:
-    """Return whether the kernels support a call with heads of `width` that forward.py supports.
+    """Return whether the kernels support a call, which scan_forward.py does, with heads of `width`.
 
     For heads of 128 channels, a tile of input_gradient.cu takes 225 KB of shared memory, and that
     code exists for Hopper only.
@@ -156,7 +156,7 @@ def backward(
     `[S, S]` in fp32 for each segment and head.
 
     Args:
-        saved: from `forward` in forward.py.
+        saved: from `forward` in scan_forward.py.
         d_o: the gradient of o, `[B, T, H, S]` contiguous, in q's dtype.
         d_final: `[sequences, H, S, S]` fp32 contiguous, or None for zero.
         program: PROGRAM, loaded for this kind of call; None loads it.
