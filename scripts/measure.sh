@@ -51,6 +51,7 @@ portable layer_profile layer-profile-portable
 step layer_memory layer-memory --fork "$fork"
 portable layer_memory layer-memory-portable
 step layer_training layer-training --fork "$fork"
+step adaptive_layer adaptive-layer
 step claim_acceptance acceptance --fork "$fork"
 step operator operator
 step operator_training operator_training

@@ -75,6 +75,12 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("steps", "figures/reruns_equal", False, {"by": "ours"}, "rerun differs in a bit: 1"),
         ("gradients", "errors/v_conv1d.weight", 0.1, {}, "worst gradient"),
     ],
+    "adaptive-layer": [
+        ("first", "figures/seconds", 99.0, {}, "first step, s: 99, limit 5"),
+        ("steps", "figures/step_ms", 9.0, {"batch": 4, "by": "ours"}, "relative to one sequence"),
+        ("steps", "figures/forward_ms", 9.0, {"tokens": 16_384}, "forward pass, 1,536 wide"),
+        ("errors", "errors/x", 0.5, {"dtype": "float32"}, "float32, worst gradient"),
+    ],
     "acceptance": [
         ("validator", "series/tokens_per_sec", [1.0, 1.75e8, 1.75e8], {}, "refute the claim: 1"),
         ("settings", "claim", 1.0, {}, "claim / median"),

@@ -1,0 +1,253 @@
+"""Training steps of the adaptive layer on this GPU, beside the same layer of fla's modules.
+
+    python -m benchmarks adaptive_layer --out benchmarks/h200/adaptive-layer.json
+
+`ours` is `AdaptiveQuasarAttention`, the baseline the same formula with fla's modules and fla's
+`chunk_delta_rule`; each runs in a fresh process. Ours is checked first against float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.engine import clocks, processes
+from benchmarks.engine.limits import Criterion
+from benchmarks.engine.results import Entry, Row, Run, start
+from quasar_kernels.adaptive_reference import adaptive_layer_reference
+from quasar_kernels.mount import mount
+from quasar_kernels.reference import relative_rms
+
+DEVICE = torch.device("cuda")
+
+
+class Shape(NamedTuple):
+    """A layer and its input; with `sequences`, the tokens are packed sequences of one row."""
+
+    hidden_size: int
+    heads: int
+    head_dim: int
+    batch: int
+    tokens: int
+    sequences: int = 1
+
+    def label(self) -> str:
+        packed = f", packed in {self.sequences}" if self.sequences > 1 else ""
+        return (
+            f"{self.hidden_size:,} wide, {self.heads} x {self.head_dim}, "
+            f"{self.batch} x {self.tokens:,}{packed}"
+        )
+
+    def bounds(self) -> Tensor | None:
+        """Return the bounds of packed sequences of unequal lengths, on the GPU."""
+        if self.sequences == 1:
+            return None
+        cuts = torch.arange(self.sequences + 1, dtype=torch.float64) / self.sequences
+        return (cuts**1.5 * self.tokens).round().long().to(DEVICE)
+
+
+MODEL = Shape(1536, 12, 128, 1, 16_384)
+SHAPES = (
+    MODEL,
+    MODEL._replace(batch=4, tokens=4096),
+    MODEL._replace(sequences=8),
+    Shape(4096, 32, 128, 1, 8192),
+)
+STEP_MS, FORWARD_MS, FIRST_SECONDS = 3.6, 1.2, 5.0
+LEADS = {MODEL: 3.0, SHAPES[-1]: 2.0}
+"""Least speed-up of a step over the baseline."""
+APART = 1.1
+"""Largest time of a step of batched or packed tokens, relative to one sequence."""
+OUTPUT_ERROR, GRADIENT_ERROR, FP32_ERROR = 8e-3, 1.5e-2, 1e-5
+CHECKED_TOKENS = 3000
+
+PROTOCOL = """\
+Under bf16 autocast, with fp32 input and parameters. Times are medians of 50 calls after ten, by \
+the host's clock, with a synchronization after each call. A step is the forward and backward pass \
+with gradients of the input and of all parameters; a forward pass records nothing. Memory is the \
+peak of a step beyond parameters and input. The first step runs in a new process with empty \
+caches, after the imports."""
+
+
+class Baseline(nn.Module):
+    """The adaptive layer's formula with fla's modules and delta rule."""
+
+    def __init__(self, hidden_size: int, head_dim: int, heads: int) -> None:
+        from fla.modules import FusedRMSNormGated, ShortConvolution
+
+        super().__init__()
+        width = heads * head_dim
+        self.heads, self.head_dim = heads, head_dim
+        for name in ("q", "k", "v"):
+            self.add_module(f"{name}_proj", nn.Linear(hidden_size, width, bias=False))
+            conv = ShortConvolution(hidden_size=width, kernel_size=4, activation="silu")
+            self.add_module(f"{name}_conv1d", conv)
+        self.b_proj = nn.Linear(hidden_size, heads, bias=False)
+        self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
+        self.dt_bias = nn.Parameter(torch.zeros(width))
+        self.g_proj = nn.Sequential(
+            nn.Linear(hidden_size, head_dim, bias=False), nn.Linear(head_dim, width)
+        )
+        self.o_norm = FusedRMSNormGated(head_dim, activation="sigmoid")
+        self.o_proj = nn.Linear(width, hidden_size, bias=False)
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, None]:
+        from fla.ops.delta_rule import chunk_delta_rule
+
+        shape = (*x.shape[:2], self.heads, self.head_dim)
+
+        def project(name: str) -> Tensor:
+            rows = getattr(self, f"{name}_proj")(x)
+            y: Tensor = getattr(self, f"{name}_conv1d")(x=rows, cu_seqlens=cu_seqlens)[0]
+            return y.view(shape)
+
+        q, k, v = map(project, ("q", "k", "v"))
+        q, k = (F.normalize(t, dim=-1).to(v.dtype) for t in (q, k))
+        u = self.b_proj(x).sigmoid().float()[..., None] + self.dt_bias.view(shape[2:])
+        lost = 1 - torch.exp(-torch.exp(self.A_log)[:, None] * F.softplus(u))
+        square = k.float().square().sum(-1).clamp(0.1, 10) + 1e-6
+        step = (lost.mean(-1) / square).to(v.dtype)
+        o, _ = chunk_delta_rule(q, k, v, step, cu_seqlens=cu_seqlens)
+        return self.o_proj(self.o_norm(o, self.g_proj(x).view(shape)).flatten(2)), None
+
+
+def new(by: str, shape: Shape) -> Any:
+    mount()
+    from fla.layers.quasar_adaptive import AdaptiveQuasarAttention
+
+    torch.manual_seed(0)
+    layer = AdaptiveQuasarAttention if by == "ours" else Baseline
+    return layer(shape.hidden_size, shape.head_dim, shape.heads).to(DEVICE)
+
+
+def inputs(shape: Shape) -> tuple[Tensor, Tensor]:
+    size = (shape.batch, shape.tokens, shape.hidden_size)
+    x, dy = (torch.randn(size, device=DEVICE) for _ in range(2))
+    return x.requires_grad_(), dy.bfloat16()
+
+
+def output(layer: Any, x: Tensor, bounds: Tensor | None) -> Tensor:
+    with torch.autocast("cuda", torch.bfloat16):
+        y: Tensor = layer(x, cu_seqlens=bounds)[0]
+    return y
+
+
+def step(layer: Any, x: Tensor, dy: Tensor, bounds: Tensor | None) -> None:
+    x.grad = None
+    layer.zero_grad()
+    torch.autograd.backward(output(layer, x, bounds), dy)
+
+
+def single_ms(call: Callable[[], object]) -> float:
+    """Return the median milliseconds of one call, from an idle GPU to an idle GPU."""
+    times = []
+    for _ in range(60):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return median(times[10:])
+
+
+def costs(by: str) -> Iterator[Entry]:
+    clocks.soak(1)
+    for shape in SHAPES:
+        layer, (x, dy), bounds = new(by, shape), inputs(shape), shape.bounds()
+        train = partial(step, layer, x, dy, bounds)
+        train()  # compiles
+        figures = {"step_ms": single_ms(train), "peak_bytes": clocks.peak_bytes(train)}
+        with torch.no_grad():
+            figures["forward_ms"] = single_ms(partial(output, layer, x, bounds))
+        yield Entry(table="steps", of=shape._asdict(), by=by, figures=figures)
+        del layer, x, dy, train
+        clocks.free()
+
+
+def first_step() -> Entry:
+    layer, (x, dy) = new("ours", MODEL), inputs(MODEL)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    step(layer, x, dy, None)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    return Entry(table="first", of=MODEL._asdict(), by="ours", figures={"seconds": seconds})
+
+
+def errors(dtype: torch.dtype) -> Entry:
+    """Compare the output and all gradients of a few tokens with float64."""
+    shape = MODEL._replace(tokens=CHECKED_TOKENS)
+    layer, (x, dy) = new("ours", shape), inputs(shape)
+    with torch.no_grad():
+        layer.dt_bias.normal_()
+    clocks.poison()
+    with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        y, _ = layer(x)
+    torch.autograd.backward(y, dy.to(y.dtype))
+    wide = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
+    wide_x = x.detach().double().requires_grad_()
+    exact = adaptive_layer_reference(wide, wide_x, shape.head_dim, layer.norm_eps)
+    torch.autograd.backward(exact, dy.double())
+    found = {n: p.grad for n, p in layer.named_parameters() if p.grad is not None} | {"x": x.grad}
+    worst = {n: relative_rms(g, (wide | {"x": wide_x})[n].grad) for n, g in found.items()}
+    name = str(dtype).removeprefix("torch.")
+    return Entry(
+        table="errors", of={"dtype": name}, by="ours", errors={"y": relative_rms(y, exact), **worst}
+    )
+
+
+def measure(args: argparse.Namespace) -> Iterator[Run]:
+    run: Run = processes.call(start, "adaptive_layer", PROTOCOL, args.commit)
+    with tempfile.TemporaryDirectory() as folder:
+        caches = dict.fromkeys(("TRITON_CACHE_DIR", "QUASAR_CACHE_DIR"), folder)
+        entries = [processes.call(first_step, environ=caches)]
+    for run in run.growing(entries):  # noqa: B020 # the run with more entries
+        yield run
+    rest = chain(
+        (processes.call(errors, dtype) for dtype in (torch.bfloat16, torch.float32)),
+        *(processes.stream(costs, by) for by in ("ours", "baseline")),
+    )
+    yield from run.growing(rest)
+
+
+def limits(run: Run) -> Iterator[Criterion]:
+    rows = {Shape(**row.of): row for row in run.rows("steps")}
+
+    def ms(row: Row | None, name: str) -> float:
+        return float((row and row.figure("ours", name)) or float("nan"))
+
+    model = ms(rows.get(MODEL), "step_ms")
+    yield Criterion(f"training step, {MODEL.label()}, ms", model, STEP_MS)
+    forward = ms(rows.get(MODEL), "forward_ms")
+    yield Criterion(f"forward pass, {MODEL.label()}, ms", forward, FORWARD_MS)
+    for shape in SHAPES[1:3]:
+        what = f"training step, {shape.label()}, relative to one sequence"
+        yield Criterion(what, ms(rows.get(shape), "step_ms") / model, APART, digits=".2f")
+    for shape, row in rows.items():
+        if "baseline" not in row.by:
+            continue
+        label = f"training step, {shape.label()}"
+        most = float(row.figure("baseline", "peak_bytes") or 0)
+        yield Criterion(f"{label}, memory, MB", ms(row, "peak_bytes"), most, scale=1e-6)
+        if shape in LEADS:
+            ratio = row.ratio("step_ms", "baseline", "ours") or 0
+            what = f"{label}, times the baseline's speed"
+            yield Criterion(what, ratio, LEADS[shape], True, digits=".2f")
+    for entry in run.table("errors"):
+        half = entry.of["dtype"] == "bfloat16"
+        for name, limit in (("output", OUTPUT_ERROR), ("gradient", GRADIENT_ERROR)):
+            chosen = [e for n, e in entry.errors.items() if (n == "y") == (name == "output")]
+            what = f"{entry.of['dtype']}, worst {name}, relative RMS"
+            yield Criterion(what, max(chosen), limit if half else FP32_ERROR, digits=".1e")
+    for entry in run.table("first"):
+        yield Criterion("first step, s", entry.figures["seconds"], FIRST_SECONDS)
