@@ -88,6 +88,7 @@ def test_the_layer_s_gradients_with_saved_and_recomputed_results(monkeypatch, ro
             packed = {"cu_seqlens": torch.tensor(bounds)} if bounds else {}
             y, _ = layer(leaf, **tables, **packed)
         assert y.grad_fn.name() == "AdaptiveFunctionBackward"
+        y += 0  # outputs may be changed in place
         y.backward(dy.half())
         found = {"y": y, "x": leaf.grad}
         steps.append(found | {n: p.grad for n, p in layer.named_parameters()})

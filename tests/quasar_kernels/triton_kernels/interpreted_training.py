@@ -133,6 +133,21 @@ def test_the_layer_s_gradients_with_saved_and_recomputed_results(
         assert relative_rms(steps[0][name], gradient) <= most, name
 
 
+@pytest.mark.parametrize("limit", ["0", "100"])  # recomputed and saved results
+def test_outputs_may_be_changed_in_place(monkeypatch, layer, limit):
+    monkeypatch.setattr(graphs, "MAX_ELEMENTS", 0)
+    monkeypatch.setenv("QUASAR_KEEP_MIB", limit)
+    x, dy = torch.randn(2, 1, 20, D)
+
+    def added_in_place(x):
+        y, *_ = layer(x)
+        y += x
+        return (y,)
+
+    found = step(layer, x, dy, call=added_in_place)
+    assert_same(found, step(layer, x, dy, call=lambda x: (layer(x)[0] + x,)))
+
+
 def test_frozen_parameters_have_no_gradient(layer):
     frozen = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "g_proj.0.weight", "o_proj.weight")
     x, dy = torch.randn(2, 1, 6, D)

@@ -148,7 +148,7 @@ def _forward(
     if not output:
         return None, results, saved
     normed = gate_and_norm(o.view(R, H, S), narrow, *gate_weights, weights.layer.norm, call.eps)
-    return F.linear(normed.view(R, H * S), out_weight).view(B, T, -1), results, saved
+    return F.linear(normed.view(B, T, H * S), out_weight), results, saved
 
 
 class AdaptiveFunction(torch.autograd.Function):
