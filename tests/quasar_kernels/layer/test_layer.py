@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 
 import numpy as np
@@ -108,6 +109,17 @@ def test_prefill_and_decoding_give_the_result_of_one_call(options, prompt):
         parts.append(module(x[:, 70:], past_key_values=cache, use_cache=True)[0])
     assert relative_rms(torch.cat(parts, 1), reference(module, x)) <= 1e-5
     assert cache[options.get("layer_idx", 0)]["seen_tokens"] == 75
+
+
+def test_caches_pickled_by_earlier_versions_are_loaded():
+    module, x = layer(), torch.randn(2, 20, D)
+    with torch.no_grad():
+        _, _, cache = module(x[:, :10], use_cache=True)
+        new = pickle.dumps(cache, protocol=2)
+        old = new.replace(b"cfla.ops.quasar.layer.states\n", b"cfla.layers.quasar\n")
+        assert old != new
+        y = module(x[:, 10:], past_key_values=pickle.loads(old))[0]  # noqa: S301 # made here
+    assert relative_rms(y, reference(module, x)[:, 10:]) <= 1e-5
 
 
 def test_padded_prompts_are_decoded_like_unpadded_ones():

@@ -30,11 +30,12 @@ from fla.ops.quasar.layer.kernels import gated_rmsnorm
 from fla.ops.quasar.layer.library import convolve
 from fla.ops.quasar.layer.operator_inputs import Rotation, operator_inputs
 from fla.ops.quasar.layer.states import DECODE_TOKENS
-from fla.ops.quasar.layer.wrapped import GatedRMSNorm
+from fla.ops.quasar.layer.wrapped import GatedRMSNorm, is_plain
 from fla.ops.quasar.parameters import MarkedParameters, set_values
 from fla.ops.quasar.switches import requested_backend
 
 _PROJECTIONS = ("q", "k", "v")
+_KINDS = nn.Linear, nn.Conv1d, nn.Sequential, GatedRMSNorm  # of submodules
 
 
 class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no types here
@@ -259,7 +260,11 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
         projections: list[Any] = [getattr(self, f"{name}_proj") for name in _PROJECTIONS]
         modules = [*projections, self.g_proj, *self.g_proj.children(), self.b_proj]
         modules += [self.o_proj, self.o_norm, *convs]
-        if len(modules) != 12 or None in convs or not all(map(_is_plain, modules)):
+        if (
+            len(modules) != 12
+            or None in convs
+            or not all(is_plain(module, *_KINDS) for module in modules)
+        ):
             return None
         narrow, wide = self.g_proj
         layer = Weights(
@@ -332,18 +337,6 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
             cache.update(
                 recurrent_state=state, conv_state=parts, layer_idx=self.layer_idx, offset=length
             )
-
-
-def _is_plain(module: Any) -> bool:
-    """Return whether a module computes what its weights say: no hook, wrapper or other class."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-    return (
-        type(module) in (nn.Linear, nn.Conv1d, nn.Sequential, GatedRMSNorm)
-        and not any(hooks)
-        and not module._backward_pre_hooks
-        and "forward" not in module.__dict__
-        and all(type(p) is nn.Parameter for p in module._parameters.values() if p is not None)
-    )
 
 
 def _unpadded(

@@ -1,4 +1,4 @@
-"""Sets the device, reads and disables autocast while kernels run; refuses second derivatives."""
+"""Sets the device while kernels run, reads autocast's dtype, and refuses second derivatives."""
 
 from __future__ import annotations
 
@@ -54,26 +54,6 @@ def compute_dtype(x: torch.Tensor) -> torch.dtype:
     """Return the dtype of the matrix products: autocast's if it is on, otherwise x's."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-class WithoutAutocast:
-    """Disables autocast for a device type in a `with` statement.
-
-    `torch.autocast(kind, enabled=False)` does the same in 12 us on an H200's host, this in 2.
-    """
-
-    __slots__ = ("enabled", "kind")
-
-    def __init__(self, kind: str) -> None:
-        self.kind, self.enabled = kind, torch.is_autocast_enabled(kind)
-
-    def __enter__(self) -> None:
-        if self.enabled:
-            torch.set_autocast_enabled(self.kind, False)
-
-    def __exit__(self, *_: object) -> None:
-        if self.enabled:
-            torch.set_autocast_enabled(self.kind, True)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

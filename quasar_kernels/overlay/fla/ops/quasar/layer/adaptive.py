@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from fla.ops.quasar import switches, torch_private
 from fla.ops.quasar.backend import MAX_HEAD_DIM, prepare_training, scan_backward, scan_forward
 from fla.ops.quasar.cuda.scan.scan_forward import READ_STEP
-from fla.ops.quasar.device import WithoutAutocast, on_its_device, once_differentiable
+from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.layer import paths, wide
 from fla.ops.quasar.layer.autograd import SAVED_MIB
 from fla.ops.quasar.layer.call import Call, Weights
@@ -159,7 +159,7 @@ class AdaptiveFunction(torch.autograd.Function):
         ctx: Any, call: Call, rotation: Rotation | None, keep: bool, x: Any, *weights: Any
     ) -> torch.Tensor:
         """Compute the layer."""
-        with WithoutAutocast(x.device.type):
+        with torch_private.no_autocast():
             rows = x.flatten(0, 1).to(call.dtype)
             prepare_training(rows, call.heads, call.head_dim, READ_STEP)
             y, results, saved = _forward(call, rotation, x, rows, _weights(weights), True)
@@ -175,7 +175,7 @@ class AdaptiveFunction(torch.autograd.Function):
         count = len(Weights._fields) + 2
         x, *tensors = ctx.saved_tensors
         weights, kept = _weights(tensors[:count]), tensors[count:]
-        with torch.autocast(dy.device.type, enabled=False):
+        with torch_private.no_autocast():
             if kept:
                 size = len(_Results._fields)
                 saved = Saved.of(kept[size:], ctx.segments, ctx.call.head_dim**-0.5)
@@ -206,7 +206,7 @@ def run_adaptive(
     if torch.is_grad_enabled():
         tensors = (*weights.layer, *weights[1:])
         return AdaptiveFunction.apply(call, rotation, saves_results(call, x), x, *tensors)
-    with WithoutAutocast(x.device.type):
+    with torch_private.no_autocast():
         rows = x.flatten(0, 1).to(call.dtype)
         y, *_ = _forward(call, rotation, x, rows, weights, True)
     return y  # type: ignore[return-value] # there is an output

@@ -111,15 +111,14 @@ def plain_weights(layer: Any) -> Weights | None:
     return weights if _PLAIN.issuperset(map(type, weights)) else None
 
 
-def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Return whether a module of this kind computes what its kind does with its own parameters."""
+def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Return whether a module of these kinds computes what its kind does with its parameters."""
     state = module.__dict__
     hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
     return (
-        type(module) is kind
+        type(module) in kinds
         and not any(state[name] for name in hooks)
         and "forward" not in state
-        and "weight" in module._parameters
         and _PLAIN.issuperset(map(type, module._parameters.values()))
     )
 
