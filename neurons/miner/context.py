@@ -16,6 +16,7 @@ from harness.hardware.machine import Environment
 from harness.measuring.runner import CheckTree, Measure, check, measure, probe
 from neurons.miner import cycle
 from neurons.miner.alerts import Alerts
+from neurons.miner.blocks import BlockClock
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
 from neurons.miner.publishing.fork import Fork
@@ -31,8 +32,7 @@ from neurons.runtime.observe import forget_secret
 from neurons.runtime.process import wait_unless
 from neurons.runtime.settings import Settings
 from neurons.wire.client import ApiClient
-from neurons.wire.outcomes import NotRegistered, ServerFault
-from neurons.wire.protocol import RevealReply
+from neurons.wire.outcomes import NotRegistered, ProtocolFault, ServerFault
 from neurons.wire.rules import league_of
 from quasar_kernels.contract import overlay_digest
 
@@ -88,6 +88,7 @@ class Context:
     published: str | None = None  # the commit that this process has created in the worktree
     # the leagues in which this process has registered
     registered: set[str] = field(default_factory=set)
+    blocks: BlockClock = field(default_factory=BlockClock)
     # the submissions whose present failure this process has logged
     logged_failures: set[int] = field(default_factory=set)
     quiet_seconds: float = LONGEST_SECONDS  # the longest interval between log lines during a step
@@ -136,14 +137,23 @@ class Context:
                 self.register(target)
         return call()
 
-    def reveal(self, submission: Submission) -> RevealReply:
-        """Reveal in the wire version of the commitment."""
-        return self.client.reveal(
-            int(submission.submission_id or 0),
+    def reveal(self, submission: Submission) -> None:
+        """Reveal in the wire version of the commitment.
+
+        Raises ProtocolFault if the reply does not confirm the reveal of this submission.
+        """
+        number = int(submission.submission_id or 0)
+        reply = self.client.reveal(
+            number,
             str(submission.salt),
             submission.claim,
             submission.wire_version or 1,
         )
+        if reply.submission_id != number or not reply.is_revealed:
+            raise ProtocolFault(
+                f"/reveal_submission answered that {reply.submission_id} is"
+                f"{'' if reply.is_revealed else ' not'} revealed, to a reveal of {number}"
+            )
 
     def check_out(self, submission: Submission) -> bool:
         """Check out the published commit, if necessary; return whether it is checked out.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable
 from itertools import count, pairwise
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from neurons.miner import daemon
+from neurons.miner.blocks import BlockClock
 from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle, run_forever
@@ -19,7 +21,9 @@ from neurons.miner.steps.commit import SETTLE_SECONDS
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.git.faults import HostRefused
 from neurons.runtime.process import Stopped
+from neurons.wire.client import ApiClient
 from neurons.wire.protocol import commitment_hash
+from neurons.wire.rules import block_at
 from tests.neurons.fake_validator_api import (
     COMMIT,
     LOST,
@@ -30,8 +34,10 @@ from tests.neurons.fake_validator_api import (
     STATS,
     SUBMIT,
     WEIGHTS,
+    Answer,
     FakeValidatorApi,
     Fault,
+    Request,
 )
 from tests.neurons.miner.parts import HOTKEY, FakeFork, Miner, Waits, states, stop_after
 
@@ -274,10 +280,134 @@ def test_a_failed_registration_of_a_known_hotkey_is_ignored(context, fake_api):
     assert run_cycle(context).state is State.VALIDATED
 
 
+MISSING = Fault(404, "Submission not found")
+
+
 def test_a_submission_lost_by_the_server_is_abandoned(context, fake_api):
-    fake_api.faults[REVEAL].append(Fault(404, "Submission not found"))
-    assert run_cycle(context).state is State.ABANDONED
+    """Its database is the same, but the row has gone."""
+    fake_api.before[REVEAL] = fake_api.rows.clear
+    lost = run_cycle(context)
+    assert lost.state is State.ABANDONED
+    assert "Submission not found" in str(lost.reason)
+    fake_api.before.clear()
     assert run_cycle(context).state is State.VALIDATED
+
+
+def test_a_submission_that_the_server_lists_is_not_lost(context, fake_api):
+    fake_api.faults[REVEAL].extend([MISSING] * 6)
+    done = run_cycle(context)
+    assert (done.id, done.state, fake_api.count(REVEAL)) == (1, State.VALIDATED, 7)
+
+
+def test_another_empty_database_that_answers_for_a_while_is_no_loss(context, fake_api):
+    """A gateway asks a copy that has not received the row yet."""
+    empty = json.dumps({"current_block": 9000, "pending_reveals": []}).encode()
+    fake_api.after[COMMIT] = lambda: setattr(fake_api, "block", 9000)
+    fake_api.faults[REVEAL].append(MISSING)
+    seen = iter(range(100))
+    real = fake_api._pending_reveals
+
+    def pending(request):
+        after_404 = fake_api.count(REVEAL) == 1
+        return Answer(200, empty) if after_404 and next(seen) < 2 else real(request)
+
+    fake_api._pending_reveals = pending
+    done = run_cycle(context)
+    assert (done.id, done.state, fake_api.count(REVEAL)) == (1, State.VALIDATED, 2)
+
+
+# while the list cannot be read, the verdict on another own row, 3, counts as one on the commitment
+@pytest.mark.parametrize(
+    ("number", "listed"), [(1, True), (3, True), (77, True), (1, False), (77, False)]
+)
+def test_the_list_decides_on_the_number_of_a_commitment(context, fake_api, number, listed):
+    """The commit's reply names another miner's row, an own one of another target, or none."""
+    fake_api.add_foreign()
+    fake_api.after[COMMIT] = lambda: fake_api.add_foreign(miner_hotkey=HOTKEY)
+
+    def wrong(request: Request) -> Answer:
+        answer = real(request)
+        return Answer(200, json.dumps({**answer, "submission_id": number}).encode())
+
+    real, fake_api._commit_submission = fake_api._commit_submission, wrong
+    if not listed:  # at first
+        fake_api.faults[PENDING].extend([Fault(500, "too many rows")] * 9)
+        fake_api.block = block_at(time.time())
+    done = run_cycle(context)
+    own = next(row for row in fake_api.rows if row["commitment_hash"] == done.commitment_hash)
+    assert (done.id, done.submission_id) == (1, own["id"])
+    assert (own["is_revealed"], fake_api.hash_mismatches) == (True, 0)
+    assert done.state in (State.VALIDATED, State.UNRANKED)  # the other row is foreign
+
+
+@pytest.mark.parametrize("change", [{"submission_id": 2}, {"is_revealed": False}])
+@pytest.mark.parametrize("stored", [True, False])
+def test_only_a_reply_that_confirms_the_reveal_counts(context, fake_api, change, stored):
+    reply = {
+        "submission_id": 1,
+        "miner_hotkey": HOTKEY,
+        "fork_url": "https://github.com/alice/flash-linear-attention",
+        "commit_hash": "a" * 40,
+        "is_revealed": True,
+        **change,
+    }
+    fake_api.faults[REVEAL].extend([Fault(200, json.dumps(reply).encode(), stored=stored)] * 3)
+    done = run_cycle(context)
+    assert done.state is State.VALIDATED
+    assert fake_api.rows[0]["is_revealed"]
+    assert fake_api.count(REVEAL) == (1 if stored else 4)
+
+
+class CachedList:
+    """A cache between miner and API that never expires, and the time of both."""
+
+    def __init__(self, fake_api: FakeValidatorApi, ahead: int = 0) -> None:
+        self.fake_api, self.seconds, self.ahead = fake_api, 1.8e9, ahead
+        self.kept: Answer | None = None
+        self.real = fake_api._pending_reveals
+        fake_api._pending_reveals = self.pending  # type: ignore[method-assign]
+        fake_api.clock = lambda: self.seconds
+        self.wait(0.0)
+
+    def wait(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.fake_api.block = block_at(self.seconds) + self.ahead
+
+    def pending(self, request: Request) -> Answer:
+        if self.kept is None and self.fake_api.rows:
+            self.kept = Answer(200, json.dumps(self.real(request)).encode())
+            self.wait(0.0)
+        return self.kept or self.real(request)
+
+
+@pytest.mark.parametrize("date", ["right", "old", "absent"])
+@pytest.mark.parametrize("ahead", [0, -10_000_000])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_cached_list_does_not_stop_the_reveal(
+    miner, fake_api, url, monkeypatch, date, ahead, restarts
+):
+    """With the list, its Date may be old; the server may count its blocks from another time."""
+    fake_api.blocks_until_reveal = 100
+    cache = CachedList(fake_api, ahead)
+    clock = SimpleNamespace(monotonic=lambda: cache.seconds)
+    monkeypatch.setattr("neurons.miner.blocks.time", clock)
+    waits = Waits(cache.wait)
+    context = miner(waiter=waits, now=lambda: cache.seconds)
+    context.client = ApiClient(url, context.identity, now=lambda: cache.seconds)
+    offset = {"right": 0.0, "old": -7200.0, "absent": None}[date]
+    monkeypatch.setattr(context.client, "_note_clock", lambda _: None)
+    context.client.clock_offset = offset
+    if restarts:
+        stop = stop_after(1)
+        waits.then = lambda s: (cache.wait(s), stop(s) if cache.kept else None)
+        run_cycle(context)
+        context.blocks, waits.then = BlockClock(), cache.wait
+    committed_at = cache.seconds
+    done = run_cycle(context)
+    assert (done.state, fake_api.hash_mismatches) == (State.VALIDATED, 0)
+    late = fake_api.rows[0]["revealed_at"] - committed_at - 1200.0
+    assert late < 180.0, late
+    assert fake_api.count(REVEAL) <= 3
 
 
 SPELLINGS: list[Callable[[str], str]] = [

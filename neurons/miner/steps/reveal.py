@@ -10,7 +10,13 @@ from neurons.miner.rounds import Relation, read_relation
 from neurons.miner.standing import is_shown_revealed
 from neurons.runtime.addresses import is_same_url
 from neurons.runtime.errors import Held, HeldUntilRelease, Retry
-from neurons.wire.outcomes import AlreadyRevealed, SubmissionNotFound, TooEarly, Uncertain
+from neurons.wire.outcomes import (
+    AlreadyRevealed,
+    Refused,
+    SubmissionNotFound,
+    TooEarly,
+    Uncertain,
+)
 from neurons.wire.protocol import PendingReveal
 from neurons.wire.rules import BLOCK_SECONDS, block_at
 
@@ -22,6 +28,8 @@ JUST_REVEALED_SECONDS = 5.0
 """Seconds after a reveal in which no validator can have cloned and measured the submission."""
 LOST_REPLIES = 2
 """Failures in a row after which a commitment that is no longer pending counts as revealed."""
+LOOKUPS = 4
+"""Reads of the list, 15 seconds apart, before a commitment counts as lost."""
 TOO_EARLY_SECONDS = 60.0
 """The pause after the server has refused a reveal as too early at the block that it named."""
 
@@ -44,46 +52,65 @@ def run(submission: Submission, context: Context) -> Submission:
             if submission.closed:
                 return submission
             submission = context.move(submission, State.REVEALING)
-        elif _own_row(submission, context)[1] is not None:
-            _check(submission, context)
+        else:
+            submission, row, _ = _look_up(submission, context)
+            if row is not None:
+                _check(submission, context)
         try:
             return _send(submission, context)
         except TooEarly as early:
             submission = context.move(submission, State.COMMITTED)
             if last:
                 raise TooEarly(early.reason, early.after or TOO_EARLY_SECONDS) from early
-            context.log.info("too early, says the server; once more", reason=early.reason)
+            context.log.info(
+                "the server reports the reveal as too early; retrying", reason=early.reason
+            )
             context.wait(context.poll_seconds)
     raise AssertionError  # pragma: no cover - the loop returns or raises
 
 
-def _own_row(submission: Submission, context: Context) -> tuple[int, PendingReveal | None, bool]:
-    """Return the server's block, its row of this commitment, and whether its list can be read.
+def _look_up(
+    submission: Submission, context: Context
+) -> tuple[Submission, PendingReveal | None, int | None]:
+    """Return the submission, the server's row of its commitment, and the block in its list.
 
-    Without the list, the block is computed from the server's clock. If it is too high, the server
-    refuses the reveal as too early, which does no harm.
+    The block is None if the list cannot be read. The row names the submission's number, even if the
+    reply to the commitment named another one; the number is journalled.
     """
     try:
         pending = context.client.pending_reveals()
     except Uncertain as fault:
         context.log.debug("the pending reveals cannot be read", reason=fault.reason)
-        return block_at(context.client.server_time()), None, False
+        return submission, None, None
     row = pending.row_of(submission.hotkey, str(submission.commitment_hash))
-    return pending.current_block, row, True
+    if row is not None and row.submission_id != submission.submission_id:
+        context.log.warning(
+            "the API lists the commitment under another number",
+            submission=submission.id,
+            was=submission.submission_id,
+            now=row.submission_id,
+        )
+        submission = context.note(submission, submission_id=row.submission_id)
+    return submission, row, pending.current_block
 
 
 def _wait_for_block(submission: Submission, context: Context) -> Submission:
     """Wait until the server reaches the reveal block, which this machine cannot compute exactly.
+
+    If the list cannot be read or its block stands still, the block is estimated. If the estimate is
+    too high, the server refuses the reveal as too early, which does no harm.
 
     The miner also polls the queue: a validator that judges the commitment now cannot have measured
     it. This ends the submission, except with SUBMISSION_MODE=commit_reveal.
     """
     logged: int | None = None
     while True:
+        submission, row, shown = _look_up(submission, context)
         submission = _watch_queue(submission, context)
         if submission.closed:
             return submission
-        current, row, _ = _own_row(submission, context)
+        server_time = context.client.server_time()
+        current = block_at(server_time) if shown is None else context.blocks.at(shown, server_time)
         block = row.reveal_block if row else int(submission.reveal_block or 0)
         left = block - current
         if left <= 0:
@@ -124,8 +151,8 @@ def _watch_queue(submission: Submission, context: Context) -> Submission:
 
 def _is_on_server(submission: Submission, context: Context) -> bool:
     """Return whether the server still has a commitment that has left the queue."""
-    _, row, listed = _own_row(submission, context)
-    if listed:
+    _, row, shown = _look_up(submission, context)
+    if shown is not None:
         return row is not None
     return read_relation(submission, context.client) is Relation.SAME
 
@@ -151,10 +178,15 @@ def _send(submission: Submission, context: Context) -> Submission:
     target, just_revealed = submission.target_sequence_length, True
     try:
         context.when_registered(target, lambda: context.reveal(submission))
-    except AlreadyRevealed:
-        context.log.info("revealed before, says the server")
+    except AlreadyRevealed as refusal:
+        _, _, shown = _require_number(submission, context, refusal)
+        if shown is None and submission.attempts < LOST_REPLIES:
+            reason = f"{refusal.reason} But without /pending_reveals its number is uncertain"
+            raise Retry(reason) from refusal
+        context.log.info("the server has the reveal already")
         return context.move(submission, State.REVEALED, queued_at=None)
     except SubmissionNotFound as missing:
+        _require_lost(submission, context, missing)
         reason = f"The server has lost it: {missing.reason}"
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
     except Uncertain:
@@ -168,6 +200,32 @@ def _send(submission: Submission, context: Context) -> Submission:
     return _seen_in_queue(submission, context, just_revealed)
 
 
+def _require_number(
+    submission: Submission, context: Context, refusal: Refused
+) -> tuple[Submission, PendingReveal | None, int | None]:
+    """Return the result of `_look_up`; raise Retry if the refused reveal had a wrong number."""
+    found, row, shown = _look_up(submission, context)
+    if found.submission_id != submission.submission_id:
+        raise Retry(f"{refusal.reason} The commitment has the number {found.submission_id}")
+    return found, row, shown
+
+
+def _require_lost(submission: Submission, context: Context, missing: Refused) -> None:
+    """Raise Retry unless the server has lost the commitment.
+
+    It has not if its list shows the commitment. One reply may come from another, empty database, so
+    the list is read for a minute, unless the round shows a new database.
+    """
+    for _ in range(LOOKUPS):
+        _, row, shown = _require_number(submission, context, missing)
+        if row is not None or shown is None:
+            reads = "lists it" if row else "cannot be read"
+            raise Retry(f"{missing.reason} But /pending_reveals {reads}")
+        if read_relation(submission, context.client) is Relation.OTHER_DATABASE:
+            return
+        context.wait(context.poll_seconds)
+
+
 def _is_revealed(submission: Submission, context: Context) -> bool:
     """Return whether the reveal arrived although its reply was lost.
 
@@ -178,8 +236,9 @@ def _is_revealed(submission: Submission, context: Context) -> bool:
         return True
     if submission.attempts < LOST_REPLIES:
         return False
-    _, row, listed = _own_row(submission, context)
-    return listed and row is None and read_relation(submission, context.client) is Relation.SAME
+    _, row, shown = _look_up(submission, context)
+    gone = shown is not None and row is None
+    return gone and read_relation(submission, context.client) is Relation.SAME
 
 
 def _seen_in_queue(submission: Submission, context: Context, just_revealed: bool) -> Submission:
