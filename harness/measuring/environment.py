@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from harness.measuring.process import Confinement
@@ -42,6 +42,7 @@ class Options:
     device: str = "auto"  # `cuda`, `cpu` (which hides the GPUs) or `auto`, as the validator chooses
     timeout: float = WORKLOAD.timeout_seconds  # seconds for each process, everything included
     stop: threading.Event | None = None
+    _: KW_ONLY
     gpu: str | None = None  # of CUDA_VISIBLE_DEVICES; None keeps this process's value
     # isolates the process; None runs it with this user's rights
     confinement: Confinement | None = None

@@ -111,7 +111,7 @@ def _missing(confinement: Confinement | None, stop: threading.Event | None) -> s
     try:
         reply = call(
             "harness.worker.checks:find_missing",
-            options=Options("cpu", CHECK_SECONDS, stop, confinement),
+            options=Options("cpu", CHECK_SECONDS, stop, confinement=confinement),
         )
     except MeasurementError as error:
         if error.kind == "stopped":
