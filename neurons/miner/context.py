@@ -24,6 +24,7 @@ from neurons.miner.rounds import Relation, compare_round
 from neurons.miner.standing import Standing, read_standing
 from neurons.miner.tuner import Tuner
 from neurons.miner.watcher import Watcher
+from neurons.runtime.addresses import is_same_url
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.git.faults import HostRefused, PrivateFork
 from neurons.runtime.heartbeat import LONGEST_SECONDS
@@ -172,9 +173,17 @@ class Context:
 
         Raises Held if the fork no longer contains it, and PrivateFork before the commitment. If the
         host refuses access otherwise, this raises Retry, because the host granted access before.
+        After the commitment, it is enough that the committed address serves the commit by its hash:
+        the branch may be overwritten or deleted, and the account renamed.
         """
-        commit = str(submission.commit_hash)
+        commit, url = str(submission.commit_hash), str(submission.fork_url)
+        committed = submission.submission_id is not None
         try:
+            if committed and self.fork.serves(url, commit):
+                return
+            if committed and not is_same_url(self.fork.url, url):
+                self._push_to_renamed(submission)
+                return
             if submission.publish_at == "before_reveal":
                 self.fork.push(commit)
             self.fork.verify(commit)
@@ -182,6 +191,20 @@ class Context:
             if isinstance(refusal, PrivateFork) and submission.submission_id is None:
                 raise
             raise Retry(f"{refusal.reason} {refusal.remedy}") from refusal
+
+    def _push_to_renamed(self, submission: Submission) -> None:
+        """Push a commit to the fork's present address, to which the committed one must redirect."""
+        commit, url = str(submission.commit_hash), str(submission.fork_url)
+        if submission.publish_at == "before_reveal":
+            self.fork.push(commit)
+            if self.fork.serves(url, commit):
+                return
+        raise Held(
+            f"The settings name the fork {self.fork.url}, the commitment {url}, which does not "
+            f"serve the commit {commit}.",
+            "Set GITHUB_USERNAME, GITHUB_FORK_NAME, FORK_REMOTE and REPO_PATH to the fork of the "
+            "commitment, or to the address to which it redirects, until it is revealed.",
+        )
 
     def publish(self, submission: Submission) -> str:
         """Commit the kernels, push them unless PUBLISH_AT defers that, and return the commit.

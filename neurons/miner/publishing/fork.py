@@ -7,6 +7,7 @@ overwritten.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from neurons.miner.publishing.overlay import Overlay
-from neurons.runtime.errors import ConfigError, Held, Problem, Retry
+from neurons.runtime.errors import ConfigError, Held, Problem
 from neurons.runtime.git.checkout import (
     changed_files,
     checkout_branch,
@@ -34,8 +35,9 @@ from neurons.runtime.git.clone import (
     set_aside,
 )
 from neurons.runtime.git.command import HardenedGit
-from neurons.runtime.git.faults import HostRefused, PrivateFork, disk_faults
-from neurons.runtime.git.remote import Remote, Token, named_remote
+from neurons.runtime.git.faults import HostRefused, disk_faults
+from neurons.runtime.git.public import anonymous, is_fetchable, public_address, public_heads
+from neurons.runtime.git.remote import Remote, Token, named_remote, parse_remote
 from quasar_kernels.contract import Scope, check_tree
 
 Method = TypeVar("Method", bound=Callable[..., object])
@@ -175,7 +177,8 @@ class Fork:
         """Make `commit` the tip of the remote's branch; never overwrite others' commits."""
         self._restore()
         remote, branch = self._remote, self.branch
-        tool, source, token, there = self._remote_tip()
+        tool, source, token, heads, _ = self._read()
+        there = heads.get(branch)
         if there == commit:
             return
         if self._git.probe("cat-file", "-e", f"{commit}^{{commit}}") is None:
@@ -203,13 +206,14 @@ class Fork:
         The branch may contain later commits, because a validator checks the commit out by its hash.
         """
         self._restore()
-        branch, there = self.branch, self._public_heads().get(self.branch)
+        branch = self.branch
+        there = public_heads(self._git, self._remote, self._token).get(branch)
         if there is None:
             raise Held(
                 f"The branch {branch} is not on {self.url}.",
                 "Push it again; a validator cannot clone the commit.",
             )
-        fetch_branch(self._anonymous, self._public, None, branch, there)
+        fetch_branch(anonymous(self._git), public_address(self._remote), None, branch, there)
         if there != commit and not self._contains(there, commit):
             raise self._moved(there, commit)
         wrong = self._overlay.differing(self._git, commit)
@@ -222,7 +226,15 @@ class Fork:
     @disk_faults()
     def check_public(self) -> None:
         """Check that validators can read the repository; it may still lack the commit."""
-        self._public_heads()
+        public_heads(self._git, self._remote, self._token)
+
+    @disk_faults()
+    def serves(self, url: str, commit: str) -> bool:
+        """Return whether validators can fetch `commit` from `url`, whatever its branches contain.
+
+        `url` may be an earlier address of this fork, for example before its account was renamed.
+        """
+        return is_fetchable(self._git, parse_remote(url), commit)
 
     # The remote and the clone
 
@@ -238,38 +250,6 @@ class Fork:
         if not self._own:
             tool.overrides = checkout_config(tool)
         return tool
-
-    @property
-    def _anonymous(self) -> HardenedGit:
-        """git as validators use it: redirects are followed, so it must never send the token."""
-        tool = self._git
-        tool.overrides["http.followRedirects"] = "initial"
-        return tool
-
-    @property
-    def _public(self) -> Remote:
-        """The address from which validators clone: the https address of an ssh remote."""
-        remote = self._remote
-        if remote.protocol != "ssh":
-            return remote
-        return Remote(remote.public_url, remote.public_url, "https")
-
-    def _public_heads(self) -> dict[str, str]:
-        """Return the remote's branches as validators see them; raise PrivateFork."""
-        try:
-            return read_heads(self._anonymous, self._public, None)[0]
-        except HostRefused as refusal:
-            if self._token is None and self._remote.protocol != "ssh":
-                raise
-            try:
-                read_heads(self._git, self._remote, self._token)
-            except Held:
-                raise refusal from None
-            raise PrivateFork(
-                f"Validators cannot read {self.url}: the host answers only with this miner's "
-                f"credentials. {refusal.reason}",
-                "Make the repository public, then start again.",
-            ) from refusal
 
     def _is_lost(self) -> bool:
         return self._own and not is_clone(self._git, self._remote)
@@ -291,22 +271,25 @@ class Fork:
             self._create()
         elif remote.protocol == "file" and not remote.path.exists() and self._upstream:
             make_remote(self._upstream.url, remote.path)
+        if self._token is not None:
+            with contextlib.suppress(HostRefused):
+                make_clone(anonymous(self._git), remote, None, self.branch)
+                return
         make_clone(self._git, remote, self._token, self.branch)
 
     # The branch
 
-    def _remote_tip(self) -> tuple[HardenedGit, Remote, Token | None, str | None]:
-        """Return the branch's tip, with the git, address and token that could read it.
+    def _read(self) -> tuple[HardenedGit, Remote, Token | None, dict[str, str], str]:
+        """Return the git, address and token that can read the remote, its branches and default.
 
-        An expired token must not prevent the reveal of a public commit: it is used second.
+        Anonymous access comes first: an expired token must not delay a public fork.
         """
-        tool, remote, token = self._anonymous, self._public, None
-        try:
-            heads, _ = read_heads(tool, remote, None)
-        except (HostRefused, Retry):
-            tool, remote, token = self._git, self._remote, self._token
-            heads, _ = read_heads(tool, remote, token)
-        return tool, remote, token, heads.get(self.branch)
+        if self._token is not None:
+            tool = anonymous(self._git)
+            with contextlib.suppress(HostRefused):
+                return tool, self._remote, None, *read_heads(tool, self._remote, None)
+        heads = read_heads(self._git, self._remote, self._token)
+        return self._git, self._remote, self._token, *heads
 
     def _local_tip(self) -> str | None:
         return self._git.probe("rev-parse", "--verify", "--quiet", f"refs/heads/{self.branch}")
@@ -316,13 +299,13 @@ class Fork:
 
     def _tip(self) -> str:
         """Return the commit on top of which the overlay is committed."""
-        remote, branch = self._remote, self.branch
-        heads, default = read_heads(self._git, remote, self._token)
+        branch = self.branch
+        tool, remote, token, heads, default = self._read()
         there, here = heads.get(branch), self._local_tip()
         if there is not None:
-            fetch_branch(self._git, remote, self._token, branch, there)
+            fetch_branch(tool, remote, token, branch, there)
         if here is None:
-            return there or self._first_tip(heads, default)
+            return there or self._first_tip(tool, token, heads, default)
         if there is None or self._contains(here, there):
             return here
         if not self._contains(there, here):
@@ -334,18 +317,20 @@ class Fork:
             )
         return there
 
-    def _first_tip(self, heads: dict[str, str], default: str) -> str:
+    def _first_tip(
+        self, tool: HardenedGit, token: Token | None, heads: dict[str, str], default: str
+    ) -> str:
         """Return a new branch's first commit: the fork's default branch, else the upstream's."""
-        remote, token, namespace = self._remote, self._token, "origin"
+        remote, namespace = self._remote, "origin"
         if not heads and self._upstream is not None:
-            remote, token, namespace = self._upstream, None, "upstream"
-            heads, default = read_heads(self._git, remote, token)
+            tool, remote, token, namespace = self._git, self._upstream, None, "upstream"
+            heads, default = read_heads(tool, remote, token)
         if not heads:
             raise Held(
                 f"The repository {remote.public_url} is empty.",
                 "Make it a fork of the upstream, or set FORK_UPSTREAM_URL.",
             )
-        fetch_branch(self._git, remote, token, default, heads[default], namespace)
+        fetch_branch(tool, remote, token, default, heads[default], namespace)
         return heads[default]
 
     def _moved(self, there: str, commit: str) -> Held:

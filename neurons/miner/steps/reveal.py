@@ -8,7 +8,6 @@ from neurons.miner.cycle import State, Submission
 from neurons.miner.premature import insists_on_reveal, note_early_judgement
 from neurons.miner.rounds import Relation, read_relation
 from neurons.miner.standing import is_shown_revealed
-from neurons.runtime.addresses import is_same_url
 from neurons.runtime.errors import Held, HeldUntilRelease, Retry
 from neurons.wire.outcomes import (
     AlreadyRevealed,
@@ -159,17 +158,10 @@ def _is_on_server(submission: Submission, context: Context) -> bool:
 
 def _check(submission: Submission, context: Context) -> None:
     """Raise Held or Retry unless the claim matches the commitment and the fork can be cloned."""
-    url = str(submission.fork_url)
     if submission.wire_version is None:
         raise HeldUntilRelease(
             "The journal was altered: its salt, URL and claim do not match the commitment.",
             "Restore a backup of it, or run `python -m neurons.miner abandon`.",
-        )
-    if not is_same_url(context.fork.url, url):
-        raise Held(
-            f"The settings name the fork {context.fork.url}, the commitment {url}.",
-            "Set GITHUB_USERNAME, GITHUB_FORK_NAME, FORK_REMOTE and REPO_PATH back until it is "
-            "revealed.",
         )
     context.verify_again(submission)
 

@@ -70,7 +70,7 @@ def make_clone(tool: HardenedGit, remote: Remote, token: Token | None, branch: s
     with scratch_beside(worktree) as scratch:
         made = scratch / "clone"
         made.mkdir()
-        inside = HardenedGit(made, timeout=tool.timeout, stop=tool.stop)
+        inside = HardenedGit(made, timeout=tool.timeout, stop=tool.stop, overrides=tool.overrides)
         inside.init("--quiet", "--template=", f"--initial-branch={branch}")
         inside.config("core.symlinks", "false")  # links become text files and lead nowhere
         inside.config("remote.origin.url", remote.url)

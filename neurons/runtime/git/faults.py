@@ -42,6 +42,10 @@ class HostRefused(Held):
     """
 
 
+class Redirected(HostRefused):
+    """The git host redirects to another address, which git with credentials does not follow."""
+
+
 class PrivateFork(HostRefused):
     """The host refuses anonymous access and grants it to the miner: validators cannot clone."""
 
@@ -89,8 +93,9 @@ _PERMANENT: tuple[tuple[str, str, str, type[Held]], ...] = (
     (
         r"redirect|returned error: 30[18]",
         "The remote's redirect was refused: the repository or account was renamed.",
-        "Set the present names or address, and check the proxy of this machine.",
-        HostRefused,
+        "Set the present names or address; a commitment to the old one stays valid while the old "
+        "address redirects. Also check this machine's proxy.",
+        Redirected,
     ),
     (
         r"not a git repository|must be run in a work tree",

@@ -51,6 +51,7 @@ class FakeFork:
     pushed: list[str] = field(default_factory=list)
     verified: list[str] = field(default_factory=list)
     on_verify: Callable[[], object] = lambda: None  # called by `verify`
+    served: str = ""  # an address that serves commits regardless of branches
 
     def prepare(self) -> None:
         folder = self.worktree / "fla"
@@ -70,6 +71,10 @@ class FakeFork:
 
     def check_public(self) -> None:
         """Every fake fork is public."""
+
+    def serves(self, url: str, commit: str) -> bool:
+        """Return whether validators can fetch the commit by its hash from `served`."""
+        return url == self.served and commit != ""
 
     def digest(self) -> str:
         """Return a digest of the content, as `overlay_digest` does for the real fork."""

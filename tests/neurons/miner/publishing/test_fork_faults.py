@@ -153,8 +153,9 @@ def test_row_27_a_push_that_lost_a_race_is_held(fork, remote, monkeypatch):
     first = publish(fork)
     theirs = commit_elsewhere(remote, "quasar", {"a": "b"})
     later = run_git(fork.worktree, "commit-tree", f"{first}^{{tree}}", "-p", first, "-m", "later")
-    *reader, _ = fork._remote_tip()
-    monkeypatch.setattr(Fork, "_remote_tip", lambda self: (*reader, first))  # before the race
+    *reader, heads, default = fork._read()
+    before = (*reader, {**heads, "quasar": first}, default)  # the race
+    monkeypatch.setattr(Fork, "_read", lambda self: before)
     with pytest.raises(Held, match="branch at the same time"):
         fork.push(later)
     assert run_git(remote, "rev-parse", "quasar") == theirs

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from neurons.miner.publishing.fork import Fork
-from neurons.runtime.errors import Retry
+from neurons.runtime.errors import Held, Retry
 from neurons.runtime.git.faults import HostRefused, PrivateFork
 from neurons.runtime.git.remote import Token
 from tests.git_server import GitServer, serving_git
@@ -89,3 +90,46 @@ def test_a_renamed_account_does_not_prevent_the_reveal_and_gets_no_token(fork, g
 def test_before_the_reveal_the_repository_is_checked_without_the_commit(fork):
     lay_out(fork)
     fork.check_public()
+
+
+@pytest.mark.parametrize("change", ["overwritten", "deleted"])
+def test_a_commit_without_a_branch_can_still_be_fetched_by_its_hash(fork, git, remote, change):
+    commit = publish(fork)
+    if change == "overwritten":
+        commit_elsewhere(remote, "quasar", {"a": "b"}, "--force", amend=True)
+    else:
+        run_git(remote, "update-ref", "-d", "refs/heads/quasar")
+    with pytest.raises(Held):
+        fork.verify(commit)  # nothing new is committed to it
+    git.credentials.clear()
+    assert fork.serves(fork.url, commit)
+    assert git.credentials == []
+
+
+def test_a_commit_that_only_this_machine_has_is_not_served(fork):
+    commit = lay_out(fork)
+    assert not fork.serves(fork.url, commit)
+
+
+def test_the_address_before_a_renaming_serves_the_commit(fork, git, remote):
+    commit = publish(fork)
+    remote.rename(remote.with_name("renamed.git"))
+    git.renamed["remote.git"] = "renamed.git"
+    assert fork.serves(f"{git.url}/remote.git", commit)
+    assert not fork.serves(f"{git.url}/remote.git", "1" * 40)
+
+
+def test_a_lost_clone_and_an_expired_token_do_not_prevent_the_reveal(fork, git):
+    commit = publish(fork)
+    shutil.rmtree(fork.worktree)
+    git.authorized = 401
+    fork.push(commit)
+    fork.verify(commit)
+
+
+def test_a_redirect_is_not_called_private(fork, git, remote):
+    publish(fork)
+    git.renamed["remote.git"] = "remote.git"  # it redirects forever
+    with pytest.raises(HostRefused) as refusal:
+        fork.check_public()
+    assert not isinstance(refusal.value, PrivateFork), refusal.value

@@ -148,8 +148,16 @@ def test_a_fork_other_than_the_committed_one_is_held_without_a_reveal(miner, ker
     before, kernels.url = kernels.url, "https://github.com/zoe/fork"
     held = run_cycle(miner())
     assert (held.id, held.state, fake_api.count(REVEAL)) == (committed.id, State.HELD, 0)
-    assert held.reason == f"The settings name the fork {kernels.url}, the commitment {before}."
+    assert f"The settings name the fork {kernels.url}, the commitment {before}," in str(held.reason)
     assert "GITHUB_USERNAME" in str(held.remedy)
+
+
+def test_a_commitment_to_the_address_before_a_renaming_is_revealed(miner, kernels, fake_api):
+    committed = run_cycle(miner(waiter=Waits(stop_after(1))))
+    kernels.url = "https://github.com/zoe/fork"
+    kernels.served = str(committed.fork_url)  # the old address redirects
+    assert run_cycle(miner()).state is State.VALIDATED
+    assert fake_api.body_of(REVEAL)["fork_url"] == committed.fork_url
 
 
 def test_the_committed_fork_in_another_spelling_is_revealed_as_committed(miner, kernels, fake_api):

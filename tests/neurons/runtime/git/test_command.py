@@ -89,7 +89,7 @@ def test_row_28_from_a_token_to_a_published_fork(host, settings, recorded, monke
     online = {"ls-remote", "fetch", "push"}
     assert online <= {line.split()[0] for line in lines if line.strip()}
     with_header = {line.split()[1] for line in lines if line.startswith("HEADER-IN")}
-    assert online <= with_header
+    assert with_header == {"push"}  # the fork is public, so it is read anonymously
     # Only online commands have the header, and none has the daemon's own variable.
     assert not with_header & {"init", "reset", "clean", "status", "commit-tree", "hash-object"}
     assert not [line for line in lines if line.startswith("TOKEN-IN")]
@@ -161,7 +161,7 @@ def test_row_28_an_echoed_token_is_not_repeated(host: GitHub, tmp_path: Path) ->
     host.fork(NAME)
     header = f"Basic {Token(CANARY).basic}"
     body = f"you sent {CANARY} in {header}".encode()
-    host.script[INFO] = [Answer(403, body, {"Content-Type": "text/plain"})]
+    host.script[INFO] = [Answer(403, body, {"Content-Type": "text/plain"})] * 2
     with pytest.raises(Held) as held:
         fork_of(host, tmp_path).prepare()
     assert CANARY not in str(held.value)
@@ -173,10 +173,12 @@ def test_a_redirect_does_not_get_the_token(host: GitHub, tmp_path: Path) -> None
     (tmp_path / "other").mkdir()
     with serve(tmp_path / "other", host.folder / f"{UPSTREAM}.git") as other:
         place = {"Location": f"{other.url}/{NAME}.git/info/refs?service=git-upload-pack"}
-        host.script[INFO] = [Answer(301, b"", place)]
+        host.script[INFO] = [Answer(301, b"", place)] * 9
+        fork = fork_of(host, tmp_path)
         with pytest.raises(Held):
-            fork_of(host, tmp_path).prepare()
-        assert other.seen == []
+            fork.push(lay_out(fork))
+        assert other.seen  # it is read as validators read it
+        assert not [headers for _, headers in other.seen if "Authorization" in headers]
 
 
 def test_a_server_that_hangs_is_left_at_the_deadline(host, tmp_path, monkeypatch):
