@@ -316,10 +316,8 @@ def test_another_empty_database_that_answers_for_a_while_is_no_loss(context, fak
     assert (done.id, done.state, fake_api.count(REVEAL)) == (1, State.VALIDATED, 2)
 
 
-# while the list cannot be read, the verdict on another own row, 3, counts as one on the commitment
-@pytest.mark.parametrize(
-    ("number", "listed"), [(1, True), (3, True), (77, True), (1, False), (77, False)]
-)
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("number", [1, 3, 77])
 def test_the_list_decides_on_the_number_of_a_commitment(context, fake_api, number, listed):
     """The commit's reply names another miner's row, an own one of another target, or none."""
     fake_api.add_foreign()

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from neurons.miner import daemon
 from neurons.miner.context import Context
-from neurons.miner.cycle import VERDICTS, State, Submission
+from neurons.miner.cycle import (
+    AWAITS_REVEAL,
+    HELD_MAX_SECONDS,
+    REVEAL_MAX_SECONDS,
+    VERDICTS,
+    State,
+    Submission,
+)
 from neurons.miner.daemon import run_cycle
 from neurons.miner.journal import Journal
 from neurons.runtime.git.faults import HostRefused
@@ -43,6 +50,11 @@ FAULTS = st.sampled_from(
         Fault(403, "IP address banned: IP banned for 0.1 more hours"),
         Fault(401, "Authentication error: database is locked"),
         Fault(400, "There was an error parsing the body"),
+        # these hold a submission, which the miner continues by itself
+        Fault(401, "Invalid signature"),
+        Fault(403, "This hotkey may not do this"),
+        Fault(404, "Submission not found"),
+        Fault(422, b'{"detail": [{"loc": ["body"], "msg": "Field required"}]}'),
         Fault(404, NGINX),
         Fault(404, NGINX, stored=True),
         Fault(405, b"<html>"),
@@ -212,12 +224,28 @@ def lives(folder: Path, chaos: Chaos, clock: Clock) -> list[Submission]:
                 assert os.path.samestat(begun or journal, journal), "the journal was replaced"
                 begun = journal
                 if not has_verdict(context, chaos.scenario.mode):
-                    run_cycle(context)
+                    wait_while_held(run_cycle(context), context, clock)
                 if context.journal.latest()[0].state is not State.ABANDONED:
                     return context.journal.latest(100)[::-1]
         except Crash:
             continue
     raise AssertionError("the cycle never ended")
+
+
+def wait_while_held(submission: Submission, context: Context, clock: Clock) -> None:
+    """Run cycles whenever a HELD submission's pause ends, as the daemon does between cycles."""
+    for _ in range(60):
+        if submission.state is not State.HELD:
+            return
+        assert submission.paused, f"{submission.reason} would wait for a person"
+        seconds = float(submission.retry_at or 0.0) - clock()
+        most = REVEAL_MAX_SECONDS if submission.position in AWAITS_REVEAL else HELD_MAX_SECONDS
+        assert 0 < seconds <= most, (submission.position, seconds)
+        clock.wait(seconds / 2)
+        assert daemon._run_cycle(context).state is State.HELD  # not before its time
+        clock.wait(seconds / 2 + 1.0)
+        submission = daemon._run_cycle(context)
+    raise AssertionError(f"it is HELD for ever: {submission.reason}")
 
 
 def has_verdict(context: Context, mode: str) -> bool:

@@ -105,11 +105,15 @@ def _is_on_server(submission: Submission, context: Context) -> bool:
     """Return whether a server that counts rounds from 1 again still has the submission.
 
     The server answers a repeated reveal with 409 if it has the submission. This does not count
-    towards a ban.
+    towards a ban. The reveal of another commitment would, so it is not sent if the number belongs
+    to one in the new database.
     """
     if submission.salt is None:
         return False
     try:
+        pending = context.client.pending_reveals().pending_reveals
+        if any(row.submission_id == submission.submission_id for row in pending):
+            return False  # it was revealed, so it is not pending
         context.reveal(submission)
     except (NotRegistered, SubmissionNotFound):
         return False
