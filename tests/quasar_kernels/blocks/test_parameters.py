@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ MODULES = {
     "rwkv6": lambda: RWKV6TimeMixing(WIDTH, 2, 1, 3, output_scale=2.1),
     "mamba2": lambda: Mamba2(WIDTH, 4, 16, groups=2, output_scale=0.5),
     "quasar": lambda: QuasarMixer(WIDTH, 2),
-    **{fusion: lambda fusion=fusion: HybridBlock(WIDTH, 2, fusion=fusion) for fusion in FUSIONS},
+    **{fusion: partial(HybridBlock, WIDTH, 2, fusion=fusion) for fusion in FUSIONS},
 }
 modules = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
 UNDECAYED = {"step_bias", "rate_log", "skip", "gains", "mix_input", "mix", "mix_down", "mix_up"}

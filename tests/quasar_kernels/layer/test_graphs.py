@@ -41,7 +41,8 @@ def add(x, *tensors):
     return [sum(tensors, x) + 1], ()
 
 
-ADD, LAUNCHED = operation(add), []
+ADD = operation(add)
+LAUNCHED: list[threading.Thread] = []  # the thread of each launch
 
 
 def call(owner, size=1, x=None, tensors=(), **kwargs):
