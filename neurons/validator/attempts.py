@@ -45,6 +45,19 @@ _ADDED = ("measured", "device")
 """Columns that earlier versions did not create."""
 
 
+def age(submission: QueuedSubmission) -> tuple[str, int]:
+    """Return the sort key by age, oldest first."""
+    return submission.created_at, submission.id
+
+
+def _payers(submission: QueuedSubmission) -> tuple[str, str]:
+    """Return the keys under which time counts: of the client and of the hotkey.
+
+    The client is the one that the API bans; an API that does not show it has hotkeys only.
+    """
+    return f"client {submission.ip_address or submission.miner_hotkey}", submission.miner_hotkey
+
+
 @dataclass(frozen=True)
 class Attempt:
     """The attempts at one submission."""
@@ -133,23 +146,25 @@ class Attempts:
             return cursor.rowcount
 
     def spend(self, submission: QueuedSubmission, seconds: float) -> None:
-        """Add an evaluation's time to its hotkey's; it counts for the length of a round."""
+        """Add an evaluation's time to its client's and hotkey's, for the length of a round."""
         now = self._clock()
         self._database.execute("DELETE FROM spent WHERE ended < ?", [now - SPENT_SECONDS])
-        row = [submission.miner_hotkey, now, seconds]
-        self._database.execute("INSERT INTO spent VALUES (?, ?, ?)", row)
+        rows = [(key, now, seconds) for key in _payers(submission)]
+        self._database.executemany("INSERT INTO spent VALUES (?, ?, ?)", rows)
 
-    def queue_key(self, submission: QueuedSubmission) -> tuple[int, float, str, int]:
+    def queue_key(self, submission: QueuedSubmission) -> tuple[int, float, float, str, int]:
         """Return the sort key of the queue.
 
-        Submissions that failed least often come first. Among these, the hotkey on which the least
-        time was spent comes first, so that slow submissions cannot delay those of others. The last
-        criterion is the age.
+        Submissions that failed least often come first. Among these, the client on which the least
+        time was spent comes first, then its hotkey: slow submissions cannot delay those of others,
+        not even from many new hotkeys of one client. The last criterion is the age.
         """
         known = self.of(submission)
         query = "SELECT coalesce(sum(seconds), 0) FROM spent WHERE hotkey = ?"
-        (spent,) = self._database.execute(query, [submission.miner_hotkey]).fetchone()
-        return known.deaths + known.faults, spent, submission.created_at, submission.id
+        client, hotkey = (
+            self._database.execute(query, [key]).fetchone()[0] for key in _payers(submission)
+        )
+        return known.deaths + known.faults, client, hotkey, *age(submission)
 
     def is_due(self, submission: QueuedSubmission) -> bool:
         known = self.of(submission)

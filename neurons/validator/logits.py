@@ -46,6 +46,14 @@ class _Busy(_NoAnswer):
     """The server is busy or the network is slow, so a later request may succeed."""
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome of a logit verification."""
+
+    verification: Verification
+    answered: bool  # whether both servers replied, so that a failure is the miner's
+
+
 @dataclass
 class LogitVerifier:
     """Sends the same secret prompt to two servers and compares their logits."""
@@ -58,7 +66,7 @@ class LogitVerifier:
     new_tokens: int = NEW_TOKENS
     signer: Identity | None = None  # signs the requests, so that servers give them priority
 
-    def verify(self, submission: QueuedSubmission, *, final: bool = False) -> Verification | None:
+    def verify(self, submission: QueuedSubmission, *, final: bool = False) -> Comparison | None:
         """Return whether the miner's server runs the reference model; None if it has no server.
 
         Raises Postponed if the validator's own server gives no usable reply, or if the miner's is
@@ -78,8 +86,8 @@ class LogitVerifier:
             reason = f"The miner's inference server {error}"
             if isinstance(error, _Busy) and not final:
                 raise Postponed(reason) from error
-            return _failed(submission, reason)
-        return self._judge(submission, request, expected, reply)
+            return Comparison(_failed(submission, reason), answered=False)
+        return Comparison(self._judge(submission, request, expected, reply), answered=True)
 
     def _request(self) -> InferenceRequest:
         """Return a request with a random prompt, whose reply cannot be prepared in advance."""

@@ -22,13 +22,14 @@ from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
 from neurons.validator.api import ApiFault, ValidatorApi
-from neurons.validator.attempts import Attempts
+from neurons.validator.attempts import Attempts, age
 from neurons.validator.evaluate import Evaluator, FaultyMachine
 from neurons.validator.logits import LogitVerifier
 from neurons.validator.verdict import Verdict, refute
 from neurons.validator.weights import WeightSetter
 from neurons.wire.protocol import QueuedSubmission
 
+BY_AGE_EVERY = 4
 BUSY_ALLOWED = 6
 """Postponements, about an hour in all, after which a busy inference server counts as failed."""
 
@@ -86,6 +87,7 @@ class Validator:
         self.timer: Callable[[], float] = time.monotonic
         self._free: list[Evaluator] = []
         self._running: dict[Future[Verdict], Evaluation] = {}
+        self._begun = 0  # evaluations of this process
         self._seen: set[int] = set()
 
     def run_forever(self, interval: float) -> None:
@@ -137,6 +139,7 @@ class Validator:
     def _next(self) -> QueuedSubmission | None:
         """Return the next submission to judge; the order of the queue may change at each call.
 
+        Every fourth choice goes by age alone: a stream of new clients delays nobody for ever.
         Submissions of one hotkey are judged one after another. A submission that coincided with a
         crash of the validator is judged alone, so that another crash does not count for others.
         """
@@ -147,7 +150,8 @@ class Validator:
         queue = self._tolerate(self._api.queue) or []
         new = [one for one in queue if one.id not in self._seen and one.miner_hotkey not in busy]
         due = [one for one in new if self._attempts.is_due(one)]
-        first = min(due, key=self._attempts.queue_key, default=None)
+        by_age = self._begun % BY_AGE_EVERY == BY_AGE_EVERY - 1
+        first = min(due, key=age if by_age else self._attempts.queue_key, default=None)
         alone = first is not None and self._attempts.of(first).deaths > 0
         return None if alone and running else first
 
@@ -164,6 +168,7 @@ class Validator:
             **evaluation.details,
         )
         self._attempts.begin(submission)
+        self._begun += 1
         self._running[pool.submit(evaluation.run)] = evaluation
 
     def _finish_some(self) -> None:
@@ -238,16 +243,17 @@ class Validator:
         self._write(submission, verdict)
 
     def _write(self, submission: QueuedSubmission, verdict: Verdict) -> None:
-        verification = None
+        comparison, failed = None, not verdict.passed
         if verdict.passed and self._logits is not None:
             final = self._attempts.of(submission).faults >= BUSY_ALLOWED
             with self._evaluators[0].lock.shared():  # a fork's target must not be timed meanwhile
-                verification = self._logits.verify(submission, final=final)
-        if verification is not None:
-            log.info("logits", **verification.model_dump(exclude_none=True))
-            self._api.record_verification(verification)
-            if not verification.verified:
+                comparison = self._logits.verify(submission, final=final)
+        if comparison is not None:
+            log.info("logits", **comparison.verification.model_dump(exclude_none=True))
+            self._api.record_verification(comparison.verification)
+            if not comparison.verification.verified:
                 verdict = refute(verdict)
+                failed = comparison.answered  # without a reply, nothing is refuted
         basis = verdict.reason, verdict.measured or None, verdict.device
         self._api.mark(submission.id, verdict.score, *basis)
         self._attempts.forget(submission)
@@ -258,7 +264,7 @@ class Validator:
             actual=verdict.actual,
             reason=verdict.reason,
         )
-        if not verdict.passed and submission.ip_address:
+        if failed and submission.ip_address:
             try:
                 self._api.record_failure(submission.ip_address)
             except ApiFault as error:  # the verdict counts; only the address's ban may come later

@@ -1,4 +1,4 @@
-"""Bans: five failures of a client without a success in between ban it for a day.
+"""Bans: five failures of a client ban it for a day; each success removes one.
 
 A ban withdraws the client's rows from the validators' queue. A client is an IPv4 address, an IPv6
 network or, where several miners may share an address, a hotkey (`ban_key`).
@@ -64,7 +64,7 @@ def _drop_queued(session: Session, key: str, now: datetime) -> int:
 
 
 def record_success(session: Session, key: str) -> None:
-    """Reset the count of failures, unless the client has a ban."""
+    """Remove one failure, unless the client has a ban."""
     row = session.get(IpBan, key)
     if row is not None and row.banned_until is None:
-        row.failure_count = 0
+        row.failure_count = max(0, row.failure_count - 1)

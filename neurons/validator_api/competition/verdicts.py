@@ -20,7 +20,7 @@ def mark_validated(
     validator: str,
     context: RequestContext,
 ) -> dict[str, Any]:
-    """Store a validator's score; a score above 0 resets the client's failures.
+    """Store a validator's score; above 0 it removes a failure, unless the logits were refuted.
 
     The places of a completed round do not change.
     """
@@ -35,7 +35,7 @@ def mark_validated(
     row.validator_hotkey = validator
     row.validator_device = request.device
     row.measured = protocol.known_figures(request.measured, row.target_sequence_length)
-    if row.ip_address and request.score > 0:
+    if row.ip_address and request.score > 0 and row.verification_passed is not False:
         bans.record_success(session, row.ip_address)
     return {"status": "ok", "submission_id": row.id, "score": row.score}
 

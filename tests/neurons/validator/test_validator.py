@@ -22,11 +22,22 @@ from neurons.runtime.process import Stopped
 from neurons.validator.__main__ import main
 from neurons.validator.api import ApiFault, ValidatorApi
 from neurons.validator.attempts import DEATHS_ALLOWED, FIRST_PAUSE, Attempts
+from neurons.validator.logits import Comparison
 from neurons.validator.loop import Validator
+from neurons.validator.shared_lock import SharedLock
 from neurons.validator.verdict import judge, reject
-from neurons.wire.protocol import LARGEST, QueuedSubmission
+from neurons.wire.protocol import LARGEST, QueuedSubmission, Verification
 from quasar_kernels.contract import QUASAR_DIR, REQUIRED_IMPORTS
-from tests.neurons.live_api import ALICE, BLOCKS, VALIDATOR, Hotkey, LiveApi, revelation, serve
+from tests.neurons.live_api import (
+    ALICE,
+    BLOCKS,
+    VALIDATOR,
+    Hotkey,
+    LiveApi,
+    revelation,
+    serve,
+    submission,
+)
 from tests.neurons.validator.judges import Benches, Judge, scores
 from tests.neurons.validator.samples import make_fork
 from tests.processes import HANG, is_alive, run_python, started, wait_for
@@ -103,13 +114,67 @@ def test_slow_forks_do_not_starve_other_hotkeys(api: LiveApi, bench: Benches) ->
     validator.run_once()
     assert answers.judged == [slow[0], honest, *slow[1:]]
     attempts = loop.start()._attempts
-    row = QueuedSubmission(
-        id=99, miner_hotkey=greedy.hotkey, created_at="", target_sequence_length=1
-    )
-    assert attempts.queue_key(row)[1] == 3 * 1600.0  # survives a restart
+    row = queued(99, greedy.hotkey, f"hotkey {greedy.hotkey}")  # as the API names the client
+    assert attempts.queue_key(row)[1:3] == (3 * 1600.0,) * 2  # survives a restart
     loop.now += 49 * 3600
     attempts.spend(row, 1.0)
-    assert attempts.queue_key(row)[1] == 1.0
+    assert attempts.queue_key(row)[1:3] == (1.0, 1.0)
+
+
+def queued(number: int, hotkey: str, address: str | None = None) -> QueuedSubmission:
+    return QueuedSubmission(
+        id=number,
+        miner_hotkey=hotkey,
+        ip_address=address,
+        created_at=f"2026-01-01T00:00:{number:02}",
+        target_sequence_length=512,
+    )
+
+
+def test_new_hotkeys_of_one_client_do_not_delay_others(tmp_path: Path) -> None:
+    """Each slow fork comes from a new hotkey, on which no time was spent."""
+    attempts = Attempts(tmp_path / "attempts", "http://127.0.0.1:1")
+    honest = queued(59, "honest", "198.51.100.7")
+    attempts.spend(queued(1, "honest", "198.51.100.7"), 100.0)
+    judged = []
+    for number in range(2, 58):
+        slow = queued(number, f"new {number}", "203.0.113.9")
+        judged.append(min((honest, slow), key=attempts.queue_key).miner_hotkey)
+        attempts.spend(slow, 600.0)
+    assert judged == ["new 2", *["honest"] * 55]
+
+
+def test_every_fourth_choice_goes_by_age(api: LiveApi, bench: Benches) -> None:
+    """An API that shows no addresses: a stream of new hotkeys, and one that has used much time."""
+    loop = bench(Judge())
+    validator, others = loop.start(), [Hotkey(f"//New{n}") for n in range(7)]
+    row = api.submit(ALICE, 10.0)
+    validator._attempts.spend(queued(1, ALICE.hotkey), 9e5)
+    for key in others:
+        api.clock.now += 1
+        api.register(key)
+        api.submit(key, 10.0)
+    validator.run_once()
+    assert loop.judge.judged.index(row) == 3, loop.judge.judged
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_only_compared_logits_count_as_a_failure(api, bench, answered):
+    evaluation: Any = Judge()
+    evaluation.lock = SharedLock()
+    validator = bench(evaluation).start()
+
+    class Logits:
+        def verify(self, submission: QueuedSubmission, **_: object) -> Comparison:
+            failed = Verification(submission_id=submission.id, verified=False, reason="differ")
+            return Comparison(failed, answered=answered)
+
+    validator._logits = Logits()
+    for target in range(512, 517):
+        api.submit(ALICE, 10.0, target=target)
+    validator.run_once()
+    status = api.post("/submit_kernel", submission(ALICE, 1.0), ALICE).status_code
+    assert status == (403 if answered else 200)
 
 
 def test_the_fifth_failure_bans_the_client_and_drops_its_queue(api, bench):

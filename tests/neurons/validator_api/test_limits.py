@@ -114,12 +114,22 @@ def test_the_key_of_a_client(address: str | None, key: str) -> None:
     assert ban_key(address, "5F") == key
 
 
-def test_a_success_clears_the_failures_and_a_score_of_zero_does_not(api: LiveApi) -> None:
+def test_a_success_removes_one_failure(api: LiveApi) -> None:
     fail(api, 4, own(ALICE))
     api.judged(ALICE, 1.0)
-    fail(api, 4, own(ALICE))
+    fail(api, 1, own(ALICE))
     api.judged(ALICE, 2.0, score=0.0)
     api.submit(ALICE, 3.0)
+    fail(api, 1, own(ALICE))
+    assert api.post("/commit_submission", commitment(ALICE), ALICE).status_code == 403
+
+
+def test_a_speed_with_refuted_logits_removes_no_failure(api: LiveApi) -> None:
+    fail(api, 4, own(ALICE))
+    api.register(ALICE)
+    row = api.submit(ALICE, 1.0)
+    api.judge(f"/record_verification?submission_id={row}&verified=false&reason=differ", {})
+    api.mark(row, 1.0)
     fail(api, 1, own(ALICE))
     assert api.post("/commit_submission", commitment(ALICE), ALICE).status_code == 403
 
