@@ -24,7 +24,7 @@ from quasar_kernels.memory import Way
 WIDTHS = ((512, 8, 64), (1024, 16, 64), (2048, 16, 128))
 """Channels, heads and their width."""
 LENGTHS = (100_000, 262_144, 500_000, 1_000_000)
-MOST_ELEMENTS = 1 << 29
+MAX_ELEMENTS = 1 << 29
 """Largest input, in elements: a million tokens of 512 channels."""
 CALLS = 3
 """Calls of each measurement. All inputs are too long for CUDA graphs."""
@@ -75,7 +75,7 @@ def peaks(layer_class: type, width: tuple[int, int, int]) -> Iterator[Entry]:
     """Yield the peaks of every way and length of a layer of this width."""
     for way in WAYS:
         for n in LENGTHS:
-            if n * width[0] <= MOST_ELEMENTS:
+            if n * width[0] <= MAX_ELEMENTS:
                 yield peak(layer_class, Shape(*width, 1, n), way)
 
 

@@ -35,8 +35,8 @@ log = observe.get_logger("inference")
 @flags.env_file
 @flags.debug
 @flags.show_version
-@click.make_pass_decorator(flags.Given, ensure=True)
-def command(given: flags.Given, port_file: Path | None) -> int:
+@click.make_pass_decorator(flags.CommandLineSettings, ensure=True)
+def command(given: flags.CommandLineSettings, port_file: Path | None) -> int:
     return flags.start("inference", given, log, lambda settings: run(settings, port_file))
 
 

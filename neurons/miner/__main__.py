@@ -45,7 +45,7 @@ from neurons.miner.tuner import Tuner
 from neurons.miner.watcher import Watcher
 from neurons.runtime import observe
 from neurons.runtime.errors import EX_CONFIG, ConfigError, QuasarError
-from neurons.runtime.flags import CONTEXT, Given, run_command, show_version
+from neurons.runtime.flags import CONTEXT, CommandLineSettings, run_command, show_version
 from neurons.runtime.heartbeat import notify
 from neurons.runtime.identity import (
     OFFLINE,
@@ -93,10 +93,14 @@ def cli(context: click.Context) -> int | None:
 
     `./START_MINER.sh help COMMAND` explains a command and its flags.
     """
-    return mine(context.ensure_object(Given)) if context.invoked_subcommand is None else None
+    return (
+        mine(context.ensure_object(CommandLineSettings))
+        if context.invoked_subcommand is None
+        else None
+    )
 
 
-def mine(given: Given, *, once: bool = False) -> int:
+def mine(given: CommandLineSettings, *, once: bool = False) -> int:
     """Run `run` or `once`; the log file also contains the sentence that ends it."""
     try:
         return _mine(given, once=once)
@@ -107,7 +111,7 @@ def mine(given: Given, *, once: bool = False) -> int:
         raise
 
 
-def _mine(given: Given, *, once: bool) -> int:
+def _mine(given: CommandLineSettings, *, once: bool) -> int:
     settings, embedded = read_settings(given)
     stop = threading.Event()
     with stop_on_signals(stop), ExitStack() as stack:

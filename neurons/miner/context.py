@@ -27,7 +27,7 @@ from neurons.miner.watcher import Watcher
 from neurons.runtime.addresses import is_same_url
 from neurons.runtime.errors import Held, Retry
 from neurons.runtime.git.faults import HostRefused, PrivateFork
-from neurons.runtime.heartbeat import LONGEST_SECONDS
+from neurons.runtime.heartbeat import MAX_SECONDS
 from neurons.runtime.identity import Identity
 from neurons.runtime.observe import forget_secret
 from neurons.runtime.process import wait_unless
@@ -94,7 +94,7 @@ class Context:
     numbered: set[int] = field(default_factory=set)
     # the submissions whose present failure this process has logged
     logged_failures: set[int] = field(default_factory=set)
-    quiet_seconds: float = LONGEST_SECONDS  # the longest interval between log lines during a step
+    quiet_seconds: float = MAX_SECONDS  # the longest interval between log lines during a step
 
     def wait(self, seconds: float) -> None:
         """Wait `seconds`; raise Stopped if a stop comes before their end."""

@@ -30,7 +30,7 @@ STEPS: dict[Step, Callable[[Submission, Context], Submission]] = {
     Step.REVEAL: reveal.run,
     Step.FOLLOW: follow.run,
 }
-SHORTEST_INTERVAL_SECONDS = 1.0
+MIN_INTERVAL_SECONDS = 1.0
 REMIND_SECONDS = 3600.0
 
 
@@ -59,7 +59,7 @@ def run_forever(
 ) -> None:
     """Run cycles until stopped, each when there is something new to submit."""
     watch = _Watch(context)
-    interval = max(context.settings.optimization_interval, SHORTEST_INTERVAL_SECONDS)
+    interval = max(context.settings.optimization_interval, MIN_INTERVAL_SECONDS)
     try:
         _despite_faults(context, lambda: selection.end_pauses(context))
         if selection.live(context) is not None or _despite_faults(context, watch.wants_cycle):
@@ -68,7 +68,7 @@ def run_forever(
             context.log.info("waiting for a new round or changed kernels")
         while True:
             due = _despite_faults(context, lambda: selection.seconds_to_retry(context))
-            context.wait(min(interval, max(due, SHORTEST_INTERVAL_SECONDS)))
+            context.wait(min(interval, max(due, MIN_INTERVAL_SECONDS)))
             if _despite_faults(context, watch.wants_cycle):
                 _stop_tuning(context)
                 after_cycle(_run_cycle(context))
@@ -154,7 +154,7 @@ def _despite_faults(context: Context, act: Callable[[], Result]) -> Result:
             return act()
         except (sqlite3.OperationalError, OSError) as error:
             failures += 1
-            what = "this machine refuses"
+            what = "operating system error"
             if isinstance(error, sqlite3.Error) or error.errno in DISK_FAULTS:
                 what = "cannot write to the state folder"
             _pause(context, failures, f"{what}: {error}")

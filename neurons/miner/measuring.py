@@ -32,7 +32,7 @@ MACHINE_ATTEMPTS, MACHINE_RETRY_SECONDS = 6, 60.0
 """Number of attempts to describe the machine before the submission is held, and the least pause
 between them: a GPU is missing while its driver is loaded, and a busy machine may be too slow."""
 
-CPU_RUNS_MOST = 5
+MAX_CPU_RUNS = 5
 """Most samples of the target on a CPU, where a claim only serves a trial."""
 
 SOAK, SOAK_SECONDS = "harness.worker.machine.soak:soak", 12.0
@@ -152,7 +152,7 @@ class ClaimMeasurement:
             again = sampler.of(target)[len(speeds)].tokens_per_sec
             if lower_bound(speeds, SLOWER) <= again <= FASTER * max(speeds):
                 return True
-            log.info("not as before; measuring anew", tokens_per_sec=round(again))
+            log.info("not as before; measuring again", tokens_per_sec=round(again))
         sampler.samples, sampler.failures = [], []
         return False
 
@@ -161,7 +161,7 @@ class ClaimMeasurement:
         try:
             self.sampler.run(plan)
         except MeasurementError as error:
-            self.recorder.log.debug("the worker's last words", log=error.log_tail)
+            self.recorder.log.debug("end of the worker's output", log=error.log_tail)
             raise _consequence(error) from error
         failed = {failure.length for failure in self.sampler.failures}
         return failed.isdisjoint(plan.lengths)
@@ -198,7 +198,7 @@ def new_measurement(
         soak=None if on_cpu else soak,
         **parts,
     )
-    most = max(CPU_RUNS_MOST if on_cpu else MAX_RUNS, settings.claim_runs)
+    most = max(MAX_CPU_RUNS if on_cpu else MAX_RUNS, settings.claim_runs)
     return ClaimMeasurement(sampler, recorder, settings.claim_runs, most, fresh)
 
 

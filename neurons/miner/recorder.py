@@ -91,7 +91,7 @@ class ReportRecorder(Recorder):
         self.log.warning("sample dropped", length=sample.length, attempt=number, reason=reason)
 
     def failed(self, length: int, error: MeasurementError) -> None:
-        self.log.debug("the worker's last words", log=error.log_tail)
+        self.log.debug("end of the worker's output", log=error.log_tail)
         self.log.warning(
             "no claim for this length", length=length, kind=error.kind, reason=error.reason
         )

@@ -19,7 +19,7 @@ This project's server refuses all but the first.
 ROUNDING = 1e-4
 """Relative difference between a claim and its figure in a list, which may be rounded."""
 
-FEWEST_ROWS = 3
+MIN_ROWS = 3
 """A list of at most this many rows is not shortened further."""
 
 
@@ -89,7 +89,7 @@ def _read_list(client: ApiClient, limit: int) -> tuple[Queue, int]:
         try:
             return client.queue(limit), limit
         except TooLarge:
-            if limit <= FEWEST_ROWS:
+            if limit <= MIN_ROWS:
                 raise
             limit //= 3
 

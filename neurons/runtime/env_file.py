@@ -52,7 +52,7 @@ def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
-        result.problems.append(Problem(f"{path} is no text", "save it as UTF-8."))
+        result.problems.append(Problem(f"{path} is not a UTF-8 text file", "save it as UTF-8."))
         return result
     except OSError as error:
         problem = f"{path} cannot be read ({error.strerror})"

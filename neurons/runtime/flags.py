@@ -44,7 +44,7 @@ class Folder(click.Path):
 
 
 @dataclass
-class Given:
+class CommandLineSettings:
     """The settings given on a command line, and the path of the .env with the others."""
 
     settings: dict[str, object] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Given:
 
 def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
     """Store an option's value; the option may stand before or after the command's name."""
-    given: Given = context.ensure_object(Given)
+    given: CommandLineSettings = context.ensure_object(CommandLineSettings)
     if value is None:
         return
     if option.name == "env_file":
@@ -107,7 +107,9 @@ def run_command(command: click.Command, name: str, arguments: Sequence[str] | No
         return 130
 
 
-def start(process: Process, given: Given, log: BoundLogger, run: Callable[[Settings], int]) -> int:
+def start(
+    process: Process, given: CommandLineSettings, log: BoundLogger, run: Callable[[Settings], int]
+) -> int:
     """Return the exit status of `run` with the settings, or 78 if a person must act first."""
     observe.configure()
     earlier = os.umask(0o077)  # also for SQLite's files; the units of systemd set the same

@@ -12,7 +12,7 @@ from structlog.stdlib import BoundLogger
 
 from neurons.runtime.loading import environment
 
-FIRST_SECONDS, LONGEST_SECONDS = 15.0, 600.0
+FIRST_SECONDS, MAX_SECONDS = 15.0, 600.0
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def heartbeat(
     work: str,
     *,
     first: float = FIRST_SECONDS,
-    longest: float = LONGEST_SECONDS,
+    longest: float = MAX_SECONDS,
     **details: object,
 ) -> Iterator[None]:
     """Log that `work` continues after `first` seconds, at intervals that double to `longest`."""

@@ -54,7 +54,7 @@ def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:
             if error.errno not in DISK_FAULTS:
                 raise not_writable(state_dir, error) from None
             log.error(
-                "paused: the disk of the state folder takes nothing",
+                "paused: no space left for the state folder",
                 state=str(state_dir),
                 reason=error.strerror,
                 seconds=SPACE_SECONDS,

@@ -18,7 +18,7 @@ BACKLOG = 128
 """Connections that the kernel queues until the server accepts them."""
 GRACE_SECONDS = 5
 """Seconds in which running requests must end when the server stops."""
-MOST_CONNECTIONS = 500
+MAX_CONNECTIONS = 500
 """Limit on open connections and running requests, beyond which uvicorn answers 503."""
 HEAD_BYTES = 2**16
 """Limit on a request's first line and headers together; longer ones are answered with 400."""
@@ -68,7 +68,7 @@ class Server(uvicorn.Server):
                 http="h11",
                 ws="none",
                 backlog=BACKLOG,
-                limit_concurrency=MOST_CONNECTIONS,
+                limit_concurrency=MAX_CONNECTIONS,
                 h11_max_incomplete_event_size=HEAD_BYTES,
                 log_config=None,  # neurons.runtime.observe formats uvicorn's logs too
                 log_level="warning",

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints
 
-from neurons.wire.rules import SHORTEST_TARGET
+from neurons.wire.rules import MIN_TARGET
 
 PROJECT = Path(__file__).resolve().parents[2]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -191,6 +191,6 @@ Count = Annotated[int, Field(gt=0, le=MOST), Form("a whole number from 1")]
 CountOrNone = Annotated[int, Field(ge=0, le=MOST), Form("a whole number from 0")]
 Target = Annotated[
     int,
-    Field(ge=SHORTEST_TARGET, le=MOST),
-    Form(f"a whole number of tokens from {SHORTEST_TARGET}"),
+    Field(ge=MIN_TARGET, le=MOST),
+    Form(f"a whole number of tokens from {MIN_TARGET}"),
 ]

@@ -39,7 +39,7 @@ from neurons.validator.packages import check_imports
 from neurons.validator.sandbox import Sandbox, open_sandbox
 from neurons.validator.shares import evaluators_for
 from neurons.validator.weights import WeightSetter
-from neurons.wire.protocol import MOST_HOURS
+from neurons.wire.protocol import MAX_HOURS
 
 log = observe.get_logger("validator")
 
@@ -51,7 +51,7 @@ log = observe.get_logger("validator")
 @click.option("--again", is_flag=True, help="Retry submissions set aside after three crashes.")
 @click.option(
     "--new-round",
-    type=flags.Whole(1, MOST_HOURS),
+    type=flags.Whole(1, MAX_HOURS),
     metavar="HOURS",
     help="End the running round, open one of that many hours, and judge nothing.",
 )
@@ -63,8 +63,10 @@ log = observe.get_logger("validator")
 )
 @flags.debug
 @flags.show_version
-@click.make_pass_decorator(flags.Given, ensure=True)
-def command(given: flags.Given, once: bool, again: bool, new_round: int | None) -> int:
+@click.make_pass_decorator(flags.CommandLineSettings, ensure=True)
+def command(
+    given: flags.CommandLineSettings, once: bool, again: bool, new_round: int | None
+) -> int:
     """Read the settings, and judge or open a round."""
     if new_round is not None:
         return flags.start("validator", given, log, partial(open_round, hours=new_round))
@@ -98,7 +100,9 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
         clear(evaluator.folder)
         attempts = Attempts(folder / "attempts.sqlite", str(settings.validator_api_url))
         if again:
-            log.info("what was set aside is tried again", submissions=attempts.forgive())
+            log.info(
+                "submissions after crashes are tried again", submissions=attempts.reset_crashes()
+            )
         parts = _weight_setter(settings, api), _logit_verifier(settings, api.signer, stop)
         evaluators = evaluators_for(evaluator, gpus)
         validator = Validator(api, evaluators, attempts, stop, *parts)

@@ -14,10 +14,10 @@ from neurons.validator.verdict import Verdict
 from neurons.wire.protocol import QueuedSubmission
 from neurons.wire.rules import ROUND_HOURS
 
-DEATHS_ALLOWED = 3
+MAX_CRASHES = 3
 """Crashes of the validator during one submission's evaluations before it is set aside."""
 
-FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
+FIRST_PAUSE, MAX_PAUSE = 60.0, 3600.0
 """Seconds before an evaluation is repeated after a fault of this machine or the network. The pause
 doubles with each fault."""
 
@@ -71,7 +71,7 @@ class Attempt:
     @property
     def set_aside(self) -> bool:
         """Whether only `--again` makes the validator repeat it."""
-        return self.verdict is None and self.deaths >= DEATHS_ALLOWED
+        return self.verdict is None and self.deaths >= MAX_CRASHES
 
 
 class Attempts:
@@ -116,7 +116,7 @@ class Attempts:
     def postpone(self, submission: QueuedSubmission, reason: str) -> float:
         """Record a fault of this machine or the network; return the seconds until the retry."""
         faults = self.of(submission).faults + 1
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(faults - 1, 10))
+        pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(faults - 1, 10))
         due = self._clock() + pause
         self._write(submission, running=0, faults=faults, due=due, reason=reason)
         return pause
@@ -139,13 +139,13 @@ class Attempts:
             "DELETE FROM attempts WHERE submission = ?", [self._name(submission)]
         )
 
-    def forgive(self) -> int:
+    def reset_crashes(self) -> int:
         """Reset the crashes of all submissions; return the number of changed rows."""
         with closing(self._database.cursor()) as cursor:
             cursor.execute("UPDATE attempts SET deaths = 0 WHERE deaths > 0")
             return cursor.rowcount
 
-    def spend(self, submission: QueuedSubmission, seconds: float) -> None:
+    def record_time(self, submission: QueuedSubmission, seconds: float) -> None:
         """Add an evaluation's time to its client's and hotkey's, for the length of a round."""
         now = self._clock()
         self._database.execute("DELETE FROM spent WHERE ended < ?", [now - SPENT_SECONDS])

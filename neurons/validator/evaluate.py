@@ -31,7 +31,7 @@ from neurons.validator.clone import BadFork, Sources, clone, submission_folder
 from neurons.validator.shared_lock import SharedLock
 from neurons.validator.verdict import Verdict, is_claim, judge, reject
 from neurons.wire.protocol import Benchmarks, QueuedSubmission
-from neurons.wire.rules import SHORTEST_TARGET
+from neurons.wire.rules import MIN_TARGET
 
 REPEATED: frozenset[Kind] = frozenset({"crash", "out_of_memory"})
 """Failures that this machine may have caused: the process is started a second time."""
@@ -85,10 +85,12 @@ class Evaluator:
         Raises Postponed if this machine or the network failed, and Stopped after a stop.
         """
         if not is_claim(submission.tokens_per_sec):
-            return reject(f"The claim of {submission.tokens_per_sec} tokens/s is no speed.")
+            return reject(
+                f"The claim must be a positive, finite speed, not {submission.tokens_per_sec}."
+            )
         target = submission.target_sequence_length
-        if target < SHORTEST_TARGET:
-            return reject(f"The target of {target} tokens is below {SHORTEST_TARGET}.")
+        if target < MIN_TARGET:
+            return reject(f"The target of {target} tokens is below {MIN_TARGET}.")
         try:
             with submission_folder(self.folder) as folder:
                 with self.lock.shared():

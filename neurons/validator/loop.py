@@ -30,7 +30,7 @@ from neurons.validator.weights import WeightSetter
 from neurons.wire.protocol import QueuedSubmission
 
 BY_AGE_EVERY = 4
-BUSY_ALLOWED = 6
+MAX_BUSY_REPLIES = 6
 """Postponements, about an hour in all, after which a busy inference server counts as failed."""
 
 POLL_SECONDS = 30.0
@@ -176,7 +176,7 @@ class Validator:
         pause = POLL_SECONDS if self._free else None
         for future in wait(self._running, pause, FIRST_COMPLETED).done:
             evaluation = self._running.pop(future)
-            self._attempts.spend(evaluation.submission, evaluation.seconds)
+            self._attempts.record_time(evaluation.submission, evaluation.seconds)
             if isinstance(future.exception(), FaultyMachine) and (self._free or self._running):
                 log.error("this GPU is not used until the queue is judged", **evaluation.details)
             else:
@@ -245,7 +245,7 @@ class Validator:
     def _write(self, submission: QueuedSubmission, verdict: Verdict) -> None:
         comparison, failed = None, not verdict.passed
         if verdict.passed and self._logits is not None:
-            final = self._attempts.of(submission).faults >= BUSY_ALLOWED
+            final = self._attempts.of(submission).faults >= MAX_BUSY_REPLIES
             with self._evaluators[0].lock.shared():  # a fork's target must not be timed meanwhile
                 comparison = self._logits.verify(submission, final=final)
         if comparison is not None:

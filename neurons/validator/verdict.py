@@ -48,7 +48,7 @@ def is_claim(claim: float | None) -> bool:
 def judge(claim: float | None, actual: float) -> Verdict:
     """Compare the claimed with the measured speed at the target length, in tokens per second."""
     if claim is None or not is_claim(claim):
-        return reject(f"The claim of {claim} tokens/s is no speed.")
+        return reject(f"The claim must be a positive, finite speed, not {claim}.")
     speeds = f"{_figure(actual)} tokens/s measured, {_figure(claim)} claimed"
     if not math.isfinite(actual):
         return Verdict(0.0, f"Rejected: {speeds}.", actual)

@@ -45,7 +45,7 @@ class WeightSetter:
         if not shares or (shares == self._last and self.clock() < self._due):
             return
         if self.set_weights is None:
-            log.info("weights", shares=shares, chain="not asked")
+            log.info("weights", shares=shares, chain="disabled")
             self._last, self._due = shares, self.clock() + self.interval
             return
         if self.clock() < self._due and self._last is None:

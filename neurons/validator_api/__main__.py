@@ -37,8 +37,8 @@ log = observe.get_logger("validator_api")
 @click.option("--port-file", metavar="FILE", type=flags.FILE, help="Write the port there.")
 @flags.env_file
 @flags.show_version
-@click.make_pass_decorator(flags.Given, ensure=True)
-def command(given: flags.Given, port_file: Path | None) -> int:
+@click.make_pass_decorator(flags.CommandLineSettings, ensure=True)
+def command(given: flags.CommandLineSettings, port_file: Path | None) -> int:
     return flags.start("api", given, log, partial(serve, port_file=port_file))
 
 

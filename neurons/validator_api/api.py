@@ -95,7 +95,7 @@ class Api:
         def transaction(session: Session) -> Result:
             context = self.context()
             if call is not None:
-                call.spend(session)
+                call.record_nonce(session)
             rounds.end_overdue(session, context)
             return work(session, context)
 

@@ -22,7 +22,7 @@ from neurons.validator_api.api import Api
 from neurons.validator_api.routes import miners, pages, public, validators
 from neurons.validator_api.routes.errors import answer_errors
 
-MOST_BODY_BYTES = 16 * 1024
+MAX_BODY_BYTES = 16 * 1024
 FORWARDING = (b"x-forwarded-for", b"forwarded", b"x-real-ip")
 
 GROUPS = [
@@ -146,7 +146,7 @@ class ClientAddress:
 
 
 class BodyLimit:
-    """Refuses a body of more than `MOST_BODY_BYTES` with 413, with or without a Content-Length."""
+    """Refuses a body of more than `MAX_BODY_BYTES` with 413, with or without a Content-Length."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -158,8 +158,8 @@ class BodyLimit:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > MOST_BODY_BYTES:
-                raise HTTPException(413, f"Request body is larger than {MOST_BODY_BYTES} bytes")
+            if seen > MAX_BODY_BYTES:
+                raise HTTPException(413, f"Request body is larger than {MAX_BODY_BYTES} bytes")
             return message
 
         await self._app(scope, counted, send)

@@ -137,7 +137,7 @@ class ValidatorCall:
     made_at: datetime
     expires_at: datetime  # from then on its timestamp is refused, so its nonce can be deleted
 
-    def spend(self, session: Session) -> None:
+    def record_nonce(self, session: Session) -> None:
         """Record the nonce; raise a Refusal if it was used before."""
         session.execute(delete(UsedNonce).where(UsedNonce.expires_at <= self.made_at))
         if session.get(UsedNonce, (self.hotkey, self.nonce)) is not None:

@@ -140,7 +140,8 @@ def fault_of(
         )
     if detail is None or (status, detail) in _UNKNOWN_ROUTE:
         return ForeignPage(
-            f"{reason} (not the API's own words; if it stays so, check VALIDATOR_API_URL)", after
+            f"{reason} (not a reply of the validator API; if it stays so, check VALIDATOR_API_URL)",
+            after,
         )
     if status == 425:
         return TooEarly(reason, after)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, TypeAdapter
 
-from neurons.wire.rules import ROUND_HOURS, SHORTEST_TARGET
+from neurons.wire.rules import MIN_TARGET, ROUND_HOURS
 
 HOTKEY_HEADER = "Hotkey"
 SIGNATURE_HEADER = "Signature"
@@ -31,7 +31,7 @@ public wire is version 1."""
 HIGHEST_CLAIM = 1e10
 """The highest claim in tokens/s: 50 times the best speed of an H200."""
 
-MOST_HOURS = 24 * 366
+MAX_HOURS = 24 * 366
 """The longest round."""
 
 KNOWN_LENGTHS = frozenset(
@@ -107,7 +107,7 @@ Salt = Annotated[str, Field(min_length=1, max_length=256), _Plain]
 SignatureText = Annotated[str, Field(min_length=1, max_length=160), _Plain]
 """A signature in hex, usually of 128 digits."""
 
-Target = Annotated[int, Field(ge=SHORTEST_TARGET, le=2**31 - 1)]
+Target = Annotated[int, Field(ge=MIN_TARGET, le=2**31 - 1)]
 """A sequence length in tokens that can be submitted."""
 
 RowId = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -447,7 +447,7 @@ class FailureRequest(Message):
 class CreateRoundRequest(Message):
     """Body of POST /create_round."""
 
-    duration_hours: int = Field(default=ROUND_HOURS, gt=0, le=MOST_HOURS)
+    duration_hours: int = Field(default=ROUND_HOURS, gt=0, le=MAX_HOURS)
     baseline_submission_id: RowId | None = None
 
 

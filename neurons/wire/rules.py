@@ -15,7 +15,7 @@ FAILURES_BEFORE_BAN = 5
 BAN_HOURS = 24
 ROUND_HOURS = 48
 
-SHORTEST_TARGET = 512
+MIN_TARGET = 512
 """Least target in tokens: the speed of shorter calls says little about the kernel."""
 
 

@@ -21,7 +21,7 @@ from harness.worker.subject.serve import fork_subject
 from harness.worker.tasks import perform
 from quasar_kernels.reference import quasar_chunked
 
-CHAINS, MOST_TOKENS = 2, 1 << 13
+CHAINS, MAX_TOKENS = 2, 1 << 13
 """Timed chains of a proof, and most tokens of each, of which the referee computes all."""
 
 
@@ -44,7 +44,7 @@ def verdict(task: str, tree: str, length: int) -> str:
 
 def main() -> None:
     """Print the verdicts on the trees that stdin names."""
-    proof.CHAINS_OF_SHORT, proof.VERIFIED_TOKENS["cpu"] = CHAINS, MOST_TOKENS
+    proof.CHAINS_OF_SHORT, proof.VERIFIED_TOKENS["cpu"] = CHAINS, MAX_TOKENS
     warm = torch.ones(1, 65, 1, 16, dtype=torch.float64)
     quasar_chunked(warm, warm, warm, torch.ones(1))  # torch's slow first calls, before the forks
     output = sys.stdout

@@ -33,7 +33,7 @@ OURS: dict[str, Any] = {"commitment_hash": HASH}
 UNREVEALED: dict[str, Any] = {"is_revealed": False, "tokens_per_sec": 0.0, "commit_hash": None}
 WAITING: dict[str, Any] = {"validated": False, "score": None}
 GONE: dict[str, Any] = {"present": False, "life": 0}
-ENDED: dict[str, Any] = {"reason": "Round 1 ended before a validator looked at it."}
+ENDED: dict[str, Any] = {"reason": "Round 1 ended before a validator evaluated it."}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from neurons.miner.journal import Journal
 from neurons.miner.schema import write_copy
 from neurons.miner.watcher import copy_of
 from neurons.runtime.errors import ConfigError, Problem
-from neurons.runtime.flags import Folder, Given
+from neurons.runtime.flags import CommandLineSettings, Folder
 from neurons.runtime.identity import public_hotkey
 from neurons.runtime.process import StateLock
 from neurons.runtime.settings import Settings
@@ -24,7 +24,7 @@ SET_ASIDE = "journal.previous.sqlite"
 
 
 @click.argument("file", type=Folder())
-def backup(given: Given, file: Path) -> int:
+def backup(given: CommandLineSettings, file: Path) -> int:
     settings, _ = read_settings(given, process=None)
     journal = find_journal(settings.state_dir)
     if journal is None:
@@ -37,7 +37,7 @@ def backup(given: Given, file: Path) -> int:
 
 
 @click.argument("file", type=Folder(), required=False)
-def restore(given: Given, file: Path | None) -> int:
+def restore(given: CommandLineSettings, file: Path | None) -> int:
     settings, _ = read_settings(given, process=None)
     file = file or find_copy(settings)
     if not file.is_file():

@@ -40,7 +40,7 @@ from neurons.miner.publishing.from_settings import open_fork
 from neurons.miner.targets import targets_here
 from neurons.runtime import observe
 from neurons.runtime.errors import ConfigError, Fault, Problem
-from neurons.runtime.flags import Given, Whole
+from neurons.runtime.flags import CommandLineSettings, Whole
 from neurons.runtime.identity import public_hotkey
 from neurons.runtime.loading import (
     Process,
@@ -68,7 +68,9 @@ def _without_secrets(text: str) -> str:
     return printable(observe.redact(text), allowed="\n")
 
 
-def read_settings(given: Given, process: Process | None = "miner") -> tuple[Settings, bool]:
+def read_settings(
+    given: CommandLineSettings, process: Process | None = "miner"
+) -> tuple[Settings, bool]:
     """Return the settings, and whether this is an embedded run.
 
     The settings that `process` requires must be present; None requires none. Raises a ConfigError
@@ -87,7 +89,7 @@ def read_settings(given: Given, process: Process | None = "miner") -> tuple[Sett
     return settings.model_copy(update={"device": resolve_device(settings.device)}), embedded
 
 
-def log_file(given: Given) -> Path:
+def log_file(given: CommandLineSettings) -> Path:
     """Return the path of the miner's log, even if its settings cannot be read."""
     folder = state_dir(given.settings, given.env_file, environment())
     with suppress(ConfigError):
@@ -96,7 +98,7 @@ def log_file(given: Given) -> Path:
     return folder / "logs" / "miner.log"
 
 
-def _is_trial(given: Given) -> bool:
+def _is_trial(given: CommandLineSettings) -> bool:
     """Return whether this is an embedded run.
 
     Raises a ConfigError if only the loss of the .env would make it one: a process manager would
@@ -123,7 +125,7 @@ def _is_trial(given: Given) -> bool:
     default=0,
     help="Add the last N submissions (20 without N).",
 )
-def status(given: Given, as_json: bool, watch: bool, history: int) -> int:
+def status(given: CommandLineSettings, as_json: bool, watch: bool, history: int) -> int:
     """Run `status`: it only reads, so it works while the miner runs."""
     settings, _ = read_settings(given, process=None)
 
@@ -158,7 +160,7 @@ def _watch(read: Callable[[], str]) -> None:
 
 @as_json
 @click.option("--kernels", is_flag=True, help="Only compile and run the CUDA kernels.")
-def doctor(given: Given, as_json: bool, kernels: bool) -> int:
+def doctor(given: CommandLineSettings, as_json: bool, kernels: bool) -> int:
     if kernels:
         settings, _ = read_settings(given, process=None)
         return _failed(_print_findings(kernel_checks.examine(settings.device), as_json, gap=" -> "))
@@ -198,7 +200,7 @@ def _failed(findings: Iterable[Finding]) -> int:
 
 
 @click.option("--all-lengths", is_flag=True, help="Measure every length, not only the claim's.")
-def bench(given: Given, all_lengths: bool) -> int:
+def bench(given: CommandLineSettings, all_lengths: bool) -> int:
     """Run `bench`: measure the fork as the miner does; submit nothing."""
     settings, embedded = read_settings(given)
     with StateLock(settings.state_dir):
@@ -239,7 +241,7 @@ def _with_retries(measurement: ClaimMeasurement, act: Callable[[], object]) -> N
 
 @click.option("-n", "--lines", type=Whole(0, 10**9), metavar="N", default=20, help="How many (20).")
 @click.option("--no-follow", is_flag=True, help="End after these lines.")
-def logs(given: Given, lines: int, no_follow: bool) -> int:
+def logs(given: CommandLineSettings, lines: int, no_follow: bool) -> int:
     """Run `logs`: become `tail`, which follows the log through its rotation."""
     path = log_file(given)
     try:
@@ -254,15 +256,17 @@ def logs(given: Given, lines: int, no_follow: bool) -> int:
     raise SystemExit(os.execvp(command[0], command))  # noqa: S606
 
 
-def release(given: Given) -> int:
+def release(given: CommandLineSettings) -> int:
     return _decide(given, daemon.release)
 
 
-def abandon(given: Given) -> int:
+def abandon(given: CommandLineSettings) -> int:
     return _decide(given, daemon.abandon)
 
 
-def _decide(given: Given, act: Callable[[Journal, Submission, float], Submission]) -> int:
+def _decide(
+    given: CommandLineSettings, act: Callable[[Journal, Submission, float], Submission]
+) -> int:
     settings, _ = read_settings(given, process=None)
     path = find_journal(settings.state_dir)
     if path is None:

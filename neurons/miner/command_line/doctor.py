@@ -240,7 +240,7 @@ def registration(settings: Settings) -> Finding:
     except ConfigError:
         return warning("registration", "unknown without a hotkey", "See the wallet's line.")
     except identity.ChainUnreachable as error:
-        return warning("registration", str(error), "Check SUBTENSOR_NETWORK; mining goes on.")
+        return warning("registration", str(error), "Check SUBTENSOR_NETWORK; mining continues.")
     if uid is None:
         detail = f"{hotkey} is not on subnet {settings.netuid}; {identity.IF_SERVED}"
         return warning("registration", detail, identity.registration_command(settings))

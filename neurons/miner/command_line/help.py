@@ -9,7 +9,7 @@ import click
 from click.exceptions import NoSuchCommand
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
-from neurons.runtime.flags import Given, version
+from neurons.runtime.flags import CommandLineSettings, version
 from neurons.runtime.values import PROJECT
 
 SCRIPT = "START_MINER.sh"
@@ -23,7 +23,7 @@ SHELLS: dict[str, type[ShellComplete]] = {
 
 @click.argument("name", required=False, metavar="[COMMAND]")
 @click.pass_context
-def explain(context: click.Context, given: Given, name: str | None) -> int:
+def explain(context: click.Context, given: CommandLineSettings, name: str | None) -> int:
     """Run `help`: print the help of one command, or of the program."""
     root = context.find_root()
     if name is None:
@@ -38,7 +38,7 @@ def explain(context: click.Context, given: Given, name: str | None) -> int:
 
 @click.argument("shell", type=click.Choice(list(SHELLS)))
 @click.pass_context
-def completion(context: click.Context, given: Given, shell: str) -> int:
+def completion(context: click.Context, given: CommandLineSettings, shell: str) -> int:
     """Run `completion`: print the script that lets a shell complete commands and flags.
 
     The script calls this checkout's start script by its path. Click's script for bash calls the
@@ -55,7 +55,7 @@ def completion(context: click.Context, given: Given, shell: str) -> int:
     return 0
 
 
-def show_version(given: Given) -> int:
+def show_version(given: CommandLineSettings) -> int:
     click.echo(version())
     return 0
 

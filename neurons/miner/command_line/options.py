@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from neurons.runtime import flags
-from neurons.runtime.flags import Folder, Given, setting
+from neurons.runtime.flags import CommandLineSettings, Folder, setting
 
 _SHARED: tuple[Callable[[Any], Any], ...] = (
     setting("--netuid", metavar="N", help="The subnet's number."),
@@ -51,8 +51,8 @@ class Commands(click.Group):
 def add_command(
     group: click.Group, name: str, function: Callable[..., int], summary: str
 ) -> click.Command:
-    """Add a function to a group as a command with the miner's flags, which it receives as Given."""
-    callback = click.make_pass_decorator(Given, ensure=True)(function)
+    """Add a function to a group as a command; it receives the miner's flags first."""
+    callback = click.make_pass_decorator(CommandLineSettings, ensure=True)(function)
     decorate = group.command(name, help=summary, context_settings=flags.CONTEXT)
     command: click.Command = decorate(shared(callback))
     # `--help` lists the command's own options first

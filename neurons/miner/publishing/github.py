@@ -20,9 +20,9 @@ from neurons.runtime.values import LOOPBACK
 from neurons.wire.connection import TimeLimit, certificates
 from neurons.wire.outcomes import http_date, retry_after
 
-LONGEST_REQUEST = 60.0
+MAX_REQUEST_SECONDS = 60.0
 """Limit in seconds on a whole request."""
-LONGEST_WAIT = 3600.0
+MAX_WAIT = 3600.0
 """Limit in seconds on a wait that GitHub requests."""
 
 _FORK_REMEDY = (
@@ -113,7 +113,7 @@ class _Session(httpx.Client):
         self, method: str, path: str, *, body: object = None, allow: tuple[int, ...] = ()
     ) -> httpx.Response:
         try:
-            with self._time_limit.within(LONGEST_REQUEST):
+            with self._time_limit.within(MAX_REQUEST_SECONDS):
                 extensions = {"trace": self._time_limit}
                 reply = self.request(method, path, json=body, extensions=extensions)
         except httpx.HTTPError as error:
@@ -170,7 +170,7 @@ def _pause(reply: httpx.Response) -> float | None:
     seconds = retry_after(reply.headers.get("Retry-After"), now)
     if seconds is None and re.fullmatch(r"\d{1,12}", reset) and reply.status_code < 500:
         seconds = float(reset) - now
-    return None if seconds is None else min(max(seconds, 1.0), LONGEST_WAIT)
+    return None if seconds is None else min(max(seconds, 1.0), MAX_WAIT)
 
 
 def _scopes(user: httpx.Response) -> frozenset[str] | None:

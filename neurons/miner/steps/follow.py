@@ -56,7 +56,7 @@ def run(submission: Submission, context: Context) -> Submission:
         if now - logged >= LOG_EVERY_SECONDS:
             logged = now
             context.log.info(
-                "queued for a validator" if standing.queued else "the queue does not tell",
+                "queued for a validator" if standing.queued else "queue status unknown",
                 submission_id=submission.submission_id,
                 queue=standing.queue_length,
             )
@@ -72,7 +72,7 @@ def _ended(submission: Submission, context: Context, queued: bool) -> Submission
     """Return the submission's end if the round or its weights show it, otherwise None."""
     relation = read_relation(submission, context.client)
     if relation is Relation.LATER and queued:
-        reason = f"Round {submission.round_id} ended before a validator looked at it."
+        reason = f"Round {submission.round_id} ended before a validator evaluated it."
         return context.move(submission, State.UNRANKED, reason=reason)
     if queued:
         return None

@@ -7,7 +7,7 @@ from neurons.miner.cycle import State, Submission
 from neurons.runtime.errors import HeldUntilRelease
 from neurons.wire.rules import FAILURES_BEFORE_BAN
 
-REJECTIONS_ALLOWED = 3
+MAX_REJECTIONS = 3
 
 
 def run(submission: Submission, context: Context) -> Submission:
@@ -17,7 +17,7 @@ def run(submission: Submission, context: Context) -> Submission:
     registered first if the target is known.
     """
     rejections = context.journal.rejections(submission.hotkey)
-    if rejections >= REJECTIONS_ALLOWED:
+    if rejections >= MAX_REJECTIONS:
         raise HeldUntilRelease(
             f"Validators rejected the last {rejections} submissions; {FAILURES_BEFORE_BAN} ban "
             "this machine's address for 24 hours.",

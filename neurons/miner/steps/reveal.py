@@ -19,7 +19,7 @@ from neurons.wire.outcomes import (
 from neurons.wire.protocol import PendingReveal
 from neurons.wire.rules import BLOCK_SECONDS, block_at
 
-LONGEST_WAIT_SECONDS = 60.0
+MAX_WAIT_SECONDS = 60.0
 LOG_EVERY_BLOCKS = 25
 QUEUE_READS = 4
 """Maximum number of attempts to read the queue after a reveal, a second apart."""
@@ -125,7 +125,7 @@ def _wait_for_block(submission: Submission, context: Context) -> Submission:
                 minutes_left=round(left * BLOCK_SECONDS / 60),
             )
         # shorter than estimated, because the next block may start at any moment
-        pause = min(0.8 * left * BLOCK_SECONDS, LONGEST_WAIT_SECONDS)
+        pause = min(0.8 * left * BLOCK_SECONDS, MAX_WAIT_SECONDS)
         context.wait(
             context.poll_seconds if context.client.on_loopback else max(pause, context.poll_seconds)
         )

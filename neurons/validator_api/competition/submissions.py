@@ -16,7 +16,7 @@ from neurons.validator_api.database.tables import OPEN, LeagueEntry, Miner, Subm
 from neurons.wire import protocol, rules
 
 NOT_FOUND = "Submission not found"
-MOST_OPEN = 10
+MAX_OPEN = 10
 """Limit on a hotkey's open submissions."""
 
 
@@ -230,7 +230,7 @@ def _add(
 
 
 def _withdraw_replaced(session: Session, row: Submission, context: RequestContext) -> None:
-    """Withdraw the hotkey's other open rows of this target, and its oldest beyond MOST_OPEN.
+    """Withdraw the hotkey's other open rows of this target, and its oldest beyond MAX_OPEN.
 
     An unrevealed row replaces only unrevealed ones. A validator may still judge a withdrawn row.
     """
@@ -246,7 +246,7 @@ def _withdraw_replaced(session: Session, row: Submission, context: RequestContex
         and (row.is_revealed or not other.is_revealed)
     ]
     kept = [other.id for other in others if other.id not in replaced]
-    replaced += kept[: max(0, len(kept) + 1 - MOST_OPEN)]
+    replaced += kept[: max(0, len(kept) + 1 - MAX_OPEN)]
     if replaced:
         rows = update(Submission).where(Submission.id.in_(replaced))
         session.execute(

@@ -112,7 +112,7 @@ class Storage:
                 self._failing_since.setdefault(kind, time.monotonic())
             if first:
                 log.error(
-                    "the database does not do what it is asked; such calls get 503 until it does",
+                    "the database is unavailable; requests get 503 until it answers",
                     database=self.url,
                     reason=reason,
                 )

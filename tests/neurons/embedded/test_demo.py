@@ -155,7 +155,7 @@ def test_the_log_tail_shows_complete_lines_once_also_of_a_truncated_log(tmp_path
 FEW_SAMPLES = """
 import sys
 from neurons.miner import __main__, measuring
-measuring.CPU_RUNS_MOST = 3
+measuring.MAX_CPU_RUNS = 3
 sys.exit(__main__.main(sys.argv[1:]))
 """
 """Runs the miner with three samples of its target; by default it takes five on a CPU."""

@@ -19,7 +19,7 @@ from neurons.miner.command_line.status import JOURNAL
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
 from neurons.runtime.errors import Held
-from neurons.runtime.flags import Given
+from neurons.runtime.flags import CommandLineSettings
 from neurons.runtime.process import StateLock
 from quasar_kernels import __version__
 from tests import PROJECT
@@ -121,7 +121,7 @@ def test_flags_reach_the_settings(tmp_path: Path) -> None:
         ],
     )
     (tmp_path / "e").write_text("VALIDATOR_API_URL=https://example.org\nNETUID=1\n")
-    settings, embedded = commands.read_settings(command_line.ensure_object(Given))
+    settings, embedded = commands.read_settings(command_line.ensure_object(CommandLineSettings))
     assert not embedded
     assert (settings.netuid, settings.wallet_miner_name, settings.wallet_hotkey) == (7, "w", "h")
     assert (settings.wallet_path, settings.repo_path) == (tmp_path, tmp_path)

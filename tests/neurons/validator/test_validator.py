@@ -21,7 +21,7 @@ from neurons.runtime.identity import create_throwaway
 from neurons.runtime.process import Stopped
 from neurons.validator.__main__ import main
 from neurons.validator.api import ApiFault, ValidatorApi
-from neurons.validator.attempts import DEATHS_ALLOWED, FIRST_PAUSE, Attempts
+from neurons.validator.attempts import FIRST_PAUSE, MAX_CRASHES, Attempts
 from neurons.validator.logits import Comparison
 from neurons.validator.loop import Validator
 from neurons.validator.shared_lock import SharedLock
@@ -117,7 +117,7 @@ def test_slow_forks_do_not_starve_other_hotkeys(api: LiveApi, bench: Benches) ->
     row = queued(99, greedy.hotkey, f"hotkey {greedy.hotkey}")  # as the API names the client
     assert attempts.queue_key(row)[1:3] == (3 * 1600.0,) * 2  # survives a restart
     loop.now += 49 * 3600
-    attempts.spend(row, 1.0)
+    attempts.record_time(row, 1.0)
     assert attempts.queue_key(row)[1:3] == (1.0, 1.0)
 
 
@@ -135,12 +135,12 @@ def test_new_hotkeys_of_one_client_do_not_delay_others(tmp_path: Path) -> None:
     """Each slow fork comes from a new hotkey, on which no time was spent."""
     attempts = Attempts(tmp_path / "attempts", "http://127.0.0.1:1")
     honest = queued(59, "honest", "198.51.100.7")
-    attempts.spend(queued(1, "honest", "198.51.100.7"), 100.0)
+    attempts.record_time(queued(1, "honest", "198.51.100.7"), 100.0)
     judged = []
     for number in range(2, 58):
         slow = queued(number, f"new {number}", "203.0.113.9")
         judged.append(min((honest, slow), key=attempts.queue_key).miner_hotkey)
-        attempts.spend(slow, 600.0)
+        attempts.record_time(slow, 600.0)
     assert judged == ["new 2", *["honest"] * 55]
 
 
@@ -149,7 +149,7 @@ def test_every_fourth_choice_goes_by_age(api: LiveApi, bench: Benches) -> None:
     loop = bench(Judge())
     validator, others = loop.start(), [Hotkey(f"//New{n}") for n in range(7)]
     row = api.submit(ALICE, 10.0)
-    validator._attempts.spend(queued(1, ALICE.hotkey), 9e5)
+    validator._attempts.record_time(queued(1, ALICE.hotkey), 9e5)
     for key in others:
         api.clock.now += 1
         api.register(key)
@@ -204,7 +204,7 @@ def test_a_submission_is_set_aside_after_repeated_crashes(api, bench):
     answers = Judge(s1=Killed())
     loop = bench(answers)
     deadly, fine = api.submit(ALICE, 10.0), api.submit(ALICE, 20.0, target=512)
-    for _ in range(DEATHS_ALLOWED):
+    for _ in range(MAX_CRASHES):
         with pytest.raises(Killed):
             loop.run_once()
     loop.run_once()
@@ -212,7 +212,7 @@ def test_a_submission_is_set_aside_after_repeated_crashes(api, bench):
     assert answers.judged == [deadly, fine, deadly, deadly]
     assert scores(api) == {fine: 1.0}
     attempts = Attempts(loop.file, api.url)
-    assert attempts.forgive() == 1
+    assert attempts.reset_crashes() == 1
     answers.answers.clear()
     loop.run_once()
     assert scores(api) == {fine: 1.0, deadly: 1.0}
@@ -281,9 +281,9 @@ def test_a_stop_leaves_the_rest_in_the_queue(api: LiveApi, bench: Benches) -> No
     loop = bench(answers)
     for target in (512, 1024):
         api.submit(ALICE, 10.0, target=target)
-    for _ in range(DEATHS_ALLOWED + 1):  # stops do not count as crashes
+    for _ in range(MAX_CRASHES + 1):  # stops do not count as crashes
         loop.run_once()
-    assert (scores(api), set(answers.judged), len(answers.judged)) == ({}, {1}, DEATHS_ALLOWED + 1)
+    assert (scores(api), set(answers.judged), len(answers.judged)) == ({}, {1}, MAX_CRASHES + 1)
 
 
 class TwoPauses(threading.Event):

@@ -153,7 +153,7 @@ def test_without_a_chain_weights_are_logged_once_per_interval(api: LiveApi) -> N
             api.clock.now += seconds
             setter.run_once()
     shown = [(line["shares"], line["chain"]) for line in lines if line["event"] == "weights"]
-    assert shown == 2 * [({ALICE.hotkey: 0.6}, "not asked")]
+    assert shown == 2 * [({ALICE.hotkey: 0.6}, "disabled")]
 
 
 def test_changed_weights_are_set_at_once(api: LiveApi) -> None:

@@ -213,7 +213,7 @@ DRIPS = {
 @pytest.mark.parametrize(("first", "drop"), DRIPS.values(), ids=DRIPS)
 def test_row_07_an_endless_reply_is_cut_off(first, drop, monkeypatch):
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
-    monkeypatch.setattr(github, "LONGEST_REQUEST", 0.1)
+    monkeypatch.setattr(github, "MAX_REQUEST_SECONDS", 0.1)
 
     def drip(listener: socket.socket) -> None:
         while True:

@@ -18,7 +18,7 @@ from neurons.miner.command_line.status import Status, read_status
 from neurons.miner.daemon import run_cycle
 from neurons.miner.measuring import new_measurement
 from neurons.runtime.errors import Fault
-from neurons.runtime.flags import Given
+from neurons.runtime.flags import CommandLineSettings
 from neurons.runtime.process import PROGRESS, StateLock
 from tests.neurons.miner.parts import (
     ENVIRONMENT,
@@ -52,7 +52,7 @@ def bench(
         partial(new_measurement, measure=measure, check=measure.check),
     )
     monkeypatch.setattr(commands, "backoff_seconds", lambda *_, **__: 0.0)
-    return commands.bench(Given(), all_lengths)
+    return commands.bench(CommandLineSettings(), all_lengths)
 
 
 @pytest.mark.parametrize(

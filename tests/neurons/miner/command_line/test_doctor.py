@@ -13,7 +13,7 @@ import pytest
 from neurons.miner.command_line import commands, doctor, kernel_checks
 from neurons.miner.command_line.machine_checks import failure
 from neurons.miner.command_line.update import newer_commit
-from neurons.runtime.flags import Given
+from neurons.runtime.flags import CommandLineSettings
 from neurons.runtime.identity import create_throwaway, hotkey_file
 from neurons.runtime.loading import load_settings
 from neurons.runtime.settings import Settings
@@ -59,7 +59,7 @@ def test_a_good_machine_has_no_failure(settings: Settings) -> None:
 def test_control_characters_in_findings_are_not_printed(monkeypatch, capsys):
     finding = failure("api", "\x1b]0;owned\x07\u202e[red]text[/x]", "\x1b[2Jdo this")
     monkeypatch.setattr(kernel_checks, "examine", lambda _: [finding])
-    assert commands.doctor(Given(), as_json=False, kernels=True) == 1
+    assert commands.doctor(CommandLineSettings(), as_json=False, kernels=True) == 1
     shown = capsys.readouterr().out
     assert "[red]text[/x]" in shown
     assert "[2Jdo this" in shown
@@ -71,7 +71,9 @@ def test_bad_settings_do_not_hide_faults_of_the_machine(tmp_path, monkeypatch, c
     monkeypatch.setattr("shutil.which", lambda _: None)
     env_file = tmp_path / ".env"
     env_file.write_text(f"NETUID=x\nSTATE_DIR={tmp_path}/state\n")
-    assert commands.doctor(Given(env_file=env_file), as_json=False, kernels=False) == 1
+    assert (
+        commands.doctor(CommandLineSettings(env_file=env_file), as_json=False, kernels=False) == 1
+    )
     shown = capsys.readouterr().out
     assert "NETUID='x'" in shown
     assert "neither gcc nor clang is found" in shown
@@ -90,7 +92,7 @@ NOWHERE = "http://127.0.0.1:9"
         (doctor.token, {"github_api_url": NOWHERE}, "does not answer", "network"),
         (doctor.upstream, {"fork_upstream_url": f"{NOWHERE}/a.git"}, NOWHERE, "GITHUB_UPSTREAM"),
         (doctor.upstream, {"fork_upstream_url": "ext::sh -c date"}, "ext::", "GITHUB_UPSTREAM"),
-        (doctor.registration, {"subtensor_network": "ws://127.0.0.1:9"}, "ws:", "mining goes on"),
+        (doctor.registration, {"subtensor_network": "ws://127.0.0.1:9"}, "ws:", "mining continues"),
         (partial(doctor.scope, embedded=True), {"fork_scope": "ops"}, "no layer", "Unset it."),
         (lambda given: next(doctor.api(given)), {"validator_api_url": NOWHERE}, NOWHERE, "network"),
     ],

@@ -25,7 +25,7 @@ from fla.ops.quasar.triton_kernels import passes as triton_passes
 from fla.ops.quasar.triton_kernels.plan import plan_of
 
 
-LEAST_LOG_DECAY = -110.0
+MIN_LOG_DECAY = -110.0
 """Lower log decays are raised to this for the kernels: its exp is 0, and sums stay finite."""
 MAX_HEAD_DIM = 128
 """Widest head that the Triton kernels hold in registers; torch computes wider heads."""
@@ -122,7 +122,7 @@ def kernel_inputs(inputs: ScanInputs) -> ScanInputs:
     if steps.dtype != torch.float32 or not steps.is_contiguous():
         steps = steps.float().contiguous()
     initial = None if initial is None else initial.float().contiguous()
-    g = None if g is None else g.float().clamp(min=LEAST_LOG_DECAY).contiguous()
+    g = None if g is None else g.float().clamp(min=MIN_LOG_DECAY).contiguous()
     return ScanInputs(q, k, v, StepSizes(steps, per_token), initial, cu_seqlens, scale, g)
 
 

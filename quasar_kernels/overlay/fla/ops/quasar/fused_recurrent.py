@@ -19,7 +19,7 @@ MAX_HEAD_DIM = 256
 """Widest head that the Triton kernel holds in registers; wider heads use the torch path."""
 ENOUGH_PROGRAMS = 1024
 """Programs above which wider programs are faster than more programs."""
-WARP_ELEMENTS, MOST_ELEMENTS = 4096, 8192
+WARP_ELEMENTS, MAX_ELEMENTS = 4096, 8192
 """Most elements of a state in the registers of a warp, and of a program."""
 
 
@@ -36,7 +36,7 @@ def tiles_for(block: int, chains: int) -> RecurrentTiles:
     With few chains, many narrow programs are fastest; with many chains, few wide ones. This was
     measured on an H200 with 8 to 256 sequences of 8 heads of 64 and 128 channels.
     """
-    cols, widest = 8 if chains <= 16 else 16, min(64, MOST_ELEMENTS // block)
+    cols, widest = 8 if chains <= 16 else 16, min(64, MAX_ELEMENTS // block)
     while cols < widest and chains * block // cols > ENOUGH_PROGRAMS:
         cols *= 2
     cols = min(cols, block)

@@ -15,7 +15,7 @@ from fla.ops.quasar.triton_kernels.launch import Launcher
 _PROGRAMS = 4096
 """Target number of programs of a launch: several for each slot of a GPU, so that it stays busy, but
 few enough that adding their sums takes little time."""
-_MOST_PROGRAMS = 65_535
+_MAX_GRID_ROWS = 65_535
 """The largest second dimension of CUDA's grids."""
 
 
@@ -350,7 +350,7 @@ def launch_gated_rmsnorm_grad(
     dx, dgate = (dy, gate) if overwrite else (torch.empty_like(x), torch.empty_like(gate))
     block = max(8, padded(S))
     rows = max(1, 512 // block)
-    tiles = max(1, min(16, -(-R * H // (rows * _PROGRAMS))), -(-R // (rows * _MOST_PROGRAMS)))
+    tiles = max(1, min(16, -(-R * H // (rows * _PROGRAMS))), -(-R // (rows * _MAX_GRID_ROWS)))
     programs = -(-R // (rows * tiles))
     sums = torch.empty(programs, 2, H, S, dtype=torch.float32, device=x.device)
     if programs:
