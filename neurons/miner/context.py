@@ -90,8 +90,6 @@ class Context:
     # the leagues in which this process has registered
     registered: set[str] = field(default_factory=set)
     blocks: BlockClock = field(default_factory=BlockClock)
-    # the submissions that /pending_reveals has shown to this process under their number
-    numbered: set[int] = field(default_factory=set)
     # the submissions whose present failure this process has logged
     logged_failures: set[int] = field(default_factory=set)
     quiet_seconds: float = MAX_SECONDS  # the longest interval between log lines during a step

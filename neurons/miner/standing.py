@@ -95,9 +95,15 @@ def _read_list(client: ApiClient, limit: int) -> tuple[Queue, int]:
 
 
 def _is_queued(submission: Submission, queue: Queue, limit: int) -> bool | None:
-    """Return whether the list shows the submission; None if the list is too short."""
-    if any(row.id == submission.submission_id for row in queue.rows):
-        return True
+    """Return whether the list shows the submission; None if the list is too short.
+
+    It is None, too, if the row with its number is another one: the reply to a commitment may name a
+    wrong number.
+    """
+    for row in queue.rows:
+        if row.id == submission.submission_id:
+            same = row.target_sequence_length == submission.target_sequence_length
+            return True if same and row.commit_hash in (None, submission.commit_hash) else None
     reached = min((number for number in queue.listed if number >= 0), default=0)
     if len(queue.listed) < limit or reached < int(submission.submission_id or 0):
         return False

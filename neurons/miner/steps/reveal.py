@@ -82,8 +82,6 @@ def _look_up(
         context.log.debug("the pending reveals cannot be read", reason=fault.reason)
         return submission, None, None
     row = pending.row_of(submission.hotkey, str(submission.commitment_hash))
-    if row is not None:
-        context.numbered.add(submission.id)
     if row is not None and row.submission_id != submission.submission_id:
         context.log.warning(
             "the API lists the commitment under another number",
@@ -151,16 +149,11 @@ def _watch_queue(submission: Submission, context: Context) -> Submission:
 
 
 def _is_on_server(submission: Submission, context: Context) -> bool:
-    """Return whether the server still has a commitment that has left the queue.
-
-    Without the list, the number in the commitment's reply could be that of another submission, so
-    it counts only if the list has confirmed it before.
-    """
+    """Return whether the server still has a commitment that has left the queue."""
     _, row, shown = _look_up(submission, context)
     if shown is not None:
         return row is not None
-    confirmed = submission.id in context.numbered
-    return confirmed and read_relation(submission, context.client) is Relation.SAME
+    return read_relation(submission, context.client) is Relation.SAME
 
 
 def _check(submission: Submission, context: Context) -> None:
