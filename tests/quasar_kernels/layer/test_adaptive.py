@@ -139,10 +139,15 @@ def test_hooks_and_replaced_projections_count():
     layer, x = layer_of(), torch.randn(1, 6, WIDTH)
     plain, _ = layer(x)
     calls = []
-    for name in ("q_proj", "b_proj", "g_proj", "o_proj"):
+    names = ["q_proj", "b_proj", "g_proj", "k_conv1d", "o_norm", "o_proj"]
+    for name in names:
         getattr(layer, name).register_forward_hook(lambda *_, name=name: calls.append(name))
-    layer(x)
-    assert calls == ["q_proj", "b_proj", "g_proj", "o_proj"]
+    assert relative_rms(layer(x)[0], plain) < 1e-6
+    assert calls == names
+    cached = QuasarCache()
+    with torch.no_grad():
+        parts = [layer(x[:, i : i + 3], past_key_values=cached, use_cache=True)[0] for i in (0, 3)]
+    assert relative_rms(torch.cat(parts, 1), plain) < 1e-6
     layer.v_proj = torch.nn.Sequential(layer.v_proj, torch.nn.Linear(24, 24))
     assert relative_rms(layer(x)[0], plain) > 0.1
 

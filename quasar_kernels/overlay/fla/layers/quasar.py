@@ -173,7 +173,7 @@ class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no type
             rank = self._rank_slice(x, cp_context, attention_mask, past_key_values, use_cache)
             cu_seqlens = rank.bounds
         elif attention_mask is not None:
-            x, cu_seqlens, tokens = _without_padding(x, attention_mask, cu_seqlens)
+            x, cu_seqlens, tokens = without_padding(x, attention_mask, cu_seqlens)
         elif cu_seqlens is not None:
             sequence_lengths(cu_seqlens, *x.shape[:2])  # refuses bounds that do not fit
         backend = requested_backend() if x.is_cuda else "torch"
@@ -210,7 +210,7 @@ class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no type
         return RankSlice(context, x.shape[1], self.conv_size if self.use_short_conv else 1)
 
 
-def _without_padding(
+def without_padding(
     x: torch.Tensor, mask: torch.Tensor, cu_seqlens: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return the tokens without padding in one row, their bounds, and their places in all rows.

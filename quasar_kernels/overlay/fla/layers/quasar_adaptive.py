@@ -19,18 +19,18 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fla.ops.quasar.arguments import IGNORED_BY_LAYERS, refuse_additive, refuse_unknown
+from fla.layers.quasar import without_padding
+from fla.ops.quasar.arguments import IGNORED_BY_LAYERS, refuse_unknown
 from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import compute_dtype, on_its_device
 from fla.ops.quasar.fused_recurrent import run_recurrent
 from fla.ops.quasar.layer.adaptive import AdaptiveWeights, run_adaptive, takes
 from fla.ops.quasar.layer.call import Call, Weights
-from fla.ops.quasar.layer.kernels import gated_rmsnorm
 from fla.ops.quasar.layer.library import convolve
 from fla.ops.quasar.layer.operator_inputs import Rotation, operator_inputs
 from fla.ops.quasar.layer.states import DECODE_TOKENS
-from fla.ops.quasar.layer.wrapped import GatedRMSNorm, is_plain
+from fla.ops.quasar.layer.wrapped import GatedRMSNorm, convolve_module, is_plain
 from fla.ops.quasar.parameters import MarkedParameters, set_values
 from fla.ops.quasar.switches import requested_backend
 
@@ -116,7 +116,7 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
         self.g_proj = nn.Sequential(
             nn.Linear(hidden_size, head_dim, bias=False), nn.Linear(head_dim, width, bias=True)
         )
-        self.o_norm = GatedRMSNorm(head_dim)
+        self.o_norm = GatedRMSNorm(head_dim, norm_eps)
         self.o_proj = nn.Linear(width, hidden_size, bias=False)
         self.reset_parameters()
 
@@ -176,8 +176,7 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
         B, T, _ = hidden_states.shape
         x, tokens = hidden_states, None
         if attention_mask is not None:
-            tokens, cu_seqlens = _unpadded(attention_mask, cu_seqlens, B, T)
-            x = x.reshape(B * T, -1)[tokens].unsqueeze(0)
+            x, cu_seqlens, tokens = without_padding(x, attention_mask, cu_seqlens)
         elif cu_seqlens is not None:
             sequence_lengths(cu_seqlens, B, T)  # refuses bounds that do not fit
         rotation = self._rotation(cos, sin, B, T, tokens)
@@ -222,23 +221,17 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
         keep: bool,
         length: int,
     ) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
-        """Return y, and the states after x if `keep`; the projections run as modules."""
+        """Return y, and the states after x if `keep`; the submodules are called."""
         B, T, _ = x.shape
-        H, S, dtype = self.num_heads, self.head_dim, compute_dtype(x)
-        rows = torch.cat([getattr(self, f"{name}_proj")(x) for name in _PROJECTIONS], dim=-1)
+        H, S = self.num_heads, self.head_dim
+        qkv = [getattr(self, f"{name}_proj")(x) for name in _PROJECTIONS]
         logits, gate = self.b_proj(x), self.g_proj(x)
+        if not self.use_short_conv:
+            qkv = [F.silu(part) for part in qkv]
+        else:
+            qkv, parts = self._convolve(qkv, cu_seqlens, parts, keep)
         with torch.autocast(x.device.type, enabled=False):
-            conv_state = None
-            if not self.use_short_conv:
-                qkv = F.silu(rows)
-            else:
-                if parts is not None:
-                    conv_state = torch.cat([part.to(dtype) for part in parts], dim=1)
-                elif keep:
-                    count = B if cu_seqlens is None else len(cu_seqlens) - 1
-                    conv_state = rows.new_zeros(count, 3 * self.key_dim, self.conv_size)
-                qkv, conv_state = convolve(rows, *self._taps(), cu_seqlens, conv_state, dtype)
-            q, k, v = qkv.reshape(B * T, 3, H, S).unbind(1)
+            q, k, v = torch.cat(qkv, dim=-1).reshape(B * T, 3, H, S).unbind(1)
             q, k, step = operator_inputs(
                 q, k, logits.reshape(B * T, H), self.A_log, self.dt_bias, rotation
             )
@@ -246,13 +239,43 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
             inputs = q, k, v, step.view(B, T, H), state, keep, cu_seqlens, S**-0.5
             recurrent = state is not None and length <= DECODE_TOKENS
             o, state = (run_recurrent if recurrent else run_chunks)(*inputs)
-            o = gated_rmsnorm(
-                o.reshape(-1, S), gate.reshape(-1, S), self.o_norm.weight, self.norm_eps
-            )
-        y = self.o_proj(o.view(B, T, self.value_dim))
-        if conv_state is None:
-            return y, None, state
-        return y, tuple(part.contiguous() for part in conv_state.chunk(3, dim=1)), state
+        o = self.o_norm(o, gate.view(o.shape))
+        return self.o_proj(o.view(B, T, self.value_dim)), parts, state
+
+    def _convolve(
+        self,
+        qkv: list[torch.Tensor],
+        cu_seqlens: torch.Tensor | None,
+        parts: Sequence[torch.Tensor] | None,
+        keep: bool,
+    ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...] | None]:
+        """Return silu of the convolved q, k and v, and the convolutions' states, if there are any.
+
+        Convolutions with something attached are called, others are computed at once.
+        """
+        names = [f"{name}_conv1d" for name in _PROJECTIONS]
+        modules = [getattr(self, name) for name in names]
+        states: list[torch.Tensor | None] = [None] * 3
+        if parts is not None:
+            states = [part.to(qkv[0].dtype) for part in parts]
+        elif keep:
+            count = qkv[0].shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+            states = [qkv[0].new_zeros(count, self.key_dim, self.conv_size)] * 3
+        if not all(is_plain(module, nn.Conv1d) for module in modules):
+            mixed = [
+                convolve_module(self, name, part, cu_seqlens, state)
+                for name, part, state in zip(names, qkv, states, strict=True)
+            ]
+            after = tuple(end for _, end in mixed if end is not None)
+            return [y for y, _ in mixed], after or None
+        with torch.autocast(qkv[0].device.type, enabled=False):
+            taps = torch.cat([module.weight for module in modules]).squeeze(1)
+            shift = torch.cat([module.bias for module in modules]) if self.conv_bias else None
+            before = None if states[0] is None else torch.cat(states, dim=1)  # type: ignore[arg-type] # all are set
+            rows = torch.cat(qkv, dim=-1)
+            y, end = convolve(rows, taps, shift, cu_seqlens, before, rows.dtype)
+        after = None if end is None else tuple(part.contiguous() for part in end.chunk(3, dim=1))
+        return [*y.chunk(3, dim=-1)], after
 
     def _plain_weights(self) -> AdaptiveWeights | None:
         """Return the weights, or None if a submodule must be called because it was changed."""
@@ -277,11 +300,6 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
             self.o_proj.weight,
         )
         return AdaptiveWeights(layer, self.b_proj.weight, self.dt_bias)
-
-    def _taps(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        convs = [getattr(self, f"{name}_conv1d") for name in _PROJECTIONS]
-        taps = torch.cat([conv.weight for conv in convs]).squeeze(1)
-        return taps, torch.cat([conv.bias for conv in convs]) if self.conv_bias else None
 
     def _rotation(
         self,
@@ -337,21 +355,6 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
             cache.update(
                 recurrent_state=state, conv_state=parts, layer_idx=self.layer_idx, offset=length
             )
-
-
-def _unpadded(
-    mask: torch.Tensor, cu_seqlens: torch.Tensor | None, B: int, T: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the indices of the tokens without padding, and their sequences' bounds."""
-    shape = tuple(mask.shape)
-    if len(shape) != 2 or shape[0] != B or shape[1] < T or cu_seqlens is not None:
-        raise ValueError(
-            f"attention_mask must be a padding mask [{B}, at least {T}], and not be combined with "
-            f"cu_seqlens; got shape {shape}"
-        )
-    refuse_additive(mask)
-    mask = mask[:, mask.shape[1] - T :].bool()
-    return mask.flatten().nonzero().squeeze(-1), F.pad(mask.sum(-1).cumsum(0), (1, 0))
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

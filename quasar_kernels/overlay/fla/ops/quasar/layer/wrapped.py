@@ -148,7 +148,7 @@ def layer_by_modules(
         if layer.use_short_conv:
             states = (None,) * 3 if conv is None else conv.chunk(3, 1)
             mixed = [
-                _convolve(layer, f"{name}_conv1d", part, bounds, state)
+                convolve_module(layer, f"{name}_conv1d", part, bounds, state)
                 for name, part, state in zip("qkv", qkv, states, strict=True)
             ]
             qkv = [y for y, _ in mixed]
@@ -181,7 +181,7 @@ def _checked(layer: Any, name: str, x: torch.Tensor, width: int) -> torch.Tensor
     return y
 
 
-def _convolve(
+def convolve_module(
     layer: Any,
     name: str,
     x: torch.Tensor,
