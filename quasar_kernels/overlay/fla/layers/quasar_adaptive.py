@@ -266,8 +266,8 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
                 convolve_module(self, name, part, cu_seqlens, state)
                 for name, part, state in zip(names, qkv, states, strict=True)
             ]
-            after = tuple(end for _, end in mixed if end is not None)
-            return [y for y, _ in mixed], after or None
+            ends = tuple(end for _, end in mixed if end is not None)
+            return [y for y, _ in mixed], ends or None
         with torch.autocast(qkv[0].device.type, enabled=False):
             taps = torch.cat([module.weight for module in modules]).squeeze(1)
             shift = torch.cat([module.bias for module in modules]) if self.conv_bias else None
