@@ -259,7 +259,13 @@ ROW = QueuedSubmission(id=7, miner_hotkey="miner", target_sequence_length=1, cre
 
 def verify(reference: str, miner: str, *, final: bool = False) -> Any:
     verifier = LogitVerifier(reference, {"miner": miner}, new_tokens=60)
-    return verifier.verify(ROW, final=final)
+    found = verifier.verify(ROW, final=final)
+    assert found is not None
+    # without a reply there is no figure, and nothing is refuted
+    assert found.answered or found.verification.cosine_similarity is None
+    if "inference server does not answer" in str(found.verification.reason):
+        assert not found.answered
+    return found.verification
 
 
 @pytest.mark.parametrize(
