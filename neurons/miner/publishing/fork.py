@@ -234,7 +234,8 @@ class Fork:
 
         `url` may be an earlier address of this fork, for example before its account was renamed.
         """
-        return is_fetchable(self._git, parse_remote(url), commit)
+        # a lost or changed checkout must not prevent a reveal: only the tool's limits are used
+        return is_fetchable(HardenedGit(self.worktree, stop=self._stop), parse_remote(url), commit)
 
     # The remote and the clone
 

@@ -61,8 +61,11 @@ def is_fetchable(tool: HardenedGit, remote: Remote, commit: str) -> bool:
         options = ("--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules")
         try:
             inside.online(source, None, "fetch", *options, "--", source.url, commit)
-        except HostRefused:
-            raise
+        except HostRefused as refusal:
+            raise HostRefused(
+                f"Validators cannot read {remote.public_url}. {refusal.reason}",
+                "Make the repository public, at this address or one to which it redirects.",
+            ) from refusal
         except Held:  # the host does not have the commit
             return False
         return inside.probe("cat-file", "-e", f"{commit}^{{commit}}") is not None

@@ -34,7 +34,7 @@ class Remote:
 
     @property
     def path(self) -> Path:
-        return Path(unquote(urlsplit(self.url).path))
+        return Path(unquote(urlsplit(self.url).path, errors="surrogateescape"))
 
 
 def parse_remote(text: str, *, base: Path | None = None, with_token: bool = False) -> Remote:
@@ -54,7 +54,7 @@ def parse_remote(text: str, *, base: Path | None = None, with_token: bool = Fals
         return Remote(local.as_uri(), local.as_uri(), "file")
     parts = urlsplit(text)
     if parts.scheme == "file" and parts.hostname in (None, "localhost"):
-        uri = Path(unquote(parts.path)).absolute().as_uri()
+        uri = Path(unquote(parts.path, errors="surrogateescape")).absolute().as_uri()
         return Remote(uri, uri, "file")
     if parts.scheme == "ssh" and parts.hostname:
         return _ssh(text, parts.hostname, parts.path, with_token)

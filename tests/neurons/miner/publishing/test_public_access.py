@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,3 +134,27 @@ def test_a_redirect_is_not_called_private(fork, git, remote):
     with pytest.raises(HostRefused) as refusal:
         fork.check_public()
     assert not isinstance(refusal.value, PrivateFork), refusal.value
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_fork_made_private_after_the_commitment_is_to_be_made_public(fork, git, status):
+    commit = publish(fork)
+    git.anonymous = status
+    with pytest.raises(HostRefused, match="Validators cannot read") as refusal:
+        fork.serves(fork.url, commit)
+    assert "Make the repository public" in refusal.value.remedy
+
+
+def test_a_lost_checkout_does_not_prevent_the_reveal(fork, git, tmp_path):
+    commit = publish(fork)
+    run_git(tmp_path, "clone", "-q", fork.url, "mine")
+    own = Fork(None, None, tmp_path / "unused", repo_path=tmp_path / "mine")
+    shutil.rmtree(tmp_path / "mine")
+    assert own.serves(f"{git.url}/remote.git", commit)
+
+
+def test_a_remote_with_a_name_that_is_not_utf_8(fork, remote):
+    commit = publish(fork)
+    other = Path(os.fsdecode(os.fsencode(remote.parent) + b"/\xff remote.git"))
+    shutil.copytree(remote, other)
+    assert fork.serves(other.as_uri(), commit)
