@@ -57,7 +57,7 @@ def ways(settings: Settings) -> list[Way]:
 
 
 class Alerts:
-    """Sends alerts from a thread of its own, so that none can stop or delay the miner.
+    """Sends alerts from a separate thread, so that no alert can stop or delay the miner.
 
     Each alert is one child process for each way, killed after `seconds`. A failure is only logged.
     `file` keeps the conditions that have been reported, so that a restart reports none again.

@@ -209,8 +209,8 @@ class Context:
     def publish(self, submission: Submission) -> str:
         """Commit the kernels, push them unless PUBLISH_AT defers that, and return the commit.
 
-        Checks that validators can read the fork. If the host refuses access to a fork from which an
-        earlier submission was published, this raises Retry, because the host granted access before.
+        It also checks that validators can read the fork. If the host refuses access, but an earlier
+        submission was published from the same fork, it raises Retry: the fault may pass.
         """
         try:
             self.fork.prepare()

@@ -37,7 +37,7 @@ def copy_of(folder: Path, hotkey: str) -> Path:
 
 
 class Watcher:
-    """A thread that starts every call that may hang in a thread of its own, or a child process.
+    """A thread that starts each call that may hang in a separate thread or a child process.
 
     Args:
         journal: the journal's file, which `note_commitment` copies to JOURNAL_COPY.

@@ -59,9 +59,10 @@ _PLAIN = {nn.Parameter, torch.Tensor, type(None)}
 def plain_weights(layer: Any) -> Weights | None:
     """Return the layer's weights, or None if a call must run its submodules.
 
-    It must if a submodule has a hook, a `forward` of its own or another class, or a weight that is
-    no plain tensor. The modules' dictionaries are read directly, because `nn.Module.__getattr__`
-    would take a considerable share of the host time of a call with 512 tokens.
+    It returns None if a submodule has a hook, another class, an instance attribute `forward`, or a
+    weight that is not a plain tensor. The modules' dictionaries are read directly, because
+    `nn.Module.__getattr__` would take a considerable share of the host time of a call with 512
+    tokens.
     """
     parts = layer._modules
     gate = parts["g_proj"]
