@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import Depends, Request
 from sqlalchemy.engine import URL
@@ -15,11 +16,10 @@ from neurons.runtime.identity import Neuron, subnet_neurons
 from neurons.runtime.settings import Settings
 from neurons.validator_api.auth import RateLimiter, ValidatorCall
 from neurons.validator_api.competition import rounds
-from neurons.validator_api.competition.rounds import RequestContext
+from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.database.storage import Storage
 from neurons.wire.rules import block_at
 
-Result = TypeVar("Result")
 Clock = Callable[[], float]
 """Returns Unix seconds."""
 
@@ -55,16 +55,6 @@ class Api:
         self.read_chain = neurons
         self._neurons: Mapping[str, Neuron] = {}
 
-    def context(self) -> RequestContext:
-        """Return the context of a request that arrives now."""
-        uids = None
-        if self.read_chain is not None:  # before the chain's first reply, no hotkey has a uid
-            uids = {hotkey: neuron.uid for hotkey, neuron in self._neurons.items()}
-        now = self.clock()
-        block = block_at(now, self.settings.block_time_seconds)
-        oldest = block - self.settings.reveal_window_blocks
-        return RequestContext(rounds.utc(now), block, oldest, uids)
-
     def update_neurons(self) -> None:
         """Read the registered hotkeys; after ChainUnreachable, the earlier ones remain."""
         if self.read_chain is not None:
@@ -76,30 +66,37 @@ class Api:
         least, neuron = self.settings.validator_stake, self._neurons.get(hotkey)
         return least is not None and neuron is not None and neuron.stake >= least
 
-    def read(self, work: Callable[[Session, RequestContext], Result]) -> Result:
-        """Return the result of `work`; if the active round is overdue, end it first."""
-        context = self.context()
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        """Open a transaction that only reads; if the active round is overdue, end it first."""
         with self.storage.read() as session:
-            if not rounds.is_overdue(session, context):
-                return work(session, context)
-        return self.write(work)
+            t = self._transaction(session)
+            if not rounds.is_overdue(t):
+                yield t
+                return
+        with self.write() as t:
+            yield t
 
-    def write(
-        self, work: Callable[[Session, RequestContext], Result], call: ValidatorCall | None = None
-    ) -> Result:
-        """Run `work` in a transaction that first ends an overdue round.
+    @contextmanager
+    def write(self, call: ValidatorCall | None = None) -> Iterator[Transaction]:
+        """Open a transaction that first ends an overdue round, and commit it at the end.
 
         A validator's `call` is refused if an earlier one had the same nonce.
         """
-
-        def transaction(session: Session) -> Result:
-            context = self.context()
+        with self.storage.write() as session:
+            t = self._transaction(session)
             if call is not None:
                 call.record_nonce(session)
-            rounds.end_overdue(session, context)
-            return work(session, context)
+            rounds.end_overdue(t)
+            yield t
 
-        return self.storage.write(transaction)
+    def _transaction(self, session: Session) -> Transaction:
+        uids = None
+        if self.read_chain is not None:  # before the chain's first reply, no hotkey has a uid
+            uids = {hotkey: neuron.uid for hotkey, neuron in self._neurons.items()}
+        now = self.clock()
+        block = block_at(now, self.settings.block_time_seconds)
+        return Transaction(session, rounds.utc(now), block, self.settings, uids)
 
 
 def _database_url(settings: Settings) -> str | URL:

@@ -170,14 +170,18 @@ async def validator(request: Request) -> ValidatorCall:
 Validator = Annotated[ValidatorCall, Depends(validator)]
 
 
-def check_same_hotkey(claimed: str, hotkey: str) -> None:
+def check_same_hotkey(claimed: str, caller: Caller) -> None:
     """Raise a 403 if the body names another hotkey than the signed headers."""
-    if claimed != hotkey:
+    if claimed != caller.hotkey:
         raise HTTPException(403, "Hotkey mismatch")
 
 
-def check_signed(route: str, body: CommitRequest | ClaimRequest) -> None:
-    """Raise a 401 if the body's signature is wrong; in version 2 it covers the whole body."""
+def check_body(route: str, body: CommitRequest | ClaimRequest, caller: Caller) -> None:
+    """Raise a 403 if the body is another hotkey's, and a 401 if its signature is wrong.
+
+    In version 2 the signature covers the whole body.
+    """
+    check_same_hotkey(body.miner_hotkey, caller)
     if body.version is not None:
         texts = [bound_text(route, body)]
     elif isinstance(body, CommitRequest):

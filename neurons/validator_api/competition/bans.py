@@ -6,14 +6,14 @@ network or, where several miners may share an address, a hotkey (`ban_key`).
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from neurons.runtime.addresses import client_of, parse_ip
 from neurons.runtime.observe import get_logger
 from neurons.validator_api.competition.errors import Refusal
+from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.database.tables import IN_QUEUE, IpBan, Submission
 from neurons.wire.rules import BAN_HOURS, FAILURES_BEFORE_BAN
 
@@ -31,40 +31,42 @@ def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
     return client_of(ip)
 
 
-def check_not_banned(session: Session, client: str, now: datetime) -> None:
-    """Raise a Refusal if the client is banned at `now`."""
-    row = session.get(IpBan, client)
-    if row is not None and row.banned_until is not None and row.banned_until > now:
-        hours = (row.banned_until - now).total_seconds() / 3600
+def check_not_banned(t: Transaction, client: str) -> None:
+    """Raise a Refusal if the client is banned now."""
+    row = t.session.get(IpBan, client)
+    if row is not None and row.banned_until is not None and row.banned_until > t.now:
+        hours = (row.banned_until - t.now).total_seconds() / 3600
         raise Refusal(403, f"IP address banned: IP banned for {hours:.1f} more hours")
 
 
-def record_failure(session: Session, key: str, now: datetime) -> None:
+def record_failure(t: Transaction, key: str) -> None:
     """Count a failure of the client; the fifth one bans it."""
-    row = session.get(IpBan, key)
+    row = t.session.get(IpBan, key)
     if row is None:
         row = IpBan(ip_address=key, failure_count=0)
-        session.add(row)
-    if row.banned_until is not None and row.banned_until <= now:
+        t.session.add(row)
+    if row.banned_until is not None and row.banned_until <= t.now:
         row.failure_count, row.banned_until = 0, None  # the ban is over, so counting starts again
     row.failure_count += 1
     if row.failure_count >= FAILURES_BEFORE_BAN:
-        row.banned_until = now + timedelta(hours=BAN_HOURS)
-        dropped = _drop_queued(session, key, now)
+        row.banned_until = t.now + timedelta(hours=BAN_HOURS)
+        dropped = _drop_queued(t, key)
         failures = row.failure_count
         log.warning("banned", client=key, failures=failures, hours=BAN_HOURS, dropped=dropped)
 
 
-def _drop_queued(session: Session, key: str, now: datetime) -> int:
+def _drop_queued(t: Transaction, key: str) -> int:
     """Withdraw the client's rows from the queue; return their number."""
-    rows = session.scalars(select(Submission).where(*IN_QUEUE, Submission.ip_address == key)).all()
+    rows = t.session.scalars(
+        select(Submission).where(*IN_QUEUE, Submission.ip_address == key)
+    ).all()
     for row in rows:
-        row.withdrawn_at = now
+        row.withdrawn_at = t.now
     return len(rows)
 
 
-def record_success(session: Session, key: str) -> None:
+def record_success(t: Transaction, key: str) -> None:
     """Remove one failure, unless the client has a ban."""
-    row = session.get(IpBan, key)
+    row = t.session.get(IpBan, key)
     if row is not None and row.banned_until is None:
         row.failure_count = max(0, row.failure_count - 1)

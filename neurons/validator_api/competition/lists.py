@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import func, select, true
-from sqlalchemy.orm import Session
 
 from neurons.validator_api.competition import ranking
-from neurons.validator_api.competition.rounds import RequestContext
+from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.database.tables import IN_QUEUE, OPEN, Round, Submission, count
 from neurons.wire import protocol
 
 
-def validation_queue(session: Session, after: int, limit: int) -> protocol.ValidationQueue:
+def validation_queue(t: Transaction, after: int, limit: int) -> protocol.ValidationQueue:
     """Return a page of the validators' queue, oldest first, from the row after `after`."""
-    rows = session.scalars(
+    rows = t.session.scalars(
         select(Submission)
         .where(*IN_QUEUE, Submission.id > after)
         .order_by(Submission.id)
@@ -39,7 +38,7 @@ def queued(row: Submission, *, with_client: bool = False) -> protocol.QueuedSubm
 
 
 def pending_reveals(
-    session: Session, context: RequestContext, hotkey: str | None, before: int | None, limit: int
+    t: Transaction, hotkey: str | None, before: int | None, limit: int
 ) -> protocol.PendingReveals:
     """Return the commitments that can still be revealed, newest first.
 
@@ -48,23 +47,23 @@ def pending_reveals(
     wanted = select(Submission).where(
         Submission.is_revealed.is_(False),
         *OPEN,
-        Submission.reveal_block >= context.oldest_block,
+        Submission.reveal_block >= t.oldest_block,
     )
     if hotkey is not None:
         wanted = wanted.where(Submission.miner_hotkey == hotkey)
     if before is not None:
         wanted = wanted.where(Submission.id < before)
-    rows = session.scalars(wanted.order_by(Submission.id.desc()).limit(limit))
+    rows = t.session.scalars(wanted.order_by(Submission.id.desc()).limit(limit))
     return protocol.PendingReveals(
-        current_block=context.block,
+        current_block=t.block,
         pending_reveals=[
             protocol.PendingReveal(
                 submission_id=row.id,
                 miner_hotkey=row.miner_hotkey,
                 commitment_hash=f"{row.commitment_hash or '':.16}...",
                 reveal_block=row.reveal_block or 0,
-                blocks_remaining=max(0, (row.reveal_block or 0) - context.block),
-                can_reveal=(row.reveal_block or 0) <= context.block,
+                blocks_remaining=max(0, (row.reveal_block or 0) - t.block),
+                can_reveal=(row.reveal_block or 0) <= t.block,
                 created_at=row.created_at.isoformat(),
             )
             for row in rows
@@ -72,33 +71,33 @@ def pending_reveals(
     )
 
 
-def submission_stats(session: Session, limit: int) -> protocol.SubmissionStats:
+def submission_stats(t: Transaction, limit: int) -> protocol.SubmissionStats:
     """Return the newest submissions of the queue, and the leading and latest verdicts."""
-    newest = session.scalars(
+    newest = t.session.scalars(
         select(Submission)
         .where(*IN_QUEUE)
         .order_by(Submission.created_at.desc(), Submission.id.desc())
         .limit(limit)
     ).all()
-    total = count(session)
+    total = count(t.session)
     return protocol.SubmissionStats(
         total_submissions=total,
         recent_submissions=[queued(row) for row in newest],
         stats={**_speeds(newest), "total_submissions": total},
-        top_performers=_performers(session, limit),
+        top_performers=_performers(t, limit),
     )
 
 
-def verification_stats(session: Session, round_id: int | None) -> dict[str, Any]:
+def verification_stats(t: Transaction, round_id: int | None) -> dict[str, Any]:
     """Return counters and means of the logit verifications, of one round or of all."""
     of_round = true() if round_id is None else Submission.round_id == round_id
     where = (Submission.is_revealed, of_round)
     passed, failed, pending = (
-        count(session, *where, Submission.verification_passed.is_(one))
+        count(t.session, *where, Submission.verification_passed.is_(one))
         for one in (True, False, None)
     )
     means = func.avg(Submission.cosine_similarity), func.avg(Submission.max_abs_diff)
-    cosine, difference = session.execute(select(*means).where(*where)).one()
+    cosine, difference = t.session.execute(select(*means).where(*where)).one()
     return {
         "total_submissions": passed + failed + pending,
         "verified_passed": passed,
@@ -110,10 +109,10 @@ def verification_stats(session: Session, round_id: int | None) -> dict[str, Any]
     }
 
 
-def submission_rate(session: Session, window_minutes: int, now: datetime) -> dict[str, Any]:
+def submission_rate(t: Transaction, window_minutes: int) -> dict[str, Any]:
     """Return the number of submissions in the last `window_minutes`, and their rate per minute."""
-    since = now - timedelta(minutes=window_minutes)
-    recent = count(session, Submission.created_at >= since)
+    since = t.now - timedelta(minutes=window_minutes)
+    recent = count(t.session, Submission.created_at >= since)
     return {
         "submissions_per_minute": round(recent / window_minutes, 2),
         "recent_submissions": recent,
@@ -130,23 +129,23 @@ def _speeds(rows: Sequence[Submission]) -> dict[str, float]:
     }
 
 
-def _performers(session: Session, limit: int) -> list[protocol.Performer]:
+def _performers(t: Transaction, limit: int) -> list[protocol.Performer]:
     """Return the first places of the newest round, then the latest verdicts of any round.
 
     Each row has the rank of its own round. Miners thus also find low, failed and old verdicts.
     """
-    newest = session.scalars(select(Round).order_by(Round.round_number.desc())).first()
-    latest = session.scalars(
+    newest = t.session.scalars(select(Round).order_by(Round.round_number.desc())).first()
+    latest = t.session.scalars(
         select(Submission)
         .where(Submission.validated_at.is_not(None))
         .order_by(Submission.validated_at.desc(), Submission.id.desc())
         .limit(limit)
     ).all()
-    leaders = ranking.of_round(session, newest, limit // 2) if newest else []
+    leaders = ranking.of_round(t.session, newest, limit // 2) if newest else []
     leading = [place.submission for place in leaders]
     chosen = {row.id: row for row in [*leading, *latest]}
     shown = list(chosen.values())[:limit]
-    ranks = ranking.ranks_of(session, shown)
+    ranks = ranking.ranks_of(t.session, shown)
     return [_performer(row, ranks.get(row.id)) for row in shown]
 
 

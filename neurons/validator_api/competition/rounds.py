@@ -11,6 +11,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from neurons.runtime.observe import get_logger
+from neurons.runtime.settings import Settings
 from neurons.validator_api.competition import ranking
 from neurons.validator_api.competition.errors import Refusal
 from neurons.validator_api.database.tables import (
@@ -29,14 +30,20 @@ log = get_logger("validator_api")
 
 
 @dataclass(frozen=True)
-class RequestContext:
-    """The time of one request, and the chain's uids at that time."""
+class Transaction:
+    """A transaction of one request: the database, the time and the rules."""
 
+    session: Session
     now: datetime  # naive UTC
     block: int
-    oldest_block: int  # commitments with an earlier reveal block have expired
+    settings: Settings
     # the chain's uid of each hotkey of the subnet; None if the server assigns them
     uids: Mapping[str, int] | None = None
+
+    @property
+    def oldest_block(self) -> int:
+        """The block before which a commitment's reveal block must not be: it has expired."""
+        return self.block - self.settings.reveal_window_blocks
 
 
 def utc(unix: float) -> datetime:
@@ -50,68 +57,66 @@ def active(session: Session) -> Round | None:
     ).first()
 
 
-def current(session: Session, context: RequestContext) -> Round:
+def current(t: Transaction) -> Round:
     """Return the active round; open one if there is none."""
-    row = active(session)
-    return row if row is not None else _open(session, context, rules.ROUND_HOURS)
+    row = active(t.session)
+    return row if row is not None else _open(t, rules.ROUND_HOURS)
 
 
-def is_overdue(session: Session, context: RequestContext) -> bool:
-    end = session.scalars(select(Round.end_time).where(Round.status == ACTIVE)).first()
-    return end is not None and end <= context.now
+def is_overdue(t: Transaction) -> bool:
+    end = t.session.scalars(select(Round.end_time).where(Round.status == ACTIVE)).first()
+    return end is not None and end <= t.now
 
 
-def end_overdue(session: Session, context: RequestContext) -> None:
+def end_overdue(t: Transaction) -> None:
     """If the active round's time is over, finalize it and open the next one.
 
     Every write does this first, so that it cannot change a round that is over.
     """
-    if is_overdue(session, context):
-        _open(session, context, rules.ROUND_HOURS)
+    if is_overdue(t):
+        _open(t, rules.ROUND_HOURS)
 
 
-def create(
-    session: Session, request: protocol.CreateRoundRequest, context: RequestContext
-) -> Round:
+def create(t: Transaction, request: protocol.CreateRoundRequest) -> Round:
     """End the active round, if any, and open the next one; refuse an unknown submission to beat."""
     baseline = request.baseline_submission_id
-    if baseline is not None and session.get(Submission, baseline) is None:
+    if baseline is not None and t.session.get(Submission, baseline) is None:
         raise Refusal(404, "Submission not found")
-    return _open(session, context, request.duration_hours, baseline)
+    return _open(t, request.duration_hours, baseline)
 
 
-def finalize(session: Session, row: Round, context: RequestContext) -> list[ranking.Ranked]:
+def finalize(t: Transaction, row: Round) -> list[ranking.Ranked]:
     """Complete the round, name its winner and freeze its places; return its ranking."""
-    ranked = ranking.current(session, row)
+    ranked = ranking.current(t.session, row)
     if ranked:
         row.winner_submission_id = ranked[0].submission.id
         row.winner_hotkey = ranked[0].submission.miner_hotkey
     row.status = COMPLETED
-    row.end_time = min(row.end_time, context.now)
+    row.end_time = min(row.end_time, t.now)
     for place in ranked:
-        session.add(
+        t.session.add(
             Place(
                 round_id=row.id,
                 submission_id=place.submission.id,
                 rank=place.rank,
                 weighted_score=place.weighted_score,
                 weight=place.weight,
-                uid=uid_of(session, place.submission.miner_hotkey, context),
+                uid=uid_of(t, place.submission.miner_hotkey),
             )
         )
-    session.flush()
+    t.session.flush()
     log.info("round finalized", round=row.round_number, winner=row.winner_hotkey)
     return ranked
 
 
-def finalize_by_id(session: Session, round_id: int, context: RequestContext) -> dict[str, Any]:
+def finalize_by_id(t: Transaction, round_id: int) -> dict[str, Any]:
     """Complete an active round, or raise a Refusal; return the content of the reply."""
-    row = session.get(Round, round_id)
+    row = t.session.get(Round, round_id)
     if row is None:
         raise Refusal(404, "Round not found")
     if row.status != ACTIVE:
         raise Refusal(400, "Round already finalized")
-    ranked = finalize(session, row, context)
+    ranked = finalize(t, row)
     return {
         "status": row.status,
         "round_id": row.id,
@@ -125,76 +130,72 @@ def baseline_after(row: Round) -> int | None:
     return row.winner_submission_id or row.baseline_submission_id
 
 
-def weights(
-    session: Session, round_id: int | None, context: RequestContext
-) -> list[protocol.Weight]:
+def weights(t: Transaction, round_id: int | None) -> list[protocol.Weight]:
     """Return the weights of a round, by default of the last completed one."""
     if round_id is None:
-        row = session.scalars(
+        row = t.session.scalars(
             select(Round).where(Round.status == COMPLETED).order_by(Round.round_number.desc())
         ).first()
     else:
-        row = session.get(Round, round_id)
+        row = t.session.get(Round, round_id)
     if row is None:
         return []
-    places = session.scalars(select(Place).where(Place.round_id == row.id))
+    places = t.session.scalars(select(Place).where(Place.round_id == row.id))
     frozen = {place.submission_id: place.uid for place in places}
     shown = []
-    for place in ranking.of_round(session, row):
+    for place in ranking.of_round(t.session, row):
         hotkey, number = place.submission.miner_hotkey, place.submission.id
-        uid = frozen[number] if number in frozen else uid_of(session, hotkey, context)
+        uid = frozen[number] if number in frozen else uid_of(t, hotkey)
         if place.weight and uid is not None:
             shown.append(protocol.Weight(uid=uid, hotkey=hotkey, weight=place.weight))
     return shown
 
 
-def uid_of(session: Session, hotkey: str, context: RequestContext) -> int | None:
+def uid_of(t: Transaction, hotkey: str) -> int | None:
     """Return the hotkey's uid: the chain's, or without a chain the one that the API assigned."""
-    if context.uids is not None:
-        return context.uids.get(hotkey)
-    return session.get_one(Miner, hotkey).uid
+    if t.uids is not None:
+        return t.uids.get(hotkey)
+    return t.session.get_one(Miner, hotkey).uid
 
 
-def as_message(session: Session, row: Round, context: RequestContext) -> protocol.Round:
+def as_message(t: Transaction, row: Round) -> protocol.Round:
     """Return the round in the wire's form."""
     return protocol.Round(
         **row.facts(),
-        time_remaining_seconds=max(0, int((row.end_time - context.now).total_seconds())),
-        total_submissions=count(session, Submission.round_id == row.id),
+        time_remaining_seconds=max(0, int((row.end_time - t.now).total_seconds())),
+        total_submissions=count(t.session, Submission.round_id == row.id),
         wire_version=protocol.WIRE_VERSION,
     )
 
 
-def _open(
-    session: Session, context: RequestContext, hours: int, baseline: int | None = None
-) -> Round:
+def _open(t: Transaction, hours: int, baseline: int | None = None) -> Round:
     """Finalize the active round, if there is one, and open the next one."""
-    ending = active(session)
+    ending = active(t.session)
     if ending is not None:
-        finalize(session, ending, context)
-    last = session.scalars(select(Round).order_by(Round.round_number.desc())).first()
+        finalize(t, ending)
+    last = t.session.scalars(select(Round).order_by(Round.round_number.desc())).first()
     if baseline is None and last is not None:
         baseline = baseline_after(last)
     row = Round(
         round_number=last.round_number + 1 if last else 1,
-        start_time=context.now,
-        end_time=context.now + timedelta(hours=hours),
+        start_time=t.now,
+        end_time=t.now + timedelta(hours=hours),
         status=ACTIVE,
         baseline_submission_id=baseline,
     )
-    session.add(row)
-    session.flush()
-    _take_over(session, row, context)
+    t.session.add(row)
+    t.session.flush()
+    _take_over(t, row)
     log.info("round opened", round=row.round_number, baseline=row.baseline_submission_id)
     return row
 
 
-def _take_over(session: Session, row: Round, context: RequestContext) -> None:
+def _take_over(t: Transaction, row: Round) -> None:
     """Withdraw expired commitments; move the other open submissions into the new round."""
     still_open = update(Submission).where(*OPEN)
-    expired = (Submission.is_revealed.is_(False), Submission.reveal_block < context.oldest_block)
-    session.execute(still_open.where(*expired).values(withdrawn_at=context.now))
-    session.execute(still_open.where(Submission.round_id != row.id).values(round_id=row.id))
+    expired = (Submission.is_revealed.is_(False), Submission.reveal_block < t.oldest_block)
+    t.session.execute(still_open.where(*expired).values(withdrawn_at=t.now))
+    t.session.execute(still_open.where(Submission.round_id != row.id).values(round_id=row.id))
 
 
 def _ranking_row(place: ranking.Ranked) -> dict[str, Any]:

@@ -6,12 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import func, select, update
-from sqlalchemy.orm import Session
 
-from neurons.runtime.settings import Settings
 from neurons.validator_api.competition import bans, rounds
 from neurons.validator_api.competition.errors import CommitmentMismatch, Refusal
-from neurons.validator_api.competition.rounds import RequestContext
+from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.database.tables import OPEN, LeagueEntry, Miner, Submission
 from neurons.wire import protocol, rules
 
@@ -20,81 +18,73 @@ MAX_OPEN = 10
 """Limit on a hotkey's open submissions."""
 
 
-def register(
-    session: Session, request: protocol.RegisterRequest, context: RequestContext
-) -> protocol.RegisterReply:
+def register(t: Transaction, request: protocol.RegisterRequest) -> protocol.RegisterReply:
     """Register the hotkey for a model and league; a new hotkey gets the next free uid."""
     leagues = [league for _, league, _ in rules.LEAGUES]
     if request.league not in leagues:
         raise Refusal(400, f"Invalid league. Must be one of: {', '.join(leagues)}")
-    miner = session.get(Miner, request.hotkey)
+    miner = t.session.get(Miner, request.hotkey)
     if miner is None:
-        highest = session.scalar(select(func.max(Miner.uid)))
+        highest = t.session.scalar(select(func.max(Miner.uid)))
         uid = 0 if highest is None else highest + 1
-        miner = Miner(hotkey=request.hotkey, uid=uid, registered_at=context.now)
-        session.add(miner)
-        session.flush()
+        miner = Miner(hotkey=request.hotkey, uid=uid, registered_at=t.now)
+        t.session.add(miner)
+        t.session.flush()
     entry = request.model_dump()
-    known = session.get(LeagueEntry, entry) is not None
+    known = t.session.get(LeagueEntry, entry) is not None
     if not known:
-        session.add(LeagueEntry(**entry, registered_at=context.now))
+        t.session.add(LeagueEntry(**entry, registered_at=t.now))
     status = "already_registered" if known else "registered"
-    uid_shown = rounds.uid_of(session, request.hotkey, context)
+    uid_shown = rounds.uid_of(t, request.hotkey)
     return protocol.RegisterReply(status=status, uid=uid_shown, **entry)
 
 
 def commit(
-    session: Session,
+    t: Transaction,
     request: protocol.CommitRequest,
     client: str,
-    context: RequestContext,
-    settings: Settings,
 ) -> protocol.CommitReply:
     """Store a commitment, which can be revealed from `blocks_until_reveal` blocks later.
 
     Raises a Refusal if the hash is stored already, the hotkey is not registered, or the caller's
     key for bans, `client`, is banned.
     """
-    _check_may_submit(session, request.miner_hotkey, client, context)
+    _check_may_submit(t, request.miner_hotkey, client)
     same = select(Submission.id).where(Submission.commitment_hash == request.commitment_hash)
-    if session.scalar(same) is not None:
+    if t.session.scalar(same) is not None:
         raise Refusal(409, "Commitment hash already exists. Use a different salt.")
-    block = context.block + settings.blocks_until_reveal
+    block = t.block + t.settings.blocks_until_reveal
     row = _add(
-        session,
+        t,
         request,
         client,
-        context,
         is_revealed=False,
         reveal_block=block,
         commitment_hash=request.commitment_hash,
         commitment_version=request.version or 1,
     )
-    seconds = settings.blocks_until_reveal * settings.block_time_seconds
+    seconds = t.settings.blocks_until_reveal * t.settings.block_time_seconds
     return protocol.CommitReply(
         submission_id=row.id,
         commitment_hash=request.commitment_hash,
         reveal_block=block,
-        estimated_reveal_time=(context.now + timedelta(seconds=seconds)).isoformat(),
+        estimated_reveal_time=(t.now + timedelta(seconds=seconds)).isoformat(),
         message=f"Commitment accepted. Reveal after block {block} (~{seconds // 60} minutes)",
     )
 
 
-def submit(
-    session: Session, request: protocol.SubmitRequest, client: str, context: RequestContext
-) -> protocol.SubmitReply:
+def submit(t: Transaction, request: protocol.SubmitRequest, client: str) -> protocol.SubmitReply:
     """Store a direct submission, or return the identical one of this round.
 
     A repeated request therefore has no effect: a miner cannot resubmit a claim until measurement
     noise favours it.
     """
-    _check_may_submit(session, request.miner_hotkey, client, context)
+    _check_may_submit(t, request.miner_hotkey, client)
     claim = _claim(request, request.target_sequence_length)
-    row = _same_in_round(session, request, claim, context) or _add(
-        session,
+    row = _same_in_round(t, request, claim) or _add(
+        t,
         request,
         client,
-        context,
         is_revealed=True,
         repo_hash=request.repo_hash,
         **claim,
@@ -107,16 +97,14 @@ def submit(
 
 
 def reveal(
-    session: Session,
+    t: Transaction,
     request: protocol.RevealRequest,
-    context: RequestContext,
-    settings: Settings,
 ) -> protocol.RevealReply:
     """Check the reveal against its commitment and store its claim, or raise a Refusal."""
-    row = _revealable(session, request, context, settings)
+    row = _revealable(t, request)
     _check_commitment(row, request)
     row.is_revealed = True
-    _withdraw_replaced(session, row, context)
+    _withdraw_replaced(t, row)
     row.commitment_salt = request.commitment_salt
     row.signature = request.signature
     row.docker_image = request.docker_image
@@ -133,25 +121,23 @@ def reveal(
 
 
 def _revealable(
-    session: Session,
+    t: Transaction,
     request: protocol.RevealRequest,
-    context: RequestContext,
-    settings: Settings,
 ) -> Submission:
     """Return the hotkey's commitment, or raise a Refusal if it cannot be revealed now."""
-    row = session.get(Submission, request.submission_id)
+    row = t.session.get(Submission, request.submission_id)
     if row is None or row.miner_hotkey != request.miner_hotkey:
         raise Refusal(404, NOT_FOUND)
     if row.is_revealed or row.reveal_block is None:
         raise Refusal(409, "Submission already revealed")
-    if row.reveal_block < context.oldest_block:
-        last = row.reveal_block + settings.reveal_window_blocks
+    if row.reveal_block < t.oldest_block:
+        last = row.reveal_block + t.settings.reveal_window_blocks
         raise Refusal(404, f"{NOT_FOUND}: the commitment expired at block {last}")
     if row.withdrawn_at is not None:
         raise Refusal(404, f"{NOT_FOUND}: a newer submission replaced it")
-    blocks = row.reveal_block - context.block
+    blocks = row.reveal_block - t.block
     if blocks > 0:
-        minutes = blocks * settings.block_time_seconds // 60
+        minutes = blocks * t.settings.block_time_seconds // 60
         raise Refusal(425, f"Cannot reveal yet. Wait {blocks} blocks (~{minutes} minutes)")
     return row
 
@@ -174,26 +160,25 @@ def _check_commitment(row: Submission, request: protocol.RevealRequest) -> None:
     raise CommitmentMismatch
 
 
-def _check_may_submit(session: Session, hotkey: str, client: str, context: RequestContext) -> None:
+def _check_may_submit(t: Transaction, hotkey: str, client: str) -> None:
     """Refuse an unregistered hotkey and a banned client."""
-    if session.get(Miner, hotkey) is None:
+    if t.session.get(Miner, hotkey) is None:
         raise Refusal(404, "Miner not registered")
-    bans.check_not_banned(session, client, context.now)
+    bans.check_not_banned(t, client)
 
 
 def _same_in_round(
-    session: Session,
+    t: Transaction,
     request: protocol.SubmitRequest,
     claim: dict[str, Any],
-    context: RequestContext,
 ) -> Submission | None:
     """Return the hotkey's direct submission of exactly this claim in this round, if any."""
     exact = {name: claim[name] for name in ("fork_url", "commit_hash", "tokens_per_sec", "vram_mb")}
-    same_columns = session.scalars(
+    same_columns = t.session.scalars(
         select(Submission)
         .filter_by(
             miner_hotkey=request.miner_hotkey,
-            round_id=rounds.current(session, context).id,
+            round_id=rounds.current(t).id,
             target_sequence_length=request.target_sequence_length,
             commitment_hash=None,
             withdrawn_at=None,
@@ -207,34 +192,33 @@ def _same_in_round(
 
 
 def _add(
-    session: Session,
+    t: Transaction,
     request: protocol.CommitRequest | protocol.SubmitRequest,
     client: str,
-    context: RequestContext,
     **fields: Any,
 ) -> Submission:
     """Add a row to the current round, withdraw the rows it replaces, and return it with its id."""
     row = Submission(
         miner_hotkey=request.miner_hotkey,
-        round_id=rounds.current(session, context).id,
+        round_id=rounds.current(t).id,
         target_sequence_length=request.target_sequence_length,
         signature=request.signature,
         ip_address=client,
-        created_at=context.now,
+        created_at=t.now,
         **fields,
     )
-    session.add(row)
-    session.flush()
-    _withdraw_replaced(session, row, context)
+    t.session.add(row)
+    t.session.flush()
+    _withdraw_replaced(t, row)
     return row
 
 
-def _withdraw_replaced(session: Session, row: Submission, context: RequestContext) -> None:
+def _withdraw_replaced(t: Transaction, row: Submission) -> None:
     """Withdraw the hotkey's other open rows of this target, and its oldest beyond MAX_OPEN.
 
     An unrevealed row replaces only unrevealed ones. A validator may still judge a withdrawn row.
     """
-    others = session.execute(
+    others = t.session.execute(
         select(Submission.id, Submission.target_sequence_length, Submission.is_revealed)
         .where(Submission.miner_hotkey == row.miner_hotkey, Submission.id != row.id, *OPEN)
         .order_by(Submission.id)
@@ -249,8 +233,8 @@ def _withdraw_replaced(session: Session, row: Submission, context: RequestContex
     replaced += kept[: max(0, len(kept) + 1 - MAX_OPEN)]
     if replaced:
         rows = update(Submission).where(Submission.id.in_(replaced))
-        session.execute(
-            rows.values(withdrawn_at=context.now).execution_options(synchronize_session=False)
+        t.session.execute(
+            rows.values(withdrawn_at=t.now).execution_options(synchronize_session=False)
         )
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy.orm import Session
-
 from neurons.validator_api.competition import bans
 from neurons.validator_api.competition.errors import Refusal
-from neurons.validator_api.competition.rounds import RequestContext
+from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.competition.submissions import NOT_FOUND
 from neurons.validator_api.database.tables import Submission
 from neurons.wire import protocol
 
 
 def mark_validated(
-    session: Session,
+    t: Transaction,
     request: protocol.MarkValidatedRequest,
     validator: str,
-    context: RequestContext,
 ) -> dict[str, Any]:
     """Store a validator's score; above 0 it removes a failure, unless the logits were refuted.
 
@@ -26,23 +23,23 @@ def mark_validated(
     """
     if request.submission_id is None:
         raise Refusal(400, "submission_id required")
-    row = _submission(session, request.submission_id)
+    row = _submission(t, request.submission_id)
     if not row.is_revealed:
         raise Refusal(409, "Submission not revealed yet")
-    row.validated_at = context.now
+    row.validated_at = t.now
     row.score = request.score
     row.verdict_reason = request.reason
     row.validator_hotkey = validator
     row.validator_device = request.device
     row.measured = protocol.known_figures(request.measured, row.target_sequence_length)
     if row.ip_address and request.score > 0 and row.verification_passed is not False:
-        bans.record_success(session, row.ip_address)
+        bans.record_success(t, row.ip_address)
     return {"status": "ok", "submission_id": row.id, "score": row.score}
 
 
-def record_verification(session: Session, verification: protocol.Verification) -> dict[str, Any]:
+def record_verification(t: Transaction, verification: protocol.Verification) -> dict[str, Any]:
     """Store the outcome of a logit verification; raise a Refusal for an unknown submission."""
-    row = _submission(session, verification.submission_id)
+    row = _submission(t, verification.submission_id)
     row.verification_passed = verification.verified
     row.cosine_similarity = verification.cosine_similarity
     row.max_abs_diff = verification.max_abs_diff
@@ -51,8 +48,8 @@ def record_verification(session: Session, verification: protocol.Verification) -
     return {"status": "recorded", "verified": verification.verified}
 
 
-def _submission(session: Session, submission_id: int) -> Submission:
-    row = session.get(Submission, submission_id)
+def _submission(t: Transaction, submission_id: int) -> Submission:
+    row = t.session.get(Submission, submission_id)
     if row is None:
         raise Refusal(404, NOT_FOUND)
     return row

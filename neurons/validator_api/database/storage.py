@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.engine import URL, Connection, Engine
@@ -24,8 +24,6 @@ from sqlalchemy.orm import Session, sessionmaker
 from neurons.runtime.errors import ConfigError, QuasarError
 from neurons.runtime.observe import get_logger, redact_text
 from neurons.validator_api.database.versions import bring_up_to_date
-
-Result = TypeVar("Result")
 
 BUSY_SECONDS = 10.0
 """Seconds that a transaction waits: for other writes of this process, a connection or SQLite."""
@@ -82,18 +80,19 @@ class Storage:
         with self._watched("read"), self._readers() as session:
             yield session
 
-    def write(self, work: Callable[[Session], Result]) -> Result:
-        """Run `work` in one transaction and commit it.
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """Open a session and commit it at the end; after an exception, nothing is written.
 
-        Writers run one after another, even those of several servers on one database, so that the
-        checks of `work` are still valid when it writes. After DatabaseAway nothing was written,
+        Writers run one after another, even those of several servers on one database, so that a
+        check is still valid when its transaction writes. After DatabaseAway nothing was written,
         unless the connection was lost during the commit; repeating the call shows which.
         """
         if not self._write_lock.acquire(timeout=BUSY_SECONDS):
             raise DatabaseAway(f"earlier writes take longer than {BUSY_SECONDS:.0f} s")
         try:
             with self._watched("write"), self._writers.begin() as session:
-                return work(session)
+                yield session
         finally:
             self._write_lock.release()
 

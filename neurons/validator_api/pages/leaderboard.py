@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from neurons.validator_api.competition import ranking, rounds
 from neurons.validator_api.competition.ranking import Ranked
-from neurons.validator_api.competition.rounds import RequestContext
+from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.database.tables import ACTIVE, IN_QUEUE, Round, Submission, count
 from neurons.wire import rules
 
@@ -49,13 +48,13 @@ class RoundsPage:
     before: int | None  # the next page has the rounds with numbers below; None on the last page
 
 
-def leaderboard(session: Session, context: RequestContext) -> RoundPage:
+def leaderboard(t: Transaction) -> RoundPage:
     """Return the newest round with the latest verdicts; if it is active, also the one before."""
     newest = select(Round).order_by(Round.round_number.desc()).limit(2)
-    row, before = [*session.scalars(newest), None, None][:2]
+    row, before = [*t.session.scalars(newest), None, None][:2]
     if row is None:
         return RoundPage(None)
-    judged = session.execute(
+    judged = t.session.execute(
         select(Submission, Round.round_number)
         .join(Round, Submission.round_id == Round.id)
         .where(Submission.validated_at.is_not(None), Submission.is_revealed.is_(True))
@@ -64,42 +63,42 @@ def leaderboard(session: Session, context: RequestContext) -> RoundPage:
     )
     is_open = row.status == ACTIVE
     return replace(
-        _round_page(session, row, context, PLACES),
-        in_queue=count(session, *IN_QUEUE),
-        scores_to_beat=_scores_to_beat(session, row),
+        _round_page(t, row, PLACES),
+        in_queue=count(t.session, *IN_QUEUE),
+        scores_to_beat=_scores_to_beat(t, row),
         verdicts=[(one, number) for one, number in judged],
-        last=_round_page(session, before, context, LAST_PLACES) if before and is_open else None,
+        last=_round_page(t, before, LAST_PLACES) if before and is_open else None,
     )
 
 
-def one_round(session: Session, context: RequestContext, number: int) -> RoundPage | None:
-    row = session.scalars(select(Round).where(Round.round_number == number)).first()
-    return None if row is None else _round_page(session, row, context, PLACES)
+def one_round(t: Transaction, number: int) -> RoundPage | None:
+    row = t.session.scalars(select(Round).where(Round.round_number == number)).first()
+    return None if row is None else _round_page(t, row, PLACES)
 
 
-def history(session: Session, context: RequestContext, before: int | None) -> RoundsPage:
+def history(t: Transaction, before: int | None) -> RoundsPage:
     """Return the rounds with numbers below `before`, the newest first."""
     wanted = select(Round).order_by(Round.round_number.desc()).limit(ROUNDS + 1)
     if before is not None:
         wanted = wanted.where(Round.round_number < before)
-    rows = session.scalars(wanted).all()
+    rows = t.session.scalars(wanted).all()
     shown = rows[:ROUNDS]
     following = shown[-1].round_number if len(rows) > ROUNDS else None
-    return RoundsPage([_round(session, row, context) for row in shown], following)
+    return RoundsPage([_round(t, row) for row in shown], following)
 
 
-def _round_page(session: Session, row: Round, context: RequestContext, most: int) -> RoundPage:
-    ranked = ranking.of_round(session, row, most + 1)
-    return RoundPage(_round(session, row, context), ranked[:most], len(ranked) > most)
+def _round_page(t: Transaction, row: Round, most: int) -> RoundPage:
+    ranked = ranking.of_round(t.session, row, most + 1)
+    return RoundPage(_round(t, row), ranked[:most], len(ranked) > most)
 
 
-def _scores_to_beat(session: Session, row: Round) -> dict[str, float]:
+def _scores_to_beat(t: Transaction, row: Round) -> dict[str, float]:
     """Return the scores to exceed, by purpose: in this round, or in the next one if it is over."""
     if row.status == ACTIVE:
-        least = ranking.floor(session, row.baseline_submission_id)
-        best = ranking.best_scores(session, row, len(rules.TOP_SHARES))
+        least = ranking.floor(t.session, row.baseline_submission_id)
+        best = ranking.best_scores(t.session, row, len(rules.TOP_SHARES))
     else:
-        least, best = ranking.floor(session, rounds.baseline_after(row)), []
+        least, best = ranking.floor(t.session, rounds.baseline_after(row)), []
     full = len(best) == len(rules.TOP_SHARES)
     scores = (
         ("to rank", least),
@@ -113,9 +112,9 @@ def _scores_to_beat(session: Session, row: Round) -> dict[str, float]:
     return shown
 
 
-def _round(session: Session, row: Round, context: RequestContext) -> RoundView:
-    remaining = _duration(row.end_time - context.now) if row.status == ACTIVE else ""
-    return RoundView(row, remaining, count(session, Submission.round_id == row.id))
+def _round(t: Transaction, row: Round) -> RoundView:
+    remaining = _duration(row.end_time - t.now) if row.status == ACTIVE else ""
+    return RoundView(row, remaining, count(t.session, Submission.round_id == row.id))
 
 
 def _duration(left: timedelta) -> str:

@@ -8,10 +8,9 @@ from datetime import datetime
 from urllib.parse import urlsplit
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from neurons.validator_api.competition import ranking
-from neurons.validator_api.competition.rounds import RequestContext
+from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.database.tables import LeagueEntry, Round, Submission
 
 Speeds = Sequence[tuple[int, float]]
@@ -51,8 +50,8 @@ class SubmissionPage:
     claim: ClaimView | None  # None until the reveal
 
 
-def submission(session: Session, context: RequestContext, number: int) -> SubmissionPage | None:
-    row = session.get(Submission, number)
+def submission(t: Transaction, number: int) -> SubmissionPage | None:
+    row = t.session.get(Submission, number)
     if row is None:
         return None
     block = row.reveal_block or 0
@@ -60,17 +59,17 @@ def submission(session: Session, context: RequestContext, number: int) -> Submis
         id=row.id,
         hotkey=row.miner_hotkey,
         created=row.created_at,
-        round_number=session.get_one(Round, row.round_id).round_number,
-        state=_state(row, context),
+        round_number=t.session.get_one(Round, row.round_id).round_number,
+        state=_state(row, t),
         open=row.validated_at is None and row.withdrawn_at is None,
         commitment=f"{row.commitment_hash:.16}..." if row.commitment_hash else None,
         reveal_block=block,
-        blocks_left=max(0, block - context.block),
-        claim=_claim(session, row) if row.is_revealed else None,
+        blocks_left=max(0, block - t.block),
+        claim=_claim(t, row) if row.is_revealed else None,
     )
 
 
-def _claim(session: Session, row: Submission) -> ClaimView:
+def _claim(t: Transaction, row: Submission) -> ClaimView:
     entries = (
         select(LeagueEntry.model_name)
         .where(LeagueEntry.hotkey == row.miner_hotkey)
@@ -82,9 +81,9 @@ def _claim(session: Session, row: Submission) -> ClaimView:
     return ClaimView(
         row,
         link=_web_address(row.fork_url or ""),
-        models=session.scalars(entries).all(),
+        models=t.session.scalars(entries).all(),
         weighted=ranking.weighted(row),
-        rank=ranking.ranks_of(session, [row]).get(row.id),
+        rank=ranking.ranks_of(t.session, [row]).get(row.id),
         logits=_logits(row),
         # Miners repeat the claim among their benchmarks; it is not a measurement of theirs.
         benchmarks=[point for point in _speeds(row.benchmarks or {}) if point != claim],
@@ -92,14 +91,14 @@ def _claim(session: Session, row: Submission) -> ClaimView:
     )
 
 
-def _state(row: Submission, context: RequestContext) -> str:
+def _state(row: Submission, t: Transaction) -> str:
     if row.validated_at is not None:
         return "confirmed" if ranking.is_confirmed(row) else "rejected"
     if row.withdrawn_at is not None:
         return "replaced by a newer one, expired, or withdrawn by a ban"
     if row.is_revealed:
         return "waiting for a validator"
-    if (row.reveal_block or 0) < context.oldest_block:
+    if (row.reveal_block or 0) < t.oldest_block:
         return "expired"
     return "committed, hidden until its reveal"
 

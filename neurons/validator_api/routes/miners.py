@@ -24,8 +24,9 @@ def register_miner(
     caller: TheCaller, body: protocol.RegisterRequest, api: TheApi
 ) -> protocol.RegisterReply:
     """Register the calling hotkey for a model and a league."""
-    auth.check_same_hotkey(body.hotkey, caller.hotkey)
-    return api.write(lambda session, context: submissions.register(session, body, context))
+    auth.check_same_hotkey(body.hotkey, caller)
+    with api.write() as t:
+        return submissions.register(t, body)
 
 
 @router.post("/submit_kernel")
@@ -33,12 +34,10 @@ def submit_kernel(
     caller: TheCaller, body: protocol.SubmitRequest, api: TheApi
 ) -> protocol.SubmitReply:
     """Submit a fork and its claim without commit and reveal."""
-    auth.check_same_hotkey(body.miner_hotkey, caller.hotkey)
-    auth.check_signed("/submit_kernel", body)
+    auth.check_body("/submit_kernel", body, caller)
     auth.check_fork_url(body.fork_url, allow_files=api.settings.allow_file_forks)
-    return api.write(
-        lambda session, context: submissions.submit(session, body, caller.client, context)
-    )
+    with api.write() as t:
+        return submissions.submit(t, body, caller.client)
 
 
 @router.post("/commit_submission")
@@ -46,13 +45,9 @@ def commit_submission(
     caller: TheCaller, body: protocol.CommitRequest, api: TheApi
 ) -> protocol.CommitReply:
     """Commit to a fork whose address stays hidden until the reveal."""
-    auth.check_same_hotkey(body.miner_hotkey, caller.hotkey)
-    auth.check_signed("/commit_submission", body)
-    return api.write(
-        lambda session, context: submissions.commit(
-            session, body, caller.client, context, api.settings
-        )
-    )
+    auth.check_body("/commit_submission", body, caller)
+    with api.write() as t:
+        return submissions.commit(t, body, caller.client)
 
 
 @router.post("/reveal_submission")
@@ -60,13 +55,12 @@ def reveal_submission(
     caller: TheCaller, body: protocol.RevealRequest, api: TheApi
 ) -> protocol.RevealReply:
     """Reveal the fork and the claim of a commitment."""
-    auth.check_same_hotkey(body.miner_hotkey, caller.hotkey)
-    auth.check_signed("/reveal_submission", body)
+    auth.check_body("/reveal_submission", body, caller)
     auth.check_fork_url(body.fork_url, allow_files=api.settings.allow_file_forks)
     try:
-        return api.write(
-            lambda session, context: submissions.reveal(session, body, context, api.settings)
-        )
+        with api.write() as t:
+            return submissions.reveal(t, body)
     except CommitmentMismatch:
-        api.write(lambda session, context: bans.record_failure(session, caller.client, context.now))
+        with api.write() as t:
+            bans.record_failure(t, caller.client)
         raise

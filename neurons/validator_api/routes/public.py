@@ -24,16 +24,12 @@ async def health() -> dict[str, str]:
 @router.get("/get_current_round")
 def get_current_round(api: TheApi) -> protocol.Round:
     """Show the active round; open one if there is none."""
-    active = api.read(
-        lambda session, context: (
-            rounds.as_message(session, row, context) if (row := rounds.active(session)) else None
-        )
-    )
-    return active or api.write(
-        lambda session, context: rounds.as_message(
-            session, rounds.current(session, context), context
-        )
-    )
+    with api.read() as t:
+        active = rounds.active(t.session)
+        if active is not None:
+            return rounds.as_message(t, active)
+    with api.write() as t:
+        return rounds.as_message(t, rounds.current(t))
 
 
 @router.get("/pending_reveals")
@@ -47,9 +43,8 @@ def pending_reveals(
 
     `hotkey` selects those of one miner. For the next page, `before` is the last row's number.
     """
-    return api.read(
-        lambda session, context: lists.pending_reveals(session, context, hotkey, before, limit)
-    )
+    with api.read() as t:
+        return lists.pending_reveals(t, hotkey, before, limit)
 
 
 @router.get("/get_submission_stats")
@@ -57,13 +52,15 @@ def get_submission_stats(
     api: TheApi, limit: Annotated[int, Query(ge=1, le=100)] = 50
 ) -> protocol.SubmissionStats:
     """List the submissions that wait for a verdict, newest first, and the latest verdicts."""
-    return api.read(lambda session, _: lists.submission_stats(session, limit))
+    with api.read() as t:
+        return lists.submission_stats(t, limit)
 
 
 @router.get("/verification_stats")
 def verification_stats(api: TheApi, round_id: protocol.RowId | None = None) -> dict[str, Any]:
     """Count the logit verifications."""
-    return api.read(lambda session, _: lists.verification_stats(session, round_id))
+    with api.read() as t:
+        return lists.verification_stats(t, round_id)
 
 
 @router.get("/get_submission_rate")
@@ -71,17 +68,12 @@ def get_submission_rate(
     api: TheApi, window_minutes: Annotated[int, Query(ge=1, le=60 * 24 * 366)] = 10
 ) -> dict[str, Any]:
     """Count the submissions of the last minutes."""
-    return api.read(
-        lambda session, context: lists.submission_rate(session, window_minutes, context.now)
-    )
+    with api.read() as t:
+        return lists.submission_rate(t, window_minutes)
 
 
 @router.get("/get_weights")
 def get_weights(api: TheApi, round_id: protocol.RowId | None = None) -> protocol.Weights:
     """Show the weights of a round, by default of the last completed one."""
-    epoch = int(api.clock())
-    return api.read(
-        lambda session, context: protocol.Weights(
-            epoch=epoch, weights=rounds.weights(session, round_id, context)
-        )
-    )
+    with api.read() as t:
+        return protocol.Weights(epoch=int(api.clock()), weights=rounds.weights(t, round_id))

@@ -27,7 +27,8 @@ def validation_queue(
     limit: Annotated[int, Query(ge=1, le=QUEUE_PAGE)] = QUEUE_PAGE,
 ) -> protocol.ValidationQueue:
     """List a page of the submissions that wait for a verdict, oldest first."""
-    return api.read(lambda session, _: lists.validation_queue(session, after, limit))
+    with api.read() as t:
+        return lists.validation_queue(t, after, limit)
 
 
 @router.post("/mark_validated")
@@ -35,9 +36,8 @@ def mark_validated(
     call: Validator, body: protocol.MarkValidatedRequest, api: TheApi
 ) -> dict[str, Any]:
     """Store a submission's score."""
-    return api.write(
-        lambda session, context: verdicts.mark_validated(session, body, call.hotkey, context), call
-    )
+    with api.write(call) as t:
+        return verdicts.mark_validated(t, body, call.hotkey)
 
 
 @router.post("/record_verification")
@@ -45,7 +45,8 @@ def record_verification(
     call: Validator, api: TheApi, verification: Annotated[protocol.Verification, Query()]
 ) -> dict[str, Any]:
     """Store the outcome of a logit verification."""
-    return api.write(lambda session, _: verdicts.record_verification(session, verification), call)
+    with api.write(call) as t:
+        return verdicts.record_verification(t, verification)
 
 
 @router.post("/record_failure")
@@ -53,29 +54,23 @@ def record_failure(call: Validator, body: protocol.FailureRequest, api: TheApi) 
     """Count a failed validation of the client that sent the submission."""
     client = body.ip_address
     key = client if client.startswith("hotkey ") else bans.ban_key(client)
-    if key is None:
-        message = "Not counted: several clients share this address"
-        api.write(lambda *_: None, call)
-    else:
-        message = "Failure recorded"
-        api.write(lambda session, context: bans.record_failure(session, key, context.now), call)
+    with api.write(call) as t:
+        if key is not None:
+            bans.record_failure(t, key)
+    shared = "Not counted: several clients share this address"
+    message = shared if key is None else "Failure recorded"
     return {"status": "ok", "ip_address": client, "message": message}
 
 
 @router.post("/create_round")
 def create_round(call: Validator, body: protocol.CreateRoundRequest, api: TheApi) -> protocol.Round:
     """End the active round and open the next one."""
-    return api.write(
-        lambda session, context: rounds.as_message(
-            session, rounds.create(session, body, context), context
-        ),
-        call,
-    )
+    with api.write(call) as t:
+        return rounds.as_message(t, rounds.create(t, body))
 
 
 @router.post("/finalize_round/{round_id}")
 def finalize_round(round_id: protocol.RowId, call: Validator, api: TheApi) -> dict[str, Any]:
     """End a round, name its winner and freeze its places."""
-    return api.write(
-        lambda session, context: rounds.finalize_by_id(session, round_id, context), call
-    )
+    with api.write(call) as t:
+        return rounds.finalize_by_id(t, round_id)

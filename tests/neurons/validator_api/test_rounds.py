@@ -11,9 +11,10 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from neurons.runtime.settings import Settings
 from neurons.validator_api.competition import ranking, rounds
 from neurons.validator_api.competition.ranking import Ranked
-from neurons.validator_api.competition.rounds import RequestContext
+from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import ACTIVE, COMPLETED, Miner, Round, Submission
 from neurons.wire import rules
@@ -184,13 +185,14 @@ def test_a_hotkey_earns_once_and_does_not_push_others_down(standing: Standing) -
 
 def test_a_completed_round_keeps_its_uids(standing: Standing) -> None:
     def uids(of_chain: dict[str, int]) -> list[tuple[int, str]]:
-        context = RequestContext(START, block=2, oldest_block=1, uids=of_chain)
-        return [(one.uid, one.hotkey) for one in rounds.weights(standing.session, 2, context)]
+        return [(one.uid, one.hotkey) for one in rounds.weights(transaction(of_chain), 2)]
+
+    def transaction(of_chain: dict[str, int]) -> Transaction:
+        return Transaction(standing.session, START, 2, Settings(), of_chain)
 
     standing([row(1, "a", 2.0), row(2, "b", 1.0)])
     assert uids({"a": 5}) == [(5, "a")]  # the chain does not know b
-    context = RequestContext(START, block=2, oldest_block=1, uids={"a": 7})
-    rounds.finalize(standing.session, standing.session.get_one(Round, 2), context)
+    rounds.finalize(transaction({"a": 7}), standing.session.get_one(Round, 2))
     assert uids({"a": 9, "b": 8}) == uids({}) == [(7, "a")]
 
 

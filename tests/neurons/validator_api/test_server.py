@@ -15,7 +15,6 @@ import httpx
 import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
 
 from neurons.validator_api.__main__ import main
 from neurons.validator_api.competition.rounds import utc
@@ -96,12 +95,10 @@ def test_writers_wait_for_one_another(database_url: str) -> None:
     storages = [Storage(database_url) for _ in range(2)]  # as in two processes
 
     def register(name: str) -> None:
-        def work(session: Session) -> None:
+        with storages[len(name) % 2].write() as session:
             rows = session.scalars(select(Miner)).all()
             time.sleep(0.01)  # a stale read would give two hotkeys the same uid
             session.add(Miner(hotkey=name, uid=len(rows), registered_at=utc(0)))
-
-        storages[len(name) % 2].write(work)
 
     threads = [threading.Thread(target=register, args=("k" * n,)) for n in range(8)]
     for thread in threads:
@@ -118,13 +115,14 @@ def test_writers_wait_for_one_another(database_url: str) -> None:
 def test_a_failed_write_leaves_nothing(database_url: str) -> None:
     storage = Storage(database_url)
 
-    def work(session: Session) -> None:
-        session.add(Miner(hotkey="a", uid=0, registered_at=utc(0)))
-        session.flush()
-        raise OperationalError("the server went away", None, OSError())
+    def write() -> None:
+        with storage.write() as session:
+            session.add(Miner(hotkey="a", uid=0, registered_at=utc(0)))
+            session.flush()
+            raise OperationalError("the server went away", None, OSError())
 
     with pytest.raises(DatabaseAway):
-        storage.write(work)
+        write()
     with storage.read() as session:
         assert session.scalars(select(Miner)).all() == []
     storage.close()

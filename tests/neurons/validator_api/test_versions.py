@@ -12,10 +12,12 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, select, text
+from sqlalchemy.orm import Session
 
 from neurons.runtime.errors import ConfigError
+from neurons.runtime.settings import Settings
 from neurons.validator_api.competition import lists, ranking, rounds
-from neurons.validator_api.competition.rounds import RequestContext
+from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.database.storage import Storage
 from neurons.validator_api.database.tables import Base, IpBan, Round, Submission
 from neurons.wire.protocol import CreateRoundRequest
@@ -27,7 +29,11 @@ pytestmark = on_both
 VERSION_0_1_0 = Path(__file__).with_name("version_0_1_0.sql")
 POSTGRESQL = {"\tid INTEGER": "\tid SERIAL", "DATETIME": "TIMESTAMP", "DOUBLE": "DOUBLE PRECISION"}
 """Replacements for SQLite's types."""
-CONTEXT = RequestContext(datetime(2026, 11, 4), block=15_000_000, oldest_block=14_999_000)  # noqa: DTZ001
+
+
+def transaction(session: Session) -> Transaction:
+    settings = Settings(reveal_window_blocks=1000)
+    return Transaction(session, datetime(2026, 11, 4), 15_000_000, settings)  # noqa: DTZ001
 
 
 @pytest.fixture
@@ -65,19 +71,20 @@ def test_a_database_of_version_0_1_0_is_taken_over_with_its_content(old_url: str
     storage = Storage(old_url)
     assert differences(old_url) == []
     with storage.read() as session:
+        t = transaction(session)
         first, second = session.scalars(select(Round).order_by(Round.id)).all()
         frozen = [(p.submission.id, p.rank, p.weight) for p in ranking.of_round(session, first)]
         # 5 and 2 score the same, 150 weighted: the earlier one leads; 4 was refuted.
         assert frozen == [(2, 1, 0.60), (5, 2, 0.25), (3, 3, 0.10), (1, 3, 0.0)]
-        assert [row.id for row in lists.validation_queue(session, 0, 9).submissions] == [7]
-        (open_one,) = lists.pending_reveals(session, CONTEXT, None, None, 9).pending_reveals
+        assert [row.id for row in lists.validation_queue(t, 0, 9).submissions] == [7]
+        (open_one,) = lists.pending_reveals(t, None, None, 9).pending_reveals
         assert (open_one.submission_id, second.baseline_submission_id) == (8, 2)
         assert session.get_one(Submission, 8).commitment_version == 1
         assert session.get_one(IpBan, "203.0.113.9").failure_count == 2
         assert session.get_one(Submission, 1).benchmarks == {"512": {"tokens_per_sec": 5.0}}
-    following = CreateRoundRequest()
-    added = storage.write(lambda session: rounds.create(session, following, CONTEXT).round_number)
-    assert added == 3  # numbers go on behind those of the old rows
+    with storage.write() as session:
+        added = rounds.create(transaction(session), CreateRoundRequest())
+        assert added.round_number == 3  # numbers go on behind those of the old rows
     storage.close()
 
 
@@ -99,9 +106,8 @@ def test_an_early_end_is_corrected_by_the_start_of_the_next_round(old_url: str) 
 
 def test_a_database_of_a_newer_program_is_refused(database_url: str) -> None:
     storage = Storage(database_url)
-    storage.write(
-        lambda session: session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    )
+    with storage.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     storage.close()
     with pytest.raises(ConfigError, match=r"DATABASE_URL.*newest program"):
         Storage(database_url)
