@@ -84,7 +84,7 @@ def typed(kind: str, names: str) -> dict[str, str]:
 def _shapes(architecture: int) -> Iterator[tuple[str, int, str, Any]]:
     """Yield operand type, head width, the name's suffix and the tiles, for all shipped tiles."""
     import torch
-    from fla.ops.quasar.triton_kernels import tuning
+    from fla.ops.quasar.triton_kernels.tiles import shipped_tiles
 
     capability = f"{architecture // 10}.{architecture % 10}"
     for kind, dtype, S in (
@@ -92,7 +92,7 @@ def _shapes(architecture: int) -> Iterator[tuple[str, int, str, Any]]:
         ("bf16", torch.bfloat16, 128),
         ("fp32", torch.float32, 64),
     ):
-        for gpu, tiles in tuning.shipped_tiles(S, dtype, capability).items():
+        for gpu, tiles in shipped_tiles(S, dtype, capability).items():
             yield kind, S, f" {gpu}".rstrip(), tiles
 
 

@@ -40,16 +40,12 @@ step layer_accuracy layer-accuracy --fork "$fork"
 for tree in public-fork baseline overlay-ops overlay; do
   step layer "$tree" --fork "$fork" --tree "$tree"
 done
-# without autotuning, the portable path uses library products
-portable() {
-  QUASAR_AUTOTUNE=0 step "$@" --fork "$fork" --tree overlay-portable
-}
-portable layer overlay-portable
+step layer overlay-portable --fork "$fork" --tree overlay-portable
 step layer_profile layer-profile-ops --fork "$fork" --tree overlay-ops
 step layer_profile layer-profile --fork "$fork"
-portable layer_profile layer-profile-portable
+step layer_profile layer-profile-portable --fork "$fork" --tree overlay-portable
 step layer_memory layer-memory --fork "$fork"
-portable layer_memory layer-memory-portable
+step layer_memory layer-memory-portable --fork "$fork" --tree overlay-portable
 step layer_training layer-training --fork "$fork"
 step adaptive_layer adaptive-layer
 step claim_acceptance acceptance --fork "$fork"

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from benchmarks.engine.results import load, write
 from benchmarks.report import cards
-from benchmarks.report.estimates import SPEEDS, Estimates
+from benchmarks.report.estimates import LONG_TOKENS, SPEEDS, Estimates
 from harness.hardware.gpus import GPUS, Gpu, published_bound
+from quasar_kernels.mount import mount
+
+mount()
+
+from fla.ops.quasar.layer import paths  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +40,16 @@ def test_no_estimate_exceeds_the_card_s_bound(estimates: Estimates, gpu: Gpu) ->
     speeds = [estimates.speed(n, gpu) for n in cards.SHOWN]
     assert speeds == sorted(speeds)
     assert speeds[-1] < published_bound(gpu)
+
+
+@pytest.mark.parametrize("gpu", [g for g in GPUS if not g.hopper], ids=lambda gpu: gpu.label)
+def test_the_layer_chooses_the_path_with_the_higher_estimate(estimates, monkeypatch, gpu):
+    capability = tuple(map(int, gpu.capability.split(".")))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    fused, library = (p.speed(LONG_TOKENS, gpu) for p in (estimates.fused, estimates.portable))
+    chosen = paths.portable_is_faster(SimpleNamespace(device=torch.device("cuda", 0)))
+    assert chosen == (fused > library), (fused, library)
+    assert estimates.path(gpu) is (estimates.fused if chosen else estimates.portable)
 
 
 @pytest.mark.parametrize(("path", "file", "capability"), cards.PEAKS)

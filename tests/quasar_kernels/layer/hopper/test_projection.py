@@ -61,7 +61,7 @@ class Machine:
         monkeypatch.setattr(hopper, "find_program", lambda *_: hopper.PROGRAM.find_loaded(variant))
         monkeypatch.setattr(paths, "supports_kernels", lambda *_: True)
         monkeypatch.setattr(paths, "fits_512", lambda *_: True)
-        monkeypatch.setattr(paths.timed_choice, "portable_is_faster", lambda *_: False)
+        monkeypatch.setattr(paths, "portable_is_faster", lambda *_: False)
         self.project, self.output = library.project, library.output
         monkeypatch.setattr(hopper, "project", self.launch("project"))
         monkeypatch.setattr(hopper, "output", self.launch("output"))

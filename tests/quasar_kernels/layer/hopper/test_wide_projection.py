@@ -18,7 +18,7 @@ def on_hopper(monkeypatch):
     monkeypatch.setattr(wide, "find_program", lambda x, dtype: "program")
     monkeypatch.setattr(paths.hopper, "find_program", lambda x, dtype: None)
     monkeypatch.setattr(paths, "supports_kernels", lambda *_: True)
-    monkeypatch.setattr(paths.timed_choice, "portable_is_faster", lambda *_: False)
+    monkeypatch.setattr(paths, "portable_is_faster", lambda *_: False)
     with torch.no_grad():
         yield
 

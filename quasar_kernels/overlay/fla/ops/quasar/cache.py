@@ -1,4 +1,4 @@
-"""The on-disk cache of compiled kernels and tuned tiles: its folder, and atomic writes."""
+"""The on-disk cache of compiled kernels: its folder, and atomic writes."""
 
 from __future__ import annotations
 

@@ -14,10 +14,8 @@ GRAPHS = "QUASAR_GRAPHS"
 """0 disables the CUDA graphs of the layer's calls."""
 KEEP_MIB = "QUASAR_KEEP_MIB"
 """Limit in MiB, a whole number, on the saved results of one call of the layer."""
-AUTOTUNE = "QUASAR_AUTOTUNE"
-"""0 disables the tuning of an unknown GPU, and the timing of the layer's portable kernels."""
 CACHE_DIR = "QUASAR_CACHE_DIR"
-"""The folder of compiled kernels, tiles and times instead of ~/.cache/quasar."""
+"""The folder of compiled kernels instead of ~/.cache/quasar."""
 NVRTC = "QUASAR_NVRTC"
 """The path of the NVRTC library to use instead of searching for one."""
 
@@ -62,11 +60,6 @@ def keep_mib(default: int) -> int:
     if limit and not limit.isdecimal():
         raise ValueError(f"{KEEP_MIB} is {limit!r}; set it to a whole number of MiB, 0 for nothing")
     return int(limit or default)
-
-
-def autotune() -> bool:
-    """Return whether an unknown GPU may be tuned and the layer's portable kernels may be timed."""
-    return os.environ.get(AUTOTUNE) != "0"
 
 
 def cache_dirs() -> tuple[str, str]:

@@ -15,7 +15,7 @@ import torch
 from fla.ops.quasar.backend import MAX_HEAD_DIM
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import LoadedProgram
-from fla.ops.quasar.layer import hopper, library, portable, timed_choice, wide
+from fla.ops.quasar.layer import hopper, library, portable, wide
 from fla.ops.quasar.layer.call import Call, Weights
 from fla.ops.quasar.layer.kernels import CONV_TAPS
 from fla.ops.quasar.layer.weight_tiles import (
@@ -34,6 +34,10 @@ MIN_WIDE_TILES = 264
 """Least tiles with which wide.py is used: two for each SM of an H200. On an H100 the forward pass
 with 264 tiles is as fast as with a library product (2,048 channels) or 10% faster (768 and 1,024
 channels); with 180 tiles it is 3% slower or 10% faster."""
+
+MMA_SYNC = (8, 12)
+"""Major compute capabilities of GPUs with no faster products than `mma.sync`. There portable.py is
+faster than library products by docs/results/estimates.md; on other GPUs it is not."""
 
 _SHAPES = (  # of the weights of the layer for which hopper.py and portable.py are written
     *[(WIDTH, HIDDEN)] * 3,
@@ -76,10 +80,15 @@ def choose(call: Call, x: torch.Tensor, weights: Weights) -> Path | None:
             return Path(hopper, program)
         if fits_wide(call, x, weights) and (program := wide.find_program(x, call.dtype)):
             return Path(wide, program)
-        if fits and (call.backend == "cuda" or timed_choice.portable_is_faster(x, call.dtype)):
+        if fits and (call.backend == "cuda" or portable_is_faster(x)):
             if program := portable.find_program(x, call.dtype):
                 return Path(portable, program)
     return Path(library, None)
+
+
+def portable_is_faster(x: torch.Tensor) -> bool:
+    """Return whether x's GPU runs portable.py faster than library.py."""
+    return torch.cuda.get_device_capability(x.device)[0] in MMA_SYNC
 
 
 def supports_kernels(call: Call, x: torch.Tensor, weights: Weights) -> bool:

@@ -21,7 +21,6 @@ from fla.ops.quasar.triton_kernels.segmented_scan_bwd import (
     segment_input_grad_kernel,
     segment_state_grad_kernel,
 )
-from fla.ops.quasar.triton_kernels.tiles import Tiles
 
 
 def _shared_constants(plan: Plan, q: torch.Tensor) -> dict[str, Any]:
@@ -129,7 +128,7 @@ def forward(inputs: ScanInputs, output_final_state: bool = False, plan: Plan | N
         output_final_state: whether to return the state after each sequence.
         plan: replaces the built-in segmentation.
     """
-    plan = plan or plan_segments(inputs.v, inputs.cu_seqlens, launch=_forward_with)
+    plan = plan or plan_segments(inputs.v, inputs.cu_seqlens)
     x = inputs.with_equal_heads()
     q, k = x.q, x.k
     T, H, S = q.shape[1:]
@@ -144,13 +143,6 @@ def forward(inputs: ScanInputs, output_final_state: bool = False, plan: Plan | N
     G, states = _segment_states(plan, x, inverse)
     _launch_output(plan, x, inverse, states, o, final)
     return Scan(o, final, Saved(inputs, G, states, plan))
-
-
-def _forward_with(
-    tiles: Tiles, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor
-) -> torch.Tensor:
-    # called by the autotune on a GPU without an entry in tuned.json
-    return forward(ScanInputs.of(q, k, v, beta), plan=plan_segments(q, None, tiles)).o
 
 
 def backward(saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None = None) -> Gradients:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,8 +16,7 @@ from fla.ops.quasar.segments import (
     packed_table,
     stay_whole,
 )
-from fla.ops.quasar.triton_kernels.tiles import Tiles
-from fla.ops.quasar.triton_kernels.tuning import tiles_for
+from fla.ops.quasar.triton_kernels.tiles import Tiles, tiles_for
 
 
 @functools.cache
@@ -78,7 +76,6 @@ def plan_segments(
     cu_seqlens: torch.Tensor | None,
     tiles: Tiles | None = None,
     segments: int | None = None,
-    launch: Callable[..., torch.Tensor] | None = None,
 ) -> Plan:
     """Cut the sequences of `q` [B, T, H, S] into segments.
 
@@ -86,10 +83,9 @@ def plan_segments(
         cu_seqlens: the bounds of packed sequences, or None.
         tiles: replaces the choice of `tiles_for`.
         segments: replaces the number of segments of `segments_for`; only without cu_seqlens.
-        launch: the call that `tuning.tiles_for` times to tune an unknown GPU.
     """
     B, T, H, _ = q.shape
-    tiles = tiles or tiles_for(_padded(q), q.dtype, q.device, launch)
+    tiles = tiles or tiles_for(_padded(q), q.dtype, q.device)
     wave = _programs_per_wave(q.device)
     if cu_seqlens is not None:
         bounds = host_bounds(cu_seqlens)
