@@ -120,7 +120,7 @@ def without_options(words: tuple[str, ...]) -> tuple[str, ...]:
     """Return the program of a command, with its subcommand if there is one."""
     named = 2 if words[0] == "-m" else 1
     subcommand = words[named : named + 1]
-    return words[:named] + tuple(word for word in subcommand if re.fullmatch(r"[a-z]+", word))
+    return words[:named] + tuple(word for word in subcommand if re.fullmatch(r"[a-z_]+", word))
 
 
 @pytest.mark.slow

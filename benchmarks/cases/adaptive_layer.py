@@ -82,7 +82,7 @@ caches, after the imports."""
 class Baseline(nn.Module):
     """The adaptive layer's formula with fla's modules and delta rule."""
 
-    def __init__(self, hidden_size: int, head_dim: int, heads: int) -> None:
+    def __init__(self, hidden_size: int, head_dim: int, heads: int, eps: float = 1e-5) -> None:
         from fla.modules import FusedRMSNormGated, ShortConvolution
 
         super().__init__()
@@ -98,10 +98,17 @@ class Baseline(nn.Module):
         self.g_proj = nn.Sequential(
             nn.Linear(hidden_size, head_dim, bias=False), nn.Linear(head_dim, width)
         )
-        self.o_norm = FusedRMSNormGated(head_dim, activation="sigmoid")
+        self.o_norm = FusedRMSNormGated(head_dim, eps=eps, activation="sigmoid")
         self.o_proj = nn.Linear(width, hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, None]:
+    def forward(
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor | None = None,
+        cos: Any = None,
+        sin: Any = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
         from fla.ops.delta_rule import chunk_delta_rule
 
         shape = (*x.shape[:2], self.heads, self.head_dim)
@@ -111,7 +118,14 @@ class Baseline(nn.Module):
             y: Tensor = getattr(self, f"{name}_conv1d")(x=rows, cu_seqlens=cu_seqlens)[0]
             return y.view(shape)
 
+        def rotated(x: Tensor) -> Tensor:
+            first, second = x.chunk(2, dim=-1)
+            return x.mul(cos) + torch.cat([-second, first], dim=-1).mul(sin)
+
         q, k, v = map(project, ("q", "k", "v"))
+        if cos is not None:
+            cos, sin = (table.transpose(1, 2) for table in (cos, sin))  # [1, T, 1, S]
+            q, k = rotated(q), rotated(k)
         q, k = (F.normalize(t, dim=-1).to(v.dtype) for t in (q, k))
         u = self.b_proj(x).sigmoid().float()[..., None] + self.dt_bias.view(shape[2:])
         lost = 1 - torch.exp(-torch.exp(self.A_log)[:, None] * F.softplus(u))
