@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from fla.ops.quasar.backend import MAX_HEAD_DIM
 from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.traceable import traceable
 from torch import Tensor
 
 from quasar_kernels.delta_rule import inputs
 from quasar_kernels.delta_rule.heads import Heads
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@traceable("int chunk_size=64", in_cuda_graphs=False)  # type: ignore[untyped-decorator]
 @on_its_device  # type: ignore[untyped-decorator]
 def chunk_delta_rule(
     q: Tensor,
@@ -78,7 +78,13 @@ def chunk_delta_rule(
     return _chunks(q, k, v, None, beta, *options, bounds, cp_context)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@traceable(
+    "int chunk_size=64",
+    "bool use_gate_in_kernel=False",
+    "Tensor? A_log=None",
+    "Tensor? dt_bias=None",
+    in_cuda_graphs=False,
+)  # type: ignore[untyped-decorator]
 @on_its_device  # type: ignore[untyped-decorator]
 def chunk_gated_delta_rule(
     q: Tensor,

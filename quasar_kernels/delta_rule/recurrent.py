@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.fused_recurrent import run_recurrent
+from fla.ops.quasar.traceable import traceable
 from torch import Tensor
 
 from quasar_kernels.delta_rule import inputs
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@traceable("int chunk_size=64")  # type: ignore[untyped-decorator]
 @on_its_device  # type: ignore[untyped-decorator]
 def fused_recurrent_delta_rule(
     q: Tensor,
@@ -51,7 +52,7 @@ def fused_recurrent_delta_rule(
     return _run(q, k, v, None, beta, *options, cu_seqlens, inplace_state)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@traceable("int chunk_size=64", dtype_of="v")  # type: ignore[untyped-decorator]
 @on_its_device  # type: ignore[untyped-decorator]
 def fused_recurrent_gated_delta_rule(
     q: Tensor,

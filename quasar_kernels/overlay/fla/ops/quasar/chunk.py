@@ -37,6 +37,7 @@ from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_leng
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.operator_types import Saved, ScanInputs
 from fla.ops.quasar.switches import Backend, requested_backend
+from fla.ops.quasar.traceable import traceable
 
 
 class ChunkQuasarFunction(torch.autograd.Function):
@@ -64,7 +65,7 @@ class ChunkQuasarFunction(torch.autograd.Function):
         return None, None, *grads, None, None, d_g
 
 
-@torch.compiler.disable
+@traceable(in_cuda_graphs=False)
 @on_its_device
 def chunk_quasar(
     q: torch.Tensor,

@@ -14,6 +14,7 @@ from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_leng
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.gate import fused_quasar_gate, quasar_step_size
 from fla.ops.quasar.operator_types import ScanInputs, StepSizes
+from fla.ops.quasar.traceable import traceable
 
 MAX_HEAD_DIM = 256
 """Widest head that the Triton kernel holds in registers; wider heads use the torch path."""
@@ -300,7 +301,7 @@ class FusedRecurrentQuasarFunction(torch.autograd.Function):
         return *per_input, None, None, None
 
 
-@torch.compiler.disable
+@traceable()
 @on_its_device
 def fused_recurrent_quasar(
     q: torch.Tensor,

@@ -32,6 +32,14 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc] # it exists
 
 
+def recorded() -> Any:
+    """Return a context in which autograd records, also within an operator's implementation."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "ADInplaceOrView"):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
 def without_ownership(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor at the address of `x` that does not own the memory; x if torch cannot."""
     construct = getattr(torch._C, "_construct_storage_from_data_pointer", None)
