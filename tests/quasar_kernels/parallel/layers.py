@@ -19,7 +19,8 @@ from quasar_kernels.mount import mount
 
 mount()
 
-from fla.layers.quasar import QuasarAttention  # noqa: E402
+from fla.layers.quasar import QuasarAttention, QuasarCache  # noqa: E402
+from fla.layers.quasar_adaptive import AdaptiveQuasarAttention  # noqa: E402
 from fla.ops.quasar.parallel.context import build_cp_context  # noqa: E402
 
 from quasar_kernels.blocks import HybridBlock  # noqa: E402
@@ -37,6 +38,7 @@ class Case(NamedTuple):
     wrapped: str = ""  # ddp, fsdp, checkpoint, compile, hook
     conv: bool = True
     block: bool = False  # with all mixers
+    adaptive: bool = False  # the layer of public Quasar models
     checkpoint_above: int | None = None  # of the block
 
     def make(self) -> nn.Module:
@@ -44,16 +46,25 @@ class Case(NamedTuple):
         torch.manual_seed(5)
         if self.block:
             return HybridBlock(WIDTH, HEADS, state=16, checkpoint_above=self.checkpoint_above)
-        layer = make_layer(self.conv)
+        layer = make_layer(self.conv, self.adaptive)
         if self.wrapped == "hook":
             layer.v_proj.register_forward_hook(lambda module, args, y: 2 * y)
         return layer
 
 
-def make_layer(conv: bool = True) -> QuasarAttention:
+def make_layer(conv: bool = True, adaptive: bool = False) -> Any:
     """Return the same layer on every rank."""
     torch.manual_seed(5)
-    return QuasarAttention(WIDTH, WIDTH // HEADS, HEADS, use_short_conv=conv)
+    kind = AdaptiveQuasarAttention if adaptive else QuasarAttention
+    return kind(WIDTH, WIDTH // HEADS, HEADS, use_short_conv=conv, layer_idx=0)
+
+
+def rotation_of(layer: Any, tokens: slice) -> dict[str, Tensor]:
+    """Return the rotary tables of the tokens for the adaptive layer, nothing for others."""
+    if not isinstance(layer, AdaptiveQuasarAttention):
+        return {}
+    angles = torch.arange(tokens.start, tokens.stop)[:, None] * torch.tensor([1.0, 0.1]).repeat(2)
+    return {"cos": angles.cos()[None, None], "sin": angles.sin()[None, None]}
 
 
 class Mixed(nn.Module):
@@ -63,9 +74,9 @@ class Mixed(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor, context: Any) -> Tensor:
+    def forward(self, x: Tensor, context: Any, **rotation: Tensor) -> Tensor:
         """Return the layer's output times 2, so that the model is more than the layer."""
-        y: Tensor = 2 * self.layer(x, cp_context=context)[0]
+        y: Tensor = 2 * self.layer(x, cp_context=context, **rotation)[0]
         return y
 
 
@@ -85,23 +96,28 @@ def _run(rank: int, case: Case) -> dict[str, Tensor]:
     tokens, context = _slice_of(rank, case.bounds, case.lengths)
     world = dist.get_world_size()
     model: Any = Mixed(case.make())
+    rotation: dict[str, Any] = rotation_of(model.layer, tokens)
     x = case.x[:, tokens].clone().requires_grad_()
     loss_scale = 1
     if case.wrapped == "ddp":
-        model, loss_scale = DistributedDataParallel(model), world  # it takes the mean
+        # the adaptive layer does not use f_proj
+        model = DistributedDataParallel(model, find_unused_parameters=case.adaptive)
+        loss_scale = world  # it takes the mean
     elif case.wrapped == "fsdp":
         fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
         loss_scale = world
     elif case.wrapped == "compile":
         model = torch.compile(model, backend="eager")
     if case.wrapped == "checkpoint":
-        y = checkpoint(model, x, context, use_reentrant=False)
+        y = checkpoint(model, x, context, use_reentrant=False, **rotation)
     else:
-        y = model(x, context)
+        y = model(x, context, **rotation)
     (loss_scale * y * case.dy[:, tokens]).sum().backward()
     grads = {}
     for name, parameter in model.named_parameters():
         grad = parameter.grad
+        if "f_proj" in name:  # unused in the adaptive layer
+            continue
         if isinstance(grad, DTensor):
             grad = grad.full_tensor()
         elif case.wrapped != "ddp":
@@ -113,18 +129,27 @@ def _run(rank: int, case: Case) -> dict[str, Tensor]:
 
 
 def run_prefill(
-    rank: int, x: Tensor, lengths: Sequence[int], token: Tensor, hooked: bool = False
+    rank: int,
+    x: Tensor,
+    lengths: Sequence[int],
+    token: Tensor,
+    hooked: bool = False,
+    adaptive: bool = False,
 ) -> Tensor | None:
     """Return the output for a token after a row, decoded by the last rank from its cache."""
     tokens, context = _slice_of(rank, [0, x.shape[1]], lengths)
-    layer = make_layer()
+    layer = make_layer(adaptive=adaptive)
     if hooked:
         layer.v_proj.register_forward_hook(lambda module, args, y: 1 * y)
+    cache = QuasarCache() if adaptive else None
+    given = {"past_key_values": cache, **rotation_of(layer, tokens)}
     with torch.no_grad():
-        _, _, cache = layer(x[:, tokens], cp_context=context, use_cache=True)
+        results = layer(x[:, tokens], cp_context=context, use_cache=True, **given)
         if rank < len(lengths) - 1:
             return None
-        y: Tensor = layer(token, past_key_values=cache, use_cache=True)[0]
+        cache = cache or results[2]
+        after = rotation_of(layer, slice(x.shape[1], x.shape[1] + 1))
+        y: Tensor = layer(token, past_key_values=cache, use_cache=True, **after)[0]
         return y
 
 

@@ -170,7 +170,7 @@ class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no type
             )
         x, tokens, rank = hidden_states, None, None
         if cp_context is not None:
-            rank = self._rank_slice(x, cp_context, attention_mask, past_key_values, use_cache)
+            rank = rank_slice(self, x, cp_context, attention_mask, past_key_values, use_cache)
             cu_seqlens = rank.bounds
         elif attention_mask is not None:
             x, cu_seqlens, tokens = without_padding(x, attention_mask, cu_seqlens)
@@ -194,20 +194,28 @@ class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no type
             y = y.new_zeros(B * T, y.shape[-1]).index_copy(0, tokens, y.squeeze(0)).view(B, T, -1)
         return y, None, cache
 
-    def _rank_slice(
-        self, x: torch.Tensor, context: Any, mask: Any, cache: Any, use_cache: bool | None
-    ) -> Any:
-        """Return the `RankSlice` of a call with a cp_context."""
-        from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed
 
-        if mask is not None:
-            raise ValueError("with a cp_context, leave padding out: pack the sequences")
-        if cache is not None or (use_cache and len(context.cu_seqlens_cpu) > 2):
-            raise ValueError(
-                "with a cp_context, omit past_key_values, and set use_cache only if the slice has "
-                f"one sequence; it has {len(context.cu_seqlens_cpu) - 1}"
-            )
-        return RankSlice(context, x.shape[1], self.conv_size if self.use_short_conv else 1)
+def rank_slice(
+    layer: Any, x: torch.Tensor, context: Any, mask: Any, cache: Any, use_cache: bool | None
+) -> Any:
+    """Return the `RankSlice` of a layer's call with a cp_context; `cache` is None if it is empty.
+
+    Raises:
+        ValueError: x has several rows, or there is a mask, a cache, or use_cache for several
+            sequences.
+    """
+    from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed
+    from fla.ops.quasar.parallel.context import expect_one_row
+
+    expect_one_row(x)
+    if mask is not None:
+        raise ValueError("with a cp_context, leave padding out: pack the sequences")
+    if cache is not None or (use_cache and len(context.cu_seqlens_cpu) > 2):
+        raise ValueError(
+            "with a cp_context, omit past_key_values, and set use_cache only if the slice has "
+            f"one sequence; it has {len(context.cu_seqlens_cpu) - 1}"
+        )
+    return RankSlice(context, x.shape[1], layer.conv_size if layer.use_short_conv else 1)
 
 
 def without_padding(

@@ -13,13 +13,13 @@ the step sizes, and gives none for A_log and dt_bias.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fla.layers.quasar import without_padding
+from fla.layers.quasar import rank_slice, without_padding
 from fla.ops.quasar.arguments import IGNORED_BY_LAYERS, refuse_unknown
 from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.chunk_torch import sequence_lengths
@@ -33,6 +33,9 @@ from fla.ops.quasar.layer.states import DECODE_TOKENS
 from fla.ops.quasar.layer.wrapped import GatedRMSNorm, convolve_module, is_plain
 from fla.ops.quasar.parameters import MarkedParameters, set_values
 from fla.ops.quasar.switches import requested_backend
+
+if TYPE_CHECKING:
+    from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed
 
 _PROJECTIONS = ("q", "k", "v")
 _KINDS = nn.Linear, nn.Conv1d, nn.Sequential, GatedRMSNorm  # of submodules
@@ -139,6 +142,7 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
         cu_seqlens: torch.Tensor | None = None,
         cos: torch.Tensor | None = None,
         sin: torch.Tensor | None = None,
+        cp_context: Any | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """Mix the tokens of each sequence.
@@ -155,6 +159,8 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
             cos, sin: `[1 or B, 1, T, R]` of a rotary embedding by halves of the first R channels
                 of q and k; packed tokens use the rows of their places in the row. They get no
                 gradients.
+            cp_context: as in `QuasarAttention.forward`. cos and sin are those of the slice's
+                tokens. With `use_cache`, an empty `past_key_values` receives the states.
             kwargs: `IGNORED_BY_LAYERS`, such as `position_ids` (positions enter through cos and
                 sin), and None for any name.
 
@@ -164,7 +170,9 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
         Raises:
             ValueError: an unknown argument; an input, a mask or a table of another shape; both a
                 mask and `cu_seqlens`; bounds that do not rise from 0 to T; a cache without
-                `layer_idx`, or of another batch size.
+                `layer_idx`, or of another batch size; a cp_context with a mask, with a cache that
+                has states, or with `use_cache` and several sequences.
+            RuntimeError: the exchange with other ranks failed.
         """
         if kwargs:
             refuse_unknown(self.forward, kwargs, IGNORED_BY_LAYERS)
@@ -174,13 +182,19 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
                 f"{tuple(hidden_states.shape)}"
             )
         B, T, _ = hidden_states.shape
-        x, tokens = hidden_states, None
-        if attention_mask is not None:
+        x, tokens, rank = hidden_states, None, None
+        keep = bool(use_cache) and past_key_values is not None
+        if cp_context is not None:
+            parts, state = self._cached(past_key_values, 1)
+            cache = None if parts is state is None else past_key_values
+            rank = rank_slice(self, x, cp_context, attention_mask, cache, keep)
+            cu_seqlens = rank.bounds
+        elif attention_mask is not None:
             x, cu_seqlens, tokens = without_padding(x, attention_mask, cu_seqlens)
         elif cu_seqlens is not None:
             sequence_lengths(cu_seqlens, B, T)  # refuses bounds that do not fit
         rotation = self._rotation(cos, sin, B, T, tokens)
-        weights = self._plain_weights() if past_key_values is None else None
+        weights = self._plain_weights() if past_key_values is rank is None else None
         y = None
         if weights is not None:
             backend = requested_backend() if x.is_cuda else "torch"
@@ -189,7 +203,7 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
             if takes(call, x, weights):
                 y = run_adaptive(call, rotation, x, weights)
         if y is None:
-            y = self._mix_with_cache(x, cu_seqlens, rotation, past_key_values, bool(use_cache), T)
+            y = self._mix_with_cache(x, cu_seqlens, rotation, past_key_values, keep, T, rank)
         if tokens is not None:
             y = y.new_zeros(B * T, y.shape[-1]).index_copy(0, tokens, y.squeeze(0)).view(B, T, -1)
         return y, None
@@ -200,13 +214,13 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
         cu_seqlens: torch.Tensor | None,
         rotation: Rotation | None,
         past_key_values: Any,
-        use_cache: bool,
+        keep: bool,
         T: int,
+        rank: RankSlice | None,
     ) -> torch.Tensor:
         sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
         parts, state = self._cached(past_key_values, sequences)
-        keep = use_cache and past_key_values is not None
-        y, parts, state = self._mix(x, cu_seqlens, rotation, parts, state, keep, T)
+        y, parts, state = self._mix(x, cu_seqlens, rotation, parts, state, keep, T, rank)
         if keep:
             self._store(past_key_values, parts, state, T)
         return y
@@ -220,25 +234,32 @@ class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has
         state: torch.Tensor | None,
         keep: bool,
         length: int,
+        rank: RankSlice | None,
     ) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
         """Return y, and the states after x if `keep`; the submodules are called."""
         B, T, _ = x.shape
-        H, S = self.num_heads, self.head_dim
+        H, S, own, before = self.num_heads, self.head_dim, x, 0
+        if rank is not None:
+            rank.exchange_halo(x)
+            x, cu_seqlens, before = rank.with_halo(x)
         qkv = [getattr(self, f"{name}_proj")(x) for name in _PROJECTIONS]
-        logits, gate = self.b_proj(x), self.g_proj(x)
+        logits, gate = self.b_proj(own), self.g_proj(own)
         if not self.use_short_conv:
             qkv = [F.silu(part) for part in qkv]
         else:
             qkv, parts = self._convolve(qkv, cu_seqlens, parts, keep)
         with torch.autocast(x.device.type, enabled=False):
-            q, k, v = torch.cat(qkv, dim=-1).reshape(B * T, 3, H, S).unbind(1)
+            q, k, v = torch.cat(qkv, dim=-1)[:, before:].reshape(B * T, 3, H, S).unbind(1)
             q, k, step = operator_inputs(
                 q, k, logits.reshape(B * T, H), self.A_log, self.dt_bias, rotation
             )
             q, k, v = (t.view(B, T, H, S) for t in (q, k, v))
             inputs = q, k, v, step.view(B, T, H), state, keep, cu_seqlens, S**-0.5
-            recurrent = state is not None and length <= DECODE_TOKENS
-            o, state = (run_recurrent if recurrent else run_chunks)(*inputs)
+            if state is not None and length <= DECODE_TOKENS:
+                o, state = run_recurrent(*inputs)
+            else:
+                context = None if rank is None else rank.context
+                o, state = run_chunks(*inputs, cp_context=context)
         o = self.o_norm(o, gate.view(o.shape))
         return self.o_proj(o.view(B, T, self.value_dim)), parts, state
 

@@ -46,7 +46,7 @@ class RankSlice:
         self._halo = min(taps - 1, context.pre_num_conv_tokens) if self.place.before else 0  # rows
         self._first = min(self._before, self.place.bounds[1]) if self._halo else 0  # tokens
         self._G: Any = None  # after `forward`
-        self.halo: Any = None  # [rows, hidden]; set by the caller of `gather_halo`
+        self.halo: Any = None  # [rows, hidden], from `gather_halo` or `exchange_halo`
         self.final: torch.Tensor | None = None  # the operator's states, after `forward`
         self.first: Any = None  # gradients that pass through the halo, after `take_first_gradients`
 
@@ -86,6 +86,10 @@ class RankSlice:
                 total[between:] += gathered[n, : most - between]
             between += self._rows[n]
         return total[most - self._rows[rank] :]
+
+    def exchange_halo(self, x: torch.Tensor) -> None:
+        """Set `halo`, with gradients for autograd; all ranks must call it."""
+        self.halo = HaloFunction.apply(self, x)
 
     def with_halo(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, int]:
         """Return x after the halo, the bounds of its sequences, and the number of rows before x."""

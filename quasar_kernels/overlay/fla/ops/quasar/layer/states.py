@@ -188,12 +188,10 @@ def run_on_rank(
     keep: bool,
 ) -> tuple[torch.Tensor, QuasarCache | None]:
     """Run on this rank's slice of packed sequences, x `[1, T, hidden_size]`."""
-    from fla.ops.quasar.layer.rank_slice import HaloFunction
-
     if weights is not None and paths.supports_kernels(call, x, weights):
         y = record(call, layer, x, weights, rank)
     else:
-        rank.halo = HaloFunction.apply(rank, x)
+        rank.exchange_halo(x)
         if weights is None:
             y, _ = layer_by_modules(call, x, layer, rank=rank)
         else:

@@ -19,7 +19,7 @@ from fla.ops.quasar.cuda.scan.slice_forward import CudaSlice
 from fla.ops.quasar.cuda.scan.slice_backward import CudaSliceGradient
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.parallel.by_torch import TorchGradient, TorchSlice
-from fla.ops.quasar.parallel.context import Place, place_of
+from fla.ops.quasar.parallel.context import Place, expect_one_row, place_of
 from fla.ops.quasar.parallel.exchange import gather, start_gather, unpack_maps
 from fla.ops.quasar.operator_types import Gradients, Saved, ScanInputs
 from fla.ops.quasar.switches import Backend, requested_backend
@@ -94,11 +94,7 @@ def run_parallel(context: Any, output_final_state: bool, *inputs: Any) -> Any:
         RuntimeError: the exchange failed, because a rank had ended or did not arrive in time.
     """
     q = inputs[0]
-    if q.shape[0] != 1:
-        raise ValueError(
-            f"with a cp_context, sequences are packed in one row; got {q.shape[0]} rows: flatten "
-            "them and give their bounds to build_cp_context"
-        )
+    expect_one_row(q)
     place = place_of(context, q.shape[1])
     backend = requested_backend() if q.is_cuda else "torch"
     return ParallelChunks.apply(place, backend, output_final_state, *inputs)

@@ -129,6 +129,15 @@ def locate(
     return local, rank - rank_of(start), rank_of(stop - 1) - rank, max(0, begin - start)
 
 
+def expect_one_row(x: Any) -> None:
+    """Raise ValueError if a tensor of a call with a cp_context has more than one row."""
+    if x.shape[0] != 1:
+        raise ValueError(
+            f"with a cp_context, sequences are packed in one row; got {x.shape[0]} rows: flatten "
+            "them and give their bounds to build_cp_context"
+        )
+
+
 def place_of(context: Any, tokens: int) -> Place:
     """Return the place of a call with `tokens` tokens; `context` is this module's or fla's.
 
