@@ -36,6 +36,7 @@ from neurons.runtime.values import (
     Token,
     Url,
 )
+from neurons.wire.rules import Ranking
 
 GROUPS = {
     "github_token": "Publishing the fork",
@@ -237,6 +238,13 @@ class Settings(BaseModel):
     """Number of blocks, from the reveal block on, in which the API accepts a reveal."""
     block_time_seconds: Annotated[Count, Form("whole seconds, from 1")] = 12
     """Length of a block on the server's clock."""
+    ranking: Ranking | None = None
+    """How a round ranks. claim is the public rule: confirmed claims times the league's multiplier.
+    verified ranks by the claim, or by the validator's speed if that is lower; results within 3%
+    count as equal, and the earlier submission comes first, so that a copy of a revealed commit
+    gains nothing by a higher claim. A change applies from the next round. By default a new
+    competition uses verified, and an existing one keeps its rule.
+    """
     database_url: (
         Annotated[
             SecretStr,

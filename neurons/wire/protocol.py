@@ -14,9 +14,17 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    TypeAdapter,
+)
 
-from neurons.wire.rules import MIN_TARGET, ROUND_HOURS
+from neurons.wire.rules import MIN_TARGET, ROUND_HOURS, Ranking
 
 HOTKEY_HEADER = "Hotkey"
 SIGNATURE_HEADER = "Signature"
@@ -197,6 +205,12 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
 
+RankingName = Annotated[
+    Ranking, BeforeValidator(lambda name: "verified" if name == "verified" else "claim")
+]
+"""A round's rule; an unknown one is read as the public rule."""
+
+
 class RegisterRequest(Message):
     """Body of POST /register_miner."""
 
@@ -229,6 +243,8 @@ class Round(Message):
     total_submissions: int = 0
     wire_version: int = 1
     """An addition of this project's server: the newest wire version that it accepts."""
+    ranking: RankingName = "claim"
+    """An addition of this project's server: the round's rule."""
 
 
 Version = Literal[2] | None
@@ -399,9 +415,10 @@ class Weight(Message):
 
 
 class Weights(Message):
-    """Reply of GET /get_weights."""
+    """Reply of GET /get_weights; `ranking`, the round's rule, is this project's addition."""
 
     epoch: int
+    ranking: RankingName = "claim"
     weights: Rows[Weight] = Field(default_factory=list)
 
 

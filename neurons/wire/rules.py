@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 GENESIS_UNIX = 1_609_459_200
 """Unix time of block 0 (2021-01-01T00:00:00Z). The server counts blocks by its clock."""
 
@@ -45,6 +48,33 @@ def league_of(target_sequence_length: int) -> tuple[str, float]:
     return reached[-1][1:]
 
 
-def weighted_score(tokens_per_sec: float, target_sequence_length: int) -> float:
-    """Return the score of the ranking: tokens per second times the league's multiplier."""
-    return tokens_per_sec * league_of(target_sequence_length)[1]
+Ranking = Literal["claim", "verified"]
+"""A round's rule. claim: the public rule, by the claim. verified: by the claim, or the validator's
+speed if that is lower, and results that differ little count as equal."""
+
+EQUAL_WITHIN: Mapping[Ranking, float] = {"claim": 0.0, "verified": 0.03}
+"""Share of the better result by which another one may be lower and still count as equal."""
+
+
+def weighted_score(
+    tokens_per_sec: float,
+    target_sequence_length: int,
+    ranking: Ranking = "claim",
+    score: float | None = None,
+) -> float:
+    """Return a submission's result in the ranking: tokens/s times the league's multiplier.
+
+    Under `verified`, a `score` (measured over claimed speed) below 1 reduces it.
+    """
+    share = 1.0 if ranking == "claim" or score is None else min(1.0, score)
+    return tokens_per_sec * share * league_of(target_sequence_length)[1]
+
+
+def exceeds(result: float, other: float, ranking: Ranking) -> bool:
+    """Return whether a result is higher than an earlier submission's and not equal to it."""
+    return result * (1.0 - EQUAL_WITHIN[ranking]) > other
+
+
+def to_beat(result: float, ranking: Ranking) -> float:
+    """Return the weighted score that a later submission must exceed to beat `result`."""
+    return result / (1.0 - EQUAL_WITHIN[ranking])

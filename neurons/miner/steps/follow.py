@@ -13,7 +13,7 @@ from neurons.miner.premature import suspect_early_judgement
 from neurons.miner.rounds import Relation, read_relation
 from neurons.wire.outcomes import AlreadyRevealed, NotRegistered, SubmissionNotFound, Uncertain
 from neurons.wire.protocol import Performer, Weight, is_same_instant
-from neurons.wire.rules import weighted_score
+from neurons.wire.rules import Ranking, exceeds, weighted_score
 
 ROUND_EVERY_SECONDS = 300.0
 LOG_EVERY_SECONDS = 600.0
@@ -90,7 +90,7 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
     ):
         reason = f"The server has lost it: round {submission.round_id} belongs to a new database."
         return context.record(submission, cycle.abandon(submission, reason, context.now()))
-    place = _place(submission, context, relation)
+    place = _place(submission, context, relation, row)
     foreign = context.journal.foreign(submission.hotkey, submission.api_url, submission.created_at)
     conclusion = conclude(submission, row, place, foreign)
     # The public validator fetches five rows, then measures one after the other. A row that is
@@ -98,7 +98,9 @@ def _conclude(submission: Submission, context: Context, row: Performer | None) -
     unmeasured = conclusion.state in (State.RANKED, State.REJECTED)
     if submission.mode == "commit_reveal" and unmeasured:
         suspect_early_judgement(submission, context)
-    return context.move(submission, weighted_score=_claimed_score(submission), **vars(conclusion))
+    shown = row.weighted_score if row is not None else None
+    score = _claimed_score(submission) if shown is None else shown
+    return context.move(submission, weighted_score=score, **vars(conclusion))
 
 
 def _is_on_server(submission: Submission, context: Context) -> bool:
@@ -123,22 +125,28 @@ def _is_on_server(submission: Submission, context: Context) -> bool:
 
 
 def _place(
-    submission: Submission, context: Context, relation: Relation
+    submission: Submission,
+    context: Context,
+    relation: Relation,
+    row: Performer | None = None,
 ) -> tuple[int, Weight] | None:
     """Return the submission's rank and weight in its round, if the API shows them.
 
     The weights name hotkeys instead of submissions. This hotkey's submissions in the round share
-    them in the order of their scores.
+    them in the order of their scores under the round's rule.
     """
     try:
-        weights = context.client.weights(int(submission.round_id or 0)).weights
+        reply = context.client.weights(int(submission.round_id or 0))
     except Uncertain:
         if relation is Relation.SAME:
             raise
         return None
-    places = [(i, row) for i, row in enumerate(weights, 1) if row.hotkey == submission.hotkey]
+    places = [(i, one) for i, one in enumerate(reply.weights, 1) if one.hotkey == submission.hotkey]
+    shown = row.weighted_score if row is not None else None
+    score = _claimed_score(submission) if shown is None else shown
     better = sum(
-        _is_ranked_before(other, submission) for other in _own_in_round(submission, context)
+        _is_ranked_before(other, submission, score, reply.ranking)
+        for other in _own_in_round(submission, context)
     )
     return places[better] if better < len(places) else None
 
@@ -150,13 +158,18 @@ def _own_in_round(submission: Submission, context: Context) -> list[Submission]:
         for other in context.journal.in_round(submission.hotkey, submission.round_id)
         if is_same_instant(other.round_start or "", submission.round_start or "")
         and other.state in cycle.VERDICTS
+        and other.state is not State.REJECTED  # a server that shows a score of 0 does not rank it
         and other.weighted_score is not None
     ]
 
 
-def _is_ranked_before(other: Submission, submission: Submission) -> bool:
-    ours, theirs = _claimed_score(submission), float(other.weighted_score or 0.0)
-    return theirs > ours or (theirs == ours and other.id < submission.id)
+def _is_ranked_before(
+    other: Submission, submission: Submission, score: float, ranking: Ranking
+) -> bool:
+    others = float(other.weighted_score or 0.0)
+    if other.id < submission.id:  # the earlier one wins a tie
+        return not exceeds(score, others, ranking)
+    return exceeds(others, score, ranking)
 
 
 def _claimed_score(submission: Submission) -> float:

@@ -146,14 +146,14 @@ def _performers(t: Transaction, limit: int) -> list[protocol.Performer]:
     chosen = {row.id: row for row in [*leading, *latest]}
     shown = list(chosen.values())[:limit]
     ranks = ranking.ranks_of(t.session, shown)
-    return [_performer(row, ranks.get(row.id)) for row in shown]
+    return [_performer(t, row, ranks.get(row.id)) for row in shown]
 
 
-def _performer(row: Submission, rank: int | None) -> protocol.Performer:
+def _performer(t: Transaction, row: Submission, rank: int | None) -> protocol.Performer:
     figures = {
         "tokens_per_sec": row.tokens_per_sec or 0.0,
         "validated": row.validated_at is not None,
         "rank": rank,
-        "weighted_score": ranking.weighted(row),
+        "weighted_score": ranking.weighted(row, t.session.get_one(Round, row.round_id).ranking),
     }
     return protocol.Performer(**row.facts() | figures)

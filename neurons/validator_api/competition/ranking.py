@@ -1,20 +1,23 @@
 """The ranking of a round: which submissions rank, their order, and their weights.
 
-The database selects and sorts, so that a page about thousands of submissions reads only the rows
-that it shows.
+The order needs only some columns of a round's confirmed submissions; whole rows are read only for
+the places that are shown.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, case, func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from neurons.validator_api.database.tables import ACTIVE, Place, Round, Submission
-from neurons.wire.protocol import HIGHEST_CLAIM
-from neurons.wire.rules import LEAGUES, TOP_SHARES, weighted_score
+from neurons.wire.protocol import HIGHEST_CLAIM, WIRE_VERSION
+from neurons.wire.rules import EQUAL_WITHIN, TOP_SHARES, Ranking, exceeds, weighted_score
 
 CONFIRMED = (
     Submission.is_revealed.is_(True),
@@ -24,18 +27,6 @@ CONFIRMED = (
     Submission.tokens_per_sec <= HIGHEST_CLAIM,
 )
 """Conditions of a confirmed claim: a positive score, and no failed logit verification."""
-
-_SPEED = case((Submission.tokens_per_sec <= HIGHEST_CLAIM, Submission.tokens_per_sec), else_=0.0)
-"""The speed, or 0 above the limit: PostgreSQL refuses products that overflow, in any row."""
-
-WEIGHTED = _SPEED * case(
-    *((Submission.target_sequence_length >= least, share) for least, _, share in LEAGUES[:0:-1]),
-    else_=LEAGUES[0][2],
-)
-"""`rules.weighted_score` as an SQL expression."""
-
-BEST_FIRST = (WEIGHTED.desc(), Submission.created_at, Submission.id)
-"""The order of the ranking; the earlier submission wins a tie."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +39,20 @@ class Ranked:
     weight: float  # share of the emission: only a hotkey's best submission gets one
 
 
-def weighted(submission: Submission) -> float:
-    """Return the claim in tokens/s times the league's multiplier."""
-    return weighted_score(submission.tokens_per_sec or 0.0, submission.target_sequence_length)
+class _Entry(NamedTuple):
+    """A submission that ranks; entries compare by age, oldest first."""
+
+    since: datetime  # from when on its code and claim were fixed
+    id: int
+    hotkey: str
+    result: float
+    counts_as: float  # the result that decides the order
+
+
+def weighted(submission: Submission, ranking: Ranking) -> float:
+    """Return the submission's result under a round's rule."""
+    speed, length = submission.tokens_per_sec or 0.0, submission.target_sequence_length
+    return weighted_score(speed, length, ranking, submission.score)
 
 
 def is_confirmed(submission: Submission) -> bool:
@@ -70,13 +72,14 @@ def _ranks_and_weights(hotkeys: Iterable[str]) -> Iterator[tuple[int, float]]:
 
 def current(session: Session, row: Round, most: int | None = None) -> list[Ranked]:
     """Return the round's ranking by the current verdicts, best first, at most `most` places."""
-    rows = session.scalars(
-        select(Submission).where(*_conditions(session, row)).order_by(*BEST_FIRST).limit(most)
-    ).all()
-    numbers = _ranks_and_weights(submission.miner_hotkey for submission in rows)
+    entries = _entries(session, row)
+    shown = entries[:most]
+    rows = session.scalars(select(Submission).where(Submission.id.in_([one.id for one in shown])))
+    by_id = {submission.id: submission for submission in rows}
+    numbers = _ranks_and_weights(one.hotkey for one in shown)
     return [
-        Ranked(submission, weighted(submission), rank, weight)
-        for submission, (rank, weight) in zip(rows, numbers, strict=True)
+        Ranked(by_id[one.id], one.result, rank, weight)
+        for one, (rank, weight) in zip(shown, numbers, strict=True)
     ]
 
 
@@ -88,7 +91,7 @@ def of_round(session: Session, row: Round, most: int | None = None) -> list[Rank
         select(Place, Submission)
         .join(Submission, Place.submission_id == Submission.id)
         .where(Place.round_id == row.id)
-        .order_by(Place.weighted_score.desc(), Submission.created_at, Submission.id)
+        .order_by(Place.rank, Place.weight.desc(), Place.weighted_score.desc(), Submission.id)
         .limit(most)
     )
     return [
@@ -107,34 +110,65 @@ def ranks_of(session: Session, rows: Iterable[Submission]) -> dict[int, int]:
     active = select(Round).where(Round.status == ACTIVE, Round.id.in_(set(round_of.values())))
     row = session.scalars(active).first()
     if row is not None:
-        ranked = session.execute(
-            select(Submission.id, Submission.miner_hotkey)
-            .where(*_conditions(session, row))
-            .order_by(*BEST_FIRST)
-        ).all()
-        numbers = _ranks_and_weights(hotkey for _, hotkey in ranked)
-        ranks |= {number: rank for (number, _), (rank, _) in zip(ranked, numbers, strict=True)}
+        entries = _entries(session, row)
+        numbers = _ranks_and_weights(one.hotkey for one in entries)
+        ranks |= {one.id: rank for one, (rank, _) in zip(entries, numbers, strict=True)}
     return {number: ranks[number] for number in round_of if number in ranks}
 
 
-def floor(session: Session, baseline: int | None) -> float | None:
-    """Return the weighted score above which a claim ranks, or None if every confirmed one ranks."""
-    return session.scalars(select(WEIGHTED).where(Submission.id == baseline, *CONFIRMED)).first()
+def floor(session: Session, baseline: int | None, ranking: Ranking) -> float | None:
+    """Return the result that a submission must beat to rank; None if every confirmed one ranks."""
+    row = session.scalars(select(Submission).where(Submission.id == baseline, *CONFIRMED)).first()
+    return None if row is None else weighted(row, ranking)
 
 
-def best_scores(session: Session, row: Round, most: int) -> list[float]:
-    """Return the best weighted score of each of the first `most` hotkeys, best first."""
-    best = func.max(WEIGHTED)
-    of_hotkeys = select(best).where(*_conditions(session, row)).group_by(Submission.miner_hotkey)
-    return list(session.scalars(of_hotkeys.order_by(best.desc()).limit(most)))
+def best_results(session: Session, row: Round, most: int) -> list[float]:
+    """Return what the best submissions of the first `most` hotkeys count as, highest first."""
+    best: dict[str, float] = {}
+    for one in _entries(session, row):
+        best.setdefault(one.hotkey, one.counts_as)
+    return [*best.values()][:most]
 
 
-def _conditions(session: Session, row: Round) -> list[ColumnElement[bool]]:
-    """Return the conditions under which a submission of the round ranks.
+def _entries(session: Session, row: Round) -> list[_Entry]:
+    """Return the submissions that rank in the round, best first.
 
-    With a baseline (by default an earlier winner), only higher weighted scores rank, unless the
+    With a baseline (by default an earlier winner), only those that beat it rank, unless the
     baseline's claim is no longer confirmed.
     """
-    least = floor(session, row.baseline_submission_id)
-    of_round = [Submission.round_id == row.id, *CONFIRMED]
-    return of_round if least is None else [*of_round, least < WEIGHTED]
+    rule = row.ranking
+    least = floor(session, row.baseline_submission_id, rule)
+    columns = (
+        *(Submission.id, Submission.miner_hotkey, Submission.created_at, Submission.revealed_at),
+        *(Submission.tokens_per_sec, Submission.target_sequence_length, Submission.score),
+        Submission.commitment_version,
+    )
+    entries = []
+    for one in session.execute(select(*columns).where(Submission.round_id == row.id, *CONFIRMED)):
+        length = one.target_sequence_length
+        result = weighted_score(one.tokens_per_sec or 0.0, length, rule, one.score)
+        # Version 1 does not bind the commit: until the reveal, it may be another miner's.
+        unbound = rule == "verified" and (one.commitment_version or WIRE_VERSION) < WIRE_VERSION
+        since = (unbound and one.revealed_at) or one.created_at
+        if least is None or exceeds(result, least, rule):
+            entries.append(_Entry(since, one.id, one.miner_hotkey, result, result))
+    return _best_first(entries, rule)
+
+
+def _best_first(entries: list[_Entry], ranking: Ranking) -> list[_Entry]:
+    """Sort by result; a result that equals an earlier one counts as that one, and comes after it.
+
+    Earlier results differ from one another, so that a copy whose measurement happens to be a little
+    higher cannot pass its original, whatever else is in the round.
+    """
+    share = 1.0 - EQUAL_WITHIN[ranking]
+    originals: list[float] = []  # ascending
+    ordered = []
+    for one in sorted(entries):  # oldest first
+        above = bisect.bisect_right(originals, one.result / share)
+        if above and originals[above - 1] >= one.result * share:
+            one = one._replace(counts_as=originals[above - 1])
+        else:
+            bisect.insort(originals, one.result)
+        ordered.append(one)
+    return sorted(ordered, key=lambda one: -one.counts_as)

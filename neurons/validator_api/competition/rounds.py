@@ -130,7 +130,7 @@ def baseline_after(row: Round) -> int | None:
     return row.winner_submission_id or row.baseline_submission_id
 
 
-def weights(t: Transaction, round_id: int | None) -> list[protocol.Weight]:
+def weights(t: Transaction, round_id: int | None) -> protocol.Weights:
     """Return the weights of a round, by default of the last completed one."""
     if round_id is None:
         row = t.session.scalars(
@@ -138,8 +138,9 @@ def weights(t: Transaction, round_id: int | None) -> list[protocol.Weight]:
         ).first()
     else:
         row = t.session.get(Round, round_id)
+    epoch = int(t.now.replace(tzinfo=timezone.utc).timestamp())
     if row is None:
-        return []
+        return protocol.Weights(epoch=epoch)
     places = t.session.scalars(select(Place).where(Place.round_id == row.id))
     frozen = {place.submission_id: place.uid for place in places}
     shown = []
@@ -148,7 +149,7 @@ def weights(t: Transaction, round_id: int | None) -> list[protocol.Weight]:
         uid = frozen[number] if number in frozen else uid_of(t, hotkey)
         if place.weight and uid is not None:
             shown.append(protocol.Weight(uid=uid, hotkey=hotkey, weight=place.weight))
-    return shown
+    return protocol.Weights(epoch=epoch, weights=shown, ranking=row.ranking)
 
 
 def uid_of(t: Transaction, hotkey: str) -> int | None:
@@ -182,11 +183,12 @@ def _open(t: Transaction, hours: int, baseline: int | None = None) -> Round:
         end_time=t.now + timedelta(hours=hours),
         status=ACTIVE,
         baseline_submission_id=baseline,
+        ranking=t.settings.ranking or (last.ranking if last else "verified"),
     )
     t.session.add(row)
     t.session.flush()
     _take_over(t, row)
-    log.info("round opened", round=row.round_number, baseline=row.baseline_submission_id)
+    log.info("round opened", round=row.round_number, baseline=baseline, ranking=row.ranking)
     return row
 
 

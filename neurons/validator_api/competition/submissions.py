@@ -103,7 +103,7 @@ def reveal(
     """Check the reveal against its commitment and store its claim, or raise a Refusal."""
     row = _revealable(t, request)
     _check_commitment(row, request)
-    row.is_revealed = True
+    row.is_revealed, row.revealed_at = True, t.now
     _withdraw_replaced(t, row)
     row.commitment_salt = request.commitment_salt
     row.signature = request.signature

@@ -15,11 +15,14 @@ from sqlalchemy import (
     Double,
     ForeignKey,
     Index,
+    String,
     func,
     select,
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from neurons.wire import rules
 
 ACTIVE = "active"
 COMPLETED = "completed"
@@ -72,6 +75,7 @@ class Round(Base):
     baseline_submission_id: Mapped[int | None]  # an earlier winner; only faster claims rank
     winner_submission_id: Mapped[int | None]
     winner_hotkey: Mapped[str | None]
+    ranking: Mapped[rules.Ranking] = mapped_column(String(), server_default="claim")
 
 
 class Place(Base):
@@ -122,6 +126,7 @@ class Submission(Base):
     commitment_salt: Mapped[str | None]
     reveal_block: Mapped[int | None] = mapped_column(BigInteger)
     is_revealed: Mapped[bool]
+    revealed_at: Mapped[datetime | None]
 
     # From here to `benchmarks`, columns are empty until the reveal.
     fork_url: Mapped[str | None]

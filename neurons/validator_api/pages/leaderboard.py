@@ -94,11 +94,12 @@ def _round_page(t: Transaction, row: Round, most: int) -> RoundPage:
 
 def _scores_to_beat(t: Transaction, row: Round) -> dict[str, float]:
     """Return the scores to exceed, by purpose: in this round, or in the next one if it is over."""
+    rule, best = row.ranking, list[float]()
     if row.status == ACTIVE:
-        least = ranking.floor(t.session, row.baseline_submission_id)
-        best = ranking.best_scores(t.session, row, len(rules.TOP_SHARES))
+        least = ranking.floor(t.session, row.baseline_submission_id, rule)
+        best = ranking.best_results(t.session, row, len(rules.TOP_SHARES))
     else:
-        least, best = ranking.floor(t.session, rounds.baseline_after(row)), []
+        least = ranking.floor(t.session, rounds.baseline_after(row), rule)
     full = len(best) == len(rules.TOP_SHARES)
     scores = (
         ("to rank", least),
@@ -107,8 +108,8 @@ def _scores_to_beat(t: Transaction, row: Round) -> dict[str, float]:
     )
     shown: dict[str, float] = {}
     for purpose, score in scores:
-        if score is not None and score not in shown.values():
-            shown[purpose] = score
+        if score is not None and (needed := rules.to_beat(score, rule)) not in shown.values():
+            shown[purpose] = needed
     return shown
 
 

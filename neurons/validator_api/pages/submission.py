@@ -12,6 +12,7 @@ from sqlalchemy import select
 from neurons.validator_api.competition import ranking
 from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.database.tables import LeagueEntry, Round, Submission
+from neurons.wire import rules
 
 Speeds = Sequence[tuple[int, float]]
 """Lengths in tokens with tokens/s, shortest first."""
@@ -55,21 +56,22 @@ def submission(t: Transaction, number: int) -> SubmissionPage | None:
     if row is None:
         return None
     block = row.reveal_block or 0
+    its_round = t.session.get_one(Round, row.round_id)
     return SubmissionPage(
         id=row.id,
         hotkey=row.miner_hotkey,
         created=row.created_at,
-        round_number=t.session.get_one(Round, row.round_id).round_number,
+        round_number=its_round.round_number,
         state=_state(row, t),
         open=row.validated_at is None and row.withdrawn_at is None,
         commitment=f"{row.commitment_hash:.16}..." if row.commitment_hash else None,
         reveal_block=block,
         blocks_left=max(0, block - t.block),
-        claim=_claim(t, row) if row.is_revealed else None,
+        claim=_claim(t, row, its_round.ranking) if row.is_revealed else None,
     )
 
 
-def _claim(t: Transaction, row: Submission) -> ClaimView:
+def _claim(t: Transaction, row: Submission, rule: rules.Ranking) -> ClaimView:
     entries = (
         select(LeagueEntry.model_name)
         .where(LeagueEntry.hotkey == row.miner_hotkey)
@@ -82,7 +84,7 @@ def _claim(t: Transaction, row: Submission) -> ClaimView:
         row,
         link=_web_address(row.fork_url or ""),
         models=t.session.scalars(entries).all(),
-        weighted=ranking.weighted(row),
+        weighted=ranking.weighted(row, rule),
         rank=ranking.ranks_of(t.session, [row]).get(row.id),
         logits=_logits(row),
         # Miners repeat the claim among their benchmarks; it is not a measurement of theirs.

@@ -76,4 +76,4 @@ def get_submission_rate(
 def get_weights(api: TheApi, round_id: protocol.RowId | None = None) -> protocol.Weights:
     """Show the weights of a round, by default of the last completed one."""
     with api.read() as t:
-        return protocol.Weights(epoch=int(api.clock()), weights=rounds.weights(t, round_id))
+        return rounds.weights(t, round_id)

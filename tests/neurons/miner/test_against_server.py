@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,11 +11,14 @@ from neurons.miner.context import Context
 from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
 from neurons.wire.client import ApiClient
+from tests.neurons import live_api
 from tests.neurons.live_api import ALICE, BOB, LiveApi
-from tests.neurons.miner.parts import FakeFork, Waits, make_context
+from tests.neurons.miner.parts import FakeBench, FakeFork, Waits, make_context
 
 
-def miner(folder: Path, api: LiveApi, waits: Waits, mode: str = "commit_reveal") -> Context:
+def miner(
+    folder: Path, api: LiveApi, waits: Waits, mode: str = "commit_reveal", **parts: Any
+) -> Context:
     """Return a miner with a real hotkey; each of its waits lets one block pass."""
     return make_context(
         folder,
@@ -23,6 +27,7 @@ def miner(folder: Path, api: LiveApi, waits: Waits, mode: str = "commit_reveal")
         client=ApiClient(api.url, ALICE, wait=waits),
         waiter=waits,
         submission_mode=mode,
+        **parts,
     )
 
 
@@ -55,3 +60,19 @@ def test_a_faster_miner_ranks_above(tmp_path: Path, api: LiveApi) -> None:
     api.mark(api.submit(BOB, 1e6), 1.0)
     done = run_cycle(miner(tmp_path / "state", api, marking(api, 1.0)))
     assert (done.state, done.rank, done.weight) == (State.VALIDATED, 2, 0.25)
+
+
+@pytest.mark.parametrize(("rule", "weight"), [("verified", None), ("claim", 0.6)])
+def test_the_weight_goes_to_the_submission_that_the_rounds_rule_prefers(tmp_path, rule, weight):
+    """The second one is 2% faster. Under `verified` that is equal, and the first one earns."""
+    with live_api.serve(tmp_path, ranking=rule) as api:
+        api.register(ALICE)
+        fork, bench = FakeFork(tmp_path / "fork"), FakeBench()
+        waits = marking(api, 1.0)
+        context = miner(tmp_path / "state", api, waits, fork=fork, measure=bench)
+        first = run_cycle(context)
+        fork.content, bench.factor = "changed", 1.02
+        second = run_cycle(context)
+    assert (first.state, first.weight) == (State.VALIDATED, 0.6)
+    assert float(second.tokens_per_sec or 0) > 1.01 * float(first.tokens_per_sec or 0)
+    assert (second.state, second.weight) == (State.VALIDATED, weight)

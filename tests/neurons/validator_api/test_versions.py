@@ -81,10 +81,12 @@ def test_a_database_of_version_0_1_0_is_taken_over_with_its_content(old_url: str
         assert (open_one.submission_id, second.baseline_submission_id) == (8, 2)
         assert session.get_one(Submission, 8).commitment_version == 1
         assert session.get_one(IpBan, "203.0.113.9").failure_count == 2
+        assert [first.ranking, second.ranking] == ["claim", "claim"]
         assert session.get_one(Submission, 1).benchmarks == {"512": {"tokens_per_sec": 5.0}}
     with storage.write() as session:
         added = rounds.create(transaction(session), CreateRoundRequest())
         assert added.round_number == 3  # numbers go on behind those of the old rows
+        assert added.ranking == "claim"
     storage.close()
 
 
