@@ -206,7 +206,7 @@ def _scan_specs(kind: str, S: int, label: str, tiles: Any, gated: bool) -> list[
 
 
 def _operator_specs() -> list[CompileSpec]:
-    from fla.ops.quasar import forward_substitution, fused_recurrent, gate
+    from fla.ops.quasar import forward_substitution, fused_recurrent, gate, preparation
 
     specs = [
         CompileSpec(
@@ -223,6 +223,28 @@ def _operator_specs() -> list[CompileSpec]:
         name, types = kernel.fn.__name__.removesuffix("_kernel"), typed("*fp32", names)
         specs.append(CompileSpec(name, kernel, types | {"N": "i32"}, {"H": 8, "BLOCK": 1024}))
     strides = "stride_{0}b stride_{0}t stride_{0}h"
+    for kind, S in (("bf16", 128), ("fp32", 96)):
+        block, rows = preparation.tile(S)
+        constants: dict[str, Any] = {"HV": 12, "S": S, "BS": block, "BR": rows, "UNIT": True}
+        constants["BM"] = preparation.STEPS
+        common = typed(f"*{kind}", "q_unit k_unit beta") | {"inverse": "*fp32", "factor": "fp32"}
+        common |= typed("i32", "T N M " + strides.format("b"))
+        every = " ".join(strides.format(x) for x in "qk")
+        types = typed(f"*{kind}", "q k") | {"step": "*fp32"} | typed("i32", every)
+        specs += [
+            CompileSpec(
+                f"preparation {kind} S={S}",
+                preparation.preparation_kernel,
+                common | types,
+                constants | {"H": 12},
+            ),
+            CompileSpec(
+                f"preparation_grad {kind} S={S}",
+                preparation.preparation_grad_kernel,
+                common | typed(f"*{kind}", "dq dk") | {"d_step": "*fp32"},
+                constants,
+            ),
+        ]
     for kind, S, gated in (("bf16", 64, False), ("fp32", 64, False), ("bf16", 128, True)):
         varlen = kind == "fp32"
         columns, warps = fused_recurrent.tiles_for(S, 256 if varlen else 1024)

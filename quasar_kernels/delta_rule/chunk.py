@@ -7,6 +7,7 @@ from typing import Any
 from fla.ops.quasar.backend import MAX_HEAD_DIM
 from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.preparation import Preparation
 from fla.ops.quasar.traceable import traceable
 from torch import Tensor
 
@@ -74,7 +75,8 @@ def chunk_delta_rule(
         cu_seqlens, cu_seqlens_cpu = cp_context.cu_seqlens, cp_context.cu_seqlens_cpu
     inputs.check(q, k, v, scale, initial_state, cu_seqlens, beta=beta)
     bounds = inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1])
-    options = scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
+    how = inputs.preparation(use_qk_l2norm_in_kernel)
+    options = scale, initial_state, output_final_state, how
     return _chunks(q, k, v, None, beta, *options, bounds, cp_context)
 
 
@@ -137,10 +139,11 @@ def chunk_gated_delta_rule(
     inputs.check(q, k, v, scale, initial_state, cu_seqlens, v_first, g=g, beta=beta)
     if kwargs.get("use_gate_in_kernel"):
         g = inputs.log_decays(g, kwargs.get("A_log"), kwargs.get("dt_bias"))
-    beta = inputs.step_sizes(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    sigmoid = use_beta_sigmoid_in_kernel, allow_neg_eigval
+    how = inputs.preparation(use_qk_l2norm_in_kernel, *sigmoid)
     bounds = inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1])
     state = inputs.transpose_if(v_first, initial_state)
-    options = scale, state, output_final_state, use_qk_l2norm_in_kernel
+    options = scale, state, output_final_state, how
     o, final = _chunks(q, k, v, g, beta, *options, bounds, cp_context)
     return o, inputs.transpose_if(v_first, final)
 
@@ -154,20 +157,18 @@ def _chunks(
     scale: float | None,
     initial_state: Tensor | None,
     output_final_state: bool,
-    l2norm: bool,
+    how: Preparation,
     cu_seqlens: Tensor | None,
     cp_context: Any,
 ) -> tuple[Tensor, Tensor | None]:
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if l2norm:
-        q, k = inputs.normalised(q), inputs.normalised(k)
     K, V = q.shape[-1], v.shape[-1]
     heads = Heads(K, V, q.is_cuda and K <= MAX_HEAD_DIM)
     state = None if initial_state is None else heads.cut_state(initial_state)
     decays = None if g is None else heads.scalars(g)
     tensors = q, k, heads.cut(v), heads.scalars(beta)
     o, final = run_chunks(
-        *tensors, state, output_final_state, cu_seqlens, scale, decays, cp_context
+        *tensors, state, output_final_state, cu_seqlens, scale, decays, cp_context, how
     )
     results = heads.joined(o), None if final is None else heads.joined_state(final)
     if q.numel():

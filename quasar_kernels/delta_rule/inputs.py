@@ -16,7 +16,8 @@ from fla.ops.quasar.arguments import (
     expect_number,
     refuse_unknown,
 )
-from fla.ops.quasar.chunk_torch import l2norm, sequence_lengths
+from fla.ops.quasar.chunk_torch import sequence_lengths
+from fla.ops.quasar.preparation import Preparation
 from torch import Tensor
 
 CHUNK_SIZES = (16, 32, 64)
@@ -108,20 +109,8 @@ def check_options(function: Callable[..., Any], options: dict[str, Any], *known:
         raise ValueError(f"chunk_size is {options['chunk_size']}; it must be one of {sizes}")
 
 
-def normalised(x: Tensor) -> Tensor:
-    """Return x with rows of unit length, rounded to x's dtype."""
-    unit: Tensor
-    if x.is_cuda and x.dtype != torch.float64:
-        from fla.modules.norm.l2norm import l2norm as fused_l2norm
-
-        unit = fused_l2norm(x)
-    else:
-        unit = l2norm(x)
-    return unit
-
-
-def step_sizes(beta: Tensor, sigmoid: bool, allow_neg_eigval: bool) -> Tensor:
-    """Return the step sizes: beta, or its sigmoid, or twice that.
+def preparation(unit: bool, sigmoid: bool = False, allow_neg_eigval: bool = False) -> Preparation:
+    """Return what is computed from q, k and beta before the operator.
 
     Raises:
         ValueError: `allow_neg_eigval` without `sigmoid`.
@@ -132,9 +121,8 @@ def step_sizes(beta: Tensor, sigmoid: bool, allow_neg_eigval: bool) -> Tensor:
                 "allow_neg_eigval=True doubles the sigmoid of beta: set "
                 "use_beta_sigmoid_in_kernel=True, or pass twice the step sizes"
             )
-        return beta
-    wide = beta if beta.dtype == torch.float64 else beta.float()
-    return torch.sigmoid(wide) * (2.0 if allow_neg_eigval else 1.0)
+        return Preparation(unit)
+    return Preparation(unit, 2.0 if allow_neg_eigval else 1.0)
 
 
 def log_decays(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.fused_recurrent import run_recurrent
+from fla.ops.quasar.preparation import Preparation, prepare
 from fla.ops.quasar.traceable import traceable
 from torch import Tensor
 
@@ -48,7 +49,8 @@ def fused_recurrent_delta_rule(
     _check(q, k, v, scale, initial_state, cu_seqlens, beta=beta)
     if beta is None:
         beta = _ones(v)
-    options = scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
+    how = inputs.preparation(use_qk_l2norm_in_kernel)
+    options = scale, initial_state, output_final_state, how
     return _run(q, k, v, None, beta, *options, cu_seqlens, inplace_state)
 
 
@@ -105,9 +107,10 @@ def fused_recurrent_gated_delta_rule(
         g = inputs.log_decays(g, A_log, dt_bias)
     if beta is None:
         beta = _ones(v)
-    beta = inputs.step_sizes(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    sigmoid = use_beta_sigmoid_in_kernel, allow_neg_eigval
+    how = inputs.preparation(use_qk_l2norm_in_kernel, *sigmoid)
     state = inputs.transpose_if(v_first, initial_state)
-    options = scale, state, output_final_state, use_qk_l2norm_in_kernel
+    options = scale, state, output_final_state, how
     o, final = _run(q, k, v, g, beta, *options, cu_seqlens, inplace_state)
     return o.to(v.dtype), inputs.transpose_if(v_first, final)
 
@@ -141,13 +144,12 @@ def _run(
     scale: float | None,
     initial_state: Tensor | None,
     output_final_state: bool,
-    l2norm: bool,
+    how: Preparation,
     cu_seqlens: Tensor | None,
     inplace_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if l2norm:
-        q, k = inputs.normalised(q), inputs.normalised(k)
+    q, k, beta = prepare(how, q, k, beta)
     results: tuple[Tensor, Tensor | None] = run_recurrent(
         q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, inplace_state, g
     )

@@ -261,3 +261,28 @@ def test_heads_of_other_shapes(monkeypatch, name, shape):
     x = draw(700, H=2, **shape)
     found = chunk(x, True, output_final_state=True)
     check(found, delta_chunked(*wide(x), scale=0.125), OPERATOR[BF16])
+
+
+@names
+@pytest.mark.parametrize("call", [chunk, recurrent], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("width", [64, 128, 96])
+def test_units_and_sigmoids_in_the_kernels(monkeypatch, name, call, width):
+    """q, k and v are views of one projection; gradients reach all inputs."""
+    if name == "cuda" and width == 96:
+        pytest.skip("no CUDA kernels for heads of 96")
+    monkeypatch.setenv("QUASAR_BACKEND", name)
+    x = draw(700, width, H=4, B=2, decay=0.05)
+    qkv = torch.randn(2, 700, 3, 4, width, device="cuda", dtype=BF16)
+    logits = torch.randn(2, 4, 700, device="cuda", dtype=BF16)
+    options = {"use_qk_l2norm_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
+
+    def run(qkv, g, logits):
+        y = type(x)(*qkv.unbind(2), logits.mT, g)
+        return call(y, True, **options, allow_neg_eigval=True)[0]
+
+    def exact(qkv, g, logits):
+        q, k, v = qkv.unbind(2)
+        q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+        return delta_chunked(q, k, v, 2 * logits.mT.sigmoid(), g, scale=width**-0.5)[0]
+
+    check(*with_float64(run, exact, qkv, x.g, logits), GRADIENT[BF16])

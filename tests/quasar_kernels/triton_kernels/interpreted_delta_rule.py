@@ -13,6 +13,12 @@ from fla.ops.quasar.backend import scan_forward
 from fla.ops.quasar.chunk import ChunkQuasarFunction
 from fla.ops.quasar.fused_recurrent import launch_fused_recurrent
 from fla.ops.quasar.operator_types import ScanInputs
+from fla.ops.quasar.preparation import (
+    UNCHANGED,
+    Preparation,
+    PreparationFunction,
+    prepare,
+)
 from fla.ops.quasar.triton_kernels import passes
 
 from quasar_kernels.delta_reference import delta_recurrence
@@ -38,7 +44,9 @@ def found_and_wanted(x, gated, state, cu=None):
 
     def run(q, k, v, beta, *rest):
         g = rest[0] if gated else None
-        return ChunkQuasarFunction.apply("auto", True, q, k, v, beta, rest[-1], cu, 0.5, g)
+        return ChunkQuasarFunction.apply(
+            "auto", True, UNCHANGED, q, k, v, beta, rest[-1], cu, 0.5, g
+        )
 
     def exact(*leaves):
         y = used(type(x)(*leaves[:count], *x[count:]), gated)
@@ -127,3 +135,43 @@ def test_the_recurrent_kernel_overwrites_the_state(gated, group, cu):
     assert final is state
     assert relative_rms(o, expected) <= OPERATOR[torch.float32]
     assert relative_rms(state, end) <= OPERATOR[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "how", [Preparation(True), Preparation(False, 1.0), Preparation(True, 2.0)]
+)
+def test_units_and_sigmoids_within_the_operator(dtype, how):
+    """q and k are views of one projection, beta has other strides; a key and a query are zero."""
+    qk, v = (torch.randn(2, 19, 3, 2, 24) / 6).to(dtype), torch.randn(2, 19, 4, 24).to(dtype)
+    qk[1, 3] = 0
+    beta = torch.randn(2, 4, 19) if how.factor else torch.rand(2, 4, 19)
+
+    def operator(apply, qk, v, beta):
+        _, k, q = qk.unbind(2)
+        return apply(q, k, v, beta.mT)
+
+    def run(q, k, v, beta):
+        return ChunkQuasarFunction.apply("auto", True, how, q, k, v, beta, None, None, 0.5, None)
+
+    def exact(q, k, v, beta):
+        if how.unit:
+            q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+        beta = how.factor * beta.sigmoid() if how.factor else beta
+        q, k = (x.repeat_interleave(2, 2) for x in (q, k))
+        return delta_recurrence(q, k, v, beta, torch.zeros_like(beta), scale=0.5)
+
+    found = with_float64(
+        functools.partial(operator, run), functools.partial(operator, exact), qk, v, beta
+    )
+    check(*found, {torch.float32: 4e-6, torch.float16: 3e-3}[dtype])
+
+
+def test_the_node_of_units_and_sigmoids():
+    q, k, beta = torch.randn(1, 50, 3, 40), torch.randn(1, 50, 3, 40), torch.randn(1, 50, 6)
+    how = Preparation(True, 1.0)
+
+    def run(*leaves):
+        return PreparationFunction.apply(how, *leaves)
+
+    check(*with_float64(run, functools.partial(prepare, how), q, k, beta), 1e-6)

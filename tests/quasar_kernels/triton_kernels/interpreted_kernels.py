@@ -34,6 +34,7 @@ from fla.ops.quasar.layer import first_tokens, gate_and_norm
 from fla.ops.quasar.layer import kernels as layer_kernels
 from fla.ops.quasar.layer.call import Call, Weights
 from fla.ops.quasar.operator_types import StepSizes
+from fla.ops.quasar.preparation import UNCHANGED
 from fla.ops.quasar.triton_kernels import passes
 
 make_quick()
@@ -43,7 +44,7 @@ NAN = float("nan")
 def launch_chunk(q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None):
     """Run the segmented scan and its backward pass, which `chunk_quasar` does only on a GPU."""
     return ChunkQuasarFunction.apply(
-        "triton", output_final_state, q, k, v, beta, initial_state, cu_seqlens, 1.0, None
+        "triton", output_final_state, UNCHANGED, q, k, v, beta, initial_state, cu_seqlens, 1.0, None
     )
 
 

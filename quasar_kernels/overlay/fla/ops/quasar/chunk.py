@@ -8,6 +8,7 @@ exact: the number of segments changes only the rounding. README.md has the algeb
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,9 +34,17 @@ from fla.ops.quasar.arguments import (
     refuse_unknown,
 )
 from fla.ops.quasar.backend import has_kernels, scan_backward, scan_forward
-from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
+from fla.ops.quasar.chunk_torch import chunk_quasar_torch, sequence_lengths
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.operator_types import Saved, ScanInputs
+from fla.ops.quasar.preparation import (
+    UNCHANGED,
+    Preparation,
+    Prepared,
+    launch_preparation,
+    launch_preparation_grad,
+    prepare,
+)
 from fla.ops.quasar.switches import Backend, requested_backend
 from fla.ops.quasar.traceable import traceable
 
@@ -44,25 +53,39 @@ class ChunkQuasarFunction(torch.autograd.Function):
     """Saves the inputs and one state per segment; the backward pass recomputes the rest."""
 
     @staticmethod
-    @autocast_custom_fwd
     def forward(
-        ctx: Any, backend: Backend, output_final_state: bool, *inputs: Any
+        ctx: Any, backend: Backend, output_final_state: bool, how: Preparation, *inputs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the forward pass on `inputs`, those of `ScanInputs` with beta in place of steps."""
-        x = ScanInputs.of(*inputs)
+        x, kept = _prepared(how, inputs)
         o, final, saved = scan_forward(x, output_final_state, backend=backend)
-        ctx.save_for_backward(*saved.tensors())
-        ctx.segments, ctx.scale, ctx.backend = saved.segments, x.scale, backend
+        ctx.save_for_backward(*kept, *saved.tensors())
+        ctx.call = how, saved.segments, x.scale, backend
         return o, final
 
     @staticmethod
     @once_differentiable
-    @autocast_custom_bwd
+    @on_its_device
     def backward(ctx: Any, do: torch.Tensor, d_final: torch.Tensor | None) -> Any:
         """Return the gradients of `forward`'s arguments."""
-        saved = Saved.of(ctx.saved_tensors, ctx.segments, ctx.scale)
-        *grads, d_g = scan_backward(saved, do, d_final, backend=ctx.backend)
-        return None, None, *grads, None, None, d_g
+        inverse, logits, *tensors = ctx.saved_tensors
+        how, segments, scale, backend = ctx.call
+        saved = Saved.of(tensors, segments, scale)
+        dq, dk, dv, d_beta, d_initial, d_g = scan_backward(saved, do, d_final, backend=backend)
+        if how != UNCHANGED:
+            x = saved.inputs
+            prepared = Prepared(x.q, x.k, x.steps.values, inverse, logits)
+            dq, dk, d_beta = launch_preparation_grad(how, prepared, dq, dk, d_beta)
+        return None, None, None, dq, dk, dv, d_beta, d_initial, None, None, d_g
+
+
+def _prepared(how: Preparation, inputs: Sequence[Any]) -> tuple[ScanInputs, tuple[Any, ...]]:
+    """Return the operator's inputs, and the tensors that only the gradients of `how` need."""
+    if how == UNCHANGED:
+        return ScanInputs.of(*inputs), (None, None)
+    q, k, v, beta, *rest = inputs
+    q, k, beta, *kept = launch_preparation(how, q, k, beta)
+    return ScanInputs.of(q, k, v, beta, *rest), tuple(kept)
 
 
 @traceable(in_cuda_graphs=False)
@@ -120,10 +143,9 @@ def chunk_quasar(
     check_arguments(q, k, v, beta, initial_state, cu_seqlens, scale)
     if cu_seqlens is not None:
         sequence_lengths(cu_seqlens, *q.shape[:2])  # refuses bounds that do not fit
-    if use_qk_l2norm_in_kernel:
-        q, k = l2norm(q), l2norm(k)
     states = initial_state, output_final_state
-    return run_chunks(q, k, v, beta, *states, cu_seqlens, scale, cp_context=cp_context)
+    options = {"cp_context": cp_context, "how": Preparation(unit=use_qk_l2norm_in_kernel)}
+    return run_chunks(q, k, v, beta, *states, cu_seqlens, scale, **options)
 
 
 def run_chunks(
@@ -137,6 +159,7 @@ def run_chunks(
     scale: float = 1.0,
     g: torch.Tensor | None = None,
     cp_context: Any = None,
+    how: Preparation = UNCHANGED,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute `chunk_quasar`, also with the caller's step sizes and decays, by the chosen backend.
 
@@ -148,14 +171,17 @@ def run_chunks(
         beta: `[H]`, or the step sizes, `[B, T, H]`, not negative; then no step size times |k|^2
             should exceed 2, beyond which the state grows.
         g: log decays `[B, T, H]`, not positive, of the state before each token, or None.
+        how: what is computed from q, k and beta first.
     """
     if cp_context is not None:
+        q, k, beta = prepare(how, q, k, beta)
         from fla.ops.quasar.parallel.chunks import run_parallel  # imports torch.distributed
 
         return run_parallel(
             cp_context, output_final_state, q, k, v, beta, initial_state, None, scale, g
         )
     if not has_kernels(q) or (backend := requested_backend()) == "torch":
+        q, k, beta = prepare(how, q, k, beta)
         q, k, *_ = ScanInputs.of(q, k, v, beta).with_equal_heads()
         return chunk_quasar_torch(
             q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale=scale, g=g
@@ -163,8 +189,8 @@ def run_chunks(
     leaves = (q, k, v, beta, initial_state, g)
     inputs = (q, k, v, beta, initial_state, cu_seqlens, scale, g)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves):
-        return ChunkQuasarFunction.apply(backend, output_final_state, *inputs)
-    return scan_forward(ScanInputs.of(*inputs), output_final_state, backend=backend)[:2]
+        return ChunkQuasarFunction.apply(backend, output_final_state, how, *inputs)
+    return scan_forward(_prepared(how, inputs)[0], output_final_state, backend=backend)[:2]
 
 
 def check_arguments(

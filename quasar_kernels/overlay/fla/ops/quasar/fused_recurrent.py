@@ -10,11 +10,12 @@ import triton.language as tl
 
 from fla.ops.quasar.arguments import refuse_unknown
 from fla.ops.quasar.chunk import check_arguments
-from fla.ops.quasar.chunk_torch import chunk_quasar_torch, l2norm, sequence_lengths
+from fla.ops.quasar.chunk_torch import chunk_quasar_torch, sequence_lengths
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.gate import fused_quasar_gate, quasar_step_size
 from fla.ops.quasar.operator_types import ScanInputs, StepSizes
 from fla.ops.quasar.traceable import traceable
+from fla.ops.quasar.preparation import Preparation, prepare
 
 MAX_HEAD_DIM = 256
 """Widest head that the Triton kernel holds in registers; wider heads use the torch path."""
@@ -333,8 +334,7 @@ def fused_recurrent_quasar(
     """
     refuse_unknown(fused_recurrent_quasar, kwargs)
     check_arguments(q, k, v, beta, initial_state, cu_seqlens, scale)
-    if use_qk_l2norm_in_kernel:
-        q, k = l2norm(q), l2norm(k)
+    q, k, beta = prepare(Preparation(unit=use_qk_l2norm_in_kernel), q, k, beta)
     return run_recurrent(
         q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale, inplace_state
     )
