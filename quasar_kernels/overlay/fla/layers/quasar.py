@@ -103,13 +103,17 @@ class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no type
             self.q_conv1d = nn.Conv1d(width, width, **conv)
             self.k_conv1d = nn.Conv1d(width, width, **conv)
             self.v_conv1d = nn.Conv1d(width, width, **conv)
-        self.beta_log = nn.Parameter(torch.empty(num_heads))
-        self.reset_parameters()
+        self._add_step_parameters()
         self.g_proj = nn.Sequential(
             nn.Linear(hidden_size, head_dim, bias=False), nn.Linear(head_dim, width, bias=True)
         )
         self.o_norm = GatedRMSNorm(head_dim, norm_eps)
         self.o_proj = nn.Linear(width, hidden_size, bias=False)
+
+    def _add_step_parameters(self) -> None:
+        """Add the parameters of the step sizes, in which the layers differ."""
+        self.beta_log = nn.Parameter(torch.empty(self.num_heads))
+        self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

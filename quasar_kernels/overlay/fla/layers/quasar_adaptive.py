@@ -19,7 +19,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fla.layers.quasar import rank_slice, without_padding
+from fla.layers.quasar import QuasarAttention, rank_slice, without_padding
 from fla.ops.quasar.arguments import IGNORED_BY_LAYERS, refuse_unknown
 from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.chunk_torch import sequence_lengths
@@ -31,7 +31,7 @@ from fla.ops.quasar.layer.library import convolve
 from fla.ops.quasar.layer.operator_inputs import Rotation, operator_inputs
 from fla.ops.quasar.layer.states import DECODE_TOKENS
 from fla.ops.quasar.layer.wrapped import GatedRMSNorm, convolve_module, is_plain
-from fla.ops.quasar.parameters import MarkedParameters, set_values
+from fla.ops.quasar.parameters import set_values
 from fla.ops.quasar.switches import requested_backend
 
 if TYPE_CHECKING:
@@ -41,87 +41,25 @@ _PROJECTIONS = ("q", "k", "v")
 _KINDS = nn.Linear, nn.Conv1d, nn.Sequential, GatedRMSNorm  # of submodules
 
 
-class AdaptiveQuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no types here
+class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has no types here
     """QuasarAttention with a step size for each token and head.
 
-    Args:
-        hidden_size: width of the input and the output.
-        head_dim: channels of a head, the same for keys and values.
-        num_heads: heads; the projections are `num_heads * head_dim` wide.
-        mode: `chunk` or `fused_recurrent`; accepted as in the public layer, which always uses
-            chunks.
-        use_short_conv: whether q, k and v pass a causal depthwise convolution before silu.
-        conv_size: taps of the convolution.
-        conv_bias: whether the convolutions have a bias.
-        layer_idx: place of the layer's states in a cache; required with a cache.
-        norm_eps: epsilon of the output norm.
-        expand_v, num_v_heads, allow_neg_eigval: accepted with the values that the public layer
-            computes: 1, None or `num_heads`, and False.
-
-    Raises:
-        ValueError: an unknown mode, or a value that the public layer would ignore.
-        TypeError: an unknown argument.
+    The arguments are those of `QuasarAttention`, with two differences: `mode` is accepted as in the
+    public layer, which always uses chunks, and a cache requires `layer_idx`.
     """
 
     UNDECAYED = ("A_log", "dt_bias")
 
-    def __init__(
-        self,
-        hidden_size: int = 2048,
-        head_dim: int = 128,
-        num_heads: int = 16,
-        mode: str = "chunk",
-        use_short_conv: bool = True,
-        conv_size: int = 4,
-        conv_bias: bool = False,
-        layer_idx: int | None = None,
-        norm_eps: float = 1e-5,
-        *,
-        expand_v: float = 1.0,
-        num_v_heads: int | None = None,
-        allow_neg_eigval: bool = False,
-    ) -> None:
-        super().__init__()
-        if mode not in ("chunk", "fused_recurrent"):
-            raise ValueError(f"mode must be 'chunk' or 'fused_recurrent'; got {mode!r}")
-        for name, value, allowed in (
-            ("expand_v", expand_v, (1,)),
-            ("num_v_heads", num_v_heads, (None, num_heads)),
-            ("allow_neg_eigval", allow_neg_eigval, (None, False)),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name}={value!r} is not supported: use {allowed[-1]!r}")
-        self.mode = mode
-        self.hidden_size = hidden_size
-        self.head_dim = head_dim
-        self.num_heads = num_heads
-        self.key_dim = self.value_dim = num_heads * head_dim
-        self.use_short_conv = use_short_conv
-        self.conv_size = conv_size
-        self.conv_bias = conv_bias
-        self.layer_idx = layer_idx
-        self.norm_eps = norm_eps
-
-        width = self.key_dim
-        self.q_proj = nn.Linear(hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(hidden_size, width, bias=False)
-        self.v_proj = nn.Linear(hidden_size, width, bias=False)
-        if use_short_conv:
-            conv: dict[str, Any] = {"kernel_size": conv_size, "groups": width, "bias": conv_bias}
-            self.q_conv1d = nn.Conv1d(width, width, **conv)
-            self.k_conv1d = nn.Conv1d(width, width, **conv)
-            self.v_conv1d = nn.Conv1d(width, width, **conv)
-        self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)
-        self.A_log = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
-        self.dt_bias = nn.Parameter(torch.empty(width, dtype=torch.float32))
-        # the public layer has it for its checkpoints, and does not use it
-        self.f_proj = nn.Linear(hidden_size, width, bias=False)
-        self.g_proj = nn.Sequential(
-            nn.Linear(hidden_size, head_dim, bias=False), nn.Linear(head_dim, width, bias=True)
-        )
-        self.o_norm = GatedRMSNorm(head_dim, norm_eps)
-        self.o_proj = nn.Linear(width, hidden_size, bias=False)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.reset_parameters()
+
+    def _add_step_parameters(self) -> None:
+        self.b_proj = nn.Linear(self.hidden_size, self.num_heads, bias=False)
+        self.A_log = nn.Parameter(torch.empty(self.num_heads, dtype=torch.float32))
+        self.dt_bias = nn.Parameter(torch.empty(self.key_dim, dtype=torch.float32))
+        # the public layer has it for its checkpoints, and does not use it
+        self.f_proj = nn.Linear(self.hidden_size, self.key_dim, bias=False)
 
     def reset_parameters(self) -> None:
         """Initialise A_log as log U(1, 16) and dt_bias as zeros, as the public layer does."""
