@@ -268,7 +268,12 @@ class Settings(BaseModel):
     """
     uids_from_chain: bool = False
     """Whether the API reads the uids of hotkeys on NETUID from the chain of SUBTENSOR_NETWORK every
-    ten minutes. Setting VALIDATOR_STAKE has the same effect. Otherwise the API assigns uids itself.
+    ten minutes. VALIDATOR_STAKE and REQUIRE_REGISTRATION have the same effect. Otherwise the API
+    assigns uids itself.
+    """
+    require_registration: bool = False
+    """Whether the API accepts only miners that are registered on NETUID of SUBTENSOR_NETWORK, where
+    new hotkeys cost something. While the chain is unreachable, its last reply holds.
     """
     validator_stake: (
         Annotated[float, Field(ge=0, allow_inf_nan=False), Form("a number of tokens from 0")] | None

@@ -36,6 +36,7 @@ class _Queue(protocol.Message):
 
     submissions: Sequence[Any]
     next_after: int | None = None
+    score_to_earn: protocol.Shown = None
 
 
 class ApiFault(QuasarError):
@@ -64,6 +65,7 @@ class ValidatorApi(Connection):
             reply_bytes=QUEUE_BYTES,
         )
         self.signer = identity
+        self.score_to_earn: float | None = None  # as of the last `queue`
         self._stop = stop or threading.Event()
 
     def queue(self) -> list[protocol.QueuedSubmission]:
@@ -79,11 +81,20 @@ class ValidatorApi(Connection):
                 log.warning("malformed row in the queue", problem=str(error.errors()[0]["msg"]))
         return sorted(filter(_may_be_judged, queued), key=lambda row: (row.created_at, row.id))
 
+    def is_queued(self, submission: protocol.QueuedSubmission) -> bool:
+        """Return whether the submission still waits for a verdict."""
+        query = {"after": submission.id - 1, "limit": 1}
+        page = self._call("GET", "/validation_queue", _Queue, query=query)
+        return any(
+            isinstance(row, dict) and row.get("id") == submission.id for row in page.submissions
+        )
+
     def _queued_rows(self) -> Iterator[Any]:
         after = 0
         for _ in range(QUEUE_PAGES):
             page = self._call("GET", "/validation_queue", _Queue, query={"after": after})
             yield from page.submissions
+            self.score_to_earn = page.score_to_earn
             if page.next_after is None or page.next_after <= after:
                 return
             after = page.next_after

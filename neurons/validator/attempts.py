@@ -41,6 +41,7 @@ CREATE TABLE IF NOT EXISTS attempts (
 _SPENT = """
 CREATE TABLE IF NOT EXISTS spent (hotkey TEXT, ended REAL, seconds REAL) STRICT
 """
+_SPENT_INDEX = "CREATE INDEX IF NOT EXISTS spent_of ON spent (hotkey, seconds)"
 _ADDED = ("measured", "device")
 """Columns that earlier versions did not create."""
 
@@ -84,6 +85,7 @@ class Attempts:
         self._database.execute("PRAGMA synchronous = FULL")
         self._database.execute(_SCHEMA)
         self._database.execute(_SPENT)
+        self._database.execute(_SPENT_INDEX)
         columns = {row[1] for row in self._database.execute("PRAGMA table_info(attempts)")}
         for name in _ADDED:
             if name not in columns:

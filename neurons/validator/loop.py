@@ -28,10 +28,18 @@ from neurons.validator.logits import LogitVerifier
 from neurons.validator.verdict import Verdict, refute
 from neurons.validator.weights import WeightSetter
 from neurons.wire.protocol import QueuedSubmission
+from neurons.wire.rules import weighted_score
 
 BY_AGE_EVERY = 4
 MAX_BUSY_REPLIES = 6
 """Postponements, about an hour in all, after which a busy inference server counts as failed."""
+
+LOW_CLAIM_SHARE = 0.25
+"""Part of the time for a submission's measurements after which one that cannot earn a share is
+postponed. Each postponement doubles it."""
+
+LARGE_QUEUE, LARGE_QUEUE_SECONDS = 100, 60.0
+"""A queue of more submissions is read again only after this pause."""
 
 POLL_SECONDS = 30.0
 """Pause between two polls of the queue while some GPUs are idle and others are not."""
@@ -47,6 +55,7 @@ class Evaluation:
 
     submission: QueuedSubmission
     evaluator: Evaluator
+    share: float  # of the time limit
     timer: Callable[[], float]
     seconds: float = 0.0  # its duration, once it has ended
 
@@ -56,7 +65,7 @@ class Evaluation:
         named = log.bind(submission=self.submission.id, **self.details)
         try:
             with bound_contextvars(**self.details), heartbeat(named, "judging"):
-                return self.evaluator.evaluate(self.submission)
+                return self.evaluator.evaluate(self.submission, self.share)
         finally:
             self.seconds = self.timer() - began
 
@@ -89,6 +98,8 @@ class Validator:
         self._running: dict[Future[Verdict], Evaluation] = {}
         self._begun = 0  # evaluations of this process
         self._seen: set[int] = set()
+        self._queue: Sequence[QueuedSubmission] = []
+        self._queue_until = 0.0
 
     def run_forever(self, interval: float) -> None:
         """Judge the queue until a stop, with pauses of `interval` seconds."""
@@ -113,7 +124,7 @@ class Validator:
         never become empty. Raises ApiFault if the API does not answer, and a ConfigError if it does
         not accept this validator's verdicts.
         """
-        self._free, self._seen = [*self._evaluators], set()
+        self._free, self._seen, self._queue = [*self._evaluators], set(), []
         with ThreadPoolExecutor(len(self._evaluators)) as pool:
             try:
                 while self._start(pool) or self._running:
@@ -147,16 +158,42 @@ class Validator:
         if any(self._attempts.of(one).deaths for one in running):
             return None
         busy = {one.miner_hotkey for one in running}
-        queue = self._tolerate(self._api.queue) or []
-        new = [one for one in queue if one.id not in self._seen and one.miner_hotkey not in busy]
-        due = [one for one in new if self._attempts.is_due(one)]
         by_age = self._begun % BY_AGE_EVERY == BY_AGE_EVERY - 1
-        first = min(due, key=age if by_age else self._attempts.queue_key, default=None)
+        while True:
+            known = self._queue
+            queue = self._read_queue()
+            new = [
+                one for one in queue if one.id not in self._seen and one.miner_hotkey not in busy
+            ]
+            due = [one for one in new if self._attempts.is_due(one)]
+            first = min(due, key=age if by_age else self._attempts.queue_key, default=None)
+            if first is None or queue is not known or self._is_queued(first):
+                break
+            self._queue = []
         alone = first is not None and self._attempts.of(first).deaths > 0
         return None if alone and running else first
 
+    def _read_queue(self) -> Sequence[QueuedSubmission]:
+        """Return the queue; a large one is read only from time to time."""
+        if len(self._queue) <= LARGE_QUEUE or self.timer() >= self._queue_until:
+            self._queue = self._tolerate(self._api.queue) or []
+            if len(self._queue) > LARGE_QUEUE:
+                self._queue_until = self.timer() + LARGE_QUEUE_SECONDS
+        return self._queue
+
+    def _is_queued(self, submission: QueuedSubmission) -> bool:
+        return bool(self._tolerate(lambda: self._api.is_queued(submission)))
+
+    def _share_of_time(self, submission: QueuedSubmission) -> float:
+        """Return the share of the time limit that a submission gets: less if it cannot earn."""
+        least, claim = self._api.score_to_earn, submission.tokens_per_sec or 0.0
+        if least is None or weighted_score(claim, submission.target_sequence_length) > least:
+            return 1.0
+        return min(1.0, LOW_CLAIM_SHARE * 2.0 ** min(self._attempts.of(submission).faults, 10))
+
     def _begin(self, pool: ThreadPoolExecutor, submission: QueuedSubmission) -> None:
-        evaluation = Evaluation(submission, self._free.pop(0), self.timer)
+        share = self._share_of_time(submission)
+        evaluation = Evaluation(submission, self._free.pop(0), share, self.timer)
         log.info(
             "judging",
             submission=submission.id,

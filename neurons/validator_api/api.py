@@ -16,6 +16,7 @@ from neurons.runtime.identity import Neuron, subnet_neurons
 from neurons.runtime.settings import Settings
 from neurons.validator_api.auth import RateLimiter, ValidatorCall
 from neurons.validator_api.competition import rounds
+from neurons.validator_api.competition.errors import Refusal
 from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.database.storage import Storage
 from neurons.wire.rules import block_at
@@ -46,24 +47,35 @@ class Api:
         neurons: Callable[[], Mapping[str, Neuron]] | None = None,
         chain_seconds: float = 600.0,
     ) -> None:
-        if neurons is None and (settings.uids_from_chain or settings.validator_stake is not None):
+        needed = settings.uids_from_chain or settings.require_registration
+        if neurons is None and (needed or settings.validator_stake is not None):
             neurons = partial(subnet_neurons, settings.netuid, settings.subtensor_network)
         self.settings, self.clock, self.wall_clock = settings, clock, wall_clock
         self.chain_seconds = chain_seconds
         self.storage = Storage(_database_url(settings))
         self.limiter = RateLimiter(settings.rate_limit, clock)
         self.read_chain = neurons
-        self._neurons: Mapping[str, Neuron] = {}
+        self._neurons: Mapping[str, Neuron] | None = None  # until the chain's first reply
 
     def update_neurons(self) -> None:
         """Read the registered hotkeys; after ChainUnreachable, the earlier ones remain."""
         if self.read_chain is not None:
             self._neurons = self.read_chain()
 
+    def check_on_chain(self, hotkey: str) -> None:
+        """Raise a Refusal if REQUIRE_REGISTRATION is set and the chain does not list the hotkey."""
+        if not self.settings.require_registration:
+            return
+        subnet = f"subnet {self.settings.netuid} of {self.settings.subtensor_network}"
+        if self._neurons is None:
+            raise Refusal(503, f"The registrations on {subnet} are not known yet")
+        if hotkey not in self._neurons:
+            raise Refusal(403, f"Hotkey not registered on {subnet}")
+
     def is_validator(self, hotkey: str) -> bool:
         if hotkey in self.settings.validator_hotkeys:
             return True
-        least, neuron = self.settings.validator_stake, self._neurons.get(hotkey)
+        least, neuron = self.settings.validator_stake, (self._neurons or {}).get(hotkey)
         return least is not None and neuron is not None and neuron.stake >= least
 
     @contextmanager
@@ -93,7 +105,7 @@ class Api:
     def _transaction(self, session: Session) -> Transaction:
         uids = None
         if self.read_chain is not None:  # before the chain's first reply, no hotkey has a uid
-            uids = {hotkey: neuron.uid for hotkey, neuron in self._neurons.items()}
+            uids = {hotkey: neuron.uid for hotkey, neuron in (self._neurons or {}).items()}
         now = self.clock()
         block = block_at(now, self.settings.block_time_seconds)
         return Transaction(session, rounds.utc(now), block, self.settings, uids)

@@ -423,10 +423,14 @@ class Weights(Message):
 
 
 class ValidationQueue(Message):
-    """Reply of GET /validation_queue: the oldest first, `next_after` None at the end."""
+    """Reply of GET /validation_queue: the oldest first, `next_after` None at the end.
+
+    The last page has the weighted score that a claim must exceed to earn a share of the emission.
+    """
 
     submissions: Rows[QueuedSubmission] = Field(default_factory=list)
     next_after: RowId | None = None
+    score_to_earn: Shown = None
 
 
 class MarkValidatedRequest(Message):

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import func, select, true
 
-from neurons.validator_api.competition import ranking
+from neurons.validator_api.competition import ranking, rounds
 from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.database.tables import IN_QUEUE, OPEN, Round, Submission, count
 from neurons.wire import protocol
@@ -23,9 +23,12 @@ def validation_queue(t: Transaction, after: int, limit: int) -> protocol.Validat
         .limit(limit + 1)
     ).all()
     page = rows[:limit]
+    is_last = len(rows) <= limit
+    active = rounds.active(t.session) if is_last else None
     return protocol.ValidationQueue(
         submissions=[queued(row, with_client=True) for row in page],
-        next_after=page[-1].id if len(rows) > limit else None,
+        next_after=None if is_last else page[-1].id,
+        score_to_earn=active and ranking.score_to_earn(t.session, active),
     )
 
 

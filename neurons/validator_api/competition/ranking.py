@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from neurons.validator_api.database.tables import ACTIVE, Place, Round, Submission
 from neurons.wire.protocol import HIGHEST_CLAIM, WIRE_VERSION
-from neurons.wire.rules import EQUAL_WITHIN, TOP_SHARES, Ranking, exceeds, weighted_score
+from neurons.wire.rules import EQUAL_WITHIN, TOP_SHARES, Ranking, exceeds, to_beat, weighted_score
 
 CONFIRMED = (
     Submission.is_revealed.is_(True),
@@ -128,6 +128,17 @@ def best_results(session: Session, row: Round, most: int) -> list[float]:
     for one in _entries(session, row):
         best.setdefault(one.hotkey, one.counts_as)
     return [*best.values()][:most]
+
+
+def score_to_earn(session: Session, row: Round) -> float | None:
+    """Return the weighted score that a later submission must exceed to earn a share.
+
+    It is None if every confirmed claim earns one.
+    """
+    best = best_results(session, row, len(TOP_SHARES))
+    full = len(best) == len(TOP_SHARES)
+    least = best[-1] if full else floor(session, row.baseline_submission_id, row.ranking)
+    return None if least is None else to_beat(least, row.ranking)
 
 
 def _entries(session: Session, row: Round) -> list[_Entry]:

@@ -1,8 +1,9 @@
 """The routes that miners write through: register, submit, commit, reveal.
 
 Checks run in this order: 413 size, 422 malformed JSON, 401 headers, 429 rate, 422 fields, 403
-another hotkey, 401 body signature, 400 fork's address. A submission or commitment is then refused
-with 404 unregistered or 403 banned, and a commitment with 409 if its hash is stored already.
+another hotkey, 401 body signature, 400 fork's address, 403 not on the chain. A submission or
+commitment is then refused with 404 unregistered or 403 banned, and a commitment with 409 if its
+hash is stored already.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def register_miner(
 ) -> protocol.RegisterReply:
     """Register the calling hotkey for a model and a league."""
     auth.check_same_hotkey(body.hotkey, caller)
+    api.check_on_chain(caller.hotkey)
     with api.write() as t:
         return submissions.register(t, body)
 
@@ -36,6 +38,7 @@ def submit_kernel(
     """Submit a fork and its claim without commit and reveal."""
     auth.check_body("/submit_kernel", body, caller)
     auth.check_fork_url(body.fork_url, allow_files=api.settings.allow_file_forks)
+    api.check_on_chain(caller.hotkey)
     with api.write() as t:
         return submissions.submit(t, body, caller.client)
 
@@ -46,6 +49,7 @@ def commit_submission(
 ) -> protocol.CommitReply:
     """Commit to a fork whose address stays hidden until the reveal."""
     auth.check_body("/commit_submission", body, caller)
+    api.check_on_chain(caller.hotkey)
     with api.write() as t:
         return submissions.commit(t, body, caller.client)
 

@@ -24,9 +24,11 @@ class Judge:
     ) -> None:
         self.gpu, self.answers = gpu, {**(answers or {}), **further}
         self.judged: list[int] = []
+        self.shares: list[float] = []
 
-    def evaluate(self, submission: QueuedSubmission) -> Verdict:
+    def evaluate(self, submission: QueuedSubmission, share: float = 1.0) -> Verdict:
         self.judged.append(submission.id)
+        self.shares.append(share)
         answer = self.answers.get(f"s{submission.id}", judge(1.0, 1.0))
         if isinstance(answer, BaseException):
             raise answer

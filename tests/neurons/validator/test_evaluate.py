@@ -58,7 +58,9 @@ def evaluate(
     """A function that evaluates the submission with changes; no worker checks the rules."""
     monkeypatch.setattr(Evaluator, "_broken_rules", lambda *_: [])
 
-    def judge(stop: threading.Event | None = None, **changes: object) -> Verdict:
+    def judge(
+        stop: threading.Event | None = None, share: float = 1.0, **changes: object
+    ) -> Verdict:
         options = {
             "sources": Sources(files=True),
             "stop": stop or threading.Event(),
@@ -66,7 +68,7 @@ def evaluate(
             "check": measured.check,
         }
         judge = Evaluator(boxes, "cpu", 5.0, **options)  # type: ignore[arg-type]
-        return judge.evaluate(submission.model_copy(update=changes))
+        return judge.evaluate(submission.model_copy(update=changes), share)
 
     return judge
 
@@ -125,6 +127,19 @@ def test_a_crash_is_repeated_once_and_earlier_samples_are_kept(evaluate, measure
     measured.answers = [1000.0, 7.0, MeasurementError("too slow", "timeout")]
     verdict = evaluate()
     assert (verdict.score, list(verdict.measured)) == (0.0, ["2048", "4096"])
+
+
+def test_the_end_of_a_low_claims_time_postpones_and_its_other_failures_count(
+    evaluate: Evaluate, measured: Measured, machine: Machine
+) -> None:
+    machine.sound = False  # no control run is needed to postpone
+    with pytest.raises(Postponed, match="A claim below the first four had 1e-08 s"):
+        evaluate(share=1e-9)
+    assert measured.lengths == []
+    machine.sound = True
+    measured.answers = [MeasurementError("not done within 5 s", "timeout")]
+    assert evaluate(share=0.5).reason == "No measurement (timeout): not done within 5 s"
+    assert evaluate(share=0.5).passed
 
 
 def test_a_broken_rule_is_not_measured(evaluate, measured, fork, monkeypatch):

@@ -29,9 +29,9 @@ class Together(Judge):
         super().__init__(gpu)
         self.barrier = barrier
 
-    def evaluate(self, submission: QueuedSubmission) -> Verdict:
+    def evaluate(self, submission: QueuedSubmission, share: float = 1.0) -> Verdict:
         self.barrier.wait(HANG)
-        return super().evaluate(submission)
+        return super().evaluate(submission, share)
 
 
 class Waiting(Judge):
@@ -41,10 +41,10 @@ class Waiting(Judge):
         super().__init__(gpu)
         self.began, self.end = threading.Event(), threading.Event()
 
-    def evaluate(self, submission: QueuedSubmission) -> Verdict:
+    def evaluate(self, submission: QueuedSubmission, share: float = 1.0) -> Verdict:
         self.began.set()
         assert self.end.wait(HANG)
-        return super().evaluate(submission)
+        return super().evaluate(submission, share)
 
 
 @pytest.fixture

@@ -158,6 +158,69 @@ def test_every_fourth_choice_goes_by_age(api: LiveApi, bench: Benches) -> None:
     assert loop.judge.judged.index(row) == 3, loop.judge.judged
 
 
+def test_claims_that_cannot_earn_have_less_time_and_are_postponed(
+    api: LiveApi, bench: Benches
+) -> None:
+    """Slow forks with a claim of 1 token/s never count as failures, but take the full time."""
+    answers, loop = Judge(), bench(Judge())
+    for number in range(4):
+        api.judged(Hotkey(f"//Leader{number}"), 1000.0 - 100 * number)
+    low, high = api.submit(ALICE, 1.0), api.submit(ALICE, 10_000.0, target=512)
+    loop.judge = answers
+    answers.answers[f"s{low}"] = Postponed("A claim below the first four had 150 s.")
+    for _ in range(4):
+        loop.run_once()
+        loop.now += 3600
+    given = dict(zip(answers.judged, answers.shares, strict=True))
+    assert given[high] == 1.0
+    assert [
+        share for one, share in zip(answers.judged, answers.shares, strict=True) if one == low
+    ] == [
+        0.25,
+        0.5,
+        1.0,
+        1.0,
+    ]
+    assert api.post("/submit_kernel", submission(ALICE, 2.0), ALICE).status_code == 200
+    assert low not in scores(api)
+
+
+@pytest.mark.parametrize(("leaders", "claim", "share"), [(3, 1.0, 1.0), (4, 700.0, 0.25)])
+def test_a_claim_that_may_earn_has_the_full_time(api, bench, leaders, claim, share):
+    """Fewer than four hotkeys rank, or the claim must exceed that of the fourth by 3%."""
+    for number in range(leaders):
+        api.judged(Hotkey(f"//Leader{number}"), 1000.0 - 100 * number)
+    loop = bench(Judge())
+    api.submit(ALICE, claim)
+    api.clock.now += 60
+    api.submit(ALICE, 722.0, target=512)
+    loop.run_once()
+    assert loop.judge.shares == [share, 1.0]
+
+
+def test_a_large_queue_is_not_read_before_each_submission(api, bench, monkeypatch):
+    loop, keys = bench(Judge()), [Hotkey(f"//Miner{number}") for number in range(20)]
+    monkeypatch.setattr("neurons.validator.loop.LARGE_QUEUE", 5)
+    for key in keys:
+        api.register(key)
+        api.submit(key, 10.0)
+    validator, reads = loop.start(), []
+    queue = validator._api.queue
+    monkeypatch.setattr(validator._api, "queue", lambda: reads.append(1) or queue())
+    times = iter(range(10**6))
+    validator.timer = lambda: next(times)
+
+    class Weights:
+        def run_once(self) -> None:  # after each submission
+            if len(loop.judge.judged) == 1:
+                api.mark(2, 1.0)  # another validator judges the next one
+
+    validator._weights = Weights()
+    validator.run_once()
+    assert loop.judge.judged == [1, *range(3, 21)]
+    assert len(reads) <= 4, "at the start, after the other verdict, and after each 60 s"
+
+
 @pytest.mark.parametrize("answered", [True, False])
 def test_only_compared_logits_count_as_a_failure(api, bench, answered):
     evaluation: Any = Judge()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from neurons.runtime.identity import ChainUnreachable, Neuron
-from tests.neurons.live_api import ALICE, BOB, VALIDATOR, Hotkey, serve
+from tests.neurons.live_api import ALICE, BOB, VALIDATOR, Hotkey, commitment, serve, submission
 from tests.processes import wait_for
 
 POOR = Hotkey("//Poor")
@@ -53,3 +53,33 @@ def test_uids_and_validators_are_the_chains(tmp_path: Path) -> None:
         api.judge("/finalize_round/1", {})
         (weight,) = api.get("/get_weights")["weights"]
         assert (weight["uid"], weight["hotkey"]) == (217, ALICE.hotkey)
+
+
+def test_only_hotkeys_of_the_subnet_may_submit(tmp_path: Path) -> None:
+    chain = Chain()
+    settings = {"neurons": chain, "chain_seconds": 0.01, "require_registration": True}
+    with serve(tmp_path, **settings) as api:
+        body = {"hotkey": ALICE.hotkey, "model_name": "Qwen", "league": "100k"}
+        status, detail = api.refusal("/register_miner", body, ALICE)
+        assert (status, "not known yet" in detail) == (503, True)  # nor is anyone let in
+        chain.neurons = {ALICE.hotkey: Neuron(217, 0.0), BOB.hotkey: Neuron(218, 0.0)}
+        chain.wait()
+        assert api.register(ALICE)["uid"] == 217
+        api.register(BOB)
+        chain.neurons = {ALICE.hotkey: Neuron(217, 0.0)}
+        chain.wait()
+        chain.neurons = None  # the last list holds
+        chain.wait()
+        api.submit(ALICE, 5.0)
+        api.commit(ALICE)
+        refused = (403, "Hotkey not registered on subnet 24 of finney")
+        assert api.refusal("/submit_kernel", submission(BOB), BOB) == refused
+        assert api.refusal("/commit_submission", commitment(BOB), BOB) == refused
+        body = {"hotkey": POOR.hotkey, "model_name": "Qwen", "league": "100k"}
+        assert api.refusal("/register_miner", body, POOR) == refused
+
+
+def test_without_the_setting_the_chain_is_not_read(tmp_path: Path) -> None:
+    with serve(tmp_path) as api:
+        api.register(POOR)
+        api.submit(POOR, 5.0)
