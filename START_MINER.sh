@@ -22,4 +22,4 @@ case ${_START_MINER_SH_COMPLETE:-${command:-}} in # commands that only read do n
     ;;
   *) scripts/install.sh miner ;;
 esac
-exec .venv/bin/python -m neurons.miner "$@"
+exec "$(readlink -f .venv)/bin/python" -m neurons.miner "$@" # a later installation moves the link

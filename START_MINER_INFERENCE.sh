@@ -4,4 +4,4 @@ set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 . scripts/before_install.sh inference "$@"
 scripts/install.sh inference
-exec .venv/bin/python -m neurons.inference_server "$@"
+exec "$(readlink -f .venv)/bin/python" -m neurons.inference_server "$@" # a later installation moves the link

@@ -4,4 +4,4 @@ set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 . scripts/before_install.sh server "$@"
 scripts/install.sh server
-exec .venv/bin/python -m neurons.validator_api "$@"
+exec "$(readlink -f .venv)/bin/python" -m neurons.validator_api "$@" # a later installation moves the link

@@ -4,4 +4,4 @@ set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 . scripts/before_install.sh validator "$@"
 scripts/install.sh miner
-exec .venv/bin/python -m neurons.validator "$@"
+exec "$(readlink -f .venv)/bin/python" -m neurons.validator "$@" # a later installation moves the link

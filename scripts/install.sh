@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
 # Makes or updates .venv and installs the project into it: scripts/install.sh [EXTRA...]
 #
+# .venv is a link to a folder in .venv.d. An installation or update makes a new folder beside the present
+# one and moves the link when it is complete. An interruption therefore changes nothing, and running
+# processes keep the folder that they started from. It is removed once no process uses it.
+#
 # EXTRA is one of pyproject.toml's optional dependencies; those of earlier calls stay installed. Without
 # EXTRA, only the library is installed. requirements/lock.txt has the versions. If the stamp in .venv is
 # up to date, the script does nothing. PYTHON names the interpreter to use, TORCH_INDEX_URL the package
@@ -11,13 +15,15 @@ set -euo pipefail
 
 cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.."
 root=$PWD
-stamp=.venv/quasar-install # written first, so a .venv without it is not from this script
-log=.venv/quasar-install.log
+stamp=.venv/quasar-install # the last file of an installation; a .venv without it is not from this script
+folders=.venv.d
+new='' # the folder that this run installs into, once it exists
 cpu_index=https://download.pytorch.org/whl/cpu
 cuda_gb=12 # disk for a CUDA build of PyTorch with NVIDIA's libraries during the installation
 unset PYTHONPATH PYTHONHOME # another project's packages would leak into the new environment
 
-say() { printf '%s\n' "install: $*" >&2; }
+exec 3>&2 # for messages, also while a command's output goes to the log
+say() { printf '%s\n' "install: $*" >&3; }
 stop() { say "$@" && exit 78; }
 
 recorded() { sed -n "s/^$1=//p" "$stamp" 2>/dev/null || true; }
@@ -99,11 +105,16 @@ check_writable() {
 # Replaces the old path of a moved checkout by the new one in the files of .venv.
 adapt_to_move() {
   say "the checkout was moved from $(recorded root): adapting .venv"
-  .venv/bin/python -I - "$(recorded root)" "$root" "$stamp" <<'END'
-import glob, re, sys
-old, new, stamp = sys.argv[1:]
-site = ".venv/lib/python*/site-packages"
-names = (".venv/bin/*", ".venv/pyvenv.cfg", f"{site}/*.pth", f"{site}/__editable__*.py", stamp)
+  replace_path .venv "$(recorded root)" "$root"
+}
+
+# Replaces a path in an installation's files: replace_path FOLDER OLD NEW
+replace_path() {
+  "$1/bin/python" -I - "$@" <<'END'
+import glob, os, re, shutil, sys
+folder, old, new = sys.argv[1:]
+site, stamp = f"{folder}/lib/python*/site-packages", f"{folder}/quasar-install"
+names = (f"{folder}/bin/*", f"{folder}/pyvenv.cfg", f"{site}/*.pth", f"{site}/__editable__*.py", stamp)
 names += (f"{site}/quasar_*-*.dist-info/direct_url.json",)
 place = re.compile(re.escape(old.encode()) + rb"(?![\w.-])")
 for path in sorted({path for name in names for path in glob.glob(name)}, key=lambda p: p == stamp):
@@ -112,15 +123,83 @@ for path in sorted({path for name in names for path in glob.glob(name)}, key=lam
     except OSError:
         continue
     if place.search(text) and b"\0" not in text:
-        open(path, "wb").write(place.sub(lambda _: new.encode(), text))
+        part = f"{path}.part"  # a new file: the old one may also belong to another installation
+        open(part, "wb").write(place.sub(lambda _: new.encode(), text))
+        shutil.copymode(path, part)
+        os.replace(part, path)
 END
 }
 
-# Whether .venv has PyTorch in the version of the lock, so that an update does not install it.
+# Prints the ids of the processes that use an installation: users_of FOLDER
+users_of() {
+  # shellcheck disable=SC2062 # these are files, not the pattern, which would find this grep itself
+  { grep -lsF --file=- /proc/[0-9]*/cmdline /proc/[0-9]*/maps <<<"$root/$1/" || true; } |
+    cut -d / -f 3 | sort -un | paste -sd ' '
+}
+
+# Takes the lock of this checkout's installations: miner, server and validator may start at once.
+lock() {
+  exec 9<scripts/install.sh
+  if command -v flock >/dev/null; then flock "$@" 9; fi
+}
+
+# Removes the installations that are neither the present one nor used by a process.
+remove_unused() {
+  local folder
+  for folder in "$folders"/*; do
+    if [ ! -d "$folder" ] || [ "$folder" = "$(readlink .venv)" ] || [ -n "$(users_of "$folder")" ]; then
+      continue
+    elif [ -e "$folder/quasar-install" ]; then
+      say "removing the earlier installation $folder, which no process uses"
+    else
+      say "removing $folder, an installation that was interrupted"
+    fi
+    watched rm -rf "$folder"
+  done
+}
+
+# Makes the folder of the new installation: from the present one, if pip can update that, by links to its
+# files, which pip replaces without a change to the linked content; or else as an empty environment.
+make_folder() {
+  local number=1 present
+  mkdir -p "$folders"
+  until mkdir "$folders/$number" 2>/dev/null; do
+    [ -e "$folders/$number" ] || stop "$root/$folders/$number cannot be made."
+    number=$((number + 1))
+  done
+  new=$folders/$number
+  log=$new/quasar-install.log
+  if [ "$rebuild" = yes ]; then
+    say "making $root/$new with $("$python" --version)"
+    watched "$python" -m venv "$new" >"$log" 2>&1 || { cat "$log" >&2 && stop "$python -m venv failed"; }
+  else
+    say "updating a copy of .venv in $root/$new"
+    present=$(readlink .venv || echo .venv)
+    watched cp -a --link "$present/." "$new" 2>/dev/null || watched cp -a "$present/." "$new"
+    replace_path "$new" "$root/$present" "$root/$new"
+    rm -f "$new"/quasar-install*
+  fi
+}
+
+# Lets .venv name the new installation, in one step unless an earlier version made .venv a folder.
+move_link() {
+  local before users
+  before=$(readlink .venv || true)
+  ln -sfn "$new" "$folders/.link"
+  if [ -z "$before" ] && [ -d .venv ]; then
+    before=$folders/0
+    mv -T .venv "$before"
+  fi
+  mv -T "$folders/.link" .venv
+  users=$([ -z "$before" ] || users_of "$before")
+  [ -z "$users" ] || say "restart the processes $users to use the new installation; they still use the earlier one"
+}
+
+# Whether an installation has PyTorch in the version of the lock, so that an update does not install it.
 has_torch() {
   local locked
   locked=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements/lock.txt)
-  compgen -G ".venv/lib/python3*/site-packages/torch-$locked*.dist-info" >/dev/null
+  compgen -G "$1/lib/python3*/site-packages/torch-$locked*.dist-info" >/dev/null
 }
 
 # Stops if the disk has less than $1 GB free: check_disk GB NAME
@@ -135,7 +214,7 @@ check_disk() {
 check_disk_first() {
   local need=3
   if [ "$build" = cuda ]; then need=$cuda_gb; fi
-  if [ "$rebuild" = no ] && has_torch; then need=1; fi
+  if [ "$rebuild" = no ] && has_torch .venv; then need=1; fi
   if [[ ",$extras," == *,dev,* ]]; then need=$((need + 1)); fi # compilers for CUDA, a linter, a browser
   check_disk "$need" "$build installation${extras:+ with $extras}"
 }
@@ -143,7 +222,7 @@ check_disk_first() {
 # Whether an index replies for PyTorch within five seconds, through the environment's proxies. The certificate
 # is not checked here: only pip downloads from the index, and pip checks it.
 index_replies() {
-  timeout 5 .venv/bin/python -I - "$1" >/dev/null 2>&1 <<'END'
+  timeout 5 "$new/bin/python" -I - "$1" >/dev/null 2>&1 <<'END'
 import ssl, sys, urllib.request
 context = ssl.create_default_context()
 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -153,30 +232,34 @@ END
 
 # Whether the PyTorch that pip would install needs NVIDIA's libraries; yes if this pip cannot report it.
 needs_cuda() {
-  local report=.venv/quasar-torch.json
-  rm -f "$report"
-  .venv/bin/python -m pip install --help | grep -e --report >/dev/null || return 0
-  .venv/bin/python -m pip install --dry-run --no-deps --report "$report" --only-binary=:all: --no-input \
+  local report=$new/quasar-torch.json
+  "$new/bin/python" -m pip install --help | grep -e --report >/dev/null || return 0
+  watched "$new/bin/python" -m pip install --dry-run --no-deps --report "$report" --only-binary=:all: --no-input \
     --disable-pip-version-check --constraint requirements/lock.txt "$@" torch >>"$log" 2>&1 || return 1
   grep -qE '"(nvidia|cuda)-' "$report"
 }
 
-# Runs pip with its output in the log; prints a line with its progress every ten seconds.
-run_pip() {
+# Runs a command; prints a line with its progress every ten seconds.
+watched() {
   local since=$SECONDS next=10 job line
-  .venv/bin/python -m pip install --only-binary=:all: --no-input --disable-pip-version-check \
-    --progress-bar off --constraint requirements/lock.txt "$@" >>"$log" 2>&1 &
+  "$@" 3>&- &
   job=$!
-  trap 'kill "$job" 2>/dev/null; wait "$job" || true; say interrupted; exit 1' INT TERM HUP
+  trap 'kill "$job" 2>/dev/null; wait "$job" || true; say "interrupted; .venv is unchanged"; exit 1' INT TERM HUP
   while kill -0 "$job" 2>/dev/null; do
-    sleep 0.5
+    sleep 0.2
     [ $((SECONDS - since)) -ge "$next" ] || continue
     next=$((next + 10))
-    line=$(grep -E '^ *(Collecting|Downloading|Building|Installing)' "$log" | tail -n 1 | tr -s ' ')
-    say "  $((SECONDS - since)) s, $(du -sm .venv | cut -f 1) MB: ${line:0:70}"
+    line=$(grep -E '^ *(Collecting|Downloading|Building|Installing)' "$log" 2>/dev/null | tail -n 1 | tr -s ' ')
+    say "  $((SECONDS - since)) s${new:+, $(du -sm "$new" | cut -f 1) MB}: ${line:-${*:1:2}}"
   done
   trap - INT TERM HUP
-  wait "$job" || explain_failure
+  wait "$job"
+}
+
+# Runs pip with its output in the log.
+run_pip() {
+  watched "$new/bin/python" -m pip install --only-binary=:all: --no-input --disable-pip-version-check \
+    --progress-bar off --constraint requirements/lock.txt "$@" >>"$log" 2>&1 || explain_failure
 }
 
 explain_failure() {
@@ -216,14 +299,15 @@ install_torch() {
 
 install_all() {
   say 'installing PyTorch and the other dependencies (minutes on a new machine)'
-  if ! has_torch; then install_torch; fi
+  if ! has_torch "$new"; then install_torch; fi
   # Up to version 0.1 the distribution was quasar-miner; old and new would own the same packages.
-  if compgen -G '.venv/lib/python3*/site-packages/quasar_miner-*.dist-info' >/dev/null; then
-    .venv/bin/python -m pip uninstall --yes --disable-pip-version-check quasar-miner >>"$log" 2>&1
+  if compgen -G "$new/lib/python3*/site-packages/quasar_miner-*.dist-info" >/dev/null; then
+    "$new/bin/python" -m pip uninstall --yes --disable-pip-version-check quasar-miner >>"$log" 2>&1
   fi
   run_pip --editable ".${extras:+[$extras]}"
   # The distribution does not contain `neurons`; scripts and child processes import it from here.
-  echo "$root" >"$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/quasar-checkout.pth"
+  rm -f "$new"/lib/python3*/site-packages/quasar-checkout.pth
+  echo "$root" >"$("$new/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/quasar-checkout.pth"
 }
 
 case ${1:-} in
@@ -244,11 +328,15 @@ extras=$(printf '%s\n' "$@" "$kept" | sed '/^$/d' | sort -u | paste -sd ,)
 up_to_date() { [ "$(cat "$stamp" 2>/dev/null)" = "$(wanted_stamp)" ] && .venv/bin/python -c '' 2>/dev/null; }
 
 if [ -n "${PYTHON:-}" ] && [ -e "$stamp" ]; then check_python; fi
-up_to_date && exit 0
-exec 9<scripts/install.sh # a lock on this file: miner, server and validator may start at once
-if command -v flock >/dev/null && ! flock --nonblock 9; then
+if up_to_date; then
+  if compgen -G "$folders/*" | grep -qvxF -e "$(readlink .venv)" && [ -w "$folders" ] && lock --nonblock; then
+    remove_unused
+  fi
+  exit 0
+fi
+if ! lock --nonblock; then
   say 'another start is installing; waiting for it'
-  flock 9
+  lock
 fi
 up_to_date && exit 0
 
@@ -260,23 +348,19 @@ fi
 
 [ ! -e .venv ] || [ -e "$stamp" ] ||
   stop "$root/.venv was not made by this script. Move it away or remove it, then start again."
+[ ! -d .venv ] || [ -L .venv ] || [ "$(stat -c %d .venv)" = "$(stat -c %d .)" ] ||
+  stop "$root/.venv is a mounted volume, which cannot be replaced: mount it at $root/$folders."
 rebuild=no
 if [ "$(recorded root)" != "$root" ] || [ "$(recorded build)" != "$build" ] ||
   ! .venv/bin/python -c '' 2>/dev/null; then
-  rebuild=yes # also after an interruption: pip cannot recognise a half-installed package
+  rebuild=yes # also if an earlier version of this script was interrupted: pip cannot recognise half a package
 fi
+remove_unused
 check_disk_first
-if [ "$rebuild" = yes ]; then
-  python=$(find_python)
-  rm -rf .venv
-fi
-mkdir -p .venv
-printf 'extras=%s\n' "$extras" >"$stamp" # not up to date until the whole stamp is written
-if [ ! -e .venv/bin/python ]; then
-  say "making $root/.venv with $("$python" --version)"
-  "$python" -m venv .venv >"$log" 2>&1 || { cat "$log" >&2 && stop "$python -m venv failed"; }
-fi
+[ "$rebuild" = no ] || python=$(find_python)
+make_folder
 install_all
-wanted_stamp >"$stamp.new"
-mv "$stamp.new" "$stamp"
+wanted_stamp >"$new/quasar-install"
+move_link
+remove_unused
 say "done in $SECONDS s"

@@ -28,7 +28,7 @@ def _quick_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     for package in ("pip", f"pip-{metadata.version('pip')}.dist-info"):  # slow to unpack
         shutil.copytree(Path(sysconfig.get_path("purelib"), package), site / package)
     python = folder / "python"
-    copied = f'[ "$*" != "-m venv .venv" ] || exec cp -a "{folder}/made/." .venv'
+    copied = f'[ "$1 $2" != "-m venv" ] || exec cp -a "{folder}/made/." "$3"'
     python.write_text(f'#!/bin/sh\n{copied}\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:

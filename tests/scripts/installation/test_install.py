@@ -20,7 +20,7 @@ import pytest
 
 from neurons.runtime.errors import EX_CONFIG
 from tests import PROJECT
-from tests.processes import HANG, run
+from tests.processes import HANG, run, wait_for
 from tests.scripts.installation.checkout import Checkout
 from tests.servers import serving
 
@@ -48,15 +48,75 @@ def test_an_unknown_extra_is_rejected_and_not_recorded(checkout: Checkout, word:
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_installation_starts_again(checkout, hanging, sent):
-    half_installed = checkout.root / ".venv/half-installed"
-    half_installed.touch()
+    (half_installed,) = (checkout.root / ".venv.d").iterdir()
     os.killpg(hanging.pid, sent)
     assert hanging.wait(timeout=HANG) != 0
+    assert not (checkout.root / ".venv").exists()
     (checkout.root / "hang").unlink()
     status, out, err = checkout.run()
     assert status == 0, err
     assert json.loads(out)[1] == str(checkout.root)
-    assert not half_installed.exists()
+    assert f"removing .venv.d/{half_installed.name}, an installation that was interrupted" in err
+    assert [*(checkout.root / ".venv.d").iterdir()] == [(checkout.root / ".venv").resolve()]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return the files of an installation, without those that Python caches."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {path: path.read_bytes() for path in files}
+
+
+CHILD = "import pip, sys; print(sys.executable)"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("earlier", [False, True], ids=["link", "folder of an earlier version"])
+def test_running_processes_keep_their_installation(checkout, sent, earlier):
+    assert checkout.run()[0] == 0
+    link = checkout.root / ".venv"
+    if earlier:
+        first = link.resolve()
+        link.unlink()
+        first.rename(link)
+        for path in (*link.glob("bin/*"), link / "pyvenv.cfg"):
+            if path.is_file() and not path.is_symlink() and b"\0" not in path.read_bytes():
+                path.write_text(path.read_text().replace(str(first), str(link)))
+    miner = checkout.start(WAIT="1")
+    assert miner.stdout is not None
+    pid, _, _, _ = json.loads(miner.stdout.readline())
+    python = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+    before = contents(Path(python).parents[1])
+    # as the miner starts its workers: by its own interpreter's path
+    assert run(python, "-c", CHILD, check=True).stdout == f"{python}\n"
+
+    checkout.change_dependencies()
+    (checkout.root / "hang").touch()
+    builds = checkout.builds()
+    update = checkout.start("once")
+    wait_for(lambda: checkout.builds() > builds, child=update)
+    os.killpg(update.pid, sent)
+    assert update.wait(timeout=HANG) != 0
+    update.communicate()
+    assert run(python, "-c", CHILD, check=True).stdout == f"{python}\n"
+    assert json.loads(checkout.run("status")[1])[2] == ["status"]
+
+    (checkout.root / "hang").unlink()
+    status, _, err = checkout.run("once")
+    assert status == 0, err
+    assert "an installation that was interrupted" in err
+    assert f"restart the processes {pid} to use the new installation" in err
+    assert run(python, "-c", CHILD, check=True).stdout == f"{python}\n"
+    if not earlier:
+        assert python.startswith(f"{checkout.root}/.venv.d/")
+        assert contents(Path(python).parents[1]) == before
+    assert checkout.run("once")[2] == ""  # nothing is removed under the running miner
+    assert miner.poll() is None
+    miner.terminate()
+    miner.communicate(timeout=HANG)
+    status, _, err = checkout.run("once")
+    assert status == 0
+    assert err.count("which no process uses") == 1
+    assert [*(checkout.root / ".venv.d").iterdir()] == [link.resolve()]
 
 
 def test_a_temporarily_missing_driver_keeps_the_cuda_build(checkout: Checkout) -> None:

@@ -168,5 +168,5 @@ def test_a_moved_checkout_keeps_its_installation(installed: Checkout) -> None:
 def test_each_start_script_execs_its_program(name: str) -> None:
     script, module = PROGRAMS[name]
     lines = (PROJECT / script).read_text().splitlines()
-    assert lines[-1] == f'exec .venv/bin/python -m {module} "$@"'
+    assert lines[-1].startswith(f'exec "$(readlink -f .venv)/bin/python" -m {module} "$@"')
     assert any(f'. scripts/before_install.sh {name} "$@"' in line for line in lines)
