@@ -151,8 +151,8 @@ def test_finish_reads_the_rest_before_it_is_overwritten(captured):
 def test_long_inputs_and_calls_without_an_owner_are_launched(captured):
     launched, owner = LAUNCHED, Owner()
     for _ in range(3):
-        call(owner, 5, most=4)
-        call(None, 4, most=4)
+        call(owner, 5, max_elements=4)
+        call(None, 4, max_elements=4)
     assert len(launched) == 6
     assert not captured
 

@@ -30,7 +30,7 @@ from fla.ops.quasar.layer.autograd import record
 from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.forward import run
 from fla.ops.quasar.layer.states import QuasarCache, run_on_rank, run_with_states
-from fla.ops.quasar.layer.wrapped import GatedRMSNorm, plain_weights
+from fla.ops.quasar.layer.wrapped import GatedRMSNorm, layer_by_modules, plain_weights
 from fla.ops.quasar.parameters import MarkedParameters
 from fla.ops.quasar.switches import requested_backend
 
@@ -186,9 +186,11 @@ class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no type
         weights, cache = plain_weights(self), past_key_values
         if rank is not None:
             y, cache = run_on_rank(self, call, x, weights, rank, bool(use_cache))
-        elif weights is None or cache is not None or use_cache:
+        elif cache is not None or use_cache:
             length = hidden_states.shape[1]
             y, cache = run_with_states(self, call, x, weights, cache, bool(use_cache), length)
+        elif weights is None:
+            y, _ = layer_by_modules(call, x, self)
         elif torch.is_grad_enabled():
             y = record(call, self, x, weights)
         else:

@@ -114,7 +114,7 @@ def test_the_stages_around_the_operator_give_the_layer(
         return [part.unsqueeze(0) for part in t.flatten(0, 1).split(lengths) if len(part)]
 
     with torch.no_grad():
-        p = portable.project(program, call, x, plain_weights(layer), False, True)
+        p = portable.project(program, call, x, plain_weights(layer), False, False)
         q, k, v = p.qkv.view(rows, tokens, 3, 8, 64).unbind(2)
         each = zip(sequences(q), sequences(k), sequences(v), strict=True)
         o = [quasar_recurrence(*one, p.beta)[0][0] for one in each]

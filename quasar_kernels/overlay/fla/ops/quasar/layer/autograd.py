@@ -88,13 +88,14 @@ class LayerFunction(torch.autograd.Function):
                 dx, d_weights = gradients_by_torch(call, x, weights, dy, needed)
             else:
                 inputs: Inputs = (x, dy)
-                most = graphs.MAX_ELEMENTS
-                if segments is not None:
-                    inputs, tensors, most = (), (x, dy, *tensors), MAX_WORK // x.shape[-1]
+                max_elements = graphs.MAX_ELEMENTS
+                if segments is not None:  # large results, which a graph reads without a copy
+                    inputs, tensors = (), (x, dy, *tensors)
+                    max_elements = MAX_WORK // x.shape[-1]
                 owner = ctx.owner() if call.cu_seqlens is None else None
                 settings = call, segments, needed, x.dtype
                 d_weights, dx = replayed(
-                    owner, BACKWARD, settings, inputs, tensors, call.dtype, most
+                    owner, BACKWARD, settings, inputs, tensors, call.dtype, max_elements
                 )
         return None, None, None, dx, *d_weights
 

@@ -71,9 +71,11 @@ def layer_forward(
         rank: x is this rank's slice of a sequence, and its halo is gathered.
     """
     with torch_private.no_autocast():
-        path, p, operator = through_operator(call, x, weights, save, output, rank)
-        if path is None or p is None or operator is None:
+        found = through_operator(call, x, weights, save, save and output, rank)
+        if found is None:
             return Results(library.layer_with_states(call, x, weights)[0])
+        path, p, operator = found
+        del found
         saved = (p.rows, p.products, p.narrow, operator) if save else ()
         o = operator.o.flatten(0, 1)
         del operator  # its inputs take gigabytes for a million tokens
@@ -95,16 +97,16 @@ def through_operator(
     x: torch.Tensor,
     weights: Weights,
     save: bool,
-    output: bool,
+    save_products: bool,
     rank: RankSlice | None = None,
-) -> tuple[paths.Path | None, Projected | None, Scan | None]:
-    """Compute everything before the output stage; all results are None if no kernels do."""
+) -> tuple[paths.Path, Projected, Scan] | None:
+    """Compute everything before the output stage; None if no kernels support the call."""
     while True:
         path = paths.choose(call, x, weights)
         if path is None:
-            return None, None, None
+            return None
         try:
-            p = path.kernels.project(path.program, call, x, weights, save, output)
+            p = path.kernels.project(path.program, call, x, weights, save, save_products)
             break
         except CudaUnavailableError as error:
             path.failed(error, call)  # `choose` then returns others
@@ -128,8 +130,9 @@ def _compute(call: Call, inputs: Inputs, tensors: Tensors) -> tuple[Tensors, Ten
         with torch_private.no_autocast():
             path = paths.choose(call, x, weights)
             if path is not None and path.kernels is hopper:
-                path, p, operator = through_operator(call, x, weights, False, True)
-                if path is not None and path.kernels is hopper and p and operator:
+                found = through_operator(call, x, weights, False, False)
+                if found is not None and found[0].kernels is hopper:  # no launch failed
+                    _, p, operator = found
                     return [], (operator.o.flatten(0, 1), p.narrow, *p.output_weights)
     return [layer_forward(call, x, weights).y], ()
 

@@ -133,10 +133,10 @@ def _copied(outputs: Tensors) -> Tensors:
     return copies
 
 
-def _may_be_replayed(first: torch.Tensor, dtype: torch.dtype, most: int) -> bool:
+def _may_be_replayed(first: torch.Tensor, dtype: torch.dtype, max_elements: int) -> bool:
     return (
         first.is_cuda
-        and 0 < first.numel() <= most
+        and 0 < first.numel() <= max_elements
         and dtype in (torch.bfloat16, torch.float16)
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
@@ -179,7 +179,7 @@ def replayed(
     inputs: Inputs,
     tensors: Tensors,
     dtype: torch.dtype,
-    most: int = MAX_ELEMENTS,
+    max_elements: int = MAX_ELEMENTS,
 ) -> tuple[Tensors, Any]:
     """Compute an operation; replay it from the second call of a thread with one key.
 
@@ -195,14 +195,14 @@ def replayed(
         inputs: on the current device; they are copied if their addresses differ between calls.
         tensors: other tensors that the operation reads or overwrites in place.
         dtype: the dtype of the computation.
-        most: maximum number of elements of the first input for a replay.
+        max_elements: maximum number of elements of the first input for a replay.
 
     Returns:
         The outputs (those of a graph are copied), and the result of `finish`, if it was called.
     """
     first: Any = inputs[0] if inputs else tensors[0]  # every call has a tensor
     key = None
-    if owner is not None and _may_be_replayed(first, dtype, most):
+    if owner is not None and _may_be_replayed(first, dtype, max_elements):
         key = _graph_key(inputs, tensors, dtype, (operation, settings))
     if key is not None:
         with _lock:  # replays overwrite a graph's outputs, so only one thread may use it

@@ -295,11 +295,11 @@ def project(
     x: torch.Tensor,
     weights: Weights,
     save: bool,
-    output: bool,
+    save_products: bool,
 ) -> Projected:
-    """Compute everything before the operator; `save` and `output` are those of `layer_forward`.
+    """Compute everything before the operator; arguments as those of `library.project`.
 
-    They have no effect: the kernel does not write the products before the convolution.
+    `save` and `save_products` have no effect: the kernel does not write the products.
 
     Raises:
         CudaUnavailableError: the driver refused a launch.

@@ -37,9 +37,16 @@ def project(
     x: torch.Tensor,
     weights: Weights,
     save: bool,
-    output: bool,
+    save_products: bool,
 ) -> Projected:
-    """Compute everything before the operator; `save` and `output` are those of `layer_forward`."""
+    """Compute everything before the operator.
+
+    Args:
+        program: None, because these kernels need no program.
+        call, x, weights: as in `layer_forward`.
+        save: whether to return `rows`.
+        save_products: whether to return `products`.
+    """
     B, T, D = x.shape
     H, S, dtype = call.heads, call.head_dim, call.dtype
     # one cast and one product for q, k, v and the gate's narrow half
@@ -52,7 +59,7 @@ def project(
     taps, bias = weights.joined_taps()
     position = positions(B, T, call.cu_seqlens, x.device)
     qkv = causal_conv_silu(qkv, taps, bias, position, dtype)
-    saved = products if save and output else None
+    saved = products if save_products else None
     del products
     beta = F.softplus(weights.beta_log.float())
     last = output_weights(weights, others)

@@ -264,7 +264,7 @@ def project(
     x: torch.Tensor,
     weights: Weights,
     save: bool,
-    output: bool,
+    save_products: bool,
 ) -> Projected:
     """Compute everything before the operator, as `hopper.project`.
 

@@ -42,13 +42,13 @@ class RankSlice:
         ranks = torch.distributed.get_world_size(self.place.group)
         lengths = getattr(context, "lengths", (tokens,) * ranks)
         self._rows = [min(length, taps - 1) for length in lengths]  # rows that each rank provides
-        self._before = taps - 1
-        self._halo = min(taps - 1, context.pre_num_conv_tokens) if self.place.before else 0  # rows
-        self._first = min(self._before, self.place.bounds[1]) if self._halo else 0  # tokens
+        self._before = taps - 1  # tokens before a token that its convolution reads
+        self._halo_rows = min(taps - 1, context.pre_num_conv_tokens) if self.place.before else 0
+        self._first_tokens = min(self._before, self.place.bounds[1]) if self._halo_rows else 0
         self._G: Any = None  # after `forward`
         self.halo: Any = None  # [rows, hidden], from `gather_halo` or `exchange_halo`
         self.final: torch.Tensor | None = None  # the operator's states, after `forward`
-        self.first: Any = None  # gradients that pass through the halo, after `take_first_gradients`
+        self.first_gradients: Any = None  # those through the halo, after `take_first_gradients`
 
     def gather_halo(self, x: torch.Tensor) -> torch.Tensor:
         """Return the inputs `[rows, hidden]` before x `[1, T, hidden]` of x's first sequence.
@@ -61,31 +61,31 @@ class RankSlice:
         if own.shape[0] < self._before:
             own = F.pad(own, (0, 0, self._before - own.shape[0], 0))
         gathered = gather(own, self.place.group)
-        if not self._halo:
+        if not self._halo_rows:
             return x[0, :0]
-        if self._rows[rank - 1] >= self._halo:
-            return gathered[rank - 1, self._before - self._halo :]
+        if self._rows[rank - 1] >= self._halo_rows:
+            return gathered[rank - 1, self._before - self._halo_rows :]
         before = range(rank - self.place.before, rank)
         rows = torch.cat([gathered[n, self._before - self._rows[n] :] for n in before])
-        return rows[rows.shape[0] - self._halo :]
+        return rows[rows.shape[0] - self._halo_rows :]
 
     def return_halo(self, d_halo: torch.Tensor) -> torch.Tensor:
         """Return the gradient `[rows, hidden]` of this rank's last inputs from later ranks' halos.
 
         All ranks must call it.
         """
-        rank, most = self.place.rank, self._before
-        if not most:
+        rank, reach = self.place.rank, self._before
+        if not reach:
             return d_halo
-        own = F.pad(d_halo, (0, 0, most - d_halo.shape[0], 0))
+        own = F.pad(d_halo, (0, 0, reach - d_halo.shape[0], 0))
         gathered = gather(own, self.place.group)
         total = torch.zeros_like(own)
         between = 0  # rows of the ranks between this one and n
         for n in range(rank + 1, rank + self.place.after + 1):
-            if between < most:
-                total[between:] += gathered[n, : most - between]
+            if between < reach:
+                total[between:] += gathered[n, : reach - between]
             between += self._rows[n]
-        return total[most - self._rows[rank] :]
+        return total[reach - self._rows[rank] :]
 
     def exchange_halo(self, x: torch.Tensor) -> None:
         """Set `halo`, with gradients for autograd; all ranks must call it."""
@@ -102,9 +102,9 @@ class RankSlice:
         self, call: Call, x: torch.Tensor, weights: Weights, scan: ScanInputs
     ) -> None:
         """Replace q, k and v of the first tokens by those computed with the halo."""
-        if self._first:
-            rows = torch.cat([self.halo, x[0, : self._first]])
-            replace_halo_tokens(call, rows, weights, self._halo, scan[:3])
+        if self._first_tokens:
+            rows = torch.cat([self.halo, x[0, : self._first_tokens]])
+            replace_halo_tokens(call, rows, weights, self._halo_rows, scan[:3])
 
     def forward(self, scan: ScanInputs, backend: Backend) -> Scan:
         """Run the operator on this rank's slice."""
@@ -120,24 +120,24 @@ class RankSlice:
     ) -> None:
         """Remove the first tokens' gradients from `d_qkv` and propagate them with the halo.
 
-        `first` becomes the gradients of the halo `[rows, hidden]`, of the first inputs, and of the
-        weights.
+        `first_gradients` becomes those of the halo `[rows, hidden]`, of the first inputs, and of
+        the weights.
         """
-        if not self._first:
-            self.first = self.halo, x[0, :0], [None] * len(weights)
+        if not self._first_tokens:
+            self.first_gradients = self.halo, x[0, :0], [None] * len(weights)
             return
-        d_first_qkv = [d[0, : self._first].flatten(1).clone() for d in d_qkv]
+        d_first_qkv = [d[0, : self._first_tokens].flatten(1).clone() for d in d_qkv]
         for d in d_qkv:
-            d[0, : self._first] = 0
+            d[0, : self._first_tokens] = 0
         with torch.enable_grad():
-            rows = torch.cat([self.halo, x[0, : self._first]]).detach().requires_grad_()
+            rows = torch.cat([self.halo, x[0, : self._first_tokens]]).detach().requires_grad_()
             leaves = Weights(*(w if w is None else w.detach().requires_grad_() for w in weights))
-            first_qkv = project_rows(call, rows, leaves)[-self._first :].chunk(3, dim=1)
+            first_qkv = project_rows(call, rows, leaves)[-self._first_tokens :].chunk(3, dim=1)
         present = [rows, *(w for w in leaves if w is not None)]
         d_rows, *d_present = torch.autograd.grad(first_qkv, present, d_first_qkv, allow_unused=True)
         remaining = iter(d_present)
         d_weights = [None if w is None else next(remaining) for w in leaves]
-        self.first = *d_rows.split([self._halo, self._first]), d_weights
+        self.first_gradients = *d_rows.split([self._halo_rows, self._first_tokens]), d_weights
 
     def add_first_gradients(self, dx: torch.Tensor, d_weights: list[torch.Tensor | None]) -> None:
         """Add the gradients that pass through the halo; all ranks must call it.
@@ -146,7 +146,7 @@ class RankSlice:
             dx: `[1, T, hidden]`, changed in place.
             d_weights: in the order of `Weights`, None for those not needed; entries are replaced.
         """
-        d_halo, d_first, d_first_weights = self.first
+        d_halo, d_first, d_first_weights = self.first_gradients
         dx[0, : d_first.shape[0]] += d_first
         returned = self.return_halo(d_halo)
         dx[0, dx.shape[1] - returned.shape[0] :] += returned

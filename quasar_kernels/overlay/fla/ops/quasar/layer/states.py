@@ -101,7 +101,7 @@ def run_with_states(
     Args:
         layer: the `QuasarAttention`.
         call, x: its call.
-        weights: None calls the layer's submodules. Without a cache and `keep` they must be None.
+        weights: None calls the layer's submodules.
         cache: with `len`, `[layer_idx]` and `update`; None is no state.
         keep: whether to store states, in a new `QuasarCache` if there is no cache.
         length: tokens of a sequence, with padding.
@@ -113,8 +113,6 @@ def run_with_states(
         ValueError: the cache has states of another number of sequences, or it is not a
             `QuasarCache` and the layer has no place, or another layer uses the place.
     """
-    if cache is None and not keep:
-        return layer_by_modules(call, x, layer)[0], None
     cache = QuasarCache() if cache is None else cache
     index = _place_in(cache, layer)
     last = cache[index] if len(cache) > index else None

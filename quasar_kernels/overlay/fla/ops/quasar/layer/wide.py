@@ -126,9 +126,9 @@ def project(
     x: torch.Tensor,
     weights: Weights,
     save: bool,
-    output: bool,
+    save_products: bool,
 ) -> Projected:
-    """Compute everything before the operator; `save` and `output` are those of `layer_forward`.
+    """Compute everything before the operator; arguments as those of `library.project`.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.
@@ -137,7 +137,7 @@ def project(
     rows = x.reshape(-1, x.shape[-1]).to(call.dtype)
     taps, _ = weights.joined_taps()
     qkv, narrow, products = project_wide(
-        program, rows, projections, taps.float().contiguous(), save and output
+        program, rows, projections, taps.float().contiguous(), save_products
     )
     if (count := call.sequences(x)) > 1:
         replace_first_tokens(rows, weights, call.cu_seqlens, count, qkv)
