@@ -6,9 +6,10 @@ import errno
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import uvicorn
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harness.files import write_atomically
 from neurons.runtime.errors import ConfigError, Problem
@@ -48,6 +49,25 @@ def listen(host: str, port: int, settings: tuple[str, str]) -> socket.socket:
     return place
 
 
+class OneLength:
+    """Refuses a request with both Content-Length and Transfer-Encoding with 400, and closes.
+
+    A proxy that uses the other header would see the rest of the body as a further request.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope.get("headers", ())}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            detail = "A request has Content-Length or Transfer-Encoding, not both"
+            refusal = JSONResponse({"detail": detail}, 400, {"Connection": "close"})
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
 class Server(uvicorn.Server):
     """uvicorn with limits on connections and request heads; it trusts no proxy header.
 
@@ -57,14 +77,14 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        app: Callable[..., Any],
+        app: ASGIApp,
         ready: Callable[[str, int], None],
         port_file: Path | None = None,
     ) -> None:
         self._ready, self._port_file = ready, port_file
         super().__init__(
             uvicorn.Config(
-                app,
+                OneLength(app),
                 http="h11",
                 ws="none",
                 backlog=BACKLOG,

@@ -31,6 +31,8 @@ PATH_BYTES, PATH_PARTS, TREE_FOLDERS = 512, 32, 5_000
 
 The public fork has 478 files; their paths have at most 5 components and 73 bytes.
 """
+SUBMODULE = "160000"
+"""git's mode of a tree's entry that names another repository's commit."""
 LIMITS = Limits(memory=2**32, file=FETCHED_BYTES, seconds=45, output=2**24)
 """Limits of each git process.
 
@@ -173,10 +175,12 @@ def _check_size(tool: HardenedGit, commit_hash: str) -> None:
     if sum(int(size) for size in sizes if size != "-") > TREE_BYTES:
         raise BadFork(f"The commit's files exceed {TREE_BYTES // 2**20} MiB.")
     folders: set[str] = set()
-    for _, _, path in rows:
+    for facts, _, path in rows:
         if len(path.encode(errors="surrogateescape")) > PATH_BYTES:
             raise BadFork(f"The commit has a path of more than {PATH_BYTES} bytes.")
         parts = path.split("/")
+        if facts.startswith(SUBMODULE):  # the checkout makes an empty folder for each
+            folders.add(path)
         if len(parts) > PATH_PARTS:
             raise BadFork(f"The commit has a path of more than {PATH_PARTS} parts.")
         folders.update("/".join(parts[:end]) for end in range(1, len(parts)))

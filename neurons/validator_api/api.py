@@ -35,6 +35,7 @@ class Api:
         wall_clock: the time with which validators' signed timestamps are compared.
         neurons: returns the subnet's registered hotkeys; by default it reads the chain if a
             setting needs it.
+        monotonic: the time of the rate limit.
         chain_seconds: pause between two reads of the chain.
     """
 
@@ -44,6 +45,7 @@ class Api:
         *,
         clock: Clock = time.time,
         wall_clock: Clock = time.time,
+        monotonic: Clock = time.monotonic,
         neurons: Callable[[], Mapping[str, Neuron]] | None = None,
         chain_seconds: float = 600.0,
     ) -> None:
@@ -53,7 +55,7 @@ class Api:
         self.settings, self.clock, self.wall_clock = settings, clock, wall_clock
         self.chain_seconds = chain_seconds
         self.storage = Storage(_database_url(settings))
-        self.limiter = RateLimiter(settings.rate_limit, clock)
+        self.limiter = RateLimiter(settings.rate_limit, monotonic)
         self.read_chain = neurons
         self._neurons: Mapping[str, Neuron] | None = None  # until the chain's first reply
 

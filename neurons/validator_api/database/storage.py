@@ -39,6 +39,8 @@ WRITE_LOCK = 24
 """The number of the PostgreSQL advisory lock that each writer holds."""
 TEMPORARY = (OperationalError, InterfaceError, NoConnection)
 """Errors of drivers if a database does not answer, is locked, or has no space left."""
+LOCKED = ("locked", "busy")
+"""Parts of SQLite's messages if another process uses the file."""
 REFUSED_FOR_NOW = ("starting up", "shutting down", "not yet accepting", "too many", "slots")
 """Parts of PostgreSQL's FATAL messages that do not need a person."""
 
@@ -133,6 +135,8 @@ class Storage:
             return DatabaseAway(f"{problem}. Check that it runs, its host and its port.")
         if server:
             return ConfigError(f"{problem}. Check its name, the user and the password.")
+        if isinstance(error, OperationalError) and any(word in problem for word in LOCKED):
+            return DatabaseAway(f"{problem}. Another process uses the file.")
         return ConfigError(f"{problem}. Name a file of SQLite that this user may write to.")
 
 

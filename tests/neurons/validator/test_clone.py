@@ -142,6 +142,20 @@ def test_deep_paths_are_rejected_before_the_checkout(fork, tmp_path, monkeypatch
     assert list((tmp_path / "work").iterdir()) == []
 
 
+def test_submodules_count_as_folders(fork, tmp_path, monkeypatch):
+    """A checkout makes a folder for each, although it clones none of them."""
+    monkeypatch.setattr(module, "TREE_FOLDERS", 30)
+    known = fork.git("rev-parse", "HEAD")
+    for number in range(31):
+        fork.git("update-index", "--add", "--cacheinfo", f"160000,{known},modules/{number}")
+    tree = fork.git("write-tree")
+    fork.git("update-ref", "HEAD", fork.git("commit-tree", tree, "-p", "HEAD", "-m", "Change"))
+    with submission_folder(tmp_path / "work") as folder:
+        with pytest.raises(BadFork, match="more than 30 folders"):
+            clone(fork.url, fork.git("rev-parse", "HEAD"), folder, sources=LOCAL)
+        assert [one.name for one in (folder / "tree").iterdir()] == [".git"]
+
+
 def nest(folder: Path, depth: int) -> None:
     """Make nested folders, deeper than the longest possible path."""
     here = os.open(folder, os.O_RDONLY)

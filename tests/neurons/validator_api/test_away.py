@@ -113,6 +113,25 @@ def test_writes_to_a_locked_sqlite_file_get_503_and_reads_succeed(tmp_path, monk
     assert "is back" in back["event"]
 
 
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_the_api_starts_once_its_sqlite_file_is_unlocked(tmp_path, monkeypatch, log, mode):
+    monkeypatch.setattr(storage, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(process, "DATABASE_SECONDS", 0.02)
+    file = tmp_path / "api.db"
+    settings = Settings(state_dir=tmp_path, database_url=SecretStr(f"sqlite:///{file}"))
+    with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
+        other.execute(f"PRAGMA journal_mode={mode}")
+        other.execute("CREATE TABLE of_another_program (id INTEGER)")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(DatabaseAway, match="Another process uses the file"):
+            Storage(f"sqlite:///{file}")
+        unlocked = threading.Timer(0.2, other.execute, ("ROLLBACK",))
+        unlocked.start()
+        assert process.open_server(settings) is not None
+        unlocked.join()
+    assert "database is locked" in log[0]["event"]
+
+
 def test_a_full_disk_refuses_new_rows_and_keeps_the_old_ones(tmp_path, log):
     """SQLite's limit on the size of a file causes the same error as a full disk."""
     full = 0

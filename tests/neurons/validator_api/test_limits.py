@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -14,6 +16,7 @@ from tests.neurons.live_api import (
     ALICE,
     BLOCKS,
     BOB,
+    Clock,
     Hotkey,
     LiveApi,
     commitment,
@@ -22,6 +25,7 @@ from tests.neurons.live_api import (
     submission,
 )
 from tests.postgresql import on_both
+from tests.processes import HANG
 
 AWAY = "203.0.113.9"
 BANNED = (403, "IP address banned: IP banned for 24.0 more hours")
@@ -147,11 +151,13 @@ def test_a_hash_mismatch_counts_and_other_refusals_do_not(api: LiveApi) -> None:
 
 
 def test_the_rate_limit_of_a_hotkey(tmp_path: Path) -> None:
-    with serve(tmp_path, rate_limit=3) as api:
+    monotonic = Clock()
+    with serve(tmp_path, rate_limit=3, monotonic=monotonic) as api:
         for key in (ALICE, BOB):
             api.register(key)
         api.submit(ALICE, 1.0)
-        api.clock.now += 20
+        monotonic.now += 20
+        api.clock.now -= 3600  # an administrator corrects the clock
         row = api.commit(ALICE)
         paths = ("/register_miner", "/submit_kernel", "/commit_submission", "/reveal_submission")
         for path in paths:
@@ -161,8 +167,21 @@ def test_the_rate_limit_of_a_hotkey(tmp_path: Path) -> None:
             assert "Max 3 requests per 60 seconds" in response.json()["detail"]
         api.commit(BOB, salt="bob")
         api.get("/get_submission_stats")
-        api.clock.now += 41
+        monotonic.now += 41
+        api.pass_blocks(BLOCKS)
         api.ok("/reveal_submission", revelation(ALICE, row), ALICE)
+
+
+def test_a_request_with_two_lengths_is_refused_and_the_connection_closed(api: LiveApi) -> None:
+    """Behind a proxy that reads the other length, the rest would be a client's own request."""
+    hidden = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+    head = b"POST /register_miner HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n"
+    with socket.create_connection(("127.0.0.1", urlsplit(api.url).port or 0)) as client:
+        client.settimeout(HANG)
+        client.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + hidden)
+        reply = b"".join(iter(lambda: client.recv(2**16), b""))
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert reply.count(b"HTTP/1.1") == 1, reply
 
 
 @on_both
