@@ -38,7 +38,10 @@ GPU does not wait for the host, so a graph would only take memory.
 def record(
     call: Call, owner: object, x: torch.Tensor, weights: Weights, rank: RankSlice | None = None
 ) -> torch.Tensor:
-    """Compute the layer as `run` does, or on a rank's slice; autograd records one node."""
+    """Compute the layer as `run` does, or on a rank's slice; autograd records one node.
+
+    `Function.apply` itself is only needed within torch.func, because it takes longer.
+    """
     apply = LayerFunction.apply if torch_private.transforms_active() else _apply
     return apply(call, owner, rank, x, *weights)
 

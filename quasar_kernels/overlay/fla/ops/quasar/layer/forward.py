@@ -24,8 +24,8 @@ from fla.ops.quasar.operator_types import Scan, ScanInputs, StepSizes
 if TYPE_CHECKING:
     from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed
 
-APART = 1 << 13
-"""Tokens from which the last kernel is launched after the graph instead of in it.
+FINISH_TOKENS = 1 << 13
+"""From this length on, `_finish` launches the last kernel after the graph instead of in it.
 
 In the graph it would write to the graph's memory, and copying y from there would take longer."""
 
@@ -43,8 +43,8 @@ def run(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> torch.T
         return layer_forward(call, x, weights).y
     # the host cuts packed sequences into segments, which a graph cannot replay
     owner = owner if call.cu_seqlens is None else None
-    outputs, last = replayed(owner, FORWARD, call, (x,), weights, call.dtype)
-    return outputs[0] if outputs else last
+    outputs, finished = replayed(owner, FORWARD, call, (x,), weights, call.dtype)
+    return outputs[0] if outputs else finished  # y, by the graph or by `_finish`
 
 
 def is_short(call: Call, x: torch.Tensor) -> bool:
@@ -126,7 +126,7 @@ def _compute(call: Call, inputs: Inputs, tensors: Tensors) -> tuple[Tensors, Ten
         The output and an empty tuple, or an empty list and what `_finish` reads.
     """
     x, weights = inputs[0], Weights(*tensors)
-    if x.shape[1] >= APART:
+    if x.shape[1] >= FINISH_TOKENS:
         with torch_private.no_autocast():
             path = paths.choose(call, x, weights)
             if path is not None and path.kernels is hopper:

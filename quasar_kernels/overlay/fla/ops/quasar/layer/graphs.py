@@ -198,7 +198,8 @@ def replayed(
         max_elements: maximum number of elements of the first input for a replay.
 
     Returns:
-        The outputs (those of a graph are copied), and the result of `finish`, if it was called.
+        The outputs (those of a graph are copied), and the result of `finish`, or an empty tuple
+        if `compute` left it nothing to do.
     """
     first: Any = inputs[0] if inputs else tensors[0]  # every call has a tensor
     key = None
