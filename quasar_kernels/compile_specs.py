@@ -329,6 +329,7 @@ def _layer_specs() -> list[CompileSpec]:
                 | typed("i32", "T ROWS stride_x stride_dx")
                 | (optional if packed else {}),
                 {"C": 1536, "N": 512, "BC": 256, "HAS_BIAS": packed, "PACKED": packed}
+                | {"largest": None}
                 | ({} if packed else dict.fromkeys(optional)),
             ),
         ]
@@ -339,7 +340,7 @@ def _layer_specs() -> list[CompileSpec]:
                 typed(f"*{kind}", "x gate dy y dx dgate")
                 | typed("*fp32", "weight sums")
                 | {"R": "i32", "TILES": "i32", "eps": "fp32"},
-                {"H": 8, "S": S, "BS": S, "BR": 512 // S},
+                {"H": 8, "S": S, "BS": S, "BR": 512 // S, "largest": None},
                 num_warps=2,
             )
             for S in (64, 128)

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.engine import clocks, processes
+from benchmarks.engine import clocks, processes, tuning
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Row, Run, start
 from quasar_kernels.adaptive_reference import adaptive_layer_reference
@@ -76,7 +76,7 @@ Under bf16 autocast, with fp32 input and parameters. Times are medians of 50 cal
 the host's clock, with a synchronization after each call. A step is the forward and backward pass \
 with gradients of the input and of all parameters; a forward pass records nothing. Memory is the \
 peak of a step beyond parameters and input. The first step runs in a new process with empty \
-caches, after the imports."""
+caches, after the imports. fla's kernels are tuned by 20 ms for each candidate."""
 
 
 class Baseline(nn.Module):
@@ -175,6 +175,8 @@ def single_ms(call: Callable[[], object]) -> float:
 
 
 def costs(by: str) -> Iterator[Entry]:
+    if by == "baseline":
+        tuning.tune_quickly()
     clocks.soak(1)
     for shape in SHAPES:
         layer, (x, dy), bounds = new(by, shape), inputs(shape), shape.bounds()

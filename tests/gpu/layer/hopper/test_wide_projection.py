@@ -34,8 +34,8 @@ def draw(inputs, channels, S):
     return weights, torch.rand(channels, 4, device="cuda") - 0.5
 
 
-def project(x, weights, taps, dtype=BF16, keep=False):
-    program = wide.PROGRAM.load(Variant(x.device.index, dtype))
+def project(x, weights, taps, dtype=BF16, keep=False, options=()):
+    program = wide.PROGRAM.load(Variant(x.device.index, dtype, options))
     return wide.project_wide(program, x.to(dtype), weights.to(dtype), taps, keep)
 
 
@@ -60,6 +60,15 @@ def test_results_match_float64(dtype, inputs, channels, S, T):
         assert relative_rms(found, wanted) <= PROJECTION[dtype]
         wrong = (found.double() - wanted).norm(dim=1) / wanted.norm(dim=1)
         assert wrong.max() <= 3 * PROJECTION[dtype]
+
+
+def test_results_in_fp16_have_its_precision():
+    x, parts = noise(1000, 512), draw(512, 1536, 128)
+    found = project(x, *parts, keep=True, options=wide.FP16_RESULTS)
+    wanted = exact(x, *parts)
+    for result, exactly, dtype in zip(found, wanted, (FP16, BF16, FP16), strict=True):
+        assert result.dtype == dtype
+        assert relative_rms(result, exactly) <= PROJECTION[dtype]
 
 
 def test_a_token_affects_itself_and_the_next_three():

@@ -15,8 +15,8 @@ CALL = Call(16, 64, 1e-5, BF16, None, "auto")
 
 @pytest.fixture(autouse=True)
 def on_hopper(monkeypatch):
-    monkeypatch.setattr(wide, "find_program", lambda x, dtype: "program")
-    monkeypatch.setattr(paths.hopper, "find_program", lambda x, dtype: None)
+    monkeypatch.setattr(wide, "find_program", lambda x, dtype, options=(): "program")
+    monkeypatch.setattr(paths.hopper, "find_program", lambda x, dtype, options=(): None)
     monkeypatch.setattr(paths, "supports_kernels", lambda *_: True)
     monkeypatch.setattr(paths, "portable_is_faster", lambda *_: False)
     with torch.no_grad():

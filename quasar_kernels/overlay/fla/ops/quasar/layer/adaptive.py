@@ -2,6 +2,11 @@
 
 The stages are the layer's; operator_inputs.py computes what differs between them. One product has
 the projections of q, k, v, the gate's narrow half and the step sizes.
+
+q, k and v, the operator and its gradients are fp16 in calls with bf16 products, too: q and k have
+length 1, and fp16 has eight times the precision at the same speed. Rounded to bf16, they would
+cause half of the output's squared error. The gradients are multiplied by a power of two that brings
+them into fp16's range (`gradient_scale`), until the convolution's gradient.
 """
 
 from __future__ import annotations
@@ -13,12 +18,18 @@ import torch
 import torch.nn.functional as F
 
 from fla.ops.quasar import switches, torch_private
-from fla.ops.quasar.backend import MAX_HEAD_DIM, prepare_training, scan_backward, scan_forward
-from fla.ops.quasar.cuda.scan.scan_forward import READ_STEP
+from fla.ops.quasar.backend import MAX_HEAD_DIM, scan_backward, scan_forward
+from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.layer import paths, wide
 from fla.ops.quasar.layer.autograd import SAVED_MIB
 from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.first_step import (
+    OPERATOR_DTYPE,
+    AdaptiveWeights,
+    prepare,
+    product_columns,
+)
 from fla.ops.quasar.layer.first_tokens import replace_first_tokens
 from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
@@ -32,23 +43,12 @@ from fla.ops.quasar.layer.operator_inputs import (
 from fla.ops.quasar.layer.products import over_tokens, product_in, unrounded
 from fla.ops.quasar.operator_types import Saved, ScanInputs, StepSizes
 
-_ALIGNED = 16
-"""The product's columns are a multiple of this, so that the library can use its fast kernels."""
-
-
-class AdaptiveWeights(NamedTuple):
-    """The layer's weights, in the order in which they pass through autograd."""
-
-    layer: Weights  # `beta_log` is A_log
-    step: torch.Tensor  # [H, hidden], of the step sizes
-    dt_bias: torch.Tensor  # [H S]
-
 
 class _Results(NamedTuple):
     """What the forward pass saves for the backward pass, for R tokens of H heads of S channels."""
 
     rows: torch.Tensor  # [R, hidden], x in the products' dtype
-    products: torch.Tensor  # [R, 3 H S], of q, k and v before their convolution
+    products: Any  # [R, 3 H S], of q, k and v before their convolution; None if not saved
     narrow: torch.Tensor  # [R, S], the gate's narrow half
     logits: torch.Tensor  # [R, H], of the step sizes
     lengths: torch.Tensor  # [R, 2, H] fp32, one over the lengths of q and k
@@ -84,38 +84,50 @@ def _cast_weights(weights: AdaptiveWeights, dtype: torch.dtype) -> list[torch.Te
     layer, step, _ = weights
     first = (*layer[:4], step)
     sizes = [w.shape[0] for w in first]
-    padding = -sum(sizes) % _ALIGNED
-    product = layer.q.new_empty(sum(sizes) + padding, layer.q.shape[1], dtype=dtype)
+    columns = product_columns(weights)
+    product = layer.q.new_empty(columns, layer.q.shape[1], dtype=dtype)
     others = [torch.empty_like(w, dtype=dtype) for w in (layer.wide, layer.wide_bias, layer.out)]
-    targets = [*product.split([*sizes, padding])[: len(sizes)], *others]
+    targets = [*product.split([*sizes, columns - sum(sizes)])[: len(sizes)], *others]
     torch_private.copy_all(targets, [*first, layer.wide, layer.wide_bias, layer.out])
     product[sum(sizes) :].zero_()
     return [product, *others]
 
 
 def _project(
-    call: Call, x: torch.Tensor, weights: Weights, rows: torch.Tensor, product: torch.Tensor
+    call: Call,
+    x: torch.Tensor,
+    weights: Weights,
+    rows: torch.Tensor,
+    product: torch.Tensor,
+    save: bool,
 ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-    """Return q, k and v side by side, their products, the gate's narrow half, and the logits."""
+    """Return q, k and v side by side, their products, the gate's narrow half, and the logits.
+
+    Unless `save`, the products may be None.
+    """
     B, T, _ = x.shape
     channels, S = 3 * call.heads * call.head_dim, call.head_dim
     bounds, count = call.cu_seqlens, call.sequences(x)
     taps, shift = weights.joined_taps()
-    program = paths.choose_products(call, x, weights).program
-    if program is not None:
-        first = product[: channels + S]
-        qkv, narrow, products = wide.project_wide(
-            program, rows, first, taps.float().contiguous(), True
-        )
-        if count > 1:
-            replace_first_tokens(rows, weights, bounds, count, qkv)
-        return qkv, products, narrow, unrounded(rows, product[channels + S :])[:, : call.heads]
+    path = paths.choose_products(call, x, weights, wide.FP16_RESULTS)
+    if path.program is not None:
+        first, fp32_taps = product[: channels + S], taps.float().contiguous()
+        try:
+            results = wide.project_wide(path.program, rows, first, fp32_taps, save)
+        except CudaUnavailableError as error:
+            path.failed(error, call)
+        else:
+            qkv, narrow, products = results
+            if count > 1:
+                replace_first_tokens(rows, weights, bounds, count, qkv)
+            logits = unrounded(rows, product[channels + S :])[:, : call.heads]
+            return qkv, products, narrow, logits
     mixed = multiply(rows, product)
     products, narrow, logits = mixed[:, : channels + S + call.heads].split(
         [channels, S, call.heads], dim=-1
     )
     position = positions(B, T, bounds, x.device)
-    qkv = launch_conv_silu(products, taps.contiguous(), shift, position, call.dtype)
+    qkv = launch_conv_silu(products, taps.contiguous(), shift, position, OPERATOR_DTYPE)
     return qkv, products, narrow.to(call.dtype).contiguous(), logits
 
 
@@ -125,16 +137,18 @@ def _forward(
     x: torch.Tensor,
     rows: torch.Tensor,
     weights: AdaptiveWeights,
+    *,
     output: bool,
+    save: bool,
 ) -> tuple[torch.Tensor | None, _Results, Saved]:
     """Compute the layer; y is None without `output`. It records nothing for autograd.
 
-    `rows` are x `[R, hidden]` in the products' dtype.
+    `rows` are x `[R, hidden]` in the products' dtype. Unless `save`, the results may lack products.
     """
     B, T, _ = x.shape
     R, H, S = B * T, call.heads, call.head_dim
     product, *gate_weights, out_weight = _cast_weights(weights, call.dtype)
-    qkv, products, narrow, logits = _project(call, x, weights.layer, rows, product)
+    qkv, products, narrow, logits = _project(call, x, weights.layer, rows, product, save)
     q, k, v = qkv.view(R, 3, H, S).unbind(1)
     q, k, step, lengths = launch_operator_inputs(
         q, k, logits, weights.layer.beta_log, weights.dt_bias, rotation, overwrite=True
@@ -161,8 +175,11 @@ class AdaptiveFunction(torch.autograd.Function):
         """Compute the layer."""
         with torch_private.no_autocast():
             rows = x.flatten(0, 1).to(call.dtype)
-            prepare_training(rows, call.heads, call.head_dim, READ_STEP)
-            y, results, saved = _forward(call, rotation, x, rows, _weights(weights), True)
+            if x.is_cuda and not torch.cuda.is_current_stream_capturing():
+                prepare(call, rotation, x, _weights(weights))
+            y, results, saved = _forward(
+                call, rotation, x, rows, _weights(weights), output=True, save=keep
+            )
         ctx.call, ctx.rotation, ctx.segments = call, rotation, saved.segments if keep else None
         ctx.save_for_backward(x, *weights, *((*results, *saved.tensors()) if keep else ()))
         return y  # type: ignore[return-value] # there is an output
@@ -182,7 +199,9 @@ class AdaptiveFunction(torch.autograd.Function):
                 results = _Results(*kept[:size])
             else:
                 rows = x.flatten(0, 1).to(ctx.call.dtype)
-                _, results, saved = _forward(ctx.call, ctx.rotation, x, rows, weights, False)
+                _, results, saved = _forward(
+                    ctx.call, ctx.rotation, x, rows, weights, output=False, save=True
+                )
             needed = ctx.needs_input_grad[3:]
             gradients = _gradients(ctx.call, ctx.rotation, x, weights, results, saved, dy, needed)
         return None, None, None, *gradients
@@ -208,7 +227,7 @@ def run_adaptive(
         return AdaptiveFunction.apply(call, rotation, saves_results(call, x), x, *tensors)
     with torch_private.no_autocast():
         rows = x.flatten(0, 1).to(call.dtype)
-        y, *_ = _forward(call, rotation, x, rows, weights, True)
+        y, *_ = _forward(call, rotation, x, rows, weights, output=True, save=False)
     return y  # type: ignore[return-value] # there is an output
 
 
@@ -232,9 +251,17 @@ def _gradients(
     dy = dy.reshape(R, D).to(dtype)
     gate = F.linear(narrow, *gate_weights).view(R, H, S)
     d_normed = torch.mm(dy, out_weight).view(R, H, S)
+    largest = torch.linalg.vector_norm(d_normed, torch.inf) if R else d_normed.new_zeros(())
     normed = torch.empty_like(d_normed)
     do, d_gate, d_norm, d_bias = launch_gated_rmsnorm_grad(
-        o.view(R, H, S), gate, layer.norm, d_normed, call.eps, normed, overwrite=True
+        o.view(R, H, S),
+        gate,
+        layer.norm,
+        d_normed,
+        call.eps,
+        normed,
+        overwrite=True,
+        largest=largest,
     )
     d_gate = d_gate.flatten(1)
     d_wide, d_out = over_tokens(d_gate, narrow), over_tokens(dy, normed.flatten(1))
@@ -257,6 +284,7 @@ def _gradients(
         dk.view(R, H, S),
         d_step.view(R, H).contiguous(),
         d_products[:, channels + S : channels + S + H],
+        largest,
     )
     taps, shift = layer.joined_taps()
     d_taps, d_shift = launch_conv_silu_grad(
@@ -266,6 +294,7 @@ def _gradients(
         positions(B, T, call.cu_seqlens, x.device),
         tuple(d.reshape(R, H * S) for d in (dq, dk, dv)),
         d_products[:, :channels],
+        largest,
     )
     del dq, dk, dv, products
     dx = product_in(d_products, product, x.dtype).view(x.shape) if needed[0] else None

@@ -79,16 +79,16 @@ def gate_and_norm(
 
     Args:
         o: `[R, H, S]`, bf16 or fp16, on a GPU; S at most 128.
-        narrow: `[R, S]` in o's dtype, last stride 1.
-        gate_weight, gate_bias: `[H * S, S]` and `[H * S]` in o's dtype.
+        narrow: `[R, S]`, bf16 or fp16, last stride 1.
+        gate_weight, gate_bias: `[H * S, S]` and `[H * S]` in narrow's dtype.
         norm_weight: `[S]`.
         eps: added to the mean square.
 
     Returns:
-        `[R, H, S]` contiguous, in o's dtype, computed in fp32.
+        `[R, H, S]` contiguous, in narrow's dtype, computed in fp32.
     """
     R, H, S = o.shape
-    y = torch.empty_like(o, memory_format=torch.contiguous_format)
+    y = narrow.new_empty(R, H, S)
     if R:
         block = max(16, triton.next_power_of_2(S))
         # a program with all heads reads `narrow` once, but with few tokens more programs are needed

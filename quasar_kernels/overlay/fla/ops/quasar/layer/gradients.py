@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fla.ops.quasar.triton_kernels.device_functions import operand
 from fla.ops.quasar.triton_kernels.launch import Launcher
 
 _PROGRAMS = 4096
@@ -27,6 +28,19 @@ def sigmoid(x):
     """
     root = tl.rsqrt(1.0 + tl.exp2(x * -1.4426950408889634))
     return root * root
+
+
+@triton.jit
+def gradient_scale(largest):
+    """Return the power of two that brings `largest` to between 1 and 2, and its inverse.
+
+    Gradients times this power keep their digits in fp16: 14 binary orders below the largest, and
+    15 above it are left for sums. The power is finite for any number.
+    """
+    bits = tl.load(largest).to(tl.float32).to(tl.int32, bitcast=True)
+    exponent = tl.minimum(tl.maximum(bits >> 23 & 0xFF, 3), 251)
+    scale = (254 - exponent << 23).to(tl.float32, bitcast=True)
+    return scale, (exponent << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -57,11 +71,11 @@ def load_taps(weight, bias, cols, inside, BC: tl.constexpr, HAS_BIAS: tl.constex
 
 
 @triton.jit
-def _conv_row_grad(x0, x1, x2, x3, dy, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
+def _conv_row_grad(x0, x1, x2, x3, dy, unscale, w0, w1, w2, w3, bias, place, PACKED: tl.constexpr):
     # return the gradient of the row's convolution before silu, and the rows before it, as conv_row
     y, x1, x2, x3 = conv_row(x0, x1, x2, x3, w0, w1, w2, w3, bias, place, PACKED)
     gate = sigmoid(y)
-    return dy.to(tl.float32) * gate * (1.0 + y * (1.0 - gate)), x1, x2, x3
+    return dy.to(tl.float32) * unscale * gate * (1.0 + y * (1.0 - gate)), x1, x2, x3
 
 
 @triton.jit
@@ -87,6 +101,7 @@ def conv_silu_grad_kernel(
     dy_2,
     dx,
     sums,
+    largest,
     T,
     ROWS,
     stride_x,
@@ -103,8 +118,9 @@ def conv_silu_grad_kernel(
     are `[B * T, C]`, B sequences of T rows, with row strides stride_x and stride_dx. With PACKED,
     the T rows contain several sequences, and `position` `[T]` holds each row's place in its
     sequence. Each program writes the sums over its rows, fp32 `[5, C]`: the gradients of the four
-    taps and of the bias. The kernel computes the convolution again. A row's gradient is complete
-    three rows later, so a program processes ROWS + 4 rows; ROWS is a multiple of 4.
+    taps and of the bias. Unless `largest` is None, dy has been multiplied by `gradient_scale` of
+    it, and the results are not. The kernel computes the convolution again. A row's gradient is
+    complete three rows later, so a program processes ROWS + 4 rows; ROWS is a multiple of 4.
     Grid: (B * ceil(T / ROWS), C / N * ceil(N / BC)).
     """
     blocks = tl.cdiv(T, ROWS)
@@ -118,6 +134,9 @@ def conv_silu_grad_kernel(
     inside = own < N
     cols = part * N + own
     w0, w1, w2, w3, b = load_taps(weight, bias, cols, inside, BC, HAS_BIAS)
+    unscale = 1.0
+    if largest is not None:
+        _, unscale = gradient_scale(largest)
     dy = dy_0
     if part == 1:
         dy = dy_1
@@ -168,28 +187,28 @@ def conv_silu_grad_kernel(
             p3 = tl.load(p_at + 3, mask=row + 3 < seen_rows, other=0)
         counts = tl.where(row < own_rows, 1.0, 0.0)  # another program counts the rows after ROWS
 
-        g, m1, m2, m3 = _conv_row_grad(x0, h1, h2, h3, dy0, w0, w1, w2, w3, b, p0, PACKED)
+        g, m1, m2, m3 = _conv_row_grad(x0, h1, h2, h3, dy0, unscale, w0, w1, w2, w3, b, p0, PACKED)
         done, b1, b2, b3 = _pass_back(g, b1, b2, b3, w0, w1, w2, w3, p0, PACKED)
         wanted = inside & (row > 0) & (row - 3 < own_rows)
         tl.store(p_dx, done.to(dx.dtype.element_ty), mask=wanted)
         g *= counts
         d0, d1, d2, d3, db = d0 + g * m3, d1 + g * m2, d2 + g * m1, d3 + g * x0, db + g
 
-        g, m1, m2, m3 = _conv_row_grad(x1, x0, h1, h2, dy1, w0, w1, w2, w3, b, p1, PACKED)
+        g, m1, m2, m3 = _conv_row_grad(x1, x0, h1, h2, dy1, unscale, w0, w1, w2, w3, b, p1, PACKED)
         done, b1, b2, b3 = _pass_back(g, b1, b2, b3, w0, w1, w2, w3, p1, PACKED)
         wanted = inside & (row > 0) & (row - 2 < own_rows)
         tl.store(p_dx + stride_dx, done.to(dx.dtype.element_ty), mask=wanted)
         g *= counts
         d0, d1, d2, d3, db = d0 + g * m3, d1 + g * m2, d2 + g * m1, d3 + g * x1, db + g
 
-        g, m1, m2, m3 = _conv_row_grad(x2, x1, x0, h1, dy2, w0, w1, w2, w3, b, p2, PACKED)
+        g, m1, m2, m3 = _conv_row_grad(x2, x1, x0, h1, dy2, unscale, w0, w1, w2, w3, b, p2, PACKED)
         done, b1, b2, b3 = _pass_back(g, b1, b2, b3, w0, w1, w2, w3, p2, PACKED)
         wanted = inside & (row > 0) & (row - 1 < own_rows)
         tl.store(p_dx + 2 * stride_dx, done.to(dx.dtype.element_ty), mask=wanted)
         g *= counts
         d0, d1, d2, d3, db = d0 + g * m3, d1 + g * m2, d2 + g * m1, d3 + g * x2, db + g
 
-        g, m1, m2, m3 = _conv_row_grad(x3, x2, x1, x0, dy3, w0, w1, w2, w3, b, p3, PACKED)
+        g, m1, m2, m3 = _conv_row_grad(x3, x2, x1, x0, dy3, unscale, w0, w1, w2, w3, b, p3, PACKED)
         done, b1, b2, b3 = _pass_back(g, b1, b2, b3, w0, w1, w2, w3, p3, PACKED)
         tl.store(p_dx + 3 * stride_dx, done.to(dx.dtype.element_ty), mask=inside & (row < own_rows))
         g *= counts
@@ -215,6 +234,7 @@ def gated_rmsnorm_grad_kernel(
     dx,
     dgate,
     sums,
+    largest,
     R,
     TILES,
     eps,
@@ -225,6 +245,7 @@ def gated_rmsnorm_grad_kernel(
 ):
     """Write dx and dgate of y = rmsnorm(x) * weight * sigmoid(gate), and y unless it is None.
 
+    Unless `largest` is None, dx is multiplied by `gradient_scale` of it, and saturates.
     All are `[R, H, S]` contiguous, and the norm is over S. A program processes TILES * BR rows of
     one head, and writes its sums of the weight's gradient and of dgate to `sums`, fp32
     `[R / (TILES * BR), 2, H, S]`. Grid: (H, R / (TILES * BR)).
@@ -236,6 +257,8 @@ def gated_rmsnorm_grad_kernel(
     b_w = tl.load(weight + cols, mask=cols < S, other=0.0).to(tl.float32)[None, :]
     d_weight = tl.zeros([BR, BS], dtype=tl.float32)
     d_bias = tl.zeros([BR, BS], dtype=tl.float32)
+    if largest is not None:
+        up, _ = gradient_scale(largest)
     for _ in range(0, TILES):
         mask = (rows < R)[:, None] & (cols < S)[None, :]
         b_x = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
@@ -251,6 +274,8 @@ def gated_rmsnorm_grad_kernel(
         b_dg = part * (1.0 - b_g)
         d_bias += b_dg
         b_dx = scale * (b_dy * b_w - b_x * (tl.sum(part, axis=1) / S)[:, None])
+        if largest is not None:
+            b_dx = operand(b_dx * up, dx.dtype.element_ty)
         tl.store(dx + at, b_dx.to(dx.dtype.element_ty), mask=mask)
         tl.store(dgate + at, b_dg.to(dgate.dtype.element_ty), mask=mask)
         if y is not None:
@@ -286,6 +311,7 @@ def launch_conv_silu_grad(
     position: torch.Tensor | int | None,
     dys: tuple[torch.Tensor, ...],
     dx: torch.Tensor,
+    largest: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernel of the convolution's gradient; it writes dx.
 
@@ -298,6 +324,7 @@ def launch_conv_silu_grad(
         dys: one to three tensors `[R, N]` contiguous; concatenated they are the gradient `[R, C]`
             of the convolution's result.
         dx: `[R, C]`, last stride 1, of any dtype.
+        largest: a number, if `dys` have been multiplied by `gradient_scale` of it.
 
     Returns:
         The gradients of the taps `[C, 4]` and of the bias `[C]`, fp32.
@@ -314,7 +341,10 @@ def launch_conv_silu_grad(
         dys = (*dys, dys[0], dys[0])[:3]
         _conv_silu_grad(
             (programs, columns, 1),
-            (x, weight, bias, position, *dys, dx, sums, T, rows, x.stride(0), dx.stride(0)),
+            (
+                *(x, weight, bias, position, *dys, dx, sums, largest),
+                *(T, rows, x.stride(0), dx.stride(0)),
+            ),
             (C, N, block, bias is not None, position is not None),
             num_warps=4,
         )
@@ -331,6 +361,7 @@ def launch_gated_rmsnorm_grad(
     y: torch.Tensor | None = None,
     *,
     overwrite: bool = False,
+    largest: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Launch the gated norm's gradient.
 
@@ -338,8 +369,9 @@ def launch_gated_rmsnorm_grad(
         x, gate, dy: `[R, H, S]` contiguous.
         weight: `[S]`.
         eps: added to the mean square.
-        y: tensor like x to which the gated norm is written, or None.
+        y: tensor of x's shape to which the gated norm is written, or None.
         overwrite: whether dx overwrites dy, and dgate overwrites gate.
+        largest: a number; dx is then in fp16, multiplied by `gradient_scale` of it.
 
     Returns:
         dx and dgate, like x; the gradient of the weight `[S]` and the sum of dgate over the rows
@@ -348,6 +380,7 @@ def launch_gated_rmsnorm_grad(
     R, H, S = x.shape
     # a program reads each element before it overwrites it, and no other program reads it
     dx, dgate = (dy, gate) if overwrite else (torch.empty_like(x), torch.empty_like(gate))
+    dx = dx if largest is None else dx.view(torch.float16)
     block = max(8, padded(S))
     rows = max(1, 512 // block)
     tiles = max(1, min(16, -(-R * H // (rows * _PROGRAMS))), -(-R // (rows * _MAX_GRID_ROWS)))
@@ -356,7 +389,7 @@ def launch_gated_rmsnorm_grad(
     if programs:
         _gated_rmsnorm_grad(
             (H, programs, 1),
-            (x, gate, weight, dy, y, dx, dgate, sums, R, tiles, eps),
+            (x, gate, weight, dy, y, dx, dgate, sums, largest, R, tiles, eps),
             (H, S, block, rows),
             num_warps=2,
         )

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from fla.ops.quasar.device import on_its_device, once_differentiable
+from fla.ops.quasar.triton_kernels.device_functions import operand
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from fla.ops.quasar.layer.gradients import (
     conv_row,
@@ -95,10 +96,10 @@ def causal_conv_silu_kernel(
         y1 = _conv_silu_row(x1, x0, h1, h2, w0, w1, w2, w3, b, p1, PACKED)
         y2 = _conv_silu_row(x2, x1, x0, h1, w0, w1, w2, w3, b, p2, PACKED)
         y3 = _conv_silu_row(x3, x2, x1, x0, w0, w1, w2, w3, b, p3, PACKED)
-        tl.store(p_y, y0.to(y.dtype.element_ty), mask=inside & (row < own_rows))
-        tl.store(p_y + C, y1.to(y.dtype.element_ty), mask=inside & (row + 1 < own_rows))
-        tl.store(p_y + 2 * C, y2.to(y.dtype.element_ty), mask=inside & (row + 2 < own_rows))
-        tl.store(p_y + 3 * C, y3.to(y.dtype.element_ty), mask=inside & (row + 3 < own_rows))
+        tl.store(p_y, operand(y0, y.dtype.element_ty), mask=inside & (row < own_rows))
+        tl.store(p_y + C, operand(y1, y.dtype.element_ty), mask=inside & (row + 1 < own_rows))
+        tl.store(p_y + 2 * C, operand(y2, y.dtype.element_ty), mask=inside & (row + 2 < own_rows))
+        tl.store(p_y + 3 * C, operand(y3, y.dtype.element_ty), mask=inside & (row + 3 < own_rows))
         h1, h2, h3 = x3, x2, x1
         p_y += 4 * C
 

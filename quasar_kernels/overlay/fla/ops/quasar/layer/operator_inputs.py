@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 
 from fla.ops.quasar.device import on_its_device, once_differentiable
-from fla.ops.quasar.layer.gradients import padded, sigmoid
+from fla.ops.quasar.layer.gradients import gradient_scale, padded, sigmoid
+from fla.ops.quasar.triton_kernels.device_functions import operand
 from fla.ops.quasar.triton_kernels.launch import Launcher
 
 EPSILON = 1e-12
@@ -156,6 +157,7 @@ def operator_inputs_grad_kernel(
     dk,
     d_logits,
     sums,
+    largest,
     N,
     L,
     TILES,
@@ -171,8 +173,10 @@ def operator_inputs_grad_kernel(
     """Write the gradients of q, k and logits, and the sums of those of A_log and dt_bias.
 
     The tensors are those of `operator_inputs_kernel`; dq and dk are contiguous, d_logits has tokens
-    stride_d apart. A program processes TILES * BR tokens of one head, and writes its sums to
-    `sums`, fp32 `[programs, H, S + 1]`: the gradient of dt_bias, then that of A_log.
+    stride_d apart. Unless `largest` is None, gradients of the unit q and k and of the step sizes
+    have been multiplied by `gradient_scale` of it, as dq and dk are. fp16 saturates. A program
+    processes TILES * BR tokens of one head, and writes its sums to `sums`, fp32
+    `[programs, H, S + 1]`: the gradient of dt_bias, then that of A_log.
     Grid: (programs, H).
     """
     head = tl.program_id(1)
@@ -184,6 +188,9 @@ def operator_inputs_grad_kernel(
     sign = tl.where(cols < R // 2, 1.0, -1.0)[None, :]
     bias = tl.load(dt_bias + head * S + cols, mask=cols < S, other=0.0).to(tl.float32)
     scale = tl.exp(tl.load(A_log + head).to(tl.float32))
+    unscale = 1.0
+    if largest is not None:
+        _, unscale = gradient_scale(largest)
     d_bias = tl.zeros([BR, BS], dtype=tl.float32)
     d_A = tl.zeros([BR], dtype=tl.float32)
     for _ in range(0, TILES):
@@ -230,15 +237,15 @@ def operator_inputs_grad_kernel(
             b_sin,
             R > 0,
         )
-        tl.store(dq + at, g_q.to(dq.dtype.element_ty), mask=mask)
-        tl.store(dk + at, g_k.to(dk.dtype.element_ty), mask=mask)
+        tl.store(dq + at, operand(g_q, dq.dtype.element_ty), mask=mask)
+        tl.store(dk + at, operand(g_k, dk.dtype.element_ty), mask=mask)
 
         s = sigmoid(tl.load(logits + rows * stride_l + head, mask=is_row, other=0.0).to(tl.float32))
         b_k = tl.load(k_unit + at_unit, mask=mask, other=0.0).to(tl.float32)
         # of the unit k before its rounding: 1, or 0 for a key of zeros
         square = tl.where(tl.sum(b_k * b_k, axis=1) > 0.5, 1.0 + 1e-6, 0.1 + 1e-6)
         d_mean = tl.load(d_step + rows * H + head, mask=is_row, other=0.0).to(tl.float32)
-        d_mean = d_mean / (square * S)
+        d_mean = d_mean * unscale / (square * S)
         u = s[:, None] + bias[None, :]
         x, lost = _decay(scale, u)
         kept = tl.where(mask, 1.0 - lost, 0.0) * d_mean[:, None]
@@ -320,6 +327,7 @@ def launch_operator_inputs_grad(
     dk_unit: torch.Tensor,
     d_step: torch.Tensor,
     d_logits: torch.Tensor,
+    largest: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Launch the backward kernel; it writes d_logits `[N, H]`, last stride 1.
 
@@ -328,10 +336,11 @@ def launch_operator_inputs_grad(
         logits, A_log, dt_bias, rotation: its arguments.
         dq_unit, dk_unit: gradients of the unit q and k, contiguous.
         d_step: gradient of the step sizes, `[N, H]` fp32 contiguous.
+        largest: a number, if the last three have been multiplied by `gradient_scale` of it.
 
     Returns:
-        The gradients of q and k, `[N, H, S]` in their dtype and contiguous, and those of A_log
-        `[H]` and of dt_bias `[H S]` in fp32.
+        The gradients of q and k, `[N, H, S]` in their dtype and contiguous, multiplied as those of
+        the unit q and k are, and those of A_log `[H]` and of dt_bias `[H S]` in fp32.
     """
     N, H, S = q_unit.shape
     dq, dk = (torch.empty(N, H, S, dtype=q_unit.dtype, device=q_unit.device) for _ in range(2))
@@ -345,7 +354,7 @@ def launch_operator_inputs_grad(
             (programs, H, 1),
             (
                 *(q_unit, k_unit, lengths, logits, A_log, dt_bias, cos, sin),
-                *(dq_unit, dk_unit, d_step, dq, dk, d_logits, sums, N, L, tiles),
+                *(dq_unit, dk_unit, d_step, dq, dk, d_logits, sums, largest, N, L, tiles),
                 *(q_unit.stride(0), logits.stride(0), d_logits.stride(0)),
             ),
             (H, S, block, rows, R),

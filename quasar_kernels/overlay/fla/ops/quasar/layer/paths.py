@@ -140,14 +140,17 @@ def fits_wide(call: Call, x: torch.Tensor, weights: Weights) -> bool:
     )
 
 
-def choose_products(call: Call, x: torch.Tensor, weights: Weights) -> Path:
-    """Return the kernels that compute the products again for a backward pass.
+def choose_products(
+    call: Call, x: torch.Tensor, weights: Weights, options: tuple[str, ...] = ()
+) -> Path:
+    """Return the kernels that compute products for a backward pass; `options` are wide.py's.
 
     They are not those of the forward pass: hopper.py and portable.py return no products.
     """
     if call.dtype.itemsize == 2 and call.backend in ("auto", "cuda"):
-        if fits_wide(call, x, weights) and (program := wide.find_program(x, call.dtype)):
-            return Path(wide, program)
+        if fits_wide(call, x, weights):
+            if program := wide.find_program(x, call.dtype, options):
+                return Path(wide, program)
     return Path(library, None)
 
 

@@ -38,6 +38,8 @@ COLUMNS = 256
 """Channels of a tile; q, k and v together must have a multiple of this."""
 TOKENS = 125
 """Tokens of a tile; its other three rows are the tokens before them."""
+FP16_RESULTS = ("-DQUASAR_FP16_RESULTS",)
+"""NVRTC's option for q, k, v and their products in fp16, whatever the dtype of x."""
 _ROWS = 128  # of a tensor map's box, which has 64 inputs
 _CLUSTER = 2  # blocks, each with its own tokens
 
@@ -61,9 +63,14 @@ PROGRAM = CudaProgram(
 _serialize = serializer(WideArguments)
 
 
-def find_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
-    """Return the kernel for products in `dtype` on x's device, or None if it is not used."""
-    return PROGRAM.find_loaded(Variant(x.device.index, dtype)) if is_hopper(x) else None
+def find_program(
+    x: torch.Tensor, dtype: torch.dtype, options: tuple[str, ...] = ()
+) -> LoadedProgram | None:
+    """Return the kernel for products in `dtype` on x's device, or None if it is not used.
+
+    `options` are `FP16_RESULTS` or none.
+    """
+    return PROGRAM.find_loaded(Variant(x.device.index, dtype, options)) if is_hopper(x) else None
 
 
 @functools.lru_cache(256)
@@ -98,16 +105,18 @@ def project_wide(
         keep: whether to return the products of q, k and v; otherwise they are None.
 
     Returns:
-        `[T, C]`, `[T, S]` and `[T, C]` in the dtype of `rows`. All products and taps are first
-        rounded to fp16 and saturate at 65504. The convolution's sums are fp16, SiLU is fp32.
+        `[T, C]`, `[T, S]` and `[T, C]` in the dtype of `rows`, or the first and the last in fp16 by
+        a program with `FP16_RESULTS`. All products and taps are first rounded to fp16 and saturate
+        at 65504. The convolution's sums are fp16, SiLU is fp32.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.
     """
     (T, inputs), C = rows.shape, taps.shape[0]
     S = weights.shape[0] - C
-    qkv, narrow = rows.new_empty(T, C), rows.new_empty(T, S)
-    products = rows.new_empty(T, C) if keep else None
+    dtype = torch.float16 if program.variant.options == FP16_RESULTS else rows.dtype
+    qkv, narrow = rows.new_empty(T, C, dtype=dtype), rows.new_empty(T, S)
+    products = torch.empty_like(qkv) if keep else None
     if T:
         pairs = -(-T // (_CLUSTER * TOKENS))
         clusters = min(program.multiprocessors // _CLUSTER, pairs * (C // COLUMNS + 1))

@@ -8,9 +8,12 @@ import triton.language as tl
 
 @triton.jit
 def operand(x, DTYPE: tl.constexpr):
-    """Round fp32 to a product's operand; fp16 saturates instead of turning into infinity."""
+    """Round fp32 to a product's operand; fp16 saturates instead of turning into infinity.
+
+    NaN stays NaN.
+    """
     if DTYPE == tl.float16:
-        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+        x = tl.clamp(x, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(DTYPE)
 
 

@@ -7,6 +7,7 @@ Triton specialises.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ def _kind(x: Any) -> Any:
     return type(x)
 
 
+_hashing = threading.Lock()
+
+
 class Launcher:
     """Launches one Triton kernel on the current device and its current stream.
 
@@ -37,6 +41,7 @@ class Launcher:
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._compiling = threading.Lock()
 
     def __call__(
         self,
@@ -61,7 +66,10 @@ class Launcher:
                 return
             except TypeError:  # this Triton does not accept constexprs here; nothing was launched
                 self._compiled[key] = None
-        launched = self._kernel[grid](*arguments, *constants, **options)
+        with _hashing:  # Triton 3.3 hashes functions that kernels share without a lock
+            getattr(self._kernel, "cache_key", None)
+        with self._compiling:  # another thread may be compiling it
+            launched = self._kernel[grid](*arguments, *constants, **options)
         if key not in self._compiled:
             self._compiled[key] = launched if hasattr(launched, "packed_metadata") else None
 

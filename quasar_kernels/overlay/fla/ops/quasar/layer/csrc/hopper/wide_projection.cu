@@ -31,6 +31,15 @@ constexpr int WIDE_THREADS = 128 * (CONSUMERS + 1);
 constexpr int WIDE_RESULT_THREADS = 128 * CONSUMERS + EPILOGUE_THREADS;
 constexpr int WIDE_FULL = 1, WIDE_FREE = 2;  // barriers of the result
 
+// the dtype of q, k and v and of their products; `narrow` has the inputs' dtype
+#ifdef QUASAR_FP16_RESULTS
+template <Scalar T>
+constexpr Scalar RESULTS = Scalar::fp16;
+#else
+template <Scalar T>
+constexpr Scalar RESULTS = T;
+#endif
+
 // Mirrored by wide.py.
 struct WideArguments {
   const float* taps;   // [channels, 4]
@@ -236,12 +245,12 @@ __device__ __forceinline__ void convolve_wide(const WideArguments& arg, const Wi
       for (int j = 1; j < TAPS; ++j) sum = multiply_add_pair(weight[j][i], (&x[j].x)[i], sum);
       float silu[2];
       silu_of_half(silu, sum);
-      y[i] = pack_finite<T>(silu[0], silu[1]);
+      y[i] = pack_finite<RESULTS<T>>(silu[0], silu[1]);
     }
     *(uint4*)to = make_uint4(y[0], y[1], y[2], y[3]);
     to += arg.channels;
     if (raw) {
-      *(uint4*)raw = convert_piece<T>(x[BEFORE]);
+      *(uint4*)raw = convert_piece<RESULTS<T>>(x[BEFORE]);
       raw += arg.channels;
     }
 #pragma unroll

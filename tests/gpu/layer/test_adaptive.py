@@ -1,0 +1,109 @@
+"""The adaptive layer on a GPU against float64."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from fla.layers.quasar_adaptive import AdaptiveQuasarAttention
+from fla.ops.quasar.layer import first_step, gradients, operator_inputs
+
+from quasar_kernels.adaptive_reference import adaptive_layer_reference
+from quasar_kernels.reference import relative_rms
+from tests.gpu.calls import ON_CUDA_KERNELS, packed
+
+pytestmark = ON_CUDA_KERNELS
+
+BF16, FP16 = torch.bfloat16, torch.float16
+LIMITS = {BF16: (8e-3, 1.5e-2), FP16: (1.5e-3, 3e-3)}
+"""Of the output and of gradients."""
+CANCELS = {"A_log", "dt_bias"}
+"""Their gradients are sums of terms of both signs, so their errors are up to twice as large."""
+
+
+def make(hidden=512, head_dim=128, heads=8):
+    torch.manual_seed(0)
+    layer = AdaptiveQuasarAttention(hidden, head_dim, heads).cuda()
+    with torch.no_grad():
+        layer.dt_bias.normal_()
+    return layer
+
+
+def step(layer, x, dy, dtype=BF16, **options):
+    """Return the output and all gradients of a step under autocast."""
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    with torch.autocast("cuda", dtype):
+        y, _ = layer(x, **options)
+    y.backward(dy.to(y.dtype))
+    named = {n: p.grad for n, p in layer.named_parameters() if p.grad is not None}
+    return {"y": y.detach(), "x": x.grad, **named}
+
+
+def exact(layer, x, dy):
+    wide = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
+    x = x.double().requires_grad_()
+    y = adaptive_layer_reference(wide, x, layer.head_dim, layer.norm_eps)
+    y.backward(dy.double())
+    named = {n: w.grad for n, w in wide.items() if w.grad is not None}
+    return {"y": y.detach(), "x": x.grad, **named}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "head_dim", "keep"),
+    [
+        (BF16, 1.0, 128, "3072"),
+        (BF16, 1e-12, 64, "0"),
+        (BF16, 1e12, 128, "0"),
+        (FP16, 1.0, 128, "0"),
+    ],
+)
+def test_a_step_matches_float64(monkeypatch, dtype, size, head_dim, keep):
+    monkeypatch.setenv("QUASAR_KEEP_MIB", keep)
+    layer, (x, dy) = make(head_dim=head_dim), torch.randn(2, 2, 1500, 512, device="cuda")
+    dy = (size * dy).to(dtype)
+    wanted, found = exact(layer, x, dy), step(layer, x, dy, dtype)
+    errors = {name: relative_rms(g, wanted[name]) for name, g in found.items()}
+    output, gradient = LIMITS[dtype]
+    limits = {n: output if n == "y" else gradient * (1 + (n in CANCELS)) for n in errors}
+    assert all(error <= limits[n] for n, error in errors.items()), errors
+
+
+def test_repeated_steps_are_equal_and_packed_ones_as_separate_calls():
+    layer, lengths = make(), [1200, 3, 0, 129, 900]
+    x, dy = torch.randn(2, 1, sum(lengths), 512, device="cuda")
+    bounds = packed(lengths)
+    first, again = (step(layer, x, dy, cu_seqlens=bounds) for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    for n, part in enumerate(x.split(lengths, 1)):
+        if part.numel():
+            alone = step(layer, part, dy.split(lengths, 1)[n])
+            for name in ("y", "x"):
+                together = first[name].split(lengths, 1)[n]
+                # both are rounded to bf16 several times
+                assert relative_rms(together, alone[name].double()) <= 1.5e-2, (n, name)
+
+
+def test_bad_numbers_stay_visible():
+    layer, (x, dy) = make(), torch.randn(2, 1, 1000, 512, device="cuda")
+    dy[0, 500, 3] = float("nan")
+    assert step(layer, x, dy)["x"].isnan().any()
+    x[0, 500, 3] = float("nan")
+    assert step(layer, x, dy)["y"].isnan().any()
+
+
+def test_the_first_step_prepares_the_kernels_that_it_launches(monkeypatch):
+    launchers = [gradients._conv_silu_grad, gradients._gated_rmsnorm_grad]
+    launchers += [operator_inputs._forward, operator_inputs._backward]
+    for launcher in launchers:
+        monkeypatch.setattr(launcher, "_compiled", {})
+    monkeypatch.setattr(first_step, "_prepared", set())
+    threads = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda t: (threads.append(t), start(t)))
+    layer, (x, dy) = make(), torch.randn(2, 1, 4096, 512, device="cuda")
+    step(layer, x, dy)
+    for thread in threads:
+        thread.join()
+    assert [len(launcher._compiled) for launcher in launchers] == [1] * 4
