@@ -72,17 +72,6 @@ __device__ __forceinline__ u32 pack(float low, float high) {
   return out;
 }
 
-// fp16 saturates, so that no value overflows to infinity. NaN stays NaN.
-template <Scalar T>
-__device__ __forceinline__ u32 pack_saturated(float low, float high) {
-  u32 out = pack<T>(low, high);
-  if (T == Scalar::fp16) {
-    asm("min.NaN.f16x2 %0, %0, %1;" : "+r"(out) : "r"(0x7bff7bffu));
-    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(out) : "r"(0xfbfffbffu));
-  }
-  return out;
-}
-
 // Both dtypes saturate. NaN stays NaN.
 template <Scalar T>
 __device__ __forceinline__ u32 pack_finite(float low, float high) {
@@ -93,6 +82,12 @@ __device__ __forceinline__ u32 pack_finite(float low, float high) {
     asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   }
   return out;
+}
+
+// fp16 saturates, so that no value overflows to infinity. NaN stays NaN.
+template <Scalar T>
+__device__ __forceinline__ u32 pack_saturated(float low, float high) {
+  return T == Scalar::fp16 ? pack_finite<T>(low, high) : pack<T>(low, high);
 }
 
 template <Scalar T>
