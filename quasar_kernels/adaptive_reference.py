@@ -5,7 +5,7 @@ Source: the public QuasarAttention layer of spring 2026 (step sizes per token, u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -52,7 +52,12 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, token: int) -> Tensor:
 
 
 def adaptive_layer_reference(
-    weights: Mapping[str, Tensor], x: Tensor, head_dim: int, eps: float, rotation: Any = None
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    head_dim: int,
+    eps: float,
+    rotation: Any = None,
+    operator: Callable[..., tuple[Tensor, Tensor]] = delta_recurrence,
 ) -> Tensor:
     """Return the layer's output for sequences of equal length, from zero states.
 
@@ -62,6 +67,7 @@ def adaptive_layer_reference(
         head_dim: S.
         eps: of the output norm.
         rotation: cos and sin `[T, R]`, or None.
+        operator: the delta rule; `delta_chunked` is faster for many tokens.
     """
     B, T, _ = x.shape
     rows = []
@@ -80,7 +86,7 @@ def adaptive_layer_reference(
         q, k, logits, weights["A_log"], weights["dt_bias"], rotation
     )
     q, k, v = (t.view(B, T, H, head_dim) for t in (q, k, v))
-    o, _ = delta_recurrence(q, k, v, step.view(B, T, H), scale=head_dim**-0.5)
+    o, _ = operator(q, k, v, step.view(B, T, H), scale=head_dim**-0.5)
     gate = x @ weights["g_proj.0.weight"].T @ weights["g_proj.1.weight"].T
     gate = (gate + weights["g_proj.1.bias"]).view(B, T, H, head_dim)
     normed = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + eps) * weights["o_norm.weight"]

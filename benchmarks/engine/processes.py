@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 from unittest.mock import patch
@@ -36,7 +36,8 @@ def stream(
     context = multiprocessing.get_context("spawn")
     results, writer = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(writer, function, arguments))
-    with patch.dict(os.environ, environ or {}):
+    # patch.dict empties the environment for a moment, which other threads must not see
+    with patch.dict(os.environ, environ) if environ else nullcontext():
         process.start()
     writer.close()
     end = time.monotonic() + seconds

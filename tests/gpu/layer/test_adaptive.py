@@ -7,9 +7,10 @@ import threading
 import pytest
 import torch
 from fla.layers.quasar_adaptive import AdaptiveQuasarAttention
-from fla.ops.quasar.layer import first_step, gradients, operator_inputs
+from fla.ops.quasar.layer import first_step, gradients, operator_inputs, paths
 
 from quasar_kernels.adaptive_reference import adaptive_layer_reference
+from quasar_kernels.delta_reference import delta_chunked
 from quasar_kernels.reference import relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS, packed
 
@@ -44,7 +45,7 @@ def step(layer, x, dy, dtype=BF16, **options):
 def exact(layer, x, dy):
     wide = {n: p.detach().double().requires_grad_() for n, p in layer.named_parameters()}
     x = x.double().requires_grad_()
-    y = adaptive_layer_reference(wide, x, layer.head_dim, layer.norm_eps)
+    y = adaptive_layer_reference(wide, x, layer.head_dim, layer.norm_eps, operator=delta_chunked)
     y.backward(dy.double())
     named = {n: w.grad for n, w in wide.items() if w.grad is not None}
     return {"y": y.detach(), "x": x.grad, **named}
@@ -99,10 +100,11 @@ def test_the_first_step_prepares_the_kernels_that_it_launches(monkeypatch):
     for launcher in launchers:
         monkeypatch.setattr(launcher, "_compiled", {})
     monkeypatch.setattr(first_step, "_prepared", set())
+    monkeypatch.setattr(paths, "MIN_WIDE_TILES", 1)
     threads = []
     start = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda t: (threads.append(t), start(t)))
-    layer, (x, dy) = make(), torch.randn(2, 1, 4096, 512, device="cuda")
+    layer, (x, dy) = make(), torch.randn(2, 1, 2048, 512, device="cuda")
     step(layer, x, dy)
     for thread in threads:
         thread.join()

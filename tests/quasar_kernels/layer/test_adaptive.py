@@ -148,6 +148,11 @@ def test_hooks_and_replaced_projections_count():
     with torch.no_grad():
         parts = [layer(x[:, i : i + 3], past_key_values=cached, use_cache=True)[0] for i in (0, 3)]
     assert relative_rms(torch.cat(parts, 1), plain) < 1e-6
+    for name in ("q_proj", "b_proj"):
+        replaced = layer_of()
+        assert replaced._plain_weights() is not None
+        setattr(replaced, name, torch.nn.Linear(24, getattr(layer, name).out_features))
+        assert replaced._plain_weights() is None  # the kernels add no bias
     layer.v_proj = torch.nn.Sequential(layer.v_proj, torch.nn.Linear(24, 24))
     assert relative_rms(layer(x)[0], plain) > 0.1
 

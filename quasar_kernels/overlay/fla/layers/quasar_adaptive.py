@@ -26,11 +26,11 @@ from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import compute_dtype, on_its_device
 from fla.ops.quasar.fused_recurrent import run_recurrent
 from fla.ops.quasar.layer.adaptive import AdaptiveWeights, run_adaptive, takes
-from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.library import convolve
 from fla.ops.quasar.layer.operator_inputs import Rotation, operator_inputs
 from fla.ops.quasar.layer.states import DECODE_TOKENS
-from fla.ops.quasar.layer.wrapped import GatedRMSNorm, convolve_module, is_plain
+from fla.ops.quasar.layer.wrapped import convolve_module, is_plain, plain_weights
 from fla.ops.quasar.parameters import set_values
 from fla.ops.quasar.switches import requested_backend
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed
 
 _PROJECTIONS = ("q", "k", "v")
-_KINDS = nn.Linear, nn.Conv1d, nn.Sequential, GatedRMSNorm  # of submodules
 
 
 class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has no types here
@@ -238,27 +237,10 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
 
     def _plain_weights(self) -> AdaptiveWeights | None:
         """Return the weights, or None if a submodule must be called because it was changed."""
-        convs: list[Any] = [getattr(self, f"{name}_conv1d", None) for name in _PROJECTIONS]
-        projections: list[Any] = [getattr(self, f"{name}_proj") for name in _PROJECTIONS]
-        modules = [*projections, self.g_proj, *self.g_proj.children(), self.b_proj]
-        modules += [self.o_proj, self.o_norm, *convs]
-        if (
-            len(modules) != 12
-            or None in convs
-            or not all(is_plain(module, *_KINDS) for module in modules)
-        ):
+        layer, b_proj = plain_weights(self, "A_log"), self._modules["b_proj"]
+        if layer is None or not is_plain(b_proj, nn.Linear) or b_proj.bias is not None:
             return None
-        narrow, wide = self.g_proj
-        layer = Weights(
-            *(m.weight for m in (*projections, narrow, wide)),
-            wide.bias,
-            *(m.weight for m in convs),
-            *(m.bias for m in convs),
-            self.A_log,
-            self.o_norm.weight,
-            self.o_proj.weight,
-        )
-        return AdaptiveWeights(layer, self.b_proj.weight, self.dt_bias)
+        return AdaptiveWeights(layer, b_proj.weight, self.dt_bias)
 
     def _rotation(
         self,

@@ -53,6 +53,10 @@ class _Results(NamedTuple):
     logits: torch.Tensor  # [R, H], of the step sizes
     lengths: torch.Tensor  # [R, 2, H] fp32, one over the lengths of q and k
     o: torch.Tensor  # [B, T, H, S], the operator's output
+    product: torch.Tensor  # these four are the weights of `_cast_weights`
+    wide: torch.Tensor
+    wide_bias: torch.Tensor
+    out: torch.Tensor
 
 
 def saves_results(call: Call, x: torch.Tensor) -> bool:
@@ -158,7 +162,9 @@ def _forward(
     inputs = ScanInputs(q, k, v, steps, cu_seqlens=call.cu_seqlens, scale=S**-0.5)
     del q, k, v, qkv
     o, _, saved = scan_forward(inputs, backend=call.backend)
-    results = _Results(rows, products, narrow, logits, lengths, o)
+    results = _Results(
+        *(rows, products, narrow, logits, lengths, o, product, *gate_weights, out_weight)
+    )
     if not output:
         return None, results, saved
     normed = gate_and_norm(o.view(R, H, S), narrow, *gate_weights, weights.layer.norm, call.eps)
@@ -245,8 +251,7 @@ def _gradients(
     B, T, D = x.shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
     layer, channels = weights.layer, 3 * H * S
-    rows, products, narrow, logits, lengths, o = results
-    product, *gate_weights, out_weight = _cast_weights(weights, dtype)
+    rows, products, narrow, logits, lengths, o, product, *gate_weights, out_weight = results
 
     dy = dy.reshape(R, D).to(dtype)
     gate = F.linear(narrow, *gate_weights).view(R, H, S)

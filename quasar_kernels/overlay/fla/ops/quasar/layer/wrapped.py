@@ -56,8 +56,10 @@ _parameters = operator.attrgetter("_parameters")
 _PLAIN = {nn.Parameter, torch.Tensor, type(None)}
 
 
-def plain_weights(layer: Any) -> Weights | None:
+def plain_weights(layer: Any, decays: str = "beta_log") -> Weights | None:
     """Return the layer's weights, or None if a call must run its submodules.
+
+    `decays` is the name of the parameter that becomes `Weights.beta_log`.
 
     It returns None if a submodule has a hook, another class, an instance attribute `forward`, or a
     weight that is not a plain tensor. The modules' dictionaries are read directly, because
@@ -97,11 +99,11 @@ def plain_weights(layer: Any) -> Weights | None:
             first, second, third = convs
             taps = first["weight"], second["weight"], third["weight"]
             shifts = first["bias"], second["bias"], third["bias"]
-        beta_log = layer._parameters.get("beta_log")
+        beta_log = layer._parameters.get(decays)
         weights = Weights(
             *(q["weight"], k["weight"], v["weight"], narrow["weight"]),
             *(wide["weight"], wide["bias"], *taps, *shifts),
-            layer.beta_log if beta_log is None else beta_log,
+            getattr(layer, decays) if beta_log is None else beta_log,
             *(norm["weight"], out["weight"]),
         )
     except KeyError:  # another tensor or a property took a parameter's place
