@@ -11,7 +11,7 @@ import torch
 import triton
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.segments import Segments, host_bounds, longest_of, packed_table
-from fla.ops.quasar.triton_kernels.launch import Launcher
+from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead
 from torch import Tensor
 
 from quasar_kernels.blocks.autograd import Kernels, KernelsFunction, is_recorded
@@ -226,8 +226,22 @@ def apply(
         return step(inputs, state, tiles)
     device = next(x.device for x in inputs if x is not None)
     plan = plan_call(shape, device, cu_seqlens, segments, tiles)
+    if device.type == "cuda":
+        kinds = tuple(None if x is None else x.dtype for x in (*inputs, state))
+        key = kernels, shape[2:], kinds, tiles, plan.several, plan.packed, recorded
+        compile_ahead(key, _passes, kernels, plan, inputs, state, recorded)
     if not recorded:
         run = kernels.forward(plan, inputs, state, False)
         return run.o, run.final_state
     results: tuple[Tensor, Tensor] = KernelsFunction.apply(kernels, plan, state, *inputs)
     return results
+
+
+def _passes(
+    kernels: Kernels, plan: Plan, inputs: Any, state: Tensor | None, training: bool
+) -> None:
+    run = kernels.forward(plan, inputs, state, training)
+    if training:
+        kernels.backward(
+            plan, inputs, run.checkpoints, torch.empty_like(run.o), None, state is not None
+        )

@@ -90,7 +90,11 @@ def _choose(
 
 
 def scan_forward(
-    inputs: ScanInputs, output_final_state: bool = False, *, backend: switches.Backend
+    inputs: ScanInputs,
+    output_final_state: bool = False,
+    *,
+    backend: switches.Backend,
+    training: bool = False,
 ) -> Scan:
     """Run the forward pass by kernels: CUDA C++ if it supports the call, otherwise Triton.
 
@@ -98,6 +102,7 @@ def scan_forward(
         inputs: of any dtypes and strides; q's device must be the current one.
         output_final_state: whether to return the state after each sequence.
         backend: the value of QUASAR_BACKEND.
+        training: whether a backward pass follows, whose kernels are then compiled, too.
 
     Raises:
         CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not support the call,
@@ -110,7 +115,7 @@ def scan_forward(
             return cuda_scan.forward(inputs, output_final_state, program=program)
         except CudaUnavailableError as error:
             cuda_scan.PROGRAM.failed(backend, program.variant, error)
-    return triton_passes.forward(inputs, output_final_state)
+    return triton_passes.forward(inputs, output_final_state, training=training)
 
 
 def kernel_inputs(inputs: ScanInputs) -> ScanInputs:
@@ -183,7 +188,9 @@ def cuda_program(inputs: ScanInputs, backend: switches.Backend) -> LoadedProgram
     return _choose(backend, inputs.q, inputs.k, inputs.v, options).program
 
 
-def prepare_training(x: torch.Tensor, heads: int, width: int, options: tuple[str, ...]) -> None:
+def prepare_training(
+    x: torch.Tensor, heads: int, width: int, options: tuple[str, ...], *, training: bool = True
+) -> None:
     """Start to compile the CUDA kernels of both passes in the background, if they serve the call.
 
     A process's first training step then waits for the slowest compilation, not for all of them.
@@ -192,13 +199,14 @@ def prepare_training(x: torch.Tensor, heads: int, width: int, options: tuple[str
         x: a tensor on the operator's device, in its dtype.
         heads, width: of the operator's v.
         options: the operator's, of `cuda_scan.step_options`.
+        training: False for the forward pass only.
     """
     supported = x.is_cuda and x.dtype in DTYPES and width in cuda_scan.HEAD_DIMS
     if not supported or switches.requested_backend() not in ("auto", "cuda"):
         return
     variant = cuda_scan.variant_for(x.device.index, x.dtype, heads, width, options)
     cuda_scan.PROGRAM.prepare(variant)
-    if cuda_scan_bwd.is_for(x.device.index, width):
+    if training and cuda_scan_bwd.is_for(x.device.index, width):
         cuda_scan_bwd.PROGRAM.prepare(variant)
 
 

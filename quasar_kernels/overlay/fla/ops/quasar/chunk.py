@@ -26,6 +26,7 @@ from fla.utils import autotune_cache_kwargs
 from fla.utils import check_shared_mem
 from fla.utils import input_guard
 
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.arguments import (
     check_state,
     expect,
@@ -33,14 +34,16 @@ from fla.ops.quasar.arguments import (
     expect_number,
     refuse_unknown,
 )
-from fla.ops.quasar.backend import has_kernels, scan_backward, scan_forward
+from fla.ops.quasar.backend import has_kernels, prepare_training, scan_backward, scan_forward
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, sequence_lengths
+from fla.ops.quasar.cuda.scan.scan_forward import step_options
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.operator_types import Saved, ScanInputs
 from fla.ops.quasar.preparation import (
     UNCHANGED,
     Preparation,
     Prepared,
+    compile_preparation,
     launch_preparation,
     launch_preparation_grad,
     prepare,
@@ -57,8 +60,8 @@ class ChunkQuasarFunction(torch.autograd.Function):
         ctx: Any, backend: Backend, output_final_state: bool, how: Preparation, *inputs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the forward pass on `inputs`, those of `ScanInputs` with beta in place of steps."""
-        x, kept = _prepared(how, inputs)
-        o, final, saved = scan_forward(x, output_final_state, backend=backend)
+        x, kept = _prepared(how, inputs, training=True)
+        o, final, saved = scan_forward(x, output_final_state, backend=backend, training=True)
         ctx.save_for_backward(*kept, *saved.tensors())
         ctx.call = how, saved.segments, x.scale, backend
         return o, final
@@ -79,11 +82,27 @@ class ChunkQuasarFunction(torch.autograd.Function):
         return None, None, None, dq, dk, dv, d_beta, d_initial, None, None, d_g
 
 
-def _prepared(how: Preparation, inputs: Sequence[Any]) -> tuple[ScanInputs, tuple[Any, ...]]:
-    """Return the operator's inputs, and the tensors that only the gradients of `how` need."""
+_apply = torch_private.apply_of(ChunkQuasarFunction)
+_known: set[Any] = set()  # kinds of calls whose kernels are being compiled, or are compiled
+
+
+def _prepared(
+    how: Preparation, inputs: Sequence[Any], training: bool = False
+) -> tuple[ScanInputs, tuple[Any, ...]]:
+    """Return the operator's inputs, and the tensors that only the gradients of `how` need.
+
+    The first call of a kind starts to compile all kernels in parallel.
+    """
+    q, k, v, beta, *rest = inputs
+    kind = q.device, q.dtype, q.shape[2:], v.shape[2:], beta.ndim, rest[-1] is None, how, training
+    if kind not in _known and q.is_cuda:
+        _known.add(kind)
+        options = step_options(ScanInputs.of(*inputs))
+        prepare_training(v, *v.shape[2:], options, training=training)
+        if how != UNCHANGED:
+            compile_preparation(how, q, k, beta, training)
     if how == UNCHANGED:
         return ScanInputs.of(*inputs), (None, None)
-    q, k, v, beta, *rest = inputs
     q, k, beta, *kept = launch_preparation(how, q, k, beta)
     return ScanInputs.of(q, k, v, beta, *rest), tuple(kept)
 
@@ -189,7 +208,8 @@ def run_chunks(
     leaves = (q, k, v, beta, initial_state, g)
     inputs = (q, k, v, beta, initial_state, cu_seqlens, scale, g)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves):
-        return ChunkQuasarFunction.apply(backend, output_final_state, how, *inputs)
+        apply = ChunkQuasarFunction.apply if torch_private.transforms_active() else _apply
+        return apply(backend, output_final_state, how, *inputs)
     return scan_forward(_prepared(how, inputs)[0], output_final_state, backend=backend)[:2]
 
 

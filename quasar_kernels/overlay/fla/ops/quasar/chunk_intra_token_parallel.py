@@ -21,6 +21,7 @@ from fla.ops.quasar.triton_kernels.device_functions import (
 )
 from fla.ops.quasar.gate import quasar_step_size
 from fla.ops.quasar.operator_types import StepSizes
+from fla.ops.quasar.triton_kernels.launch import Launcher
 from fla.ops.quasar.triton_kernels.plan import Plan
 
 
@@ -93,6 +94,9 @@ def chunk_intra_kernel(
             tl.store(p_a + C, low, mask=mask)
 
 
+_intra = Launcher(chunk_intra_kernel)
+
+
 def inverse_width(chunk: int, dtype: torch.dtype) -> int:
     """Return the elements of a row of B: C for fp32, otherwise C leading and C low parts."""
     return chunk * (1 if dtype == torch.float32 else 2)
@@ -126,11 +130,13 @@ def chunk_intra(
         scratch = torch.empty(B, T, H, width, dtype=k.dtype, device=k.device)
     blocks = triton.cdiv(plan.longest, tiles.intra_chunks * tiles.chunk)
     shares = max(1, min(blocks, plan.wave // max(1, plan.total * H)))
-    chunk_intra_kernel[(plan.total * H, shares)](
-        k, steps.values, scratch, plan.table, T, plan.per_sequence, plan.length,
-        *k.stride()[:3], *scratch.stride()[:3], H=H, S=S, BS=plan.block, C=tiles.chunk,
-        N=tiles.intra_chunks, PACK=rows_packed(tiles.chunk, k.dtype, scratch.shape[-1]),
-        PRECISION=plan.precision, READ_STEP=steps.per_token, IS_VARLEN=plan.table is not None,
+    _intra(
+        (plan.total * H, shares, 1),
+        (k, steps.values, scratch, plan.table, T, plan.per_sequence, plan.length,
+         *k.stride()[:3], *scratch.stride()[:3]),
+        (H, S, plan.block, tiles.chunk, tiles.intra_chunks,
+         rows_packed(tiles.chunk, k.dtype, scratch.shape[-1]), plan.precision, steps.per_token,
+         plan.table is not None),
         num_warps=tiles.intra_warps, num_stages=tiles.intra_stages,
     )  # fmt: skip
     return scratch

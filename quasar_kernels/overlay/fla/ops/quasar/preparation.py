@@ -16,7 +16,7 @@ import triton.language as tl
 
 from fla.ops.quasar.chunk_torch import l2norm
 from fla.ops.quasar.device import on_its_device, once_differentiable
-from fla.ops.quasar.triton_kernels.launch import Launcher
+from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead
 
 MAX_WIDTH = 256
 """Widest rows that the kernels hold in registers; torch prepares wider ones."""
@@ -244,6 +244,23 @@ def tile(S: int) -> tuple[int, int]:
     """Return the padded head width and the rows of a program."""
     block = max(16, triton.next_power_of_2(S))
     return block, _ELEMENTS // block
+
+
+def compile_preparation(
+    how: Preparation, q: torch.Tensor, k: torch.Tensor, beta: torch.Tensor, training: bool
+) -> None:
+    """Start to compile the kernels of calls like this one, with `training` of both passes."""
+    key = how, training, q.shape[2:], q.dtype, k.dtype, beta.dtype
+    compile_ahead(key, _passes, how, q, k, beta, training)
+
+
+def _passes(
+    how: Preparation, q: torch.Tensor, k: torch.Tensor, beta: torch.Tensor, training: bool
+) -> None:
+    prepared = launch_preparation(how, q, k, beta)
+    if training:
+        d_step = torch.empty_like(prepared.beta, dtype=torch.float32)
+        launch_preparation_grad(how, prepared, torch.empty_like(q), torch.empty_like(k), d_step)
 
 
 def _programs(how: Preparation, N: int, M: int, rows: int) -> int:

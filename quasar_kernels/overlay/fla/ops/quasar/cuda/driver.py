@@ -140,33 +140,39 @@ def tensor_map(
     Raises:
         CudaUnavailableError: the driver rejects the description.
     """
+    storage = ctypes.create_string_buffer(TENSOR_MAP + 64)
+    aligned = ctypes.addressof(storage) + -ctypes.addressof(storage) % 64
+    rank, arrays = len(sizes), _arrays(sizes, strides, box)
+    status = _encoder()(aligned, _UINT16, rank, address, *arrays, 0, _SWIZZLE_128, _PROMOTED, 0)
+    _checked(status, f"cuTensorMapEncodeTiled of {sizes}, strides {strides}")
+    return ctypes.string_at(aligned, TENSOR_MAP)
+
+
+@functools.cache
+def _encoder() -> Any:
     encode = getattr(_driver(), "cuTensorMapEncodeTiled", None)
     if encode is None:
         raise CudaUnavailableError("the GPU's driver is older than CUDA 12", "update it")
     pointer = ctypes.c_void_p
     encode.argtypes = [pointer, ctypes.c_int, ctypes.c_uint, *[pointer] * 5, *[ctypes.c_int] * 4]
+    return encode
+
+
+@functools.lru_cache(1024)
+def _arrays(
+    sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+) -> tuple[ctypes.Array[Any], ...]:
+    """Return a description's arrays, which the driver only reads: tensors of a size share them."""
     rank = len(sizes)
-    storage = ctypes.create_string_buffer(TENSOR_MAP + 64)
-    aligned = ctypes.addressof(storage) + -ctypes.addressof(storage) % 64
     # the stride of a dimension of size 1 is never used and may be any valid value
     outer = zip(sizes[1:], strides, strict=True)
     steps = [2 * stride if size > 1 else 16 for size, stride in outer]
-    status = encode(
-        aligned,
-        _UINT16,
-        rank,
-        address,
+    return (
         (ctypes.c_uint64 * rank)(*sizes),
         (ctypes.c_uint64 * (rank - 1))(*steps),
         (ctypes.c_uint32 * rank)(*box),
         (ctypes.c_uint32 * rank)(*[1] * rank),
-        0,
-        _SWIZZLE_128,
-        _PROMOTED,
-        0,
     )
-    _checked(status, f"cuTensorMapEncodeTiled of {sizes}, strides {strides}")
-    return ctypes.string_at(aligned, TENSOR_MAP)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

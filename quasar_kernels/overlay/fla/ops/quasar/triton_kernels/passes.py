@@ -10,6 +10,7 @@ import triton
 from fla.ops.quasar.chunk_intra_token_parallel import chunk_intra, rows_packed
 from fla.ops.quasar.gate import divisible
 from fla.ops.quasar.operator_types import Gradients, Saved, Scan, ScanInputs, StepSizes
+from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead
 from fla.ops.quasar.triton_kernels.plan import Plan, plan_segments
 from fla.ops.quasar.triton_kernels.segmented_scan import (
     segment_map_kernel,
@@ -20,6 +21,13 @@ from fla.ops.quasar.triton_kernels.segmented_scan_bwd import (
     decay_grad_kernel,
     segment_input_grad_kernel,
     segment_state_grad_kernel,
+)
+
+_map, _scan_maps, _output = map(
+    Launcher, (segment_map_kernel, segment_scan_kernel, segment_output_kernel)
+)
+_state_grad, _input_grad, _decay_grad = map(
+    Launcher, (segment_state_grad_kernel, segment_input_grad_kernel, decay_grad_kernel)
 )
 
 
@@ -54,10 +62,11 @@ def _segment_states(
     T, H, S = k.shape[1:]
     tiles = plan.tiles
     G, states = torch.empty(2, plan.total, H, S, S, dtype=torch.float32, device=k.device)
-    segment_map_kernel[(plan.total * H, triton.cdiv(S, tiles.map_rows))](
-        k, v, g, inverse, plan.table, G, states, T, plan.per_sequence, plan.length,
-        *k.stride()[:3], *v.stride()[:3], *inverse.stride()[:3], **_shared_constants(plan, k),
-        PACK=_rows_of_b(plan, inverse), BR=tiles.map_rows,
+    _map(
+        (plan.total * H, triton.cdiv(S, tiles.map_rows), 1),
+        (k, v, g, inverse, plan.table, G, states, T, plan.per_sequence, plan.length,
+         *k.stride()[:3], *v.stride()[:3], *inverse.stride()[:3]),
+        _shared_constants(plan, k) | {"PACK": _rows_of_b(plan, inverse), "BR": tiles.map_rows},
         num_warps=tiles.map_warps, num_stages=tiles.map_stages,
     )  # fmt: skip
     _scan(plan, G, states, inputs.initial_state, k.dtype, backward=False)
@@ -76,20 +85,19 @@ def _scan(
     """Scan the maps in place: R becomes the states, or with `backward` their gradients."""
     H, S = G.shape[1:3]
     exact = dtype != torch.bfloat16
-    segment_scan_kernel[(plan.sequences * H, triton.cdiv(S, plan.tiles.scan_cols))](
-        G,
-        R,
-        initial_state,
-        plan.first,
-        plan.per_sequence,
-        H=H,
-        S=S,
-        BS=plan.block,
-        BV=plan.tiles.scan_cols,
-        EXACT=exact,
-        BACKWARD=backward,
-        HAS_INITIAL=initial_state is not None,
-        IS_VARLEN=plan.table is not None,
+    _scan_maps(
+        (plan.sequences * H, triton.cdiv(S, plan.tiles.scan_cols), 1),
+        (G, R, initial_state, plan.first, plan.per_sequence),
+        {
+            "H": H,
+            "S": S,
+            "BS": plan.block,
+            "BV": plan.tiles.scan_cols,
+            "EXACT": exact,
+            "BACKWARD": backward,
+            "HAS_INITIAL": initial_state is not None,
+            "IS_VARLEN": plan.table is not None,
+        },
         num_warps=plan.tiles.scan_warps,
         num_stages=2 if exact else 1,
     )
@@ -110,25 +118,42 @@ def _launch_output(
     q, k, v, _, initial_state, _, scale, g = inputs
     T, H, S = k.shape[1:]
     tiles = plan.tiles
-    segment_output_kernel[(plan.total * H, triton.cdiv(S, tiles.value_cols))](
-        q, k, v, g, inverse, plan.table, states, initial_state, final_state, o, checkpoints,
-        T, plan.per_sequence, plan.length, scale, *q.stride()[:3], *k.stride()[:3],
-        *v.stride()[:3], *o.stride()[:3], *inverse.stride()[:3], **_shared_constants(plan, k),
-        PACK=_rows_of_b(plan, inverse), BV=tiles.value_cols, HAS_INITIAL=initial_state is not None,
-        HAS_STATES=states is not None, STORE_FINAL=final_state is not None, STORE_FRESH=fresh,
+    constants = {
+        "PACK": _rows_of_b(plan, inverse),
+        "BV": tiles.value_cols,
+        "HAS_INITIAL": initial_state is not None,
+        "HAS_STATES": states is not None,
+        "STORE_FINAL": final_state is not None,
+        "STORE_FRESH": fresh,
+    }
+    _output(
+        (plan.total * H, triton.cdiv(S, tiles.value_cols), 1),
+        (q, k, v, g, inverse, plan.table, states, initial_state, final_state, o, checkpoints,
+         T, plan.per_sequence, plan.length, scale, *q.stride()[:3], *k.stride()[:3],
+         *v.stride()[:3], *o.stride()[:3], *inverse.stride()[:3]),
+        _shared_constants(plan, k) | constants,
         num_warps=tiles.output_warps, num_stages=tiles.output_stages,
     )  # fmt: skip
 
 
-def forward(inputs: ScanInputs, output_final_state: bool = False, plan: Plan | None = None) -> Scan:
+def forward(
+    inputs: ScanInputs,
+    output_final_state: bool = False,
+    plan: Plan | None = None,
+    *,
+    training: bool = False,
+) -> Scan:
     """Run the forward pass on the current stream; it records nothing for autograd.
 
     Args:
         inputs: with the properties that `ScanInputs` requires. Reading `cu_seqlens` synchronises.
         output_final_state: whether to return the state after each sequence.
         plan: replaces the built-in segmentation.
+        training: whether a backward pass follows, whose kernels are then compiled, too.
     """
     plan = plan or plan_segments(inputs.v, inputs.cu_seqlens)
+    if inputs.v.is_cuda:
+        _compile_ahead(plan, inputs, output_final_state, training)
     x = inputs.with_equal_heads()
     q, k = x.q, x.k
     T, H, S = q.shape[1:]
@@ -143,6 +168,23 @@ def forward(inputs: ScanInputs, output_final_state: bool = False, plan: Plan | N
     G, states = _segment_states(plan, x, inverse)
     _launch_output(plan, x, inverse, states, o, final)
     return Scan(o, final, Saved(inputs, G, states, plan))
+
+
+def _compile_ahead(
+    plan: Plan, inputs: ScanInputs, output_final_state: bool, training: bool
+) -> None:
+    q, _, v, (_, per_token), *optional = inputs
+    present = tuple(x is not None for x in optional)
+    layout = plan.total > plan.sequences, plan.table is not None
+    key = (q.shape[2:], v.shape[2], q.dtype, per_token, present, layout, plan.tiles)
+    run = (output_final_state, training)
+    compile_ahead((key, run), _passes, plan, inputs, *run)
+
+
+def _passes(plan: Plan, inputs: ScanInputs, output_final_state: bool, training: bool) -> None:
+    scan = forward(inputs, output_final_state, plan)
+    if training:
+        backward(scan.saved, torch.empty_like(scan.o), scan.final_state)
 
 
 def backward(saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None = None) -> Gradients:
@@ -175,17 +217,22 @@ def backward(saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None = None
     segment_sizes = (T, plan.per_sequence, plan.length, scale)
     d_states = None if G is None else torch.empty_like(G)
 
-    absent = (None,) * 4
-
     def launch_state_grad(map_only: bool) -> None:
-        segment_state_grad_kernel[(plan.total * H,)](
-            q, k, g, inverse, fresh, do, plan.table, d_states, d_final, d_states, d_initial, dv, dk,
-            *(absent if map_only or g is None else (checkpoints, states, initial_state, begins)),
-            *segment_sizes, *strides_q, *strides_k, *do.stride()[:3], *inverse.stride()[:3],
-            **shared,
-            PACK=_rows_of_b(plan, inverse), MAP_ONLY=map_only, HAS_FINAL=d_final is not None,
-            HAS_ENTERING=d_states is not None and not map_only,
-            STORE_INITIAL=d_initial is not None, num_warps=warps, num_stages=1,
+        walked = (checkpoints, states, initial_state, begins)
+        walked = (None,) * 4 if map_only or g is None else walked
+        constants = {
+            "PACK": _rows_of_b(plan, inverse),
+            "MAP_ONLY": map_only,
+            "HAS_FINAL": d_final is not None,
+            "HAS_ENTERING": d_states is not None and not map_only,
+            "STORE_INITIAL": d_initial is not None,
+        }
+        _state_grad(
+            (plan.total * H, 1, 1),
+            (q, k, g, inverse, fresh, do, plan.table, d_states, d_final, d_states, d_initial, dv,
+             dk, *walked, *segment_sizes, *strides_q, *strides_k, *do.stride()[:3],
+             *inverse.stride()[:3]),
+            shared | constants, num_warps=warps, num_stages=1,
         )  # fmt: skip
 
     if G is not None and d_states is not None:
@@ -193,23 +240,20 @@ def backward(saved: Saved, do: torch.Tensor, d_final: torch.Tensor | None = None
         _scan(plan, G, d_states, None, k.dtype, backward=True)
     launch_state_grad(map_only=False)
     d_beta = torch.empty_like(steps) if per_token else steps.new_empty(plan.total, H)
-    segment_input_grad_kernel[(plan.total * H,)](
-        q, k, steps, g, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, dg,
-        *segment_sizes, *strides_q, *strides_k, *do.stride()[:3], **shared, READ_STEP=per_token,
-        HAS_INITIAL=initial_state is not None, HAS_STATES=states is not None,
-        num_warps=warps, num_stages=1,
+    starts = {"HAS_INITIAL": initial_state is not None, "HAS_STATES": states is not None}
+    _input_grad(
+        (plan.total * H, 1, 1),
+        (q, k, steps, g, fresh, do, dv, plan.table, states, initial_state, dq, dk, d_beta, dg,
+         *segment_sizes, *strides_q, *strides_k, *do.stride()[:3]),
+        shared | starts | {"READ_STEP": per_token}, num_warps=warps, num_stages=1,
     )  # fmt: skip
     if g is not None:
         keep = max(plan.block, plan.tiles.chunk)
         shares = max(1, min(triton.cdiv(plan.longest, keep), 64))
-        decay_grad_kernel[(plan.total * H, shares)](
-            dg,
-            begins,
-            plan.table,
-            *segment_sizes[:3],
-            H=H,
-            KEEP=keep,
-            IS_VARLEN=plan.table is not None,
+        _decay_grad(
+            (plan.total * H, shares, 1),
+            (dg, begins, plan.table, *segment_sizes[:3]),
+            {"H": H, "KEEP": keep, "IS_VARLEN": plan.table is not None},
             num_warps=1,
         )
     return Gradients(dq, dk, dv, d_beta if per_token else d_beta.sum(0), d_initial, dg)
