@@ -235,18 +235,23 @@ def timed(folder: Path, commit: str | None) -> Iterator[Any]:
     clocks.soak(1)
     with torch.device("cuda"):
         model = build(load_code(folder), FULL)
+    buffers = [buffer.clone() for buffer in model.buffers()]
     for by in ("ours", "baseline"):
         if by == "baseline":
             for block in quasar_blocks(model):
                 use_fla(block)
         for tokens in LENGTHS:
+            clocks.free()
+            for buffer, first in zip(model.buffers(), buffers, strict=True):
+                buffer.copy_(first)  # a step changes the balance of experts
             generator = torch.Generator().manual_seed(0)
             ids = torch.randint(FULL["vocab_size"], (1, tokens), generator=generator).cuda()
             call = partial(step, model, ids)
             loss = call()  # compiles and tunes
             commands.progress(f"{by}, {tokens} tokens: first step done")
             figures = {"loss": float(loss), "peak_bytes": clocks.peak_bytes(call)}
-            figures["step_ms"] = median(clocks.events_ms([call], 1) for _ in range(REPEATS))
+            ms = median(clocks.events_ms([call], 1) for _ in range(REPEATS))
+            figures |= {"step_ms": ms, "tokens_per_sec": tokens / ms * 1e3}
             parts = [part_times(model, call) for _ in range(REPEATS)]
             figures |= {f"{part}_ms": median(one[part] for one in parts) for part in PARTS}
             yield Entry(table="steps", of={"tokens": tokens}, by=by, figures=figures)
@@ -258,8 +263,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
-    work = compared if args.device == "cpu" else timed
-    results = processes.stream(work, args.model.resolve(), args.commit)
+    call = args.model.resolve(), args.commit
+    # the comparison replaces modules of fla in its process
+    results = processes.stream(compared, *call) if args.device == "cpu" else timed(*call)
     run: Run = next(results)
     yield from run.growing(results)
 
