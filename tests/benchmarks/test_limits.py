@@ -81,6 +81,12 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("steps", "figures/forward_ms", 9.0, {"tokens": 16_384}, "forward pass, 1,536 wide"),
         ("errors", "errors/x", 0.5, {"dtype": "float32"}, "float32, worst gradient"),
     ],
+    "quasar-model": [
+        ("steps", "figures/gla_ms", 99.0, {"tokens": 16_384, "by": "ours"}, "24 layers (computed)"),
+    ],
+    "quasar-model-errors": [
+        ("errors", "errors/logits", 1.0, {"dtype": "float64"}, "float64, logits"),
+    ],
     "acceptance": [
         ("validator", "series/tokens_per_sec", [1.0, 1.75e8, 1.75e8], {}, "refute the claim: 1"),
         ("settings", "claim", 1.0, {}, "claim / median"),

@@ -131,7 +131,7 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
         elif cu_seqlens is not None:
             sequence_lengths(cu_seqlens, B, T)  # refuses bounds that do not fit
         rotation = self._rotation(cos, sin, B, T, tokens)
-        weights = self._plain_weights() if past_key_values is rank is None else None
+        weights = self._plain_weights() if past_key_values is None and rank is None else None
         y = None
         if weights is not None:
             backend = requested_backend() if x.is_cuda else "torch"
