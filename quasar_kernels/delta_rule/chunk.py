@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fla.ops.quasar.backend import MAX_HEAD_DIM
+from fla.ops.quasar.checkpoints import check_every, run_with_checkpoints
 from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.preparation import Preparation
@@ -30,8 +31,9 @@ def chunk_delta_rule(
     cu_seqlens_cpu: Tensor | None = None,
     *,
     cp_context: Any = None,
+    checkpoint_every: int | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Any, ...]:
     """Apply the delta rule (arXiv 2406.06484) to whole sequences.
 
     For every sequence and head: S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T and
@@ -55,17 +57,24 @@ def chunk_delta_rule(
             cu_seqlens. Every rank must call. States, which fla does not support here, are those of
             the slice's sequences; the initial state of a sequence that begins on an earlier rank is
             ignored.
+        checkpoint_every: n, to return also the states after every n tokens of each sequence, from
+            which other sequences with the same prefix can continue. On a GPU, this takes one pass
+            if n is a multiple of 128 and autograd does not record the call; otherwise each n tokens
+            are a call.
         kwargs: `chunk_size`, which is ignored.
 
     Returns:
         o `[B, T, HV, V]` in q's dtype, and the final state `[N, HV, K, V]` fp32 (fp64 for fp64
-        inputs) or None. Gradients reach q, k, v, beta and initial_state, from both results.
+        inputs) or None; with `checkpoint_every`, also the checkpoints `[B, T // n, HV, K, V]`, or
+        those of all packed sequences, one after the other, in one row. Gradients reach q, k, v,
+        beta and initial_state, from all results.
 
     Raises:
         ValueError: an argument is not a tensor of these dtypes, shapes are inconsistent, there is
             no head or channel, the tensors are on several devices, the bounds do not rise from 0
             to T, bounds on the host differ from `cu_seqlens_cpu`, the scale is not a number, an
-            option is unknown, or QUASAR_BACKEND has an unknown value.
+            option is unknown, `checkpoint_every` is below 1 or used with a cp_context, or
+            QUASAR_BACKEND has an unknown value.
         CudaUnavailableError: QUASAR_BACKEND is `cuda`, and the CUDA kernels do not support the call
             or fail.
         RuntimeError: the exchange with other ranks failed, because a rank ended or timed out.
@@ -77,7 +86,7 @@ def chunk_delta_rule(
     bounds = inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1])
     how = inputs.preparation(use_qk_l2norm_in_kernel)
     options = scale, initial_state, output_final_state, how
-    return _chunks(q, k, v, None, beta, *options, bounds, cp_context)
+    return _chunks(q, k, v, None, beta, *options, bounds, cp_context, checkpoint_every)
 
 
 @traceable(
@@ -105,8 +114,10 @@ def chunk_gated_delta_rule(
     cu_seqlens_cpu: Tensor | None = None,
     chunk_indices: Tensor | None = None,  # noqa: ARG001 # of fla's signature
     cp_context: Any = None,
+    *,
+    checkpoint_every: int | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Any, ...]:
     """Apply the gated delta rule (arXiv 2412.06464) to whole sequences.
 
     As `chunk_delta_rule`, but the state decays before each token:
@@ -144,8 +155,8 @@ def chunk_gated_delta_rule(
     bounds = inputs.bounds_on_host(cu_seqlens, cu_seqlens_cpu, q.shape[1])
     state = inputs.transpose_if(v_first, initial_state)
     options = scale, state, output_final_state, how
-    o, final = _chunks(q, k, v, g, beta, *options, bounds, cp_context)
-    return o, inputs.transpose_if(v_first, final)
+    o, *states = _chunks(q, k, v, g, beta, *options, bounds, cp_context, checkpoint_every)
+    return o, *(inputs.transpose_if(v_first, x) for x in states)
 
 
 def _chunks(
@@ -160,17 +171,28 @@ def _chunks(
     how: Preparation,
     cu_seqlens: Tensor | None,
     cp_context: Any,
-) -> tuple[Tensor, Tensor | None]:
+    checkpoint_every: int | None,
+) -> tuple[Any, ...]:
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     K, V = q.shape[-1], v.shape[-1]
     heads = Heads(K, V, q.is_cuda and K <= MAX_HEAD_DIM)
     state = None if initial_state is None else heads.cut_state(initial_state)
     decays = None if g is None else heads.scalars(g)
     tensors = q, k, heads.cut(v), heads.scalars(beta)
-    o, final = run_chunks(
-        *tensors, state, output_final_state, cu_seqlens, scale, decays, cp_context, how
-    )
+    checkpoints: tuple[Tensor, ...] = ()
+    if checkpoint_every is None:
+        o, final = run_chunks(
+            *tensors, state, output_final_state, cu_seqlens, scale, decays, cp_context, how
+        )
+    else:
+        check_every(checkpoint_every, cp_context)
+        o, final, found = run_with_checkpoints(
+            checkpoint_every, *tensors, state, cu_seqlens, scale, decays, how
+        )
+        joined = heads.joined_state(found.flatten(0, 1))
+        checkpoints = (joined.reshape(*found.shape[:2], *joined.shape[1:]),)
+        final = final if output_final_state else None
     results = heads.joined(o), None if final is None else heads.joined_state(final)
-    if q.numel():
-        return results
-    return inputs.with_zero_gradients(results, q, k, v, beta, g, initial_state)
+    if not q.numel():
+        results = inputs.with_zero_gradients(results, q, k, v, beta, g, initial_state)
+    return *results, *checkpoints

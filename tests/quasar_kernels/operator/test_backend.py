@@ -98,7 +98,7 @@ def loaded(variant):
     return LoadedProgram(variant, {}, 132, False)
 
 
-def fail(*args, program):
+def fail(*args, program, every=None):
     raise nvrtc.CudaUnavailableError("cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
 
 
@@ -107,7 +107,7 @@ def test_after_a_failed_launch_triton_is_used(gpu_call, monkeypatch, caplog):
     monkeypatch.setattr(cuda_scan, "forward", fail)
     assert backend.choose_backend(*gpu_call).backend == "cuda"
     monkeypatch.setattr(backend, "kernel_inputs", lambda inputs: inputs)
-    monkeypatch.setattr(backend.triton_passes, "forward", lambda *_, training: "by Triton")
+    monkeypatch.setattr(backend.triton_passes, "forward", lambda *_, **__: "by Triton")
     inputs = ScanInputs.of(*gpu_call, BETA)
     assert backend.scan_forward(inputs, backend="auto") == "by Triton"
     with pytest.raises(nvrtc.CudaUnavailableError):

@@ -9,6 +9,7 @@ import functools
 
 import pytest
 import torch
+from fla.ops.quasar import checkpoints
 from fla.ops.quasar.backend import scan_forward
 from fla.ops.quasar.chunk import ChunkQuasarFunction
 from fla.ops.quasar.fused_recurrent import launch_fused_recurrent
@@ -175,3 +176,27 @@ def test_the_node_of_units_and_sigmoids():
         return PreparationFunction.apply(how, *leaves)
 
     check(*with_float64(run, functools.partial(prepare, how), q, k, beta), 1e-6)
+
+
+@gates
+@pytest.mark.parametrize(("every", "bounds"), [(32, None), (64, None), (32, [0, 1, 33, 33, 97])])
+def test_states_after_every_n_tokens(monkeypatch, gated, every, bounds):
+    monkeypatch.setattr(checkpoints, "has_kernels", lambda _: True)
+    monkeypatch.setattr(checkpoints, "IN_ONE_PASS", every)
+    monkeypatch.setenv("QUASAR_BACKEND", "triton")
+    x = inputs(97, B=2 if bounds is None else 1, H=1)
+    cu = None if bounds is None else torch.tensor(bounds)
+    state = torch.randn(2 if bounds is None else 4, 1, 16, 16)
+    g = x.g if gated else None
+    o, final, found = checkpoints.run_with_checkpoints(every, *x[:4], state, cu, 1.0, g)
+    y = wide(used(x, gated))
+    for result, wanted in zip((o, final), delta_recurrence(*y, state, cu), strict=True):
+        assert relative_rms(result, wanted) <= LIMITS[torch.float32]
+    place = 0
+    for n, (start, stop) in enumerate(zip(bounds or [0], (bounds or [0, 97])[1:], strict=False)):
+        entering = state if bounds is None else state[n : n + 1]
+        for end in range(start + every, stop + 1, every):
+            wanted = delta_recurrence(*(z[:, start:end] for z in y), entering)[1]
+            assert relative_rms(found[:, place], wanted) <= LIMITS[torch.float32]
+            place += 1
+    assert place == found.shape[1]

@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+from fla.ops.quasar import checkpoints
 from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
 
 from quasar_kernels.reference import relative_rms
@@ -141,3 +142,36 @@ def test_segments_in_which_pass_1_stops_early(programs, monkeypatch, burst):
     G = assert_outputs(programs, x, 2).G[0]
     # too much of a burst would remain, so the whole map is computed again
     assert (G == 0).all() if burst == 1 else (G != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "B", "every", "length"),
+    [
+        (OWN, 400, 2, 128, 128),
+        (0.02, 512, 1, 256, 128),  # two segments for each checkpoint
+        (READ, [1, 256, 0, 300, 128], 1, 128, 128),
+        (READ, [130, 512], 1, 256, 256),
+    ],
+)
+def test_states_after_every_n_tokens(programs, monkeypatch, kind, tokens, B, every, length):
+    x = draw(kind, tokens, B=B)
+    monkeypatch.setattr(cuda_scan, "cut_evenly", lambda *_: (0, length))
+    monkeypatch.setattr(cuda_scan, "stay_whole", lambda *_: False)
+    program = x.load(programs, cuda_scan.PROGRAM)
+
+    def scan(inputs, final, *, backend, every):
+        assert backend == "auto"
+        return cuda_scan.forward(inputs, final, every=every, program=program)
+
+    monkeypatch.setattr(checkpoints, "has_kernels", lambda _: True)
+    monkeypatch.setattr(checkpoints, "scan_forward", scan)
+    arguments = *x[:4], x.initial_state, x.bounds, 0.5, x.g
+    o, final, found = checkpoints.run_with_checkpoints(every, *arguments)
+    sizes = [tokens] * B if x.bounds is None else tokens
+    whole = [n + every <= size for size in sizes for n in range(0, max(size, 1), every)]
+    expected = exact_maps(x, cut_by(x, every)).states[torch.tensor(whole)]
+    assert found.shape[:2] == (B, len(expected) // B)
+    for y, wanted in zip(found.flatten(0, 1), expected, strict=True):
+        assert relative_rms(y, wanted) <= OPERATOR[BF16]
+    for y, wanted in zip((o, final), exact(x, 0.5), strict=True):
+        assert relative_rms(y, wanted) <= OPERATOR[BF16]

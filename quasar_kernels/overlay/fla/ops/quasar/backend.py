@@ -95,6 +95,7 @@ def scan_forward(
     *,
     backend: switches.Backend,
     training: bool = False,
+    every: int | None = None,
 ) -> Scan:
     """Run the forward pass by kernels: CUDA C++ if it supports the call, otherwise Triton.
 
@@ -103,6 +104,7 @@ def scan_forward(
         output_final_state: whether to return the state after each sequence.
         backend: the value of QUASAR_BACKEND.
         training: whether a backward pass follows, whose kernels are then compiled, too.
+        every: the tokens after which a segment must end, a multiple of 128; None for any.
 
     Raises:
         CudaUnavailableError: `backend` is `cuda`, and the CUDA kernels do not support the call,
@@ -112,10 +114,10 @@ def scan_forward(
     program = cuda_program(inputs, backend)
     if program is not None:
         try:
-            return cuda_scan.forward(inputs, output_final_state, program=program)
+            return cuda_scan.forward(inputs, output_final_state, every=every, program=program)
         except CudaUnavailableError as error:
             cuda_scan.PROGRAM.failed(backend, program.variant, error)
-    return triton_passes.forward(inputs, output_final_state, training=training)
+    return triton_passes.forward(inputs, output_final_state, training=training, every=every)
 
 
 def kernel_inputs(inputs: ScanInputs) -> ScanInputs:

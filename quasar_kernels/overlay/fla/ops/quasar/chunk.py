@@ -35,6 +35,7 @@ from fla.ops.quasar.arguments import (
     refuse_unknown,
 )
 from fla.ops.quasar.backend import has_kernels, prepare_training, scan_backward, scan_forward
+from fla.ops.quasar.checkpoints import check_every, run_with_checkpoints
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, sequence_lengths
 from fla.ops.quasar.cuda.scan.scan_forward import step_options
 from fla.ops.quasar.device import on_its_device, once_differentiable
@@ -121,8 +122,9 @@ def chunk_quasar(
     scale: float = 1.0,
     use_qk_l2norm_in_kernel: bool = False,
     cp_context: Any = None,
+    checkpoint_every: int | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Any, ...]:
     """Apply QuasarAttention (arXiv 2512.12602) to whole sequences.
 
     For every sequence and head, with lambda = |k_t|^2 and
@@ -143,15 +145,21 @@ def chunk_quasar(
         cp_context: from `parallel.context.build_cp_context` or fla's function of that name. The
             tensors are then this rank's slice of packed sequences, whose bounds replace cu_seqlens,
             and the states those of the slice's sequences (`parallel.chunks.run_parallel`).
+        checkpoint_every: n, to return also the states after every n tokens of each sequence. On a
+            GPU, this takes one pass if n is a multiple of 128 and autograd does not record the
+            call; otherwise each n tokens are a call.
 
     Returns:
         o `[B, T, H, S]` in q's dtype, and the final state `[N, H, S, S]` fp32 (fp64 for fp64
-        inputs) or None. Gradients reach q, k, v, beta and initial_state, from both results.
+        inputs) or None; with `checkpoint_every`, also the checkpoints `[B, T // n, H, S, S]`, or
+        those of all packed sequences, one after the other, in one row. Gradients reach q, k, v,
+        beta and initial_state, from all results.
 
     Raises:
         ValueError: an unknown keyword argument, shapes that do not fit one another, another dtype,
             no heads or channels, tensors on several devices, bounds that do not rise from 0 to T,
-            or an unknown value of QUASAR_BACKEND.
+            `checkpoint_every` below 1 or with a `cp_context`, or an unknown value of
+            QUASAR_BACKEND.
         CudaUnavailableError: QUASAR_BACKEND is `cuda`, and the CUDA kernels do not support the call
             or fail.
         RuntimeError: the exchange with other ranks failed.
@@ -162,9 +170,15 @@ def chunk_quasar(
     check_arguments(q, k, v, beta, initial_state, cu_seqlens, scale)
     if cu_seqlens is not None:
         sequence_lengths(cu_seqlens, *q.shape[:2])  # refuses bounds that do not fit
+    how = Preparation(unit=use_qk_l2norm_in_kernel)
+    if checkpoint_every is not None:
+        check_every(checkpoint_every, cp_context)
+        o, final, checkpoints = run_with_checkpoints(
+            checkpoint_every, q, k, v, beta, initial_state, cu_seqlens, scale, how=how
+        )
+        return o, final if output_final_state else None, checkpoints
     states = initial_state, output_final_state
-    options = {"cp_context": cp_context, "how": Preparation(unit=use_qk_l2norm_in_kernel)}
-    return run_chunks(q, k, v, beta, *states, cu_seqlens, scale, **options)
+    return run_chunks(q, k, v, beta, *states, cu_seqlens, scale, cp_context=cp_context, how=how)
 
 
 def run_chunks(

@@ -69,7 +69,7 @@ def chunk_quasar_torch(
             state = initial_state.to(dtype)
         beta = beta.to(dtype)
         g = None if g is None else g.to(dtype)
-        rows = _split((q, k, v, beta, g), lengths)
+        rows = split_tokens((q, k, v, beta, g), lengths)
         states = [state] if cu_seqlens is None else state.split(1)
         results = [
             _sequence(q, k, v, beta, g, entering, scale, chunk_size)
@@ -104,7 +104,7 @@ def l2norm(x: torch.Tensor) -> torch.Tensor:
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
-def _split(
+def split_tokens(
     inputs: Sequence[torch.Tensor | None], tokens: int | list[int]
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the inputs of consecutive runs of tokens; a beta `[H]` and None are not split."""
@@ -131,7 +131,7 @@ def _sequence(
     if T <= block:
         return _block(q, k, v, beta, g, state, scale, chunk_size)
     outputs = []
-    for parts in _split((q, k, v, beta, g), block):
+    for parts in split_tokens((q, k, v, beta, g), block):
         arguments = (*parts, state, scale, chunk_size)
         if torch.is_grad_enabled():
             o, state = checkpoint(_block, *arguments, use_reentrant=False, preserve_rng_state=False)

@@ -142,6 +142,7 @@ def forward(
     plan: Plan | None = None,
     *,
     training: bool = False,
+    every: int | None = None,
 ) -> Scan:
     """Run the forward pass on the current stream; it records nothing for autograd.
 
@@ -150,8 +151,9 @@ def forward(
         output_final_state: whether to return the state after each sequence.
         plan: replaces the built-in segmentation.
         training: whether a backward pass follows, whose kernels are then compiled, too.
+        every: the tokens after which a segment must end, as in `plan_segments`.
     """
-    plan = plan or plan_segments(inputs.v, inputs.cu_seqlens)
+    plan = plan or plan_segments(inputs.v, inputs.cu_seqlens, every=every)
     if inputs.v.is_cuda:
         _compile_ahead(plan, inputs, output_final_state, training)
     x = inputs.with_equal_heads()

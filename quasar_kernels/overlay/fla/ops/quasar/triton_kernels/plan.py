@@ -11,6 +11,7 @@ import triton
 
 from fla.ops.quasar.segments import (
     Segments,
+    dividing,
     host_bounds,
     longest_of,
     packed_table,
@@ -76,6 +77,7 @@ def plan_segments(
     cu_seqlens: torch.Tensor | None,
     tiles: Tiles | None = None,
     segments: int | None = None,
+    every: int | None = None,
 ) -> Plan:
     """Cut the sequences of `q` [B, T, H, S] into segments.
 
@@ -83,6 +85,7 @@ def plan_segments(
         cu_seqlens: the bounds of packed sequences, or None.
         tiles: replaces the choice of `tiles_for`.
         segments: replaces the number of segments of `segments_for`; only without cu_seqlens.
+        every: the tokens after which a segment must end, a multiple of 64.
     """
     B, T, H, _ = q.shape
     tiles = tiles or tiles_for(_padded(q), q.dtype, q.device)
@@ -94,15 +97,16 @@ def plan_segments(
             length = tiles.chunk * triton.cdiv(max(longest, 1), tiles.chunk)
         else:
             _, length = segments_for(bounds[-1], H, wave, tiles.chunk)
-        packed = packed_table(bounds, length, q.device)
+        packed = packed_table(bounds, dividing(every, length, tiles.chunk), q.device)
         cut = Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
     else:
-        count, length = segments_for(T, B * H, wave, tiles.chunk)
+        _, length = segments_for(T, B * H, wave, tiles.chunk)
         if segments is None and _stay_whole(q, tiles, T):
             segments = 1
         if segments is not None:
             length = tiles.chunk * triton.cdiv(triton.cdiv(T, segments), tiles.chunk)
-            count = triton.cdiv(T, length)
+        length = dividing(every, length, tiles.chunk)
+        count = triton.cdiv(max(T, 1), length)
         cut = Segments(B * count, B, count, length, None, None, length)
     return plan_of(q, cut, tiles)
 

@@ -34,6 +34,7 @@ from fla.ops.quasar.cuda.program import (
 from fla.ops.quasar.operator_types import Saved, Scan, ScanInputs
 from fla.ops.quasar.segments import (
     Segments,
+    dividing,
     host_bounds,
     longest_of,
     packed_table,
@@ -192,31 +193,34 @@ def cut_segments(
     v: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
     count: int | None = None,
+    every: int | None = None,
 ) -> Segments:
     """Cut the sequences of v `[B, T, H, S]`, or the packed ones (B = 1), into segments.
 
-    `count` sets the number of segments of each sequence; packed sequences ignore it.
+    Args:
+        count: replaces the number of segments of each sequence; only without cu_seqlens.
+        every: the tokens after which a segment must end, a multiple of `tile_of(S)`.
     """
     B, T, H, S = v.shape
+    tile = tile_of(S)
     warps = H * (S // PANEL) * program.kernels["segment_output"].threads // 32
     if cu_seqlens is None:
         if count is None and stay_whole(T, B * T, warps, program.multiprocessors):
             count = 1
         if count is None:
-            count, length = cut_evenly(program, T, B, H, S)
+            _, length = cut_evenly(program, T, B, H, S)
         else:
-            tile = tile_of(S)
             length = tile * math.ceil(math.ceil(T / count) / tile)
-            count = math.ceil(T / length)
+        length = dividing(every, length, tile)
+        count = math.ceil(T / length)
         return Segments(B * count, B, count, length, None, None, length)
     bounds = host_bounds(cu_seqlens)
     longest = longest_of(bounds)
     if stay_whole(longest, bounds[-1], warps, program.multiprocessors):
-        tile = tile_of(S)
         length = tile * math.ceil(max(longest, 1) / tile)
     else:
         _, length = cut_evenly(program, bounds[-1], 1, H, S)
-    packed = packed_table(bounds, length, v.device)
+    packed = packed_table(bounds, dividing(every, length, tile), v.device)
     return Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
 
 
@@ -305,6 +309,7 @@ def forward(
     output_final_state: bool = False,
     *,
     segments: int | None = None,
+    every: int | None = None,
     program: LoadedProgram | None = None,
 ) -> Scan:
     """Run the forward pass on the current stream; q's device must be the current one.
@@ -314,6 +319,7 @@ def forward(
             `cu_seqlens` on the GPU, the host waits for the GPU to read its values.
         output_final_state: whether to return the state after each sequence.
         segments: replaces the built-in number of segments of each sequence.
+        every: the tokens after which a segment must end, as in `cut_segments`.
         program: PROGRAM, loaded for this kind of call; None loads it.
 
     Raises:
@@ -322,7 +328,7 @@ def forward(
     v, steps = inputs.v, inputs.steps.values
     H, S = v.shape[2:]
     program = program or PROGRAM.load(variant_of(v, step_options(inputs)))
-    cut = cut_segments(program, v, inputs.cu_seqlens, segments)
+    cut = cut_segments(program, v, inputs.cu_seqlens, segments, every)
     grid = cut.total * H * (S // PANEL), 1
     o = torch.empty_like(v, memory_format=torch.contiguous_format)
     final = G = states = None
