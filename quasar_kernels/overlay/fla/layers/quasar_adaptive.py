@@ -140,40 +140,27 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
             if takes(call, x, weights):
                 y = run_adaptive(call, rotation, x, weights)
         if y is None:
-            y = self._mix_with_cache(x, cu_seqlens, rotation, past_key_values, keep, T, rank)
+            y = self._mix_by_modules(x, cu_seqlens, rotation, past_key_values, keep, T, rank)
         if tokens is not None:
             y = y.new_zeros(B * T, y.shape[-1]).index_copy(0, tokens, y.squeeze(0)).view(B, T, -1)
         return y, None
 
-    def _mix_with_cache(
+    def _mix_by_modules(
         self,
         x: torch.Tensor,
         cu_seqlens: torch.Tensor | None,
         rotation: Rotation | None,
-        past_key_values: Any,
-        keep: bool,
-        T: int,
-        rank: RankSlice | None,
-    ) -> torch.Tensor:
-        sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
-        parts, state = self._cached(past_key_values, sequences)
-        y, parts, state = self._mix(x, cu_seqlens, rotation, parts, state, keep, T, rank)
-        if keep:
-            self._store(past_key_values, parts, state, T)
-        return y
-
-    def _mix(
-        self,
-        x: torch.Tensor,
-        cu_seqlens: torch.Tensor | None,
-        rotation: Rotation | None,
-        parts: Sequence[torch.Tensor] | None,
-        state: torch.Tensor | None,
+        cache: Any,
         keep: bool,
         length: int,
         rank: RankSlice | None,
-    ) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
-        """Return y, and the states after x if `keep`; the submodules are called."""
+    ) -> torch.Tensor:
+        """Return y by calling the submodules, from the cache's states; store new ones if `keep`.
+
+        `length` are the tokens of a sequence, with padding.
+        """
+        sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        parts, state = self._cached(cache, sequences)
         B, T, _ = x.shape
         H, S, own, before = self.num_heads, self.head_dim, x, 0
         if rank is not None:
@@ -198,7 +185,10 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
                 context = None if rank is None else rank.context
                 o, state = run_chunks(*inputs, cp_context=context)
         o = self.o_norm(o, gate.view(o.shape))
-        return self.o_proj(o.view(B, T, self.value_dim)), parts, state
+        if keep:
+            self._store(cache, parts, state, length)
+        y: torch.Tensor = self.o_proj(o.view(B, T, self.value_dim))
+        return y
 
     def _convolve(
         self,
