@@ -1,0 +1,49 @@
+"""The calls of `first_call` on a CPU, and its limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.cases import first_call
+from benchmarks.engine.limits import missed
+from benchmarks.engine.results import Entry, Run
+from quasar_kernels.mount import mount
+
+mount()
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(first_call, "DEVICE", "cpu")
+    monkeypatch.setattr(first_call, "TOKENS", 33)
+
+
+@pytest.mark.parametrize("name", first_call.CASES)
+def test_every_call_runs(monkeypatch, name):
+    make = first_call.CASES[name].make
+    if make.func is first_call._operator:  # the shapes are of the whole length
+        module, function, (B, T, *heads), *rest = make.args
+        shape = (B, min(T, 33), *heads)
+        results = make.func(module, function, shape, *rest, **make.keywords)()
+    else:
+        results = make()()
+    assert all(torch.isfinite(x).all() for x in results if x is not None)
+
+
+def test_a_slow_first_call_and_a_failed_one_miss_their_limits():
+    def entry(name, **results):
+        return Entry(table="calls", of={"call": name}, by="ours", **results)
+
+    first, other = list(first_call.CASES)[:2]
+    figures = {"first_s": 3.5, "host_ms": 0.5, "wall_ms": 0.8}
+    run = Run(
+        case="first_call",
+        created="2026-01-01",
+        commit=None,
+        environment=None,
+        protocol="",
+        entries=(entry(first, figures=figures), entry(other, failure="killed after 300 s")),
+    )
+    lines = missed(first_call.limits(run))
+    assert lines == [f"{first}, first call, s: 3.5, limit 3", f"{other}, timed: 0, limit 1"]
