@@ -236,7 +236,7 @@ def _operator_specs() -> list[CompileSpec]:
                 f"preparation {kind} S={S}",
                 preparation.preparation_kernel,
                 common | types,
-                constants | {"H": 12},
+                constants | {"H": 12, "SIGMOID": True},
             ),
             CompileSpec(
                 f"preparation_grad {kind} S={S}",

@@ -84,11 +84,11 @@ def _operator(
 def _trained(
     run: Callable[[], Any], leaves: list[Tensor], shape: tuple[int, ...]
 ) -> Callable[[], Any]:
-    outputs = torch.randn(shape, device=DEVICE)
+    gradients = {dtype: torch.randn(shape, device=DEVICE).to(dtype) for dtype in (BF16, FP16, FP32)}
 
     def both() -> Any:
         o = run()[0]
-        return torch.autograd.grad(o, leaves, outputs.to(o.dtype))
+        return torch.autograd.grad(o, leaves, gradients[o.dtype])
 
     return both
 

@@ -150,7 +150,7 @@ def run_control(kernel: str, fault: int) -> None:
 
     capability = torch.cuda.get_device_capability()
     code = compile_cached("sanitizer_controls", CONTROLS.read_text(), {}, capability)
-    loaded = load_kernels(code, [kernel], 0)[kernel]
+    loaded = load_kernels([code], [kernel], 0)[kernel]
     x = torch.empty(64, device="cuda") if kernel == PLANTED else torch.randn(1056).cuda()
     before = x.clone() if kernel == HANDSHAKE else None
     address, number = ctypes.c_void_p(x.data_ptr()), ctypes.c_int(fault)

@@ -78,9 +78,10 @@ def test_gradients_compiled_in_parallel_have_the_same_machine_code(options, monk
     for parallel in (False, True):
         monkeypatch.setattr(cuda_scan_bwd.PROGRAM, "_parallel", parallel)
         monkeypatch.setenv(switches.CACHE_DIR, str(tmp_path / str(parallel)))
-        binary = ELFFile(BytesIO(cuda_scan_bwd.PROGRAM.compile(HOPPER, "bf16", options)))
-        sections = (part for part in binary.iter_sections() if part.name.startswith(".text"))
-        codes.append({part.name: part.data() for part in sections})
+        parts = cuda_scan_bwd.PROGRAM.compile(HOPPER, "bf16", options)
+        assert len(parts) == (4 if parallel else 1)
+        sections = [x for part in parts for x in ELFFile(BytesIO(part)).iter_sections()]
+        codes.append({x.name: x.data() for x in sections if x.name.startswith(".text")})
     assert len(codes[0]) == 5
     assert codes[0] == codes[1]
 
@@ -213,9 +214,9 @@ def test_nvrtc_compiles_the_sources_without_headers(
     program_and_kernels, capability, dtype, options
 ):
     program, kernels = program_and_kernels
-    code = program.compile(capability, dtype, options)
-    assert code.startswith(b"\x7fELF")
+    parts = program.compile(capability, dtype, options)
+    assert all(part.startswith(b"\x7fELF") for part in parts)
     no_dtype = wkv6.PROGRAM, cuda_slice.PROGRAM  # whose kernels' names contain no dtype
     suffix = "" if program in no_dtype else f"_{dtype}"
     for name in kernels:
-        assert f"quasar_{name}{suffix}".encode() in code
+        assert f"quasar_{name}{suffix}".encode() in b"".join(parts)

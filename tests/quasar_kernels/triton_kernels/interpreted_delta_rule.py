@@ -146,7 +146,7 @@ def test_units_and_sigmoids_within_the_operator(dtype, how):
     """q and k are views of one projection, beta has other strides; a key and a query are zero."""
     qk, v = (torch.randn(2, 19, 3, 2, 24) / 6).to(dtype), torch.randn(2, 19, 4, 24).to(dtype)
     qk[1, 3] = 0
-    beta = torch.randn(2, 4, 19) if how.factor else torch.rand(2, 4, 19)
+    beta = (torch.randn if how.factor else torch.rand)(2, 4, 19).to(dtype)
 
     def operator(apply, qk, v, beta):
         _, k, q = qk.unbind(2)

@@ -88,8 +88,11 @@ def preparation_kernel(
     BR: tl.constexpr,
     BM: tl.constexpr,
     UNIT: tl.constexpr,
+    SIGMOID: tl.constexpr,
 ):
     """With UNIT, write unit q and k and their inverse lengths; unless beta is None, write steps.
+
+    The steps are factor sigmoid(beta) with SIGMOID, otherwise beta.
 
     q and k are `[B, T, H, S]`, N = B T H, with a last stride of one; beta is `[B, T, HV]`,
     M = B T HV. The results are contiguous, inverse `[2, N]` and step in fp32.
@@ -110,7 +113,9 @@ def preparation_kernel(
         n = i * BM + tl.arange(0, BM)
         at = _place(n, T, stride_bb, stride_bt, stride_bh, HV)
         b_beta = tl.load(beta + at, mask=n < M, other=0.0).to(tl.float32)
-        tl.store(step + n, factor / (1.0 + tl.exp(-b_beta)), mask=n < M)
+        if SIGMOID:
+            b_beta = factor / (1.0 + tl.exp(-b_beta))
+        tl.store(step + n, b_beta, mask=n < M)
 
 
 @triton.jit(do_not_specialize=["T", "N", "M", "stride_bb", "stride_bt", "stride_bh"])
@@ -184,28 +189,28 @@ def launch_preparation(
 
     Args:
         q, k: `[B, T, H, S]`, of any strides.
-        beta: `[B, T, HV]`, of any strides; not read if `how.factor` is 0.
+        beta: `[B, T, HV]`, of any strides and dtype; without a factor also of another shape.
     """
     B, T, H, S = q.shape
     N = B * T * H
     units: tuple[Any, ...] = (None, None)
-    inverse = logits = step = None
+    inverse = step = None
     if how.unit:
         q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
         units = tuple(torch.empty(q.shape, dtype=x.dtype, device=q.device) for x in (q, k))
         inverse = torch.empty(2, N, dtype=torch.float32, device=q.device)
-    M, HV, strides = 0, 1, (0, 0, 0)
-    if how.factor:
-        logits, M, HV, strides = beta, beta.numel(), beta.shape[2], beta.stride()
+    M, HV, strides, sigmoid = 0, 1, (0, 0, 0), how.factor != 0
+    if sigmoid or (beta.ndim == 3 and beta.dtype != torch.float32):  # the operator takes fp32
+        M, HV, strides = beta.numel(), beta.shape[2], beta.stride()
         step = torch.empty(beta.shape, dtype=torch.float32, device=q.device)
     if N:
         block, rows = tile(S)
-        tensors = (q, k, logits, *units, inverse, step)
+        tensors = (q, k, None if step is None else beta, *units, inverse, step)
         sizes = (T, N, M, how.factor, *q.stride()[:3], *k.stride()[:3], *strides)
-        constants = (H, HV, S, block, rows, STEPS, how.unit)
+        constants = (H, HV, S, block, rows, STEPS, how.unit, sigmoid)
         _forward((_programs(how, N, M, rows), 1, 1), tensors + sizes, constants, num_warps=4)
     q, k = units if how.unit else (q, k)
-    return Prepared(q, k, beta if step is None else step, inverse, logits)
+    return Prepared(q, k, beta if step is None else step, inverse, beta if sigmoid else None)
 
 
 def launch_preparation_grad(

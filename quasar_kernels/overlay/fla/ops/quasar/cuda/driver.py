@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+_NOT_FOUND = 500  # CUDA_ERROR_NOT_FOUND: the function is in another module
 _UINT16 = 1  # CU_TENSOR_MAP_DATA_TYPE_UINT16
 _SWIZZLE_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
 _PROMOTED = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
@@ -77,27 +78,35 @@ class Kernel(NamedTuple):
             _checked(status, "cuLaunchKernel")
 
 
-def load_kernels(code: bytes, names: Iterable[str], device: int) -> dict[str, Kernel]:
+def load_kernels(parts: Sequence[bytes], names: Iterable[str], device: int) -> dict[str, Kernel]:
     """Load compiled code on a device for the life of the process, and return its kernels by name.
 
-    For each kernel the code contains an array of three ints: threads, bytes of dynamic shared
-    memory, bytes of the first parameter. The array's name is that of the kernel without the dtype,
-    followed by `_launch`.
+    For each kernel, its part of the code has an array of three ints: threads, bytes of dynamic
+    shared memory, bytes of the first parameter. The array's name is that of the kernel without the
+    dtype, followed by `_launch`.
 
     Raises:
         CudaUnavailableError: the driver rejects the code.
     """
-    driver, module = _driver(), ctypes.c_void_p()
+    driver, modules = _driver(), []
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # the runtime makes its context current
         _enter_context(device)
-        _checked(driver.cuModuleLoadData(ctypes.byref(module), code), "cuModuleLoadData")
-        return {name: _kernel(driver, module, name, device) for name in names}
+        for code in parts:
+            modules.append(ctypes.c_void_p())
+            _checked(driver.cuModuleLoadData(ctypes.byref(modules[-1]), code), "cuModuleLoadData")
+        return {name: _kernel(driver, modules, name, device) for name in names}
 
 
-def _kernel(driver: ctypes.CDLL, module: ctypes.c_void_p, name: str, device: int) -> Kernel:
+def _kernel(
+    driver: ctypes.CDLL, modules: Sequence[ctypes.c_void_p], name: str, device: int
+) -> Kernel:
     function, address, size = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t()
-    _checked(driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
+    for module in modules:
+        status = driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
+        if status != _NOT_FOUND:
+            break
+    _checked(status, name)
     table = name.removesuffix("_bf16").removesuffix("_fp16") + "_launch"
     status = driver.cuModuleGetGlobal_v2(
         ctypes.byref(address), ctypes.byref(size), module, table.encode()

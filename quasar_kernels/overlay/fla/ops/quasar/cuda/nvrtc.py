@@ -109,15 +109,6 @@ def _version(library: ctypes.CDLL) -> tuple[int, int]:
     return major.value, minor.value
 
 
-def parallel_options() -> tuple[str, ...]:
-    """Return the option that compiles a program's kernels in parallel, if this NVRTC has it.
-
-    Raises:
-        CudaUnavailableError: NVRTC is missing.
-    """
-    return ("--split-compile=0",) if _version(load_library()) >= (13, 0) else ()
-
-
 def target_for(capability: tuple[int, int], supported: Sequence[int]) -> str:
     """Return NVRTC's name of the architecture to compile for.
 

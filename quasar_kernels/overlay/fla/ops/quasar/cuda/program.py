@@ -7,13 +7,14 @@ import logging
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from fla.ops.quasar.cuda.driver import Kernel, load_kernels
-from fla.ops.quasar.cuda.nvrtc import HOPPER, CudaUnavailableError, compile_files, parallel_options
+from fla.ops.quasar.cuda.nvrtc import HOPPER, CudaUnavailableError, compile_files, load_library
 from fla.ops.quasar.switches import Backend
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -50,8 +51,8 @@ class CudaProgram:
         arguments: the structure of each kernel's first parameter, by the kernel's name without
             `quasar_` and with {} for the dtype, if it has one.
         warning: the one-line log message at the first failure, with %s for the error.
-        parallel: whether NVRTC compiles its kernels in parallel. For some programs this changes the
-            machine code.
+        parallel: whether each source is compiled by itself, in parallel. For some programs this
+            changes the machine code.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class CudaProgram:
 
     def compile(
         self, capability: tuple[int, int], dtype: str, options: Sequence[str] = ()
-    ) -> bytes:
-        """Return the machine code for a GPU's capability and the dtype `bf16` or `fp16`.
+    ) -> list[bytes]:
+        """Return the machine code for a GPU's capability and the dtype `bf16` or `fp16`, in parts.
 
         Raises:
             CudaUnavailableError: the GPU is too old, NVRTC or a source is missing, or the
@@ -86,8 +87,16 @@ class CudaProgram:
                 "set QUASAR_BACKEND=triton to stop trying",
             )
         options = (f"-DQUASAR_ONLY_{dtype.upper()}", *options)
-        options += parallel_options() if self._parallel else ()
-        return compile_files(f"{self.name}-{dtype}", self._sources, capability, options)
+        name = f"{self.name}-{dtype}"
+        if not self._parallel:
+            return [compile_files(name, self._sources, capability, options)]
+        load_library()  # once, not in each thread
+        with ThreadPoolExecutor(len(self._sources)) as threads:
+            parts = [
+                threads.submit(compile_files, f"{name}-{x.stem}", [x], capability, options)
+                for x in self._sources
+            ]
+            return [part.result() for part in parts]
 
     def find(self, variant: Variant) -> LoadedProgram | CudaUnavailableError:
         """Return the program, compiled and loaded at first use, or the error that prevents it."""
@@ -154,9 +163,9 @@ class CudaProgram:
         device, dtype, options = variant
         properties = torch.cuda.get_device_properties(device)
         capability = (properties.major, properties.minor)
-        code = self.compile(capability, DTYPES[dtype], options)
+        parts = self.compile(capability, DTYPES[dtype], options)
         names = {name: f"quasar_{name}".format(DTYPES[dtype]) for name in self._arguments}
-        loaded = load_kernels(code, names.values(), device)
+        loaded = load_kernels(parts, names.values(), device)
         for name, structure in self._arguments.items():
             expected, actual = loaded[names[name]].arguments, ctypes.sizeof(structure)
             if expected != actual:
