@@ -23,6 +23,7 @@ from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.device import on_its_device, once_differentiable
 from fla.ops.quasar.layer import paths, wide
 from fla.ops.quasar.layer.autograd import SAVED_MIB
+from fla.ops.quasar.layer.backward import output_stage_gradients
 from fla.ops.quasar.layer.call import Call, Weights
 from fla.ops.quasar.layer.first_step import (
     OPERATOR_DTYPE,
@@ -32,7 +33,7 @@ from fla.ops.quasar.layer.first_step import (
 )
 from fla.ops.quasar.layer.first_tokens import replace_first_tokens
 from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
-from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
+from fla.ops.quasar.layer.gradients import launch_conv_silu_grad
 from fla.ops.quasar.layer.kernels import CONV_TAPS, launch_conv_silu
 from fla.ops.quasar.layer.library import multiply, positions
 from fla.ops.quasar.layer.operator_inputs import (
@@ -186,8 +187,9 @@ class AdaptiveFunction(torch.autograd.Function):
             y, results, saved = _forward(
                 call, rotation, x, rows, _weights(weights), output=True, save=keep
             )
-        ctx.call, ctx.rotation, ctx.segments = call, rotation, saved.segments if keep else None
-        ctx.save_for_backward(x, *weights, *((*results, *saved.tensors()) if keep else ()))
+        ctx.call, ctx.rotation, ctx.shape, ctx.dtype = call, rotation, x.shape, x.dtype
+        ctx.keep, ctx.segments = keep, saved.segments if keep else None
+        ctx.save_for_backward(*weights, *((*results, *saved.tensors()) if keep else (x,)))
         return y  # type: ignore[return-value] # there is an output
 
     @staticmethod
@@ -195,22 +197,26 @@ class AdaptiveFunction(torch.autograd.Function):
     @on_its_device
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         """Return the gradients of `forward`'s arguments."""
-        count = len(Weights._fields) + 2
-        x, *tensors = ctx.saved_tensors
+        count, tensors = len(Weights._fields) + 2, ctx.saved_tensors
         weights, kept = _weights(tensors[:count]), tensors[count:]
         with torch_private.no_autocast():
-            if kept:
+            if ctx.keep:
                 size = len(_Results._fields)
                 saved = Saved.of(kept[size:], ctx.segments, ctx.call.head_dim**-0.5)
                 results = _Results(*kept[:size])
             else:
+                (x,) = kept
                 rows = x.flatten(0, 1).to(ctx.call.dtype)
                 _, results, saved = _forward(
                     ctx.call, ctx.rotation, x, rows, weights, output=False, save=True
                 )
             needed = ctx.needs_input_grad[3:]
-            gradients = _gradients(ctx.call, ctx.rotation, x, weights, results, saved, dy, needed)
+            settings = ctx.call, ctx.rotation, ctx.shape, ctx.dtype
+            gradients = _gradients(*settings, weights, results, saved, dy, needed)
         return None, None, None, *gradients
+
+
+_apply = torch_private.apply_of(AdaptiveFunction)
 
 
 def _weights(tensors: Sequence[Any]) -> AdaptiveWeights:
@@ -230,7 +236,8 @@ def run_adaptive(
     """
     if torch.is_grad_enabled():
         tensors = (*weights.layer, *weights[1:])
-        return AdaptiveFunction.apply(call, rotation, saves_results(call, x), x, *tensors)
+        apply = AdaptiveFunction.apply if torch_private.transforms_active() else _apply
+        return apply(call, rotation, saves_results(call, x), x, *tensors)
     with torch_private.no_autocast():
         rows = x.flatten(0, 1).to(call.dtype)
         y, *_ = _forward(call, rotation, x, rows, weights, output=True, save=False)
@@ -240,40 +247,37 @@ def run_adaptive(
 def _gradients(
     call: Call,
     rotation: Rotation | None,
-    x: torch.Tensor,
+    shape: torch.Size,
+    x_dtype: torch.dtype,
     weights: AdaptiveWeights,
     results: _Results,
     saved: Saved,
     dy: torch.Tensor,
     needed: Sequence[bool],
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of x and of each weight, None for those not `needed`."""
-    B, T, D = x.shape
+    """Return the gradients of x, of this shape and dtype, and of each weight.
+
+    They are None for those not `needed`.
+    """
+    B, T, D = shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
     layer, channels = weights.layer, 3 * H * S
     rows, products, narrow, logits, lengths, o, product, *gate_weights, out_weight = results
 
-    dy = dy.reshape(R, D).to(dtype)
-    gate = F.linear(narrow, *gate_weights).view(R, H, S)
-    d_normed = torch.mm(dy, out_weight).view(R, H, S)
-    largest = torch.linalg.vector_norm(d_normed, torch.inf) if R else d_normed.new_zeros(())
-    normed = torch.empty_like(d_normed)
-    do, d_gate, d_norm, d_bias = launch_gated_rmsnorm_grad(
+    do, d_gate, (d_wide, d_bias, d_norm, d_out), largest = output_stage_gradients(
+        call,
         o.view(R, H, S),
-        gate,
+        narrow,
+        gate_weights,
         layer.norm,
-        d_normed,
-        call.eps,
-        normed,
-        overwrite=True,
-        largest=largest,
+        out_weight,
+        dy.reshape(R, D).to(dtype),
+        scaled=True,
     )
-    d_gate = d_gate.flatten(1)
-    d_wide, d_out = over_tokens(d_gate, narrow), over_tokens(dy, normed.flatten(1))
-    d_products = torch.empty(R, product.shape[0], dtype=dtype, device=x.device)
-    d_products[:, channels : channels + S] = torch.mm(d_gate, gate_weights[0])
+    d_products = torch.empty(R, product.shape[0], dtype=dtype, device=dy.device)
+    torch.mm(d_gate, gate_weights[0], out=d_products[:, channels : channels + S])
     d_products[:, channels + S + H :].zero_()
-    del d_gate, gate, normed
+    del d_gate
 
     dq, dk, dv, d_step, *_ = scan_backward(saved, do.view(B, T, H, S), backend=call.backend)
     q, k = (t.flatten(0, 1) for t in saved.inputs[:2])
@@ -296,13 +300,13 @@ def _gradients(
         products,
         taps.contiguous(),
         shift,
-        positions(B, T, call.cu_seqlens, x.device),
+        positions(B, T, call.cu_seqlens, dy.device),
         tuple(d.reshape(R, H * S) for d in (dq, dk, dv)),
         d_products[:, :channels],
         largest,
     )
     del dq, dk, dv, products
-    dx = product_in(d_products, product, x.dtype).view(x.shape) if needed[0] else None
+    dx = product_in(d_products, product, x_dtype).view(shape) if needed[0] else None
     d_weights: Sequence[Any] = [None] * 5
     if any(needed[1:5]) or needed[-2]:
         sizes = [H * S] * 3 + [S, H, product.shape[0] - channels - S - H]
@@ -310,7 +314,7 @@ def _gradients(
     gradients = [
         *d_weights[:4],
         d_wide,
-        d_bias.flatten(),
+        d_bias,
         *d_taps.unsqueeze(1).split(H * S),
         *d_shift.split(H * S),
         d_A,

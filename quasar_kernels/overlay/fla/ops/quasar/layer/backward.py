@@ -52,7 +52,7 @@ def layer_gradients(
         results = layer_forward(call, x, weights, save=True, output=False, rank=rank)
     rows, products, narrow, operator = results[1:]
     del results
-    do, d_gate, output_stage = _output_stage_gradients(
+    do, d_gate, output_stage, _ = output_stage_gradients(
         call,
         operator.o.view(R, H, S),
         narrow,
@@ -133,7 +133,7 @@ def _compute_products(
     return library.multiply(rows, projections)
 
 
-def _output_stage_gradients(
+def output_stage_gradients(
     call: Call,
     o: torch.Tensor,
     narrow: torch.Tensor,
@@ -141,21 +141,25 @@ def _output_stage_gradients(
     norm_weight: torch.Tensor,
     out_weight: torch.Tensor,
     dy: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
+    scaled: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor | None]:
     """Return the gradients of o `[R, H, S]`, of the gate `[R, H S]`, and of the stage's weights.
 
     These weights are the gate's wide half and its bias, the norm's weight and the output's weight;
-    their gradients are fp32.
+    their gradients are fp32. If `scaled`, the gradient of o is in fp16, multiplied by
+    `gradient_scale` of the last result, otherwise None.
     """
     gate = F.linear(narrow, *gate_weights).view(o.shape)
     d_normed = torch.mm(dy, out_weight).view(o.shape)
-    normed = torch.empty_like(o)
+    normed, largest = torch.empty_like(d_normed), None
+    if scaled:  # without tokens there is no largest
+        largest = torch.linalg.vector_norm(d_normed, torch.inf) if len(o) else dy.new_zeros(())
     do, d_gate, d_norm, d_bias = launch_gated_rmsnorm_grad(
-        o, gate, norm_weight, d_normed, call.eps, normed, overwrite=True
+        o, gate, norm_weight, d_normed, call.eps, normed, overwrite=True, largest=largest
     )
     d_gate = d_gate.flatten(1)
     d_wide, d_out = over_tokens(d_gate, narrow), over_tokens(dy, normed.flatten(1))
-    return do, d_gate, (d_wide, d_bias.flatten(), d_norm, d_out)
+    return do, d_gate, (d_wide, d_bias.flatten(), d_norm, d_out), largest
 
 
 def gradients_by_torch(
