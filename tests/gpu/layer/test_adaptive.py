@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 from fla.layers.quasar_adaptive import AdaptiveQuasarAttention
-from fla.ops.quasar.layer import first_step, gradients, operator_inputs, paths
+from fla.ops.quasar.layer import gradients, operator_inputs, paths
+from fla.ops.quasar.layer.gate_and_norm import _gate_and_norm
+from fla.ops.quasar.triton_kernels import launch
 
 from quasar_kernels.adaptive_reference import adaptive_layer_reference
 from quasar_kernels.delta_reference import delta_chunked
@@ -94,18 +94,14 @@ def test_bad_numbers_stay_visible():
     assert step(layer, x, dy)["y"].isnan().any()
 
 
-def test_the_first_step_prepares_the_kernels_that_it_launches(monkeypatch):
-    launchers = [gradients._conv_silu_grad, gradients._gated_rmsnorm_grad]
+def test_the_first_step_compiles_its_kernels_ahead(monkeypatch):
+    launchers = [gradients._conv_silu_grad, gradients._gated_rmsnorm_grad, _gate_and_norm]
     launchers += [operator_inputs._forward, operator_inputs._backward]
     for launcher in launchers:
         monkeypatch.setattr(launcher, "_compiled", {})
-    monkeypatch.setattr(first_step, "_prepared", set())
+    monkeypatch.setattr(launch, "_known", set())
     monkeypatch.setattr(paths, "MIN_WIDE_TILES", 1)
-    threads = []
-    start = threading.Thread.start
-    monkeypatch.setattr(threading.Thread, "start", lambda t: (threads.append(t), start(t)))
-    layer, (x, dy) = make(), torch.randn(2, 1, 2048, 512, device="cuda")
+    layer, (x, dy) = make(), torch.randn(2, 1, 4096, 512, device="cuda")
     step(layer, x, dy)
-    for thread in threads:
-        thread.join()
-    assert [len(launcher._compiled) for launcher in launchers] == [1] * 4
+    assert [len(launcher._compiled) for launcher in launchers] == [1] * 5
+    assert not any(launcher._ahead for launcher in launchers)  # each was waited for

@@ -11,8 +11,8 @@ import pytest
 import torch
 from fla.layers import quasar_adaptive
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
-from fla.ops.quasar.layer import adaptive, first_step, gradients, operator_inputs, paths, wide
-from fla.ops.quasar.layer.kernels import launch_conv_silu
+from fla.ops.quasar.layer import adaptive, paths, wide
+from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.operator_inputs import OperatorInputsFunction, Rotation
 
 from quasar_kernels.adaptive_reference import (
@@ -119,41 +119,12 @@ def test_the_layer_s_gradients_with_saved_and_recomputed_results(
         assert torch.equal(steps[0][name], steps[1][name]), name
 
 
-@pytest.mark.parametrize("rotate", [False, True])
-@pytest.mark.parametrize("bounds", [None, [0, 32]])
-def test_the_first_step_prepares_the_kernels_that_it_launches(monkeypatch, rotate, bounds):
-    T, D, H, S = 32, 32, 2, 16
-    call = first_step.Call(H, S, 1e-5, torch.bfloat16, bounds and torch.tensor(bounds), "auto")
-    layer = quasar_adaptive.AdaptiveQuasarAttention(D, S, H)
-    rotation = Rotation(*torch.randn(2, T, 8)) if rotate else None
-    x = torch.randn(1, T, D)
-
-    def project(_, rows, weights, taps, keep):  # as on Hopper
-        products = (rows @ weights.T)[:, : 3 * H * S].half()
-        narrow = torch.zeros(T, S, dtype=rows.dtype)
-        return launch_conv_silu(products, taps, None, None), narrow, products if keep else None
-
-    monkeypatch.setattr(paths, "choose_products", lambda *_: paths.Path(wide, object()))
-    monkeypatch.setattr(wide, "project_wide", project)
-    monkeypatch.setattr(adaptive, "unrounded", lambda rows, weight: (rows @ weight.T).float())
-    monkeypatch.setattr(first_step, "_in_background", lambda _, fs: [launch() for launch in fs])
-    launchers = [gradients._conv_silu_grad, gradients._gated_rmsnorm_grad]
-    launchers += [operator_inputs._forward, operator_inputs._backward]
-    for launcher in launchers:
-        monkeypatch.setattr(launcher, "_compiled", {})
-    first_step.prepare(call, rotation, x, layer._plain_weights())
-    prepared = [dict(launcher._compiled) for launcher in launchers]
-    assert all(len(kinds) == 1 for kinds in prepared)
-    adaptive.run_adaptive(call, rotation, x, layer._plain_weights()).sum().backward()
-    assert [launcher._compiled for launcher in launchers] == prepared
-
-
 def test_after_a_failed_launch_the_library_path_runs(monkeypatch):
     def refuse(*_):
         raise CudaUnavailableError("refused")
 
     layer, x = quasar_adaptive.AdaptiveQuasarAttention(32, 16, 2), torch.randn(1, 20, 32)
-    call = first_step.Call(2, 16, 1e-5, torch.float16, None, "auto")
+    call = Call(2, 16, 1e-5, torch.float16, None, "auto")
     with torch.no_grad():
         expected = adaptive.run_adaptive(call, None, x, layer._plain_weights())
         path = paths.Path(wide, SimpleNamespace(variant="refused"))

@@ -182,7 +182,7 @@ class AdaptiveFunction(torch.autograd.Function):
         """Compute the layer."""
         with torch_private.no_autocast():
             rows = x.flatten(0, 1).to(call.dtype)
-            if x.is_cuda and not torch.cuda.is_current_stream_capturing():
+            if x.is_cuda:
                 prepare(call, rotation, x, _weights(weights))
             y, results, saved = _forward(
                 call, rotation, x, rows, _weights(weights), output=True, save=keep

@@ -5,30 +5,27 @@ Triton compiles a kernel at its first launch, one after another in a training st
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from fla.ops.quasar.backend import prepare_training
 from fla.ops.quasar.cuda.scan.scan_forward import READ_STEP
 from fla.ops.quasar.layer.call import Call, Weights
+from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
 from fla.ops.quasar.layer.gradients import launch_conv_silu_grad, launch_gated_rmsnorm_grad
 from fla.ops.quasar.layer.operator_inputs import (
     Rotation,
     launch_operator_inputs,
     launch_operator_inputs_grad,
 )
+from fla.ops.quasar.triton_kernels.launch import compile_ahead
 
 OPERATOR_DTYPE = torch.float16
 """The dtype of the operator's inputs, output and gradients."""
 _ALIGNED = 16
 """The product's columns are a multiple of this, so that the library can use its fast kernels."""
-_TOKENS = 16
-_prepared: set[tuple[Any, ...]] = set()
 
 
 class AdaptiveWeights(NamedTuple):
@@ -50,59 +47,37 @@ def prepare(
 ) -> None:
     """Start to compile the kernels of a first training step in the background.
 
-    These are all of the forward pass but the projection and the gated norm, which compile at their
-    calls in the meantime, and all of the backward pass.
+    These are the operator's and Triton's. The projection compiles at its call in the meantime.
     """
+    R = x.shape[0] * x.shape[1]
     table = None if rotation is None else (rotation.cos.dtype, rotation.cos.shape[-1])
-    packed = call.cu_seqlens is not None
-    key = (x.device, call.heads, call.head_dim, call.dtype, table, packed)
-    if key not in _prepared:
-        _prepared.add(key)
-        prepare_training(x.new_empty(0, dtype=OPERATOR_DTYPE), *key[1:3], READ_STEP)
-        _in_background(x.device, _launches(call, rotation, x, weights))
+    key = (*call[:4], call.cu_seqlens is None, table, R.bit_length())
+    compile_ahead(key, _launches, call, rotation, R, weights)
+    prepare_training(x.new_empty(0, dtype=OPERATOR_DTYPE), *call[:2], READ_STEP)
 
 
-def _launches(
-    call: Call, rotation: Rotation | None, x: torch.Tensor, weights: AdaptiveWeights
-) -> list[Callable[[], object]]:
-    """Return launches of the Triton kernels for a few tokens."""
-    R, H, S, layer = _TOKENS, call.heads, call.head_dim, weights.layer
+def _launches(call: Call, rotation: Rotation | None, R: int, weights: AdaptiveWeights) -> None:
+    """Launch the Triton kernels of a step of R tokens, for `compile_ahead`."""
+    H, S, layer = call.heads, call.head_dim, weights.layer
     channels, columns = 3 * H * S, product_columns(weights)
-    new = partial(torch.zeros, device=x.device)
-    qkv, heads = (new(R, n, S, dtype=OPERATOR_DTYPE) for n in (3 * H, H))
-    q, k, _ = qkv.view(R, 3, H, S).unbind(1)
-    gate, d_normed, normed = new(3, R, H, S, dtype=call.dtype)
-    d_products, largest = new(R, columns, dtype=call.dtype), new((), dtype=call.dtype)
+    new = partial(torch.empty, device=weights.step.device)
+    half, wide = partial(new, dtype=OPERATOR_DTYPE), partial(new, dtype=call.dtype)
+    qkv, heads, d_products, largest = half(R, 3, H, S), half(R, H, S), wide(R, columns), wide(())
+    inputs = new(R, columns - channels - S)[:, :H], layer.beta_log, weights.dt_bias, rotation
+    q, k, _ = qkv.unbind(1)
+    launch_operator_inputs(q, k, *inputs, overwrite=True)
+    gate_weights = wide(H * S, S), wide(H * S)
+    gate_and_norm(heads, wide(R, S), *gate_weights, layer.norm, call.eps)
+    gate, d_normed, normed = wide(3, R, H, S)
+    norm = heads, gate, layer.norm, d_normed, call.eps, normed
+    launch_gated_rmsnorm_grad(*norm, overwrite=True, largest=largest)
     d_logits = d_products[:, channels + S : channels + S + H]
-    logits = new(R, columns - channels - S)[:, :H]
-    inputs = logits, layer.beta_log.detach(), weights.dt_bias.detach(), rotation
-    taps, shift = (None if t is None else t.detach() for t in layer.joined_taps())
-    position = None if call.cu_seqlens is None else new(R, dtype=torch.int32)
-    results, scaled = {"overwrite": True}, {"overwrite": True, "largest": largest}
     gradients = heads, heads, new(R, H), d_logits, largest
-    norm = heads, gate, layer.norm.detach(), d_normed, call.eps, normed
-    convolved = (heads.flatten(1),) * 3, d_products[:, :channels], largest
-    return [
-        partial(launch_operator_inputs, q, k, *inputs, **results),
-        partial(launch_gated_rmsnorm_grad, *norm, **scaled),
-        partial(launch_operator_inputs_grad, q, k, new(R, 2, H), *inputs, *gradients),
-        partial(launch_conv_silu_grad, qkv.flatten(1), taps, shift, position, *convolved),
-    ]
-
-
-def _in_background(device: torch.device, launches: Iterable[Callable[[], object]]) -> None:
-    """Run functions that launch kernels, each in its own thread.
-
-    A later launch of a kernel waits for its compilation, and meets the same errors. A process that
-    ends waits for the threads, because Triton's compiler must not be interrupted.
-    """
-
-    def run(launch: Callable[[], object]) -> None:
-        with contextlib.suppress(Exception), torch.cuda.device(device):
-            launch()
-
-    for launch in launches:
-        threading.Thread(target=run, args=(launch,)).start()
+    launch_operator_inputs_grad(q, k, new(R, 2, H), *inputs, *gradients)
+    taps, shift = layer.joined_taps()
+    position = None if call.cu_seqlens is None else new(R, dtype=torch.int32)
+    dys, dx = (heads.flatten(1),) * 3, d_products[:, :channels]
+    launch_conv_silu_grad(qkv.flatten(1), taps, shift, position, dys, dx, largest)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors
