@@ -349,30 +349,49 @@ def _layer_specs() -> list[CompileSpec]:
 
 
 def _adaptive_specs() -> list[CompileSpec]:
-    from fla.ops.quasar.layer import operator_inputs
+    from fla.ops.quasar.layer import gradients, operator_inputs
 
-    weights = typed("*fp32", "A_log dt_bias lengths")
-    specs = []
-    for kind, S, R in (("bf16", 128, 128), ("fp32", 64, 0)):
-        tables = typed(f"*{kind}", "cos sin") if R else {}
+    scaled = typed("*fp16", "x dy_0 dy_1 dy_2") | typed("*bf16", "dx largest")
+    specs = [
+        CompileSpec(
+            "conv_silu_grad fp16 scaled",
+            gradients.conv_silu_grad_kernel,
+            scaled | typed("*fp32", "weight sums") | typed("i32", "T ROWS stride_x stride_dx"),
+            {"C": 4608, "N": 1536, "BC": 256, "HAS_BIAS": False, "PACKED": False}
+            | dict.fromkeys(("bias", "position")),
+        ),
+        CompileSpec(
+            "gated_rmsnorm_grad fp16 scaled",
+            gradients.gated_rmsnorm_grad_kernel,
+            typed("*fp16", "x dx")
+            | typed("*bf16", "gate dy y dgate largest")
+            | typed("*fp32", "weight sums")
+            | {"R": "i32", "TILES": "i32", "eps": "fp32"},
+            {"H": 12, "S": 128, "BS": 128, "BR": 4},
+            num_warps=2,
+        ),
+    ]
+    for S, R in ((128, 128), (64, 0)):
         constants: dict[str, Any] = {"H": 12, "S": S, "BS": S, "BR": 2048 // S, "R": R}
         constants |= {} if R else dict.fromkeys(("cos", "sin"))
-        inputs = weights | tables | {"logits": f"*{kind}"} | typed("i32", "N L")
+        inputs = typed("*fp32", "A_log dt_bias lengths logits") | typed("i32", "N L")
+        inputs |= typed("*bf16", "cos sin") if R else {}
         specs += [
             CompileSpec(
-                f"operator_inputs {kind} S={S}",
+                f"operator_inputs fp16 S={S}",
                 operator_inputs.operator_inputs_kernel,
                 inputs
-                | typed(f"*{kind}", "q k q_unit k_unit")
+                | typed("*fp16", "q k q_unit k_unit")
                 | {"step": "*fp32"}
                 | typed("i32", "stride_x stride_u stride_l"),
                 constants,
             ),
             CompileSpec(
-                f"operator_inputs_grad {kind} S={S}",
+                f"operator_inputs_grad fp16 S={S}",
                 operator_inputs.operator_inputs_grad_kernel,
                 inputs
-                | typed(f"*{kind}", "q_unit k_unit dq_unit dk_unit dq dk d_logits")
+                | typed("*fp16", "q_unit k_unit dq_unit dk_unit dq dk")
+                | typed("*bf16", "d_logits largest")
                 | typed("*fp32", "d_step sums")
                 | typed("i32", "TILES stride_u stride_l stride_d"),
                 constants,
