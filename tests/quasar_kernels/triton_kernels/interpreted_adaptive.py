@@ -5,14 +5,18 @@ Needs TRITON_INTERPRET=1. The fixture `poisoned` of interpreted_kernels.py appli
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from fla.layers import quasar_adaptive
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.layer import adaptive, paths, wide
 from fla.ops.quasar.layer.call import Call
+from fla.ops.quasar.layer.gradients import gradient_scale
 from fla.ops.quasar.layer.operator_inputs import OperatorInputsFunction, Rotation
 
 from quasar_kernels.adaptive_reference import (
@@ -133,3 +137,31 @@ def test_after_a_failed_launch_the_library_path_runs(monkeypatch):
         monkeypatch.setattr(wide.PROGRAM, "_entries", {})
         assert torch.equal(adaptive.run_adaptive(call, None, x, layer._plain_weights()), expected)
     assert [*wide.PROGRAM._entries] == ["refused"]
+
+
+@triton.jit
+def scale_kernel(largest, scales):
+    scale, inverse = gradient_scale(largest)
+    tl.store(scales, scale)
+    tl.store(scales + 1, inverse)
+
+
+@pytest.mark.parametrize("largest", [0.0, 1e-36, 1e-9, 1.0, 1.99, 3e37, float("inf")])
+def test_gradients_of_any_size_get_a_finite_power_of_two(largest):
+    scales = torch.zeros(2)
+    scale_kernel[(1,)](torch.tensor([largest]), scales)
+    scale, inverse = scales.tolist()
+    assert scale * inverse == 1.0
+    assert math.frexp(scale)[0] == 0.5
+    if 0 < largest < math.inf:
+        assert 1 <= scale * largest < 2
+
+
+def test_zero_gradients_stay_zero(monkeypatch):
+    monkeypatch.setattr(quasar_adaptive, "takes", lambda *_: True)
+    layer, x = quasar_adaptive.AdaptiveQuasarAttention(32, 16, 2), torch.randn(1, 20, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = layer(x.requires_grad_())
+    y.backward(torch.zeros_like(y))
+    assert not x.grad.any()
+    assert not any(p.grad.any() for p in layer.parameters() if p.grad is not None)
