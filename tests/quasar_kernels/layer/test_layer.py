@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention, QuasarCache
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quasar_kernels.reference import quasar_layer, relative_rms
 from tests.quasar_kernels.layer.steps import exact_step, step
@@ -245,6 +246,15 @@ def test_the_layer_can_be_compiled():
     for name, gradient in compiled.items():
         expected = plain[name.removeprefix("_orig_mod.")]
         assert relative_rms(gradient, expected.double()) <= 1e-5
+
+
+def test_fake_tensors_have_the_shapes_of_outputs_and_gradients():
+    with FakeTensorMode():
+        module, x = layer(), torch.randn(2, 70, D)
+        y = module(x)[0]
+        y.sum().backward()
+    assert y.shape == x.shape
+    assert all(p.grad.shape == p.shape for p in module.parameters())
 
 
 def test_second_derivatives_are_refused():

@@ -127,7 +127,7 @@ def test_decays_to_zero(decay):
 @pytest.mark.parametrize(("group", "cu"), [(1, None), (3, [0, 0, 1, 4, 4])])
 def test_the_recurrent_kernel_overwrites_the_state(gated, group, cu):
     x = inputs(4, K=24, group=group)
-    bounds = None if cu is None else torch.tensor(cu)
+    bounds = None if cu is None else torch.tensor(cu).repeat_interleave(2)[::2]  # strided
     state = torch.randn(1 if cu is None else 4, 2 * group, 24, 24)
     expected, end = delta_recurrence(*wide(used(x, gated)), state, bounds, scale=0.5)
     o, final = launch_fused_recurrent(

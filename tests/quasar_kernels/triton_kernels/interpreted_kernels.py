@@ -240,7 +240,9 @@ def test_first_tokens(monkeypatch, block, bounds, dtype):
     weights = projection_weights(dtype)
     x, qkv = torch.randn(20, 64), torch.full((20, 384), NAN, dtype=torch.float16)
     ends = bounds or range(0, 21, 5)
-    tensor = None if bounds is None else torch.tensor(bounds, dtype=torch.int32)
+    tensor = None
+    if bounds is not None:
+        tensor = torch.tensor(bounds, dtype=torch.int32).repeat_interleave(2)[::2]  # strided
     first_tokens.replace_first_tokens(x, weights, tensor, len(ends) - 1, qkv)
     written = torch.zeros(20, dtype=torch.bool)
     for begin, end in pairwise(ends):

@@ -195,7 +195,8 @@ def _block(
         S_n = torch.baddbmm(S_n if g is None else decay_n * S_n, k_n.mT, updates[-1])
     fresh = torch.stack(updates)
     o = q_before @ torch.stack(entering)
-    if fresh.is_cuda or (not torch_private.transforms_active() and fresh.sum().isfinite()):
+    unknown = torch_private.transforms_active() or torch_private.fake_mode()
+    if fresh.is_cuda or (not unknown and fresh.sum().isfinite()):
         o = o + torch.tril(scores) @ fresh
     else:  # the product's zeros would carry NaN and inf to earlier tokens
         is_finite = torch.isfinite(fresh)

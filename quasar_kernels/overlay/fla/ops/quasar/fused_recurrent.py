@@ -185,6 +185,7 @@ def launch_fused_recurrent(
     B, T, H, S = v.shape
     N = B if cu_seqlens is None else cu_seqlens.numel() - 1
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
     o = torch.empty(B, T, H, S, dtype=q.dtype, device=q.device)
     final = None
     if inplace_state and initial_state is not None:

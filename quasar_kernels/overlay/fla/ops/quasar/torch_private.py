@@ -19,6 +19,8 @@ copy_all = torch._foreach_copy_
 transforms_active = torch._C._are_functorch_transforms_active
 """Whether a transform of torch.func is active."""
 
+_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+
 no_autocast = torch._C._DisableAutocast
 """A context without autocast; `torch.autocast(kind, enabled=False)` takes 12 us more on a host."""
 
@@ -35,6 +37,11 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     The search through all arguments takes 7 of the 85 us of a short call of the layer.
     """
     return super(torch.autograd.Function, function).apply  # type: ignore[misc] # it exists
+
+
+def fake_mode() -> Any:
+    """Return the active FakeTensorMode, in which tensors have shapes but no values, or None."""
+    return _mode(_FAKE)
 
 
 def recorded() -> Any:

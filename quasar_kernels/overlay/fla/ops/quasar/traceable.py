@@ -1,10 +1,10 @@
 """Makes a function one operator in the graphs of torch.compile and torch.export.
 
 They cannot trace launches of kernels, or loops whose length depends on values of `cu_seqlens`.
-While they trace, a call becomes a custom operator, of which they know shapes and gradients; all
-other calls run as without this file. How much a forward pass saves is known only when the kernels
-run, so the operator saves its inputs, and the operator of the gradients runs the forward pass
-again.
+While they trace, and in a FakeTensorMode, a call becomes a custom operator, of which shapes and
+gradients are known; all other calls run as without this file. How much a forward pass saves is
+known only when the kernels run, so the operator saves its inputs, and the operator of the gradients
+runs the forward pass again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def traceable(
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
+            if not (torch.compiler.is_compiling() or torch_private.fake_mode()):
                 return function(*args, **kwargs)
             values = {**dict(zip(positions, args, strict=False)), **kwargs}
             others = [name for name in values if name not in names]

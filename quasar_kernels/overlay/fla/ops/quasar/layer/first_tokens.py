@@ -179,7 +179,7 @@ def replace_first_tokens(
     """
     (R, D), C = x.shape, weights.q.shape[0]
     block = FEW if count < 16 * FEW else MANY
-    bounds = None if bounds is None else bounds.to(x.device)
+    bounds = None if bounds is None else bounds.to(x.device).contiguous()
     _first_tokens(
         (-(-count // block), 3 * C // CHANNELS, 1),
         (
