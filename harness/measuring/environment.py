@@ -44,6 +44,7 @@ class Options:
     stop: threading.Event | None = None
     _: KW_ONLY
     gpu: str | None = None  # of CUDA_VISIBLE_DEVICES; None keeps this process's value
+    own: bool = True  # whether the code is one's own; limits of the check are stricter otherwise
     # isolates the process; None runs it with this user's rights
     confinement: Confinement | None = None
 

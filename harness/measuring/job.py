@@ -41,6 +41,7 @@ class Job(Frozen):
     length: int = Field(default=1, gt=0)
     device: Literal["auto", "cuda", "cpu"] = "auto"
     source_digest: str = ""
+    own: bool = Field(default=True, description="whether the tree is one's own, not a stranger's")
     cross_check: bool = True
     cache: Literal["shared", "cold"] = "shared"
     gpu_lock: str | None = None

@@ -80,7 +80,8 @@ def check_import(tree: Path, options: Options = DEFAULT) -> float:
 
 def check(tree: Path, length: int, options: Options = DEFAULT) -> Correctness:
     """Run the correctness check in a fresh process; a MeasurementError if it does not finish."""
-    return _parsed(Correctness, _work(_tree_job("check", tree.resolve(), length), options))
+    job = {**_tree_job("check", tree.resolve(), length), "own": options.own}
+    return _parsed(Correctness, _work(job, options))
 
 
 def measure(

@@ -178,8 +178,8 @@ class SubjectProxy:
     def operate(self, *, initial: bool = False, final: bool = False) -> dict[str, Tensor]:
         return self.ask("operate", initial=initial, final=final)[1]
 
-    def build(self) -> dict[str, Tensor]:
-        return self.ask("build")[1]
+    def build(self, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        return self.ask("build", weights)[1]
 
     def weights(self) -> dict[str, Tensor]:
         return self.ask("weights")[1]

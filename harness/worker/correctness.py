@@ -17,7 +17,9 @@ from torch import Tensor
 from harness.sample import Correctness
 from harness.worker.channel import SubjectProxy
 from harness.worker.compare import Checker
+from harness.worker.failures import WorkerError
 from harness.worker.inputs import drawn
+from harness.worker.own_layer import draw_weights
 from harness.worker.subject.serve import InProcessSubject
 from harness.workload import ORACLE_LENGTH, WORKLOAD
 from quasar_kernels.reference import quasar_chunked, quasar_layer
@@ -30,11 +32,12 @@ LAYER_EXACT = 4096
 
 GRADIENT_LENGTH = 130
 
-SLOWEST, FASTEST = 0.005, 2.8
-"""Least and largest beta of the heads in one comparison. The slowest head remembers all
-of its SLOW_LENGTH or more tokens. With a new layer's parameters the state decays so fast that code
-which computes overlapping pieces without passing the state on would be accepted."""
+SLOWEST, FASTEST = 0.0013, 2.8
+"""Least and largest beta of the heads in some comparisons. The slowest head remembers 10,000 tokens
+or more. With a new layer's parameters the state decays so fast that code which computes overlapping
+pieces without passing the state on would be accepted."""
 SLOW_LENGTH = 1024
+"""Fewest tokens at which the operator is compared with such heads, besides the longest length."""
 
 SAMPLED = 4096
 """Tokens checked for changes after a call, in inputs of more than `ORACLE_LENGTH` tokens."""
@@ -59,6 +62,11 @@ def _layer_like(checker: Checker, length: int) -> Inputs:
     uniform = torch.rand(WORKLOAD.num_heads, generator=checker.generator, device=checker.device)
     beta = F.softplus(torch.log(1 + 15 * uniform))
     return {**{n: t.to(checker.dtype) for n, t in zip("qkv", (q, k, v), strict=True)}, "beta": beta}
+
+
+def _slow_heads() -> Tensor:
+    """Return a beta for each head, from SLOWEST to FASTEST."""
+    return torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), WORKLOAD.num_heads)
 
 
 def _with_similar_keys(checker: Checker, inputs: Inputs, noise: float) -> Inputs:
@@ -88,6 +96,14 @@ class _Stages:
         self.subject.put(inputs)
         return _on(self.checker.device, self.subject.operate(initial=initial, final=final))
 
+    def _built(self, given: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Let the subject make a layer, and return all its weights."""
+        weights = _on(self.checker.device, self.subject.build(given))
+        for name, value in draw_weights(torch.device("cpu")).items():
+            if name not in weights or weights[name].shape != value.shape:
+                raise WorkerError(f"the layer lacks the weight {name} {list(value.shape)}", "gate")
+        return weights
+
     def _same(self, name: str, where: str, expected: Mapping[str, Tensor]) -> None:
         """Compare the subject's stored tensors with the expected ones; long ones only in part."""
         length = max(tensor.shape[1] for tensor in expected.values() if tensor.ndim > 1)
@@ -109,10 +125,10 @@ class _Stages:
         for tokens in sorted(lengths):
             self._compare(_layer_like(self.checker, tokens), f"{tokens} tokens")
         tokens = SLOW_LENGTH + self.checker.below(SLOW_LENGTH)
-        slow = _layer_like(self.checker, tokens)
-        spread = torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), WORKLOAD.num_heads)
-        slow["beta"] = spread.to(slow["beta"])
-        self._compare(slow, f"{tokens} tokens", "operator of slow heads")
+        for tokens in sorted({tokens, max(tokens, length)}):
+            slow = _layer_like(self.checker, tokens)
+            slow["beta"] = _slow_heads().to(slow["beta"])
+            self._compare(slow, f"{tokens} tokens", "operator of slow heads")
         inputs = _layer_like(self.checker, 512)
         correlated = self.checker.limits.correlated
         for name, noise in (("correlated keys", 0.1), ("repeated keys", 0.0)):
@@ -187,7 +203,7 @@ class _Stages:
     def layer(self, length: int) -> None:
         """Compare the layer twice, the second time with other values in the same memory."""
         checker = self.checker
-        weights = _on(checker.device, self.subject.build())
+        weights = self._built()
         for where in (f"{length} tokens", f"{length} tokens, input overwritten in place"):
             shape, seed = (1, length, WORKLOAD.hidden_size), checker.seed()
             self.subject.draw("x", shape, seed)
@@ -198,10 +214,24 @@ class _Stages:
         for name, value in _on(checker.device, self.subject.weights()).items():
             checker.unchanged("layer: weights changed", name, value, weights[name])
 
+    def slow_layer(self, length: int) -> None:
+        """Compare a layer of slow heads, which overlapping pieces without a state cannot compute."""
+        checker, seed = self.checker, self.checker.seed()
+        weights = self._built({"beta_log": _slow_heads().expm1().log()})
+        self.subject.draw("x", (1, length, WORKLOAD.hidden_size), seed)
+        y = _on(checker.device, self.subject.forward())["y"]
+        x = drawn((1, length, WORKLOAD.hidden_size), seed, checker.device)
+        compare_layer(checker, f"{length} tokens", weights, x, y, "layer of slow heads")
+
+    def replaced(self) -> None:
+        """Guarded functions, for example of the clock, must still be the original ones."""
+        names = [str(name) for name in self.subject.tampered().get("names", ())]
+        self.checker.bound("functions replaced", ", ".join(names) or "none", len(names), 0)
+
     def gradients(self) -> None:
         """Each parameter's gradient must agree with that of the definition in float64."""
         checker = self.checker
-        weights = _on(checker.device, self.subject.build())
+        weights = self._built()
         x = checker.normal(1, GRADIENT_LENGTH, WORKLOAD.hidden_size)
         toward = checker.normal(*x.shape)
         self.subject.put({"x": x, "toward": toward})
@@ -229,11 +259,16 @@ class _Stages:
 
 
 def compare_layer(
-    checker: Checker, where: str, weights: dict[str, Tensor], x: Tensor, y: Tensor
+    checker: Checker,
+    where: str,
+    weights: dict[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    name: str = "layer",
 ) -> None:
     """Compare the layer's output with the definition, in full if memory allows.
 
-    x and y are `[1, T, hidden_size]`; `where` names the comparison in the figures.
+    x and y are `[1, T, hidden_size]`; `name` and `where` name the comparison in the figures.
     """
     length = x.shape[1]
     compared, dtype = length, torch.float64
@@ -244,7 +279,7 @@ def compare_layer(
             # in parts, because a mask for all of y would take much memory
             parts = torch.split(y, LAYER_EXACT, dim=1)
             bad = sum(int((~part.isfinite()).sum()) for part in parts)
-            checker.bound("layer: values not finite", where, bad, 0)
+            checker.bound(f"{name}: values not finite", where, bad, 0)
     with torch.no_grad():
         expected = quasar_layer(
             weights,
@@ -253,7 +288,7 @@ def compare_layer(
             head_dim=WORKLOAD.head_dim,
             dtype=dtype,
         )
-    checker.compare("layer", where, y[:, :compared], expected, checker.limits.layer)
+    checker.compare(name, where, y[:, :compared], expected, checker.limits.layer)
 
 
 def _fits(device: torch.device, size: int) -> bool:
@@ -277,17 +312,19 @@ def check_correctness(
     *,
     source_digest: str = "",
     seed: int | None = None,
+    own: bool = False,
 ) -> Correctness:
     """Check `chunk_quasar` and the layer class on `device`, also at `length` tokens.
 
     It stops after the first stage that finds a fault. Inputs are drawn from `seed`, a secret one if
-    None. The subject's exceptions are not caught.
+    None. `own` is as in `Checker`. The subject's exceptions are not caught.
     """
     started = time.monotonic()
-    checker = Checker.draw(device, seed)
+    checker = Checker.draw(device, seed, own=own)
     longest = _longest(device, length)
     run = _Stages(checker, subject)
     stages: tuple[Callable[[], None], ...] = (
+        run.replaced,
         run.reuse,
         lambda: run.lengths(longest),
         run.burst,
@@ -296,14 +333,14 @@ def check_correctness(
         lambda: run.causality(min(max(longest, 1000), 5000)),
         lambda: run.layer(257),
         lambda: run.layer(length),
+        lambda: run.slow_layer(length),
         run.gradients,
     )
     for stage in stages:
         stage()
         if not checker.passed:
             break  # after a failure the later stages need not run
-    replaced = [str(name) for name in subject.tampered().get("names", ())]
-    checker.bound("functions replaced", ", ".join(replaced) or "none", len(replaced), 0)
+    run.replaced()  # calls may have replaced some
     return Correctness(
         passed=checker.passed,
         checks=tuple(checker.worst.values()),

@@ -62,7 +62,9 @@ def _check(job: Job, subject: SubjectProxy | None) -> BaseModel:
     if device.type == "cpu":
         torch.set_num_threads(1)  # on a busy machine, threads wait for one another
     proxy.ask("use", device=str(device), single=True)
-    return check_correctness(proxy, job.length, device, source_digest=job.source_digest)
+    return check_correctness(
+        proxy, job.length, device, source_digest=job.source_digest, own=job.own
+    )
 
 
 def _time(job: Job, subject: SubjectProxy | None) -> BaseModel:

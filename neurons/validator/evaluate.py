@@ -148,7 +148,7 @@ class Evaluator:
 
     def _options(self, device: str, timeout: float, *, alone: bool = False) -> Options:
         confinement = self.confinement if alone else self.share or self.confinement
-        return Options(device, timeout, self.stop, confinement=confinement)
+        return Options(device, timeout, self.stop, own=False, confinement=confinement)
 
     def _time(self, tree: Path, submission: QueuedSubmission, share: float) -> Verdict:
         """Check the results, time all lengths, and compare the target's speed with the claim.

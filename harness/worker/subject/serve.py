@@ -103,10 +103,21 @@ class InProcessSubject:
         self._held["o"] = o.detach()
         return {"o": o.detach()} | ({} if state is None else {"state": state.detach()})
 
-    def build(self) -> Tensors:
-        """Make a new layer and return its weights by name."""
+    def build(self, weights: Mapping[str, Tensor] | None = None) -> Tensors:
+        """Make a new layer, with these weights if given; return all its weights by name.
+
+        Raises a WorkerError if the layer has no such weight.
+        """
         self._layer = self._layer_class(**WORKLOAD.layer_arguments()).to(self._device)
+        self._set(weights or {})
         return self.weights()
+
+    def _set(self, weights: Mapping[str, Tensor]) -> None:
+        own = self._layer.state_dict()
+        for name, value in weights.items():
+            if name not in own or own[name].shape != value.shape:
+                raise WorkerError(f"the layer lacks the weight {name} {list(value.shape)}", "gate")
+            own[name].data.copy_(value)
 
     def weights(self) -> Tensors:
         """Return the layer's weights as they are now."""
@@ -148,11 +159,7 @@ class InProcessSubject:
         """
         if self._layer is None:
             self.build()
-        own = self._layer.state_dict()
-        for name, value in weights.items():
-            if name not in own or own[name].shape != value.shape:
-                raise WorkerError(f"the layer lacks the weight {name} {list(value.shape)}", "gate")
-            own[name].data.copy_(value)
+        self._set(weights)
         self.draw("x", (WORKLOAD.batch_size, length, WORKLOAD.hidden_size), seed)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -165,6 +172,7 @@ class InProcessSubject:
         synchronize(self._device)
         vram = torch.cuda.max_memory_allocated() if self._device.type == "cuda" else 0
         maps = ChainMaps.draw(length, size, maps_seed, self._device)
+        own = self._layer.state_dict()
         self._link = Link(maps, [own[name].data for name in SCALED], MAX_CALLS)
         return {"vram_bytes": vram, "first_call_seconds": first_call}
 

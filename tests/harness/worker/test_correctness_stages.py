@@ -14,8 +14,9 @@ from torch import Tensor
 
 from harness.sample import Correctness
 from harness.worker import correctness as module
-from harness.worker.compare import Checker
+from harness.worker.compare import LIMITS, Checker
 from harness.worker.correctness import check_correctness, compare_layer
+from harness.worker.failures import WorkerError
 from harness.worker.inputs import drawn
 from harness.worker.subject.serve import InProcessSubject
 from quasar_kernels.reference import quasar_chunked
@@ -134,11 +135,83 @@ def test_a_gradient_of_another_shape_counts_as_zero() -> None:
 
 
 def test_a_replaced_function_fails_and_is_named() -> None:
+    """It is named first, because a verdict has room for few failures."""
+    for at_import in (True, False):
+        subject = RecordingSubject()
+        subject._operator = lambda q, *_, **__: (torch.zeros_like(q), None)  # fails early
+        answers = iter([{"names": ["torch.mm"] if at_import else []}, {"names": ["torch.mm"]}])
+        subject.tampered = lambda answers=answers: next(answers)  # type: ignore[method-assign, misc]
+        failed = run(subject).failed
+        assert (failed[0].name, failed[0].where) == ("functions replaced", "torch.mm")
+        assert (len(failed) == 1) == at_import
+
+
+def test_a_layer_without_a_weight_is_refused_by_name() -> None:
+    class Fused(honest.QuasarAttention):
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            del self.v_proj
+
+    subject = InProcessSubject(exact, Fused, CPU)
+    with pytest.raises(WorkerError, match=r"lacks the weight v_proj\.weight \[512, 512\]") as error:
+        module._Stages(Checker.draw(CPU, 1), subject).layer(64)
+    assert error.value.kind == "gate"
+
+
+# ---- slow heads ------------------------------------------------------------------------------
+
+PIECE, OVERLAP = 16_384, 384
+
+
+def pieces(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, None]:
+    """Compute overlapping pieces without passing the state on."""
+    o = []
+    for start in range(0, q.shape[1], PIECE):
+        before = max(0, start - OVERLAP)
+        part = (x[:, before : start + PIECE] for x in (q, k, v))
+        o.append(quasar_chunked(*part, beta, dtype=torch.float32)[0][:, start - before :])
+    return torch.cat(o, 1), None
+
+
+class Pieces(honest.QuasarAttention):
+    """A layer that computes pieces, although its operator is right."""
+
+    def forward(self, x: Tensor, **options: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(honest, "chunk_quasar", pieces)
+            return super().forward(x, **options)
+
+
+@pytest.mark.slow
+def test_pieces_without_a_state_exceed_the_limits_of_any_precision() -> None:
+    tokens, checker = 20_000, Checker.draw(CPU, 3)
+    bf16 = LIMITS[torch.bfloat16]
+    slow = module._layer_like(checker, tokens) | {"beta": module._slow_heads()}
+    stages = module._Stages(checker, InProcessSubject(pieces, Pieces, CPU))
+    stages._compare(slow, "here", "operator of slow heads")
+    stages.slow_layer(tokens)
+    stages.layer(tokens)
+    errors = {name: check.value for name, check in checker.worst.items() if "worst" in name}
+    operator, layer = (
+        errors[f"{w} of slow heads: error of the worst eighth"] for w in ("operator", "layer")
+    )
+    assert (operator or 0.0) > 4 * bf16.operator, errors
+    assert (layer or 0.0) > 4 * bf16.layer, errors
+
+
+def test_the_operator_and_the_layer_of_slow_heads_are_compared_at_the_longest_length(passed):
+    wheres = {check.name: check.where for check in run(RecordingSubject()).checks}
+    assert wheres["layer of slow heads: relative RMS error"] == f"{MEASURED} tokens"
     subject = RecordingSubject()
-    subject._operator = lambda q, *_, **__: (torch.zeros_like(q), None)  # fails early
-    subject.tampered = lambda: {"names": ["torch.mm"]}  # type: ignore[method-assign]
-    check = run(subject).failed[-1]
-    assert (check.name, check.where, check.value) == ("functions replaced", "torch.mm", 1)
+    module._Stages(Checker.draw(CPU, 1), subject).lengths(3 * module.SLOW_LENGTH)
+    slow = [one for one in subject.operated if float(one["beta"].min()) < 0.1]
+    assert max(one["q"].shape[1] for one in slow) == 3 * module.SLOW_LENGTH
+    for one in slow:
+        square = one["k"].double().square().sum(-1).mean()
+        memory = 64 / float(-torch.expm1(-one["beta"].min() * square))
+        assert memory > 10_000, memory
 
 
 # ---- memory ----------------------------------------------------------------------------------

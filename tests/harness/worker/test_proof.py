@@ -103,7 +103,7 @@ def verification_error(change: Change, dtype: torch.dtype, length: int, calls: i
     chain = proof.Chain(8, torch.stack(digests[1:]).to(torch.int8), 1.0)
     checker = Checker(CPU, dtype, torch.Generator())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checker, "draw", lambda _device: checker)
+        patch.setattr(Checker, "draw", lambda _device, **_: checker)
         try:
             proof._verify(maps, weights, x, chain)
         except WorkerError as error:
@@ -133,12 +133,12 @@ BF16, FP32 = torch.bfloat16, torch.float32
 ACCEPTED: list[tuple[Change, torch.dtype]] = [
     (noisy(1e-5), FP32),
     (lambda y: y.bfloat16().float(), BF16),
-    (noisy(0.015), BF16),
+    (noisy(0.009), BF16),
 ]
 REFUSED: list[tuple[Change, torch.dtype]] = [
     (noisy(1e-3), FP32),
     (without(1 / 1024), FP32),
-    (noisy(0.05), BF16),
+    (noisy(0.03), BF16),
     (without(0.004), BF16),
     (lambda y: torch.cat((y[..., :508], y[..., :4]), -1), BF16),
 ]
@@ -214,7 +214,7 @@ class Timed(Answers):
         super().__init__()
         self.now, self.seconds = 0.0, {"repeat": alone, "chain": linked}
         monkeypatch.setattr("harness.worker.proof.time.monotonic", lambda: self.now)
-        monkeypatch.setattr(proof, "verify", lambda *_: None)
+        monkeypatch.setattr(proof, "verify", lambda *_, **__: None)
         monkeypatch.setattr(proof, "draw_weights", lambda _: {})
         monkeypatch.setattr(proof, "output_size", lambda *_: 1.0)
 
@@ -264,3 +264,27 @@ def test_one_undisturbed_chain_is_enough(monkeypatch: pytest.MonkeyPatch) -> Non
 
     subject: Any = Calming(0.001, 0.002, monkeypatch)
     proof.cross_check(subject, 16_384, torch.device("cuda"), per_call=0.001)
+
+
+class Remembering(Timed):
+    """Its calls compute only after a change of the weights; the host stalls during one of them."""
+
+    def __init__(self, stalled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(0.0005, 0.010, monkeypatch)
+        self.changed, self.repeats, self.stalled = False, 0, stalled
+
+    def ask(self, op: str, *_: Any, **fields: Any) -> Any:
+        if op == "repeat":
+            self.repeats += 1
+            computes = self.seconds["chain"] if self.changed else 0.0
+            self.now += computes + (0.1 if self.repeats == self.stalled else 0.0)
+        self.changed = op == "chain"
+        return super().ask(op, **fields)
+
+
+@pytest.mark.parametrize("stalled", [0, 1, 2, 3])
+def test_remembered_outputs_are_refused_on_a_busy_host(stalled, monkeypatch):
+    """Neither the call that computes new weights' output nor a stall makes the others slow."""
+    subject: Any = Remembering(stalled, monkeypatch)
+    with pytest.raises(WorkerError, match=r"0\.50 ms alone afterwards, and 10\.00 ms in a chain"):
+        proof.cross_check(subject, 512, CPU, per_call=0.001)
