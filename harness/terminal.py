@@ -14,6 +14,11 @@ P = ParamSpec("P")
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
+def one_line(text: str) -> str:
+    """Return untrusted text on one line without unprintable characters."""
+    return printable(" ".join(text.expandtabs(1).splitlines())).strip()
+
+
 def printable(text: str, allowed: str = "") -> str:
     """Return untrusted text without unprintable characters, except those in `allowed`."""
     return "".join(

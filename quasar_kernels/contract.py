@@ -168,7 +168,11 @@ def _check_imports(root: Path, path: PurePosixPath, strict: bool) -> list[Violat
         source = (root / path).read_bytes()
         tree = ast.parse(source)  # bytes, so that it is decoded as Python decodes it
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return [Violation(path, f"The file is not Python: {error}.", "Correct the syntax.")]
+        # too deeply nested code raises errors without a message
+        why = (
+            str(error).rstrip(".") or f"{type(error).__name__}, it is too long or too deeply nested"
+        )
+        return [Violation(path, f"The file is not Python: {why}.", "Correct the syntax.")]
     names = set(_imported(tree, path))
     violations = [
         Violation(path, f"The import of {banned} is forbidden.", "Remove it.")

@@ -5,6 +5,8 @@
 
 FORK is an https address or a folder. The script clones the fork into an empty folder, checks its
 rules, times it at the validator's lengths and at the target, and compares its speed with the claim.
+The fork's code runs in the validator's sandbox if one works, otherwise with your rights, after a
+warning.
 DIR is a checkout, or an overlay such as quasar_kernels/overlay, which the script judges without a
 claim: rules, import, correctness and speed. --full uses the validator's lengths and the target.
 Exit status 0: it passes; 1: a validator would reject it, or the script reached no verdict; 130: a
@@ -28,19 +30,33 @@ from harness.measuring.sampler import Recorder, Sampler
 from harness.measuring.trees import whole_tree
 from harness.sample import Correctness, Sample
 from harness.source import compiled_without_source
-from harness.terminal import ends_quietly, printable
+from harness.terminal import ends_quietly, one_line, printable
 from harness.workload import VALIDATOR_LENGTHS
 from neurons.runtime import observe
-from neurons.runtime.errors import Postponed
+from neurons.runtime.errors import ConfigError, Postponed
+from neurons.runtime.machine import resolve_device
 from neurons.runtime.process import Stopped, stop_on_signals
 from neurons.validator.clone import Sources
+from neurons.validator.devices import find_gpus
 from neurons.validator.evaluate import Evaluator
+from neurons.validator.packages import check_imports
+from neurons.validator.sandbox import Sandbox, open_sandbox
 from neurons.wire.protocol import QueuedSubmission
 from neurons.wire.rules import league_of, weighted_score
 from quasar_kernels.arguments import positive
 from quasar_kernels.contract import check_tree, compiled_files
 
 STOPPED = 130
+
+
+def say(text: str) -> None:
+    """Print a line, parts of which may come from a stranger's fork or its host."""
+    print(one_line(text), flush=True)
+
+
+def failure(text: str) -> SystemExit:
+    """Return the end of this script with such a line."""
+    return SystemExit(one_line(text))
 
 
 def fork_address(fork: str) -> str:
@@ -52,9 +68,9 @@ def fork_address(fork: str) -> str:
     if "://" in fork:
         return fork
     if not Path(fork).is_dir():
-        raise SystemExit(f"There is no folder {fork}. Name a checkout or an https address.")
+        raise failure(f"There is no folder {fork}. Name a checkout or an https address.")
     if not (Path(fork, ".git").exists() or Path(fork, "HEAD").is_file()):
-        raise SystemExit(
+        raise failure(
             f"{fork} is not a git repository, which a claim needs. --repo-path {fork} judges "
             "a folder as it is."
         )
@@ -72,7 +88,7 @@ def newest_commit(address: str, branch: str) -> str:
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=quiet)
     if run.returncode:
         why = run.stderr.strip() or "no such branch (--branch names another, --commit a commit)"
-        raise SystemExit(f"{address}, branch {branch}: {why}")
+        raise failure(f"{address}, branch {branch}: {why}")
     return run.stdout.split()[0]
 
 
@@ -81,11 +97,11 @@ class _Printer(Recorder):
 
     def checked(self, correctness: Correctness) -> None:
         checks = f"{len(correctness.checks)} checks on {correctness.device}"
-        print(f"pass  correctness: {checks}, {correctness.dtype}", flush=True)
+        say(f"pass  correctness: {checks}, {correctness.dtype}")
 
     def accepted(self, sample: Sample, _number: int) -> None:
         speed = f"{sample.tokens_per_sec:,.0f} tokens/s, {sample.vram_mb:,.0f} MiB"
-        print(f"pass  {sample.length} tokens: {speed}", flush=True)
+        say(f"pass  {sample.length} tokens: {speed}")
 
 
 def judge_checkout(tree: Path, lengths: tuple[int, ...], options: Options, *, debug: bool) -> int:
@@ -97,22 +113,36 @@ def judge_checkout(tree: Path, lengths: tuple[int, ...], options: Options, *, de
     broken += [f"compiled files: fla/{name}; publish its source" for name in compiled]
     try:
         if not broken:
-            print("pass  rules", flush=True)
+            say("pass  rules")
             with whole_tree(tree) as whole:
                 sampler = Sampler(tree=whole, options=options, recorder=_Printer())
                 sampler.run(EachLength(lengths))
     except MeasurementError as error:
-        broken = [error.explain(debug=debug)]
+        broken = [error.explain()]
+        if debug:
+            print(printable(error.log_tail, allowed="\n"), file=sys.stderr)
     for reason in broken:
-        print("FAIL ", printable(reason))  # a fork's file may have any name
+        say(f"FAIL  {reason}")
     if broken:
-        print("REJECTED")
+        say("REJECTED")
         return 1
     speed, length = sampler.of(max(lengths))[0].tokens_per_sec, max(lengths)
     league, multiplier = league_of(length)
     best = f"PASSED; weighted score {weighted_score(speed, length):,.0f} at {length} tokens"
-    print(f"{best}; league {league}, multiplier {multiplier}")
+    say(f"{best}; league {league}, multiplier {multiplier}")
     return 0
+
+
+def find_sandbox(device: str, stop: threading.Event) -> Sandbox | None:
+    """Return the validator's sandbox; None, after a warning, if none works on this machine."""
+    gpu = find_gpus(os.environ)[0] if resolve_device(device) == "cuda" else None
+    try:
+        sandbox = open_sandbox(gpu)
+        check_imports(sandbox, sandbox.packages.withheld, stop)
+    except ConfigError as error:
+        say(f"WARNING: the fork's code runs with your rights. {error}")
+        return None
+    return sandbox
 
 
 @ends_quietly
@@ -136,9 +166,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.repo_path is not None:
         if not args.repo_path.is_dir():
-            parser.error(
-                f"--repo-path {args.repo_path} is not a folder: name the root of a checkout"
-            )
+            wrong = f"--repo-path {args.repo_path} is not a folder"
+            parser.error(one_line(f"{wrong}: name the root of a checkout"))
         lengths = {args.seq_len or 2048}
         if args.full:
             lengths = {*VALIDATOR_LENGTHS, args.seq_len or args.target}
@@ -164,18 +193,19 @@ def main() -> int:
             *(Path(folder), args.device, args.timeout),
             sources=Sources(hosts=(), files=True),
             stop=stop,
+            confinement=find_sandbox(args.device, stop),
         )
         try:
             verdict = judge.evaluate(submission)
         except Stopped:
             return STOPPED
         except Postponed as fault:
-            raise SystemExit(f"No verdict: {fault}") from None
+            raise failure(f"No verdict: {fault}") from None
     league, multiplier = league_of(args.target)
-    print(f"{'PASSED' if verdict.passed else 'REJECTED'}: {verdict.reason}")
-    print(f"score {verdict.score:.3f}; league {league}, multiplier {multiplier}")
+    say(f"{'PASSED' if verdict.passed else 'REJECTED'}: {verdict.reason}")
+    say(f"score {verdict.score:.3f}; league {league}, multiplier {multiplier}")
     if verdict.passed:
-        print(f"weighted score {weighted_score(args.claim, args.target):,.0f}")
+        say(f"weighted score {weighted_score(args.claim, args.target):,.0f}")
     return 0 if verdict.passed else 1
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from harness.imports import install_command
 from harness.sample import Correctness, Kind
+from harness.terminal import one_line
 from quasar_kernels.contract import fork_imports
 
 _KILLED = (-9, 128 + 9)
@@ -26,6 +27,10 @@ class MeasurementError(Exception):
     correctness: Correctness | None = None  # the correctness check, if it failed
     remedy: str = ""  # a sentence; "" if none is known
     length: int | None = None  # the measured length in tokens, if there are several
+
+    def __post_init__(self) -> None:
+        """Put the reason on one printable line: it may name files of a stranger's fork."""
+        self.reason = one_line(self.reason)
 
     def __str__(self) -> str:
         return self.reason

@@ -23,7 +23,6 @@ from harness.measuring.job import Job, Reply
 from harness.measuring.process import RESULT_LIMIT, Ended, run_supervised, scratch_folder
 from harness.sample import Correctness, Kind, Sample
 from harness.source import compiled_without_source, missing_files, source_digest
-from harness.terminal import printable
 from harness.workload import ORACLE_LENGTH
 
 _OWN_CODE = (PROJECT / "harness", PROJECT / "quasar_kernels")
@@ -225,11 +224,8 @@ def read_reply(ended: Ended, nonce: str, timeout: float) -> dict[str, JsonValue]
     if not secrets.compare_digest(reply.nonce.encode(), nonce.encode()):
         raise failure("the result did not come from the worker", "protocol")
     if reply.failure is not None:
-        # The code under test may have worded the reason.
-        reason = printable(" ".join(reply.reason.split()))
-        raise failure(
-            reason, reply.failure, import_remedy(reason) if reply.failure == "import" else ""
-        )
+        remedy = import_remedy(reply.reason) if reply.failure == "import" else ""
+        raise failure(reply.reason, reply.failure, remedy)
     if reply.body is None:
         raise failure("the worker's result is empty", "protocol")
     return reply.body

@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from harness.hardware.machine import Frozen
+from harness.terminal import one_line
 from harness.worker.failures import WorkerError
 from quasar_kernels.contract import check_tree, compiled_files, fork_imports
 
@@ -15,9 +19,9 @@ SIZE, TOLERANCE = 512, 1e-2
 
 
 class Problems(Frozen):
-    """The problems that a check found, one text for each."""
+    """The problems that a check found, one printable text for each."""
 
-    texts: tuple[str, ...] = ()
+    texts: tuple[Annotated[str, BeforeValidator(one_line)], ...] = ()
 
 
 def find_broken_rules(tree: str) -> Problems:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.sample import Check
+from harness.terminal import printable
 
 PARTS = 8
 """The token dimension is compared as a whole and in this many parts, since errors may grow."""
@@ -134,7 +135,7 @@ class Checker:
         finite = math.isfinite(value)
         check = Check(
             name=name,
-            where=where,
+            where=printable(where),  # it may be a weight's name
             value=value if finite else None,
             limit=limit,
             at_least=at_least,

@@ -124,8 +124,8 @@ class _Stages:
             lengths.add(2 + self.checker.below(max(LENGTHS)))
         for tokens in sorted(lengths):
             self._compare(_layer_like(self.checker, tokens), f"{tokens} tokens")
-        tokens = SLOW_LENGTH + self.checker.below(SLOW_LENGTH)
-        for tokens in sorted({tokens, max(tokens, length)}):
+        secret = SLOW_LENGTH + self.checker.below(SLOW_LENGTH)
+        for tokens in sorted({secret, max(secret, length)}):
             slow = _layer_like(self.checker, tokens)
             slow["beta"] = _slow_heads().to(slow["beta"])
             self._compare(slow, f"{tokens} tokens", "operator of slow heads")
@@ -215,7 +215,7 @@ class _Stages:
             checker.unchanged("layer: weights changed", name, value, weights[name])
 
     def slow_layer(self, length: int) -> None:
-        """Compare a layer of slow heads, which overlapping pieces without a state cannot compute."""
+        """Compare a layer of slow heads, which pieces without a state cannot compute."""
         checker, seed = self.checker, self.checker.seed()
         weights = self._built({"beta_log": _slow_heads().expm1().log()})
         self.subject.draw("x", (1, length, WORKLOAD.hidden_size), seed)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from harness.sample import Kind
 
+_WITHOUT_GPU = ("module 'torch.cpu' has no attribute", "0 active drivers")
+"""Messages of fla and Triton without a GPU, which do not say so."""
+
 
 class WorkerError(Exception):
     """A failure of a known kind."""
@@ -30,4 +33,7 @@ def as_worker_error(error: Exception) -> WorkerError:
         return error
     first = (str(error).splitlines() or [""])[0]
     kind: Kind = "out_of_memory" if _out_of_memory(error) else "crash"
-    return WorkerError(f"{type(error).__name__}: {first}", kind)
+    reason = f"{type(error).__name__}: {first}"
+    if any(part in first for part in _WITHOUT_GPU):
+        reason = f"this fork's fla needs a GPU, and this machine has none ({reason})"
+    return WorkerError(reason, kind)

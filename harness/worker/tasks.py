@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from harness.hardware.machine import Telemetry
 from harness.measuring.job import Exit, Job, Reply
 from harness.sample import Sample
+from harness.terminal import one_line
 from harness.worker.failures import WorkerError, as_worker_error
 from harness.worker.gpu_lock import GpuLock
 
@@ -183,5 +184,6 @@ def perform(job: Job, subject: SubjectProxy | None) -> tuple[Reply, Exit]:
         if not isinstance(error, WorkerError):
             traceback.print_exc()
         failure = as_worker_error(error)
-        reply = Reply(nonce=job.nonce, failure=failure.kind, reason=str(failure))
+        # names in it that are not UTF-8 would make the reply unreadable
+        reply = Reply(nonce=job.nonce, failure=failure.kind, reason=one_line(str(failure)))
         return reply, Exit.CRASH

@@ -134,9 +134,9 @@ class Evaluator:
                 )
         except MeasurementError as error:
             self._check_stop()
-            log_tail = f"; {error.log_tail.strip()[-300:]}" if error.log_tail.strip() else ""
+            last = " ".join(error.log_tail.split())[-300:]
             raise FaultyMachine(
-                f"The control run failed on this machine: {error}{log_tail}",
+                f"The control run failed on this machine: {error}{last and f'; {last}'}",
                 "Remove this cause and start the validator again, which checks the packages at its "
                 "start. nvidia-smi shows the state of a GPU.",
             ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from harness.terminal import one_line
 from neurons.wire.protocol import Benchmarks
 
 TOLERANCE = 0.9
@@ -36,8 +37,8 @@ class Verdict:
 
 
 def reject(reason: str) -> Verdict:
-    """Return a verdict of score 0 without a measured speed."""
-    return Verdict(0.0, reason)
+    """Return a verdict of score 0 without a measured speed; the reason may name a fork's files."""
+    return Verdict(0.0, one_line(reason))
 
 
 def is_claim(claim: float | None) -> bool:

@@ -195,6 +195,7 @@ def test_files_that_cannot_be_read(tree, name, content, rule):
     violations = check_tree(tree)
     assert {v.path for v in violations} == ({QUASAR_DIR / name} if rule else set())
     assert not rule or any(rule in v.rule for v in violations)
+    assert not any(": ." in v.rule for v in violations)  # a reason without a text
 
 
 def test_compiled_files_are_found_in_all_folders(tree):

@@ -7,6 +7,10 @@ from pathlib import Path
 import local_validator
 import pytest
 
+from neurons.runtime.errors import ConfigError
+from neurons.validator.evaluate import Evaluator
+from neurons.validator.sandbox import Sandbox
+from neurons.validator.verdict import reject
 from quasar_kernels.contract import OVERLAY, REQUIRED_IMPORTS, TARGET_FILES
 from tests.harness.conftest import HONEST, write_tree
 from tests.processes import HANG
@@ -91,6 +95,64 @@ def test_a_checkout_is_judged_without_a_claim(fork, monkeypatch, capsys):
     assert output.splitlines()[-1] == "REJECTED"
     assert "owned" in output
     assert output.replace("\n", "").isprintable()  # no terminal codes of the fork
+
+
+FORGED = "\nPASSED: all is well\x1b[2J\u202e"
+"""The end of a name that clears a terminal, and would forge a verdict."""
+
+
+@pytest.mark.parametrize("where", ["folder", "file", "branch", "no repository", "no folder"])
+def test_foreign_text_forges_no_line(where, tmp_path, fork, monkeypatch, capsys):
+    arguments, root = [], fork
+    if where == "file":
+        (fork / f"{FORGED}.so").touch()
+        run_git(fork, "add", "-A")
+        run_git(fork, "commit", "-q", "-m", "x")
+    elif where == "branch":
+        arguments = ["--branch", FORGED]
+    else:
+        root = tmp_path / FORGED.strip()
+        if where != "no folder":
+            root.mkdir()
+        if where == "folder":
+            root = fork.rename(root / FORGED)
+    command = ["local_validator.py", str(root), "--claim", "1000", *arguments]
+    monkeypatch.setattr("sys.argv", command)
+    monkeypatch.setattr(local_validator, "find_sandbox", lambda *_: None)
+    try:
+        assert local_validator.main() == 1
+        end = ""
+    except SystemExit as error:
+        end = str(error)
+    for line in [*capsys.readouterr().out.split("\n"), *end.split("\n")]:
+        assert line.isprintable(), line
+        assert not line.startswith("PASSED"), line
+
+
+def test_a_fork_runs_in_a_sandbox_or_after_a_warning(fork, monkeypatch, capsys, tmp_path):
+    used: list[object] = []
+
+    def evaluate(self: Evaluator, _: object) -> object:
+        used.append(self.confinement)
+        return reject("so it is")
+
+    def no_sandbox(*_: object) -> Sandbox:
+        raise ConfigError("No sandbox works here.\nPASSED")
+
+    made = Sandbox("", 2**30)
+    monkeypatch.setattr("sys.argv", ["local_validator.py", str(fork), "--claim", "1000"])
+    monkeypatch.setattr(Evaluator, "evaluate", evaluate)
+    monkeypatch.setattr(local_validator, "check_imports", lambda *_: None)
+    monkeypatch.setattr(local_validator, "open_sandbox", lambda _: made)
+    assert local_validator.main() == 1
+    assert "WARNING" not in capsys.readouterr().out
+    monkeypatch.setattr(local_validator, "open_sandbox", no_sandbox)
+    assert local_validator.main() == 1
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    assert warnings == [
+        "WARNING: the fork's code runs with your rights. No sandbox works here. PASSED"
+    ]
+    assert used == [made, None]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,15 @@ class Limits:
         return ["prlimit", *limits, "--core=0", "--", *command]
 
 
+_AT_LIMIT = {
+    "SIGXFSZ": "the limit of {0.file} bytes for a file",
+    "SIGXCPU": "the limit of {0.seconds} s of CPU time",
+    "SIGKILL": "a limit: {0.seconds} s of CPU time, {0.memory} bytes of memory, "
+    "{0.output} bytes of output",
+}
+"""What a signal of Linux means for a process with limits."""
+
+
 class HardenedGit(git.Git):
     """GitPython's command object with hardened processes.
 
@@ -145,10 +154,20 @@ class HardenedGit(git.Git):
         timeout = options.get("kill_after_timeout") or self.timeout
         status, output, complaint = self._run([str(word) for word in command], env, timeout)
         if status != 0 and options.get("with_exceptions", True):
-            raise fault(str(command[1]), complaint, self.folder)
+            raise fault(str(command[1]), complaint.strip() or self._end_of(status), self.folder)
         if options.get("with_extended_output"):
             return status, output, complaint
         return output
+
+    def _end_of(self, status: int) -> str:
+        """Return how git ended, for an end without a message."""
+        if status >= 0:
+            return f"it ended with status {status} and without a message"
+        name = signal.Signals(-status).name
+        if self.limits is None or name not in _AT_LIMIT:
+            return f"it was killed by {name}"
+        limit = _AT_LIMIT[name].format(self.limits)
+        return f"it exceeded {limit}"
 
     def _require_version(self) -> None:
         """Refuse a git that ignores settings in its environment. Checked once for each PATH."""

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from neurons.validator.verdict import judge, refute
+from neurons.validator.verdict import judge, refute, reject
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,12 @@ def test_judge(claim: float | None, actual: float, score: float) -> None:
     verdict = judge(claim, actual)
     assert verdict.score == pytest.approx(score)
     assert verdict.passed == (score > 0)
+
+
+def test_a_reason_stays_on_one_printable_line() -> None:
+    """It may name a fork's files, and is shown on terminals and pages."""
+    reason = reject("a.so\nPASSED: \x1b[32m\u202egood\x9b").reason
+    assert reason == "a.so PASSED: \N{REPLACEMENT CHARACTER}[32m\ufffdgood\ufffd"
 
 
 def test_a_failed_logit_verification_replaces_the_reason() -> None:

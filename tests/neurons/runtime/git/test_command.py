@@ -235,6 +235,28 @@ def test_a_helper_that_outlives_git_is_killed(tmp_path, monkeypatch):
     wait_for(lambda: not is_alive(helper))
 
 
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("kill -XFSZ $$", "exceeded the limit of 4194304 bytes for a file"),
+        ("kill -XCPU $$", "exceeded the limit of 9 s of CPU time"),
+        ("kill -KILL $$", "exceeded a limit: 9 s of CPU time, 4294967296 bytes of memory"),
+        ("kill -SEGV $$", "was killed by SIGSEGV"),
+        ("exit 3", "ended with status 3 and without a message"),
+    ],
+)
+def test_an_end_without_a_message_is_explained(end, reason, tmp_path, monkeypatch):
+    wrapper = tmp_path / "bin" / "git"
+    wrapper.parent.mkdir()
+    version = f"exec {shutil.which('git')} version"
+    wrapper.write_text(f'#!/bin/sh\n[ "$1" = version ] && {version}\n{end}\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+    tool = HardenedGit(tmp_path, limits=Limits(memory=2**32, file=2**22, seconds=9, output=2**20))
+    with pytest.raises(Held, match=f"git checkout failed: it {reason}"):
+        tool.execute(["git", "checkout"])
+
+
 def test_a_missing_prlimit_is_reported(tmp_path, monkeypatch):
     limited = HardenedGit(tmp_path, limits=Limits(1, 1, 1, 1))
     monkeypatch.setattr(HardenedGit, "_require_version", lambda _: None)
