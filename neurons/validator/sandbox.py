@@ -23,7 +23,7 @@ from neurons.validator.devices import Gpu
 from neurons.validator.leaks import find_leaks
 from neurons.validator.packages import Packages, find_packages, hidden_entries
 from neurons.validator.seccomp import INSTALL, assemble, this_architecture
-from neurons.validator.usage import affinities, descendants, machine_memory, process_memory
+from neurons.validator.usage import affinities, descendants, machine_memory, memory_of
 
 USER = 60_999
 """The user id of a fork's code, which has no account on usual systems. Unless this process is root,
@@ -33,9 +33,11 @@ FOLDER_BYTES = 4 * 2**30
 TEMPORARY_BYTES = 2**28
 FILE_BYTES = 2 * 2**30
 TASKS, PROCESSES, OPEN_FILES = 4096, 256, 4096
+DESCRIPTORS = 16 * OPEN_FILES
+"""Most open files in which memory files are looked for."""
 MEMORY_SHARE = 0.75
 MEMORY_LEFT = 2**28
-"""Least free bytes of the machine; this limit also covers memory that belongs to no process."""
+"""Least free bytes of the machine, if a fork holds half of its memory or more."""
 CORES_PER_RESERVED = 8
 """One core in this many is reserved for other work, at least one; forks use the rest."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -99,9 +101,11 @@ class Sandbox:
             return f"it started more than {PROCESSES} processes"
         if self.cores and any(not cores <= self.cores for cores in affinities(processes)):
             return "it took cores that are kept for others"
-        if sum(map(process_memory, processes)) > self.memory_bytes:
+        memory = memory_of(processes, DESCRIPTORS)
+        if memory > self.memory_bytes:
             return f"it took more than {self.memory_bytes / 2**30:.1f} GiB of memory"
-        if machine_memory("MemAvailable") < MEMORY_LEFT:
+        # otherwise something else took it, and the kernel ends a fork only if it must
+        if memory > self.memory_bytes / 2 and machine_memory("MemAvailable") < MEMORY_LEFT:
             return "it left this machine without memory"
         return ""
 

@@ -2,8 +2,9 @@
 
 Namespaces would give a fork a tmpfs that no limit counts. Keyrings outlive an evaluation. io_uring,
 bpf and perf have had many sandbox escapes. A network namespace does not separate vsock, which
-reaches the hypervisor. With prlimit(2) a fork could keep its referee from opening the GPU. All
-other calls are allowed, because the CUDA driver needs many of them (ioctl, mmap, poll, eventfd,
+reaches the hypervisor. No process shows the memory of detached System V segments. With prlimit(2)
+or a priority, a fork could keep its referee from opening the GPU or slow it down. All other calls
+are allowed, because the CUDA driver needs many of them (ioctl, mmap, poll, eventfd,
 memfd_create, with a GPU also sched_setaffinity).
 """
 
@@ -51,8 +52,21 @@ _DENIED = {
     "pivot_root": (155, 41),
     "chroot": (161, 51),
     "syslog": (103, 116),
+    "shmget": (29, 194),
 }
 """The numbers of forbidden calls on x86_64 and aarch64."""
+
+
+_OWN_ONLY = {
+    "sched_setparam": (142, 118, ((0, 0),)),
+    "sched_setscheduler": (144, 119, ((0, 0),)),
+    "sched_setattr": (314, 274, ((0, 0),)),
+    "setpriority": (141, 140, ((0, 0), (1, 0))),  # PRIO_PROCESS
+    "ioprio_set": (251, 30, ((0, 1), (1, 0))),  # IOPRIO_WHO_PROCESS
+    "prlimit64": (302, 261, ((0, 0),)),
+}
+"""The numbers of calls that only the calling thread or process may be the object of, and the
+arguments, as pairs of place and value, that name it."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +75,9 @@ class Architecture:
 
     audit: int  # the architecture's number in `struct seccomp_data`
     denied: dict[str, int]
+    own_only: dict[str, int]
     clone: int
     socket: int
-    prlimit64: int
     sched_setaffinity: int
     clone3: int = 435
 
@@ -72,17 +86,17 @@ ARCHITECTURES = {
     "x86_64": Architecture(
         0xC000003E,
         {name: number for name, (number, _) in _DENIED.items()},
+        {name: number for name, (number, _, _) in _OWN_ONLY.items()},
         clone=56,
         socket=41,
-        prlimit64=302,
         sched_setaffinity=203,
     ),
     "aarch64": Architecture(
         0xC00000B7,
         {name: number for name, (_, number) in _DENIED.items()},
+        {name: number for name, (_, number, _) in _OWN_ONLY.items()},
         clone=220,
         socket=198,
-        prlimit64=261,
         sched_setaffinity=122,
     ),
 }
@@ -137,7 +151,8 @@ def _instructions(architecture: Architecture, denied: set[int]) -> Iterator[Inst
     yield _EQUAL, 0, 1, architecture.clone3
     yield _RETURN, 0, 0, missing  # a filter cannot read its flags; libraries then call clone
     yield from _only(architecture.socket, _FAMILIES, _FAIL | errno.EAFNOSUPPORT)
-    yield from _only(architecture.prlimit64, (0,), forbidden)  # 0: the calling process
+    for name, (_, _, arguments) in _OWN_ONLY.items():
+        yield from _only_own(architecture.own_only[name], arguments, forbidden)
     yield _EQUAL, 0, 3, architecture.clone
     yield _LOAD, 0, 0, _FIRST_ARGUMENT
     yield _ANY_BIT, 0, 1, _NEW_NAMESPACES
@@ -153,3 +168,15 @@ def _only(number: int, arguments: Sequence[int], refusal: int) -> Iterator[Instr
         yield _EQUAL, 0, 1, argument
         yield _RETURN, 0, 0, _ALLOW
     yield _RETURN, 0, 0, refusal
+
+
+def _only_own(
+    number: int, arguments: Sequence[tuple[int, int]], refusal: int
+) -> Iterator[Instruction]:
+    """Allow the system call `number` only with these arguments."""
+    yield _EQUAL, 0, 3 * len(arguments) + 1, number
+    for place, value in arguments:
+        yield _LOAD, 0, 0, _FIRST_ARGUMENT + 8 * place
+        yield _EQUAL, 1, 0, value
+        yield _RETURN, 0, 0, refusal
+    yield _RETURN, 0, 0, _ALLOW

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,12 +40,60 @@ def affinities(pids: Iterable[int]) -> Iterator[set[int]]:
                 yield os.sched_getaffinity(int(task))
 
 
-def process_memory(pid: int) -> int:
-    """Return the bytes of a process's memory, without mapped files."""
+def memory_of(pids: Sequence[int], most: int) -> int:
+    """Return the bytes of memory of these processes, which have one mount namespace.
+
+    These are their private pages, and their shared pages or their files in memory, whichever are
+    more, since the files may be mapped. Beyond `most` descriptors, no further process is read.
+    """
+    own = sum(resident(pid, b"RssAnon:") for pid in pids)
+    shared = sum(resident(pid, b"RssShmem:") for pid in pids)
+    mounted = next(filter(None, map(_tmpfs_bytes, pids)), 0)
+    return own + max(shared, mounted + _memfd_bytes(pids, most))
+
+
+def resident(pid: int, kind: bytes) -> int:
+    """Return the bytes of a process's pages of one kind in /proc/PID/status; 0 if it has ended."""
     try:
         # bytes, because the process may have given itself a name that is not UTF-8
         lines = Path(f"/proc/{pid}/status").read_bytes().splitlines()
     except OSError:
         return 0
-    kinds = (b"RssAnon:", b"RssShmem:")
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(kinds))
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
+
+
+def _tmpfs_bytes(pid: int) -> int:
+    """Return the bytes in all tmpfs mounts of a process's own namespace.
+
+    0 if they cannot be read, or if the process shares this process's mounts.
+    """
+    used: dict[bytes, int] = {}
+    with suppress(OSError):
+        if os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt"):
+            return 0
+        for line in Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines():
+            before, _, after = line.partition(b" - ")
+            _, _, device, _, place, *_ = before.split()
+            if after.startswith(b"tmpfs ") and device not in used:
+                path = b"/proc/%d/root" % pid + place.decode("unicode_escape").encode("latin-1")
+                with suppress(OSError):  # mounted over
+                    facts = os.statvfs(path)
+                    used[device] = (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+    return sum(used.values())
+
+
+def _memfd_bytes(pids: Iterable[int], most: int) -> int:
+    """Return the bytes of the memory files (memfd_create) that processes hold open."""
+    sizes: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        with suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                most -= 1
+                with suppress(OSError):
+                    path = f"/proc/{pid}/fd/{name}"
+                    if os.readlink(path).startswith("/memfd:"):
+                        file = os.stat(path)
+                        sizes[file.st_dev, file.st_ino] = 512 * file.st_blocks
+        if most < 0:
+            break
+    return sum(sizes.values())

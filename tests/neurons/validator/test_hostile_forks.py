@@ -114,6 +114,23 @@ def test_an_attack_fails(name, sandbox, tmp_path, monkeypatch):
     assert sleeping == []
 
 
+HIDING = {
+    "memory files": "held = [os.memfd_create('m') for _ in range(12)]\n"
+    "for one in held: os.truncate(one, 2**24); os.posix_fallocate(one, 0, 2**24)\n",
+    "its folder": "for one in range(12):\n"
+    "    with open(str(one), 'wb') as file: file.write(bytes(2**24))\n",
+    "shared pages": "import mmap\nheld = mmap.mmap(-1, 2**28)\nheld.write(b'x' * 3 * 2**26)\n",
+}
+"""Programs that take 192 MiB in memory that is not private to a process."""
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_memory_that_is_not_private_counts(name, sandbox, tmp_path):
+    text = f"import os, time\n{HIDING[name]}print('done', flush=True)\ntime.sleep(3600)\n"
+    small = Sandbox(sandbox.bubblewrap, 2**27)
+    assert end_of(text, small, tmp_path / "inside").endswith("it took more than 0.1 GiB of memory")
+
+
 def read_or_nothing(file: Path) -> bytes:
     try:
         return file.read_bytes()
