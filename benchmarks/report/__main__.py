@@ -19,7 +19,7 @@ from benchmarks.report.documents import page, update
 def documents() -> dict[Path, str]:
     modules = (layer, kernels, recall, models, cards, parallel)
     texts = {path: text for module in modules for path, text in module.documents().items()}
-    for name in ("adaptive-layer", "delta-rule", "inference"):
+    for name in ("adaptive-layer", "delta-rule", "first-call", "inference"):
         texts |= page(name)
     return texts | page("claim", median=median)
 

@@ -39,6 +39,7 @@ class Kernels(NamedTuple):
     widest: int = 0  # the largest supported number of key channels of a head; 0 is any number
     widths: tuple[int, ...] = ()  # if not empty, the only supported widths of keys and values
     tokens: range | None = None  # lengths for which `auto` may choose it; None is any
+    tuned: bool = False  # whether its first call tunes its kernels, so that `auto` never chooses it
 
 
 def imported(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -97,6 +98,9 @@ class Operator:
         remedies: list[str] = []
         for kernels in self._kernels:
             if requested not in ("auto", kernels.name):
+                continue
+            if requested == "auto" and kernels.tuned:
+                remedies.append(f"set {self.variable}={kernels.name}; its first call tunes it")
                 continue
             problem, remedy = self._problem(kernels, packed, width, values or width)
             fit = kernels.tokens

@@ -1,4 +1,4 @@
-"""The SSD operator of Mamba-2 by kernels of mamba_ssm, this project or fla-core, or by torch."""
+"""The SSD operator of Mamba-2 by kernels of this project, mamba_ssm or fla-core, or by torch."""
 
 from __future__ import annotations
 
@@ -133,11 +133,18 @@ def _by_fla(
 OPERATOR = Operator(
     "SSD",
     [
-        Kernels(
-            "mamba_ssm", "mamba_ssm.ops.triton.ssd_combined", "install mamba_ssm", _by_mamba, False
-        ),
         Kernels("triton", TRITON, "install Triton", imported(TRITON, "ssd_triton"), widest=128),
-        Kernels("fla-core", "fla.ops.simple_gla", "install fla-core 0.6 and Triton", _by_fla),
+        Kernels(
+            "mamba_ssm",
+            "mamba_ssm.ops.triton.ssd_combined",
+            "install mamba_ssm",
+            _by_mamba,
+            packed=False,
+            tuned=True,
+        ),
+        Kernels(
+            "fla-core", "fla.ops.simple_gla", "install fla-core 0.6 and Triton", _by_fla, tuned=True
+        ),
     ],
     _in_torch,
 )

@@ -85,7 +85,9 @@ OPERATOR = Operator(
     [
         Kernels("cuda", CUDA, "", imported(CUDA, "wkv6_cuda"), widths=(32, 64, 128), tokens=SHORT),
         Kernels("triton", TRITON, "install Triton", imported(TRITON, "wkv6_triton"), widest=128),
-        Kernels("fla-core", "fla.ops.rwkv6", "install fla-core 0.6 and Triton", _by_fla),
+        Kernels(
+            "fla-core", "fla.ops.rwkv6", "install fla-core 0.6 and Triton", _by_fla, tuned=True
+        ),
     ],
     decayed_attention,
 )

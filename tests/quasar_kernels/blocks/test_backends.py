@@ -21,13 +21,17 @@ LONG = "cuda is for calls of 2 to 16 tokens"
 @pytest.mark.parametrize(
     ("operator", "variables", "call", "name", "reason"),
     [
-        (SSD, {}, {"width": 128}, "triton", NO_MAMBA),
-        (SSD, {}, {"packed": True}, "triton", "does not support packed sequences"),
+        (SSD, {}, {"width": 128}, "triton", ""),
+        (SSD, {}, {"packed": True}, "triton", ""),
+        (SSD, {}, {"width": 256}, "torch", WIDE),
+        (SSD, {"QUASAR_SSD": "mamba_ssm"}, {}, "torch", NO_MAMBA),
+        (SSD, {"QUASAR_SSD": "mamba_ssm"}, {"packed": True}, "torch", "packed sequences"),
         (WKV6, {}, {"width": 64, "tokens": SHORT[-1]}, "cuda", ""),
         (WKV6, {}, {"width": 64, "tokens": SHORT[-1] + 1}, "triton", LONG),
         (WKV6, {}, {"width": 64}, "triton", LONG),
         (WKV6, {}, {"width": 64, "tokens": 2, "values": 48}, "triton", ""),
-        (WKV6, {}, {"width": 256}, "fla-core", f"32, 64 or 128 channels; {WIDE}"),
+        (WKV6, {}, {"width": 256}, "torch", f"32, 64 or 128 channels; {WIDE}"),
+        (WKV6, {"QUASAR_WKV6": "fla-core"}, {"width": 256}, "fla-core", ""),
         (WKV6, {"QUASAR": "triton"}, {"width": 64, "tokens": 2}, "triton", "QUASAR_BACKEND=triton"),
         (WKV6, {"QUASAR": "torch"}, {}, "torch", "QUASAR_BACKEND=torch"),
         (WKV6, {"QUASAR_WKV6": "cuda"}, {"width": 64, "tokens": 9999}, "cuda", ""),
@@ -51,6 +55,14 @@ def test_torch_computes_calls_without_kernels(monkeypatch):
     words = "'fla'; set it to one of auto, cuda, triton, fla-core, torch"
     with pytest.raises(ValueError, match=words):
         WKV6.backend(GPU, torch.bfloat16)
+
+
+@pytest.mark.parametrize("operator", [SSD, WKV6], ids=["ssd", "wkv6"])
+def test_libraries_that_tune_their_kernels_need_a_request(operator):
+    """Their first call takes minutes."""
+    found = operator.backend(GPU, torch.bfloat16, width=256)
+    assert found.name == "torch"
+    assert f"set {operator.variable}=fla-core; its first call tunes it" in found.remedy
 
 
 class OnGPU(torch.Tensor):
