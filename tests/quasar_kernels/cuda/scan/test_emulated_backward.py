@@ -57,7 +57,7 @@ def assert_gradients(programs, x, to_state=True):
     ("kind", "dtype"),
     [
         *((kind, torch.bfloat16) for kind in (OWN, READ, 0.0, 0.02, 1.0, 30.0)),
-        (0.02, torch.float16),
+        *((kind, torch.float16) for kind in (READ, 0.02)),
     ],
 )
 def test_gradients(programs, kind, dtype):
