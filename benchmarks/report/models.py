@@ -113,16 +113,21 @@ def decoding(run: Run) -> list[Record]:
 
 def absent(run: Run) -> dict[str, list[str]]:
     """Return the calls that were not measured, by reason."""
-    lengths: dict[tuple[str, str], list[int]] = {}
+    lengths: dict[tuple[str, str, str], list[int]] = {}
     for entry in run.table("calls"):
         if entry.failure:
-            call = f"{label(entry.by)}, {entry.of.get('way', 'all calls')}"
-            found = lengths.setdefault((entry.failure, call), [])
+            key = (entry.failure, label(entry.by), str(entry.of.get("way", "all calls")))
+            found = lengths.setdefault(key, [])
             found += [int(entry.of["tokens"])] if "tokens" in entry.of else []
-    calls: dict[str, list[str]] = {}
-    for (why, call), tokens in lengths.items():
+    ways: dict[tuple[str, str, str], list[str]] = {}
+    for (why, name, way), tokens in lengths.items():
         limits = " to ".join(f"{n:,}" for n in sorted({min(tokens), max(tokens)})) if tokens else ""
-        calls.setdefault(why, []).append(f"{call} ({limits} tokens)" if tokens else call)
+        ways.setdefault((why, name, limits), []).append(way)
+    calls: dict[str, list[str]] = {}
+    for (why, name, limits), found_ways in ways.items():
+        each = found_ways if set(found_ways) != set(WAYS) else ["forward with and without backward"]
+        call = ", ".join([name, *each])
+        calls.setdefault(why, []).append(f"{call} ({limits} tokens)" if limits else call)
     return calls
 
 

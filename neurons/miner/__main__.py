@@ -57,7 +57,7 @@ from neurons.runtime.settings import Settings
 from neurons.wire.client import ApiClient
 
 TO_THE_REAL_SUBNET = (
-    "this ran on this machine alone; to mine for a subnet that runs this competition: cp "
+    "this ran only on this machine; to mine for a subnet that runs this competition: cp "
     ".env.example .env, fill it in, and start again"
 )
 
@@ -68,7 +68,7 @@ log = observe.get_logger("miner")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, 1, or 78 if a person must act."""
+    """Run one command and return the exit status: 0, 1, or 78 if the operator must act."""
     observe.configure()
     try:
         return run_command(cli, help.SCRIPT, arguments)
@@ -121,7 +121,7 @@ def _mine(given: CommandLineSettings, *, once: bool) -> int:
             settings.log_level, settings.log_format, file=log_file(given), ordinary=sys.stdout
         )
         if embedded:
-            log.info("no .env: fork, validator API and validator are set up on this machine alone")
+            log.info("no .env: fork, validator API and validator are set up only on this machine")
         with _context(settings, embedded, stop) as context:
             _log_start(context)
             where = context.settings.state_dir, settings.metrics_port

@@ -32,7 +32,7 @@ def follow_api(submission: Submission, context: Context) -> Submission:
         known = _is_listed(submission, context)
     except Retry as fault:
         raise Retry(
-            f"It was submitted to {old}. VALIDATOR_API_URL is now {new}, whose lists cannot be "
+            f"It was submitted to {old}. VALIDATOR_API_URL is now {new}, and its lists cannot be "
             f"read: {fault.reason}",
             fault.after,
         ) from fault

@@ -90,7 +90,7 @@ class Context:
     # the leagues in which this process has registered
     registered: set[str] = field(default_factory=set)
     blocks: BlockClock = field(default_factory=BlockClock)
-    # the submissions whose present failure this process has logged
+    # the submissions with a present failure that this process has logged
     logged_failures: set[int] = field(default_factory=set)
     quiet_seconds: float = MAX_SECONDS  # the longest interval between log lines during a step
 
@@ -121,7 +121,7 @@ class Context:
             reply = self.client.register(self.settings.reference_model, league)
             self.log.info("registered with the API", league=league, status=reply.status)
         except ServerFault as fault:
-            self.log.warning("registration failed; going on", league=league, reason=fault.reason)
+            self.log.warning("registration failed; continuing", league=league, reason=fault.reason)
         self.registered.add(league)
 
     def when_registered(self, target: int, call: Callable[[], Reply]) -> Reply:
@@ -232,7 +232,7 @@ class Context:
     def read_standing(self, submission: Submission) -> Standing:
         """Return the standing of `submission` by the API's public lists, or raise Retry.
 
-        Foreign submissions are journalled and logged, because the hotkey's rank may be theirs.
+        Foreign submissions are journalled and logged, because the hotkey's rank may belong to one.
         """
         standing = read_standing(submission, self.client)
         foreign = self.journal.note_foreign(
@@ -317,5 +317,5 @@ class Context:
 def _named(submission: Submission) -> str:
     """Return the state's name for the log, with a remark if the name alone would mislead."""
     if submission.state is State.PUBLISHED and submission.publish_at == "before_reveal":
-        return "PUBLISHED on this machine alone, until just before its reveal"
+        return "PUBLISHED only on this machine, until just before its reveal"
     return submission.state.value

@@ -281,7 +281,7 @@ def pause(
 def may_continue(paused: Submission, now: float) -> bool:
     """Return whether the pause of a FAILED or HELD submission has ended.
 
-    It has if the clock was set back since its start, because it would otherwise take too long.
+    It has if the clock was turned back since its start, because it would otherwise take too long.
     """
     return paused.paused and not paused.updated_at <= now < (paused.retry_at or 0.0)
 

@@ -97,7 +97,7 @@ def release(journal: Journal, submission: Submission, now: float) -> Submission:
     """Resume a HELD submission at its owner's request; or raise an IllegalTransition."""
     if submission.state is State.HELD and submission.resume_state is None:
         raise cycle.IllegalTransition(
-            f"Submission {submission.id} cannot go on: {submission.reason} Abandon it instead."
+            f"Submission {submission.id} cannot continue: {submission.reason} Abandon it instead."
         )
     after = cycle.resume(submission, now, reset=True)
     return journal.transition(submission, after, kind="acknowledged")

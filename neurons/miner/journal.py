@@ -139,7 +139,7 @@ class Journal:
     ) -> Submission:
         """Replace `before` by `after` and record it as an event, in one transaction.
 
-        The event's kind is `moved` (the state changed), `acknowledged` (a person decided) or
+        The event's kind is `moved` (the state changed), `acknowledged` (the operator decided) or
         `noted` (a fact was added).
 
         Raises StaleSubmission if the journal has it in another state than `before`, and an

@@ -36,7 +36,7 @@ def current(context: Context) -> Submission:
         submission = resume(submission, context)
     elif submission.state is not State.HELD:
         state = submission.position.value
-        context.log.info("going on", submission=submission.id, state=state)
+        context.log.info("continuing", submission=submission.id, state=state)
     return _restart_if_changed(submission, context)
 
 
@@ -118,7 +118,7 @@ def _can_reuse_claim(last: Submission | None, mode: str, context: Context) -> Ty
 
 
 def _restart_if_changed(submission: Submission, context: Context) -> Submission:
-    """Return to NEW a submission whose kernels changed before its commitment."""
+    """Return a submission to NEW because its kernels changed before its commitment."""
     if submission.state in STARTED and submission.content_digest != context.content_digest():
         context.log.info("the kernels changed", submission=submission.id)
         return context.move(submission, State.NEW)

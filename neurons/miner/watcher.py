@@ -25,9 +25,9 @@ from neurons.runtime.settings import Settings
 TICK_SECONDS = 2.0
 CHAIN_EVERY_SECONDS = 86400.0
 CHAIN_PAUSE_SECONDS = 300.0
-"""Least pause between two reads of the chain: one submission asks for several."""
+"""Minimum pause between two reads of the chain, because one submission requests several."""
 LOW_BYTES, ENOUGH_BYTES = 10**9, 15 * 10**8
-"""Free space below which the disk is low, and above which it is not any more."""
+"""Free bytes: below the first the disk counts as low, above the second as recovered."""
 UNKNOWN = -1
 
 
@@ -66,20 +66,20 @@ class Watcher:
         threading.Thread(target=self._run, name="watcher", daemon=True).start()
 
     def note_commitment(self) -> None:
-        """Copy the journal and read the registration again, soon and without a delay here."""
+        """Make the thread copy the journal and read the registration soon; do not wait for it."""
         self._commitment.set()
 
     def _run(self) -> None:
         while True:
             try:
                 self.look()
-            except Exception as error:  # it must go on watching
+            except Exception as error:  # the thread must continue
                 self._log.warning("watching failed", reason=str(error))
             if self._stop.wait(TICK_SECONDS):
                 return
 
     def look(self) -> None:
-        """Look at everything that is due."""
+        """Start every check that is due."""
         self._look_at_disk()
         asked = self._commitment.is_set()
         self._commitment.clear()

@@ -27,7 +27,7 @@ log = get_logger("embedded")
 
 @dataclass
 class Child:
-    """One supervised process, whose `arguments` start with the name of a module."""
+    """One supervised process; its `arguments` start with the name of a module."""
 
     name: str
     arguments: list[str]

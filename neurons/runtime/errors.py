@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 EX_CONFIG = 78
-"""Exit status for faults that a person must correct (sysexits.h); pm2 does not restart on it."""
+"""Exit status for faults that the operator must correct (sysexits.h); pm2 then does not restart."""
 
 
 class QuasarError(Exception):
@@ -26,7 +26,7 @@ class Problem(NamedTuple):
 
 
 class ConfigError(QuasarError):
-    """A person must correct settings, wallet, journal or lock: exit status 78.
+    """The operator must correct settings, wallet, journal or lock: exit status 78.
 
     A problem that is a text must contain its remedy. `str` has one problem per line.
     """
@@ -51,8 +51,8 @@ def not_writable(state_dir: Path, error: OSError) -> ConfigError:
 class Fault(QuasarError):
     """A submission's step failed. The miner pauses it, then runs the step again.
 
-    `reason` and `remedy` contain no secrets. The pause is FAILED, or HELD once more than
-    `held_after` failures in a row came before it; None means FAILED for ever. `after` is the least
+    `reason` and `remedy` contain no secrets. The pause is FAILED, or HELD after more than
+    `held_after` failures in a row; None means FAILED for ever. `after` is the least
     pause in seconds that the other side requested.
     """
 

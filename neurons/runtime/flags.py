@@ -63,7 +63,7 @@ def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
 
 
 def setting(*names: str, **options: Any) -> Callable[[Command], Command]:
-    """Declare a flag whose value replaces a setting of the same name."""
+    """Declare a flag that replaces a setting of the same name."""
     return click.option(*names, callback=keep, expose_value=False, **options)
 
 
@@ -110,7 +110,7 @@ def run_command(command: click.Command, name: str, arguments: Sequence[str] | No
 def start(
     process: Process, given: CommandLineSettings, log: BoundLogger, run: Callable[[Settings], int]
 ) -> int:
-    """Return the exit status of `run` with the settings, or 78 if a person must act first."""
+    """Return the exit status of `run` with the settings, or 78 if the operator must act first."""
     observe.configure()
     earlier = os.umask(0o077)  # also for SQLite's files; the units of systemd set the same
     try:

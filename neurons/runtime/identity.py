@@ -194,7 +194,7 @@ def set_weights(
 ) -> dict[str, int]:
     """Set the weights of the wallet's hotkey on the chain by the ratios of these shares.
 
-    Returns the uids of the hotkeys that are registered, whose weights were set. Raises
+    Returns the uids of the registered hotkeys that got weights. Raises
     ChainUnreachable if the chain did not accept them within WEIGHTS_SECONDS.
     """
     name, hotkey, path = wallet
@@ -233,7 +233,7 @@ def _query_chain(network: str, seconds: float, *words: str) -> str:
 
 
 def _unreachable(network: str, reason: str) -> ChainUnreachable:
-    return ChainUnreachable(f"The network {network!r} is out of reach ({reason}).")
+    return ChainUnreachable(f"The network {network!r} cannot be reached ({reason}).")
 
 
 def find_uid(client: Any, netuid: str, hotkey: str) -> str:

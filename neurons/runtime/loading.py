@@ -76,7 +76,7 @@ def load_settings(
         flags, defaults: attribute name to value; flags of None or "" are ignored.
         env_file: the .env to read; by default, the one that the environment's ENV_FILE names, or
             else the project's if it exists. /dev/null means none.
-        process: the process whose required settings are checked, in addition to each value.
+        process: the process; its required settings are checked, in addition to each value.
 
     Raises:
         ConfigError: a line for each problem, with the variable, its value and the remedy.

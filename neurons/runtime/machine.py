@@ -62,6 +62,6 @@ def gpu_states() -> list[dict[str, float]]:
 def resolve_device(device: str) -> Literal["cuda", "cpu"]:
     """Return `device`; `auto` becomes `cuda` if the machine has a GPU, else `cpu`."""
     if device == "auto":
-        # A GPU whose driver NVML cannot reach must be reported as faulty, not as absent.
+        # A GPU that NVML cannot reach must be reported as faulty, not as absent.
         return "cuda" if gpus() or any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
     return "cuda" if device == "cuda" else "cpu"

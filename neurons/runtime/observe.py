@@ -30,7 +30,7 @@ REDACTED = "[redacted]"
 LOG_FILE_BYTES = 10 * 2**20
 LOG_FILES_KEPT = 5
 QUIET = ("bittensor", "httpx", "httpcore", "git", "asyncio", "async_substrate_interface")
-"""Libraries whose records below WARNING are not logged."""
+"""Libraries that are logged from WARNING on."""
 
 _SECRET_KEY = re.compile(
     r"(?:^|[_\-.])(?:token|salt|signature|password|authorization|secret|mnemonic)$", re.IGNORECASE

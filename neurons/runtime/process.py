@@ -31,7 +31,7 @@ log = get_logger("runtime")
 
 
 class Stopped(QuasarError):
-    """A person or the system has stopped the process; this is not an error."""
+    """The user or the system has stopped the process; this is not an error."""
 
 
 def wait_for_space(state_dir: Path, wait: Callable[[float], None]) -> None:

@@ -283,7 +283,7 @@ class Settings(BaseModel):
     """Calls per hotkey and minute (register, submit, commit and reveal together); 0 means no limit.
     """
     trusted_proxies: Networks = ()
-    """Reverse proxies whose X-Forwarded-For header is trusted; bans then apply to the addresses in
+    """Reverse proxies with a trusted X-Forwarded-For header; bans then apply to the addresses in
     it. Behind any other proxy of this machine or network, bans apply to hotkeys.
     """
 

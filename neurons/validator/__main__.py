@@ -48,7 +48,7 @@ log = observe.get_logger("validator")
     help="Judges the submissions that the validator API queues.", context_settings=flags.CONTEXT
 )
 @click.option("--once", is_flag=True, help="Judge the queue once, then end.")
-@click.option("--again", is_flag=True, help="Retry submissions set aside after three crashes.")
+@click.option("--again", is_flag=True, help="Retry submissions skipped after three crashes.")
 @click.option(
     "--new-round",
     type=flags.Whole(1, MAX_HOURS),
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     """Judge the queue once, or until a signal; return the exit status.
 
-    Raises a ConfigError if a person must correct the wallet, the address, the sandbox or the
+    Raises a ConfigError if the operator must correct the wallet, the address, the sandbox or the
     packages, if another process uses the state folder, or if the API does not accept the hotkey.
     """
     folder = settings.state_dir / "validator"
@@ -165,8 +165,8 @@ def _logit_verifier(
     return LogitVerifier(
         reference=settings.reference_inference_url,
         servers=parse_servers(settings.inference_servers),
-        least_cosine=settings.cosine_sim_threshold,
-        most_difference=settings.max_abs_diff_threshold,
+        min_cosine=settings.cosine_sim_threshold,
+        max_difference=settings.max_abs_diff_threshold,
         stop=stop,
         signer=signer,
     )

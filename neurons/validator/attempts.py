@@ -15,7 +15,7 @@ from neurons.wire.protocol import QueuedSubmission
 from neurons.wire.rules import ROUND_HOURS
 
 MAX_CRASHES = 3
-"""Crashes of the validator during one submission's evaluations before it is set aside."""
+"""Crashes of the validator during one submission's evaluations before it is skipped."""
 
 FIRST_PAUSE, MAX_PAUSE = 60.0, 3600.0
 """Seconds before an evaluation is repeated after a fault of this machine or the network. The pause
@@ -136,7 +136,7 @@ class Attempts:
         )
 
     def forget(self, submission: QueuedSubmission) -> None:
-        """Delete the attempts at a submission whose verdict is written to the API."""
+        """Delete the attempts at a submission that the API has a verdict for."""
         self._database.execute(
             "DELETE FROM attempts WHERE submission = ?", [self._name(submission)]
         )

@@ -113,7 +113,7 @@ def clone(
     """
     remote = sources.check(fork_url)
     if not re.fullmatch(r"[0-9a-f]{40}", commit_hash):
-        raise BadFork(f"{commit_hash[:50]!r} is no full commit hash.")
+        raise BadFork(f"{commit_hash[:50]!r} is not a full commit hash.")
     with contextlib.ExitStack() as stack:
         overrides, gateway = dict(_OVERRIDES), None
         if remote.protocol == "https" and not urllib.request.getproxies().get("https"):
@@ -164,7 +164,7 @@ def _clone(
 
 
 def _check_size(tool: HardenedGit, commit_hash: str) -> None:
-    """Raise BadFork, before the checkout, for a commit whose tree exceeds the limits."""
+    """Raise BadFork, before the checkout, for a commit with a tree over the limits."""
     listing = tool.probe("ls-tree", "-r", "-l", "-z", "--full-tree", commit_hash)
     if listing is None:
         raise BadFork("git cannot list the commit, or it has too many files.")

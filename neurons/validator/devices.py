@@ -25,7 +25,7 @@ class Gpu:
 
     name: str  # its entry in CUDA_VISIBLE_DEVICES; if that is unset, its number in nvidia-smi
     # CUDA_VISIBLE_DEVICES for a process that sees only `files`: if NVML knows the GPU, its UUID,
-    # because NVML's numbers also count GPUs whose files the process does not see
+    # because NVML's numbers also count GPUs that the process does not see
     visible: str
     files: tuple[Path, ...]  # its device files, and those that all GPUs share
     model: str = ""  # the driver's name of it; "" if NVML does not know the GPU

@@ -206,7 +206,7 @@ class Evaluator:
             repeated = REPEATED if alone or self.share is None else AMBIGUOUS
             if self.stop.is_set() or error.kind not in repeated:
                 raise
-            log.warning("measuring once more", length=length, reason=error.reason)
+            log.warning("measuring again", length=length, reason=error.reason)
         return work(alone=True)
 
     def _failed(self, error: MeasurementError) -> Verdict:

@@ -24,8 +24,8 @@ from neurons.wire.protocol import QueuedSubmission, Verification
 from neurons.wire.signed_request import signed_headers
 
 PROMPT_TOKENS, NEW_TOKENS, LAST_STEP = 128, 512, 50
-"""Tokens of the prompt and new tokens, as in the public validator. The step whose logits are
-compared is drawn from 1 to LAST_STEP."""
+"""Tokens of the prompt and new tokens, as in the public validator. The logits of one
+step are compared, drawn from 1 to LAST_STEP."""
 
 TRIES = 3
 BUSY = (429, 503)
@@ -60,8 +60,8 @@ class LogitVerifier:
 
     reference: str  # address of the validator's own server
     servers: Mapping[str, str]  # addresses by hotkey; miners without one are not verified
-    least_cosine: float = 0.99
-    most_difference: float = 0.1
+    min_cosine: float = 0.99
+    max_difference: float = 0.1
     stop: threading.Event = field(default_factory=threading.Event)
     new_tokens: int = NEW_TOKENS
     signer: Identity | None = None  # signs the requests, so that servers give them priority
@@ -90,7 +90,7 @@ class LogitVerifier:
         return Comparison(self._judge(submission, request, expected, reply), answered=True)
 
     def _request(self) -> InferenceRequest:
-        """Return a request with a random prompt, whose reply cannot be prepared in advance."""
+        """Return a request with a random prompt, so that no reply can be prepared in advance."""
         info = _read("GET", f"{self.reference}/model_info", None, ModelInfo)
         prompt = [secrets.randbelow(info.vocab_size) for _ in range(PROMPT_TOKENS)]
         step = 1 + secrets.randbelow(min(LAST_STEP, self.new_tokens))
@@ -124,10 +124,10 @@ class LogitVerifier:
             reason = "The logits are not those from which the token was chosen."
             return _failed(submission, reason)
         cosine, difference = compare(ours, theirs)
-        passed = cosine >= self.least_cosine and difference <= self.most_difference
+        passed = cosine >= self.min_cosine and difference <= self.max_difference
         reason = (
-            f"Cosine {cosine:.4f} (at least {self.least_cosine:g}), largest difference "
-            f"{difference:.3g} (at most {self.most_difference:g})."
+            f"Cosine {cosine:.4f} (at least {self.min_cosine:g}), largest difference "
+            f"{difference:.3g} (at most {self.max_difference:g})."
         )
         return Verification(
             submission_id=submission.id,

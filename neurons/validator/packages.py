@@ -164,7 +164,7 @@ def _reason(entry: str, secret: Mapping[str, str]) -> str:
 
 
 def _is_within(path: str, folders: Iterable[str]) -> bool:
-    """Return whether `path` is visible in one of `folders`, whose hidden entries are masked."""
+    """Return whether `path` is visible in one of `folders`; their hidden entries are masked."""
     return any(path.startswith(f"{one}/") and path[len(one) + 1] != "." for one in folders)
 
 

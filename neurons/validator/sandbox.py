@@ -53,7 +53,7 @@ class Sandbox:
 
     bubblewrap: str
     memory_bytes: int  # limit for all processes of one child together, with shared memory
-    # the GPU whose devices are visible to children that may use one; None for none
+    # the GPU that children which may use one see; None for none
     gpu: Gpu | None = None
     parent: int = 1  # the pid of the child's parent, inside the sandbox
     # the cores of a child, which is killed if a thread uses others; empty for all
@@ -193,7 +193,7 @@ def cores_for_forks() -> frozenset[int]:
 
 
 def open_sandbox(gpu: Gpu | None = None, private: Iterable[Path] = ()) -> Sandbox:
-    """Return a sandbox whose isolation was tested on this machine.
+    """Return a sandbox after a test of its isolation on this machine.
 
     It does not show folders of packages that contain one of the `private` paths. Raises a
     ConfigError with the reasons if no sandbox works.

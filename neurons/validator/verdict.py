@@ -62,7 +62,7 @@ def judge(claim: float | None, actual: float) -> Verdict:
 
 
 def refute(verdict: Verdict) -> Verdict:
-    """Return a confirmed verdict whose reason names the failed logit verification.
+    """Return a confirmed verdict with a reason that names the failed logit verification.
 
     The score stays: the API excludes the submission by its verification.
     """

@@ -87,7 +87,7 @@ class Caller:
 
 
 async def caller(request: Request) -> Caller:
-    """Return the caller, whose Signature header signs the text of its Hotkey header.
+    """Return the caller after a check that its Signature header signs its Hotkey header.
 
     Raises a 401 if it does not, and a 429 with Retry-After beyond the rate limit.
     """

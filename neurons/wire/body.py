@@ -37,12 +37,12 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 class Body:
     """Decodes one reply's body piece by piece.
 
-    Raises TooLarge beyond `most` decoded bytes, which it counts while it decodes, and ProtocolFault
-    for another encoding, a second layer, or damaged data.
+    Raises TooLarge beyond `limit` decoded bytes, which it counts while it decodes, and
+    ProtocolFault for another encoding, a second layer, or damaged data.
     """
 
-    def __init__(self, route: str, headers: Mapping[str, str], most: int) -> None:
-        self._route, self._most, self._size = route, most, 0
+    def __init__(self, route: str, headers: Mapping[str, str], limit: int) -> None:
+        self._route, self._limit, self._size = route, limit, 0
         encoding = headers.get("Content-Encoding", "").strip().lower()
         if encoding not in ("", "identity", ENCODING, "x-gzip"):
             raise ProtocolFault(f"{route} answered with the encoding {encoding[:40]!r}")
@@ -70,8 +70,8 @@ class Body:
 
     def _counted(self, piece: bytes) -> bytes:
         self._size += len(piece)
-        if self._size > self._most:
-            raise TooLarge(f"{self._route} answered with more than {self._most} bytes")
+        if self._size > self._limit:
+            raise TooLarge(f"{self._route} answered with more than {self._limit} bytes")
         return piece
 
     def _undecodable(self, reason: str) -> ProtocolFault:
@@ -90,7 +90,7 @@ def parse_reply(route: str, data: bytes, reply: type[Reply]) -> Reply:
 
 
 def parse_lists(route: str, pieces: Iterable[bytes], reply: type[Reply], each: Each) -> Reply:
-    """Return the validated message in a body whose lists may have the rows of all miners.
+    """Return the validated message in a body with lists that may have the rows of all miners.
 
     `each` reduces a row as soon as it is complete, so that the rows of other miners take little
     memory and cannot make the reply invalid; they may contain NaN. Raises ProtocolFault, and

@@ -116,7 +116,7 @@ class HashMismatch(RevealRefused):
 def fault_of(
     route: str, status: int, headers: Mapping[str, str], body: bytes, now: float
 ) -> Retry | Held:
-    """Return the exception for a reply to `route` whose status is not 2xx.
+    """Return the exception for a reply to `route` with another status than 2xx.
 
     A Retry-After date is converted to seconds from `now`.
     """
@@ -227,7 +227,7 @@ def api_detail(body: bytes) -> str | None:
         detail = json.loads(body)["detail"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if isinstance(detail, list):  # FastAPI's 422; its `input`, which repeats the body, is left out
+    if isinstance(detail, list):  # FastAPI's 422; `input` is omitted because it repeats the body
         rows = [row for row in detail if isinstance(row, dict)]
         detail = "; ".join(f"{_place(row.get('loc'))}: {row.get('msg')}" for row in rows)
     return _on_one_line(str(detail)[:DETAIL_BYTES])

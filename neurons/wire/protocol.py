@@ -45,7 +45,7 @@ MAX_HOURS = 24 * 366
 KNOWN_LENGTHS = frozenset(
     {*(2**n for n in range(7, 25)), *range(100_000, 1_000_001, 100_000), 250_000}
 )
-"""The lengths whose figures the server keeps, in addition to the submission's target."""
+"""The lengths that the server keeps figures of, in addition to the submission's target."""
 
 
 def commitment_hash(salt: str, fork_url: str) -> str:
@@ -272,7 +272,7 @@ class CommitReply(Message):
 
 
 class ClaimRequest(Message):
-    """A claim, whose `signature` signs `submission_text(...)` in version 1."""
+    """A claim; its `signature` signs `submission_text(...)` in version 1."""
 
     miner_hotkey: Text
     fork_url: Address

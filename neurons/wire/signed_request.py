@@ -52,7 +52,7 @@ def signed_headers(
 def check_signed_request(
     method: str, target: str, headers: Mapping[str, str], body: bytes, now: float
 ) -> SignedRequest:
-    """Return the request whose method, target, body, nonce and time are signed.
+    """Return the request if its method, target, body, nonce and time are signed.
 
     Raises NotSigned, with a message for the client, if signature, nonce or time is invalid.
     """

@@ -30,7 +30,7 @@ def backup(given: CommandLineSettings, file: Path) -> int:
     if journal is None:
         raise ConfigError(f"Nothing has run in {settings.state_dir}, so there is no journal yet.")
     if file.exists():
-        raise ConfigError(f"{file} is there already. Name another file, or remove it first.")
+        raise ConfigError(f"{file} already exists. Name another file, or remove it first.")
     write_copy(journal, file)
     echo(f"the journal is copied to {file}; it holds the salt of a commitment: keep it private")
     return 0
@@ -44,7 +44,7 @@ def restore(given: CommandLineSettings, file: Path | None) -> int:
         problem = f"{file} is a folder" if file.is_dir() else f"There is no file {file}"
         raise ConfigError(f"{problem}. Name a file that `backup` made.")
     if not is_database(file):
-        raise ConfigError(f"{file} is no copy of a journal. Name a file that `backup` made.")
+        raise ConfigError(f"{file} is not a copy of a journal. Name a file that `backup` made.")
     with Journal(file, copy=True) as journal:
         latest = next(iter(journal.latest()), None)
     with StateLock(settings.state_dir):
@@ -54,7 +54,7 @@ def restore(given: CommandLineSettings, file: Path | None) -> int:
         replaced = present.exists()
         if replaced:
             os.replace(present, settings.state_dir / SET_ASIDE)
-        for rest in ("-wal", "-shm"):  # they belong to the file that was set aside
+        for rest in ("-wal", "-shm"):  # they belong to the replaced file
             left = present.with_name(present.name + rest)
             if left.exists():
                 os.replace(left, settings.state_dir / (SET_ASIDE + rest))

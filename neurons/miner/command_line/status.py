@@ -21,9 +21,9 @@ _NEXT_ACTION = {
     State.NEW: "publish the kernels to the fork",
     State.PUBLISHED: "measure the fork's commit",
     State.MEASURED: "derive the claim",
-    State.COMMITTING: "look the commitment up on the server, send it if it is not there",
+    State.COMMITTING: "look the commitment up on the server, send it if it is missing",
     State.COMMITTED: "reveal when the server reaches the reveal block",
-    State.SUBMITTING: "look the submission up on the server, send it if it is not there",
+    State.SUBMITTING: "look the submission up on the server, send it if it is missing",
     State.REVEALING: "send the reveal again",
     State.REVEALED: "wait for a validator's verdict",
 }
@@ -111,7 +111,7 @@ def read_status(state_dir: Path, hotkey: str | None = None, history: int = 0) ->
     It shows the submissions of one hotkey or, for None, of all, and the `history` newest ones.
     Raises a ConfigError if the journal is damaged, of a newer version or another user's.
     """
-    measuring = read_progress(state_dir)  # before the lock, whose holder may die in between
+    measuring = read_progress(state_dir)  # before the lock: its holder may die in between
     running = is_locked(state_dir)
     if not running:
         measuring = None
@@ -153,7 +153,7 @@ def deadline_of(submission: Submission, now: float) -> float | None:
     if not submission.paused:
         return None
     length = max(0.0, (submission.retry_at or 0.0) - submission.updated_at)
-    return min(submission.retry_at or now, now + length)  # the clock may have been set back
+    return min(submission.retry_at or now, now + length)  # the clock may have been turned back
 
 
 def next_action(submission: Submission) -> str:
@@ -193,10 +193,10 @@ def _headline(title: str, submission: Submission) -> str:
         verdict += f", rank {submission.rank}"
     if submission.weight is not None:
         verdict += f", weight {submission.weight:g}"
-    here = f"{submission.id} here"
+    name = f"{submission.id} locally"
     if submission.submission_id is not None:
-        here += f", number {submission.submission_id} there"
-    return f"{title}  {verdict}  ({here}; {_moment(submission.updated_at)})"
+        name += f", number {submission.submission_id} at the server"
+    return f"{title}  {verdict}  ({name}; {_moment(submission.updated_at)})"
 
 
 def _other(submission: Submission) -> str:

@@ -66,12 +66,12 @@ class Fork:
     """One branch of one fork, and the worktree that holds it.
 
     Every method may be called again at any time, also after a crash in the middle of it. Methods
-    raise Held for faults that a person must correct, and Retry for temporary ones. The constructor
-    raises a ConfigError for an address or a branch that cannot be used.
+    raise Held for faults that the operator must correct, and Retry for temporary ones. The
+    constructor raises a ConfigError for an address or a branch that cannot be used.
 
     Args:
-        remote_url: the fork's address; None with `repo_path`, whose `origin` is then the fork.
-        upstream_url: the repository whose history is used if the fork is empty or missing.
+        remote_url: the fork's address; None with `repo_path`: its `origin` is then the fork.
+        upstream_url: the repository that provides the history if the fork is empty or missing.
         worktree: the folder of the miner's own clone.
         branch: the branch that carries the kernels; a checkout's own branch with `repo_path`.
         token: sent to its host alone, through the environment of the git calls that need it.
@@ -97,7 +97,7 @@ class Fork:
         overlay: Callable[[], Path] | None = None,
     ) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_][\w.\-/]*(?<![./])", branch) or ".." in branch:
-            problem = f"FORK_BRANCH={branch!r} is no branch name."
+            problem = f"FORK_BRANCH={branch!r} is not a valid branch name."
             raise ConfigError(Problem(problem, "Use one like `quasar`."))
         if remote_url is None and repo_path is None:
             raise ConfigError("No fork is named. Set GITHUB_USERNAME, FORK_REMOTE or REPO_PATH.")
@@ -155,7 +155,7 @@ class Fork:
         tool, branch = self._git, self.branch
         tip = self._local_tip()
         if tip is None:
-            raise Held(f"The branch {branch} is not there.", "Start again: the miner creates it.")
+            raise Held(f"The branch {branch} does not exist.", "Start again: the miner creates it.")
         if self._own:
             tool.read_tree(tip)
         else:
@@ -337,7 +337,7 @@ class Fork:
     def _moved(self, there: str, commit: str) -> Held:
         return Held(
             f"The branch {self.branch} of {self._remote.public_url} is at {there[:12]}, not at the "
-            f"commit {commit[:12]}: someone else moved it.",
+            f"commit {commit[:12]}: another client moved it.",
             f"Put it back (git push <remote> {commit}:refs/heads/{self.branch}) if the commit is "
             "to count, or set FORK_BRANCH to a new name. Nothing was overwritten.",
         )

@@ -42,7 +42,7 @@ def check_token(api_url: str, token: str, owner: str) -> frozenset[str] | None:
     """Return the scopes of a classic token; None for a fine-grained one, which has none.
 
     Raises Held if GitHub rejects the token, it belongs to another account, or it may not push;
-    Retry if GitHub is out of reach; and a ConfigError if the API's address is not https.
+    Retry if GitHub cannot be reached; and a ConfigError if the API's address is not https.
     """
     with _Session(api_url, token) as session:
         user = session.call("GET", "/user")
@@ -117,7 +117,7 @@ class _Session(httpx.Client):
                 extensions = {"trace": self._time_limit}
                 reply = self.request(method, path, json=body, extensions=extensions)
         except httpx.HTTPError as error:
-            raise Retry(f"GitHub is out of reach: {type(error).__name__}.") from None
+            raise Retry(f"GitHub cannot be reached: {type(error).__name__}.") from None
         if reply.is_success or reply.status_code in allow:
             return reply
         raise _fault(reply, f"{method} {path}")
@@ -133,7 +133,7 @@ def _content(reply: httpx.Response) -> dict[str, Any]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise Retry(f"GitHub's answer to {reply.request.url.path} is no JSON object.")
+        raise Retry(f"GitHub's answer to {reply.request.url.path} is not a JSON object.")
     return content
 
 
@@ -226,7 +226,7 @@ def _check_fork(fork: dict[str, Any], source: dict[str, Any], name: str) -> None
     """Raise Held unless this is a usable fork of the upstream's network."""
     if _network(fork) != _network(source):
         raise Held(
-            f"The repository {name} exists and is no fork of {source.get('full_name')}.",
+            f"The repository {name} exists but is not a fork of {source.get('full_name')}.",
             "Set GITHUB_FORK_NAME to a name that is free, or rename that repository.",
         )
     if fork.get("archived") or fork.get("disabled"):

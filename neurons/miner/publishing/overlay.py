@@ -50,7 +50,7 @@ class Overlay:
             part.replace(target)
 
     def commit(self, tool: HardenedGit, tip: str) -> str:
-        """Commit the files on top of `tip`, whose tree the index holds; return the full hash.
+        """Commit the files on top of `tip`, with its tree in the index; return the full hash.
 
         The hash is `tip` if nothing changed. The date is the parent's plus a second, so that the
         same content on the same parent has the same hash in every clone.
@@ -76,9 +76,9 @@ class Overlay:
         )
 
     def differing(self, tool: HardenedGit, commit: str) -> list[str]:
-        """Return the files whose content in the commit differs from the overlay's.
+        """Return the files that differ between the commit and the overlay.
 
-        It returns none for a commit whose message has the digest of its own files: that is another
+        It returns none for a commit that names the digest of its own files: that is another
         version of the overlay.
         """
         blobs = self._blobs(tool, commit)

@@ -1,4 +1,4 @@
-"""The kernels that are published: the shipped ones, or kernels that were tuned here."""
+"""The kernels that are published: the shipped ones, or kernels that were tuned on this machine."""
 
 from __future__ import annotations
 

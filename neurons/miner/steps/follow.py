@@ -186,7 +186,7 @@ def conclude(
 ) -> Conclusion:
     """Return the verdict that a row of the statistics and a place among the weights show.
 
-    `foreign` has the numbers of this hotkey's foreign submissions; the place may be theirs.
+    `foreign` has the numbers of this hotkey's foreign submissions; the place may belong to one.
     """
     rank, weight = (place[0], place[1].weight) if place and not foreign else (None, None)
     if row is not None and row.rank:
@@ -227,8 +227,8 @@ def conclude(
         return Conclusion(
             State.UNRANKED,
             reason=f"The API ranks this hotkey {place[0]}, and holds submissions of it that this "
-            f"state folder did not send ({', '.join(map(str, foreign))}): the rank may be "
-            "theirs.",
+            f"state folder did not send ({', '.join(map(str, foreign))}): the rank may "
+            "belong to one of those.",
         )
     return Conclusion(
         State.UNRANKED,

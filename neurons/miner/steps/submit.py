@@ -12,7 +12,7 @@ from neurons.wire.protocol import Round, unix_time
 NOT_SENT = (Unreachable, Untrusted, Busy, Banned, Refused)
 """The exceptions after which the server certainly does not have the submission."""
 LATE_SECONDS = 90.0
-"""Longest time after which a gateway still delivers a request whose sender has disconnected."""
+"""Longest time after which a gateway still delivers a request after its sender has disconnected."""
 CLOCK_SLACK_SECONDS = 5.0
 """Largest error, in seconds, of the server's clock as read from a reply's Date header."""
 
@@ -79,7 +79,7 @@ def _find_late(submission: Submission, context: Context) -> int | None:
     number = _find(submission, context)
     if number is None and submission.round_total is not None:
         context.log.info(
-            "its reply was lost; the queue is looked at again before it is sent once more",
+            "its reply was lost; it is sent again only if the queue does not have it",
             submission=submission.id,
             seconds=LATE_SECONDS,
         )

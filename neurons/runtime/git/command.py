@@ -35,7 +35,7 @@ MINIMUM_GIT = (2, 32)
 """The first version of git that can take all its settings from the environment."""
 
 _ACCEPTED: set[str] = set()
-"""The values of PATH whose git is new enough."""
+"""The values of PATH that lead to a git that is new enough."""
 
 _INHERITED = re.compile(
     r"PATH|TMPDIR|LD_LIBRARY_PATH|SSH_AUTH_SOCK|SSL_CERT_(FILE|DIR)|(https?|all|no)_proxy", re.I

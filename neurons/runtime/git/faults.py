@@ -59,7 +59,7 @@ _PERMANENT: tuple[tuple[str, str, str, type[Held]], ...] = (
     ),
     (
         r"\[rejected\]|non-fast-forward|fetch first",
-        "Somebody else pushed to the fork's branch at the same time.",
+        "Another client pushed to the fork's branch at the same time.",
         "Find out who else pushes there; nothing was overwritten.",
         Held,
     ),

@@ -25,7 +25,7 @@ _EMBEDDING = (
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
     (ipaddress.IPv6Network("2002::/16"), 80),
 )
-"""Networks whose addresses contain an IPv4 address, and the number of bits after it."""
+"""Networks with an IPv4 address in each of their addresses, and the number of bits after it."""
 
 
 def is_public(address: str) -> bool:
@@ -94,7 +94,7 @@ class Gateway(socketserver.ThreadingTCPServer):
         addresses = list(dict.fromkeys(str(row[4][0]) for row in entries))
         inside = [address for address in addresses if not self.public(address)]
         if inside:
-            self.refusal = f"Nothing is fetched from {host}: {inside[0]} is no public address."
+            self.refusal = f"Nothing is fetched from {host}: {inside[0]} is not a public address."
             return None
         for address in addresses:
             try:

@@ -59,7 +59,7 @@ def parse_remote(text: str, *, base: Path | None = None, with_token: bool = Fals
     if parts.scheme == "ssh" and parts.hostname:
         return _ssh(text, parts.hostname, parts.path, with_token)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{shown} is no https or file address and no path.")
+        raise ValueError(f"{shown} must be an https address, a file address or a path.")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ValueError(f"{shown} carries a credential or a query.")
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:

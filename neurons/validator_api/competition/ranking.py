@@ -169,7 +169,7 @@ def _entries(session: Session, row: Round) -> list[_Entry]:
 def _best_first(entries: list[_Entry], ranking: Ranking) -> list[_Entry]:
     """Sort by result; a result that equals an earlier one counts as that one, and comes after it.
 
-    Earlier results differ from one another, so that a copy whose measurement happens to be a little
+    Earlier results differ from one another, so that a copy that happens to be measured a little
     higher cannot pass its original, whatever else is in the round.
     """
     share = 1.0 - EQUAL_WITHIN[ranking]

@@ -156,7 +156,9 @@ def _check_commitment(row: Submission, request: protocol.RevealRequest) -> None:
         return
     image = request.docker_image
     if image and protocol.commitment_hash(salt, image) == row.commitment_hash:
-        raise Refusal(400, "This server judges forks: commit to fork_url in place of docker_image.")
+        raise Refusal(
+            400, "This server accepts only forks: commit to fork_url, not to docker_image."
+        )
     raise CommitmentMismatch
 
 

@@ -42,7 +42,7 @@ TEMPORARY = (OperationalError, InterfaceError, NoConnection)
 LOCKED = ("locked", "busy")
 """Parts of SQLite's messages if another process uses the file."""
 REFUSED_FOR_NOW = ("starting up", "shutting down", "not yet accepting", "too many", "slots")
-"""Parts of PostgreSQL's FATAL messages that do not need a person."""
+"""Parts of PostgreSQL's FATAL messages that end without the operator."""
 
 log = get_logger("validator_api")
 

@@ -87,7 +87,7 @@ def _claim(t: Transaction, row: Submission, rule: rules.Ranking) -> ClaimView:
         weighted=ranking.weighted(row, rule),
         rank=ranking.ranks_of(t.session, [row]).get(row.id),
         logits=_logits(row),
-        # Miners repeat the claim among their benchmarks; it is not a measurement of theirs.
+        # Miners repeat the claim among their benchmarks; that row would not be a measurement.
         benchmarks=[point for point in _speeds(row.benchmarks or {}) if point != claim],
         measured=_speeds(row.measured or {}),
     )

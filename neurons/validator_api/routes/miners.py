@@ -47,7 +47,7 @@ def submit_kernel(
 def commit_submission(
     caller: TheCaller, body: protocol.CommitRequest, api: TheApi
 ) -> protocol.CommitReply:
-    """Commit to a fork whose address stays hidden until the reveal."""
+    """Commit to a fork; its address stays hidden until the reveal."""
     auth.check_body("/commit_submission", body, caller)
     api.check_on_chain(caller.hotkey)
     with api.write() as t:

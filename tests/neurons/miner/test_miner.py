@@ -262,7 +262,7 @@ def test_restore_brings_back_a_backup_and_keeps_the_journal_before_it(command, s
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("absent", "There is no file"), (".", "is a folder"), ("notes", "is no copy of a journal")],
+    [("absent", "There is no file"), (".", "is a folder"), ("notes", "is not a copy of a journal")],
 )
 def test_only_a_backup_is_restored(command, tmp_path, name, message):
     (tmp_path / "notes").write_text("a text of another program\n")

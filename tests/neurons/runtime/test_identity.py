@@ -85,7 +85,7 @@ def test_errors_of_the_chains_client_are_one_line(capfd):
     with socket.socket() as held:  # nothing listens at its port
         held.bind(("127.0.0.1", 0))
         for network in (f"ws://127.0.0.1:{held.getsockname()[1]}", "no-such-network"):
-            with pytest.raises(identity.ChainUnreachable, match="out of reach") as caught:
+            with pytest.raises(identity.ChainUnreachable, match="cannot be reached") as caught:
                 identity.registered_uid("5abc", 24, network)
             assert network in str(caught.value)
             assert len(str(caught.value).splitlines()) == 1

@@ -44,7 +44,7 @@ def test_missing_repositories_and_commits_are_bad_forks(
     for repository, commit, box in ((fork, "0" * 40, "one"), (missing, "0" * 40, "two")):
         with pytest.raises(BadFork, match="cannot be cloned"):
             clone_fork(repository, commit, tmp_path / box)
-    with pytest.raises(BadFork, match="no full commit hash"):
+    with pytest.raises(BadFork, match="not a full commit hash"):
         clone_fork(fork, "main", tmp_path / "three")
 
 
@@ -80,7 +80,7 @@ def test_only_allowed_hosts_and_schemes_pass(fork: ForkRepository) -> None:
 
 @pytest.mark.parametrize("address", ["localhost", "[::1]", "10.0.0.1"])
 def test_private_addresses_are_rejected(address: str, tmp_path: Path) -> None:
-    with pytest.raises(BadFork, match="no public address"):
+    with pytest.raises(BadFork, match="not a public address"):
         clone(f"https://{address}/a/b", "0" * 40, tmp_path, sources=Sources(hosts=()))
     with pytest.raises(BadFork, match="Nothing is fetched from"):
         clone(f"https://{address}:8000/a", "0" * 40, tmp_path / "..", sources=Sources(hosts=()))

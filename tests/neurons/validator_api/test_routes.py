@@ -366,4 +366,4 @@ def test_a_commitment_to_a_docker_image_is_refused(api: LiveApi) -> None:
     api.pass_blocks(BLOCKS)
     stolen = revelation(ALICE, row, fork="https://host/anothers") | {"docker_image": image}
     status, text = api.refusal("/reveal_submission", stolen, ALICE)
-    assert (status, text.startswith("This server judges forks")) == (400, True)
+    assert (status, text.startswith("This server accepts only forks")) == (400, True)

@@ -74,7 +74,7 @@ def test_status_shows_the_configured_hotkey_first(command, tmp_path):
     settings["VALIDATOR_API_URL"] = "https://api.example.org"
     shown = command("status", **settings).stdout
     lines = shown.splitlines()
-    assert f"({own.id} here" in lines[1]
+    assert f"({own.id} locally" in lines[1]
     other = f"submission {left.id} of the hotkey {hotkeys['theirs']} is COMMITTED"
     assert [other in line for line in lines] == [False] * (len(lines) - 1) + [True]
     as_json = json.loads(command("status", "--json", **settings).stdout)

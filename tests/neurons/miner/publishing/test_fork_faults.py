@@ -103,7 +103,7 @@ def test_row_27_a_branch_that_others_overwrote_is_held_and_not_overwritten(fork,
     commit = publish(fork)
     theirs = commit_elsewhere(remote, "quasar", {"a": "b"}, "--force", amend=True)
     for call in (lambda: fork.verify(commit), lambda: fork.push(commit), fork.prepare):
-        with pytest.raises(Held, match="someone else moved it") as held:
+        with pytest.raises(Held, match="another client moved it") as held:
             call()
         assert "FORK_BRANCH" in held.value.remedy
     assert run_git(remote, "rev-parse", "quasar") == theirs

@@ -71,7 +71,7 @@ def rename_fork(host: GitHub) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda host: host.add(f"miner/{FORK}"), "no fork of .* Set GITHUB_FORK_NAME"),
+        (lambda host: host.add(f"miner/{FORK}"), "not a fork of .* Set GITHUB_FORK_NAME"),
         (rename_fork, "GITHUB_FORK_NAME=fla-old"),
         (lambda host: host.fork(f"miner/{FORK}", archived=True), "archived"),
         (lambda host: host.fork(f"miner/{FORK}", permissions={"push": False}), "may not push"),
@@ -142,12 +142,12 @@ def test_refusals_have_a_remedy(host: GitHub, answer: Answer, word: str) -> None
 @pytest.mark.parametrize("body", [b"<html>", b"[]"])
 def test_a_reply_other_than_an_object_is_a_temporary_fault(host: GitHub, body: bytes) -> None:
     host.script["GET /user"] = [Answer(200, body)]
-    with pytest.raises(Retry, match="no JSON object"):
+    with pytest.raises(Retry, match="not a JSON object"):
         ensure(host)
 
 
 def test_a_github_out_of_reach_is_a_temporary_fault() -> None:
-    with pytest.raises(Retry, match="out of reach"):
+    with pytest.raises(Retry, match="cannot be reached"):
         check_token("http://127.0.0.1:9", CANARY, "miner")
 
 

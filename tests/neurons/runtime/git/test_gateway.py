@@ -71,10 +71,10 @@ def test_data_is_forwarded_up_to_the_limit(echo: int) -> None:
 
 def test_private_addresses_and_other_hosts_are_rejected(echo: int) -> None:
     cases = {
-        f"localhost:{echo}": "no public address",
-        f"[::1]:{echo}": "no public address",
-        f"127.1:{echo}": "no public address",
-        f"2130706433:{echo}": "no public address",
+        f"localhost:{echo}": "not a public address",
+        f"[::1]:{echo}": "not a public address",
+        f"127.1:{echo}": "not a public address",
+        f"2130706433:{echo}": "not a public address",
         "github.com:22": "Nothing is fetched from github.com:22",
     }
     for target, reason in cases.items():
