@@ -25,7 +25,8 @@ GRADIENT = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Gradients of the operator: a backward pass has twice as many successive products."""
 
 BETA_GRADIENT = 3e-2
-"""The gradient of beta in half precision: its terms of both signs, over all tokens, cancel."""
+"""The gradient of beta in half precision: its terms of both signs, over all tokens, cancel. Float64
+arithmetic on inputs and weights rounded to bf16 has errors of up to 2.6e-2 (docs/layer.md)."""
 
 MAP = {torch.bfloat16: 3e-3, torch.float16: 1e-3}
 """The state that a segment's map adds; in bf16, most of the error is the values' rounding."""

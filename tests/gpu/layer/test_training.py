@@ -12,7 +12,7 @@ from quasar_kernels.reference import relative_rms
 from tests.gpu.layer.layers import make_layer
 from tests.quasar_kernels.layer.steps import exact_step
 from tests.quasar_kernels.layer.steps import step as any_step
-from tests.quasar_kernels.tolerances import LAYER_GRADIENT
+from tests.quasar_kernels.tolerances import BETA_GRADIENT, LAYER_GRADIENT
 
 pytestmark = pytest.mark.gpu
 
@@ -71,7 +71,10 @@ def test_gradients_match_float64_and_reruns_are_equal(monkeypatch, size, B, boun
         found.append(step(layer, x, dy, dtype=dtype, **packed))
     wanted = exact_step(layer, x, dy, bounds)
     for name, gradient in found[0].items():
-        assert relative_rms(gradient, wanted[name]) <= LAYER_GRADIENT[dtype], name
+        limit = LAYER_GRADIENT[dtype]
+        if name == "beta_log" and dtype == torch.bfloat16:
+            limit = BETA_GRADIENT
+        assert relative_rms(gradient, wanted[name]) <= limit, name
         assert all(torch.equal(gradient, other[name]) for other in found[1:]), name
 
 

@@ -199,7 +199,8 @@ def launch_preparation(
         q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
         units = tuple(torch.empty(q.shape, dtype=x.dtype, device=q.device) for x in (q, k))
         inverse = torch.empty(2, N, dtype=torch.float32, device=q.device)
-    M, HV, strides, sigmoid = 0, 1, (0, 0, 0), how.factor != 0
+    M, HV, sigmoid = 0, 1, how.factor != 0
+    strides: tuple[int, ...] = (0, 0, 0)
     if sigmoid or (beta.ndim == 3 and beta.dtype != torch.float32):  # the operator takes fp32
         M, HV, strides = beta.numel(), beta.shape[2], beta.stride()
         step = torch.empty(beta.shape, dtype=torch.float32, device=q.device)
@@ -232,7 +233,8 @@ def launch_preparation_grad(
     q, k, _, inverse, logits = prepared
     T, S = q.shape[1], q.shape[3]
     N = q.numel() // S
-    M, HV, strides = 0, 1, (0, 0, 0)
+    M, HV = 0, 1
+    strides: tuple[int, ...] = (0, 0, 0)
     dq, dk, d_step = dq.contiguous(), dk.contiguous(), d_step.contiguous()
     if logits is not None:
         M, HV, strides = logits.numel(), logits.shape[2], logits.stride()
