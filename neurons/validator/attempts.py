@@ -70,7 +70,7 @@ class Attempt:
     verdict: Verdict | None = None  # not yet written to the API
 
     @property
-    def set_aside(self) -> bool:
+    def skipped(self) -> bool:
         """Whether only `--again` makes the validator repeat it."""
         return self.verdict is None and self.deaths >= MAX_CRASHES
 
@@ -170,7 +170,7 @@ class Attempts:
 
     def is_due(self, submission: QueuedSubmission) -> bool:
         known = self.of(submission)
-        return not known.set_aside and known.due <= self._clock()
+        return not known.skipped and known.due <= self._clock()
 
     def _name(self, submission: QueuedSubmission) -> str:
         parts = (self._api_url, submission.id, submission.commit_hash, submission.created_at)

@@ -112,18 +112,20 @@ class LogitVerifier:
         expected: InferenceReply,
         reply: InferenceReply,
     ) -> Verification:
-        ours, theirs = expected.captured_logits or [], reply.captured_logits or []
-        if len(theirs) != len(ours):
-            reason = f"The miner's inference server gave {len(theirs)} logits, not {len(ours)}."
+        reference, received = expected.captured_logits or [], reply.captured_logits or []
+        if len(received) != len(reference):
+            reason = (
+                f"The miner's inference server gave {len(received)} logits, not {len(reference)}."
+            )
             return _failed(submission, reason)
         if len(reply.tokens) != request.gen_len:
             counts = f"{len(reply.tokens)} tokens, not {request.gen_len}"
             return _failed(submission, f"The miner's inference server gave {counts}.")
         chosen = reply.tokens[(request.logits_at_step or 1) - 1]
-        if not 0 <= chosen < len(theirs) or theirs[chosen] < max(theirs):
+        if not 0 <= chosen < len(received) or received[chosen] < max(received):
             reason = "The logits are not those from which the token was chosen."
             return _failed(submission, reason)
-        cosine, difference = compare(ours, theirs)
+        cosine, difference = compare(reference, received)
         passed = cosine >= self.min_cosine and difference <= self.max_difference
         reason = (
             f"Cosine {cosine:.4f} (at least {self.min_cosine:g}), largest difference "
@@ -139,16 +141,18 @@ class LogitVerifier:
         )
 
 
-def compare(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+def compare(reference: Sequence[float], received: Sequence[float]) -> tuple[float, float]:
     """Return the cosine and the largest difference of two lists of logits.
 
     They are -1 and 1e9 if a value is not finite, a sum exceeds the range of floats, or a list has
     only zeros.
     """
-    difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    difference = max(abs(a - b) for a, b in zip(reference, received, strict=True))
     try:
-        product = math.fsum(a * b for a, b in zip(ours, theirs, strict=True))
-        lengths = math.sqrt(math.fsum(a * a for a in ours) * math.fsum(b * b for b in theirs))
+        product = math.fsum(a * b for a, b in zip(reference, received, strict=True))
+        lengths = math.sqrt(
+            math.fsum(a * a for a in reference) * math.fsum(b * b for b in received)
+        )
     except (OverflowError, ValueError):  # a sum exceeds the range, or adds inf and -inf
         return -1.0, 1e9
     if not math.isfinite(product) or not lengths or not math.isfinite(lengths):

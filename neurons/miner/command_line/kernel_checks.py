@@ -17,7 +17,7 @@ CAPABILITIES = tuple(divmod(arch, 10) for arch in ARCHITECTURES)
 OLDEST = (8, 0)
 """The CUDA kernels are written for this capability and later ones."""
 
-AT_ONCE = 3
+MAX_PROCESSES = 3
 """Number of capabilities compiled at a time: each process loads torch, half a gigabyte."""
 
 _UNKNOWN = "Report this line: its cause is not a known one."
@@ -71,7 +71,7 @@ def examine(
         yield warning("sm", f"nothing was compiled for {names}", "See the line of nvrtc.")
         return
     wanted = sorted({*CAPABILITIES, *(one for one in here if one >= OLDEST)})
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(MAX_PROCESSES) as pool:
         yield from pool.map(
             lambda one: compiles(one, build, needed=not here or one in here), wanted
         )

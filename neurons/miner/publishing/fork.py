@@ -32,7 +32,7 @@ from neurons.runtime.git.clone import (
     make_remote,
     read_heads,
     remove_locks,
-    set_aside,
+    skipped,
 )
 from neurons.runtime.git.command import HardenedGit
 from neurons.runtime.git.faults import HostRefused, disk_faults
@@ -56,7 +56,7 @@ def _with_sound_clone(method: Method) -> Method:
             # a checkout at REPO_PATH is never replaced
             if not (self._own and self.worktree.is_dir() and is_damaged(self._git)):
                 raise
-        set_aside(self.worktree)
+        skipped(self.worktree)
         return method(self, *args)
 
     return cast(Method, run)
@@ -302,21 +302,21 @@ class Fork:
         """Return the commit on top of which the overlay is committed."""
         branch = self.branch
         tool, remote, token, heads, default = self._read()
-        there, here = heads.get(branch), self._local_tip()
-        if there is not None:
-            fetch_branch(tool, remote, token, branch, there)
-        if here is None:
-            return there or self._first_tip(tool, token, heads, default)
-        if there is None or self._contains(here, there):
-            return here
-        if not self._contains(there, here):
-            raise self._moved(there, here)
+        remote_tip, local_tip = heads.get(branch), self._local_tip()
+        if remote_tip is not None:
+            fetch_branch(tool, remote, token, branch, remote_tip)
+        if local_tip is None:
+            return remote_tip or self._first_tip(tool, token, heads, default)
+        if remote_tip is None or self._contains(local_tip, remote_tip):
+            return local_tip
+        if not self._contains(remote_tip, local_tip):
+            raise self._moved(remote_tip, local_tip)
         if not self._own:
             raise Held(
                 f"REPO_PATH={self.worktree} is behind its remote.",
-                "Run `git pull --ff-only` there.",
+                "Run `git pull --ff-only` in that checkout.",
             )
-        return there
+        return remote_tip
 
     def _first_tip(
         self, tool: HardenedGit, token: Token | None, heads: dict[str, str], default: str
