@@ -30,9 +30,9 @@ from neurons.runtime.git.clone import (
     is_damaged,
     make_clone,
     make_remote,
+    move_away,
     read_heads,
     remove_locks,
-    skipped,
 )
 from neurons.runtime.git.command import HardenedGit
 from neurons.runtime.git.faults import HostRefused, disk_faults
@@ -56,7 +56,7 @@ def _with_sound_clone(method: Method) -> Method:
             # a checkout at REPO_PATH is never replaced
             if not (self._own and self.worktree.is_dir() and is_damaged(self._git)):
                 raise
-        skipped(self.worktree)
+        move_away(self.worktree)
         return method(self, *args)
 
     return cast(Method, run)

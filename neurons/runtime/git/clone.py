@@ -79,7 +79,7 @@ def make_clone(tool: HardenedGit, remote: Remote, token: Token | None, branch: s
         heads, default = read_heads(inside, remote, token)
         for name in {default, branch} & heads.keys():
             fetch_branch(inside, remote, token, name, heads[name])
-        skipped(worktree)
+        move_away(worktree)
         made.rename(worktree)
 
 
@@ -90,7 +90,7 @@ def ignore_attributes(worktree: Path) -> None:
     (information / "attributes").write_text(_PLAIN_BYTES)
 
 
-def skipped(worktree: Path) -> None:
+def move_away(worktree: Path) -> None:
     """Rename a damaged clone, or one of another remote; only the newest such clone is kept."""
     if worktree.exists():
         aside = worktree.with_name(f"{worktree.name}.previous")
