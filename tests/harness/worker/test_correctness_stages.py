@@ -170,8 +170,8 @@ def pieces(
     o = []
     for start in range(0, q.shape[1], PIECE):
         before = max(0, start - OVERLAP)
-        part = (x[:, before : start + PIECE] for x in (q, k, v))
-        o.append(quasar_chunked(*part, beta, dtype=torch.float32)[0][:, start - before :])
+        q_, k_, v_ = (x[:, before : start + PIECE] for x in (q, k, v))
+        o.append(quasar_chunked(q_, k_, v_, beta, dtype=torch.float32)[0][:, start - before :])
     return torch.cat(o, 1), None
 
 
