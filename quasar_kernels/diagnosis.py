@@ -91,7 +91,7 @@ def compile_for(major: int, minor: int) -> Builds:
 
     capability = (major, minor)
     of_128 = scan_forward.options_for(128)
-    programs: dict[str, Callable[[str], bytes]] = {
+    programs: dict[str, Callable[[str], list[bytes]]] = {
         "operator": partial(scan_forward.PROGRAM.compile, capability),
         "operator 128": partial(scan_forward.PROGRAM.compile, capability, options=of_128),
         "gradients": partial(scan_backward.PROGRAM.compile, capability),
@@ -106,19 +106,19 @@ def compile_for(major: int, minor: int) -> Builds:
     return Builds(builds=tuple(builds))
 
 
-def _build(program: str, dtype: str, run: Callable[[str], bytes]) -> Build:
+def _build(program: str, dtype: str, run: Callable[[str], list[bytes]]) -> Build:
     from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 
     started = time.monotonic()
     try:
-        code, error, remedy = run(dtype), "", ""
+        parts, error, remedy = run(dtype), "", ""
     except CudaUnavailableError as failure:
-        code, error, remedy = b"", failure.problem, failure.remedy
+        parts, error, remedy = [], failure.problem, failure.remedy
     return Build(
         program=program,
         dtype=dtype,
         seconds=time.monotonic() - started,
-        machine_code=code.startswith(b"\x7fELF"),
+        machine_code=bool(parts) and all(part.startswith(b"\x7fELF") for part in parts),
         error=error,
         remedy=remedy,
     )
