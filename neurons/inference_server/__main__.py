@@ -16,16 +16,21 @@ import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from neurons.inference_server.queue import Decodes, Decoding
 from neurons.runtime import flags, observe
 from neurons.runtime.errors import ConfigError, Problem
+from neurons.runtime.identity import public_hotkey
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.process import stop_signals
 from neurons.runtime.server import Server, listen
 from neurons.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from neurons.inference_server.app import ValidatorRequests
 
 log = observe.get_logger("inference")
 
@@ -60,7 +65,9 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
     decoding = Decoding(lambda: _load(settings, device), settings.inference_queue)
     limits = Limits(settings.max_prompt_tokens, settings.max_new_tokens)
     app = create_app(
-        decoding, _shown(settings.reference_model), device, limits, settings.validator_hotkeys
+        *(decoding, _shown(settings.reference_model), device, limits),
+        signed=_validators(settings),
+        trusted_proxies=settings.trusted_proxies,
     )
     server = Server(app, _log_ready, port_file)
 
@@ -84,6 +91,21 @@ def run(settings: Settings, port_file: Path | None = None) -> int:
             )
         )
     return 0
+
+
+def _validators(settings: Settings) -> ValidatorRequests:
+    """Return the check of validators' signatures; warn if it can accept none."""
+    from neurons.inference_server.app import ValidatorRequests
+
+    hotkey = settings.inference_hotkey or public_hotkey(*settings.miner_wallet)
+    unnamed = settings.accept_unnamed_recipients
+    effect = "other clients can keep validators waiting until a check of the logits fails"
+    if not settings.validator_hotkeys:
+        log.warning(f"VALIDATOR_HOTKEYS is empty: {effect}")
+    elif hotkey is None and not unnamed:
+        remedy = "Set INFERENCE_HOTKEY to the miner's hotkey."
+        log.warning(f"the miner's hotkey is unknown: {effect}", remedy=remedy)
+    return ValidatorRequests(settings.validator_hotkeys, hotkey, unnamed=unnamed)
 
 
 def _load(settings: Settings, device: str) -> Decodes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from starlette.requests import ClientDisconnect
 
 from neurons.inference_server.queue import Decodes, Decoding, Full, Generation, Job
 from neurons.runtime.addresses import client_of, parse_ip
+from neurons.runtime.client_address import ClientAddress
+from neurons.runtime.observe import get_logger
 from neurons.wire.inference_protocol import Health, InferenceReply, InferenceRequest, ModelInfo
 from neurons.wire.protocol import HOTKEY_HEADER
 from neurons.wire.signed_request import NotSigned, check_signed_request
@@ -28,6 +31,8 @@ POLL_SECONDS = 0.1
 GONE = "The client has gone"
 OUTCOMES = {499: "cancelled", 500: "failed", 503: "busy"}
 """Outcomes in the metrics, by the status of an error; all other errors count as `refused`."""
+log = get_logger("inference")
+
 PROBLEMS = 3
 """Most problems of a request's body that an error names."""
 
@@ -42,11 +47,19 @@ class Limits:
 
 
 class ValidatorRequests:
-    """Recognises requests signed by one of these hotkeys; each signature counts once."""
+    """Recognises requests that one of these hotkeys signed for this server's miner, each once.
 
-    def __init__(self, hotkeys: Collection[str]) -> None:
+    `unnamed` also accepts signatures of validators of the previous version, which name no
+    recipient: another miner can send such a request on to this server.
+    """
+
+    def __init__(
+        self, hotkeys: Collection[str] = (), recipient: str | None = None, *, unnamed: bool = False
+    ) -> None:
         self._hotkeys = frozenset(hotkeys)
+        self._recipients = [*([recipient] if recipient else []), *([""] if unnamed else [])]
         self._used: dict[str, int] = {}
+        self._lock = threading.Lock()  # requests are checked in several threads
 
     def accept(self, path: str, headers: Mapping[str, str], body: bytes) -> bool:
         """Return whether a validator has signed this POST in the last minute, with a new nonce."""
@@ -54,13 +67,14 @@ class ValidatorRequests:
             return False
         now = time.time()
         try:
-            request = check_signed_request("POST", path, headers, body, now)
+            request = check_signed_request("POST", path, headers, body, now, self._recipients)
         except NotSigned:
             return False
-        self._used = {one: end for one, end in self._used.items() if end > now}
-        if request.nonce in self._used:
-            return False
-        self._used[request.nonce] = request.expires_at
+        with self._lock:
+            self._used = {one: end for one, end in self._used.items() if end > now}
+            if request.nonce in self._used:
+                return False
+            self._used[request.nonce] = request.expires_at
         return True
 
 
@@ -89,10 +103,11 @@ def create_app(
     model_name: str,
     device: str,
     limits: Limits,
-    validators: Collection[str] = (),
+    signed: ValidatorRequests | None = None,
+    trusted_proxies: Sequence[str] = (),
 ) -> FastAPI:
-    """Return the application, which starts and stops `decoding`; validators' requests go first."""
-    signed = ValidatorRequests(validators)
+    """Return the application, which starts and stops `decoding`; `signed` requests go first."""
+    validators = signed or ValidatorRequests()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -101,6 +116,12 @@ def create_app(
         decoding.stop()
 
     app = FastAPI(title="QUASAR inference server", lifespan=lifespan)
+    app.add_middleware(
+        ClientAddress,
+        trusted=trusted_proxies,
+        log=log,
+        effect="all clients behind it count as one",
+    )
     metrics = Metrics(decoding)
 
     @app.get("/health")
@@ -127,7 +148,7 @@ def create_app(
     async def inference(request: Request) -> InferenceReply:
         began = time.perf_counter()
         try:
-            job = await _queued(request, decoding, limits, signed)
+            job = await _queued(request, decoding, limits, validators)
             answer = await _answer(request, job)
             if answer.captured and not all(map(math.isfinite, answer.captured)):
                 raise HTTPException(500, "The model computes logits that are not finite")

@@ -1,11 +1,14 @@
 """The reference model: loaded through transformers, decoded greedily over a static cache.
 
+Models that need their own cache are decoded by `own_cache`.
+
 Each step runs the same operations on the same buffers. On a GPU, a step is compiled and captured
 once as a CUDA graph. Replaying it does not make the host wait for the GPU at each token.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,13 +16,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, StaticCache
 
+from neurons.inference_server import own_cache
+from neurons.inference_server.own_cache import CHECK_STEPS
 from neurons.inference_server.queue import Generation
 from neurons.runtime.observe import get_logger
 
 BUCKET = 256
 """The positions of a cache are a multiple of this, so that a few caches serve all requests."""
-CHECK_STEPS = 16
-"""Steps between two checks whether the request was cancelled."""
 WARM_UPS = 3
 """Steps that run before one is captured."""
 CAUSE_CHARACTERS = 300
@@ -131,6 +134,8 @@ def _most_positions(config: Any) -> int:
 class Decoder:
     """Greedy decoding of one request at a time: the same answer to the same prompt.
 
+    Raises a ValueError if the model cannot decode.
+
     Args:
         graphs: whether steps are captured as CUDA graphs; on a CPU there are none.
         compiler: the backend of torch.compile, which compiles steps once for all lengths. If it is
@@ -145,9 +150,17 @@ class Decoder:
         self._graphs = graphs and self.device == "cuda"
         self._one_token: Callable[..., Any] = model
         self._lanes: dict[int, _Lane] = {}
-        self.longest = _most_positions(model.config)  # of the model and its cache
+        self._own_cache = own_cache.has_own_cache(model.config)
         torch.backends.cuda.matmul.allow_tf32 = False
-        if compiler is not None:
+        # of the model and its cache
+        self.longest = (
+            int(getattr(model.config, "max_position_embeddings", None) or sys.maxsize)
+            if self._own_cache
+            else _most_positions(model.config)
+        )
+        if self._own_cache:
+            self._try_own_cache()
+        elif compiler is not None:
             self._compile(compiler)
 
     @property
@@ -168,6 +181,8 @@ class Decoder:
         The logits of token `capture_at`, from 1, are kept. Raises an InterruptedError when
         `cancelled`, which is called every CHECK_STEPS tokens, returns true.
         """
+        if self._own_cache:
+            return own_cache.generate(self.model, prompt, new_tokens, capture_at, cancelled)
         begun = time.perf_counter()
         lane = self._lane(len(prompt) + new_tokens)
         lane.start(prompt)
@@ -185,6 +200,16 @@ class Decoder:
         tokens = lane.tokens[0, len(prompt) : len(prompt) + new_tokens].tolist()
         kept = None if captured is None else captured[0].float().tolist()
         return Generation(tokens, kept, time.perf_counter() - begun, first)
+
+    def _try_own_cache(self) -> None:
+        """Decode two tokens, so that a model that cannot is refused now, not at each request."""
+        name = type(self.model).__name__
+        try:
+            self.generate([0], 2)
+        except Exception as error:  # a model may fail in any way
+            cause = " ".join(str(error).split())[:CAUSE_CHARACTERS]
+            raise ValueError(f"{name} cannot decode: {cause}") from error
+        log.info("decoding is not compiled: the model has its own cache", model=name)
 
     @torch.inference_mode()
     def _compile(self, compiler: Compiler) -> None:

@@ -13,6 +13,8 @@ from neurons.wire.inference_protocol import InferenceRequest
 
 WAITING_EACH = 2
 """Most waiting requests of one client."""
+REMEMBERED = 1000
+"""Clients of the latest answered jobs that are remembered."""
 RESERVED = 4
 """Most waiting requests of validators, in addition to all others."""
 
@@ -68,7 +70,7 @@ class Full(Exception):
 
 
 class Decoding:
-    """The thread that loads the model and then answers jobs.
+    """The thread that loads the model and then answers jobs, those of different clients in turn.
 
     At most `most` jobs wait, `WAITING_EACH` of one client; validators' jobs do not count.
 
@@ -80,6 +82,7 @@ class Decoding:
     def __init__(self, load: Callable[[], Decodes], most: int) -> None:
         self._load, self._most = load, most
         self._jobs: list[Job] = []
+        self._served: dict[str, None] = {}  # clients, the longest ago first
         self._changed = threading.Condition()
         self.decoder: Decodes | None = None
         self.fault = ""
@@ -113,12 +116,20 @@ class Decoding:
         return job
 
     def _take(self) -> Job | None:
-        """Return the next job, validators' first; None if none arrives within 0.2 s."""
+        """Return the next job; None if none arrives within 0.2 s.
+
+        Validators' jobs go first, then those of the client that was served the longest ago.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._jobs), 0.2):
                 return None
-            job = next((one for one in self._jobs if one.reserved), self._jobs[0])
+            turns = {client: turn for turn, client in enumerate(self._served, 1)}
+            job = min(self._jobs, key=lambda one: (not one.reserved, turns.get(one.client, 0)))
             self._jobs.remove(job)
+            self._served.pop(job.client, None)
+            self._served[job.client] = None
+            if len(self._served) > REMEMBERED:
+                del self._served[next(iter(self._served))]
             return job
 
     def _run(self) -> None:

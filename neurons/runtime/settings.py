@@ -22,6 +22,7 @@ from neurons.runtime.values import (
     Form,
     Host,
     Hosts,
+    Hotkey,
     Hotkeys,
     Name,
     Network,
@@ -284,7 +285,8 @@ class Settings(BaseModel):
     """
     trusted_proxies: Networks = ()
     """Reverse proxies with a trusted X-Forwarded-For header; bans then apply to the addresses in
-    it. Behind any other proxy of this machine or network, bans apply to hotkeys.
+    it. Behind any other proxy of this machine or network, bans apply to hotkeys. The inference
+    server also reads this setting; behind any other proxy, all its clients count as one.
     """
 
     miner_inference_port: Port = 8001
@@ -292,6 +294,14 @@ class Settings(BaseModel):
     inference_host: Host = "127.0.0.1"
     """The address that the inference server listens on. Put a reverse proxy in front of any address
     but loopback.
+    """
+    inference_hotkey: Hotkey | None = None
+    """The miner's hotkey, which validators name when they sign a request for this server; by
+    default that of WALLET_MINER_NAME.
+    """
+    accept_unnamed_recipients: bool = False
+    """Whether signatures of validators of version 0.2 count, which name no recipient. Another miner
+    can send such a request on to this server. The next version removes this setting.
     """
     inference_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     """The model's dtype; auto takes bfloat16 on a GPU and float32 on a CPU."""

@@ -164,8 +164,10 @@ Hosts = Annotated[
     BeforeValidator(_words),
     Form("names of hosts separated by commas, such as github.com"),
 ]
+_Hotkey = Annotated[str, Field(pattern=f"^{HOTKEY.pattern}$")]
+Hotkey = Annotated[_Hotkey, Form("an ss58 address")]
 Hotkeys = Annotated[
-    tuple[Annotated[str, Field(pattern=f"^{HOTKEY.pattern}$")], ...],
+    tuple[_Hotkey, ...],
     BeforeValidator(_words),
     Form("ss58 addresses separated by commas"),
 ]

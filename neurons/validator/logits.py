@@ -77,11 +77,11 @@ class LogitVerifier:
             return None
         try:
             request = self._request()
-            expected = _ask(self.reference, request, self.signer)
+            expected = _ask(self.reference, request)
         except _NoAnswer as error:
             raise Postponed(f"The validator's own inference server {error}") from error
         try:
-            reply = self._ask_miner(address, request)
+            reply = self._ask_miner(address, request, submission.miner_hotkey)
         except _NoAnswer as error:
             reason = f"The miner's inference server {error}"
             if isinstance(error, _Busy) and not final:
@@ -96,10 +96,10 @@ class LogitVerifier:
         step = 1 + secrets.randbelow(min(LAST_STEP, self.new_tokens))
         return InferenceRequest(prompt=prompt, gen_len=self.new_tokens, logits_at_step=step)
 
-    def _ask_miner(self, address: str, request: InferenceRequest) -> InferenceReply:
+    def _ask_miner(self, address: str, request: InferenceRequest, hotkey: str) -> InferenceReply:
         for number in range(1, TRIES + 1):
             try:
-                return _ask(address, request, self.signer)
+                return _ask(address, request, self.signer, hotkey)
             except _NoAnswer:
                 if number == TRIES or self.stop.wait(PAUSE_SECONDS):
                     raise
@@ -170,19 +170,27 @@ def _failed(submission: QueuedSubmission, reason: str) -> Verification:
     return Verification(submission_id=submission.id, verified=False, reason=reason[:2000])
 
 
-def _ask(address: str, request: InferenceRequest, signer: Identity | None) -> InferenceReply:
+def _ask(
+    address: str, request: InferenceRequest, signer: Identity | None = None, recipient: str = ""
+) -> InferenceReply:
+    """Return a server's reply; a `signer` signs the request for the miner `recipient`."""
     body, url = request.model_dump_json().encode(), f"{address}/inference"
-    return _read("POST", url, body, InferenceReply, signer)
+    headers: dict[str, str] = {}
+    if signer:
+        path = urlsplit(url).path
+        headers = signed_headers(signer, "POST", path, body, time.time(), recipient)
+    return _read("POST", url, body, InferenceReply, headers)
 
 
 def _read(
-    method: str, url: str, body: bytes | None, kind: type[_Model], signer: Identity | None = None
+    method: str,
+    url: str,
+    body: bytes | None,
+    kind: type[_Model],
+    headers: Mapping[str, str] | None = None,
 ) -> _Model:
     """Return a checked reply of bounded length, within one deadline."""
-    headers = {"Accept-Encoding": ENCODING}
-    if signer:
-        headers |= signed_headers(signer, method, urlsplit(url).path, body or b"", time.time())
-    reply = _reply(method, url, body, headers)
+    reply = _reply(method, url, body, {"Accept-Encoding": ENCODING, **(headers or {})})
     try:
         status, data = asyncio.run(asyncio.wait_for(reply, REPLY_SECONDS))
     except (asyncio.TimeoutError, httpx.TimeoutException):

@@ -6,16 +6,15 @@ Each request passes `ClientAddress`, `AccessLog` and `BodyLimit` before its rout
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from neurons.runtime.addresses import Ip, parse_ip
+from neurons.runtime.client_address import ClientAddress
 from neurons.runtime.identity import ChainUnreachable, prepare_to_verify
 from neurons.runtime.observe import get_logger
 from neurons.validator_api.api import Api
@@ -23,7 +22,6 @@ from neurons.validator_api.routes import miners, pages, public, validators
 from neurons.validator_api.routes.errors import answer_errors
 
 MAX_BODY_BYTES = 16 * 1024
-FORWARDING = (b"x-forwarded-for", b"forwarded", b"x-real-ip")
 
 GROUPS = [
     {"name": "public", "description": "Anyone may read these, without headers."},
@@ -68,7 +66,12 @@ def create_app(api: Api) -> FastAPI:
     app.state.api = api
     app.add_middleware(BodyLimit)
     app.add_middleware(AccessLog)
-    app.add_middleware(ClientAddress, trusted=api.settings.trusted_proxies)
+    app.add_middleware(
+        ClientAddress,
+        trusted=api.settings.trusted_proxies,
+        log=log,
+        effect="bans count hotkeys behind it",
+    )
     answer_errors(app)
     for routes in (miners, public, validators, pages):  # matched in this order
         app.include_router(routes.router)
@@ -85,64 +88,6 @@ async def _follow_chain(api: Api) -> None:
         except Exception:  # a malformed answer must not stop this loop
             log.exception("the chain's answer could not be read")
         await asyncio.sleep(api.chain_seconds)
-
-
-class ClientAddress:
-    """Replaces the peer's address in the scope by the client's, or by None if that is unknown.
-
-    A trusted proxy (`*`: every peer) names the client in X-Forwarded-For. The client is unknown if
-    another peer on this machine or in a private network forwards a request: the header may be
-    forged, and all clients share the peer's address.
-    """
-
-    def __init__(self, app: ASGIApp, trusted: Sequence[str]) -> None:
-        self._app = app
-        self._anyone = "*" in trusted
-        self._trusted = [ipaddress.ip_network(one, strict=False) for one in trusted if one != "*"]
-        self._warned = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope.get("client"):
-            address = self._client(scope)
-            if address != scope["client"][0]:
-                scope = {**scope, "client": (address, 0) if address else None}
-        await self._app(scope, receive, send)
-
-    def _client(self, scope: Scope) -> str | None:
-        peer = str(scope["client"][0])
-        named = [value for name, value in scope["headers"] if name in FORWARDING]
-        if not named:
-            return peer
-        address = parse_ip(peer)
-        if address is None or self._trusts(address):
-            return self._forwarded(scope)
-        if not address.is_private:
-            return peer  # a client that sends a proxy's headers
-        if not self._warned:
-            self._warned = True
-            log.warning(
-                "requests come through a proxy that TRUSTED_PROXIES does not name; bans count "
-                "hotkeys behind it",
-                proxy=peer,
-            )
-        return None
-
-    def _forwarded(self, scope: Scope) -> str | None:
-        """Return the last address of X-Forwarded-For that no trusted proxy has."""
-        lines = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
-        hops = [hop for line in lines for hop in line.decode("latin-1").split(",")]
-        for hop in reversed(hops):
-            address = parse_ip(hop)
-            if address is None:
-                return None
-            if self._anyone or not self._trusts(address):
-                return str(address)
-        return None
-
-    def _trusts(self, address: Ip) -> bool:
-        return self._anyone or any(
-            address in network for network in self._trusted if network.version == address.version
-        )
 
 
 class BodyLimit:

@@ -505,13 +505,18 @@ def bound_text(route: str, body: BaseModel) -> str:
     return f"quasar-body-2\n{route}\n{_canonical(values)}"
 
 
-def request_text(method: str, target: str, timestamp: str, nonce: str, body: bytes) -> str:
+def request_text(
+    method: str, target: str, timestamp: str, nonce: str, body: bytes, recipient: str = ""
+) -> str:
     """Return the text that a validator's Signature header signs.
 
     `target` is the path with any query, as sent; `timestamp` and `nonce` are as in the headers.
+    With a `recipient`, a hotkey, only that miner's inference server accepts the signature, so that
+    a miner cannot send a validator's request on to another one.
     """
     digest = hashlib.sha256(body).hexdigest()
-    return "\n".join(("quasar-request-2", method, target, timestamp, nonce, digest))
+    kind = ("quasar-request-3", recipient) if recipient else ("quasar-request-2",)
+    return "\n".join((*kind, method, target, timestamp, nonce, digest))
 
 
 def _canonical(values: dict[str, object]) -> str:

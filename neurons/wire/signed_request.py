@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from neurons.runtime.identity import Identity, verify
@@ -37,22 +37,31 @@ class SignedRequest:
 
 
 def signed_headers(
-    signer: Identity, method: str, target: str, body: bytes, now: float
+    signer: Identity, method: str, target: str, body: bytes, now: float, recipient: str = ""
 ) -> dict[str, str]:
-    """Return the headers that sign a request to `target`, at the server's time `now`."""
+    """Return the headers that sign a request to `target`, at the server's time `now`.
+
+    `recipient` is the hotkey of the miner that a request to an inference server is for.
+    """
     timestamp, nonce = str(round(now)), secrets.token_hex(16)
+    text = request_text(method, target, timestamp, nonce, body, recipient)
     return {
         HOTKEY_HEADER: signer.hotkey,
-        SIGNATURE_HEADER: signer.sign(request_text(method, target, timestamp, nonce, body)),
+        SIGNATURE_HEADER: signer.sign(text),
         TIMESTAMP_HEADER: timestamp,
         NONCE_HEADER: nonce,
     }
 
 
 def check_signed_request(
-    method: str, target: str, headers: Mapping[str, str], body: bytes, now: float
+    method: str,
+    target: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    now: float,
+    recipients: Sequence[str] = ("",),
 ) -> SignedRequest:
-    """Return the request if its method, target, body, nonce and time are signed.
+    """Return the request if its method, target, body, nonce, time and recipient are signed.
 
     Raises NotSigned, with a message for the client, if signature, nonce or time is invalid.
     """
@@ -65,6 +74,7 @@ def check_signed_request(
         )
     if abs(int(timestamp) - now) > SKEW_SECONDS:
         raise NotSigned(f"Timestamp is more than {SKEW_SECONDS} s from the server's time")
-    if not verify(hotkey, request_text(method, target, timestamp, nonce, body), signature):
+    texts = (request_text(method, target, timestamp, nonce, body, one) for one in recipients)
+    if not any(verify(hotkey, text, signature) for text in texts):
         raise NotSigned("Invalid signature")
     return SignedRequest(hotkey, nonce, int(timestamp) + SKEW_SECONDS + 1)

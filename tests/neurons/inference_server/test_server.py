@@ -18,10 +18,11 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
-from neurons.inference_server.__main__ import run
-from neurons.inference_server.app import Limits, create_app
-from neurons.inference_server.queue import Decodes, Decoding, Full, Generation
+from neurons.inference_server.__main__ import _validators, run
+from neurons.inference_server.app import Limits, ValidatorRequests, create_app
+from neurons.inference_server.queue import REMEMBERED, Decodes, Decoding, Full, Generation
 from neurons.inference_server.sample import make_model
 from neurons.runtime.errors import ConfigError, Postponed
 from neurons.runtime.process import STOP_SIGNALS
@@ -30,12 +31,13 @@ from neurons.validator import logits as logits_module
 from neurons.validator.logits import LogitVerifier
 from neurons.wire.inference_protocol import InferenceReply, InferenceRequest
 from neurons.wire.protocol import QueuedSubmission
-from neurons.wire.signed_request import signed_headers
+from neurons.wire.signed_request import SignedRequest, signed_headers
 from tests.neurons.live_api import Hotkey
 from tests.processes import HANG, started, wait_for
 from tests.servers import serving_app
 
 VOCABULARY = 512
+MINER, OTHER = Hotkey("//Alice").hotkey, Hotkey("//Eve").hotkey
 LIMITS = Limits(prompt=256, new=600)
 
 
@@ -56,11 +58,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, torch: Any) -> Path:
 
 
 @contextmanager
-def serving(
-    load: Callable[[], Decodes], most: int = 4, validators: tuple[str, ...] = ()
-) -> Iterator[str]:
+def serving(load: Callable[[], Decodes], most: int = 4, **options: Any) -> Iterator[str]:
     """Run a server on a free port of loopback."""
-    with serving_app(create_app(Decoding(load, most), "small", "cpu", LIMITS, validators)) as url:
+    with serving_app(create_app(Decoding(load, most), "small", "cpu", LIMITS, **options)) as url:
         yield url
 
 
@@ -288,10 +288,10 @@ def test_a_replayed_reply_fails(url: str, monkeypatch: pytest.MonkeyPatch) -> No
     recorded = post(url, prompt=[1, 2, 3], gen_len=60, logits_at_step=5).json()
     real = logits_module._ask
 
-    def answer(address: str, request: Any, signer: Any) -> Any:
+    def answer(address: str, request: Any, *signed: Any) -> Any:
         if address == "https://miner":
             return InferenceReply.model_validate(recorded)
-        return real(address, request, signer)
+        return real(address, request, *signed)
 
     monkeypatch.setattr(logits_module, "_ask", answer)
     assert not verify(url, "https://miner").verified
@@ -311,9 +311,10 @@ def test_only_the_miners_unreachable_server_fails(
 def test_a_client_with_many_requests_does_not_block_validators() -> None:
     decoder, key = Slow(), Hotkey("//Bob")
     body = b'{"prompt": [1], "gen_len": 1}'
-    signed = signed_headers(key, "POST", "/inference", body, time.time())
+    signed = signed_headers(key, "POST", "/inference", body, time.time(), MINER)
+    accepted = ValidatorRequests((key.hotkey,), MINER)
     with (
-        serving(lambda: decoder, most=16, validators=(key.hotkey,)) as url,
+        serving(lambda: decoder, most=16, signed=accepted) as url,
         ThreadPoolExecutor(8) as pool,
         contextlib.ExitStack() as stack,
     ):
@@ -336,11 +337,125 @@ def test_a_client_with_many_requests_does_not_block_validators() -> None:
             assert refused.result(HANG).status_code == 503
     decoding = Decoding(lambda: decoder, 16)
     request = InferenceRequest(prompt=[1], gen_len=1)
-    waiting_jobs = [decoding.put(request, client) for client in ("a", "a", "b")]
+    a1, a2, b = [decoding.put(request, client) for client in ("a", "a", "b")]
     with pytest.raises(Full):
         decoding.put(request, "a")
     first = decoding.put(request, "v", reserved=True)
-    assert [decoding._take() for _ in range(4)] == [first, *waiting_jobs]
+    assert [decoding._take() for _ in range(2)] == [first, a1]
+    a3 = decoding.put(request, "a")
+    assert [decoding._take() for _ in range(3)] == [b, a2, a3]  # clients take turns
+
+
+def test_the_memory_of_served_clients_is_bounded() -> None:
+    decoding, request = Decoding(Slow, 16), InferenceRequest(prompt=[1], gen_len=1)
+    for number in range(REMEMBERED + 5):
+        decoding.put(request, str(number))
+        assert decoding._take()
+    assert len(decoding._served) == REMEMBERED
+
+
+@pytest.mark.parametrize(
+    ("named", "unnamed", "accepted"),
+    [(MINER, False, True), ("", False, False), ("", True, True), (OTHER, True, False)],
+)
+def test_a_signature_counts_only_for_the_miner_that_it_names(named, unnamed, accepted):
+    """A miner that a validator checks can send the request on to another miner's server."""
+    key, body = Hotkey("//Bob"), b"{}"
+    headers = signed_headers(key, "POST", "/inference", body, time.time(), named)
+    requests = ValidatorRequests((key.hotkey,), MINER, unnamed=unnamed)
+    assert requests.accept("/inference", headers, body) is accepted
+    assert not requests.accept("/inference", headers, body)
+
+
+def test_a_server_whose_miner_is_unknown_accepts_no_signature() -> None:
+    key = Hotkey("//Bob")
+    headers = signed_headers(key, "POST", "/inference", b"", time.time())
+    assert not ValidatorRequests((key.hotkey,)).accept("/inference", headers, b"")
+
+
+def test_a_validator_names_the_miner_and_signs_no_request_to_its_own_server(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = ValidatorRequests((Hotkey("//Bob").hotkey,), ROW.miner_hotkey)
+    sent: list[Mapping[str, str]] = []
+    reply = logits_module._reply
+
+    def noted(method: str, address: str, body: bytes | None, headers: Mapping[str, str]) -> Any:
+        if method == "POST":
+            sent.append(headers)
+            accepted.append(requests.accept("/inference", headers, body or b""))
+        return reply(method, address, body, headers)
+
+    accepted: list[bool] = []
+    monkeypatch.setattr(logits_module, "_reply", noted)
+    servers = {ROW.miner_hotkey: url}
+    assert LogitVerifier(url, servers, new_tokens=8, signer=Hotkey("//Bob")).verify(ROW)
+    assert accepted == [False, True]
+    assert "Signature" not in sent[0]
+
+
+def test_a_request_that_arrives_twice_at_once_counts_once(monkeypatch) -> None:
+    """Both threads compare the nonce before one stores it, unless a lock prevents that."""
+
+    class Nonce(str):
+        def __hash__(self) -> int:
+            time.sleep(0.05)  # other threads run meanwhile
+            return super().__hash__()
+
+        __eq__ = str.__eq__
+
+    def check(*_: object) -> SignedRequest:
+        return SignedRequest(MINER, Nonce("a" * 32), 2**40)
+
+    monkeypatch.setattr("neurons.inference_server.app.check_signed_request", check)
+    requests = ValidatorRequests((MINER,), MINER)
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(requests.accept, "/", {"Hotkey": MINER}, b"") for _ in range(8)]
+        assert sum(call.result(HANG) for call in calls) == 1
+
+
+@pytest.mark.parametrize("trusted", [("127.0.0.1",), ()])
+def test_clients_behind_a_trusted_proxy_are_distinguished(trusted: tuple[str, ...]) -> None:
+    """Four connections of one client must not use up the places of all others."""
+    decoder, body = Slow(), {"prompt": [1], "gen_len": 1}
+    with (
+        serving(lambda: decoder, most=16, trusted_proxies=trusted) as url,
+        ThreadPoolExecutor(8) as pool,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(decoder.release.set)
+
+        def send(address: str) -> Future[httpx.Response]:
+            headers = {"X-Forwarded-For": address}
+            return pool.submit(
+                httpx.post, f"{url}/inference", json=body, headers=headers, timeout=HANG
+            )
+
+        wait_until(url, "healthy")
+        send("203.0.113.9")
+        assert decoder.begun.wait(HANG)
+        for waiting in (1, 2):
+            send("203.0.113.9")
+            wait_for(lambda: queued(url) == waiting)  # noqa: B023
+        other = send("198.51.100.7")
+        wait_for(lambda: other.done() or queued(url) == 3)
+        decoder.release.set()
+        assert (other.result(HANG).status_code == 503) is not bool(trusted)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "VALIDATOR_HOTKEYS is empty"),
+        ({"validator_hotkeys": (MINER,)}, "the miner's hotkey is unknown"),
+        ({"validator_hotkeys": (MINER,), "inference_hotkey": MINER}, None),
+        ({"validator_hotkeys": (MINER,), "accept_unnamed_recipients": True}, None),
+    ],
+)
+def test_the_start_warns_if_no_validator_has_priority(tmp_path, settings, words):
+    with capture_logs() as logs:
+        _validators(Settings(wallet_path=tmp_path, **settings))
+    assert [words in one["event"] for one in logs] == ([True] if words else [])
 
 
 def test_a_busy_server_postpones_the_verification(
@@ -369,10 +484,10 @@ def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
 
     real = logits_module._ask
 
-    def answer(address: str, request: Any, signer: Any) -> Any:
+    def answer(address: str, request: Any, *signed: Any) -> Any:
         if address != url:  # not the reference server
             monkeypatch.setattr(logits_module, "REPLY_SECONDS", 0.5)
-        return real(address, request, signer)
+        return real(address, request, *signed)
 
     monkeypatch.setattr(logits_module, "_ask", answer)
     monkeypatch.setattr(logits_module, "TRIES", 1)
