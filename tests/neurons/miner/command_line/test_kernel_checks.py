@@ -53,7 +53,7 @@ def test_some_programs_are_only_compiled_for_hopper(monkeypatch: pytest.MonkeyPa
     mount()
     from fla.ops.quasar.cuda.program import CudaProgram
 
-    monkeypatch.setattr(CudaProgram, "compile", lambda *_, **__: b"\x7fELF")
+    monkeypatch.setattr(CudaProgram, "compile", lambda *_, **__: [b"\x7fELF"])
     everywhere = {"operator", "operator 128", "gradients"}
     for capability, more in (((8, 9), set()), ((9, 0), {"gradients 128", "layer", "wide layer"})):
         builds = compile_for(*capability).builds
