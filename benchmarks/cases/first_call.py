@@ -52,7 +52,7 @@ GPU: milliseconds of a CUDA graph's replay."""
 class Case(NamedTuple):
     """A public function with its inputs."""
 
-    make: Callable[[], Callable[[], Any]]  # returns a call
+    make: partial[Callable[[], Any]]  # returns a call
     first_seconds: float  # the limit of the first call
 
 

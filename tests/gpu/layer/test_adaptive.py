@@ -99,6 +99,7 @@ def test_the_first_step_compiles_its_kernels_ahead(monkeypatch):
     launchers += [operator_inputs._forward, operator_inputs._backward]
     for launcher in launchers:
         monkeypatch.setattr(launcher, "_compiled", {})
+        monkeypatch.setattr(launcher, "_ahead", {})
     monkeypatch.setattr(launch, "_known", set())
     monkeypatch.setattr(paths, "MIN_WIDE_TILES", 1)
     layer, (x, dy) = make(), torch.randn(2, 1, 4096, 512, device="cuda")
