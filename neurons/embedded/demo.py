@@ -35,6 +35,7 @@ from neurons.runtime.errors import QuasarError
 from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.identity import Identity, create_throwaway
 from neurons.runtime.loading import environment
+from neurons.runtime.network import client_options
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
 from neurons.runtime.values import PROJECT
@@ -176,7 +177,8 @@ class Demo:
 
     def read_verdicts(self, url: str) -> bool:
         """Store ranks, claims and verdicts in the entries; return whether each has a verdict."""
-        reply = httpx.get(f"{url}/get_submission_stats", params={"limit": 100})
+        options = client_options(url)
+        reply = httpx.get(f"{url}/get_submission_stats", params={"limit": 100}, **options)
         rows = {r["miner_hotkey"]: r for r in reply.json()["top_performers"] if r.get("validated")}
         reasons = {int(line["submission"]): str(line["reason"]) for line in self._logged("verdict")}
         for entry in self.entries:

@@ -30,6 +30,7 @@ from neurons.runtime.git.clone import make_remote
 from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.identity import Identity, create_throwaway
 from neurons.runtime.loading import environment
+from neurons.runtime.network import client_options
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
 from neurons.runtime.settings import Settings
@@ -178,7 +179,7 @@ class EmbeddedSubnet:
         url = f"{self.settings.validator_api_url}/health"
         while time.monotonic() < deadline:
             with suppress(httpx.HTTPError):
-                if httpx.get(url, timeout=2.0).status_code == 200:
+                if httpx.get(url, timeout=2.0, **client_options(url)).status_code == 200:
                     return
             if self._stop.wait(0.1):
                 self.check()

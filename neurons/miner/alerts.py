@@ -21,7 +21,9 @@ from harness.files import write_atomically
 from harness.measuring.process import run_supervised
 from harness.measuring.runner import child_environment
 from harness.terminal import printable
+from neurons.runtime.errors import ConfigError
 from neurons.runtime.loading import environment
+from neurons.runtime.network import client_options, failure_reason
 from neurons.runtime.observe import get_logger, redact
 from neurons.runtime.settings import Settings
 from neurons.runtime.values import PROJECT
@@ -156,10 +158,15 @@ def _post() -> str:
     alert = json.load(sys.stdin)
     body = {"kind": alert["kind"], "text": alert["text"], "content": alert["text"]}
     try:
-        with httpx.stream("POST", alert["url"], json=body, timeout=POST_SECONDS) as reply:
+        options = client_options(alert["url"])
+        with httpx.stream(
+            "POST", alert["url"], json=body, timeout=POST_SECONDS, **options
+        ) as reply:
             return "" if reply.is_success else f"the server answered {reply.status_code}"
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return f"the server cannot be reached ({type(error).__name__})"
+    except httpx.HTTPError as error:
+        return f"the server cannot be reached ({failure_reason(error)})"
+    except ConfigError as error:
+        return str(error)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@ rate of the miner's client.
 
 from __future__ import annotations
 
-import functools
 import json
 import socket
-import ssl
 import threading
 import time
 from collections import deque
@@ -23,6 +21,7 @@ from pydantic import BaseModel
 
 from neurons.runtime.errors import ConfigError
 from neurons.runtime.identity import Identity
+from neurons.runtime.network import client_options, untrusted_certificate
 from neurons.runtime.observe import get_logger, redact, register_secret
 from neurons.runtime.values import LOOPBACK
 from neurons.wire.body import ENCODING, Body, Each, Reply, parse_lists, parse_reply
@@ -45,12 +44,6 @@ CLOCK_SECONDS = 30.0
 """Difference of the clocks, in seconds, above which a warning is logged."""
 
 log = get_logger("client")
-
-
-@functools.cache
-def certificates() -> ssl.SSLContext:
-    """Return the trusted certificates, read once, because that takes a tenth of a second."""
-    return httpx.create_ssl_context()
 
 
 class TimeLimit:
@@ -127,11 +120,10 @@ class Connection:
         self._http = httpx.Client(
             base_url=self.base_url,
             transport=transport,
-            verify=certificates(),
             timeout=httpx.Timeout(reply_seconds, connect=min(CONNECT_SECONDS, reply_seconds)),
             follow_redirects=False,
-            trust_env=not self.on_loopback,  # calls to this machine must not pass a proxy
             headers={"Accept": "application/json", "Accept-Encoding": ENCODING},
+            **client_options(self.base_url),
         )
 
     def close(self) -> None:
@@ -275,14 +267,12 @@ def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoRetu
     It is Untrusted, Unreachable (the request was never sent) or ReplyLost.
     """
     reason = f"{route}: {type(error).__name__}: {error}"
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            raise Untrusted(
-                f"The certificate of {base_url} is not trusted ({cause.verify_message}); nothing "
-                "was sent. If it stays so, check VALIDATOR_API_URL and this machine's clock"
-            ) from None
-        cause = cause.__cause__ or cause.__context__
+    untrusted = untrusted_certificate(error)
+    if untrusted is not None:
+        raise Untrusted(
+            f"The certificate of {base_url} is not trusted ({untrusted.verify_message}); nothing "
+            "was sent. If it stays so, check VALIDATOR_API_URL and this machine's clock"
+        ) from None
     never_sent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
     if isinstance(error, never_sent):
         raise Unreachable(reason) from None

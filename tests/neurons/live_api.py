@@ -15,12 +15,12 @@ import httpx
 from bittensor.sp_core import Keypair
 
 from neurons.runtime.identity import Identity
+from neurons.runtime.network import certificates
 from neurons.runtime.server import Server, listen
 from neurons.runtime.settings import Settings
 from neurons.validator_api.api import Api
 from neurons.validator_api.app import create_app
 from neurons.wire import protocol, rules
-from neurons.wire.connection import certificates
 from neurons.wire.signed_request import signed_headers
 from tests.processes import HANG
 

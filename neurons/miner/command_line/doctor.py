@@ -22,6 +22,7 @@ from neurons.runtime import identity
 from neurons.runtime.errors import ConfigError, Fault, Held, QuasarError, Retry
 from neurons.runtime.git.command import HardenedGit
 from neurons.runtime.git.remote import parse_remote
+from neurons.runtime.network import client_options, failure_reason
 from neurons.runtime.observe import redact_text
 from neurons.runtime.settings import Settings
 from neurons.runtime.values import PROJECT
@@ -171,8 +172,11 @@ def api(settings: Settings) -> Iterator[Finding]:
     try:
         health, begin = _get(f"{url}/health")
         route, _ = _get(f"{url}/commit_submission")
+    except ConfigError as error:
+        yield from (failure("api", *one) for one in error.problems)
+        return
     except httpx.HTTPError as error:
-        detail = f"{url} does not answer ({type(error).__name__})"
+        detail = f"{url} does not answer ({failure_reason(error)})"
         yield failure("api", detail, "Check VALIDATOR_API_URL and the network.")
         return
     yield _competition(url, health.status_code, begin, route.status_code)
@@ -191,7 +195,8 @@ def api(settings: Settings) -> Iterator[Finding]:
 def _get(url: str) -> tuple[httpx.Response, bytes]:
     """Return a reply and the begin of its body, because an unknown server may send any amount."""
     headers = {"Accept-Encoding": "identity"}
-    with httpx.stream("GET", url, timeout=HTTP_SECONDS, headers=headers) as reply:
+    options = client_options(url)
+    with httpx.stream("GET", url, timeout=HTTP_SECONDS, headers=headers, **options) as reply:
         return reply, next(reply.iter_raw(HEALTH_BYTES), b"")
 
 
@@ -222,7 +227,7 @@ def token(settings: Settings) -> Finding:
         detail = f"GitHub does not answer as it should: {fault.reason}"
         return failure("token", detail, "Check the network.")
     except ConfigError as error:
-        return failure("token", str(error), "Set GITHUB_API_URL to an https address.")
+        return failure("token", *error.problems[0])
     owner = settings.github_username
     if scopes is None:  # GitHub does not report the permissions of a fine-grained token
         return ok("token", f"fine-grained token of {owner}; Contents and Administration must be on")

@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from neurons.runtime.errors import ConfigError, Held, Retry
+from neurons.runtime.errors import ConfigError, Held, Problem, Retry
 from neurons.runtime.git.faults import SCOPE_REMEDY
+from neurons.runtime.network import client_options, failure_reason
 from neurons.runtime.observe import redact_text, register_secret
 from neurons.runtime.values import LOOPBACK
-from neurons.wire.connection import TimeLimit, certificates
+from neurons.wire.connection import TimeLimit
 from neurons.wire.outcomes import http_date, retry_after
 
 MAX_REQUEST_SECONDS = 60.0
@@ -93,9 +94,8 @@ class _Session(httpx.Client):
     def __init__(self, api_url: str, token: str) -> None:
         parts = urlsplit(api_url)
         if parts.scheme != "https" and parts.hostname not in LOOPBACK:
-            raise ConfigError(
-                f"GITHUB_API_URL={api_url} is not https: the token would be readable."
-            )
+            problem = f"GITHUB_API_URL={api_url} is not https: the token would be readable."
+            raise ConfigError(Problem(problem, "Set it to an https address."))
         register_secret(token)
         headers = {
             "Accept": "application/vnd.github+json",
@@ -105,7 +105,7 @@ class _Session(httpx.Client):
         }
         # Redirects are not followed: the token is for this host.
         super().__init__(
-            base_url=api_url.rstrip("/"), verify=certificates(), headers=headers, timeout=30.0
+            base_url=api_url.rstrip("/"), headers=headers, timeout=30.0, **client_options(api_url)
         )
         self._time_limit = TimeLimit()
 
@@ -117,7 +117,7 @@ class _Session(httpx.Client):
                 extensions = {"trace": self._time_limit}
                 reply = self.request(method, path, json=body, extensions=extensions)
         except httpx.HTTPError as error:
-            raise Retry(f"GitHub cannot be reached: {type(error).__name__}.") from None
+            raise Retry(f"GitHub cannot be reached: {failure_reason(error)}.") from None
         if reply.is_success or reply.status_code in allow:
             return reply
         raise _fault(reply, f"{method} {path}")

@@ -13,8 +13,8 @@ import httpx
 from neurons.miner.context import Context
 from neurons.miner.daemon import run_cycle
 from neurons.miner.journal import Journal
+from neurons.runtime.network import certificates
 from neurons.wire.client import ApiClient
-from neurons.wire.connection import certificates
 from tests.neurons.miner.parts import FakeFork, Key, Waits, make_context
 
 OnMoment = Callable[[str, str], None]

@@ -16,8 +16,10 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from neurons.miner.command_line import doctor
 from neurons.miner.publishing import github
 from neurons.runtime.errors import ConfigError, Held, Retry
+from neurons.runtime.settings import Settings
 from neurons.wire import client as client_module
 from neurons.wire import connection, outcomes
 from neurons.wire.client import ApiClient
@@ -188,15 +190,22 @@ def test_row_11_an_untrusted_certificate_gets_no_credential(tmp_path: Path) -> N
     context.load_cert_chain(certificate, key)
 
     def shake(listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = listener.accept()
-            context.wrap_socket(connection, server_side=True)
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # the test has ended
+                return
+            with contextlib.suppress(OSError):
+                context.wrap_socket(connection, server_side=True)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=shake, args=(listener,), daemon=True).start()
-        client = ApiClient(f"https://localhost:{listener.getsockname()[1]}", Key())
+        address = f"https://localhost:{listener.getsockname()[1]}"
+        client = ApiClient(address, Key())
         with pytest.raises(outcomes.Untrusted, match="not trusted"):
             client.commit(*COMMITMENT)
+        (finding,) = doctor.api(Settings(validator_api_url=address))
+        assert "its certificate is not trusted: self-signed certificate" in finding.detail
 
 
 DRIPS = {
