@@ -21,6 +21,7 @@ new='' # the folder that this run installs into, once it exists
 cpu_index=https://download.pytorch.org/whl/cpu
 cuda_gb=12 # disk for a CUDA build of PyTorch with NVIDIA's libraries during the installation
 unset PYTHONPATH PYTHONHOME # another project's packages would leak into the new environment
+umask 022                   # a validator of root runs forks as another user, who reads the packages
 
 exec 3>&2 # for messages, also while a command's output goes to the log
 say() { printf '%s\n' "install: $*" >&3; }
@@ -135,6 +136,11 @@ users_of() {
   # shellcheck disable=SC2062 # these are files, not the pattern, which would find this grep itself
   { grep -lsF --file=- /proc/[0-9]*/cmdline /proc/[0-9]*/maps <<<"$root/$1/" || true; } |
     cut -d / -f 3 | sort -un | paste -sd ' '
+}
+
+# Lets all users read an installation that an earlier version of this script made under a strict umask.
+let_all_read() {
+  if [ -O .venv/ ] && [ -n "$(find .venv/ -maxdepth 0 ! -perm -005)" ]; then chmod -R a+rX .venv/; fi
 }
 
 # Takes the lock of this checkout's installations: miner, server and validator may start at once.
@@ -329,6 +335,7 @@ up_to_date() { [ "$(cat "$stamp" 2>/dev/null)" = "$(wanted_stamp)" ] && .venv/bi
 
 if [ -n "${PYTHON:-}" ] && [ -e "$stamp" ]; then check_python; fi
 if up_to_date; then
+  let_all_read
   if compgen -G "$folders/*" | grep -qvxF -e "$(readlink .venv)" && [ -w "$folders" ] && lock --nonblock; then
     remove_unused
   fi
@@ -362,5 +369,6 @@ make_folder
 install_all
 wanted_stamp >"$new/quasar-install"
 move_link
+let_all_read
 remove_unused
 say "done in $SECONDS s"

@@ -38,6 +38,27 @@ def test_a_changed_dependency_installs_again_and_keeps_the_extras(checkout: Chec
     assert "extras=dev,miner\n" in checkout.stamp()
 
 
+def unreadable(checkout: Checkout) -> str:
+    """Return the files of the installation that other users cannot read."""
+    return run("find", f"{checkout.root}/.venv/", "!", "-type", "l", "!", "-perm", "-004").stdout
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["up to date", "update"])
+def test_other_users_can_read_an_installation_made_under_a_strict_umask(checkout, changed):
+    earlier = os.umask(0o077)
+    try:
+        assert checkout.install("miner").returncode == 0
+        assert unreadable(checkout).replace(str(checkout.root), "") == ""
+        run("chmod", "-R", "go=", f"{checkout.root}/.venv/", check=True)  # by an earlier version
+        assert unreadable(checkout) != ""
+        if changed:
+            checkout.change_dependencies()
+        assert checkout.install("miner").returncode == 0
+    finally:
+        os.umask(earlier)
+    assert unreadable(checkout).replace(str(checkout.root), "") == ""
+
+
 @pytest.mark.parametrize("word", ["-x", "devv", "dev,"])
 def test_an_unknown_extra_is_rejected_and_not_recorded(checkout: Checkout, word: str) -> None:
     refused = checkout.install("dev", word)
