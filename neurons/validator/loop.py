@@ -44,6 +44,9 @@ LARGE_QUEUE, LARGE_QUEUE_SECONDS = 100, 60.0
 POLL_SECONDS = 30.0
 """Pause between two polls of the queue while some GPUs are idle and others are not."""
 
+IDLE_SECONDS = 3600.0
+"""Pause between two log lines of a validator that has nothing to judge."""
+
 log = get_logger("validator")
 
 Reply = TypeVar("Reply")
@@ -100,12 +103,14 @@ class Validator:
         self._seen: set[int] = set()
         self._queue: Sequence[QueuedSubmission] = []
         self._queue_until = 0.0
+        self._idle_line = (-1, 0.0)  # evaluations before the last line of an idle validator, time
 
     def run_forever(self, interval: float) -> None:
         """Judge the queue until a stop, with pauses of `interval` seconds."""
         while not self._stop.is_set():
             try:
                 self.run_once()
+                self._report_idleness()
             except ApiFault as error:
                 log.warning("the API did not answer", reason=str(error), seconds=interval)
             except sqlite3.OperationalError as error:  # a full disk, for example
@@ -116,6 +121,13 @@ class Validator:
                     seconds=interval,
                 )
             self._stop.wait(interval)
+
+    def _report_idleness(self) -> None:
+        """Log that no submission is due: after each evaluation, then every hour."""
+        begun, logged = self._idle_line
+        if begun != self._begun or self.timer() >= logged + IDLE_SECONDS:
+            self._idle_line = (self._begun, self.timer())
+            log.info("no submission is due", queued=len(self._queue), judged=self._begun)
 
     def run_once(self) -> None:
         """Judge the submissions in the queue; those that failed before come last.

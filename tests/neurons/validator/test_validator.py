@@ -388,6 +388,42 @@ def test_the_loop_waits_for_space_on_the_disk(api, bench):
     assert scores(api) == {row: 1.0}
 
 
+def test_an_idle_validator_logs_a_line_every_hour(api, bench, capsys):
+    polls = [  # hour, submissions, log lines
+        (0.0, 0, 1),
+        (0.5, 0, 0),
+        (0.9, 0, 0),
+        (1.1, 0, 1),
+        (1.5, 0, 0),
+        (1.6, 1, 1),  # after its verdict
+        (2.5, 0, 0),
+        (2.7, 0, 1),
+    ]
+    lines: list[int] = []
+
+    def prepare() -> None:
+        hour, submissions, _ = polls[len(lines)]
+        validator.timer = lambda: 3600 * hour
+        for _ in range(submissions):
+            api.submit(ALICE, 10.0)
+
+    class Pause(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            lines.append("".join(capsys.readouterr()).count("no submission is due"))
+            if len(lines) == len(polls):
+                self.set()
+            else:
+                prepare()
+            return self.is_set()
+
+    validator = bench(Judge()).start()
+    validator._stop = Pause()
+    prepare()
+    validator.run_forever(0.05)
+    assert lines == [expected for _, _, expected in polls]
+    assert len(scores(api)) == 1
+
+
 class Home:
     """A validator on this machine: its wallet and its environment."""
 
