@@ -93,7 +93,7 @@ def load_identity(
     """Load the hotkey `hotkey` of the wallet `name` under `path`.
 
     The setting `named_by` has the wallet's name. Raises a ConfigError if the file is missing,
-    encrypted or unreadable.
+    encrypted or unreadable, or if its key cannot sign as the API expects.
     """
     private = hotkey_file(name, hotkey, path)
     folder, quoted = shlex.quote(str(path.expanduser())), shlex.quote(str(private))
@@ -130,7 +130,24 @@ def load_identity(
         problem = f"The hotkey at {private} cannot be read ({type(error).__name__}; {setting})."
         remedy = f"Check `chmod 600 {quoted}` and its owner, or write it again: {again}."
         raise ConfigError(Problem(problem, remedy)) from None  # the cause may quote the file
-    return Identity(keypair.ss58_address, keypair)
+    identity = Identity(keypair.ss58_address, keypair)
+    if not _can_sign(identity):
+        problem = f"The hotkey at {private} gives no valid sr25519 signature ({setting})."
+        remedy = (
+            "Its file has only the public part, or a key of another kind, such as ed25519. Copy "
+            "the private file from where it was made, or make one with "
+            f"`btcli wallet new-hotkey {btcli}`."
+        )
+        raise ConfigError(Problem(problem, remedy))
+    return identity
+
+
+def _can_sign(identity: Identity) -> bool:
+    text = "check"
+    try:
+        return verify(identity.hotkey, text, identity.sign(text))
+    except ValueError:  # there is no private key
+        return False
 
 
 def create_throwaway(path: Path, name: str = "throwaway", hotkey: str = "default") -> Identity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 from pathlib import Path
@@ -74,6 +75,22 @@ def test_row_32_a_damaged_hotkey_is_rejected_without_quoting_it(tmp_path: Path) 
     with pytest.raises(ConfigError, match="cannot be read") as caught:
         identity.load_identity("w", "hot", tmp_path)
     assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["public", "ed25519"])
+def test_a_hotkey_that_cannot_sign_is_rejected(tmp_path: Path, kind: str) -> None:
+    wallet = Wallet(name="w", hotkey="hot", path=str(tmp_path))
+    wallet.create_new_hotkey(
+        use_password=False, overwrite=True, suppress=True, crypto_type=int(kind == "public")
+    )
+    private = identity.hotkey_file("w", "hot", tmp_path)
+    if kind == "public":
+        content = json.loads(private.read_text())
+        public = ("accountId", "publicKey", "ss58Address")
+        private.write_text(json.dumps({name: content[name] for name in public}))
+    with pytest.raises(ConfigError, match="no valid sr25519 signature") as caught:
+        identity.load_identity("w", "hot", tmp_path)
+    assert "btcli wallet new-hotkey --wallet w" in str(caught.value)
 
 
 def test_offline_contacts_no_chain() -> None:
