@@ -18,7 +18,7 @@ from neurons.runtime import observe
 from neurons.runtime.errors import EX_CONFIG, ConfigError, not_writable
 from neurons.runtime.loading import Process, load_settings
 from neurons.runtime.settings import Settings
-from neurons.runtime.values import PROJECT
+from neurons.runtime.values import PROJECT, expand_home
 from quasar_kernels import __version__
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -40,7 +40,11 @@ class Folder(click.Path):
         super().__init__(readable=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return Path(str(super().convert(value, param, ctx))).expanduser().absolute()
+        path = Path(str(super().convert(value, param, ctx)))
+        try:
+            return expand_home(path).absolute()
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 @dataclass

@@ -6,6 +6,7 @@ The import takes about a second, so it happens at first use; `status` does witho
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -46,7 +47,7 @@ class Identity:
 
 def hotkey_file(name: str, hotkey: str, path: Path) -> Path:
     """Return the path of the hotkey's private file."""
-    return path.expanduser() / name / "hotkeys" / hotkey
+    return Path(os.path.expanduser(path)) / name / "hotkeys" / hotkey
 
 
 def public_hotkey(name: str, hotkey: str, path: Path) -> str | None:
@@ -74,7 +75,7 @@ def registration_command(settings: Settings) -> str:
 def wallet_warnings(name: str, hotkey: str, path: Path) -> list[Problem]:
     """Return the security problems of the wallet's files."""
     warnings = []
-    coldkey = path.expanduser() / name / "coldkey"
+    coldkey = Path(os.path.expanduser(path)) / name / "coldkey"
     if coldkey.exists():
         problem = f"the coldkey's private file lies on this machine ({coldkey})"
         reason = f"{problem}; the miner does not need it"
@@ -96,7 +97,7 @@ def load_identity(
     encrypted or unreadable, or if its key cannot sign as the API expects.
     """
     private = hotkey_file(name, hotkey, path)
-    folder, quoted = shlex.quote(str(path.expanduser())), shlex.quote(str(private))
+    folder, quoted = shlex.quote(os.path.expanduser(path)), shlex.quote(str(private))
     btcli = f"--wallet {name} --wallet-hotkey {hotkey} --wallet-path {folder}"
     setting = f"{named_by}={name}, WALLET_HOTKEY={hotkey}, WALLET_PATH={path}"
     try:
@@ -117,7 +118,7 @@ def load_identity(
     import bittensor as bt
 
     again = f"`btcli wallet regen-hotkey --overwrite {btcli}`"
-    wallet = bt.Wallet(name=name, hotkey=hotkey, path=str(path.expanduser()))
+    wallet = bt.Wallet(name=name, hotkey=hotkey, path=os.path.expanduser(path))
     try:
         if wallet.hotkey_file.is_encrypted():
             problem = f"The hotkey at {private} is encrypted ({setting})"

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from neurons.runtime.env_file import EnvFile, read_env_file
 from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.settings import Settings
-from neurons.runtime.values import PROJECT, form_of
+from neurons.runtime.values import PROJECT, expand_home, form_of
 
 ENV_FILE = PROJECT / ".env"
 
@@ -105,7 +105,10 @@ def state_dir(
         values = read_env_file(path, VARIABLES).values if path else {}
     candidates = (flags.get("state_dir"), environ.get("STATE_DIR"), values.get("STATE_DIR"))
     chosen = next(filter(None, candidates), Settings.model_fields["state_dir"].default)
-    return PROJECT / Path(str(chosen)).expanduser()
+    try:
+        return PROJECT / expand_home(Path(str(chosen)))
+    except ValueError as error:
+        raise ConfigError(Problem(f"STATE_DIR={error}", "Correct STATE_DIR.")) from None
 
 
 def _build(

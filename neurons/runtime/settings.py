@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated, Literal
@@ -122,7 +123,7 @@ class Settings(BaseModel):
     """The wallet's hotkey, which signs (flag: --wallet.hotkey). The coldkey is not needed and
     should not be on this machine.
     """
-    wallet_path: Folder = Path("~/.bittensor/wallets").expanduser()
+    wallet_path: Folder = Path(os.path.expanduser("~/.bittensor/wallets"))
     """The folder of the wallets (flag: --wallet.path)."""
     target_sequence_length: Target | Literal["auto"] = 100_000
     """The sequence length to submit. It determines the league and its multiplier. auto starts with

@@ -108,8 +108,16 @@ def _command_line(text: str) -> str:
     return text
 
 
+def expand_home(path: Path) -> Path:
+    """Replace a leading ~ or ~user by the home folder; raise a ValueError if there is none."""
+    try:
+        return path.expanduser()
+    except RuntimeError:  # in a container, a user may have neither HOME nor an account
+        raise ValueError(f"{path}: the user has no home folder; give an absolute path") from None
+
+
 def _absolute(value: Path) -> Path:
-    return PROJECT / value.expanduser()  # independent of the process's working directory
+    return PROJECT / expand_home(value)  # independent of the process's working directory
 
 
 def _words(value: Any) -> Any:

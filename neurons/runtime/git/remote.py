@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.observe import redact_text, register_secret
-from neurons.runtime.values import LOOPBACK
+from neurons.runtime.values import LOOPBACK, expand_home
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def parse_remote(text: str, *, base: Path | None = None, with_token: bool = Fals
         raise ValueError(f"{shown} names a remote helper, which can run programs.")
     if "://" not in text:
         scp = re.fullmatch(r"(?:[\w.-]+@)?([\w-][\w.-]+):([^:]+)", text)
-        local = Path(base or ".", text).expanduser().absolute()
+        local = expand_home(Path(base or ".", text)).absolute()
         if scp and not text.startswith(("/", ".")) and not local.exists():
             return _ssh(text, scp[1], scp[2], with_token)
         return Remote(local.as_uri(), local.as_uri(), "file")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,11 @@ from dotenv import dotenv_values
 
 from neurons.embedded.settings import is_embedded
 from neurons.runtime import env_example
-from neurons.runtime.errors import ConfigError
+from neurons.runtime.errors import EX_CONFIG, ConfigError
 from neurons.runtime.loading import load_settings
 from neurons.runtime.settings import Settings
 from tests import PROJECT
+from tests.processes import run
 
 NOTHING: dict[str, str] = {}
 HOTKEY = "5" + "F" * 47
@@ -249,3 +252,22 @@ def test_env_example_is_up_to_date_and_gives_the_defaults(tmp_path: Path) -> Non
     path = env_file(tmp_path, "\n".join(assigned))
     assert set(dotenv_values(path)) == {name.upper() for name in Settings.model_fields}
     assert load_settings(env_file=path, environ=NOTHING) == load_settings(environ=NOTHING)
+
+
+def test_a_user_without_a_home_folder_needs_absolute_paths(tmp_path: Path) -> None:
+    """In a container started with --user, a user may have neither HOME nor an account."""
+    no_account = (
+        "import pwd, runpy, sys\n"
+        "def unknown(name): raise KeyError(name)\n"
+        "pwd.getpwuid = pwd.getpwnam = unknown\n"
+        "sys.argv = ['miner', 'status']\n"
+        "runpy.run_module('neurons.miner', run_name='__main__')\n"
+    )
+    given = {"PATH": os.environ["PATH"], "ENV_FILE": "", "STATE_DIR": str(tmp_path / "state")}
+    done = run(sys.executable, "-c", no_account, cwd=PROJECT, env=given)
+    assert done.returncode == 0, done.stderr
+    assert "none yet" in done.stdout
+    given["STATE_DIR"] = "~nobody/state"
+    done = run(sys.executable, "-c", no_account, cwd=PROJECT, env=given)
+    assert done.returncode == EX_CONFIG, done.stderr
+    assert done.stderr.startswith("STATE_DIR=~nobody/state: the user has no home folder")
