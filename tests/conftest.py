@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +23,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 MEMORY, MEMORY_BYTES = "/dev/shm", 4 * 2**30
+LONG_SECONDS = 50.0
+"""After this time, a test that still runs is named on stderr: it may hang."""
+_stderr = pytest.StashKey[int]()
 
 
 def _keep_temporary_files_in_memory() -> None:
@@ -52,7 +55,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the plugin of --quick."""
+    """Register the plugin of --quick, and keep the stderr that tests do not capture."""
+    config.stash[_stderr] = os.dup(2)
     if config.getoption("quick"):
         from tests.quick import Quick
 
@@ -75,6 +79,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Name a test that runs for long, before its timeout ends it."""
+    line = f"{item.nodeid} has been running for {LONG_SECONDS:.0f} s\n".encode()
+    timer = threading.Timer(LONG_SECONDS, os.write, (item.config.stash[_stderr], line))
+    timer.daemon = True
+    timer.start()
+    try:
+        return (yield)
+    finally:
+        timer.cancel()
+
+
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """Give SIGHUP its usual effect on this process and its children, which nohup takes away."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, previous)
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from tests.neurons.miner.parts import Waits, make_context
 from tests.processes import HANG
 
 
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize(("moment", "number"), [*zip(MOMENTS, cycle(STOP_SIGNALS), strict=False)])
 def test_row_15_after_a_stop_in_any_state_the_next_start_continues(
     tmp_path: Path, url: str, fake_api: FakeValidatorApi, moment: str, number: signal.Signals

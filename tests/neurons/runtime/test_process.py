@@ -83,6 +83,7 @@ def test_a_state_folder_that_cannot_be_written_has_a_remedy(tmp_path, monkeypatc
         wait_for_space(tmp_path, lambda _: None)
 
 
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_row_15_a_signal_ends_a_wait_at_once(number: signal.Signals) -> None:
     with child(WAIT, "polite") as process:

@@ -17,10 +17,10 @@ import pytest
 from harness.measuring.process import run_supervised
 from neurons.validator import sandbox as module
 from neurons.validator.sandbox import Sandbox
-from tests.processes import HANG, is_alive
+from tests.processes import HANG, is_alive, wait_for
 
-MARKER = "3661.25"
-"""Seconds for which a daemon sleeps; they identify its command line."""
+MARKER = f"3661.{os.getpid()}"
+"""Seconds for which a daemon sleeps; they identify its command line and this process."""
 
 ATTACKS = {
     "reads the environment": (
@@ -106,12 +106,16 @@ def test_an_attack_fails(name, sandbox, tmp_path, monkeypatch):
         with pytest.raises(BlockingIOError):  # no connection waits
             listener.accept()
     assert re.search(end, result), result
-    sleeping = [
+    wait_for(lambda: not sleeping())
+
+
+def sleeping() -> list[Path]:
+    """Return the processes with the marker; the kernel may still be ending some."""
+    return [
         entry
         for entry in Path("/proc").glob("[0-9]*")
         if MARKER.encode() in read_or_nothing(entry / "cmdline") and is_alive(int(entry.name))
     ]
-    assert sleeping == []
 
 
 HIDING = {
