@@ -38,7 +38,7 @@ class EnvFile:
 
     # name to text, without empty ones (an empty value means unset)
     values: dict[str, str] = field(default_factory=dict)
-    # names that are no settings; the remedy suggests a similar setting
+    # names that are no settings, with a similar setting in the remedy, and repeated names
     ignored: list[Problem] = field(default_factory=list)
     unsafe: list[Problem] = field(default_factory=list)  # others can read the file
     # lines that cannot be parsed; their values are not shown
@@ -59,15 +59,23 @@ def read_env_file(path: Path, known: Collection[str]) -> EnvFile:
         remedy = f"give it to the user that starts this program, and chmod 600 {quoted}."
         result.problems.append(Problem(problem, remedy))
         return result
-    open_quote = False
+    open_quote, repeated = False, []
+    places: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         for binding in parse_stream(StringIO(line)):
             if binding.error or (binding.key is not None and binding.value is None):
                 open_quote |= _note_broken(result, line, f"line {number} of {path}", known)
-            elif binding.key and binding.value:
-                result.values[binding.key] = binding.value
+            elif name := binding.key:
+                if name in places:
+                    problem = f"{name} stands in lines {places[name]} and {number} of {path}"
+                    repeated.append(Problem(problem, "the last line counts; remove the others."))
+                places[name] = number
+                result.values.pop(name, None)
+                if binding.value:
+                    result.values[name] = binding.value
     if not open_quote:  # else a name may be part of a value that was meant to span lines
         result.ignored += [_explain(name, known) for name in result.values if name not in known]
+        result.ignored += repeated
     if path.stat().st_mode & 0o077:
         result.unsafe.append(Problem(f"others can read {path}", f"chmod 600 {quoted}"))
     return result

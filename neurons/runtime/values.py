@@ -30,6 +30,13 @@ NETWORKS = ("finney", "test", "local", "archive", "devnet", "offline")
 
 def _url(value: str) -> str:
     parts = urlsplit(value)
+    if parts.query or parts.fragment:  # paths are appended to it
+        raise ValueError("has a query or a fragment: end the address before ? or #")
+    return _address(value)
+
+
+def _address(value: str) -> str:
+    parts = urlsplit(value)
     plain = parts.scheme in ("https", "http") and parts.hostname and "@" not in parts.netloc
     if not plain or re.search(r"[\s\x00-\x1f]", value):
         raise ValueError("not a plain http(s) address")
@@ -40,7 +47,7 @@ def _url(value: str) -> str:
 
 
 def _secret_url(value: SecretStr) -> SecretStr:
-    _url(value.get_secret_value())
+    _address(value.get_secret_value())
     return value
 
 

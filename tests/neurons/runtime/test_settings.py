@@ -11,6 +11,7 @@ from dotenv import dotenv_values
 
 from neurons.embedded.settings import is_embedded
 from neurons.runtime import env_example
+from neurons.runtime.env_file import read_env_file
 from neurons.runtime.errors import EX_CONFIG, ConfigError
 from neurons.runtime.loading import load_settings
 from neurons.runtime.settings import Settings
@@ -129,6 +130,8 @@ def test_an_unclosed_quote_is_reported_without_the_parts_of_its_value(tmp_path: 
         ("VALIDATOR_API_URL", "http://192.168.1.9:8000"),
         ("VALIDATOR_API_URL", "https://user:pw@example.org"),
         ("VALIDATOR_API_URL", "ftp://example.org"),
+        ("VALIDATOR_API_URL", "https://example.org/?api=1"),
+        ("VALIDATOR_API_URL", "https://example.org#top"),
         ("FORK_REMOTE", "https://token@github.com/a/b"),
         ("TARGET_SEQUENCE_LENGTH", "511"),
         ("BENCH_TIMEOUT_SECONDS", "inf"),
@@ -207,6 +210,19 @@ def test_row_31_unknown_and_outdated_keys_give_warnings(tmp_path: Path) -> None:
     assert "HF_TOKEN is ignored: no gated model" in warnings
     assert "canary" not in warnings
     assert "chmod" not in warnings  # nobody else can read this file
+
+
+def test_a_repeated_name_is_reported_and_its_last_line_counts(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    path.write_text("NETUID=5\nDEVICE=cpu\nNETUID=\nDEVICE=cuda\n")
+    path.chmod(0o600)
+    file = read_env_file(path, ("NETUID", "DEVICE"))
+    assert file.values == {"DEVICE": "cuda"}
+    assert [str(problem) for problem in file.ignored] == [
+        f"{name} stands in lines {first} and {first + 2} of {path}: the last line counts; "
+        "remove the others."
+        for name, first in (("NETUID", 1), ("DEVICE", 2))
+    ]
 
 
 def test_row_31_a_named_file_must_exist_and_be_text(tmp_path: Path) -> None:
