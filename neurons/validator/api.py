@@ -43,6 +43,10 @@ class ApiFault(QuasarError):
     """The API did not answer, refused the call or violated the protocol; the next poll retries."""
 
 
+class JudgedBefore(ApiFault):
+    """Another validator has judged the submission, and the first verdict counts."""
+
+
 class ValidatorApi(Connection):
     """Calls of one validator API, signed by `identity`, a validator.
 
@@ -187,7 +191,8 @@ class ValidatorApi(Connection):
                 "API's VALIDATOR_HOTKEYS."
             ) from None
         except (Retry, Held) as fault:
-            raise ApiFault(fault.reason) from None
+            kind = JudgedBefore if protocol.JUDGED in fault.reason else ApiFault
+            raise kind(fault.reason) from None
 
     def _is_temporary(self, error: Exception) -> bool:
         temporary = isinstance(error, Retry) and not isinstance(error, (ForeignPage, ProtocolFault))

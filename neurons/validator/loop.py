@@ -21,7 +21,7 @@ from neurons.runtime.errors import ConfigError, Postponed
 from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.observe import get_logger
 from neurons.runtime.process import Stopped
-from neurons.validator.api import ApiFault, ValidatorApi
+from neurons.validator.api import ApiFault, JudgedBefore, ValidatorApi
 from neurons.validator.attempts import Attempts, age
 from neurons.validator.evaluate import Evaluator, FaultyMachine
 from neurons.validator.logits import LogitVerifier
@@ -246,6 +246,9 @@ class Validator:
         except ConfigError:
             self._attempts.stop(submission)
             raise
+        except JudgedBefore as error:
+            self._attempts.forget(submission)
+            log.warning("verdict not counted", submission=submission.id, reason=str(error))
         except ApiFault as error:  # kept: the next poll writes it without measuring again
             log.warning("verdict not written", submission=submission.id, reason=str(error))
         except Postponed as fault:

@@ -57,6 +57,9 @@ FIGURES = ("tokens_per_sec", "vram_mb")
 LARGEST = 1e12
 """Limit on every figure of a request, so that sums and means of stored figures stay finite."""
 
+JUDGED = "Submission already judged by"
+"""Begin of the reply to a second validator: the first verdict counts."""
+
 Benchmarks = dict[str, dict[str, float]]
 """Sequence length (as text) to `tokens_per_sec` and `vram_mb` (MiB) measured there."""
 

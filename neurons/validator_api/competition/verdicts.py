@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from neurons.runtime.observe import get_logger
 from neurons.validator_api.competition import bans
 from neurons.validator_api.competition.errors import Refusal
 from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.competition.submissions import NOT_FOUND
 from neurons.validator_api.database.tables import Submission
 from neurons.wire import protocol
+
+log = get_logger("validator_api")
 
 
 def mark_validated(
@@ -19,11 +22,12 @@ def mark_validated(
 ) -> dict[str, Any]:
     """Store a validator's score; above 0 it removes a failure, unless the logits were refuted.
 
-    The places of a completed round do not change.
+    The first validator that judges a submission decides; it may judge again. The places of a
+    completed round do not change.
     """
     if request.submission_id is None:
         raise Refusal(400, "submission_id required")
-    row = _submission(t, request.submission_id)
+    row = _submission(t, request.submission_id, validator)
     if not row.is_revealed:
         raise Refusal(409, "Submission not revealed yet")
     row.validated_at = t.now
@@ -37,9 +41,11 @@ def mark_validated(
     return {"status": "ok", "submission_id": row.id, "score": row.score}
 
 
-def record_verification(t: Transaction, verification: protocol.Verification) -> dict[str, Any]:
+def record_verification(
+    t: Transaction, verification: protocol.Verification, validator: str
+) -> dict[str, Any]:
     """Store the outcome of a logit verification; raise a Refusal for an unknown submission."""
-    row = _submission(t, verification.submission_id)
+    row = _submission(t, verification.submission_id, validator)
     row.verification_passed = verification.verified
     row.cosine_similarity = verification.cosine_similarity
     row.max_abs_diff = verification.max_abs_diff
@@ -48,8 +54,11 @@ def record_verification(t: Transaction, verification: protocol.Verification) -> 
     return {"status": "recorded", "verified": verification.verified}
 
 
-def _submission(t: Transaction, submission_id: int) -> Submission:
+def _submission(t: Transaction, submission_id: int, validator: str) -> Submission:
     row = t.session.get(Submission, submission_id)
     if row is None:
         raise Refusal(404, NOT_FOUND)
+    if row.validator_hotkey not in (None, validator):
+        log.warning("judged twice", submission=row.id, first=row.validator_hotkey, other=validator)
+        raise Refusal(400, f"{protocol.JUDGED} {row.validator_hotkey}")
     return row

@@ -46,7 +46,7 @@ def record_verification(
 ) -> dict[str, Any]:
     """Store the outcome of a logit verification."""
     with api.write(call) as t:
-        return verdicts.record_verification(t, verification)
+        return verdicts.record_verification(t, verification, call.hotkey)
 
 
 @router.post("/record_failure")

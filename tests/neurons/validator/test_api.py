@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,8 +12,8 @@ import pytest
 
 from neurons.runtime.errors import ConfigError
 from neurons.validator import api as module
-from neurons.validator.api import ApiFault, ValidatorApi
-from tests.neurons.live_api import ALICE, VALIDATOR, LiveApi
+from neurons.validator.api import ApiFault, JudgedBefore, ValidatorApi
+from tests.neurons.live_api import ALICE, BOB, VALIDATOR, LiveApi, serve
 
 ROW = {
     "id": 1,
@@ -68,6 +69,16 @@ def test_reads_and_writes_the_live_api(api: LiveApi) -> None:
     with pytest.raises(ApiFault, match="404: Submission not found"):
         client.mark(99, 1.0)
     client.close()
+
+
+def test_a_second_validator_learns_that_the_first_verdict_counts(tmp_path: Path) -> None:
+    with serve(tmp_path, validator_hotkeys=[VALIDATOR.hotkey, BOB.hotkey]) as api:
+        row = api.judged(ALICE, 10.0)
+        client = ValidatorApi(api.url, BOB)
+        with pytest.raises(JudgedBefore, match=VALIDATOR.hotkey):
+            client.mark(row, 0.0, "Refused.")
+        client.close()
+        assert api.get("/get_submission_stats")["top_performers"][0]["score"] == 1.0
 
 
 def test_a_rejected_hotkey_is_a_configuration_error(api: LiveApi) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -251,6 +253,34 @@ def test_mark_validated(api: LiveApi) -> None:
     (best,) = stats["top_performers"]
     assert (best["id"], best["rank"], best["score"], best["validated"]) == (row, 1, 1.25, True)
     assert best["weighted_score"] == 500.0
+
+
+def test_the_first_of_two_validators_decides(tmp_path: Path) -> None:
+    keys, scores = (VALIDATOR, BOB), (0.0, 1.25)
+    with serve(tmp_path, validator_hotkeys=[key.hotkey for key in keys]) as api:
+        _race(api, keys, scores)
+
+
+def _race(api: LiveApi, keys: tuple[Hotkey, Hotkey], scores: tuple[float, float]) -> None:
+    api.register(ALICE)
+    row = api.submit(ALICE, 1000.0)
+
+    def mark(key: Hotkey, score: float) -> httpx.Response:
+        return api.verdict("/mark_validated", {"submission_id": row, "score": score}, key)
+
+    with ThreadPoolExecutor(2) as pool:
+        replies = list(pool.map(mark, keys, scores))
+    assert sorted(reply.status_code for reply in replies) == [200, 400]
+    first = [reply.status_code for reply in replies].index(200)
+    assert replies[1 - first].json() == {
+        "detail": f"Submission already judged by {keys[first].hotkey}"
+    }
+    (shown,) = api.get("/get_submission_stats")["top_performers"]
+    assert shown["score"] == scores[first]
+    target = str(httpx.URL("/record_verification", params={"submission_id": row, "verified": True}))
+    headers = signed_headers(keys[1 - first], "POST", target, b"", time.time())
+    assert api.http.post(target, headers=headers).status_code == 400
+    assert mark(keys[first], 0.5).status_code == 200  # it judges again
 
 
 @on_both
