@@ -98,7 +98,7 @@ def test_an_unreadable_list_at_the_new_address_is_retried(context, fake_api):
     done = run_cycle(context)
     assert (done.state, done.attempts) == (State.VALIDATED, 0), done.reason
     notes = [row[0] for row in context.journal._database.execute("SELECT note FROM events")]
-    assert any("whose lists cannot be read" in str(note) for note in notes), notes
+    assert any("its lists cannot be read" in str(note) for note in notes), notes
 
 
 def test_earlier_submissions_at_the_old_address_are_not_foreign(miner: Miner, fake_api, kernels):
