@@ -59,16 +59,14 @@ def stay_whole(longest: int, tokens: int, warps: int, multiprocessors: int) -> b
     return tokens / max(longest, 1) * warps >= least * multiprocessors
 
 
-def dividing(every: int | None, length: int, tile: int) -> int:
+def dividing(every: int, length: int, tile: int) -> int:
     """Return `length`, or the longest shorter one of which `every` is a multiple.
 
     Args:
-        every: tokens between checkpoints, a multiple of `tile`; None for none.
+        every: tokens between checkpoints, a multiple of `tile`.
         length: tokens of a segment.
         tile: the result is a multiple of it.
     """
-    if every is None:
-        return length
     tiles = every // tile
     return tile * max(
         n for n in range(1, tiles + 1) if not tiles % n and n * tile <= max(length, tile)

@@ -97,7 +97,8 @@ def plan_segments(
             length = tiles.chunk * triton.cdiv(max(longest, 1), tiles.chunk)
         else:
             _, length = segments_for(bounds[-1], H, wave, tiles.chunk)
-        packed = packed_table(bounds, dividing(every, length, tiles.chunk), q.device)
+        length = length if every is None else dividing(every, length, tiles.chunk)
+        packed = packed_table(bounds, length, q.device)
         cut = Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
     else:
         _, length = segments_for(T, B * H, wave, tiles.chunk)
@@ -105,7 +106,7 @@ def plan_segments(
             segments = 1
         if segments is not None:
             length = tiles.chunk * triton.cdiv(triton.cdiv(T, segments), tiles.chunk)
-        length = dividing(every, length, tiles.chunk)
+        length = length if every is None else dividing(every, length, tiles.chunk)
         count = triton.cdiv(max(T, 1), length)
         cut = Segments(B * count, B, count, length, None, None, length)
     return plan_of(q, cut, tiles)

@@ -211,7 +211,7 @@ def cut_segments(
             _, length = cut_evenly(program, T, B, H, S)
         else:
             length = tile * math.ceil(math.ceil(T / count) / tile)
-        length = dividing(every, length, tile)
+        length = length if every is None else dividing(every, length, tile)
         count = math.ceil(T / length)
         return Segments(B * count, B, count, length, None, None, length)
     bounds = host_bounds(cu_seqlens)
@@ -220,7 +220,8 @@ def cut_segments(
         length = tile * math.ceil(max(longest, 1) / tile)
     else:
         _, length = cut_evenly(program, bounds[-1], 1, H, S)
-    packed = packed_table(bounds, dividing(every, length, tile), v.device)
+    length = length if every is None else dividing(every, length, tile)
+    packed = packed_table(bounds, length, v.device)
     return Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
 
 
