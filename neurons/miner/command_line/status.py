@@ -214,7 +214,11 @@ def _figures(submission: Submission) -> list[str]:
         league, factor = league_of(target)
         lines = [f"  target    {target:,} tokens, league {league}, multiplier {factor:g}"]
     if submission.tokens_per_sec is not None:
-        score = submission.weighted_score or weighted_score(submission.tokens_per_sec, target)
+        score = submission.weighted_score
+        if submission.state is State.REJECTED:
+            score = 0.0  # the journal has the claimed one
+        elif score is None:
+            score = weighted_score(submission.tokens_per_sec, target)
         lines.append(f"  claim     {submission.tokens_per_sec:,.1f} tokens/s at {target:,} tokens")
         lines.append(f"  score     {score:,.1f} weighted")
     if submission.fork_url:

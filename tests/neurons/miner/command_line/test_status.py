@@ -56,6 +56,17 @@ def test_an_automatic_target_has_no_league_until_the_claim(tmp_path: Path) -> No
     assert "league" not in text
 
 
+@pytest.mark.parametrize(
+    ("state", "stored", "shown"),
+    [(State.CLAIMED, None, "500.0"), (State.RANKED, 0.0, "0.0"), (State.REJECTED, 500.0, "0.0")],
+)
+def test_the_score_is_that_of_the_verdict(tmp_path, state, stored, shown):
+    submission = draft(
+        state=state, tokens_per_sec=1000.0, target_sequence_length=2048, weighted_score=stored
+    )
+    assert f"  score     {shown} weighted" in Status(tmp_path, False, submission, None).as_text()
+
+
 def test_a_clock_that_was_set_back_shows_no_pause_of_days() -> None:
     times: dict[str, Any] = {"updated_at": 30 * 86400.0, "retry_at": 30 * 86400.0 + 600.0}
     held = replace(draft(state=State.HELD, resume_state=State.COMMITTED), **times)
