@@ -13,6 +13,7 @@ from neurons.miner.context import PATIENCE, Context
 from neurons.miner.cycle import BEFORE_COMMITMENT, State, Step, Submission
 from neurons.miner.journal import Journal, StaleSubmission
 from neurons.miner.premature import submission_mode
+from neurons.miner.recorder import progress_of
 from neurons.miner.rounds import is_due
 from neurons.miner.steps import claim, commit, follow, measure, publish, reveal, submit
 from neurons.runtime.errors import Fault, Held
@@ -180,6 +181,7 @@ def _run_step(step: Step, submission: Submission, context: Context) -> Submissio
             step.value,
             first=min(FIRST_SECONDS, quiet),
             longest=quiet,
+            progress=lambda: progress_of(context.settings.state_dir),
             submission=submission.id,
         ):
             return STEPS[step](submission, context)

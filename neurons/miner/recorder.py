@@ -114,6 +114,15 @@ class ReportRecorder(Recorder):
             write_atomically(self.state_dir / PROGRESS, measuring.model_dump_json())
 
 
+def progress_of(state_dir: Path) -> dict[str, str]:
+    """Return how many samples of the running measurement are done, for a log line."""
+    measuring = read_progress(state_dir)
+    if measuring is None:
+        return {}
+    done = sum(len(one.speeds) for one in measuring.lengths)
+    return {"samples": f"{done} of {sum(one.planned for one in measuring.lengths)}"}
+
+
 def read_progress(state_dir: Path) -> Measuring | None:
     """Return the measurement of the lock's holder; the caller checks that it is held.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from structlog.stdlib import BoundLogger
 
 from neurons.runtime.loading import environment
 
-FIRST_SECONDS, MAX_SECONDS = 15.0, 600.0
+FIRST_SECONDS, MAX_SECONDS = 15.0, 30.0
 
 
 @contextmanager
@@ -22,17 +22,21 @@ def heartbeat(
     *,
     first: float = FIRST_SECONDS,
     longest: float = MAX_SECONDS,
+    progress: Callable[[], Mapping[str, object]] = dict,
     **details: object,
 ) -> Iterator[None]:
-    """Log that `work` continues after `first` seconds, at intervals that double to `longest`."""
+    """Log that `work` continues after `first` seconds, then every `longest` seconds.
+
+    `progress` returns how far it is.
+    """
     ended, began = threading.Event(), time.monotonic()
 
     def beat() -> None:
         pause = first
         while not ended.wait(pause):
             seconds = round(time.monotonic() - began)
-            log.info("still at work", work=work, seconds=seconds, **details)
-            pause = min(2 * pause, longest)
+            log.info("still at work", work=work, seconds=seconds, **progress(), **details)
+            pause = longest
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()

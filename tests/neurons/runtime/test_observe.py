@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import sys
@@ -130,6 +131,15 @@ def test_a_heartbeat_logs_only_long_work() -> None:
     with capture_logs() as lines, heartbeat(log, "short"):
         pass
     assert lines == []
-    with capture_logs() as lines, heartbeat(log, "long", first=0.01, longest=0.01):
+    done = itertools.count(1)
+
+    def progress() -> dict[str, object]:
+        return {"samples": next(done)}
+
+    with (
+        capture_logs() as lines,
+        heartbeat(log, "long", first=0.01, longest=0.01, progress=progress),
+    ):
         wait_for(lambda: len(lines) > 1)
     assert {(line["event"], line["work"]) for line in lines} == {("still at work", "long")}
+    assert [line["samples"] for line in lines] == [*range(1, len(lines) + 1)]

@@ -17,6 +17,7 @@ from neurons.miner.command_line import commands
 from neurons.miner.command_line.status import Status, read_status
 from neurons.miner.daemon import run_cycle
 from neurons.miner.measuring import new_measurement
+from neurons.miner.recorder import progress_of
 from neurons.runtime.errors import Fault
 from neurons.runtime.flags import CommandLineSettings
 from neurons.runtime.process import PROGRESS, StateLock
@@ -126,6 +127,7 @@ def test_progress_of_a_dead_process_is_not_shown(tmp_path):
     with started("-c", code, str(tmp_path)) as process:
         wait_for(lambda: read_status(tmp_path).measuring, child=process)
         assert "512 tokens, run 2 of 3: 1,000 tokens/s" in read_status(tmp_path).as_text()
+        assert progress_of(tmp_path) == {"samples": "1 of 3"}
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     assert (tmp_path / PROGRESS).exists()
