@@ -106,7 +106,7 @@ def short_table(runs: Runs) -> str:
     text = (
         f"Medians of the processes, measured {ours.created} at commit "
         f"{(ours.commit or 'unknown')[:12]}: {where}. The layer meets "
-        f"{len(every) - len(out)} of its {len(every)} limits of speed, memory and accuracy."
+        f"{len(every) - len(out)} of its {len(every)} limits for speed, memory and accuracy."
     )
     return f"{shown}\n\n{textwrap.fill(text, WIDTH, break_on_hyphens=False)}"
 

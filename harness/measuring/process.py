@@ -50,7 +50,7 @@ def hide(*, hidden: bool = True) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a path by rm(1), as deep folders exceed the recursion of `shutil.rmtree`."""
+    """Delete a path with rm(1), because deep folders exceed `shutil.rmtree`'s recursion limit."""
     subprocess.run(["rm", "-rf", "--", str(path)], stderr=subprocess.DEVNULL, check=False)
 
 
@@ -85,7 +85,7 @@ class Ended:
 
 
 class Confinement(Protocol):
-    """The confinement of a child, which sees its parent's pid as `parent`."""
+    """Confines a child. `parent` is its parent's pid as the child sees it."""
 
     @property
     def parent(self) -> int: ...
@@ -198,14 +198,14 @@ def run_supervised(
 ) -> Ended:
     """Run `argv` in its own process group and return how it ended.
 
-    The calling thread must stay until this returns: a child that requested a signal at its parent's
-    death gets it when the thread that started it ends. Raises an OSError if it cannot be started.
+    The calling thread must not end before this returns: a child that called `die_with_parent` is
+    killed when the thread that started it ends. Raises an OSError if the child cannot be started.
 
     Args:
         message: returns the child's stdin; its argument is the number of the descriptor to which
             the child must write its result.
         timeout: seconds until the group gets SIGTERM and, after `TERM_GRACE`, SIGKILL.
-        stop, exceeded: end the child in the same way, once the event is set or a limit is returned.
+        stop, exceeded: the group also ends once `stop` is set or `exceeded` returns a limit.
     """
     hide()  # otherwise code under test could open the result's pipe here
     child, result_read, result_write = _start(argv, env, cwd)

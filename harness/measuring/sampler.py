@@ -60,7 +60,7 @@ class Recorder:
         """A sample counts, the `number`th of its length."""
 
     def rejected(self, sample: Sample, number: int, reason: str) -> None:
-        """A sample does not count, the `number`th consecutive one of its length."""
+        """A sample does not count; it is the `number`th in a row for its length."""
 
     def failed(self, length: int, error: MeasurementError) -> None:
         """A length failed; the measurement continues without it."""
@@ -75,10 +75,10 @@ COOLING_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Policy:
-    """What a sample must fulfil, and what happens after a failure."""
+    """The conditions for a sample, and what happens after a failure."""
 
     checked: bool = True
-    cold: Container[int] = ()  # their first sample starts with empty kernel caches
+    cold: Container[int] = ()  # the first sample of these lengths starts with empty kernel caches
     # the measurement ends after this many consecutive rejected samples of one length; with 1, no
     # sample is rejected (`sample.rejection`)
     attempts: int = 1
@@ -134,7 +134,7 @@ class Sampler:
     def run(self, plan: Plan) -> None:
         """Take the missing samples; raise the MeasurementError that ends the measurement.
 
-        A length that fails loses its samples: it must not be claimed if it fails only sometimes.
+        A length that fails loses its samples, because even one failure rules out a claim for it.
         """
         self._leave_out(plan.implied(self.failures))
         while missing := self._missing(plan):
@@ -148,7 +148,7 @@ class Sampler:
                 self.recorder.round_done(self.samples, self.failures)
 
     def _missing(self, plan: Plan) -> list[int]:
-        """Return the length of each sample that the plan needs in addition."""
+        """Return the length of each sample that the plan still needs."""
         sampled = Counter(sample.length for sample in self._counted())
         settled = {length for length in sampled if is_settled(self.of(length))}
         return plan.missing(sampled, settled, self.failures)
@@ -163,7 +163,7 @@ class Sampler:
         self.rounds += 1
         self._disturbed = False
         errors = self._errors(longest, lengths)
-        # the first failure stops the other processes; their errors matter only without another one
+        # a failure stops the other processes: report "stopped" only if there is no other error
         for length, error in [one for one in errors if one[1].kind != "stopped"] or errors:
             if error.kind not in self.policy.left_out:
                 error.length = length
@@ -237,7 +237,7 @@ class Sampler:
         return first and length in self.policy.cold
 
     def _keep(self, sample: Sample, correctness: Correctness | None) -> None:
-        """Add a sample, which was timed after the check had passed and released the lock."""
+        """Add a sample. It was timed after the check had passed and the lock was released."""
         if correctness is not None:
             sample = confirm(sample, correctness)
         reason = rejection(sample) if self.policy.attempts > 1 else None

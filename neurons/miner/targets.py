@@ -11,11 +11,11 @@ from neurons.wire.rules import LEAGUES
 from quasar_kernels.memory import is_fused, peak_bytes
 
 LOWEST_LEAGUE = 100_000
-"""Longest target of the lowest league that `auto` tries."""
+"""Longest target that `auto` tries in the lowest league."""
 
 
 def targets_to_try(target: int | None, device: str) -> tuple[int, ...]:
-    """Return the targets to try in this order: the first that can be measured is claimed.
+    """Return the targets to try, in order: the first that can be measured is claimed.
 
     `auto` (None) starts with the longest. Among long targets the speed hardly changes, so the
     league's multiplier decides; among short ones, longer targets are faster. Raises Held if the
@@ -39,7 +39,7 @@ def targets_to_try(target: int | None, device: str) -> tuple[int, ...]:
 def targets_here(
     target: int | None, environment: Environment, settings: Settings
 ) -> tuple[int, ...]:
-    """Return the `targets_to_try` that fit into the GPU's memory, if known; or raise Held."""
+    """Return the `targets_to_try` that fit the GPU's memory (all if unknown), or raise Held."""
     targets = targets_to_try(target, environment.device)
     if environment.gpu is None or environment.gpu_memory_mb is None:
         return targets

@@ -271,7 +271,7 @@ def raise_transport(base_url: str, route: str, error: httpx.HTTPError) -> NoRetu
     if untrusted is not None:
         raise Untrusted(
             f"The certificate of {base_url} is not trusted ({untrusted.verify_message}); nothing "
-            "was sent. If it stays so, check VALIDATOR_API_URL and this machine's clock"
+            "was sent. If this continues, check VALIDATOR_API_URL and this machine's clock"
         ) from None
     never_sent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
     if isinstance(error, never_sent):

@@ -134,7 +134,7 @@ def fault_of(
         target = redact_text(headers.get("Location", "nowhere"))
         return ForeignPage(
             f"{route} is redirected to {target}, and redirects are not followed, because the "
-            "signature header is a credential. If it stays so, set VALIDATOR_API_URL to the "
+            "signature header is a credential. If this continues, set VALIDATOR_API_URL to the "
             "address that answers without a redirect",
             after,
         )

@@ -2,7 +2,7 @@
 
 python -m quasar_kernels.blocks.language train --text FILE --out FOLDER
 python -m quasar_kernels.blocks.language sample --model FOLDER --prompt "Once"
-torchrun --nproc_per_node N -m quasar_kernels.blocks.language train ...  # they share the tokens
+torchrun --nproc_per_node N -m quasar_kernels.blocks.language train ...  # N ranks share a step
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from quasar_kernels import interrupts
 
 if __name__ == "__main__":
-    interrupts.exit_on_ctrl_c()  # until the imports below are done
+    interrupts.exit_on_ctrl_c()  # during the imports below
 
 import argparse
 import hashlib
@@ -34,7 +34,7 @@ from quasar_kernels.blocks.recorded import RecordedStep
 
 CHECKPOINT = "model.pt"
 SECONDS = 10
-"""Seconds between two printed lines, each with a checkpoint."""
+"""Seconds between two printed losses; each time, a checkpoint is saved."""
 OPTIONS = ("width", "heads", "layers", "state", "fusion", "tokens", "batch", "rate", "seed")
 
 
@@ -165,7 +165,7 @@ class Training:
         """Continue from a checkpoint, on a CPU with the bits of an uninterrupted training."""
         kept = torch.load(path, map_location=self._device, weights_only=True)
         if other := [name for name, value in self._of.items() if kept[name] != value]:
-            raise ValueError(f"{path} has another {', '.join(other)}: choose another --out")
+            raise ValueError(f"{path} differs in {', '.join(other)}: choose another --out")
         self.losses = kept["losses"]
         self.model.load_state_dict(kept["model"])
         self._optimizer.load_state_dict(kept["optimizer"])

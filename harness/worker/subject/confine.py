@@ -23,8 +23,8 @@ _ACCESS_REFER = 1 << 13
 def give_up_privileges() -> None:
     """Restrict this process and its descendants: they can trace and signal only each other.
 
-    Root loses the right to trace others. A Landlock domain (Linux 5.19) closes /proc/PID of other
-    processes of the same user; its scope for signals needs Linux 6.12.
+    Root can no longer trace other processes. A Landlock domain (Linux 5.19) closes /proc/PID of
+    the same user's other processes; it blocks signals to them only from Linux 6.12 on.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -36,7 +36,7 @@ def give_up_privileges() -> None:
 
 def landlock_version() -> int:
     """Return the ABI version of this Linux's Landlock; less than 1 if there is none."""
-    if platform.machine() not in {"x86_64", "aarch64"}:  # where the numbers of the calls are known
+    if platform.machine() not in {"x86_64", "aarch64"}:  # the call numbers are for these two
         return 0
     return int(ctypes.CDLL(None).syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1))
 
@@ -63,7 +63,7 @@ def _enter_domain(libc: ctypes.CDLL, version: int) -> None:
 
     Since ABI 6, scopes are enough for a domain. Before that, a domain must restrict some file
     access: renaming to another folder can be restricted and then allowed everywhere by a rule.
-    ABI 1 forbids it in every domain, which would break Triton's cache.
+    ABI 1 forbids such renames in every domain, which would break Triton's cache.
     """
     scoped = version >= _SCOPES_SINCE
     # file system, network (ABI 4), scopes (ABI 6); older Linux accepts only zeros there

@@ -17,8 +17,8 @@ SCOPE_REMEDY = (
     "Contents: read and write for the fork."
 )
 
-# git puts its HTTP library's message after the address. Unless it is about a status, the network, a
-# proxy, TLS or this machine's clock failed. A proxy's page in place of a repository is "not valid".
+# After the address, git quotes its HTTP library. A message without an HTTP status means a fault
+# of the network, a proxy, TLS or this machine's clock. git reports a proxy's page as "not valid".
 _TEMPORARY = re.compile(
     r"unable to access 'https?://[^']*': (?!The requested URL returned error)"
     r"|returned error: (?:30[237]|408|429|5\d\d)|HTTP (?:408|429|5\d\d)"
@@ -80,7 +80,7 @@ _PERMANENT: tuple[tuple[str, str, str, type[Held]], ...] = (
     (
         r"Permission denied \(|Host key verification failed",
         "The remote refused the ssh key, or its host key is not known.",
-        "Make `ssh -T git@github.com` work without questions, or set GITHUB_TOKEN.",
+        "Make `ssh -T git@github.com` work without prompts, or set GITHUB_TOKEN.",
         Held,
     ),
     (
@@ -93,7 +93,7 @@ _PERMANENT: tuple[tuple[str, str, str, type[Held]], ...] = (
     (
         r"redirect|returned error: 30[18]",
         "The remote's redirect was refused: the repository or account was renamed.",
-        "Set the present names or address; a commitment to the old one stays valid while the old "
+        "Set the current names or address; a commitment to the old one stays valid while the old "
         "address redirects. Also check this machine's proxy.",
         Redirected,
     ),
@@ -128,11 +128,11 @@ def fault(command: str, complaint: str, folder: Path | str = "The folder") -> Qu
     ]
     message = redact_text(" | ".join(lines) or complaint).strip().removesuffix(".")
     if _DISK.search(complaint):
-        return Retry(f"The disk is full or fails (git {command}): {message}")
+        return Retry(f"The disk is full or failing (git {command}): {message}")
     if re.search(r"(?m)^(?!remote:).*\.lock'?: File exists", complaint):
         return Retry(
-            f"Another git process uses the repository, or was killed there (git {command}): "
-            f"{message}. If none runs, remove the .lock file that the message names"
+            f"Another git process is using the repository, or was killed in it (git {command}): "
+            f"{message}. If none is running, remove the .lock file that the message names"
         )
     for pattern, reason, remedy, kind in _PERMANENT:
         if re.search(pattern, complaint):
@@ -141,7 +141,7 @@ def fault(command: str, complaint: str, folder: Path | str = "The folder") -> Qu
     if _TEMPORARY.search(complaint):
         advice = ""
         if "certificate" in complaint:
-            advice = ". If it stays so, check the address, the proxy and the clock of this machine"
+            advice = ". If this continues, check the address, the proxy and this machine's clock"
         return Retry(f"git {command} could not reach the remote: {message}{advice}")
     return Held(
         f"git {command} failed: {message}.", "Correct the fault that git names, then start again."
@@ -155,7 +155,7 @@ def disk_faults() -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in DISK_FAULTS:
-            raise Retry(f"The disk is full or fails: {error.filename}") from error
+            raise Retry(f"The disk is full or failing: {error.filename}") from error
         raise Held(
             f"{error.filename} cannot be used: {error.strerror}.",
             "Give the user that runs the miner the right to read and write it.",

@@ -1,6 +1,6 @@
-"""The Triton kernel of WKV6's backward pass: the gradients of a segment, from its last chunk on.
+"""WKV6's backward pass in Triton: the gradients of a segment, from its last chunk to its first.
 
-The recurrence of the state's gradient has the form of the state's in reverse order, so both use
+The state's gradient has the same recurrence as the state, in reverse order, so both use
 segment_sum_kernel and segment_scan_kernel. The layouts are those of forward.py.
 """
 
@@ -102,7 +102,7 @@ def gradient_kernel(
         of_r, of_k, start, end, whole, strong = exponents(b_w)
         f_r, f_k = tl.exp(of_r), tl.exp(of_k)
         reading, writing = (b_r * f_r).to(DTYPE), (b_k * f_k).to(DTYPE)
-        # a wide product comes first, because Triton uses its layout of warps for all products
+        # a wide product comes first, because Triton uses the first product's warp layout for all
         r_before = tl.dot(b_do, state.to(DTYPE), input_precision=PRECISION)
         d_scores = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
         d_scores = tl.where(later, d_scores, 0.0)
@@ -115,7 +115,7 @@ def gradient_kernel(
             d_operand = d_scores.to(DTYPE)
             r_within = tl.dot(d_operand, writing, input_precision=PRECISION)
             k_within = tl.dot(tl.trans(d_operand), reading, input_precision=PRECISION)
-            # from rounded factors, so that terms that cancel between both are equal
+            # from the rounded factors, so that equal terms of `read` and `wrote` cancel
             read = reading.to(tl.float32) * r_within
             wrote = writing.to(tl.float32) * k_within
             r_within = r_within * f_r

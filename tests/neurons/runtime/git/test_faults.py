@@ -158,7 +158,7 @@ def test_temporary_git_faults_are_retried(complaint: str) -> None:
 
 def test_a_full_disk_is_temporary_and_a_forbidden_folder_is_not() -> None:
     for number in (errno.ENOSPC, errno.EIO):
-        with pytest.raises(Retry, match="full or fails"), disk_faults():
+        with pytest.raises(Retry, match="full or failing"), disk_faults():
             raise OSError(number, "No space left on device", "/x")
     with pytest.raises(Held, match="Permission denied"), disk_faults():
         raise OSError(errno.EACCES, "Permission denied", "/x")

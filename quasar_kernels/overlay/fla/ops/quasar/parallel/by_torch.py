@@ -1,7 +1,7 @@
 """A rank's slice in torch: for CPU tensors, and for calls that the CUDA kernels do not support.
 
-A slice maps the state X before it to G X + R. One call gives both: with the values [v | 0] and the
-initial state [X0 | I], its final state is [R | G]; X0 is the slice's own initial state.
+A slice maps the state X before it to G X + R. One call computes R and G: for values [v | 0] and the
+initial state [X0 | I], the final state is [R | G]. X0 is the slice's own initial state.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class TorchSlice:
 class TorchGradient:
     """The backward pass of a slice, from the `saved` tensors of a `TorchSlice`.
 
-    It computes the slice again, and runs its backward pass without, then with, the gradient from
-    later ranks.
+    It computes the slice again. `compute_offset` runs the backward pass without the gradient from
+    later ranks, and `run` with it.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class TorchGradient:
         """Return the gradients.
 
         Args:
-            G: `[after - 1, H, K, K]`, the maps' factors of the `after` later ranks that the last
-                sequence reaches, without the one where it ends.
+            G: `[after - 1, H, K, K]`, the maps' factors of the later ranks that the last sequence
+                crosses. The rank where it ends is not included.
             offsets: `[ranks, H, K, V]`, the results of `compute_offset` on all ranks.
         """
         do, d_final = self._incoming

@@ -150,8 +150,8 @@ def forward(
         inputs: with the properties that `ScanInputs` requires. Reading `cu_seqlens` synchronises.
         output_final_state: whether to return the state after each sequence.
         plan: replaces the built-in segmentation.
-        training: whether a backward pass follows, whose kernels are then compiled, too.
-        every: the tokens after which a segment must end, as in `plan_segments`.
+        training: whether a backward pass follows; its kernels are then compiled too.
+        every: the number of tokens after which a segment must end, as in `plan_segments`.
     """
     plan = plan or plan_segments(inputs.v, inputs.cu_seqlens, every=every)
     if inputs.v.is_cuda:
