@@ -5,8 +5,8 @@
 
 A call without cached states records one autograd node. Its shapes and QUASAR_KEEP_MIB decide
 whether the node saves intermediate results for the backward pass (layer/autograd.py). By default, a
-call of a million tokens saves only its input and its weights. A call whose submodules have hooks,
-adapters or other classes runs through them instead (layer/wrapped.py).
+call of a million tokens of 512 channels saves only its input and its weights. A call whose
+submodules have hooks, adapters or other classes runs through them instead (layer/wrapped.py).
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def scan_backward(
         saved: from the result of `scan_forward`.
         do: the gradient of o, with v's shape.
         d_final: the gradient of the final state, `[sequences, H, S, S]`, or None.
-        backend: that of the forward pass.
+        backend: the value of QUASAR_BACKEND in the forward pass.
     """
     q, k, v, steps, initial_state, _, _, g = saved.inputs
     if q.numel() == 0:

@@ -64,7 +64,9 @@ class Saved(NamedTuple):
     """The tensors of a forward pass that its backward pass needs."""
 
     inputs: ScanInputs  # as the kernels received them
-    G: torch.Tensor | None  # [segments, H, S, S] fp32; None if each sequence is one segment
+    # [segments, H, S, S] fp32: the matrix of each segment's affine map (the kernels' `maps`);
+    # None if each sequence is one segment
+    G: torch.Tensor | None
     states: torch.Tensor | None  # the same shape: the state after each segment but the last
     segments: Any  # a `Segments`, or the `Plan` of the Triton kernels: how G and states are cut
 

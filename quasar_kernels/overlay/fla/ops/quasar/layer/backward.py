@@ -42,7 +42,8 @@ def layer_gradients(
     Args:
         results: the intermediate results of the forward pass; None recomputes them.
         needed: whether the gradients of x and of each weight are needed.
-        rank: as in `layer_forward`; `take_first_gradients` has run afterwards.
+        rank: as in `layer_forward`. This function calls its `take_first_gradients`; the caller then
+            calls `add_first_gradients`.
     """
     B, T, D = x.shape
     R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
@@ -208,8 +209,9 @@ def _input_dtypes(settings: Any, inputs: Inputs, tensors: Tensors) -> list[torch
 
 
 BACKWARD = Operation(_compute, _finish, _input_dtypes)
-"""`layer_gradients`, with the settings (call, segments of the saved results or None, which
-gradients are needed, x's dtype).
+"""`layer_gradients`, and after it, outside of the graph, the product of its two factors: x's
+gradient. The settings are (call, segments of the saved results or None, which gradients are needed,
+x's dtype).
 
 The first two tensors are x and dy, then come the weights and the saved results. They are inputs if
 nothing was saved. Saved results may be large, so a graph reads them and x without a copy."""

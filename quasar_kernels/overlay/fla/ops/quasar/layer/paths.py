@@ -1,7 +1,8 @@
 """Which kernels compute a call of the layer: the only place that chooses.
 
 The table in docs/layer.md shows the result for each kind of call. `hopper`, `wide`, `portable` and
-`library` are modules with the same three functions: `find_program`, `project` and `output`.
+`library` are modules with the same functions `project` and `output`; all but `library` also have
+`find_program`.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ def launch_parameters(
     """Return the kernels' parameters of each round: `Arguments`, and on Hopper `TensorMaps`.
 
     Args:
-        results: o, the final state, the maps and the states.
+        results: o, the final state, G (the segments' maps) and the states.
         stopping: `stops` and `unfinished` of `Arguments`.
         repeats: for each round, whether to compute only the unfinished heads.
     """
@@ -344,6 +344,7 @@ def forward(
         unfinished = steps.new_empty(cut.sequences * H, dtype=torch.int32)
     results, stopping = (o, final, G, states), (stops, unfinished)
     stream = torch_private.raw_stream(v.device.index)
+    # the second round computes only the heads in which pass 1 stopped too early (see LONG)
     repeats = (0,) if stops is None else (0, 1)
     for parameters in launch_parameters(program, inputs, cut, results, stopping, repeats):
         if G is not None:
