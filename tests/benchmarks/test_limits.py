@@ -76,7 +76,7 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("gradients", "errors/v_conv1d.weight", 0.1, {}, "worst gradient"),
     ],
     "adaptive-layer": [
-        ("first", "figures/seconds", 99.0, {}, "first step, s: 99, limit 5"),
+        ("steps", "figures/peak_bytes", 1 << 40, {"batch": 4, "by": "ours"}, "memory"),
         ("steps", "figures/step_ms", 9.0, {"batch": 4, "by": "ours"}, "relative to one sequence"),
         ("steps", "figures/forward_ms", 9.0, {"tokens": 16_384}, "forward pass, 1,536 wide"),
         ("errors", "errors/x", 0.5, {"dtype": "float32"}, "float32, worst gradient"),
