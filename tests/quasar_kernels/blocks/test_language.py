@@ -54,7 +54,7 @@ def test_a_resumed_training_has_the_same_bits(tmp_path):
     assert structure == expected
     for a, b in zip(found, wanted, strict=True):
         assert torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b
-    with pytest.raises(ValueError, match="another recipe: choose another --out"):
+    with pytest.raises(ValueError, match="differs in recipe: choose another --out"):
         trained(0, recipe=RECIPE._replace(seed=1), checkpoint=first)
 
 
