@@ -63,8 +63,3 @@ class KernelsFunction(torch.autograd.Function):
                 plan, x, checkpoints, do.contiguous(), last, ctx.initial
             )
         return (None, None, d_initial, *gradients)
-
-
-def is_recorded(*tensors: Tensor | None) -> bool:
-    """Return whether autograd records a call with these tensors."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

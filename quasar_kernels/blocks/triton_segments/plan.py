@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from fla.ops.quasar.chunk_torch import sequence_lengths
+from fla.ops.quasar.device import is_recorded
 from fla.ops.quasar.segments import Segments, host_bounds, longest_of, packed_table
 from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead
 from torch import Tensor
 
-from quasar_kernels.blocks.autograd import Kernels, KernelsFunction, is_recorded
+from quasar_kernels.blocks.autograd import Kernels, KernelsFunction
 from quasar_kernels.blocks.triton_segments.kernels import segment_scan_kernel
 
 ALONE = 128

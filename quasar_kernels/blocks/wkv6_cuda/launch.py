@@ -22,10 +22,10 @@ from fla.ops.quasar.cuda.program import (
     fields,
     serializer,
 )
-from fla.ops.quasar.device import on_its_device
+from fla.ops.quasar.device import is_recorded, on_its_device
 from torch import Tensor
 
-from quasar_kernels.blocks.autograd import Forward, Kernels, KernelsFunction, is_recorded
+from quasar_kernels.blocks.autograd import Forward, Kernels, KernelsFunction
 
 WIDTHS = (32, 64, 128)
 """Numbers of channels of r, k and w that the kernels support."""

@@ -38,7 +38,7 @@ from fla.ops.quasar.backend import has_kernels, prepare_training, scan_backward,
 from fla.ops.quasar.checkpoints import check_every, run_with_checkpoints
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, sequence_lengths
 from fla.ops.quasar.cuda.scan.scan_forward import step_options
-from fla.ops.quasar.device import on_its_device, once_differentiable
+from fla.ops.quasar.device import is_recorded, on_its_device, once_differentiable
 from fla.ops.quasar.operator_types import Saved, ScanInputs
 from fla.ops.quasar.preparation import (
     UNCHANGED,
@@ -219,9 +219,8 @@ def run_chunks(
         return chunk_quasar_torch(
             q, k, v, beta, initial_state, output_final_state, cu_seqlens, scale=scale, g=g
         )
-    leaves = (q, k, v, beta, initial_state, g)
     inputs = (q, k, v, beta, initial_state, cu_seqlens, scale, g)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves):
+    if is_recorded(q, k, v, beta, initial_state, g):
         apply = ChunkQuasarFunction.apply if torch_private.transforms_active() else _apply
         return apply(backend, output_final_state, how, *inputs)
     return scan_forward(_prepared(how, inputs)[0], output_final_state, backend=backend)[:2]

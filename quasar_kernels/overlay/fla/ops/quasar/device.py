@@ -1,4 +1,4 @@
-"""Sets the device while kernels run, reads autocast's dtype, and refuses second derivatives."""
+"""The current device, autocast's dtype, and what autograd records of a call."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def on_its_device(function: Function) -> Function:
         return function(*args, **kwargs)
 
     return run  # type: ignore[return-value]
+
+
+def is_recorded(*tensors: torch.Tensor | None) -> bool:
+    """Return whether autograd records a call with these tensors."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def once_differentiable(backward: Function) -> Function:

@@ -11,7 +11,7 @@ import triton.language as tl
 from fla.ops.quasar.arguments import refuse_unknown
 from fla.ops.quasar.chunk import check_arguments
 from fla.ops.quasar.chunk_torch import chunk_quasar_torch, sequence_lengths
-from fla.ops.quasar.device import on_its_device, once_differentiable
+from fla.ops.quasar.device import is_recorded, on_its_device, once_differentiable
 from fla.ops.quasar.gate import fused_quasar_gate, quasar_step_size
 from fla.ops.quasar.operator_types import ScanInputs, StepSizes
 from fla.ops.quasar.traceable import traceable
@@ -365,7 +365,7 @@ def run_recurrent(
         ValueError: `inplace_state` with a state that is not contiguous fp32 (fp64 for fp64 inputs).
     """
     inputs = (q, k, v, beta, initial_state, g)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+    if is_recorded(*inputs):
         return FusedRecurrentQuasarFunction.apply(
             *inputs, output_final_state or inplace_state, cu_seqlens, scale
         )
