@@ -106,7 +106,9 @@ def test_an_alert_is_posted_to_the_url(tmp_path):
     )
 
 
-@pytest.mark.parametrize("fault", ["hangs", "fails", "is missing", "hangs as a server"])
+@pytest.mark.parametrize(
+    "fault", ["hangs", "fails", "is missing", "hangs as a server", "has a host without encoding"]
+)
 def test_an_alert_that_fails_neither_delays_nor_ends_anything(tmp_path, fault, command, record):
     hung = threading.Event()
 
@@ -120,6 +122,7 @@ def test_an_alert_that_fails_neither_delays_nor_ends_anything(tmp_path, fault, c
         "fails": {"alert_command": "sh -c 'echo no disk; exit 3'"},
         "is missing": {"alert_command": "/no/such/program"},
         "hangs as a server": {"alert_url": f"{server.url}/{SECRET}"},
+        "has a host without encoding": {"alert_url": f"https://\N{SNOWMAN}.example/{SECRET}"},
     }
     with serving(server), capture_logs() as logs:
         alerts = make_alerts(tmp_path, seconds=0.5 if "hangs" in fault else HANG, **bad[fault])
@@ -129,7 +132,12 @@ def test_an_alert_that_fails_neither_delays_nor_ends_anything(tmp_path, fault, c
         hung.set()
     assert [row["event"] for row in logs] == ["an alert failed"] * 2
     assert SECRET not in str(logs)
-    reason = {"fails": "no disk", "is missing": "No such file"}.get(fault, "was not done within")
+    reasons = {
+        "fails": "no disk",
+        "is missing": "No such file",
+        "has a host without encoding": "the address is not valid",
+    }
+    reason = reasons.get(fault, "was not done within")
     assert all(reason in row["reason"] for row in logs), logs
 
 
