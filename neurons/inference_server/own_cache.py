@@ -31,7 +31,7 @@ def has_own_cache(config: Any) -> bool:
 
 
 class _Watch(LogitsProcessor):
-    """Sees the logits of each step, changes none, and keeps those of one step."""
+    """Reads the logits of each step, keeps those of one step, and changes none."""
 
     def __init__(self, capture_at: int | None, cancelled: Callable[[], bool]) -> None:
         self._capture_at, self._cancelled = capture_at, cancelled
@@ -61,8 +61,8 @@ def generate(
     begun = time.perf_counter()
     watch = _Watch(capture_at, cancelled)
     tokens = torch.tensor([list(prompt)], device=model.device)
-    plain: Any = GenerationConfig
-    model.generation_config = plain()  # the model's own may sample or penalise
+    # the model's own may sample or penalise
+    model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     text = model.generate(
         tokens,
         attention_mask=torch.ones_like(tokens),

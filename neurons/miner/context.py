@@ -209,8 +209,8 @@ class Context:
     def publish(self, submission: Submission) -> str:
         """Commit the kernels, push them unless PUBLISH_AT defers that, and return the commit.
 
-        It also checks that validators can read the fork. If the host refuses access, but an earlier
-        submission was published from the same fork, it raises Retry: the fault may pass.
+        Then check that validators can read the fork. If the host refuses access although an earlier
+        submission was published from the same fork, raise Retry: the fault may be temporary.
         """
         try:
             self.fork.prepare()

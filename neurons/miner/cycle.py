@@ -86,7 +86,7 @@ _NEXT: dict[State, tuple[State, ...]] = {
     State.COMMITTING: (State.COMMITTED,),
     State.COMMITTED: (State.REVEALING, State.PREMATURE),
     State.SUBMITTING: (State.REVEALED, State.UNRANKED),
-    # back to COMMITTED if the server refuses the reveal as too early
+    # back to COMMITTED if the server rejects the reveal as too early
     State.REVEALING: (State.REVEALED, State.COMMITTED),
     State.REVEALED: tuple(VERDICTS),
 }

@@ -53,7 +53,7 @@ class Sandbox:
 
     bubblewrap: str
     memory_bytes: int  # limit for all processes of one child together, with shared memory
-    # the GPU that children which may use one see; None for none
+    # the GPU that a child with access to GPUs sees; None for none
     gpu: Gpu | None = None
     parent: int = 1  # the pid of the child's parent, inside the sandbox
     # the cores of a child, which is killed if a thread uses others; empty for all

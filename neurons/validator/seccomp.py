@@ -65,8 +65,8 @@ _OWN_ONLY = {
     "ioprio_set": (251, 30, ((0, 1), (1, 0))),  # IOPRIO_WHO_PROCESS
     "prlimit64": (302, 261, ((0, 0),)),
 }
-"""The numbers of calls that only the calling thread or process may be the object of, and the
-arguments, as pairs of place and value, that name it."""
+"""Calls that a process may make for itself only: their numbers on x86_64 and aarch64, and the
+arguments that name the process itself, as pairs of position and value."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ LARGEST = 1e12
 """Limit on every figure of a request, so that sums and means of stored figures stay finite."""
 
 JUDGED = "Submission already judged by"
-"""Begin of the reply to a second validator: the first verdict counts."""
+"""Start of the reply to a second validator, because the first verdict counts."""
 
 Benchmarks = dict[str, dict[str, float]]
 """Sequence length (as text) to `tokens_per_sec` and `vram_mb` (MiB) measured there."""

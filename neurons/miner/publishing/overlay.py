@@ -78,8 +78,8 @@ class Overlay:
     def differing(self, tool: HardenedGit, commit: str) -> list[str]:
         """Return the files that differ between the commit and the overlay.
 
-        It returns none for a commit that names the digest of its own files: that is another
-        version of the overlay.
+        The list is empty for another version of the overlay: the message of such a commit has the
+        digest of the commit's own files.
         """
         blobs = self._blobs(tool, commit)
         if f"\nOverlay-Digest: {_digest(blobs)}" in tool.cat_file("commit", commit):

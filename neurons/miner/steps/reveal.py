@@ -97,7 +97,7 @@ def _wait_for_block(submission: Submission, context: Context) -> Submission:
     """Wait until the server reaches the reveal block, which this machine cannot compute exactly.
 
     If the list cannot be read or its block stands still, the block is estimated. If the estimate is
-    too high, the server refuses the reveal as too early, and the miner sends it again later.
+    ahead of the server, the server rejects the reveal as too early, and the miner repeats it later.
 
     The miner also polls the queue: a validator that judges the commitment now cannot have measured
     it. This ends the submission, except with SUBMISSION_MODE=commit_reveal.

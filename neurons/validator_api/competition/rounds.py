@@ -42,7 +42,7 @@ class Transaction:
 
     @property
     def oldest_block(self) -> int:
-        """The block before which a commitment's reveal block must not be: it has expired."""
+        """The earliest reveal block of commitments that have not expired."""
         return self.block - self.settings.reveal_window_blocks
 
 

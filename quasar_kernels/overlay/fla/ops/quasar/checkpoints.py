@@ -10,6 +10,7 @@ import torch
 from fla.ops.quasar.arguments import expect_sizes
 from fla.ops.quasar.backend import has_kernels, scan_forward
 from fla.ops.quasar.chunk_torch import split_tokens
+from fla.ops.quasar.device import is_recorded
 from fla.ops.quasar.operator_types import Scan, ScanInputs
 from fla.ops.quasar.preparation import UNCHANGED, Preparation, prepare
 from fla.ops.quasar.segments import host_bounds
@@ -23,7 +24,7 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def check_every(every: object, cp_context: Any) -> None:
-    """Raise ValueError if `checkpoint_every` is no size, or comes with a `cp_context`."""
+    """Raise ValueError if `checkpoint_every` is not a size, or comes with a `cp_context`."""
     expect_sizes(checkpoint_every=every)
     if cp_context is not None:
         raise ValueError("checkpoint_every is not supported with a cp_context: omit one of them")
@@ -44,8 +45,7 @@ def run_with_checkpoints(
     """Compute `run_chunks` and the states after every `every` tokens of each sequence."""
     q, k, beta = prepare(how, q, k, beta)
     inputs = ScanInputs.of(q, k, v, beta, initial_state, cu_seqlens, scale, g)
-    leaves = q, k, v, beta, initial_state, g
-    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
+    recorded = is_recorded(q, k, v, beta, initial_state, g)
     if q.numel() == 0:
         o, final = _run(inputs)
         return o, final, final.new_empty(q.shape[0], 0, *final.shape[1:])

@@ -169,7 +169,7 @@ def _is_leaf(x: Any) -> bool:
 
 
 def _own(x: torch.Tensor, inputs: tuple[Any, ...]) -> torch.Tensor:
-    """Return x contiguous and in memory of its own, as an operator's results must be."""
+    """Return a contiguous x that is none of the inputs: torch requires this of an operator."""
     return x.contiguous() if x.numel() and not any(x is y for y in inputs) else x.clone()
 
 
