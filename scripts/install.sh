@@ -256,7 +256,8 @@ watched() {
     [ $((SECONDS - since)) -ge "$next" ] || continue
     next=$((next + 10))
     line=$(grep -E '^ *(Collecting|Downloading|Building|Installing)' "$log" 2>/dev/null | tail -n 1 | tr -s ' ')
-    say "  $((SECONDS - since)) s${new:+, $(du -sm "$new" | cut -f 1) MB}: ${line:-${*:1:2}}"
+    line=${line:-${*:1:2}}
+    say "  $((SECONDS - since)) s${new:+, $(du -sm "$new" | cut -f 1) MB}: ${line:0:70}"
   done
   trap - INT TERM HUP
   wait "$job"
