@@ -503,6 +503,7 @@ def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
     assert result.reason == "The miner's inference server gave no complete reply within 0.5 s."
 
 
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_the_process_serves_a_folder_until_a_signal(folder: Path, tmp_path: Path, number) -> None:
     port_file = tmp_path / "port"
