@@ -1,14 +1,47 @@
-"""Addresses: those of clients and the key under which a client is counted; equal URLs."""
+"""Addresses: hosts of URLs, those of clients and the key under which they count; equal URLs."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from urllib.parse import urlsplit
+
+import idna
 
 CLIENT_PREFIX = 64
 """Bits of an IPv6 address that identify a client: providers assign networks of this size."""
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def require_host(url: str) -> str:
+    """Return the URL's host; raise a ValueError if no client can look it up."""
+    parts = urlsplit(url)
+    _ = parts.port  # raises a ValueError for a bad port
+    bracketed = "[" in parts.netloc
+    if not parts.hostname or (bracketed and not re.fullmatch(r"(.*@)?\[.*](:\d*)?", parts.netloc)):
+        raise ValueError("names no host")
+    if bracketed:
+        ipaddress.IPv6Address(parts.hostname)
+    else:
+        require_name(parts.hostname)
+    return parts.hostname
+
+
+def require_name(host: str) -> None:
+    """Raise a ValueError if `host` is neither an IPv4 address nor a name that DNS can hold."""
+    if re.fullmatch(r"\d+(\.\d+){3}", host):
+        ipaddress.IPv4Address(host)
+        return
+    try:
+        name = host if host.isascii() else idna.encode(host.lower()).decode()
+        if "xn--" in name:
+            idna.decode(name)
+    except UnicodeError:
+        name = ""
+    labels = name.removesuffix(".").split(".")
+    if len(name) > 253 or not all(re.fullmatch(r"[\w-]{1,63}", one, re.ASCII) for one in labels):
+        raise ValueError(f"{host!r} is not the name of a host")
 
 
 def parse_ip(text: str) -> Ip | None:

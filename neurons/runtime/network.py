@@ -13,14 +13,16 @@ import re
 import ssl
 import urllib.request
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
-from neurons.runtime.addresses import parse_ip
+from neurons.runtime.addresses import parse_ip, require_host
 from neurons.runtime.errors import ConfigError, Problem
 from neurons.runtime.loading import environment
 from neurons.runtime.values import LOOPBACK
+
+PORTS = {"http": 80, "https": 443}
 
 
 def client_options(url: str) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def client_options(url: str) -> dict[str, Any]:
     Raises a ConfigError if a variable of the environment that it needs is not valid.
     """
     parts = urlsplit(url)
-    proxy = None if parts.hostname in LOOPBACK else _proxy(parts.scheme, parts.hostname or "")
+    proxy = None if parts.hostname in LOOPBACK else _proxy(parts)
     encrypted = parts.scheme == "https"
     return {
         "trust_env": False,
@@ -75,19 +77,18 @@ def untrusted_certificate(error: BaseException) -> ssl.SSLCertVerificationError 
     return cause
 
 
-def _proxy(scheme: str, host: str) -> httpx.Proxy | None:
+def _proxy(url: SplitResult) -> httpx.Proxy | None:
     variables = environment()
-    kinds = (f"{scheme}_proxy", "all_proxy")
+    kinds = (f"{url.scheme}_proxy", "all_proxy")
     names = [name for kind in kinds for name in (kind, kind.upper()) if variables.get(name)]
-    if not names or _is_excepted(host, variables.get("no_proxy") or variables.get("NO_PROXY", "")):
+    if not names or _is_excepted(url, variables.get("no_proxy") or variables.get("NO_PROXY", "")):
         return None
     value = variables[names[0]]
     address = value if "://" in value else f"http://{value}"
     kind = address.partition("://")[0].lower()
     try:
-        parts = urlsplit(address)
-        valid = bool(parts.hostname and (parts.port or 0) >= 0)
-        if kind in ("http", "https") and valid:
+        require_host(address)
+        if kind in ("http", "https"):
             context = certificates() if kind == "https" else None
             return httpx.Proxy(address, ssl_context=context)
     except (ValueError, httpx.InvalidURL):
@@ -102,8 +103,12 @@ def _proxy(scheme: str, host: str) -> httpx.Proxy | None:
     raise ConfigError(Problem(f"{names[0]} {reason}", remedy))
 
 
-def _is_excepted(host: str, exceptions: str) -> bool:
-    """Return whether NO_PROXY excepts a host, by its name, a domain, an address or a network."""
+def _is_excepted(url: SplitResult, exceptions: str) -> bool:
+    """Return whether NO_PROXY excepts a host, by its name, a domain, an address or a network.
+
+    A name may begin with `*.` and end with a port.
+    """
+    host, port = url.hostname or "", url.port or PORTS[url.scheme]
     address = parse_ip(host)
     for word in exceptions.split(",") if address else ():
         try:
@@ -111,5 +116,6 @@ def _is_excepted(host: str, exceptions: str) -> bool:
                 return True
         except ValueError:
             continue  # a name
+    names = re.sub(r"(^|,)\s*\*\.", r"\1.", exceptions)
     bypasses = urllib.request.proxy_bypass_environment  # type: ignore[attr-defined] # it exists
-    return bool(bypasses(host, {"no": exceptions}))
+    return bool(bypasses(f"{host}:{port}", {"no": names}))

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints
 
+from neurons.runtime.addresses import require_host, require_name
 from neurons.wire.rules import MIN_TARGET
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,8 @@ HOTKEY = re.compile("5[1-9A-HJ-NP-Za-km-z]{47}")
 """The form of a hotkey's ss58 address."""
 TOKEN = re.compile(r"gh[pousr]_|github_pat_|[0-9a-f]{40}$")
 """Prefixes of GitHub's tokens; those from before April 2021 are 40 hexadecimal digits."""
+MAX_URL = 2000
+"""Maximum length of an address; servers and clients refuse longer ones."""
 NETWORKS = ("finney", "test", "local", "archive", "devnet", "offline")
 
 
@@ -38,10 +41,9 @@ def _url(value: str) -> str:
 def _address(value: str) -> str:
     parts = urlsplit(value)
     plain = parts.scheme in ("https", "http") and parts.hostname and "@" not in parts.netloc
-    if not plain or re.search(r"[\s\x00-\x1f]", value):
+    if not plain or len(value) > MAX_URL or re.search(r"[\s\x00-\x1f\x7f\ud800-\udfff]", value):
         raise ValueError("not a plain http(s) address")
-    _ = parts.port  # raises ValueError for a bad port
-    if parts.scheme == "http" and parts.hostname not in LOOPBACK:
+    if require_host(value) not in LOOPBACK and parts.scheme == "http":
         raise ValueError("http is for this machine only: the signature header is a credential")
     return value.rstrip("/")
 
@@ -54,6 +56,8 @@ def _secret_url(value: SecretStr) -> SecretStr:
 def _no_password(value: str) -> str:
     if re.search(r"://[^/]*@", value):
         raise ValueError("contains a user or a password: use GITHUB_TOKEN for credentials")
+    if re.match("(https?|ssh)://", value):
+        require_host(value)
     return value
 
 
@@ -83,8 +87,8 @@ def _name(value: str) -> str:
 def _host(value: str) -> str:
     if ":" in value:
         ipaddress.IPv6Address(value)  # raises ValueError with the reason
-    elif not re.fullmatch(r"[\w.\-]+", value):
-        raise ValueError("not the name or the address of a host")
+    else:
+        require_name(value)
     return value
 
 
@@ -93,15 +97,15 @@ def _servers(value: tuple[str, ...]) -> tuple[str, ...]:
         hotkey, _, address = word.partition("=")
         if not HOTKEY.fullmatch(hotkey) or urlsplit(address).scheme not in ("http", "https"):
             raise ValueError(f"{word!r} does not have the form hotkey=address")
-        if not urlsplit(address).hostname:
-            raise ValueError(f"{word!r} names no host")
-        _ = urlsplit(address).port
+        require_host(address)
     return value
 
 
 def _network(value: str) -> str:
     if value not in NETWORKS and not re.fullmatch(r"wss?://\S+", value):
         raise ValueError("unknown network")
+    if value not in NETWORKS:
+        require_host(value)
     return value
 
 

@@ -21,6 +21,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.orm import Session, sessionmaker
 
+from neurons.runtime.addresses import require_name
 from neurons.runtime.errors import ConfigError, QuasarError
 from neurons.runtime.observe import get_logger, redact_text
 from neurons.validator_api.database.versions import bring_up_to_date
@@ -148,9 +149,11 @@ def _engine(database_url: str | URL) -> Engine:
         if url.get_backend_name() == "sqlite":
             return _sqlite(url)
         if url.get_backend_name() == "postgresql":
+            if url.host and ":" not in url.host:
+                require_name(url.host)
             return _postgresql(url)
         raise ArgumentError(f"no support for {url.get_backend_name()}")
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise ConfigError(
             "DATABASE_URL cannot be read. Write sqlite:///FOLDER/FILE, or postgresql:// with "
             "user, password, host and name as .env.example shows."

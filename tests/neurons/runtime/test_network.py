@@ -24,6 +24,8 @@ BAD_PROXIES = {
     f"ftp://me:{PASSWORD}@proxy:1": "has the scheme ftp",
     "http://proxy:99999": "does not have the form http://host:port",
     "::::": "does not have the form http://host:port",
+    f"http://me:{PASSWORD}@a..b:3128": "does not have the form http://host:port",
+    "xn--:3128": "does not have the form http://host:port",
     "http://[::1": "does not have the form http://host:port",
 }
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -92,6 +94,11 @@ def test_calls_of_this_machine_need_neither_proxy_nor_certificates(monkeypatch, 
         ("api.example", "[::1],fd00::/8,localhost", False),
         ("api.example", "other.example, .example", True),
         ("api.example", "*", True),
+        ("api.example", "other, *.example", True),
+        ("api.example", "*.other,*ample", False),
+        ("api.example", "api.example:443", True),
+        ("api.example", "api.example:80", False),
+        ("api.example:8443", "*.example:8443", True),
         ("10.1.2.3", "10.0.0.0/8", True),
         ("11.1.2.3", "10.0.0.0/8", False),
         ("fd00::7", "[::1],fd00::/8", True),
@@ -102,7 +109,7 @@ def test_calls_of_this_machine_need_neither_proxy_nor_certificates(monkeypatch, 
 def test_no_proxy_takes_names_addresses_and_networks(monkeypatch, host, exceptions, excepted):
     monkeypatch.setenv("HTTPS_PROXY", "proxy.example:3128")
     monkeypatch.setenv("NO_PROXY", exceptions)
-    url = f"https://[{host}]" if ":" in host else f"https://{host}"
+    url = f"https://[{host}]" if "::" in host else f"https://{host}"
     proxy = client_options(url)["proxy"]
     assert (proxy is None) == excepted
     assert excepted or proxy.url == httpx.URL("http://proxy.example:3128")

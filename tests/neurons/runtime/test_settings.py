@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -161,6 +162,46 @@ def test_a_bad_value_is_reported_by_name(variable: str, value: str) -> None:
     shown = "[redacted]" if variable == "GITHUB_TOKEN" else repr(value)
     assert line.startswith(f"{variable}={shown} (environment): ")
     assert "give " in line
+
+
+BAD_HOSTS = ("a..b", "xn--", "x" * 64 + ".example", "☃.example", "é" * 60, "999.1.1.1", "n[::b]")
+ADDRESSES = {
+    "VALIDATOR_API_URL": "https://{}",
+    "GITHUB_API_URL": "https://{}",
+    "ALERT_URL": "https://{}/hook",
+    "FORK_REMOTE": "https://{}/fork.git",
+    "FORK_UPSTREAM_URL": "https://{}/upstream.git",
+    "SUBTENSOR_NETWORK": "wss://{}",
+    "INFERENCE_SERVERS": HOTKEY + "=https://{}",
+    "REFERENCE_INFERENCE_URL": "https://{}",
+    "HOST": "{}",
+    "INFERENCE_HOST": "{}",
+}
+
+
+@pytest.mark.parametrize("host", BAD_HOSTS)
+@pytest.mark.parametrize("variable", ADDRESSES)
+def test_a_host_that_no_client_can_look_up_is_reported(variable: str, host: str) -> None:
+    value = ADDRESSES[variable].format(host)
+    (line,) = problems(environ={variable: value})
+    assert line.startswith(f"{variable}="), line
+    assert "give " in line
+
+
+def test_every_setting_that_holds_an_address_is_tried_with_bad_hosts() -> None:
+    named = {
+        name.upper() for name in Settings.model_fields if re.search("url$|host$|net.*k$", name)
+    }
+    assert named - {"DATABASE_URL"} <= set(ADDRESSES)  # the driver checks it
+
+
+@pytest.mark.parametrize(
+    "host", ["api.example", "müller.example", "10.1.2.3", "[::1]:8000", "a_b."]
+)
+def test_a_host_that_can_be_looked_up_is_taken(host: str) -> None:
+    address = f"https://{host}"
+    environ = {name: address for name in ADDRESSES if "URL" in name}
+    assert load_settings(environ=environ).validator_api_url == address
 
 
 @pytest.mark.parametrize("variable", ["WALLET_MINER_NAME", "FORK_BRANCH"])

@@ -69,6 +69,7 @@ def test_serves_until_a_signal(tmp_path, number, proxies, client):
     [
         ("DATABASE_URL", "no url at all", "or postgresql:// with user, password, host and name"),
         ("STATE_DIR", "/dev/null", "The state folder /dev/null cannot be written"),
+        ("DATABASE_URL", "postgresql://me@a..b/name", "DATABASE_URL cannot be read"),
         ("DATABASE_URL", "mysql://host/name", "DATABASE_URL cannot be read"),
         ("DATABASE_URL", "file.db", "Write sqlite:///FOLDER/FILE,"),  # the example is not redacted
         ("DATABASE_URL", "sqlite:////proc/nowhere/api.db", "Name a file of SQLite"),
