@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fla.ops.quasar.cuda.program import LoadedProgram
 from fla.ops.quasar.cuda.scan import scan_backward as cuda_scan_bwd
 from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
 from fla.ops.quasar.operator_types import ScanInputs
@@ -221,21 +222,32 @@ def test_reruns_are_bitwise_equal(gated):
     assert all(torch.equal(y, z) for y, z in zip(*results, strict=True))
 
 
-def test_the_cuda_kernels_compute_both_rules_in_both_directions(monkeypatch):
-    options = []
-    for module in (cuda_scan, cuda_scan_bwd):
+@pytest.mark.parametrize(
+    ("gated", "option"), [(False, "-DQUASAR_READ_STEP"), (True, "-DQUASAR_DECAY")]
+)
+def test_the_cuda_kernels_compute_both_rules_in_both_directions(monkeypatch, gated, option):
+    used = set()
+    for direction, program, method in [
+        ("forward", cuda_scan.PROGRAM, "find"),
+        ("backward", cuda_scan_bwd.PROGRAM, "find_loaded"),
+    ]:
+        original = getattr(program, method)
 
-        def attempt(backend, program, *rest, original=module.PROGRAM.attempt):
-            options.append(program.variant.options[-1])
-            return original(backend, program, *rest)
+        def find(variant, direction=direction, original=original):
+            found = original(variant)
+            if isinstance(found, LoadedProgram):
+                used.add((direction, *variant.options))
+            return found
 
-        monkeypatch.setattr(module.PROGRAM, "attempt", attempt)
+        monkeypatch.setattr(program, method, find)
     x = draw(500)
-    for gated in (False, True):
-        leaves = [y.requires_grad_() for y in x[: 5 if gated else 4]]
-        o, _ = chunk(type(x)(*leaves, *x[len(leaves) :]), gated)
-        torch.autograd.grad(o.sum(), leaves)
-    assert options == [*["-DQUASAR_READ_STEP"] * 2, *["-DQUASAR_DECAY"] * 2]
+    leaves = [y.requires_grad_() for y in x[: 5 if gated else 4]]
+    o, _ = chunk(type(x)(*leaves, *x[len(leaves) :]), gated)
+    torch.autograd.grad(o.sum(), leaves)
+    assert {(direction, options[-1]) for direction, *options in used} == {
+        ("forward", option),
+        ("backward", option),
+    }
 
 
 @gates

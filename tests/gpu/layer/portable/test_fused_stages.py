@@ -37,7 +37,7 @@ class TestGatedOutputOfTwoGroups(TestGatedOutput):
 def no_hopper(monkeypatch):
     """Do not use the kernels for Hopper GPUs."""
     for kernels in (hopper, wide):
-        monkeypatch.setattr(kernels, "find_program", lambda x, dtype: None)
+        monkeypatch.setattr(kernels, "find_program", lambda *arguments: None)
 
 
 @pytest.mark.usefixtures("no_hopper")

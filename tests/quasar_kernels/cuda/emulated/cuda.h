@@ -39,6 +39,7 @@ To bits_as(From x) {
 }
 
 inline u32 __float_as_uint(float x) { return bits_as<u32>(x); }
+inline int __float_as_int(float x) { return bits_as<int>(x); }
 inline float __uint_as_float(u32 x) { return bits_as<float>(x); }
 inline u32 max(u32 x, u32 y) { return x > y ? x : y; }
 inline u32 min(u32 x, u32 y) { return x < y ? x : y; }

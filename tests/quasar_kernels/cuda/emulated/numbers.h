@@ -88,7 +88,8 @@ void product(Product& own, const PlaceA& place_a, const PlaceB& place_b) {
         const float *x = a[lane / 4 + 8 * (e / 2)], *y = b[2 * (lane % 4) + e % 2];
         double sum = *all[lane]->d[e];
         for (int k = 0; k < DEPTH; ++k) sum += (double)x[k] * y[k];
-        *all[lane]->d[e] = (float)sum;
+        // a GPU's NaN has these bits; a CPU's would survive integer arithmetic that loses them
+        *all[lane]->d[e] = sum == sum ? (float)sum : bits_as<float>(0x7fffffffu);
       }
   });
 }

@@ -144,6 +144,21 @@ def test_segments_in_which_pass_1_stops_early(programs, monkeypatch, burst):
     assert (G == 0).all() if burst == 1 else (G != 0).all()
 
 
+@pytest.mark.parametrize("place", ["k", "v"])
+@pytest.mark.parametrize("kind", [OWN, READ, 0.02])
+def test_nan_stays_in_each_later_output(programs, kind, place):
+    x = draw(kind, 280)
+    getattr(x, place)[:, 70, 1, 5] = torch.nan
+    scan = cuda_scan.forward(
+        x.inputs(0.5), True, segments=3, program=x.load(programs, cuda_scan.PROGRAM)
+    )
+    assert scan.o[:, :64].isfinite().all()
+    assert scan.o[:, :, 0].isfinite().all()
+    finite = scan.o[0, 70:, 1].isfinite().all(-1)
+    assert not finite.any(), finite.nonzero()
+    assert not scan.final_state[0, 1].isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("kind", "tokens", "B", "every", "length"),
     [

@@ -22,7 +22,9 @@ def split(x, DTYPE: tl.constexpr):
     """Return fp32 x as two operands whose sum keeps twice the digits of one."""
     if DTYPE == tl.bfloat16:
         # rounded as an integer: the conversion back from bf16 runs at a sixteenth of this rate
-        bits = (x.to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000
+        # the minimum keeps a GPU's NaN (0x7FFFFFFF), which the addition would turn into a zero
+        bits = tl.minimum(x.to(tl.int32, bitcast=True), 0x7FFF7FFF)
+        bits = (bits.to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000
         rounded = bits.to(tl.float32, bitcast=True)
     else:
         rounded = operand(x, DTYPE).to(tl.float32)

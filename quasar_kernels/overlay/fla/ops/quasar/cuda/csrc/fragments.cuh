@@ -121,14 +121,20 @@ __device__ __forceinline__ void unpack_columns(const u32 (&x)[4], float (&out)[2
   unpack<T>(x[3], out[1][2], out[1][3]);
 }
 
+// The bits of x after half a unit of tf32's last place was added to its magnitude. The minimum keeps
+// a GPU's NaN (0x7fffffff): the addition alone would carry into its sign and make it a zero.
+__device__ __forceinline__ u32 add_half_unit_of_tf32(float x) {
+  return (u32)(min(__float_as_int(x), 0x7fffefff) + 0x1000);
+}
+
 // The tensor core truncates to tf32. This addition turns the truncation into rounding. cvt.rna.tf32
 // would take a dozen instructions.
 __device__ __forceinline__ float to_tf32(float x) {
-  return __uint_as_float(__float_as_uint(x) + 0x1000u);
+  return __uint_as_float(add_half_unit_of_tf32(x));
 }
 
 __device__ __forceinline__ float round_tf32(float x) {
-  return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
+  return __uint_as_float(add_half_unit_of_tf32(x) & 0xffffe000u);
 }
 
 // ---- products: d += a b ----
