@@ -85,8 +85,12 @@ def test_row_26_a_wrong_clock_is_detected(monkeypatch, speed):
     true = time.time
     monkeypatch.setattr(time, "time", lambda: true() * speed)
     assert tampered() == ["time.time"]
+
+    def never_built(**_: Any) -> None:
+        raise AssertionError("the loop began")
+
     with pytest.raises(WorkerError, match=r"replaced time\.time") as replaced:
-        time_layer(honest.QuasarAttention, 16, CPU)
+        time_layer(never_built, 16, CPU)
     # also if the function is not replaced, but the system clock is set, which is a temporary fault
     monkeypatch.setattr("harness.worker.subject.timing.tampered", list)
     with pytest.raises(WorkerError, match="the system clock counted") as stepped:
