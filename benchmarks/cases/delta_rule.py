@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.cases.delta_rule_libraries import LIBRARIES, versions
 from benchmarks.engine import clocks, comparison
-from benchmarks.engine.comparison import WAYS, Comparison, Function, Inputs, Shape, Way
+from benchmarks.engine.comparison import CHECKED, WAYS, Comparison, Function, Inputs, Shape, Way
 from benchmarks.engine.limits import COPY_SHARE, GRADIENT_ERROR, OUTPUT_ERROR, Criterion
 from benchmarks.engine.results import Entry, Row, Run, start
 from quasar_kernels.delta_reference import delta_chunked
@@ -79,7 +79,7 @@ bf16, q and k of unit length, decays as a Gated DeltaNet layer with default weig
 fla: the function of the same name and arguments, its own even where FlashQLA is installed; \
 FlashQLA, FlashInfer: their gated delta rule for heads of 128, FlashInfer's forward alone and with \
 its decays' exponentials. Outputs are compared with the float64 chunk form (the first sequence of \
-a batch), gradients over the first 4,096 tokens of a sequence with float64 autograd. \
+a batch), gradients over the first 4,096 tokens of a sequence with float64 autograd. {CHECKED} \
 {clocks.CLOCKS} {clocks.RESTED} Decoding: one token, eight heads, alternating states, so that they \
 are not in the L2 cache, quasar_kernels' updated in place; the copy is of such states."""
 
@@ -107,10 +107,10 @@ def draw(rule: Rule, shape: Shape, device: str = "cuda") -> Inputs:
     return x | {"g": -A * F.softplus(gate + dt.expm1().log())} if rule == GATED else x
 
 
-def exact(x: Inputs) -> Tensor:
-    """Compute the expected output by the chunk form, in the inputs' dtype and with their scale."""
-    scale = x["q"].shape[-1] ** -0.5
-    return delta_chunked(x["q"], x["k"], x["v"], x["beta"], x.get("g"), scale=scale, chunk=128)[0]
+def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute the operator by the chunk form, in the inputs' dtype and with their scale."""
+    scale, tensors = x["q"].shape[-1] ** -0.5, (x["q"], x["k"], x["v"], x["beta"], x.get("g"))
+    return delta_chunked(*tensors, state, bounds, scale=scale, chunk=128)
 
 
 NAMES = (*OURS, FLA, *LIBRARIES)
@@ -158,10 +158,11 @@ def rest(x: Inputs) -> Inputs:
     return {name: x[name] for name in ("beta", "g") if name in x}
 
 
-def step(name: str, function: Callable[..., Any], x: Inputs, state: Tensor) -> Any:
+def step(name: str, function: Callable[..., Any], x: Inputs, state: Tensor) -> Tensor:
     """Decode one token: our functions update the state in place, fla's writes a new one."""
     keep = {"output_final_state": True} if name == FLA else {"inplace_state": True}
-    return function(x["q"], x["k"], x["v"], initial_state=state, **rest(x), **keep)
+    o: Tensor = function(x["q"], x["k"], x["v"], initial_state=state, **rest(x), **keep)[0]
+    return o
 
 
 def comparison_of(rule: Rule, tokens: int) -> Comparison:
@@ -187,6 +188,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
             rested = {"cuda", *((FLA,) if shape == LONG else ())} if way == "forward" else set()
             entries = comparison_of(rule, shape.tokens).entries(
                 {"rule": rule, "way": way, **shape._asdict()},
+                way,
                 x,
                 torch.randn_like(x["q"]),
                 able,
@@ -211,7 +213,7 @@ def decoding() -> Iterator[Entry]:
                     for name in ("triton", FLA):
                         chosen = function_of(name, rule, "fused_recurrent")
                         steps[name] = partial(step, name, kernels.enter_context(chosen))
-                    yield from comparison.decoding(of, x, state, steps)
+                    yield from comparison.decoding(of, x, state, steps, exact)
 
 
 def call_name(row: Row) -> str:

@@ -28,12 +28,20 @@ from torch import Tensor
 from benchmarks.engine import clocks, comparison, processes
 from benchmarks.engine import inputs as made
 from benchmarks.engine.clocks import free, graph_ms, rested_ms
-from benchmarks.engine.comparison import Function, Inputs, Step, timing
+from benchmarks.engine.comparison import (
+    CHECKED,
+    Checked,
+    Function,
+    Inputs,
+    Step,
+    checked,
+    timing,
+)
 from benchmarks.engine.limits import COPY_SHARE, Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.worker.compare import figures
 from quasar_kernels.mount import mount
-from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms, step_size
+from quasar_kernels.reference import quasar_chunked, step_size
 
 OURS, BASELINE = ("triton", "cuda"), "baseline"
 NAMES = (*OURS, BASELINE)
@@ -64,7 +72,7 @@ FIRST_CALL_SECONDS = 8.0
 PROTOCOL = f"""\
 B = 1, H = 8, S = 64, bf16, inputs as a layer with default weights makes them. Triton and CUDA: \
 chunk_quasar without gradients. Baseline: chunk_delta_rule with scale 1, the step size by torch. \
-Each output is compared with the float64 chunk form before it is timed. {clocks.CLOCKS} \
+Each output is compared with the float64 chunk form before it is timed. {CHECKED} {clocks.CLOCKS} \
 {clocks.RESTED} Forgetting: CUDA alone; keys are noise in all directions, beta is 1, and 0.001 in \
 slow heads. Decoding: alternating states, so that they are not in the L2 cache, ours updated in \
 place; the baseline gets its step size as an input and writes a new state; the copy is the faster \
@@ -77,9 +85,9 @@ def named(inputs: made.Inputs) -> Inputs:
     return dict(zip(("q", "k", "v", "beta"), inputs, strict=True))
 
 
-def exact(x: Inputs) -> Tensor:
-    """Compute the output in float64 by the chunk form."""
-    return quasar_chunked(x["q"], x["k"], x["v"], x["beta"], chunk=128)[0]
+def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute the operator in float64 by the chunk form."""
+    return quasar_chunked(x["q"], x["k"], x["v"], x["beta"], state, bounds, chunk=128)
 
 
 @contextmanager
@@ -115,18 +123,19 @@ def decoders(x: Inputs) -> Mapping[str, Step]:
     q, k, v, beta = x.values()
     alpha = step_size(k.float().square().sum(-1), beta)
     return {
-        "triton": lambda _, s: fused_recurrent_quasar(q, k, v, beta, s, inplace_state=True),
-        BASELINE: lambda _, s: fused_recurrent_delta_rule(q, k, v, alpha, 1.0, s, True),
+        "triton": lambda _, s: fused_recurrent_quasar(q, k, v, beta, s, inplace_state=True)[0],
+        BASELINE: lambda _, s: fused_recurrent_delta_rule(q, k, v, alpha, 1.0, s, True)[0],
     }
 
 
-def output_errors(name: str, x: Inputs, expected: Tensor) -> dict[str, float]:
-    """Compare an output, of which unwritten elements are NaN, with the float64 result."""
-    clocks.poison()
-    with selected(name) as run:
-        o = run(x)
+def compared(o: Tensor, expected: Tensor, name: str) -> dict[str, float]:
     result = figures(o, expected)
-    return {"o": result.relative_rms, "worst eighth": result.worst_part}
+    return {name: result.relative_rms, "worst eighth": result.worst_part}
+
+
+def output_checked(name: str, x: Inputs, expected: Tensor) -> Checked:
+    with selected(name) as run:
+        return checked(lambda: {"o": run(x)}, {"o": expected}, compared)
 
 
 def measure_length(tokens: int, names: Sequence[str]) -> Iterator[Entry]:
@@ -134,11 +143,12 @@ def measure_length(tokens: int, names: Sequence[str]) -> Iterator[Entry]:
     inputs = made.layer_like(tokens)
     for keys, noise in {"layer-like": None, **made.NOISE}.items():
         used = named(inputs if noise is None else made.correlated(inputs, noise))
-        expected, of = exact(used), {"tokens": tokens, "keys": keys}
+        expected, of = exact(used, None, None)[0], {"tokens": tokens, "keys": keys}
         for name in names:
             if noise is None or name != BASELINE:
-                errors = output_errors(name, used, expected)
-                yield Entry(table="accuracy", of=of, by=name, errors=errors)
+                errors, same = output_checked(name, used, expected)
+                bits = {"repeats": same}
+                yield Entry(table="accuracy", of=of, by=name, figures=bits, errors=errors)
         del expected, used
         free()
     x = named(inputs)
@@ -157,7 +167,7 @@ def measure_forgetting() -> Iterator[Entry]:
     for tokens in FORGETTING_LENGTHS:
         for slow in SLOW_HEADS:
             x = named(made.forgetting(tokens, slow))
-            error = output_errors("cuda", x, exact(x))["o"]
+            error = output_checked("cuda", x, exact(x, None, None)[0]).errors["o"]
             free()
             with selected("cuda") as run:
                 call = partial(run, x)
@@ -180,13 +190,8 @@ def measure_decoding(names: Sequence[str]) -> Iterator[Entry]:
     for batch in BATCHES:
         x = named(made.layer_like(1, batch))
         state = torch.randn(batch, made.HEADS, made.WIDTH, made.WIDTH, device="cuda")
-        expected = quasar_recurrence(x["q"], x["k"], x["v"], x["beta"], state)[0]
         steps = {name: step for name, step in decoders(x).items() if name in names}
-        errors = {
-            name: {"o": relative_rms(step(x, state.clone())[0], expected)}
-            for name, step in steps.items()
-        }
-        yield from comparison.decoding({"batch": batch}, x, state, steps, errors)
+        yield from comparison.decoding({"batch": batch}, x, state, steps, exact)
 
 
 def first_call(name: str) -> dict[str, float]:
@@ -264,6 +269,8 @@ def limits(run: Run) -> Iterator[Criterion]:
             text = f"{where}, {name}"
             yield Criterion(text, by_output["o"], ERRORS[keys])
             yield Criterion(f"{text}, worst eighth", by_output["worst eighth"], ERRORS[keys] * 1.05)
+            if (same := row.by[name].figures.get("repeats")) is not None:
+                yield Criterion(f"{text}, same bits", same, True, True)
         if "cuda" in errors:
             share = errors["cuda"]["o"] / errors["triton"]["o"]
             yield Criterion(f"{where}, cuda over triton", share, 1.0)

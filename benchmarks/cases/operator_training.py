@@ -9,8 +9,7 @@ of the case `operator`; --quick omits the baseline.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 
 import torch
 
@@ -25,12 +24,11 @@ from benchmarks.cases.operator import (
     selected,
 )
 from benchmarks.engine import clocks
-from benchmarks.engine.comparison import Shape, gradients, in_float64, shape_of, timing
+from benchmarks.engine.comparison import CHECKED, Comparison, Shape, Way, shape_of
 from benchmarks.engine.inputs import layer_like
 from benchmarks.engine.limits import GRADIENT_ERROR, Criterion
-from benchmarks.engine.results import Entry, Run, start
+from benchmarks.engine.results import Run, start
 from quasar_kernels.mount import mount
-from quasar_kernels.reference import relative_rms
 
 SHAPES = (
     Shape(1, 16_384, 8, 64),
@@ -40,7 +38,9 @@ SHAPES = (
     Shape(1, 65_536, 16, 128),
     Shape(4, 16_384, 16, 128),
 )
-GRADIENT_TOKENS = 4096
+WAY: Way = "forward and backward"
+CHECKED_TOKENS = 4096
+"""Tokens of the first sequence over which gradients are compared."""
 
 MAX_MS = {Shape(1, 16_384, 8, 64): 0.28, Shape(1, 1_000_000, 8, 64): 9.0}
 """Longest accepted time of CUDA by shape, graph replay."""
@@ -54,22 +54,11 @@ of 128.
 PROTOCOL = f"""\
 bf16, inputs as a layer with default weights makes them; the output's gradient is noise. Triton \
 and CUDA: chunk_quasar with gradients of q, k, v and beta. Baseline: chunk_delta_rule with scale \
-1, the step size and its gradient by torch. {clocks.CLOCKS} Gradients are compared with float64 \
-autograd."""
+1, the step size and its gradient by torch. Gradients of a loss over a call's first 4,096 tokens \
+are compared with float64 autograd. {CHECKED} {clocks.CLOCKS}"""
 
+COMPARISON = Comparison(selected, exact, {WAY: CHECKED_TOKENS})
 options = operator.options
-
-
-def measure_gradients(names: Sequence[str]) -> Iterator[Entry]:
-    """Compare the gradients with float64 autograd through the chunk form."""
-    x = named(layer_like(GRADIENT_TOKENS))
-    do = torch.randn_like(x["q"])
-    expected = gradients(exact, in_float64(x), do)
-    for name in names:
-        with selected(name) as run:
-            result = gradients(run, x, do)
-        errors = {tensor: relative_rms(result[tensor], expected[tensor]) for tensor in expected}
-        yield Entry(table="gradients", of={"tokens": GRADIENT_TOKENS}, by=name, errors=errors)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
@@ -79,14 +68,10 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
     run = start("operator_training", PROTOCOL, args.commit, versions=baseline_version(names))
     with torch.no_grad():
         clocks.soak(2)
-        run = run.adding(*measure_gradients(names))
         for shape in SHAPES:
             x = named(layer_like(shape.tokens, shape.batch, shape.heads, shape.width))
             do = torch.randn_like(x["q"])
-            for name in names:
-                with selected(name) as function:
-                    times = timing(partial(gradients, function, x, do))
-                run = run.adding(Entry(table="calls", of=shape._asdict(), by=name, figures=times))
+            run = run.adding(*COMPARISON.entries(shape._asdict(), WAY, x, do, names))
             del x
             clocks.free()
             yield run
@@ -102,8 +87,10 @@ def limits(run: Run) -> Iterator[Criterion]:
         ms = row.figure("cuda", "graph_ms")
         if ms is not None and shape in MAX_MS:
             yield Criterion(f"{text}, cuda, ms", ms, MAX_MS[shape])
-    for entry in run.table("gradients"):
-        if entry.by in OURS:
-            for tensor, error in entry.errors.items():
-                what = f"error of the gradient of {tensor}, {entry.by}"
-                yield Criterion(what, error, GRADIENT_ERROR)
+    for entry in (entry for entry in run.entries if entry.by in OURS):
+        call = f"{entry.of['tokens']} tokens, {entry.by}"
+        if entry.failure:
+            yield Criterion(f"forward and backward of {call}, timed", False, True, True)
+        for tensor, error in entry.errors.items():
+            what = f"error of the gradient of {tensor}, {call}"
+            yield Criterion(what, error, GRADIENT_ERROR)

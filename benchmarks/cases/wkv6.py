@@ -16,9 +16,18 @@ from contextlib import contextmanager
 from importlib import import_module, metadata
 
 import torch
+from torch import Tensor
 
 from benchmarks.engine import clocks
-from benchmarks.engine.comparison import WAYS, Comparison, Function, Inputs, Shape, shape_of
+from benchmarks.engine.comparison import (
+    CHECKED,
+    WAYS,
+    Comparison,
+    Function,
+    Inputs,
+    Shape,
+    shape_of,
+)
 from benchmarks.engine.limits import GRADIENT_ERROR, OUTPUT_ERROR, Criterion
 from benchmarks.engine.results import Run, start
 from quasar_kernels.blocks.chunked import decayed_attention
@@ -39,7 +48,7 @@ LEAD_AT, LEAD = Shape(1, 65_536, 8, 64), 1.5
 PROTOCOL = f"""\
 One sequence, 8 heads of 64, r, k and v in bf16, log decays in fp32 as a fresh RWKV-6 layer has \
 them with noise of half a unit. chunk_rwkv6 and fused_recurrent_rwkv6: fla's. Outputs, and \
-gradients of all five inputs, are compared with float64 over the first 4,096 tokens. \
+gradients of all five inputs, are compared with float64 over the first 4,096 tokens. {CHECKED} \
 {clocks.CLOCKS} Memory: the most that was allocated during a call, inputs included."""
 
 
@@ -60,9 +69,9 @@ def draw(shape: Shape, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
     return {"r": r.to(dtype), "k": k.to(dtype), "v": v.to(dtype), "w": w, "u": u}
 
 
-def exact(x: Inputs) -> torch.Tensor:
-    """Compute the output in the inputs' dtype, by halving chunks repeatedly."""
-    return decayed_attention(**dict(zip(("q", "k", "v", "g", "u"), x.values(), strict=True)))[0]
+def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute the operator in the inputs' dtype, by halving chunks repeatedly."""
+    return decayed_attention(x["r"], x["k"], x["v"], x["w"], x["u"], state, bounds)
 
 
 @contextmanager
@@ -93,7 +102,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
                 short = tokens <= RECURRENT_TOKENS
                 able = [name for name in NAMES if short or name not in ("cuda", RECURRENT)]
                 of = {"way": way, **shape._asdict()}
-                run = run.adding(*COMPARISON.entries(of, x, torch.randn_like(x["v"]), able))
+                run = run.adding(*COMPARISON.entries(of, way, x, torch.randn_like(x["v"]), able))
                 del x
                 clocks.free()
                 yield run

@@ -1,4 +1,4 @@
-"""Implementations of one function: compared with float64, then timed.
+"""Implementations of one function: compared with float64 at full length, then timed.
 
 Inputs are tensors by name. Those of three or more dimensions are `[B, T, ...]`; the others are
 shared by all tokens.
@@ -30,10 +30,23 @@ from quasar_kernels.reference import relative_rms
 Inputs = dict[str, Tensor]
 Function = Callable[[Inputs], Tensor]
 """Takes inputs and returns the output `[B, T, H, S]`."""
-Step = Callable[[Inputs, Tensor], Any]
-"""Takes inputs of one token and states `[B, H, S, S]`, which it may overwrite."""
+Exact = Callable[[Inputs, Any, Tensor | None], tuple[Tensor, Any]]
+"""Takes inputs in float64, a state or None, and bounds of packed sequences or None; returns o
+`[B, T, H, V]` and the state after each sequence."""
+Step = Callable[[Inputs, Any], Tensor]
+"""Takes inputs of one token and states, which it may overwrite; returns the output."""
 Way = Literal["forward", "forward and backward"]
 WAYS: tuple[Way, ...] = ("forward", "forward and backward")
+ERROR = 0.1
+"""Relative RMS error from which an implementation counts as wrong and is not timed."""
+CHECKED = """\
+Before a call is timed, it runs twice at its full length, with NaN in free memory. Every element \
+must be finite, and no error above 0.1; the file says whether both runs have the same bits."""
+"""The text for protocols with `checked`."""
+
+
+class Wrong(Exception):
+    """A result is not finite, or too far from float64."""
 
 
 class Shape(NamedTuple):
@@ -77,11 +90,76 @@ def gradients(
     return dict(zip(leaves, grads, strict=False))
 
 
+@torch.no_grad()
 def results(
     function: Function, way: Way, x: Inputs, do: Tensor, parameters: Sequence[Tensor] = ()
 ) -> dict[str, Tensor]:
     """Return the results of a call by tensor: the output, or the gradients as `gradients`."""
     return {"o": function(x)} if way == "forward" else gradients(function, x, do, parameters)
+
+
+def only_first(do: Tensor, tokens: int) -> Tensor:
+    """Return the output's gradient for a loss over the first tokens of the first sequence."""
+    first = torch.zeros_like(do)
+    first[:1, :tokens] = do[:1, :tokens]
+    return first
+
+
+def relative_errors(result: Tensor, expected: Tensor, name: str) -> dict[str, float]:
+    return {name: relative_rms(result, expected)}
+
+
+class Checked(NamedTuple):
+    """What `checked` found."""
+
+    errors: dict[str, float]  # relative RMS by tensor
+    repeats: bool  # whether a second call gave the same bits
+
+
+def checked(
+    call: Callable[[], dict[str, Tensor]],
+    expected: Mapping[str, Tensor],
+    compare: Callable[[Tensor, Tensor, str], dict[str, float]] = relative_errors,
+) -> Checked:
+    """Run a call twice, with NaN in free memory, and compare its results with the expected ones.
+
+    Args:
+        call: returns results by name.
+        expected: the same in float64, or their first sequences and tokens.
+
+    Raises:
+        Wrong: an error is too large, or any element of a result is not finite.
+    """
+    poison()
+    result = call()
+    for name, t in result.items():
+        if not bool(t.isfinite().all()):
+            raise Wrong(f"{name} is not finite everywhere")
+    errors: dict[str, float] = {}
+    for name, t in expected.items():
+        errors |= compare(result[name][tuple(map(slice, t.shape))], t, name)
+    worst = max(errors, key=errors.__getitem__)
+    if not errors[worst] <= ERROR:
+        raise Wrong(f"the relative RMS error of {worst} is {errors[worst]:.2g}, over {ERROR:g}")
+    poison()
+    again = call()
+    return Checked(errors, all(torch.equal(t, again[name]) for name, t in result.items()))
+
+
+def attempt(entry: Callable[..., Entry], make: Callable[[], Mapping[str, Any]]) -> Entry:
+    """Return the entry with the results that `make` returns, or with the reason for their lack."""
+    try:
+        return entry(**make())
+    except torch.OutOfMemoryError:
+        reason = "out of memory"
+    except Wrong as error:
+        reason = f"wrong: {error}"
+    except Exception as error:  # a compiler or a launch failed; the other calls are still measured
+        line = (str(error).strip().splitlines() or [""])[0]
+        reason = f"{type(error).__name__}: {line}"[:200]
+    finally:
+        free()
+    return entry(failure=reason)
 
 
 def timing(call: Callable[[], object], rested: bool = False) -> dict[str, float]:
@@ -94,7 +172,7 @@ class Comparison(NamedTuple):
     """The comparison of one function's implementations."""
 
     select: Callable[[str], AbstractContextManager[Function]]  # by name
-    exact: Function  # in the inputs' dtype, float64
+    exact: Exact
     checked_tokens: Mapping[Way, int]  # of the first sequence, compared with `exact`
     time: Callable[..., dict[str, float]] = timing
     peak: bool = False  # whether to measure the memory of a call
@@ -102,69 +180,62 @@ class Comparison(NamedTuple):
     def entries(
         self,
         of: Mapping[str, Scalar],
+        way: Way,
         x: Inputs,
         do: Tensor,
         names: Sequence[str],
         rested: Collection[str] = (),
     ) -> Iterator[Entry]:
-        """Compare one call with float64, check that two runs are bit-identical, and time it.
+        """Check one call by each implementation, and time it.
 
         Args:
-            of: the call's name as entries have it, with its `way`.
+            of: the call's name as entries have it.
             do: gradient of the output.
             rested: which implementations are timed from rest, too.
         """
-        way: Any = of["way"]
         tokens = self.checked_tokens[way]
-        few, d = part(x, tokens, 1), do[:1, :tokens]
-        expected = results(self.exact, way, in_float64(few), d)
-        entry = partial(Entry, table="calls", of=dict(of))
+        first = in_float64(part(x, tokens, 1))
+        expected = results(lambda y: self.exact(y, None, None)[0], way, first, do[:1, :tokens])
+        one_loss = only_first(do, tokens)
+
+        def measured(name: str) -> dict[str, Any]:
+            with self.select(name) as function:
+                errors, repeats = checked(partial(results, function, way, x, one_loss), expected)
+                call = partial(results, function, way, x, do)
+                memory: dict[str, float] = {}
+                if self.peak:
+                    call()
+                    inputs = torch.cuda.memory_allocated()
+                    memory["peak_bytes"] = inputs + peak_bytes(call)
+                figures = {**self.time(call, name in rested), **memory, "repeats": repeats}
+            return {"figures": figures, "errors": errors}
+
         for name in names:
-            try:
-                with self.select(name) as function:
-                    poison()
-                    result, again = (results(function, way, few, d) for _ in range(2))
-                    errors = {t: relative_rms(y, expected[t]) for t, y in result.items()}
-                    same = all(torch.equal(y, again[t]) for t, y in result.items())
-                    del result, again
-                    call: Callable[[], object] = partial(function, x)
-                    if way != "forward":
-                        call = partial(gradients, function, x, do)
-                    memory: dict[str, float] = {}
-                    if self.peak:
-                        call()
-                        inputs = torch.cuda.memory_allocated()
-                        memory["peak_bytes"] = inputs + peak_bytes(call)
-                    times = self.time(call, name in rested)
-                    del call
-                figures = {**times, **memory, "repeats": same}
-                yield entry(by=name, figures=figures, errors=errors)
-            except Exception as error:  # an unsupported call, or too little memory
-                yield entry(by=name, failure=f"{type(error).__name__}: {error}")
-            free()
+            entry = partial(Entry, table="calls", of=dict(of), by=name)
+            yield attempt(entry, partial(measured, name))
 
 
+@torch.no_grad()
 def decoding(
-    of: Mapping[str, Scalar],
-    x: Inputs,
-    state: Tensor,
-    steps: Mapping[str, Step],
-    errors: Mapping[str, dict[str, float]] | None = None,
+    of: Mapping[str, Scalar], x: Inputs, state: Tensor, steps: Mapping[str, Step], exact: Exact
 ) -> Iterator[Entry]:
-    """Time one token for each implementation, alternating between many states, and copies of them.
+    """Check one token by each implementation, time it with many states in turn, and their copies.
 
     Args:
         steps: by implementation.
-        errors: of the output, by implementation and tensor.
     """
     sets = states_in_turn(state.nbytes)
-    states = [state.clone() for _ in range(sets)]
-    targets = [torch.empty_like(state) for _ in range(sets)]
-    entry = partial(
-        Entry, table="decoding", of={**of, "state_bytes": 4 * state.numel(), "sets": sets}
-    )
-    for name, step in steps.items():
-        turns = [partial(step, x, s) for s in states]
+    expected = {"o": exact(in_float64(x), state.double(), None)[0]}
+
+    def measured(step: Step) -> dict[str, Any]:
+        errors, repeats = checked(lambda: {"o": step(x, state.clone())}, expected)
+        turns = [partial(step, x, state.clone()) for _ in range(sets)]
         times: dict[str, float] = {"graph_ms": graph_ms(turns), "eager_ms": eager_ms(turns)}
-        yield entry(by=name, figures=times, errors=(errors or {}).get(name, {}))
-    yield entry(by="copy", figures={"graph_ms": copy_ms(states, targets)})
+        return {"figures": {**times, "repeats": repeats}, "errors": errors}
+
+    of = {**of, "state_bytes": 4 * state.numel(), "sets": sets}
+    entry = partial(Entry, table="decoding", of=of)
+    for name, step in steps.items():
+        yield attempt(partial(entry, by=name), partial(measured, step))
+    sources, targets = ([state.clone() for _ in range(sets)] for _ in range(2))
+    yield entry(by="copy", figures={"graph_ms": copy_ms(sources, targets)})

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.engine.comparison import Inputs, Shape
+from benchmarks.engine.comparison import Exact, Inputs, Shape, Step
 from benchmarks.engine.results import Entry
 from quasar_kernels.decay_reference import run_recurrence
 
@@ -35,11 +35,7 @@ class Bounds(NamedTuple):
     host: Tensor
 
 
-Exact = Callable[[Inputs, Any, Tensor | None], tuple[Tensor, Tensor]]
-"""Takes inputs in float64, a state or None, and bounds of packed sequences or None; returns o
-`[B, T, H, V]` and the state after each sequence."""
 Chunks = Callable[[Inputs, Bounds | None], Tensor]
-Step = Callable[[Inputs, Any], Tensor]
 
 
 class Calls(NamedTuple):

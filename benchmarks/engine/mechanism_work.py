@@ -1,4 +1,4 @@
-"""The cost of a mechanism's implementation: each length is compared with float64, then timed."""
+"""The cost of a mechanism's implementation over lengths, packed sequences and decoded tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,20 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine import clocks
-from benchmarks.engine.comparison import WAYS, Inputs, Way, in_float64, part, results
+from benchmarks.engine.comparison import (
+    WAYS,
+    Checked,
+    Inputs,
+    Way,
+    attempt,
+    checked,
+    in_float64,
+    only_first,
+    part,
+    results,
+)
 from benchmarks.engine.mechanism import Bounds, Calls
 from benchmarks.engine.results import Entry
-from quasar_kernels.reference import relative_rms
 
 PACKED_TOKENS = 65_536
 PACKED_LENGTHS = (131, 369, 524, 1021, 1027, 2047, 3017, 4095, 5121, 8193, 9999, 13_609)
@@ -27,12 +37,6 @@ LONGEST_MS = 1000.0
 """A call that would take longer is omitted."""
 GRAPH_MS = 15.0
 """Longest call that is replayed as a CUDA graph. The host does not limit longer calls."""
-ERROR = 0.1
-"""Relative RMS error from which an implementation counts as wrong and is not timed."""
-
-
-class Wrong(Exception):
-    """A result is not finite, or too far from float64."""
 
 
 def packed_bounds(tokens: int, device: str) -> Bounds:
@@ -66,8 +70,7 @@ class Work:
     ) -> dict[str, Tensor]:
         """Run a call; return the output, or the gradients of the inputs, by name."""
         calls = self.calls
-        with torch.no_grad():
-            return results(lambda y: calls.chunks(y, bounds), way, x, d, calls.parameters)
+        return results(lambda y: calls.chunks(y, bounds), way, x, d, calls.parameters)
 
     def expected(self, way: Way, tokens: int, packed: bool) -> dict[str, Tensor]:
         """Return a call's float64 results over its first tokens, from their inputs only."""
@@ -77,35 +80,31 @@ class Work:
             if packed:
                 edges = packed_bounds(PACKED_TOKENS, "cpu").host
                 bounds = torch.cat([edges[edges < tokens], torch.tensor([tokens])])
-            with torch.no_grad():
-                found = results(lambda y: self.calls.exact(y, None, bounds)[0], way, x, d)
-            self._expected[key] = found
+            exact = self.calls.exact
+            self._expected[key] = results(lambda y: exact(y, None, bounds)[0], way, x, d)
         return self._expected[key]
 
-    def errors(self, way: Way, tokens: int, bounds: Bounds | None = None) -> dict[str, float]:
+    def checked(self, way: Way, tokens: int, bounds: Bounds | None = None) -> Checked:
         """Compare a call with float64 over its first tokens.
 
         Gradients are those of a loss over these tokens; later tokens must not change them.
 
         Raises:
-            Wrong: an error is too large, or any element of a result is not finite.
+            Wrong: as `comparison.checked`.
         """
-        clocks.poison()
         first = min(tokens, CHECKED_TOKENS)
-        d = self.d[:, :tokens].clone()
-        d[:, first:] = 0
-        result = self.results(way, part(self.x, tokens), d, bounds)
-        del d
-        return compared(part(result, first), self.expected(way, first, bounds is not None), result)
+        x, d = part(self.x, tokens), only_first(self.d[:, :tokens], first)
+        call = partial(self.results, way, x, d, bounds)
+        return checked(call, self.expected(way, first, bounds is not None))
 
-    def entry(self, way: Way, tokens: int, bounds: Bounds | None = None) -> Entry:
-        """Compare a call of whole sequences with float64, and time it.
+    def measured(self, way: Way, tokens: int, bounds: Bounds | None = None) -> dict[str, Any]:
+        """Check a call of whole sequences, time it, and return the results for an entry.
 
         Raises:
-            Wrong: as `errors`.
+            Wrong: as `checked`.
             torch.OutOfMemoryError: there is too little memory for the call.
         """
-        errors = self.errors(way, tokens, bounds)
+        found = self.checked(way, tokens, bounds)
         x, d = part(self.x, tokens), self.d[:, :tokens]
         lengths = [tokens] if bounds is None else bounds.host.diff().tolist()
         operations = self.calls.operations(lengths)
@@ -126,57 +125,37 @@ class Work:
             "moved_bytes": moved,
             "operations": operations,
         }
-        of = call_of(way, tokens, packed=bounds is not None)
-        return self._timed_entry(of, figures, errors, clock)
+        return measurement(figures, found, clock)
 
-    def decoded(self, batch: int = DECODED_BATCH) -> Entry:
-        """Compare one token with float64, and time it with alternating states."""
+    @torch.no_grad()
+    def decoded(self, batch: int = DECODED_BATCH) -> dict[str, Any]:
+        """Check one token and time it with alternating states; returns and raises as `measured`."""
         step = self.calls.step
         x, state = self.calls.draw(batch, 1), self.calls.state(batch)
-        expected = self.calls.exact(in_float64(x), state.double(), None)[0]
-        with torch.no_grad():
-            o = step(x, state.clone())
-        errors = compared({"o": o}, {"o": expected}, {"o": o})
-        del expected
+        expected = {"o": self.calls.exact(in_float64(x), state.double(), None)[0]}
+        found = checked(lambda: {"o": step(x, state.clone())}, expected)
         sets = clocks.states_in_turn(state.nbytes) if self.on_gpu else 1
         turns = [partial(step, x, state.clone()) for _ in range(sets)]
-        with torch.no_grad():
-            most = clocks.peak_bytes(turns[0]) + size(x) + state.nbytes
-            ms, clock = timed(turns, self.on_gpu)
-        moved = state.nbytes * (2 if self.calls.changes_state else 1) + size(x) + o.nbytes
-        figures = {"ms": ms, "peak_bytes": most, "moved_bytes": moved, "operations": 0}
-        return self._timed_entry(call_of("decoding", 1, batch), figures, errors, clock)
-
-    def _timed_entry(
-        self, of: dict[str, Any], figures: dict[str, float], errors: dict[str, float], clock: str
-    ) -> Entry:
-        texts = {"clock": clock}
-        return Entry(
-            table="calls", of=of, by=self.name, figures=figures, errors=errors, texts=texts
+        most = clocks.peak_bytes(turns[0]) + size(x) + state.nbytes
+        ms, clock = timed(turns, self.on_gpu)
+        moved = (
+            state.nbytes * (2 if self.calls.changes_state else 1)
+            + size(x)
+            + x[self.calls.like].nbytes
         )
+        figures = {"ms": ms, "peak_bytes": most, "moved_bytes": moved, "operations": 0}
+        return measurement(figures, found, clock)
+
+
+def measurement(figures: dict[str, float], found: Checked, clock: str) -> dict[str, Any]:
+    """Return the fields of an entry."""
+    figures = {**figures, "repeats": found.repeats}
+    return {"figures": figures, "errors": found.errors, "texts": {"clock": clock}}
 
 
 def call_of(way: str, tokens: int, batch: int = 1, *, packed: bool = False) -> dict[str, Any]:
     """Return the key of a call in the results."""
     return {"way": way, "batch": batch, "tokens": tokens, "packed": packed}
-
-
-def compared(
-    result: dict[str, Tensor], expected: dict[str, Tensor], whole: dict[str, Tensor]
-) -> dict[str, float]:
-    """Return the relative RMS errors by tensor.
-
-    Raises:
-        Wrong: an error is too large, or an element of `whole` is not finite.
-    """
-    for name, t in whole.items():
-        if not bool(t.isfinite().all()):
-            raise Wrong(f"{name} is not finite everywhere")
-    errors = {name: relative_rms(result[name], t) for name, t in expected.items()}
-    worst = max(errors, key=errors.__getitem__)
-    if not errors[worst] <= ERROR:
-        raise Wrong(f"the relative RMS error of {worst} is {errors[worst]:.2g}, over {ERROR:g}")
-    return errors
 
 
 def timed(
@@ -205,45 +184,31 @@ def entries(work: Work, power: int, lengths: Sequence[int]) -> Iterator[Entry]:
     Args:
         power: exponent of the growth of the time with the number of tokens.
     """
+
+    def entry(*call: Any, packed: bool = False) -> partial[Entry]:
+        return partial(Entry, table="calls", of=call_of(*call, packed=packed), by=work.name)
+
     for way in WAYS:
         last: Entry | None = None
         for tokens in lengths:
             due = 0.0
             if last is not None:
                 due = last.figures["ms"] * (tokens / int(last.of["tokens"])) ** power
-            of = call_of(way, tokens)
             if due > LONGEST_MS:
                 limit = LONGEST_MS / 1e3
                 why = f"it would take about {due / 1e3:.1f} s, and {limit:g} s is the limit"
-                yield Entry(table="calls", of=of, by=work.name, failure=why)
+                yield entry(way, tokens)(failure=why)
                 continue
-            entry = attempt(work.name, of, partial(work.entry, way, tokens))
-            last = last if entry.failure else entry
-            yield entry
+            found = attempt(entry(way, tokens), partial(work.measured, way, tokens))
+            last = last if found.failure else found
+            yield found
         if way == "forward":
-            of = call_of("decoding", 1, DECODED_BATCH)
-            yield attempt(work.name, of, work.decoded)
+            yield attempt(entry("decoding", 1, DECODED_BATCH), work.decoded)
+    tokens = min(PACKED_TOKENS, max(lengths))
+    bounds = packed_bounds(tokens, work.device)
     for way in WAYS:
-        tokens = min(PACKED_TOKENS, max(lengths))
-        of = call_of(way, tokens, packed=True)
+        packed = entry(way, tokens, packed=True)
         if work.calls.no_packing:
-            yield Entry(table="calls", of=of, by=work.name, failure=work.calls.no_packing)
-            continue
-        bounds = packed_bounds(tokens, work.device)
-        yield attempt(work.name, of, partial(work.entry, way, tokens, bounds))
-
-
-def attempt(name: str, of: dict[str, Any], make: Callable[[], Entry]) -> Entry:
-    """Return an entry; without figures, it has the reason."""
-    try:
-        return make()
-    except torch.OutOfMemoryError:
-        reason = "out of memory"
-    except Wrong as error:
-        reason = f"wrong: {error}"
-    except Exception as error:  # a compiler or a launch failed; the other calls are still measured
-        line = (str(error).strip().splitlines() or [""])[0]
-        reason = f"{type(error).__name__}: {line}"[:200]
-    finally:
-        clocks.free()
-    return Entry(table="calls", of=of, by=name, failure=reason)
+            yield packed(failure=work.calls.no_packing)
+        else:
+            yield attempt(packed, partial(work.measured, way, tokens, bounds))

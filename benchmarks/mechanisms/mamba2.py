@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.engine.comparison import Inputs, Shape
+from benchmarks.engine.comparison import Inputs, Shape, Step
 from benchmarks.engine.mechanism import (
     FLA,
     HEADS,
@@ -19,7 +19,6 @@ from benchmarks.engine.mechanism import (
     Bounds,
     Calls,
     Implementation,
-    Step,
     calls,
     imported,
     noise,

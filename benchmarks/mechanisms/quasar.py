@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from benchmarks.cases.operator import named
+from benchmarks.cases.operator import exact, named
 from benchmarks.engine.comparison import Inputs, Shape
 from benchmarks.engine.inputs import layer_like
 from benchmarks.engine.mechanism import (
@@ -16,17 +16,12 @@ from benchmarks.engine.mechanism import (
     imported,
     one_by_one,
 )
-from quasar_kernels.reference import quasar_chunked, quasar_recurrence
+from quasar_kernels.reference import quasar_recurrence
 
 
 def draw(shape: Shape, device: str) -> Inputs:
     """Draw q, k, v and beta with the distribution in a layer with default weights."""
     return named(layer_like(shape.tokens, shape.batch, shape.heads, shape.width, device))
-
-
-def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute the operator exactly, by chunks."""
-    return quasar_chunked(x["q"], x["k"], x["v"], x["beta"], state, bounds)
 
 
 def make(device: str) -> Calls:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from benchmarks.cases.wkv6 import draw
-from benchmarks.engine.comparison import Inputs
+from benchmarks.cases.wkv6 import draw, exact
 from benchmarks.engine.mechanism import (
     FLA,
     OURS,
@@ -15,13 +12,7 @@ from benchmarks.engine.mechanism import (
     functions,
     one_by_one,
 )
-from quasar_kernels.blocks.chunked import decayed_attention
 from quasar_kernels.decay_reference import wkv6_recurrence
-
-
-def exact(x: Inputs, state: Tensor | None, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute the operator exactly, by halving chunks repeatedly."""
-    return decayed_attention(x["r"], x["k"], x["v"], x["w"], x["u"], state, bounds)
 
 
 def make(device: str) -> Calls:

@@ -36,7 +36,7 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
     "operator_training": [
         ("calls", "figures/graph_ms", 0.281, {"by": "cuda"}, "cuda, ms: 0.281, limit 0.28"),
         ("calls", "figures/graph_ms", 1e3, {"by": "cuda", "tokens": 262_144}, "the baseline"),
-        ("gradients", "errors/beta", 0.5, {"by": "cuda"}, "gradient of beta, cuda: 0.5"),
+        ("gradients", "errors/beta", 0.5, {"by": "cuda"}, "beta, 4096 tokens, cuda: 0.5"),
     ],
     "delta-rule": [
         ("calls", "figures/graph_ms", 9.0, {"by": "fla", **PLAIN}, "fla: "),

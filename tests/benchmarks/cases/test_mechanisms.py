@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks import mechanisms
+from benchmarks.engine.comparison import Wrong
 from benchmarks.engine.mechanism import OURS, SEQUENTIAL, Calls
-from benchmarks.engine.mechanism_work import Work, Wrong, entries, packed_bounds
-from benchmarks.engine.results import Entry
+from benchmarks.engine.mechanism_work import Work, entries, packed_bounds
 from benchmarks.mechanisms import implementations
 from tests import PROJECT
 
@@ -37,26 +37,27 @@ def test_a_file_adds_a_mechanism(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ON_CPU)
 def test_implementations_agree_with_float64_on_a_cpu(name: str) -> None:
     work = Work(name, make(name), TOKENS, "cpu")
-    assert work.errors("forward", TOKENS)["o"] < 5e-3
-    found = work.errors("forward and backward", TOKENS)
-    assert set(found) == set(work.x)
-    assert max(found.values()) < 1e-2
+    assert work.checked("forward", TOKENS).errors["o"] < 5e-3
+    found = work.checked("forward and backward", TOKENS)
+    assert set(found.errors) == set(work.x)
+    assert max(found.errors.values()) < 1e-2
+    assert found.repeats
     if name != "softmax" and not work.calls.no_packing:  # softmax needs a GPU for packed sequences
         bounds = packed_bounds(TOKENS, "cpu")
         assert bounds.host.numel() > 2
-        assert max(work.errors("forward and backward", TOKENS, bounds).values()) < 1e-2
+        assert max(work.checked("forward and backward", TOKENS, bounds).errors.values()) < 1e-2
     row = work.decoded(batch=2)
-    assert row.errors["o"] < 5e-3
-    assert row.figures["ms"] > 0
+    assert row["errors"]["o"] < 5e-3
+    assert row["figures"]["ms"] > 0
 
 
 def test_the_block_agrees_with_itself_in_float64() -> None:
     work = Work("block", make("block"), 12, "cpu")
-    assert work.errors("forward", 12)["o"] < 1e-2
-    assert set(work.errors("forward and backward", 12)) == {"x"}
-    row = work.entry("forward", 12)
+    assert work.checked("forward", 12).errors["o"] < 1e-2
+    assert set(work.checked("forward and backward", 12).errors) == {"x"}
+    row = work.measured("forward", 12)
     products = sum(p.numel() for p in work.calls.parameters if p.ndim > 1)
-    assert row.figures["operations"] == pytest.approx(12 * 2 * products)
+    assert row["figures"]["operations"] == pytest.approx(12 * 2 * products)
 
 
 def test_a_wrong_result_is_not_timed() -> None:
@@ -65,10 +66,10 @@ def test_a_wrong_result_is_not_timed() -> None:
         chunks=lambda x, bounds: made.chunks({**x, "k": x["k"].flip(1)}, bounds)
     )
     with pytest.raises(Wrong, match="relative RMS error of o is"):
-        Work("delta", flipped, 40, "cpu").entry("forward", 40)
+        Work("delta", flipped, 40, "cpu").measured("forward", 40)
     broken = made._replace(chunks=lambda x, bounds: made.chunks(x, bounds) / 0)
     with pytest.raises(Wrong, match="o is not finite"):
-        Work("delta", broken, 40, "cpu").entry("forward", 40)
+        Work("delta", broken, 40, "cpu").measured("forward", 40)
 
 
 def test_failed_and_too_long_calls_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,12 +79,11 @@ def test_failed_and_too_long_calls_have_reasons(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("no kernel\nand much more")
 
     work.calls = work.calls._replace(chunks=fails, no_packing="it does not")
-    of = {"way": "decoding", "tokens": 20}
-    timed = Entry(table="calls", of=of, by="delta", figures={"ms": 600.0})
+    timed = {"figures": {"ms": 600.0}}
     monkeypatch.setattr(work, "decoded", lambda: timed)
     failed = ["RuntimeError: no kernel"]
     expected = [*failed, None, *failed, *["it does not"] * 2]
     assert [entry.failure for entry in entries(work, 1, [20])] == expected
-    monkeypatch.setattr(work, "entry", lambda way, tokens, bounds=None: timed)
+    monkeypatch.setattr(work, "measured", lambda way, tokens, bounds=None: timed)
     found = list(entries(work, 1, [20, 80]))
     assert found[1].failure == "it would take about 2.4 s, and 1 s is the limit"
