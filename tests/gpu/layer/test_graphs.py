@@ -177,7 +177,9 @@ def test_a_call_whose_capture_fails_is_launched(layer, caplog):
     for n in range(1, 4):
         x = fresh()
         with torch.no_grad():
-            (y,), _ = layer_graphs.replayed(layer, operation, (), (x,), (weight,), torch.bfloat16)
+            (y,), _ = layer_graphs.launch_or_replay(
+                layer, operation, (), (x,), (weight,), torch.bfloat16
+            )
         assert torch.equal(y, x.bfloat16())
         assert len(caplog.records) == (n > 1)
     assert len(calls) == 4  # one of them was the capture

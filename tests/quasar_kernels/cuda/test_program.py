@@ -29,7 +29,7 @@ HOPPER = (9, 0)
     [
         ("cuda/scan/csrc/segments.cuh", "Arguments", cuda_scan.Arguments),
         ("cuda/scan/csrc/backward/gradients.cuh", "GradientArguments", cuda_scan_bwd.Arguments),
-        ("layer/csrc/pack_weights.cu", "SwizzledMatrix", weight_tiles.SwizzledMatrix),
+        ("layer/csrc/pack_weights.cu", "PackedMatrix", weight_tiles.PackedMatrix),
         ("layer/csrc/pack_weights.cu", "ConvertedVector", weight_tiles.ConvertedVector),
         (
             "layer/csrc/hopper/projection.cu",

@@ -17,7 +17,7 @@ def taps_buffer(weight):
     return weight.new_empty(4, 1536, dtype=torch.float32)
 
 
-def swizzle_weights(program, layouts, dtype, vectors=()):
+def pack_weights(program, layouts, dtype, vectors=()):
     """Return the weight tiles of each layout, converted in one launch with the vectors."""
     sizes = [layout.weight.numel() for layout in layouts]
     memory = layouts[0].weight.new_empty(sum(sizes), dtype=dtype)
@@ -40,7 +40,7 @@ def project(kernels, program, x, wide, narrow, taps, dtype):
     """Run the first stage: q, k and v in one tensor, and the narrow gate."""
     joined = taps_buffer(x)
     layouts = kernels.projection_layouts(*wide, narrow)
-    tiles = swizzle_weights(program, layouts, dtype, taps_layout(tuple(taps), joined))
+    tiles = pack_weights(program, layouts, dtype, taps_layout(tuple(taps), joined))
     return kernels.launch_projection(program, x, tiles[0], joined, dtype)
 
 
@@ -74,7 +74,7 @@ def output_inputs(R, dtype, outputs=512, device="cpu"):
 
 def gated_output(kernels, program, o, narrow, gate, bias, norm, out):
     """Run the last stage: the gated norm and the output's product."""
-    tiles = swizzle_weights(program, kernels.output_layouts(gate, norm, out), o.dtype)
+    tiles = pack_weights(program, kernels.output_layouts(gate, norm, out), o.dtype)
     return kernels.launch_output(program, o, narrow, tiles[0], bias, tiles[1], EPS)
 
 

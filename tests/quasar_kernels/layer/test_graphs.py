@@ -48,7 +48,7 @@ LAUNCHED: list[threading.Thread] = []  # the thread of each launch
 def call(owner, size=1, x=None, tensors=(), **kwargs):
     """Return x + 1, or zeros + 1."""
     x = torch.zeros(size) if x is None else x
-    outputs, _ = graphs.replayed(owner, ADD, (), (x,), tensors, torch.float32, **kwargs)
+    outputs, _ = graphs.launch_or_replay(owner, ADD, (), (x,), tensors, torch.float32, **kwargs)
     return outputs[0]
 
 
@@ -142,7 +142,7 @@ def test_finish_reads_the_rest_before_it_is_overwritten(captured):
     both = operation(compute, torch.neg)
     for n in range(5):
         x = (torch.full((3,), float(n)),)
-        results.append(graphs.replayed(owner, both, (), x, (), torch.float32))
+        results.append(graphs.launch_or_replay(owner, both, (), x, (), torch.float32))
     assert captured[0].replays == 4
     for n, ((one, none, two), square) in enumerate(results):
         assert [one[0], none, two[0], square[0]] == [n + 1, None, n + 2, -n * n]

@@ -11,7 +11,7 @@ from fla.ops.quasar.layer.weight_tiles import Vector, WeightLayout, taps_layout
 
 from tests.gpu.calls import ON_HOPPER
 from tests.gpu.layer.fused_stages import GatedOutput
-from tests.quasar_kernels.layer.fused_stages import swizzle_weights, taps_buffer
+from tests.quasar_kernels.layer.fused_stages import pack_weights, taps_buffer
 
 pytestmark = ON_HOPPER
 
@@ -33,7 +33,7 @@ def test_vectors_are_converted_to_fp32(dtype):
         Vector(x, copied),
         Vector(x, positive, softplus=True),
     )
-    swizzle_weights(
+    pack_weights(
         program, [WeightLayout(torch.ones(64, 64, device="cuda"))], torch.bfloat16, vectors
     )
     assert torch.equal(2 * joined, torch.cat(taps).squeeze(1).t().float())
@@ -71,9 +71,7 @@ def test_swizzled_weight_tiles(dtype):
         WeightLayout(g.bfloat16(), 8, 16, 1.0, scale),
         WeightLayout(g, 32, fp16=True),
     ]
-    weight_tiles = swizzle_weights(
-        hopper.PROGRAM.load(Variant(g.device.index, dtype)), layouts, dtype
-    )
+    weight_tiles = pack_weights(hopper.PROGRAM.load(Variant(g.device.index, dtype)), layouts, dtype)
     for layout, tiles in zip(layouts, weight_tiles, strict=True):
         matrix = layout.weight.float() * layout.factor
         if layout.scale is not None:

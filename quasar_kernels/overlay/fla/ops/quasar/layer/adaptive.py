@@ -1,7 +1,7 @@
 """The adaptive layer on a GPU as one node of autograd: products, kernels and their gradients.
 
 The stages are the layer's; operator_inputs.py computes what differs between them. One product has
-the projections of q, k, v, the gate's narrow half and the step sizes.
+the projections of q, k, v, the gate (`narrow`) and the step sizes.
 
 q, k and v, the operator and its gradients are fp16 in calls with bf16 products, too: q and k have
 length 1, and fp16 has eight times the precision at the same speed. Rounded to bf16, they would
@@ -50,13 +50,13 @@ class _Results(NamedTuple):
 
     rows: torch.Tensor  # [R, hidden], x in the products' dtype
     products: Any  # [R, 3 H S], of q, k and v before their convolution; None if not saved
-    narrow: torch.Tensor  # [R, S], the gate's narrow half
+    narrow: torch.Tensor  # [R, S], x times `gate_down`
     logits: torch.Tensor  # [R, H], of the step sizes
     lengths: torch.Tensor  # [R, 2, H] fp32, one over the lengths of q and k
     o: torch.Tensor  # [B, T, H, S], the operator's output
     product: torch.Tensor  # these four are the weights of `_cast_weights`
-    wide: torch.Tensor
-    wide_bias: torch.Tensor
+    gate_up: torch.Tensor
+    gate_bias: torch.Tensor
     out: torch.Tensor
 
 
@@ -84,16 +84,17 @@ def takes(call: Call, x: torch.Tensor, weights: AdaptiveWeights) -> bool:
 def _cast_weights(weights: AdaptiveWeights, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return the product's weights, padded with zeros to aligned columns, and three others.
 
-    The others are the gate's wide half, its bias, and the output's weight.
+    The others are `gate_up`, `gate_bias` and `out`.
     """
     layer, step, _ = weights
     first = (*layer[:4], step)
     sizes = [w.shape[0] for w in first]
     columns = product_columns(weights)
     product = layer.q.new_empty(columns, layer.q.shape[1], dtype=dtype)
-    others = [torch.empty_like(w, dtype=dtype) for w in (layer.wide, layer.wide_bias, layer.out)]
+    last = layer.gate_up, layer.gate_bias, layer.out
+    others = [torch.empty_like(w, dtype=dtype) for w in last]
     targets = [*product.split([*sizes, columns - sum(sizes)])[: len(sizes)], *others]
-    torch_private.copy_all(targets, [*first, layer.wide, layer.wide_bias, layer.out])
+    torch_private.copy_all(targets, [*first, *last])
     product[sum(sizes) :].zero_()
     return [product, *others]
 
@@ -106,7 +107,7 @@ def _project(
     product: torch.Tensor,
     save: bool,
 ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-    """Return q, k and v side by side, their products, the gate's narrow half, and the logits.
+    """Return q, k and v side by side, their products, `narrow`, and the logits.
 
     Unless `save`, the products may be None.
     """
@@ -264,7 +265,7 @@ def _gradients(
     layer, channels = weights.layer, 3 * H * S
     rows, products, narrow, logits, lengths, o, product, *gate_weights, out_weight = results
 
-    do, d_gate, (d_wide, d_bias, d_norm, d_out), largest = output_stage_gradients(
+    do, d_gate, (d_up, d_bias, d_norm, d_out), largest = output_stage_gradients(
         call,
         o.view(R, H, S),
         narrow,
@@ -313,7 +314,7 @@ def _gradients(
         d_weights = over_tokens(d_products, rows).split(sizes)  # with the padding, for alignment
     gradients = [
         *d_weights[:4],
-        d_wide,
+        d_up,
         d_bias,
         *d_taps.unsqueeze(1).split(H * S),
         *d_shift.split(H * S),

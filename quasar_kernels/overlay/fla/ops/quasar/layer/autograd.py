@@ -17,7 +17,7 @@ from fla.ops.quasar.layer import graphs, paths
 from fla.ops.quasar.layer.backward import BACKWARD, gradients_by_torch, layer_gradients
 from fla.ops.quasar.layer.call import Call, Weights
 from fla.ops.quasar.layer.forward import is_short, layer_forward, run
-from fla.ops.quasar.layer.graphs import Inputs, replayed
+from fla.ops.quasar.layer.graphs import Inputs, launch_or_replay
 from fla.ops.quasar.layer.library import MANY_TOKENS
 from fla.ops.quasar.layer.products import product_in
 
@@ -97,7 +97,7 @@ class LayerFunction(torch.autograd.Function):
                     max_elements = MAX_WORK // x.shape[-1]
                 owner = ctx.owner() if call.cu_seqlens is None else None
                 settings = call, segments, needed, x.dtype
-                d_weights, dx = replayed(
+                d_weights, dx = launch_or_replay(
                     owner, BACKWARD, settings, inputs, tensors, call.dtype, max_elements
                 )
         return None, None, None, dx, *d_weights

@@ -91,11 +91,11 @@ def layer_gradients(
     d_projections = [None] * 4
     if any(needed[1:5]):
         d_projections = over_tokens(d_products, rows).split([H * S] * 3 + [S])
-    d_wide, d_bias, d_norm, d_out = output_stage
+    d_up, d_bias, d_norm, d_out = output_stage
     d_beta = d_beta * torch.sigmoid(weights.beta_log.float())
     gradients = [
         *d_projections,
-        d_wide,
+        d_up,
         d_bias,
         *d_taps.unsqueeze(1).split(H * S),
         *d_shift.split(H * S),
@@ -146,7 +146,7 @@ def output_stage_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor | None]:
     """Return the gradients of o `[R, H, S]`, of the gate `[R, H S]`, and of the stage's weights.
 
-    These weights are the gate's wide half and its bias, the norm's weight and the output's weight;
+    These weights are `gate_up`, `gate_bias`, `norm` and `out`;
     their gradients are fp32. If `scaled`, the gradient of o is in fp16, multiplied by
     `gradient_scale` of the last result, otherwise None.
     """
@@ -159,8 +159,8 @@ def output_stage_gradients(
         o, gate, norm_weight, d_normed, call.eps, normed, overwrite=True, largest=largest
     )
     d_gate = d_gate.flatten(1)
-    d_wide, d_out = over_tokens(d_gate, narrow), over_tokens(dy, normed.flatten(1))
-    return do, d_gate, (d_wide, d_bias.flatten(), d_norm, d_out), largest
+    d_up, d_out = over_tokens(d_gate, narrow), over_tokens(dy, normed.flatten(1))
+    return do, d_gate, (d_up, d_bias.flatten(), d_norm, d_out), largest
 
 
 def gradients_by_torch(
@@ -182,7 +182,7 @@ def gradients_by_torch(
     return dx, d_weights
 
 
-def _compute(settings: Any, inputs: Inputs, tensors: Tensors) -> tuple[Tensors, Tensors]:
+def _compute_backward(settings: Any, inputs: Inputs, tensors: Tensors) -> tuple[Tensors, Tensors]:
     call, segments, needed, _ = settings
     x, dy, *others = list[Any]((*inputs, *tensors))
     weights, saved, results = Weights(*others[:_COUNT]), others[_COUNT:], None
@@ -192,7 +192,7 @@ def _compute(settings: Any, inputs: Inputs, tensors: Tensors) -> tuple[Tensors, 
     return layer_gradients(call, x, weights, results, dy, needed)
 
 
-def _finish(settings: Any, inputs: Inputs, tensors: Tensors, rest: Tensors) -> Any:
+def _finish_backward(settings: Any, inputs: Inputs, tensors: Tensors, rest: Tensors) -> Any:
     """Return x's gradient, or None if it is not needed."""
     x, needed = (inputs or tensors)[0], settings[2]
     if not needed[0]:
@@ -208,7 +208,7 @@ def _input_dtypes(settings: Any, inputs: Inputs, tensors: Tensors) -> list[torch
     return [input_dtype(call, inputs[0], weights), call.dtype]
 
 
-BACKWARD = Operation(_compute, _finish, _input_dtypes)
+BACKWARD = Operation(_compute_backward, _finish_backward, _input_dtypes)
 """`layer_gradients`, and after it, outside of the graph, the product of its two factors: x's
 gradient. The settings are (call, segments of the saved results or None, which gradients are needed,
 x's dtype).

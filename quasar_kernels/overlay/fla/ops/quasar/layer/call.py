@@ -36,9 +36,9 @@ class Weights(NamedTuple):
     q: torch.Tensor  # [H S, hidden], as k and v
     k: torch.Tensor
     v: torch.Tensor
-    narrow: torch.Tensor  # [S, hidden], the gate's narrow half
-    wide: torch.Tensor  # [H S, S], its wide half
-    wide_bias: torch.Tensor  # [H S]
+    gate_down: torch.Tensor  # [S, hidden], the gate's first projection
+    gate_up: torch.Tensor  # [H S, S], its second one
+    gate_bias: torch.Tensor  # [H S]
     q_taps: torch.Tensor | None  # [H S, 1, taps], of the convolutions
     k_taps: torch.Tensor | None
     v_taps: torch.Tensor | None
@@ -66,7 +66,7 @@ class Projected:
 
     qkv: torch.Tensor | None  # [R, 3 H S], the operator's q, k and v; None after the operator
     beta: torch.Tensor  # [H] fp32, softplus(beta_log)
-    narrow: torch.Tensor  # [R, S], the output gate's narrow half
+    narrow: torch.Tensor  # [R, S], x times `gate_down`
     output_weights: tuple[torch.Tensor, ...]  # as the same module's `output` reads them
     rows: torch.Tensor | None = None  # [R, hidden], x in the products' dtype, if saved
     products: torch.Tensor | None = None  # [R, 3 H S + S], x W: q, k, v and narrow, if saved

@@ -37,7 +37,7 @@ class AdaptiveWeights(NamedTuple):
 
 
 def product_columns(weights: AdaptiveWeights) -> int:
-    """Return the columns of the product for q, k, v, the gate's narrow half and the step sizes."""
+    """Return the columns of the product for q, k, v, `narrow` and the step sizes."""
     columns = sum(w.shape[0] for w in (*weights.layer[:4], weights.step))
     return columns + -columns % _ALIGNED
 

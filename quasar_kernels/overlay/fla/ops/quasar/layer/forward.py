@@ -17,7 +17,7 @@ from fla.ops.quasar.backend import scan_forward
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.layer import graphs, hopper, library, paths, portable
 from fla.ops.quasar.layer.call import Call, Projected, Results, Weights
-from fla.ops.quasar.layer.graphs import Inputs, Operation, Tensors, replayed
+from fla.ops.quasar.layer.graphs import Inputs, Operation, Tensors, launch_or_replay
 from fla.ops.quasar.layer.products import concatenate_weights
 from fla.ops.quasar.operator_types import Scan, ScanInputs, StepSizes
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed
 
 FINISH_TOKENS = 1 << 13
-"""From this length on, `_finish` launches the last kernel after the graph instead of in it.
+"""From this length on, `_finish_forward` launches the last kernel after the graph instead of in it.
 
 In the graph it would write to the graph's memory, and copying y from there would take longer."""
 
@@ -43,8 +43,8 @@ def run(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> torch.T
         return layer_forward(call, x, weights).y
     # the host cuts packed sequences into segments, which a graph cannot replay
     owner = owner if call.cu_seqlens is None else None
-    outputs, finished = replayed(owner, FORWARD, call, (x,), weights, call.dtype)
-    return outputs[0] if outputs else finished  # y, by the graph or by `_finish`
+    outputs, finished = launch_or_replay(owner, FORWARD, call, (x,), weights, call.dtype)
+    return outputs[0] if outputs else finished  # y, by the graph or by `_finish_forward`
 
 
 def is_short(call: Call, x: torch.Tensor) -> bool:
@@ -119,11 +119,11 @@ def through_operator(
     return path, p, rank.forward(inputs, call.backend)
 
 
-def _compute(call: Call, inputs: Inputs, tensors: Tensors) -> tuple[Tensors, Tensors]:
+def _compute_forward(call: Call, inputs: Inputs, tensors: Tensors) -> tuple[Tensors, Tensors]:
     """Compute the layer, except Hopper's last kernel in a long call.
 
     Returns:
-        The output and an empty tuple, or an empty list and what `_finish` reads.
+        The output and an empty tuple, or an empty list and what `_finish_forward` reads.
     """
     x, weights = inputs[0], Weights(*tensors)
     if x.shape[1] >= FINISH_TOKENS:
@@ -137,8 +137,8 @@ def _compute(call: Call, inputs: Inputs, tensors: Tensors) -> tuple[Tensors, Ten
     return [layer_forward(call, x, weights).y], ()
 
 
-def _finish(call: Call, inputs: Inputs, tensors: Tensors, rest: Tensors) -> Any:
-    """Return the layer's output from the second result of `_compute` for the same call."""
+def _finish_forward(call: Call, inputs: Inputs, tensors: Tensors, rest: Tensors) -> Any:
+    """Return the layer's output from the second result of `_compute_forward` for the same call."""
     x, (o, narrow, *output_weights) = inputs[0], rest
     program = hopper.find_program(x, call.dtype)
     p: Any = Projected(None, None, narrow, tuple(output_weights))
@@ -160,7 +160,7 @@ def _input_dtypes(call: Call, inputs: Inputs, tensors: Tensors) -> list[torch.dt
     return [input_dtype(call, inputs[0], Weights(*tensors))]
 
 
-FORWARD = Operation(_compute, _finish, _input_dtypes)
+FORWARD = Operation(_compute_forward, _finish_forward, _input_dtypes)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -44,7 +44,7 @@ Tensors = Sequence["torch.Tensor | None"]
 
 @dataclasses.dataclass(frozen=True, eq=False)  # distinguished by identity in the keys of graphs
 class Operation:
-    """What a graph computes. The functions' first three arguments are those of `replayed`."""
+    """What a graph computes. All functions take a call's settings, inputs and tensors first."""
 
     compute: Callable[[Any, Inputs, Tensors], tuple[Tensors, Tensors]]
     """Launches on the current stream only, never synchronizes, and allocates with torch.
@@ -172,7 +172,7 @@ def _graph_key(inputs: Inputs, tensors: Tensors, dtype: torch.dtype, settings: K
     )
 
 
-def replayed(
+def launch_or_replay(
     owner: Any,
     operation: Operation,
     settings: Any,

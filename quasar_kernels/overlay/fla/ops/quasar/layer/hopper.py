@@ -49,7 +49,7 @@ WEIGHT_TILE_ROWS = 128
 _address = torch.Tensor.data_ptr
 _BEFORE = TAPS - 1  # tokens that the convolution needs before a block's, so blocks overlap
 _CONSUMERS = 2  # consumer warpgroups of a block; in the projection each takes every other tile
-_PRODUCTS = 13  # one for each 128 channels of q, k and v, and one for the gate's narrow half
+_PRODUCTS = 13  # one for each 128 channels of q, k and v, and one for `narrow`
 _LOAD = 3  # loading a tile takes as long as this many of its products
 _NORM = 2  # a tile's gate and norms take as long as its products with this many weight tiles
 
@@ -115,16 +115,16 @@ _serialize_output = serializer(OutputArguments)
 
 
 def projection_layouts(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, narrow: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate_down: torch.Tensor
 ) -> tuple[WeightLayout, ...]:
     """Return the layouts of `launch_projection`'s weights, in order.
 
     Args:
         q, k, v: `[512, 512]`.
-        narrow: `[64, 512]`.
+        gate_down: `[64, 512]`.
     """
-    wide = (WeightLayout(weight, input_group=16) for weight in (q, k, v))
-    return (*wide, WeightLayout(narrow, row_group=32, input_group=16))
+    large = (WeightLayout(weight, input_group=16) for weight in (q, k, v))
+    return (*large, WeightLayout(gate_down, row_group=32, input_group=16))
 
 
 def _steps(tokens: int, runs: int) -> int:
@@ -161,8 +161,7 @@ def launch_projection(
     taps: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return silu(causal convolution(x W^T)) for q, k and v, and x W^T for the gate's
-    narrow half.
+    """Return silu(causal convolution(x W^T)) for q, k and v, and x W^T for the gate.
 
     It records nothing for autograd and runs on the current stream. x's device must be the current
     device.
@@ -171,13 +170,13 @@ def launch_projection(
         program: the kernels for x's device and `dtype`.
         x: `[T, 512]` fp32 contiguous, 16-byte aligned; T tokens of one sequence, from its start.
         weight_tiles: the tiles of q by `projection_layouts`, in `dtype`; those of k, v and
-            narrow follow in memory.
+            `gate_down` follow in memory.
         taps: `[4, 1536]` fp32, by `taps_layout`.
         dtype: bf16 or fp16; x is rounded to it. For both, products and taps are rounded
             to fp16 and saturate at 65504, and the convolution's sums are fp16.
 
     Returns:
-        q, k and v concatenated, `[T, 1536]`, and the gate's narrow half, `[T, 64]`, both in
+        q, k and v concatenated, `[T, 1536]`, and `narrow`, `[T, 64]`, both in
         `dtype`. SiLU is computed in fp32.
 
     Raises:
@@ -282,10 +281,9 @@ def launch_output(
 
 def layouts(weights: Weights) -> tuple[WeightLayout, ...]:
     """Return the layouts of all weights, for `pack`."""
-    q, k, v, narrow = weights[:4]
     return (
-        *projection_layouts(q, k, v, narrow),
-        *output_layouts(weights.wide, weights.norm, weights.out),
+        *projection_layouts(*weights[:4]),
+        *output_layouts(weights.gate_up, weights.norm, weights.out),
     )
 
 

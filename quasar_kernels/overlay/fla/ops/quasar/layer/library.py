@@ -49,7 +49,7 @@ def project(
     """
     B, T, D = x.shape
     H, S, dtype = call.heads, call.head_dim, call.dtype
-    # one cast and one product for q, k, v and the gate's narrow half
+    # one cast and one product for q, k, v and `narrow`
     projections, *others = concatenate_weights(weights, dtype)
     rows = x.reshape(B * T, D).to(dtype)
     products = multiply(rows, projections)
@@ -70,8 +70,8 @@ def output_weights(
     weights: Weights, others: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return `output`'s weights; `others` are `concatenate_weights`' results after the first."""
-    wide, bias, out = others
-    return wide, bias, weights.norm, out
+    up, bias, out = others
+    return up, bias, weights.norm, out
 
 
 def output(
@@ -151,7 +151,7 @@ def layer_with_states(
     B, T, D = x.shape
     H, S, dtype, conv = call.heads, call.head_dim, call.dtype, before.conv
     with torch_private.no_autocast():
-        # one cast and one product for q, k, v and the gate's narrow half; rows are 2-D, so that
+        # one cast and one product for q, k, v and `narrow`; rows are 2-D, so that
         # the gate's product adds its bias
         projections, *gate_weights, out_weight = concatenate_weights(weights, dtype)
         exact = multiply if weights.q_taps is not None and conv is None else F.linear

@@ -46,7 +46,7 @@ CHANNELS = 64
 """Output channels that a group of warps computes in one product."""
 
 _GROUP = 128  # threads
-_PRODUCTS = 3 * WIDTH // CHANNELS + 1  # of q, k and v, and of the gate's narrow half
+_PRODUCTS = 3 * WIDTH // CHANNELS + 1  # of q, k and v, and of `narrow`
 _LOAD, _NORM = 2, 2  # times in products: of loading a tile; of a tile's gate and norms
 _BEFORE = TAPS - 1  # tokens that the convolution needs before a block's first one
 
@@ -104,15 +104,15 @@ def find_program(x: torch.Tensor, dtype: torch.dtype) -> LoadedProgram | None:
 
 
 def projection_layouts(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, narrow: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate_down: torch.Tensor
 ) -> tuple[WeightLayout, ...]:
     """Return the layouts of `launch_projection`'s weights, in order.
 
     Args:
         q, k, v: `[512, 512]`.
-        narrow: `[64, 512]`.
+        gate_down: `[64, 512]`.
     """
-    return tuple(WeightLayout(w, row_group=32, input_group=16) for w in (q, k, v, narrow))
+    return tuple(WeightLayout(w, row_group=32, input_group=16) for w in (q, k, v, gate_down))
 
 
 def output_layouts(
@@ -251,10 +251,9 @@ def _launch(
 
 def layouts(weights: Weights) -> tuple[WeightLayout, ...]:
     """Return the layouts of all weights, for `pack`."""
-    q, k, v, narrow = weights[:4]
     return (
-        *projection_layouts(q, k, v, narrow),
-        *output_layouts(weights.wide, weights.norm, weights.out),
+        *projection_layouts(*weights[:4]),
+        *output_layouts(weights.gate_up, weights.norm, weights.out),
     )
 
 

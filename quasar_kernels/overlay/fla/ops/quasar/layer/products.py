@@ -14,13 +14,13 @@ _16_BITS = (torch.bfloat16, torch.float16)
 
 
 def concatenate_weights(weights: Weights, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return the products' weights in `dtype`: q, k, v and `narrow` as one, then others.
+    """Return the products' weights in `dtype`: q, k, v and `gate_down` as one, then others.
 
-    The others are the gate's wide half, its bias, and the output's weight. Every call converts all
+    The others are `gate_up`, `gate_bias` and `out`. Every call converts all
     of them, in one launch if autograd is off. A cache could be stale, because some changes of a
     parameter do not change its version (`p.data`, sharding).
     """
-    first, others = weights[:4], (weights.wide, weights.wide_bias, weights.out)
+    first, others = weights[:4], (weights.gate_up, weights.gate_bias, weights.out)
     if torch.is_grad_enabled():
         return [torch.cat(first).to(dtype), *(p.to(dtype) for p in others)]
     sizes = [p.shape[0] for p in first]

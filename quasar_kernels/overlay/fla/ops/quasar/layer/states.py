@@ -12,7 +12,7 @@ from fla.ops.quasar import torch_private
 from fla.ops.quasar.layer import paths
 from fla.ops.quasar.layer.autograd import record
 from fla.ops.quasar.layer.call import Call, States, Weights
-from fla.ops.quasar.layer.graphs import Inputs, Operation, Tensors, replayed
+from fla.ops.quasar.layer.graphs import Inputs, Operation, Tensors, launch_or_replay
 from fla.ops.quasar.layer.library import layer_with_states
 from fla.ops.quasar.layer.wrapped import autocast_to, layer_by_modules
 
@@ -131,7 +131,7 @@ def run_with_states(
         overwrite = keep and last["owned"] and _are_overwritable(parts, state, call.dtype)
     if overwrite and length <= DECODE_TOKENS and call.cu_seqlens is None and weights is not None:
         tensors = (*weights, *(parts or ()), state)
-        y: Any = replayed(layer, DECODE, call, (x,), tensors, call.dtype)[0][0]
+        y: Any = launch_or_replay(layer, DECODE, call, (x,), tensors, call.dtype)[0][0]
         cache.update(state, parts, index, length, owned=True)
         return y, cache
     conv = None

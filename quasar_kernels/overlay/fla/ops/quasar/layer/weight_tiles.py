@@ -30,7 +30,7 @@ from fla.ops.quasar.layer.call import Weights
 
 HIDDEN, WIDTH, HEAD_DIM, TAPS = 512, 512, 64, 4
 """The sizes of a supported layer: inputs; channels of q, of k and of v; channels of a head and of
-the gate's narrow half; taps."""
+`gate_down`; taps."""
 HEADS = WIDTH // HEAD_DIM
 CSRC = Path(__file__).with_name("csrc")
 """The folder of the layer's CUDA sources."""
@@ -54,8 +54,8 @@ serialize them again would take a sixth of a call's time on the host."""
 _MAX_SERIALIZED = 256
 
 
-class SwizzledMatrix(ctypes.Structure):
-    """`quasar::layer::SwizzledMatrix` of pack_weights.cu."""
+class PackedMatrix(ctypes.Structure):
+    """`quasar::layer::PackedMatrix` of pack_weights.cu."""
 
     _fields_ = [
         *fields(POINTER, "from scale weight_tiles"),
@@ -77,12 +77,12 @@ class ConvertedVector(ctypes.Structure):
 
 
 class PackArguments(ctypes.Structure):
-    """`quasar::layer::SwizzleArguments` of pack_weights.cu."""
+    """`quasar::layer::PackArguments` of pack_weights.cu."""
 
-    _fields_ = [("matrices", SwizzledMatrix * MATRICES), ("vectors", ConvertedVector * VECTORS)]
+    _fields_ = [("matrices", PackedMatrix * MATRICES), ("vectors", ConvertedVector * VECTORS)]
 
 
-_serialize_matrix, _serialize_vector = serializer(SwizzledMatrix), serializer(ConvertedVector)
+_serialize_matrix, _serialize_vector = serializer(PackedMatrix), serializer(ConvertedVector)
 
 
 class WeightLayout(NamedTuple):
@@ -110,7 +110,7 @@ class Vector(NamedTuple):
 class PackedWeights(NamedTuple):
     """A layer's converted weights; the first three are weight tiles, the others fp32."""
 
-    projections: torch.Tensor  # of q, k, v and the gate's narrow half
+    projections: torch.Tensor  # of q, k, v and `gate_down`
     gate: torch.Tensor
     out: torch.Tensor
     taps: torch.Tensor  # [4 * 3 * 512]
@@ -134,7 +134,7 @@ def pack(
 
     Args:
         program: contains pack_weights.cu for the device of `rows` and `dtype`.
-        layouts_of: returns the layouts of the projections, the gate's wide half and the output.
+        layouts_of: returns the layouts of the projections, `gate_up` and the output.
         weights: of the sizes above, contiguous, on the device of `rows`.
         rows: an fp32 tensor on the current device.
         dtype: of the weight tiles.
@@ -154,7 +154,7 @@ def pack(
         convolutions: Any = weights.taps()  # a supported layer has them
         small = (
             *taps_layout(convolutions, taps),
-            Vector(weights.wide_bias, bias),
+            Vector(weights.gate_bias, bias),
             Vector(weights.beta_log, beta, softplus=True),
         )
         if len(_serialized) >= _MAX_SERIALIZED:
@@ -182,7 +182,7 @@ def serialize(
             fp16,
         )
         to += weight.numel() * memory.itemsize
-    arguments += bytes(ctypes.sizeof(SwizzledMatrix) * (MATRICES - len(layouts)))
+    arguments += bytes(ctypes.sizeof(PackedMatrix) * (MATRICES - len(layouts)))
     for source, target, factor, inner, stride, softplus in vectors:
         arguments += _serialize_vector(
             *addresses(source, target),

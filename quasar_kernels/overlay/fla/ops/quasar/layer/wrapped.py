@@ -91,7 +91,7 @@ def plain_weights(layer: Any, decays: str = "beta_log") -> Weights | None:
             or "forward" in state
         ):
             return None
-    _, q, k, v, narrow, wide, out, norm, *convs = map(_parameters, modules)
+    _, q, k, v, down, up, out, norm, *convs = map(_parameters, modules)
     try:
         taps: Any = (None, None, None)
         shifts = taps
@@ -101,15 +101,15 @@ def plain_weights(layer: Any, decays: str = "beta_log") -> Weights | None:
             shifts = first["bias"], second["bias"], third["bias"]
         beta_log = layer._parameters.get(decays)
         weights = Weights(
-            *(q["weight"], k["weight"], v["weight"], narrow["weight"]),
-            *(wide["weight"], wide["bias"], *taps, *shifts),
+            *(q["weight"], k["weight"], v["weight"], down["weight"]),
+            *(up["weight"], up["bias"], *taps, *shifts),
             getattr(layer, decays) if beta_log is None else beta_log,
             *(norm["weight"], out["weight"]),
         )
     except KeyError:  # another tensor or a property took a parameter's place
         return None
-    biases = q["bias"], k["bias"], v["bias"], narrow["bias"], out["bias"]
-    if weights.wide_bias is None or not _NONE.issuperset(map(type, biases)):
+    biases = q["bias"], k["bias"], v["bias"], down["bias"], out["bias"]
+    if weights.gate_bias is None or not _NONE.issuperset(map(type, biases)):
         return None
     return weights if _PLAIN.issuperset(map(type, weights)) else None
 

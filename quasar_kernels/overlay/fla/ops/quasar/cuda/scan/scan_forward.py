@@ -251,7 +251,7 @@ def tensor_maps(
     )
 
 
-def scan_maps(
+def forward_tensor_maps(
     shape: tuple[int, ...],
     group: int,
     pointers: tuple[int, ...],
@@ -296,7 +296,7 @@ def launch_parameters(
     strides = q.stride()[:3], k.stride()[:3], v.stride()[:3], o.stride()[:3]
     maps = NO_MAPS
     if program.on_hopper:
-        maps = scan_maps(v.shape, group, tuple(pointers[:4]), strides)
+        maps = forward_tensor_maps(v.shape, group, tuple(pointers[:4]), strides)
     sizes = T, cut.length, *itertools.chain(*strides), cut.per_sequence, H
     parameters = []
     for repeat in repeats:

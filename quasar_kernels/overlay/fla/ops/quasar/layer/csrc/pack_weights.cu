@@ -18,7 +18,7 @@
 // The same launch converts the smaller parameters to fp32: the convolutions' taps, the gate's bias
 // and beta.
 //
-// Grid: (pieces of the largest matrix / SWIZZLE_THREADS, MATRICES + VECTORS). A thread writes one
+// Grid: (pieces of the largest matrix / PACK_THREADS, MATRICES + VECTORS). A thread writes one
 // 16-byte piece of a matrix. Unused matrices have no rows, unused vectors no elements. No shared
 // memory.
 
@@ -26,14 +26,14 @@
 
 namespace quasar::layer {
 
-constexpr int SWIZZLE_THREADS = 256, MATRICES = 6, VECTORS = 5;
+constexpr int PACK_THREADS = 256, MATRICES = 6, VECTORS = 5;
 constexpr int TILE_ROWS = 128, PIECE = 8;  // of a weight tile; elements of a piece, 16 bytes
 
 enum class Source : int { fp32, bf16, fp16 };
 
 // A matrix W. Its elements are multiplied by factor, and by scale[input % S] unless scale is null.
 // Mirrored by weight_tiles.py.
-struct SwizzledMatrix {
+struct PackedMatrix {
   const void *from, *scale;
   void* weight_tiles;
   Source type, scale_type;
@@ -53,8 +53,8 @@ struct ConvertedVector {
   int softplus;  // log(1 + exp(x)) instead of x
 };
 
-struct SwizzleArguments {
-  SwizzledMatrix matrices[MATRICES];
+struct PackArguments {
+  PackedMatrix matrices[MATRICES];
   ConvertedVector vectors[VECTORS];
 };
 
@@ -76,8 +76,8 @@ __device__ __forceinline__ int permuted_channel(int p, int group) {
 }
 
 __device__ __forceinline__ void convert_vector(const ConvertedVector& v) {
-  const int threads = gridDim.x * SWIZZLE_THREADS;
-  for (int i = blockIdx.x * SWIZZLE_THREADS + threadIdx.x; i < v.count; i += threads) {
+  const int threads = gridDim.x * PACK_THREADS;
+  for (int i = blockIdx.x * PACK_THREADS + threadIdx.x; i < v.count; i += threads) {
     float x = read_source(v.from, v.type, i);
     if (v.softplus && x <= 20.f) x = log1pf(expf(x));  // torch's threshold
     v.to[i % v.inner * v.stride + i / v.inner] = v.factor * x;
@@ -85,10 +85,10 @@ __device__ __forceinline__ void convert_vector(const ConvertedVector& v) {
 }
 
 template <Scalar T>
-__device__ __forceinline__ void pack_weights(const SwizzleArguments& arg) {
+__device__ __forceinline__ void pack_weights(const PackArguments& arg) {
   if (blockIdx.y >= MATRICES) return convert_vector(arg.vectors[blockIdx.y - MATRICES]);
-  const SwizzledMatrix& m = arg.matrices[blockIdx.y];
-  const i64 piece = (i64)blockIdx.x * SWIZZLE_THREADS + threadIdx.x;
+  const PackedMatrix& m = arg.matrices[blockIdx.y];
+  const i64 piece = (i64)blockIdx.x * PACK_THREADS + threadIdx.x;
   if (piece * PIECE >= (i64)m.rows * m.inputs) return;
   const int per_tile = TILE_ROWS * m.inputs / PIECE;
   const int first = (int)(piece / per_tile) * TILE_ROWS, rest = (int)(piece % per_tile);
@@ -113,9 +113,9 @@ __device__ __forceinline__ void pack_weights(const SwizzleArguments& arg) {
   ((uint4*)m.weight_tiles)[piece] = make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-QUASAR_LAUNCH(pack_weights, SWIZZLE_THREADS, 0, SwizzleArguments)
-QUASAR_KERNEL(pack_weights, __launch_bounds__(SWIZZLE_THREADS),
-              (const __grid_constant__ SwizzleArguments arg), (arg))
+QUASAR_LAUNCH(pack_weights, PACK_THREADS, 0, PackArguments)
+QUASAR_KERNEL(pack_weights, __launch_bounds__(PACK_THREADS),
+              (const __grid_constant__ PackArguments arg), (arg))
 
 }  // namespace quasar::layer
 
