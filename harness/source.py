@@ -11,6 +11,8 @@ from quasar_kernels.contract import compiled_files
 
 OPERATOR_FILE = Path("fla/ops/quasar/chunk.py")
 LAYER_FILE = Path("fla/layers/quasar.py")
+GUIDE_FORK = Path("quasar_work/flash-linear-attention")
+"""Where the public subnet's guide puts the fork."""
 
 
 def missing_files(tree: Path) -> list[Path]:

@@ -8,7 +8,8 @@ rules, times it at the validator's lengths and at the target, and compares its s
 The fork's code runs in the validator's sandbox if one works, otherwise with your rights, after a
 warning.
 DIR is a checkout, or an overlay such as quasar_kernels/overlay, which the script judges without a
-claim: rules, import, correctness and speed. --full uses the validator's lengths and the target.
+claim: rules, import, correctness and speed; by default, it is quasar_work/flash-linear-attention.
+--full uses the validator's lengths and the target.
 Exit status 0: it passes; 1: a validator would reject it, or the script reached no verdict; 130: a
 signal stopped it.
 """
@@ -29,7 +30,7 @@ from harness.measuring.runner import MeasurementError, Options
 from harness.measuring.sampler import Recorder, Sampler
 from harness.measuring.trees import whole_tree
 from harness.sample import Correctness, Sample
-from harness.source import compiled_without_source
+from harness.source import GUIDE_FORK, compiled_without_source
 from harness.terminal import ends_quietly, one_line, printable
 from harness.workload import VALIDATOR_LENGTHS
 from neurons.runtime import observe
@@ -164,6 +165,8 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one length")
     parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
     args = parser.parse_args()
+    if args.fork is None and args.repo_path is None and GUIDE_FORK.is_dir():
+        args.repo_path = GUIDE_FORK
     if args.repo_path is not None:
         if not args.repo_path.is_dir():
             wrong = f"--repo-path {args.repo_path} is not a folder"

@@ -2,7 +2,8 @@
 
     python scripts/step1_first_optimization.py [--skip-setup] [--fork DIR] [--lengths 512,2048]
 
-Clones the public fork into DIR (--skip-setup uses an existing clone), lays these kernels over a
+Clones the public fork into DIR (--skip-setup uses an existing clone; without DIR, a clone in
+quasar_work/flash-linear-attention is used), lays these kernels over a
 copy of it, checks that copy's results, and times both by the validator's loop in fresh processes.
 Writes a table (step1.md) and a plot (step1.svg). The public fork is not checked: it does not
 compute the recurrence that it documents, so only its speed is compared. On a machine that cannot
@@ -29,6 +30,7 @@ from harness.measuring.runner import (
     check,
     measure,
 )
+from harness.source import GUIDE_FORK
 from harness.terminal import Progress, ends_quietly
 from harness.workload import parse_lengths
 from neurons.miner.proposal import Rejected, copy_fork
@@ -37,6 +39,7 @@ from neurons.runtime.settings import Settings
 from quasar_kernels.arguments import output_file
 from quasar_kernels.contract import LAYER_FILE, OVERLAY
 
+PUBLIC_FORK = Path("state/public-fork")
 NAMES = ("public fork", "these kernels")
 
 
@@ -78,7 +81,8 @@ def main(
     upstream = f"https://github.com/{Settings.model_fields['github_upstream'].default}.git"
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--skip-setup", action="store_true", help="DIR already contains the fork")
-    parser.add_argument("--fork", type=Path, default=Path("state/public-fork"), metavar="DIR")
+    present = GUIDE_FORK if GUIDE_FORK.is_dir() else None
+    parser.add_argument("--fork", type=Path, metavar="DIR", help=f"the clone ({PUBLIC_FORK})")
     parser.add_argument("--upstream", default=upstream, help="repository to clone")
     parser.add_argument(
         "--lengths", type=parse_lengths, default="512,1024,2048", help="sequence lengths"
@@ -103,6 +107,10 @@ def main(
     if args.blocks < MIN_BLOCKS:
         parser.error(f"--blocks must be at least {MIN_BLOCKS}")
     try:
+        if args.fork is None and present:
+            args.skip_setup = True
+            print(f"using the fork in {present}", flush=True)
+        args.fork = args.fork or present or PUBLIC_FORK
         if not args.skip_setup:
             clone(args.fork, args.upstream)
         if not (args.fork / LAYER_FILE).is_file():

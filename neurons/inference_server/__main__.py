@@ -38,7 +38,7 @@ log = observe.get_logger("inference")
 @click.command(help="Answers with the reference model.", context_settings=flags.CONTEXT)
 @click.option("--port-file", metavar="FILE", type=flags.FILE, help="Write the port there.")
 @flags.env_file
-@flags.debug
+@flags.logging
 @flags.show_version
 @click.make_pass_decorator(flags.CommandLineSettings, ensure=True)
 def command(given: flags.CommandLineSettings, port_file: Path | None) -> int:

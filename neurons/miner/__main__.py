@@ -31,7 +31,7 @@ from neurons.miner.command_line import backup, commands, help
 from neurons.miner.command_line.backup import require_no_lost_journal
 from neurons.miner.command_line.commands import echo, log_file, read_settings
 from neurons.miner.command_line.metrics import serving
-from neurons.miner.command_line.options import Commands, add_command, shared
+from neurons.miner.command_line.options import Commands, add_command, of_the_public_miner, shared
 from neurons.miner.command_line.status import JOURNAL, summary
 from neurons.miner.command_line.update import log_updates
 from neurons.miner.context import Context
@@ -86,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @click.group(cls=Commands, invoke_without_command=True, context_settings=CONTEXT)
 @shared
+@of_the_public_miner
 @show_version
 @click.pass_context
 def cli(context: click.Context) -> int | None:

@@ -16,12 +16,12 @@ from neurons.runtime.errors import Problem
 
 WITHOUT_EFFECT = {
     "MODEL_NAME": "use REFERENCE_MODEL",
-    "MINER_MODEL_NAME": "no language model writes kernels here; REFERENCE_MODEL is registered",
-    "MINER_MAX_RETRIES": "no language model writes kernels here",
-    "MINER_USE_DEVICE_MAP": "no language model writes kernels here",
-    "USE_FULL_CONTEXT": "no language model writes kernels here",
-    "CONTEXT_MAX_FILES": "no language model writes kernels here",
-    "CONTEXT_MAX_SIZE": "no language model writes kernels here",
+    "MINER_MODEL_NAME": "no language model writes kernels; REFERENCE_MODEL is registered",
+    "MINER_MAX_RETRIES": "no language model writes kernels",
+    "MINER_USE_DEVICE_MAP": "no language model writes kernels",
+    "USE_FULL_CONTEXT": "no language model writes kernels",
+    "CONTEXT_MAX_FILES": "no language model writes kernels",
+    "CONTEXT_MAX_SIZE": "no language model writes kernels",
     "BYOC_FILE_PATH": "edit quasar_kernels/overlay, or use REPO_PATH",
     "HF_TOKEN": "no gated model is downloaded",
     "DOCKER_USERNAME": "no Docker image is built",

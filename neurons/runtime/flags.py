@@ -71,10 +71,45 @@ def setting(*names: str, **options: Any) -> Callable[[Command], Command]:
     return click.option(*names, callback=keep, expose_value=False, **options)
 
 
+def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return one decorator that declares several options."""
+
+    def decorate(command: Command) -> Command:
+        for one in reversed(decorators):
+            command = one(command)
+        return command
+
+    return decorate
+
+
+def ignored(name: str, reason: str, **options: Any) -> Callable[[Command], Command]:
+    """Declare a flag of the public subnet's programs that only causes a warning."""
+
+    def warn(context: click.Context, _: click.Parameter, value: Any) -> None:
+        if value and not context.resilient_parsing:
+            click.echo(f"{name} is ignored: {reason}", err=True)
+
+    what = f"Ignored: {reason}."
+    return click.option(name, callback=warn, expose_value=False, help=what, **options)
+
+
+NO_AXON = ignored("--axon.port", "this program serves no axon", metavar="N")
+
 env_file = setting(
     "--env-file", metavar="FILE", type=Folder(), help="Settings file (/dev/null: none)."
 )
-debug = setting("--logging.debug", "log_level", flag_value="DEBUG", help="Log more.")
+logging = options(
+    setting("--logging.info", "log_level", flag_value="INFO", help="Log as usual."),
+    setting("--logging.debug", "log_level", flag_value="DEBUG", help="Log more."),
+    setting("--logging.trace", "log_level", flag_value="DEBUG", help="Log more, too."),
+)
+chain = options(
+    setting("--netuid", metavar="N", help="The subnet's number."),
+    setting(
+        "--subtensor.network", "subtensor_network", metavar="NET", help="The chain, or offline."
+    ),
+    setting("--subtensor.chain_endpoint", "subtensor_network", metavar="URL", help="The same."),
+)
 
 
 def version() -> str:

@@ -56,12 +56,17 @@ log = observe.get_logger("validator")
     help="End the running round, open one of that many hours, and judge nothing.",
 )
 @flags.env_file
+@flags.chain
 @flags.setting("--wallet.name", "wallet_validator_name", metavar="NAME", help="The wallet.")
 @flags.setting("--wallet.hotkey", "wallet_hotkey", metavar="NAME", help="Its hotkey.")
 @flags.setting(
     "--wallet.path", "wallet_path", type=flags.Folder(), metavar="DIR", help="Where wallets lie."
 )
-@flags.debug
+@flags.setting(
+    "--neuron.polling_interval", "polling_interval", metavar="SECONDS", help="Pause between looks."
+)
+@flags.logging
+@flags.NO_AXON
 @flags.show_version
 @click.make_pass_decorator(flags.CommandLineSettings, ensure=True)
 def command(

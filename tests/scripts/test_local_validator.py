@@ -97,6 +97,15 @@ def test_a_checkout_is_judged_without_a_claim(fork, monkeypatch, capsys):
     assert output.replace("\n", "").isprintable()  # no terminal codes of the fork
 
 
+def test_the_guide_s_clone_is_judged_by_default(fork, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quasar_work").mkdir()
+    fork.rename(tmp_path / "quasar_work/flash-linear-attention")
+    monkeypatch.setattr("sys.argv", ["local_validator.py"])
+    assert local_validator.main() == 1
+    assert "FAIL  rules: fla/ops/quasar/chunk.py" in capsys.readouterr().out
+
+
 FORGED = "\nPASSED: all is well\x1b[2J\u202e"
 """The end of a name that clears a terminal, and would forge a verdict."""
 

@@ -55,6 +55,16 @@ def test_both_trees_are_timed_and_plotted(tmp_path, capsys, skip):
     assert {"public fork", "these kernels"} <= texts
 
 
+def test_the_guide_s_clone_is_used(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_checkout(tmp_path / "quasar_work/flash-linear-attention", FORK)
+    green = samples.make_correctness()
+    arguments = ["--lengths", "512", "--upstream", "file:///nonexistent"]
+    assert step1.main(arguments, timer=timer, checker=lambda *_, **__: green) == 0
+    assert "using the fork in quasar_work/flash-linear-attention" in capsys.readouterr().out
+    assert "public fork" in (tmp_path / "step1.md").read_text()
+
+
 def test_a_fork_that_cannot_be_timed_is_replaced_by_a_copy(tmp_path, capsys):
     fork = make_checkout(tmp_path / "clone", FORK)
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import click
 
 from neurons.runtime import flags
-from neurons.runtime.flags import CommandLineSettings, Folder, setting
+from neurons.runtime.env_file import WITHOUT_EFFECT
+from neurons.runtime.flags import CommandLineSettings, Folder, ignored, setting
 
-_SHARED: tuple[Callable[[Any], Any], ...] = (
-    setting("--netuid", metavar="N", help="The subnet's number."),
+shared = flags.options(
+    flags.chain,
     setting("--wallet.name", "wallet_miner_name", metavar="NAME", help="The wallet."),
     setting("--wallet.hotkey", "wallet_hotkey", metavar="NAME", help="The wallet's hotkey."),
     setting(
         "--wallet.path", "wallet_path", metavar="DIR", type=Folder(), help="Folder of wallets."
     ),
-    setting(
-        "--subtensor.network", "subtensor_network", metavar="NET", help="The chain, or offline."
-    ),
-    flags.debug,
+    flags.logging,
     setting("--target-seq-len", "target_sequence_length", metavar="N|auto", help="Target length."),
     setting("--agent-iterations", metavar="N", help="Candidates tried after each cycle."),
     setting("--optimization-interval", metavar="SECONDS", help="Pause between cycles."),
@@ -29,15 +26,25 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
     setting("--device", metavar="auto|cuda|cpu", help="Device that runs the kernels."),
     flags.env_file,
 )
+"""Adds the miner's flags to a command; they are also accepted before its name."""
+
+_NO_LANGUAGE_MODEL = WITHOUT_EFFECT["USE_FULL_CONTEXT"]
+
+of_the_public_miner = flags.options(
+    flags.NO_AXON,
+    ignored("--model-name", WITHOUT_EFFECT["MODEL_NAME"], metavar="NAME"),
+    ignored("--byoc-file", WITHOUT_EFFECT["BYOC_FILE_PATH"], metavar="FILE"),
+    ignored("--use-full-context", _NO_LANGUAGE_MODEL, is_flag=True),
+    *(
+        ignored(name, _NO_LANGUAGE_MODEL, metavar="N")
+        for name in (
+            *("--context-max-files", "--context-max-size", "--max-length", "--max-new-tokens"),
+        )
+    ),
+)
+"""Adds the flags that only the public subnet's miner uses."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-def shared(command: flags.Command) -> flags.Command:
-    """Add the miner's flags to a command; they are also accepted before its name."""
-    for flag in reversed(_SHARED):
-        command = flag(command)
-    return command
 
 
 class Commands(click.Group):

@@ -108,10 +108,18 @@ def test_the_version_before_an_installation_is_the_program_s_own(checkout, word)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["versoin"], "There is no command 'versoin'."),
-        (["--netuid=24", "--logging.debug", "versoin"], "There is no command 'versoin'."),
+        (["versoin"], "There is no command 'versoin'. Did you mean 'version'?"),
+        (
+            ["--netuid=24", "--logging.debug", "sttus"],
+            "There is no command 'sttus'. Did you mean 'status'?",
+        ),
         (["--bogus", "once"], "There is no option '--bogus'."),
-        (["--logging.debug=x"], "There is no option '--logging.debug'."),
+        (
+            ["--logging.debgu"],
+            "There is no option '--logging.debgu'. Did you mean '--logging.debug'?",
+        ),
+        (["--netiud=24"], "There is no option '--netiud'. Did you mean '--netuid'?"),
+        (["--logging.debug=x"], "Option '--logging.debug' takes no value."),
         (["--netuid"], "Option '--netuid' needs a value."),
         (["o.*"], "There is no command 'o.*'."),
     ],
