@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
-from tests.quasar_kernels.blocks.calls import SSD, WKV6
+from tests.quasar_kernels.blocks.calls import SSD, WKV6, check_fp16_range
 from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import packed
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
@@ -55,3 +57,8 @@ def test_any_decay_with_its_gradients(operator, decay):
     found, wanted = with_float64(operator.call, operator.exact, *operator.inputs(150, decay=decay))
     check(found[: operator.steady], wanted[: operator.steady], LIMIT)
     assert all(torch.isfinite(y).all() for y in found)
+
+
+@operators
+def test_results_beyond_fp16_are_infinite_and_no_others(operator):
+    check_fp16_range(operator._replace(inputs=partial(operator.inputs, dtype=torch.float16)), 100)

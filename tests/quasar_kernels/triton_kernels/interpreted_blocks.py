@@ -13,7 +13,7 @@ import torch
 from quasar_kernels.blocks.ssd_triton.launch import ssd_triton
 from quasar_kernels.blocks.wkv6_triton.launch import wkv6_triton
 from quasar_kernels.decay_reference import ssd_recurrence, wkv6_recurrence
-from tests.quasar_kernels.blocks.calls import SSD, WKV6, ssd_inputs, wkv6_inputs
+from tests.quasar_kernels.blocks.calls import SSD, WKV6, check_fp16_range, ssd_inputs, wkv6_inputs
 from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import packed
 from tests.quasar_kernels.tolerances import GRADIENT, OPERATOR
@@ -53,6 +53,11 @@ def test_results_and_gradients(operator, T, B, H, segments, K, V, dtype):
     sizes = wkv6_sizes if operator.call is wkv6_triton else ssd_sizes
     x = [*operator.inputs(T, B, H=H, **sizes, dtype=dtype), torch.randn(B, H, K, V)]
     check(*with_definition(operator, x, segments=segments), LIMITS[dtype])
+
+
+@kernels
+def test_results_beyond_fp16_are_infinite_and_no_others(operator):
+    check_fp16_range(operator._replace(inputs=partial(operator.inputs, dtype=FP16)), 34)
 
 
 @kernels

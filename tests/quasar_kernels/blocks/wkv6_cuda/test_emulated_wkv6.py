@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from quasar_kernels.blocks.wkv6_cuda import launch
 from quasar_kernels.blocks.wkv6_cuda.launch import wkv6_cuda
 from quasar_kernels.decay_reference import wkv6_recurrence
-from tests.quasar_kernels.blocks.calls import wkv6_inputs
+from tests.quasar_kernels.blocks.calls import WKV6, check_fp16_range, wkv6_inputs
 from tests.quasar_kernels.cuda.emulated.programs import EMULATED
 from tests.quasar_kernels.float64 import check, with_float64
 from tests.quasar_kernels.inputs import packed
@@ -54,6 +55,11 @@ def check_gradients(x, bounds=None):
 def test_results_and_gradients(T, B, H, K, V, dtype):
     x = [*wkv6_inputs(T, B, H, K, V, dtype=dtype), torch.randn(B, H, K, V)]
     check_gradients(x)
+
+
+def test_results_beyond_fp16_are_infinite_and_no_others():
+    inputs = partial(wkv6_inputs, K=64, V=64, dtype=FP16)
+    check_fp16_range(WKV6._replace(call=wkv6_cuda, inputs=inputs), 16)
 
 
 def test_packed_sequences():
