@@ -29,7 +29,7 @@ MIN_RATIO = 0.97
 
 LENGTH = 65_536
 UNDISTURBED = 1e8
-"""Tokens/s of a run whose relative time is 1; the figures do not depend on it."""
+"""Tokens/s of a run with a relative time of 1; the figures do not depend on it."""
 
 MIN_RUNS = 3
 """Fewest runs of a claim here; a miner takes at least 5 (`harness.measuring.plan`)."""

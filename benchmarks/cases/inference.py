@@ -44,7 +44,7 @@ SIZES: dict[str, dict[str, Any]] = {
 PROTOCOL = f"""\
 Random weights, greedy decoding of one sequence by the host's clock, median of {RUNS} requests \
 after {WARM_UPS} that do not count. generate: that of transformers, with its default cache and \
-with a static one, whose step it compiles; server: neurons.inference_server, its step compiled and \
+with a static one, and a compiled step; server: neurons.inference_server, its step compiled and \
 replayed as a CUDA graph; not compiled: only replayed; no graphs: neither."""
 
 Call = Callable[[torch.Tensor], Any]

@@ -124,7 +124,7 @@ def time_tree(
     gpu_lock: Path,
     device: str,
 ) -> list[Entry]:
-    """Time a tree at the lengths of its plan, in rounds whose processes start together.
+    """Time a tree at the lengths of its plan, in rounds of processes that start together.
 
     A length that fails once is excluded from the next rounds, with its earlier processes.
     """

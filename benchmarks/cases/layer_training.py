@@ -58,7 +58,7 @@ LEADS = {
     "step_ms": {512: 2.5, 1024: 2.5, 2048: 2.0},
     "forward_ms": {512: 2.5, 1024: 3.3, 2048: 2.0},
 }
-"""Least speed-up over the baseline by the layer's width: of a step, and of a forward pass whose
+"""Least speed-up over the baseline by the layer's width: of a step, and of a forward pass with
 gradients are recorded."""
 
 IMPLEMENTATIONS = {"ours": "overlay", "baseline": "baseline"}
@@ -176,4 +176,4 @@ def limits(run: Run) -> Iterator[Criterion]:
         what = f"training step, {label}, worst gradient (`{tensor}`), relative RMS"
         yield Criterion(what, error, GRADIENT_ERROR, digits=".1e")
     unequal = sum(not row.figure("ours", "reruns_equal") for row, _ in rows)
-    yield Criterion("training steps whose rerun differs in a bit", unequal, 0)
+    yield Criterion("training steps with a rerun that differs in a bit", unequal, 0)

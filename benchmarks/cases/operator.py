@@ -210,7 +210,7 @@ def first_call(name: str) -> dict[str, float]:
 
 
 def cold_first_call(name: str, caches: Path) -> Entry:
-    """Run `first_call` in a fresh process whose caches are below an empty folder."""
+    """Run `first_call` in a fresh process with all caches below an empty folder."""
     environ = cache_environment(caches)
     if name == "cuda":  # Triton needs a C compiler; NVRTC must work without one
         environ["PATH"] = str(caches)

@@ -68,7 +68,7 @@ GLA_SHARE = 0.1
 
 PROTOCOL = """\
 Errors: a random model of six small layers, two rows of 80 tokens, random gradients of the logits. \
-Gradients that are zero but for rounding (below 1e-12 of the largest) are left out. Steps: one \
+Gradients that are zero but for rounding (below 1e-12 of the largest) are not compared. Steps: one \
 group of six layers of the public model's sizes with its embedding and its head, fp32 parameters \
 under bf16 autocast, one sequence, forward and backward pass without an optimizer, medians of 5 by \
 CUDA events. A part's time runs from its begin to its end in both passes, waits for the host \

@@ -73,7 +73,7 @@ SETTINGS = (
 
 PROTOCOL = """\
 Multi-query associative recall after Zoology (arXiv 2312.04927): pairs of a key and a value, each \
-key once more at a distance drawn from a power law of exponent -0.99, and noise; every step draws \
+key again at a distance drawn from a power law of exponent -0.99, and noise; every step draws \
 a new batch. Two blocks of a QuasarAttention layer and an MLP, each after RMSNorm; AdamW (weight \
 decay 0.01), the rate rising over 50 steps and constant then. All begin with the same weights and \
 see the same batches, on several GPUs cut into equal parts. fp32 is the layer's definition by \

@@ -33,7 +33,7 @@ KERNELS = {"memcheck": ("quasar",), "racecheck": ("quasar",), "initcheck": ("qua
 """Parts of the names of the kernels that a tool checks. initcheck must also see torch's kernels,
 which write the inputs."""
 SEES_BULK_COPIES = (2025, 4)
-"""First version of compute-sanitizer whose initcheck sees bulk copies, by its release notes."""
+"""First version of compute-sanitizer in which initcheck sees bulk copies, by its release notes."""
 LIMIT = 110
 """Seconds after which a call is killed."""
 _FOUND = 9  # the exit status for findings; Python never uses it

@@ -65,7 +65,7 @@ class LayerCase(NamedTuple):
 
 
 class SliceCase(NamedTuple):
-    """One packed row whose tokens several ranks share; the ranks are computed one after another."""
+    """One packed row, shared by several ranks; the ranks are computed one after another."""
 
     lengths: tuple[int, ...]  # of the sequences
     ranks: tuple[int, ...]  # tokens of each rank
@@ -347,7 +347,7 @@ CASES: Mapping[str, tuple[Callable[..., float], Sequence[NamedTuple]]] = {
 
 
 def wrong_cases(measure: Callable[..., float], cases: Sequence[NamedTuple]) -> list[str]:
-    """Run the cases and describe those whose error is beyond LIMIT, or NaN."""
+    """Run the cases and describe those with an error beyond LIMIT, or NaN."""
     wrong, began = [], time.monotonic()
     for case in cases:
         # printed before the call, so that a tool's output follows the call's name

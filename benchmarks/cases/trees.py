@@ -20,7 +20,7 @@ from quasar_kernels.fla_package import lay_over_fla
 
 BASELINE = ROOT / "benchmarks" / "baseline"
 SHORT = 4096
-"""Tokens up to which a call is limited by the host, whose speed differs between processes."""
+"""Tokens up to which a call is limited by the host; its speed differs between processes."""
 SOME_LENGTHS = (512, 2048, 16_384, 100_000, 1_000_000)
 HOPPER = "HOPPER = (9, 0)\n"
 """The line of cuda/nvrtc.py that names Hopper's compute capability."""
@@ -35,7 +35,7 @@ class Tree(NamedTuple):
     portable: bool = False  # without the instructions that only Hopper has, as on other GPUs
     lengths: tuple[int, ...] = SOME_LENGTHS
     checks: tuple[int, ...] = ()  # a speed needs that of its length or the next, else the longest
-    cold: tuple[int, ...] = SOME_LENGTHS  # lengths whose first process has empty kernel caches
+    cold: tuple[int, ...] = SOME_LENGTHS  # lengths with empty kernel caches at first
     runs: int = 1  # processes per length
     short_runs: int = 1  # the same up to SHORT tokens
 

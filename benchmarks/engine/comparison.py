@@ -81,7 +81,7 @@ def gradients(
     """Run forward and backward; return the gradients of all inputs, by name.
 
     Args:
-        parameters: tensors whose gradients are computed too.
+        parameters: further tensors that get gradients.
     """
     leaves = {name: t.detach().requires_grad_() for name, t in x.items()}
     with torch.enable_grad():

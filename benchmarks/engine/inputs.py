@@ -37,7 +37,7 @@ def correlated(inputs: Inputs, noise: float) -> Inputs:
 
 
 def forgetting(tokens: int, slow_heads: int = 0) -> Inputs:
-    """Return inputs whose state decays within a thousand tokens, except in the first heads.
+    """Return inputs that let the state decay within a thousand tokens, except in the first heads.
 
     Keys are normal noise of deviation 0.15. beta is 1e-3 in the first `slow_heads` heads, and 1 in
     the others; q and v are those of `layer_like`.

@@ -1,4 +1,4 @@
-"""Short tuning of libraries whose kernels Triton's autotuner chooses among dozens."""
+"""Short tuning of libraries in which Triton's autotuner chooses among dozens of kernels."""
 
 from __future__ import annotations
 

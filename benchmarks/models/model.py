@@ -81,5 +81,5 @@ def recall_loss(logits: Tensor, answers: Tensor) -> Tensor:
 
 
 def recalled(logits: Tensor, answers: Tensor) -> Tensor:
-    """Return the share of queries whose likeliest token is the answer."""
+    """Return the share of queries with the answer as their likeliest token."""
     return (logits.argmax(-1) == answers).float().mean()

@@ -18,7 +18,7 @@ from harness.workload import WORKLOAD
 D, S = WORKLOAD.hidden_size, WORKLOAD.head_dim
 N = WORKLOAD.num_heads * S
 CHUNK = 16
-"""Tokens of a chunk, whose inverse (I + M)^-1 the CUDA operator computes at once."""
+"""Tokens of a chunk; the CUDA operator computes its inverse (I + M)^-1 at once."""
 
 NARROW = "gate's narrow half"
 BYTES = {

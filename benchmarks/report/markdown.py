@@ -1,4 +1,4 @@
-"""Markdown tables whose columns are format strings over measured entries.
+"""Markdown tables with columns that are format strings over measured entries.
 
 A column such as "{cuda.graph_ms:ms}" formats a value of each row, and "{fla.ms/cuda.ms:.1f}" a
 ratio of two. A row is anything with `get(name)`: a mapping, an entry, or a row of entries by
@@ -83,7 +83,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def records(rows: Iterable[Mapping[str, str]]) -> str:
-    """Return the table of rows whose keys are the columns; all have the first row's columns."""
+    """Return the table of rows; all have the keys of the first one, the columns."""
     listed = list(rows)
     if not listed:
         return "Nothing was measured."

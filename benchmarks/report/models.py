@@ -28,7 +28,7 @@ from quasar_kernels.line_plot import (
 
 Record = Mapping[str, Any]
 DETAILED_TOKENS = 65_536
-"""The length whose memory, share of the bound and errors are shown."""
+"""The length for which memory, share of the bound and errors are shown."""
 FAMILIES: Mapping[str, Mapping[str, str]] = {
     "Quasar and the delta rule": {"Quasar": GREEN, "delta rule": BLUE},
     "Decays: gated delta rule, KDA, GLA": {

@@ -10,7 +10,7 @@ registers, stack, spills and shared memory with the committed table; --write wri
 its page in docs. The exit status is 1 if something does not compile, needs more shared memory than
 a GPU has (for Triton's kernels: than the smallest GPU has), or differs from the table with --check.
 
---quick omits GPUs whose code differs little from that of another one (see `is_quick`).
+--quick omits GPUs if their code differs little from that of another one (see `is_quick`).
 
 A result is stored in the user's cache folder by a digest of the kernel's sources, its spec, the
 compilers' versions and this program (cache.py), so that an unchanged kernel is compiled once.
@@ -169,7 +169,7 @@ class _Job:
 def compile_all(
     archs: Sequence[int], match: str = "", *, quick: bool = False, keep: bool = False
 ) -> list[Compiled]:
-    """Compile every kernel whose name, or file name, contains `match`, over all cores.
+    """Compile every kernel with `match` in its name or file name, over all cores.
 
     Args:
         quick: whether to compile only for the architectures that `is_quick` selects.
@@ -313,7 +313,7 @@ def main() -> int:
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--arch", type=int, action="append", choices=ARCHITECTURES)
     part.add_argument("--quick", action="store_true", help="omit similar GPUs, as CI does")
-    parser.add_argument("--match", default="", help="only kernels whose name contains this text")
+    parser.add_argument("--match", default="", help="only kernels with this text in their name")
     parser.add_argument("--no-cache", action="store_true", help="compile what was compiled before")
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--check", action="store_true", help="compare with the committed table")

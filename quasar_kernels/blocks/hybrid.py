@@ -99,7 +99,7 @@ class HybridBlock(nn.Module):
             keep: whether to return the state, for decoding.
             cp_context: from `build_cp_context`. x is then this rank's slice of packed sequences,
                 and the context's bounds replace cu_seqlens. `state` must be None, and all ranks
-                must call. `keep` needs a single sequence, whose state the last rank returns. The
+                must call. `keep` needs a single sequence; the last rank returns its state. The
                 parameters' gradients are those of the slice and must be summed over the ranks.
 
         Returns:

@@ -7,7 +7,7 @@ from torch import nn
 
 
 class ScaledLinear(nn.Linear):
-    """A linear layer whose initial parameters are torch's times `scale`.
+    """A linear layer with torch's initial parameters times `scale`.
 
     `reset_parameters` scales them, too. Trainers call it for each module after `to_empty`, in any
     order, so a parent cannot scale them.

@@ -1,8 +1,8 @@
-"""Context parallelism of mixers whose states decay per channel.
+"""Context parallelism of mixers with states that decay per channel.
 
 The state after a rank's slice is linear in the state S that enters it: D S + R, where D is the
 decay over the slice. Each rank starts from a zero state, gathers D and R of all ranks, and adds the
-contribution of the entering state to its outputs. For QuasarAttention, whose maps are matrices, the
+contribution of the entering state to its outputs. For QuasarAttention, with matrices as maps, the
 overlay does this.
 """
 

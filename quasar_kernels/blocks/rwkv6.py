@@ -162,7 +162,7 @@ class RWKV6TimeMixing(MarkedParameters):  # type: ignore[misc]
     def _normed(self, o: Tensor) -> Tensor:
         """Return o `[B, T, heads, S]` normed per head, then scaled and shifted, `[B, T, width]`.
 
-        The result equals that of the module `norm`, whose gradient is twice as slow.
+        The result equals that of the module `norm`; the module's gradient takes twice as long.
         """
         if not is_plain(self.norm, nn.GroupNorm):
             rows: Tensor = self.norm(o.to(self.bonus.dtype).flatten(0, 1).flatten(1))

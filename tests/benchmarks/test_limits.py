@@ -72,7 +72,7 @@ LIMITS: dict[str, list[tuple[str, str, object, dict[str, Any], str]]] = {
         ("steps", "figures/step_ms", 1e3, {"by": "ours", **STEP}, "times the baseline's speed"),
         ("steps", "figures/forward_ms", 1e3, {"by": "ours", **STEP}, "forward pass, 512 wide"),
         ("steps", "figures/graph_bytes", 1 << 40, {"by": "ours", **STEP}, "memory, GB"),
-        ("steps", "figures/reruns_equal", False, {"by": "ours"}, "rerun differs in a bit: 1"),
+        ("steps", "figures/reruns_equal", False, {"by": "ours"}, "rerun that differs in a bit: 1"),
         ("gradients", "errors/v_conv1d.weight", 0.1, {}, "worst gradient"),
     ],
     "adaptive-layer": [

@@ -22,8 +22,8 @@ class Soak(Frozen):
     after_c: int | None
 
 
-def soak(most_seconds: float) -> Soak:
-    """Keep the GPU busy until its temperature is steady, or for `most_seconds`.
+def soak(max_seconds: float) -> Soak:
+    """Keep the GPU busy until its temperature is steady, or for `max_seconds`.
 
     On a cold GPU the clocks are higher than on a validator's busy one.
     """
@@ -31,14 +31,14 @@ def soak(most_seconds: float) -> Soak:
     began = time.monotonic()
     before = last = _temperature()
     while True:
-        until = min(began + most_seconds, time.monotonic() + LOOK_SECONDS)
+        until = min(began + max_seconds, time.monotonic() + LOOK_SECONDS)
         while time.monotonic() < until:
             for _ in range(20):
                 torch.mm(x, x)
             torch.cuda.synchronize()
         now = _temperature()
         steady = now is not None and last is not None and now - last < STEADY_C
-        if steady or time.monotonic() >= began + most_seconds:
+        if steady or time.monotonic() >= began + max_seconds:
             return Soak(seconds=time.monotonic() - began, before_c=before, after_c=now)
         last = now
 

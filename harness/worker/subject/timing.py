@@ -91,7 +91,7 @@ def time_layer(
     last timed output after the clock has stopped. Raises a WorkerError if a guarded function was
     replaced, or the clocks disagree.
     """
-    _require_original()  # before minutes of calls whose time nobody would trust
+    _require_original()  # before minutes of calls with a time that cannot be trusted
     layer = layer_class(**WORKLOAD.layer_arguments()).to(device)
     x = torch.randn(WORKLOAD.batch_size, length, WORKLOAD.hidden_size, device=device)
     if device.type == "cuda":

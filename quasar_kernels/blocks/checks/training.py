@@ -41,7 +41,7 @@ class History:
 
     losses: list[float] = field(default_factory=list)
     gradient_norms: list[float] = field(default_factory=list)
-    dead: list[str] = field(default_factory=list)  # parameters whose gradient was always zero
+    dead: list[str] = field(default_factory=list)  # parameters with a gradient that was always zero
 
     @property
     def fall(self) -> float:

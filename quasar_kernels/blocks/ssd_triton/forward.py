@@ -25,7 +25,7 @@ from fla.ops.quasar.triton_kernels.device_functions import (
 
 @triton.jit
 def load_tokens(x, first, rows, left, columns, STRIDE, start, WIDTH: tl.constexpr):
-    """Load rows `[rows, columns]` of one head, whose first column is `start`, in x's dtype.
+    """Load rows `[rows, columns]` of one head in x's dtype; its first column is `start`.
 
     `first` is the index of row 0 among all tokens; rows from `left` on are zeros.
     """
@@ -38,7 +38,7 @@ def load_tokens(x, first, rows, left, columns, STRIDE, start, WIDTH: tl.constexp
 def load_steps(dt, rate, first, rows, left, i_h, H: tl.constexpr):
     """Return step sizes and log decays `[C]` of one head; zeros from row `left` on.
 
-    Log decays are clamped to a value whose exponential is 0 in fp32, because sums of -inf would
+    Log decays are clamped to a value with an exponential of 0 in fp32, because sums of -inf would
     give NaN.
     """
     step = tl.load(dt + (first + rows) * H + i_h, mask=rows < left, other=0.0)
@@ -151,8 +151,8 @@ def output_kernel(
     """Compute the outputs of one segment and head, chunk by chunk, and the final state.
 
     `states` are those after the segments, or None for one segment per sequence. `checkpoints`, if
-    not None, receive the state before each chunk, `[V, K]`: that of chunk n of segment s, whose
-    first token is t, at t / C + s + n. `d` may be None. Grid: (segments * H, V / BV).
+    not None, receive the state before each chunk, `[V, K]`: that of chunk n of segment s,
+    with the first token t, at t / C + s + n. `d` may be None. Grid: (segments * H, V / BV).
     """
     i_sh, i_h = tl.program_id(0), tl.program_id(0) % H
     i_s, i_g = i_sh // H, i_h // (H // G)
