@@ -92,10 +92,10 @@ class _Printer(Recorder):
         self.progress.print(f"{sample.length:>9} tokens: run {number} of {self.runs}: {speed}")
 
     def failed(self, length: int, error: MeasurementError) -> None:
-        same = error.log_tail == self.last_log  # a fault of the tree fails every length
+        same = error.log_tail and error.log_tail == self.last_log  # a fault of the tree
         self.last_log = error.log_tail
-        text = "the same" if same else error.explain(debug=self.debug)
-        self.progress.print(f"{length:>9} tokens: failed: {text}")
+        text = "for the same reason" if same else error.explain(debug=self.debug)
+        self.progress.print(f"{length:>9} tokens: failed{'' if same else ':'} {text}")
 
 
 def _measure(

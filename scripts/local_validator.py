@@ -10,8 +10,8 @@ warning.
 DIR is a checkout, or an overlay such as quasar_kernels/overlay, which the script judges without a
 claim: rules, import, correctness and speed; by default, it is quasar_work/flash-linear-attention.
 --full uses the validator's lengths and the target.
-Exit status 0: it passes; 1: a validator would reject it, or the script reached no verdict; 130: a
-signal stopped it.
+Exit status 0: it passes; 1: a validator would reject it, or the script reached no verdict, as on a
+busy machine that did not time it within the limit (UNDECIDED); 130: a signal stopped it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from harness.terminal import ends_quietly, one_line, printable
 from harness.workload import VALIDATOR_LENGTHS
 from neurons.runtime import observe
 from neurons.runtime.errors import ConfigError, Postponed
+from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.process import Stopped, stop_on_signals
 from neurons.validator.clone import Sources
@@ -107,7 +108,7 @@ class _Printer(Recorder):
 
 def judge_checkout(tree: Path, lengths: tuple[int, ...], options: Options, *, debug: bool) -> int:
     """Print the rules that a tree breaks, or measure it; return the exit status."""
-    broken = [f"rules: {violation}" for violation in check_tree(tree)]
+    broken, timed_out = [f"rules: {violation}" for violation in check_tree(tree)], False
     # byte code that Python writes next to an overlay is never published
     is_fork = (tree / "fla/__init__.py").exists()
     compiled = compiled_files(tree / "fla") if is_fork else compiled_without_source(tree)
@@ -119,19 +120,34 @@ def judge_checkout(tree: Path, lengths: tuple[int, ...], options: Options, *, de
                 sampler = Sampler(tree=whole, options=options, recorder=_Printer())
                 sampler.run(EachLength(lengths))
     except MeasurementError as error:
-        broken = [error.explain()]
+        broken, timed_out = [error.explain()], error.kind == "timeout"
         if debug:
             print(printable(error.log_tail, allowed="\n"), file=sys.stderr)
     for reason in broken:
         say(f"FAIL  {reason}")
     if broken:
-        say("REJECTED")
+        say(undecided(options.device) if timed_out else "REJECTED")
         return 1
     speed, length = sampler.of(max(lengths))[0].tokens_per_sec, max(lengths)
     league, multiplier = league_of(length)
     best = f"PASSED; weighted score {weighted_score(speed, length):,.0f} at {length} tokens"
     say(f"{best}; league {league}, multiplier {multiplier}")
     return 0
+
+
+def undecided(device: str) -> str:
+    """Return the verdict on a fork that was not timed within the limit, with this machine's load.
+
+    Only an idle machine with a GPU resembles a validator's, which would reject it.
+    """
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    where = f"the load of {cores} cores is {load:.1f}"
+    if resolve_device(device) == "cuda" and load < cores:
+        return f"REJECTED: it was not timed in time, and this machine is not busy: {where}"
+    return (
+        f"UNDECIDED: this machine may be too slow or busy: {where}. Repeat it on an idle machine "
+        "with a GPU, or with a longer --timeout"
+    )
 
 
 def find_sandbox(device: str, stop: threading.Event) -> Sandbox | None:
@@ -165,6 +181,8 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one length")
     parser.add_argument("--debug", action="store_true", help="print a failed worker's log")
     args = parser.parse_args()
+    observe.configure()
+    log = observe.get_logger("validator")
     if args.fork is None and args.repo_path is None and GUIDE_FORK.is_dir():
         args.repo_path = GUIDE_FORK
     if args.repo_path is not None:
@@ -175,11 +193,11 @@ def main() -> int:
         if args.full:
             lengths = {*VALIDATOR_LENGTHS, args.seq_len or args.target}
         options = Options(args.device, args.timeout)
-        return judge_checkout(args.repo_path, tuple(lengths), options, debug=args.debug)
+        with heartbeat(log, "judging"):
+            return judge_checkout(args.repo_path, tuple(lengths), options, debug=args.debug)
     if args.fork is None or args.claim is None:
         parser.error("name a fork and its --claim, or a checkout by --repo-path")
 
-    observe.configure()
     address = fork_address(args.fork)
     submission = QueuedSubmission(
         id=0,
@@ -199,12 +217,17 @@ def main() -> int:
             confinement=find_sandbox(args.device, stop),
         )
         try:
-            verdict = judge.evaluate(submission)
+            with heartbeat(log, "judging"):
+                verdict = judge.evaluate(submission)
         except Stopped:
             return STOPPED
         except Postponed as fault:
             raise failure(f"No verdict: {fault}") from None
     league, multiplier = league_of(args.target)
+    if verdict.timed_out:
+        say(verdict.reason)
+        say(undecided(args.device))
+        return 1
     say(f"{'PASSED' if verdict.passed else 'REJECTED'}: {verdict.reason}")
     say(f"score {verdict.score:.3f}; league {league}, multiplier {multiplier}")
     if verdict.passed:

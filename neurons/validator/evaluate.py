@@ -213,7 +213,8 @@ class Evaluator:
         self._check_stop()
         if error.kind in AMBIGUOUS:
             self.check_machine()
-        return reject(f"No measurement ({error.kind}): {error.reason}")
+        verdict = reject(f"No measurement ({error.kind}): {error.reason}")
+        return replace(verdict, timed_out=error.kind == "timeout")
 
     def _check_stop(self) -> None:
         if self.stop.is_set():

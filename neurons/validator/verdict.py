@@ -29,6 +29,7 @@ class Verdict:
     # everything that was timed, by length, on `device`, a GPU or CPU
     measured: Benchmarks = field(default_factory=dict)
     device: str | None = None
+    timed_out: bool = False  # a process did not end in time, which may be the machine's fault
 
     @property
     def passed(self) -> bool:

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from harness.__main__ import main
+from harness.__main__ import _Printer, main
+from harness.measuring.runner import MeasurementError
 from harness.report import load_report
+from harness.terminal import Progress
 
 
 def test_a_run_from_the_command_line(make_tree, tmp_path, capsys):
@@ -83,3 +85,12 @@ def test_bad_arguments_are_named(arguments, message, capsys):
         main(arguments)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_only_a_repeated_log_is_the_same_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = _Printer(Progress(), runs=1)
+    for length, log_tail in ((512, ""), (1024, ""), (2048, "trace"), (4096, "trace")):
+        printer.failed(length, MeasurementError("not done within 1 s", "timeout", log_tail))
+    lines = capsys.readouterr().err.splitlines()
+    assert ["for the same reason" in line for line in lines] == [False, False, False, True], lines
+    assert "512 tokens: failed: timeout: not done within 1 s" in lines[0]

@@ -10,6 +10,7 @@ import pytest
 
 from quasar_kernels.contract import (
     FORBIDDEN_TEXT,
+    LAYER_FILE,
     OVERLAY,
     QUASAR_DIR,
     REQUIRED_IMPORTS,
@@ -196,6 +197,20 @@ def test_files_that_cannot_be_read(tree, name, content, rule):
     assert {v.path for v in violations} == ({QUASAR_DIR / name} if rule else set())
     assert not rule or any(rule in v.rule for v in violations)
     assert not any(": ." in v.rule for v in violations)  # a reason without a text
+
+
+@pytest.mark.parametrize("name", [QUASAR_DIR / "layer/paths.py", LAYER_FILE])
+def test_a_syntax_error_has_its_file_and_line(tree, name):
+    (tree / name).parent.mkdir(parents=True, exist_ok=True)
+    (tree / name).write_text("x = 1\ndef f(:\n")
+    (violation,) = check_tree(tree)
+    assert violation.path == name
+    assert f"({name.name}, line 2)" in violation.rule, violation.rule
+
+
+def test_the_layer_may_import_other_operators(tree):
+    (tree / LAYER_FILE).write_text("import fla.ops.gla\n")
+    assert check_tree(tree) == []
 
 
 def test_compiled_files_are_found_in_all_folders(tree):

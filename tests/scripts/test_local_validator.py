@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import local_validator
 import pytest
 
+from harness.measuring.runner import MeasurementError
+from harness.measuring.sampler import Sampler
 from neurons.runtime.errors import ConfigError
 from neurons.validator.evaluate import Evaluator
 from neurons.validator.sandbox import Sandbox
@@ -54,6 +60,7 @@ def test_a_fork_that_breaks_the_rules_is_rejected(fork, monkeypatch, capsys):
         ("\n# import fla.ops.gla\n", "FAIL  rules: fla/ops/quasar/chunk.py: The text"),
         ("\nimport no_such\n", "which is not installed. Install"),
         (WRONG, "FAIL  gate: wrong results: "),
+        ("\ndef f(:\n", "not Python: invalid syntax (chunk.py, line"),
     ],
 )
 def test_a_broken_fork_fails_with_the_reason(code, reason, monkeypatch, capsys, tmp_path):
@@ -65,6 +72,29 @@ def test_a_broken_fork_fails_with_the_reason(code, reason, monkeypatch, capsys, 
     monkeypatch.setattr("sys.argv", [*command, "--device", "cpu", "--timeout", str(HANG)])
     assert local_validator.main() == 1
     assert reason in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("device", "load", "verdict"),
+    [("cpu", 0.0, "UNDECIDED"), ("cuda", 1e6, "UNDECIDED"), ("cuda", 0.0, "REJECTED")],
+)
+def test_a_timeout_is_undecided_unless_an_idle_gpu_had_it(
+    device, load, verdict, fork, monkeypatch, capsys
+):
+    late = MeasurementError("not done within 1 s", "timeout")
+    monkeypatch.setattr(local_validator, "check_tree", lambda _: [])
+    monkeypatch.setattr(local_validator, "whole_tree", nullcontext)
+    monkeypatch.setattr(local_validator, "find_sandbox", lambda *_: None)
+    monkeypatch.setattr(Sampler, "run", Mock(side_effect=late))
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    late_fork = replace(reject("No measurement (timeout)"), timed_out=True)
+    monkeypatch.setattr(Evaluator, "evaluate", lambda *_: late_fork)
+    for words in (["--repo-path", str(fork)], [str(fork), "--claim", "1000"]):
+        monkeypatch.setattr("sys.argv", ["local_validator.py", *words, "--device", device])
+        assert local_validator.main() == 1
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.startswith(f"{verdict}: ")
+        assert f" is {load:.1f}" in last
 
 
 @pytest.mark.slow

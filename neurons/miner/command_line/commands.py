@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -37,10 +38,12 @@ from neurons.miner.cycle import State, Submission, backoff_seconds
 from neurons.miner.journal import Journal
 from neurons.miner.measuring import ClaimMeasurement, describe_machine, new_measurement
 from neurons.miner.publishing.from_settings import open_fork
+from neurons.miner.recorder import progress_of
 from neurons.miner.targets import targets_here
 from neurons.runtime import observe
 from neurons.runtime.errors import ConfigError, Fault, Problem
 from neurons.runtime.flags import CommandLineSettings, Whole
+from neurons.runtime.heartbeat import heartbeat
 from neurons.runtime.identity import public_hotkey
 from neurons.runtime.loading import (
     Process,
@@ -216,10 +219,12 @@ def bench(given: CommandLineSettings, all_lengths: bool) -> int:
         measurement = new_measurement(
             settings, fork.worktree, hardware, "bench", commit, log, fresh=True
         )
-        _with_retries(measurement, lambda: measurement.run_targets(targets))
-        if all_lengths:
-            lengths = lengths_for(wanted or LENGTHS[-1], hardware.device)
-            _with_retries(measurement, lambda: measurement.run_lengths(lengths))
+        progress = partial(progress_of, settings.state_dir)
+        with heartbeat(log, "measuring", progress=progress):
+            _with_retries(measurement, lambda: measurement.run_targets(targets))
+            if all_lengths:
+                lengths = lengths_for(wanted or LENGTHS[-1], hardware.device)
+                _with_retries(measurement, lambda: measurement.run_lengths(lengths))
     sampler = measurement.sampler
     echo(table(sampler.samples, sampler.failures))
     echo(f"report: {measurement.recorder.path}")

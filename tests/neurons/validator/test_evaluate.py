@@ -118,6 +118,7 @@ def test_a_failed_measurement_counts_only_on_a_sound_machine(
         verdict = evaluate()
         assert verdict.score == 0.0
         assert verdict.reason == f"No measurement ({kind}): so it was"
+        assert verdict.timed_out == (kind == "timeout")
     assert len(measured.lengths) == calls
 
 
