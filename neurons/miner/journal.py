@@ -14,13 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from neurons.miner.cycle import State, Submission
-from neurons.miner.schema import (
-    CLOSED_STATES,
-    copy_database,
-    open_database,
-    transaction,
-)
+from neurons.miner.schema import CLOSED_STATES, copy_database, open_database
 from neurons.runtime.errors import QuasarError
+from neurons.runtime.sqlite_file import transaction
 from neurons.wire.rules import ROUND_HOURS
 
 EVENTS_KEPT = 5000

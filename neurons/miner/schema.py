@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
-from neurons.runtime.errors import ConfigError, QuasarError
-from neurons.runtime.process import DISK_FAULTS
-
-BUSY_MILLISECONDS = 5000
+from neurons.runtime.errors import ConfigError
+from neurons.runtime.sqlite_file import SqliteFile, transaction
 
 CLOSED_STATES = "('VALIDATED', 'RANKED', 'REJECTED', 'UNRANKED', 'PREMATURE', 'ABANDONED')"
 """The states of `cycle.CLOSED` in SQL; a change requires the index below to be rebuilt."""
@@ -106,31 +103,20 @@ entries are never edited.
 """
 
 
+JOURNAL = SqliteFile(
+    "journal",
+    "Put a backup in its place, or recover it (`sqlite3 {path} .recover | sqlite3 "
+    "recovered.sqlite`), or move it away to start with an empty one; then a commitment that waits "
+    "for its reveal is lost with its salt.",
+)
+
+
 def open_database(path: Path) -> sqlite3.Connection:
     """Open the journal at `path` and apply missing migrations.
 
-    Raises a ConfigError if it is damaged, of a newer version or cannot be opened, and a QuasarError
-    if the disk is full or another process locks it. The file is kept.
+    Raises the errors of `SqliteFile.open`, and a ConfigError if it is of a newer version.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.parent.chmod(0o700)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        path.chmod(0o600)
-    except OSError as error:
-        if error.errno in DISK_FAULTS:
-            raise QuasarError(
-                f"The journal {path} cannot be used at the moment ({error.strerror}). Free space "
-                "on its disk and start again."
-            ) from error
-        raise ConfigError(
-            f"The journal {path} cannot be opened ({error.strerror}). Check the owner and the mode "
-            "of the folder STATE_DIR, or give another one."
-        ) from error
-    database = sqlite3.connect(path, timeout=BUSY_MILLISECONDS / 1000, isolation_level=None)
-    with _explained(database, path):
-        _prepare(database, path)
-    return database
+    return JOURNAL.open(path, partial(_migrate, path=path))
 
 
 def copy_database(path: Path) -> sqlite3.Connection:
@@ -141,11 +127,12 @@ def copy_database(path: Path) -> sqlite3.Connection:
     if path.exists() and not os.access(path, os.R_OK, effective_ids=True):
         raise ConfigError(f"The journal {path} cannot be read. Check its owner and mode.")
     copy = sqlite3.connect(":memory:", isolation_level=None)
-    with _explained(copy, path):
+    with JOURNAL.explained(copy, path):
         with closing(open_read_only(path)) as file:
             file.execute("PRAGMA query_only = ON")
             file.backup(copy)
-        _prepare(copy, path)
+        JOURNAL.check(copy)
+        _migrate(copy, path)
     return copy
 
 
@@ -186,38 +173,7 @@ def write_copy(source: Path, target: Path) -> None:
             part.unlink(missing_ok=True)
 
 
-@contextmanager
-def _explained(database: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """Close the database if the block fails, and raise an error that names the file's fault."""
-    database.row_factory = sqlite3.Row
-    try:
-        yield
-    except BaseException as error:
-        database.close()
-        if isinstance(error, sqlite3.OperationalError):
-            raise QuasarError(
-                f"The journal {path} cannot be used at the moment ({error}). Free space on its "
-                "disk, or end the process that locks it, and start again."
-            ) from error
-        if isinstance(error, sqlite3.DatabaseError):
-            reason = " ".join(str(error).split())
-            raise ConfigError(
-                f"The journal {path} is damaged ({reason}). It was left as it is. Put a backup in "
-                f"its place, or recover it (`sqlite3 {shlex.quote(str(path))} .recover | sqlite3 "
-                "recovered.sqlite`), "
-                "or move it away to start with an empty one; then a commitment that waits for its "
-                "reveal is lost with its salt."
-            ) from error
-        raise
-
-
-def _prepare(database: sqlite3.Connection, path: Path) -> None:
-    problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if problem != "ok":
-        raise sqlite3.DatabaseError(str(problem))
-    database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = FULL")
-    database.execute("PRAGMA foreign_keys = ON")
+def _migrate(database: sqlite3.Connection, path: Path) -> None:
     database.execute(
         "CREATE TABLE IF NOT EXISTS applied "
         "(version INTEGER PRIMARY KEY, name TEXT NOT NULL, at TEXT DEFAULT CURRENT_TIMESTAMP)"
@@ -234,16 +190,3 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
             for statement in statements:
                 database.execute(statement)
             database.execute("INSERT INTO applied (version, name) VALUES (?, ?)", (number, name))
-
-
-@contextmanager
-def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Commit all changes of the block together, or roll them back after an exception."""
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        database.execute("COMMIT")
-    except BaseException:
-        if database.in_transaction:
-            database.execute("ROLLBACK")
-        raise

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import time
 
+from neurons.runtime.sqlite_file import SqliteFile
 from neurons.validator.verdict import Verdict
 from neurons.wire.protocol import QueuedSubmission
 from neurons.wire.rules import ROUND_HOURS
@@ -59,6 +60,23 @@ def _payers(submission: QueuedSubmission) -> tuple[str, str]:
     return f"client {submission.ip_address or submission.miner_hotkey}", submission.miner_hotkey
 
 
+FILE = SqliteFile(
+    "validator's list of attempts",
+    "Move it away: the validator then evaluates submissions without a written verdict again.",
+)
+
+
+def _prepare(database: sqlite3.Connection) -> None:
+    for statement in (_SCHEMA, _SPENT, _SPENT_INDEX):
+        database.execute(statement)
+    columns = {row[1] for row in database.execute("PRAGMA table_info(attempts)")}
+    for name in _ADDED:
+        if name not in columns:
+            database.execute(f"ALTER TABLE attempts ADD COLUMN {name} TEXT")
+    # If an attempt is still marked as running, the validator crashed during it.
+    database.execute("UPDATE attempts SET running = 0, deaths = deaths + 1 WHERE running")
+
+
 @dataclass(frozen=True)
 class Attempt:
     """The attempts at one submission."""
@@ -76,22 +94,14 @@ class Attempt:
 
 
 class Attempts:
-    """A validator's attempts at the submissions of the API at `api_url`, in an SQLite file."""
+    """A validator's attempts at the submissions of the API at `api_url`, in an SQLite file.
+
+    Raises the errors of `SqliteFile.open`.
+    """
 
     def __init__(self, file: Path, api_url: str, clock: Callable[[], float] = time) -> None:
         self._api_url, self._clock = api_url, clock
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._database = sqlite3.connect(file, isolation_level=None)
-        self._database.execute("PRAGMA synchronous = FULL")
-        self._database.execute(_SCHEMA)
-        self._database.execute(_SPENT)
-        self._database.execute(_SPENT_INDEX)
-        columns = {row[1] for row in self._database.execute("PRAGMA table_info(attempts)")}
-        for name in _ADDED:
-            if name not in columns:
-                self._database.execute(f"ALTER TABLE attempts ADD COLUMN {name} TEXT")
-        # If an attempt is still marked as running, the validator crashed during it.
-        self._database.execute("UPDATE attempts SET running = 0, deaths = deaths + 1 WHERE running")
+        self._database = FILE.open(file, _prepare)
 
     def close(self) -> None:
         self._database.close()

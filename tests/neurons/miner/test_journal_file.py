@@ -13,6 +13,7 @@ import pytest
 from neurons.miner import cycle, schema
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
+from neurons.runtime import sqlite_file
 from neurons.runtime.errors import ConfigError, QuasarError, Retry
 from tests.neurons.miner.parts import COMMITTING, HOTKEY, close, draft, history, new
 
@@ -50,7 +51,7 @@ def test_row_18_a_damaged_file_is_refused_and_kept(path: Path, damage: str) -> N
 
 def test_a_locked_file_is_a_temporary_fault(path, monkeypatch):
     Journal(path).close()
-    monkeypatch.setattr(schema, "BUSY_MILLISECONDS", 300)
+    monkeypatch.setattr(sqlite_file, "BUSY_MILLISECONDS", 300)
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA locking_mode = EXCLUSIVE")
         database.execute("BEGIN EXCLUSIVE")
@@ -63,7 +64,7 @@ def test_a_full_disk_at_the_first_start_is_a_temporary_fault(path, monkeypatch):
     def full(*_args: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("neurons.miner.schema.os.open", full)
+    monkeypatch.setattr("neurons.runtime.sqlite_file.os.open", full)
     with pytest.raises(QuasarError, match=r"No space left.*Free space") as caught:
         Journal(path)
     assert not isinstance(caught.value, ConfigError)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from neurons.runtime import observe
-from neurons.runtime.errors import Postponed
+from neurons.runtime.errors import ConfigError, Postponed
 from neurons.runtime.identity import create_throwaway
 from neurons.runtime.process import Stopped
 from neurons.validator.__main__ import main
@@ -353,6 +353,16 @@ def test_the_attempts_of_an_earlier_version_are_read(
     loop = bench(Judge(s1=AssertionError("its verdict is known")))
     loop.run_once()
     assert scores(api) == {row: 0.95}
+
+
+def test_a_damaged_file_of_attempts_is_reported_with_its_remedy_and_kept(tmp_path: Path) -> None:
+    file, content = tmp_path / "attempts.sqlite", b"not a database, but long enough" * 50
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"attempts {file} is damaged.*Move it away"):
+        Attempts(file, "http://127.0.0.1:1")
+    assert file.read_bytes() == content
+    with pytest.raises(ConfigError, match="STATE_DIR"):
+        Attempts(file / "attempts.sqlite", "http://127.0.0.1:1")
 
 
 def test_a_stop_leaves_the_rest_in_the_queue(api: LiveApi, bench: Benches) -> None:
