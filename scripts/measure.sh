@@ -37,10 +37,7 @@ step() {
 timeout 2h "$python" -m pytest tests/gpu -q -o addopts=--import-mode=importlib --junitxml "$out/gpu-tests.xml" || status=1
 # The layer is next: if the machine is available for too short a time, these results matter most.
 step layer_accuracy layer-accuracy --fork "$fork"
-for tree in public-fork baseline overlay-ops overlay; do
-  step layer "$tree" --fork "$fork" --tree "$tree"
-done
-step layer overlay-portable --fork "$fork" --tree overlay-portable
+step layer '{}' --fork "$fork" --tree public-fork baseline overlay-ops overlay overlay-portable
 step layer_profile layer-profile-ops --fork "$fork" --tree overlay-ops
 step layer_profile layer-profile --fork "$fork"
 step layer_profile layer-profile-portable --fork "$fork" --tree overlay-portable

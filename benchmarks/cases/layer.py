@@ -1,28 +1,29 @@
 """The layer's speed in the validator's loop: the public fork, the baseline and this project.
 
-    python -m benchmarks layer --fork PATH --tree overlay --out benchmarks/h200/overlay.json
+    python -m benchmarks layer --fork PATH --tree public-fork baseline overlay-ops overlay \
+        --out benchmarks/h200/{}.json
 
 PATH is a checkout of the public fork (https://github.com/troy12x/flash-linear-attention); without
-it, this project's layer is timed over the installed fla. Trees of this project are first checked
-for correctness, at several lengths in parallel. Then the tree is timed in fresh processes, one at a
-time; this project's layer is timed only at lengths that fit into the GPU's memory. The other trees
-are timed without a check: the fork does not compute the recurrence, and the baseline misses a limit
-of the check with correlated keys.
+it, this project's layer is timed over the installed fla. `{}` in the file's name stands for the
+tree. Trees of this project are first checked for correctness, at several lengths in parallel. Then
+all trees are timed in fresh processes, one at a time; this project's layer is timed only at lengths
+that fit into the GPU's memory. The other trees are timed without a check: the fork does not compute
+the recurrence, and the baseline misses a limit of the check with correlated keys.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any, NamedTuple
 
-from benchmarks.cases import trees
 from benchmarks.cases.trees import TREES, Tree, make_tree
-from benchmarks.engine.commands import progress
+from benchmarks.engine.commands import fork_option, progress
 from benchmarks.engine.limits import Criterion
 from benchmarks.engine.results import Entry, Run, start
 from harness.hardware.gpus import fits
@@ -82,23 +83,24 @@ def check_of(checks: Mapping[int, Check], length: int) -> Correctness | None:
     return require_passed(result)
 
 
-def time_process(
-    tree: Path,
-    name: str,
-    length: int,
-    process: int,
-    plan: Tree,
-    checks: Mapping[int, Check],
-    gpu_lock: Path,
-    device: str,
-) -> Entry:
+class Subject(NamedTuple):
+    """A tree that is timed."""
+
+    name: str
+    folder: Path
+    plan: Tree
+    checks: Mapping[int, Check]  # by their lengths
+
+
+def time_process(subject: Subject, length: int, process: int, gpu_lock: Path, device: str) -> Entry:
     """Time one length in a fresh process; the first one of a length may have empty caches."""
+    name, folder, plan, checks = subject
     of = {"tokens": length, "process": process}
     cold = process == 0 and length in plan.cold
     try:
         correctness = check_of(checks, length)
         sample = timed(
-            tree,
+            folder,
             length,
             Options(device),
             cross_check=correctness is not None,
@@ -116,62 +118,76 @@ def time_process(
     return Entry(table="processes", of=of, by=name, figures=figures, texts={"cache": sample.cache})
 
 
-def time_tree(
-    name: str,
-    tree: Path,
-    plan: Tree,
-    checks: Mapping[int, Check],
-    gpu_lock: Path,
-    device: str,
-) -> list[Entry]:
-    """Time a tree at the lengths of its plan, in rounds of processes that start together.
+def time_trees(subjects: Sequence[Subject], gpu_lock: Path, device: str) -> dict[str, list[Entry]]:
+    """Time trees at the lengths of their plans, in rounds of processes that start together.
 
-    A length that fails once is excluded from the next rounds, with its earlier processes.
+    The processes of all trees use the GPU one after the other. A length that fails once is
+    excluded from the tree's next rounds, with its earlier processes.
     """
-    entries: list[Entry] = []
+    entries: dict[str, list[Entry]] = {one.name: [] for one in subjects}
+
+    def failed(name: str) -> set[Any]:
+        return {entry.of["tokens"] for entry in entries[name] if entry.failure}
+
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for number in range(max(plan.runs, plan.short_runs)):
-            failed = {entry.of["tokens"] for entry in entries if entry.failure}
-            due = [n for n in plan.due(number) if n not in failed]
-            run = partial(
-                time_process,
-                tree,
-                name,
-                process=number,
-                plan=plan,
-                checks=checks,
-                gpu_lock=gpu_lock,
-                device=device,
-            )
-            entries += pool.map(run, due)
-    failed = {entry.of["tokens"] for entry in entries if entry.failure}
-    kept = [one for one in entries if one.failure or one.of["tokens"] not in failed]
-    return sorted(kept, key=lambda one: (one.of["tokens"], one.of["process"]))
+        for number in range(max(max(one.plan.runs, one.plan.short_runs) for one in subjects)):
+            due = [
+                (one, n)
+                for one in subjects
+                for n in one.plan.due(number)
+                if n not in failed(one.name)
+            ]
+            run = partial(time_process, process=number, gpu_lock=gpu_lock, device=device)
+            for entry in pool.map(run, [one for one, _ in due], [n for _, n in due]):
+                entries[str(entry.by)].append(entry)
+    return {
+        name: sorted(
+            (x for x in found if x.failure or x.of["tokens"] not in failed(name)),
+            key=lambda one: (one.of["tokens"], one.of["process"]),
+        )
+        for name, found in entries.items()
+    }
 
 
-options = trees.options
+def options(parser: argparse.ArgumentParser) -> None:
+    fork_option(parser, required=False)
+    parser.add_argument("--tree", choices=TREES, nargs="+", default=["overlay"])
 
 
-def measure_tree(name: str, fork: Path | None) -> list[Entry]:
-    """Check a tree at its lengths in parallel, then time it."""
-    machine, plan = probe(), TREES[name]
+def measure_trees(names: Sequence[str], fork: Path | None) -> dict[str, list[Entry]]:
+    """Check trees at their lengths in parallel, then time them."""
+    machine = probe()
     device = machine.device
-    if plan.has_layer and machine.gpu_memory_mb is not None:
-        memory, capability = machine.gpu_memory_mb / 1024, machine.compute_capability
-        plan = plan.fitting(lambda n: fits(n, memory, capability))
-    with tempfile.TemporaryDirectory() as folder:
-        tree = make_tree(fork, Path(folder, name), plan)
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            results = pool.map(lambda n: check_length(tree, n, device), plan.checks)
-            checks = dict(zip(plan.checks, results, strict=True))
-        return time_tree(name, tree, plan, checks, Path(folder, "gpu-lock"), device)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:
+        subjects = []
+        for name in names:
+            plan = TREES[name]
+            if plan.has_layer and machine.gpu_memory_mb is not None:
+                memory, capability = machine.gpu_memory_mb / 1024, machine.compute_capability
+                plan = plan.fitting(partial(fits, memory_gib=memory, capability=capability))
+            subjects.append(Subject(name, make_tree(fork, Path(folder, name), plan), plan, {}))
+        due = [(one.folder, n) for one in subjects for n in one.plan.checks]
+        run = partial(check_length, device=device)
+        results = pool.map(run, [folder for folder, _ in due], [n for _, n in due])
+        checks = dict(zip(due, results, strict=True))
+        subjects = [
+            one._replace(checks={n: checks[one.folder, n] for n in one.plan.checks})
+            for one in subjects
+        ]
+        return time_trees(subjects, Path(folder, "gpu-lock"), device)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     machine = probe()
-    entries = measure_tree(args.tree, args.fork)
     run = start("layer", WORKLOAD.describe(machine.device), args.commit, device=None)
-    yield run.model_copy(update={"environment": machine}).adding(*entries, tree=args.tree)
+    run = run.model_copy(update={"environment": machine})
+    for name, entries in measure_trees(args.tree, args.fork).items():
+        yield run.adding(*entries, tree=name)
+
+
+def file_of(run: Run, out: Path) -> Path:
+    """Return the file of a tree's run: `{}` in the name `out` stands for the tree."""
+    return out.with_name(out.name.format(run.settings["tree"]))
 
 
 def by_length(run: Run) -> dict[int, list[Entry]]:

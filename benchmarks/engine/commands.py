@@ -25,9 +25,10 @@ def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
     """Measure a case, print its entries and write its file after each; return the exit status.
 
     A case is a module with `measure(args)`, which yields the run after each result. Optional
-    functions are `options(parser)`, which adds arguments, and either `limits(run)`, which yields
-    criteria, or `misses(run)`, which returns a line for each missed limit. If the module sets
-    `FAILS`, a missed limit makes the exit status 1.
+    functions are `options(parser)`, which adds arguments, `file_of(run, out)`, which returns the
+    file of a run if there are several, and either `limits(run)`, which yields criteria, or
+    `misses(run)`, which returns a line for each missed limit. If the module sets `FAILS`, a missed
+    limit makes the exit status 1.
     """
     name = case.__name__.rpartition(".")[2]
     description = (case.__doc__ or "").partition("\n")[0]
@@ -40,7 +41,7 @@ def run_case(case: ModuleType, arguments: Sequence[str]) -> int:
     run, printed = None, 0
     for run in case.measure(args):
         if args.out:
-            write(args.out, run)
+            write(case.file_of(run, args.out) if hasattr(case, "file_of") else args.out, run)
         for entry in run.entries[printed:]:
             progress(entry)
         printed = len(run.entries)

@@ -9,11 +9,12 @@ import pytest
 
 from benchmarks.cases import layer
 from benchmarks.cases.trees import BASELINE, TREES, make_tree
-from benchmarks.engine.results import Entry
+from benchmarks.engine.commands import run_case
+from benchmarks.engine.results import Entry, load
 from harness.measuring.runner import MeasurementError
 from quasar_kernels.contract import OVERLAY
 from tests.benchmarks.runs import run_of
-from tests.harness.samples import make_correctness, make_sample
+from tests.harness.samples import environment, make_correctness, make_sample
 
 CALLS: list[tuple[int, bool, bool]] = []
 SHORT, LONG = make_correctness(longest=512), make_correctness(longest=65536)
@@ -39,7 +40,8 @@ def fake_measure(monkeypatch: pytest.MonkeyPatch) -> None:
 def time_tree(folder: Path, checks: dict[int, layer.Check], **changes: Any) -> list[Entry]:
     """Time the overlay with a changed plan."""
     plan = TREES["overlay"]._replace(**changes)
-    return layer.time_tree("overlay", folder, plan, checks, folder / "gpu-lock", "cpu")
+    subject = layer.Subject("overlay", folder, plan, checks)
+    return layer.time_trees([subject], folder / "gpu-lock", "cpu")["overlay"]
 
 
 def test_each_length_needs_the_check_of_the_next_one(tmp_path):
@@ -72,6 +74,20 @@ def test_a_tree_without_checks_is_timed_unchecked(tmp_path):
     (entry,) = time_tree(tmp_path, {}, lengths=(512,), short_runs=1)
     assert CALLS == [(512, False, True)]
     assert entry.figures["tokens_per_sec"] == 1000
+
+
+def test_all_trees_are_timed_in_each_round_and_written_to_their_own_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(layer, "probe", environment)
+    names = ["public-fork", "overlay"]
+    plans = {name: TREES[name]._replace(lengths=(512,), checks=(), short_runs=2) for name in names}
+    monkeypatch.setattr(layer, "TREES", plans)
+    monkeypatch.setattr(layer, "make_tree", lambda fork, folder, plan: folder)
+    out = str(tmp_path / "{}.json")
+    assert run_case(layer, ["--out", out, "--tree", *names, "--commit", "c0ffee"]) == 0
+    for name in names:
+        run = load(tmp_path / f"{name}.json")
+        assert run.settings == {"tree": name}
+        assert [(e.by, e.of["process"]) for e in run.entries] == [(name, 0), (name, 1)]
 
 
 def test_a_small_card_is_timed_and_checked_at_the_lengths_that_fit() -> None:
