@@ -195,6 +195,20 @@ def test_decoding_overwrites_only_states_that_layers_have_stored():
         assert relative_rms(y, reference(module, x)[:, 10:11]) <= 1e-5
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_of_a_cache_and_its_original_continue_separately(copied):
+    module, x = layer(), torch.randn(1, 20, D)
+    exact = reference(module, x)
+    with torch.no_grad():
+        _, _, cache = module(x[:, :10], use_cache=True)
+        module(x[:, 10:11], past_key_values=cache, use_cache=True)
+        branch = copied(cache)
+        for each in (cache, branch):
+            for t in (11, 12):
+                y = module(x[:, t : t + 1], past_key_values=each, use_cache=True)[0]
+                assert relative_rms(y, exact[:, t : t + 1]) <= 1e-5
+
+
 @pytest.mark.parametrize(
     ("first", "dtype"),
     [(torch.no_grad, torch.float16), (torch.inference_mode, torch.bfloat16)],

@@ -29,12 +29,19 @@ class QuasarCache:
     """States of a model's layers between calls, if the caller has no other cache.
 
     Decoding without gradients overwrites the states that layers have stored: to continue twice from
-    one cache, `copy.deepcopy` it. States that other code stores by `update` are not overwritten.
+    one cache, `copy.copy` it. States that other code stores by `update` are not overwritten.
     """
 
     def __init__(self) -> None:
         self.states: list[dict[str, Any]] = []
         self._users: dict[int, int] = {}
+
+    def __copy__(self) -> QuasarCache:
+        other = QuasarCache()
+        for state in self.states:
+            state["owned"] = False  # neither cache may overwrite what both have
+        other.states = [*map(dict, self.states)]
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return {"states": self.states}  # the users' addresses are not those of a copy's layers
