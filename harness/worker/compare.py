@@ -25,6 +25,7 @@ class Figures:
     worst_part: float
     max_difference: float
     cosine: float
+    size: float  # root mean square of the exact values
 
 
 def _ratio(error: float, size: float) -> float:
@@ -57,12 +58,16 @@ def figures(actual: Tensor, expected: Tensor) -> Figures:
         worst_part=max(map(_ratio, errors, sizes)),
         max_difference=largest,
         cosine=dot / both if both > 0 else float(norm == size),
+        size=math.sqrt(size / max(expected.numel(), 1)),
     )
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest accepted relative RMS errors; `max_difference` is absolute, cosines are minima."""
+    """Largest accepted relative RMS errors; cosines are minima.
+
+    `max_difference` is absolute for values of a size up to `USUAL_SIZE`, and in proportion beyond.
+    """
 
     operator: float
     correlated: float
@@ -83,6 +88,10 @@ LIMITS = {
     torch.float32: Limits(1e-4, 1e-4, 1e-4, 0.9999, 0.999),
 }
 
+
+USUAL_SIZE = 0.25
+"""Root mean square of an operator's outputs for a new layer. Behind a burst they are eight times as
+large, and so are the errors of bf16: up to 0.103 in one of 59 checks of an honest operator."""
 
 MEASURED = (9, 0)
 """The compute capability of the GPUs on which the layer's limit was measured (H100 and H200)."""
@@ -156,9 +165,8 @@ class Checker:
         result, limits = figures(actual, expected), self.limits
         self.bound(f"{name}: relative RMS error", where, result.relative_rms, limit)
         self.bound(f"{name}: error of the worst eighth", where, result.worst_part, limit)
-        self.bound(
-            f"{name}: largest difference", where, result.max_difference, limits.max_difference
-        )
+        largest = result.max_difference / max(1.0, result.size / USUAL_SIZE)
+        self.bound(f"{name}: largest difference", where, largest, limits.max_difference)
         self.bound(f"{name}: cosine", where, result.cosine, limits.cosine, at_least=True)
 
     def unchanged(self, name: str, where: str, actual: Tensor, expected: Tensor) -> None:

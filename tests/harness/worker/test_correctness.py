@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.sample import Correctness
-from harness.worker.compare import figures
+from harness.worker.compare import Checker, figures
 from harness.worker.correctness import check_correctness
 from harness.worker.failures import WorkerError
 from harness.worker.inputs import drawn
@@ -99,6 +99,23 @@ def test_row_26_a_wrong_clock_is_detected(monkeypatch, speed):
 
 
 # ---- figures ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "passed"),
+    [(0.25, 0.09, True), (0.25, 0.11, False), (2.0, 0.3, True), (2.0, 0.9, False)],
+)
+def test_the_largest_difference_may_grow_with_the_values(size, error, passed):
+    """A bf16 error of 0.1 is usual for outputs behind large values, not for usual ones."""
+    exact = torch.full((1, 512, 8, 64), size)
+    actual = exact.clone()
+    actual[0, 7, 3, 5] += error
+    checker = Checker.draw(CPU)
+    checker.dtype = torch.bfloat16
+    checker.compare("operator", "512 tokens", actual, exact, checker.limits.operator)
+    failed = [str(check) for check in checker.worst.values() if not check.passed]
+    assert (not failed) == passed, checker.worst
+    assert all("largest difference" in one for one in failed), failed
 
 
 def test_figures_by_hand() -> None:
