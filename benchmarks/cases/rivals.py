@@ -38,7 +38,7 @@ from harness.worker.subject.tree import load_tree
 from harness.workload import WORKLOAD, parse_lengths
 from quasar_kernels.reference import quasar_chunked, relative_rms
 
-OURS = "this project"
+OURS, TARGET = "this project", 1_000_000
 AT_ONCE = 10
 """Processes that start in parallel; an import of a fork takes ten seconds of one core."""
 HEADS = (WORKLOAD.num_heads, WORKLOAD.head_dim)
@@ -56,7 +56,7 @@ zero or missing."""
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trees", nargs="+", type=_named, metavar="NAME=TREE")
-    parser.add_argument("--lengths", type=parse_lengths, default="1000000,100000,16384")
+    parser.add_argument("--lengths", type=parse_lengths, default=(TARGET,))
     parser.add_argument("--checked", type=int, default=16_384, help="tokens of outputs' errors")
     parser.add_argument("--trained", type=int, default=1024, help="tokens of gradients' errors")
     parser.add_argument("--seconds", type=float, default=120.0, help="time limit of a process")
@@ -135,8 +135,7 @@ def _operator(subject: InProcessSubject, tokens: int, device: torch.device) -> R
 
 def _layer(subject: InProcessSubject, tokens: int, device: torch.device) -> Results:
     weights, x = _public(subject.build()), _draw(subject, tokens, device)
-    with torch.no_grad():
-        return _errors(subject.forward()["y"], exact(weights, x, *HEADS))
+    return _errors(subject.forward()["y"], exact(weights, x, *HEADS))
 
 
 def _causality(subject: InProcessSubject, tokens: int, device: torch.device) -> Results:
@@ -158,7 +157,7 @@ def _gradients(subject: InProcessSubject, tokens: int, device: torch.device) -> 
     without = [name for name in weights if name not in found or not found[name].any()]
     results: Results = {
         "figures": {"weights": len(weights), "without": len(without)},
-        "texts": {"without": ", ".join(without)},
+        "texts": {"named": ", ".join(without)},
     }
     if _missing(weights):
         return results

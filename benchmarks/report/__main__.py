@@ -12,12 +12,12 @@ import argparse
 from pathlib import Path
 from statistics import median
 
-from benchmarks.report import cards, kernels, layer, models, parallel, recall
+from benchmarks.report import cards, kernels, layer, models, parallel, recall, rivals
 from benchmarks.report.documents import page, update
 
 
 def documents() -> dict[Path, str]:
-    modules = (layer, kernels, recall, models, cards, parallel)
+    modules = (layer, kernels, recall, models, cards, parallel, rivals)
     texts = {path: text for module in modules for path, text in module.documents().items()}
     for name in ("adaptive-layer", "delta-rule", "first-call", "inference"):
         texts |= page(name)

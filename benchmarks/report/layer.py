@@ -12,6 +12,7 @@ from benchmarks.cases import layer, layer_accuracy, layer_training
 from benchmarks.cases.layer import by_length
 from benchmarks.engine.limits import Criterion, missed
 from benchmarks.engine.results import ROOT, Entry, Run, versions
+from benchmarks.report import rivals
 from benchmarks.report.cards import contributed
 from benchmarks.report.documents import RESULTS, filled, page, run_of
 from benchmarks.report.estimates import speeds
@@ -108,7 +109,8 @@ def short_table(runs: Runs) -> str:
         f"{(ours.commit or 'unknown')[:12]}: {where}. The layer meets "
         f"{len(every) - len(out)} of its {len(every)} limits for speed, memory and accuracy."
     )
-    return f"{shown}\n\n{textwrap.fill(text, WIDTH, break_on_hyphens=False)}"
+    parts = (shown, textwrap.fill(text, WIDTH, break_on_hyphens=False), rivals.short_table())
+    return "\n\n".join(filter(None, parts))
 
 
 def later(ours: Run) -> str:

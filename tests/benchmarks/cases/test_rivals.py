@@ -81,7 +81,7 @@ def test_each_fault_is_measured(tmp_path: Path) -> None:
     assert checks["forgets"]["operator"].errors["relative RMS"] > 0.1
     assert "not finite" in (checks["overflows"]["operator"].failure or "")
     untrained = checks["untrained"]["gradients"]
-    assert untrained.texts["without"] == "k_proj.weight, k_conv1d.weight"
+    assert untrained.texts["named"] == "k_proj.weight, k_conv1d.weight"
     assert untrained.errors[PROJECTION] == 1.0
 
     other = checks["other"]
