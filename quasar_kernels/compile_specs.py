@@ -245,12 +245,14 @@ def _operator_specs() -> list[CompileSpec]:
                 constants,
             ),
         ]
-    for kind, S, gated in (("bf16", 64, False), ("fp32", 64, False), ("bf16", 128, True)):
-        varlen = kind == "fp32"
+    for kind, S, decays in (
+        ("bf16", 64, ""), ("fp32", 64, ""), ("bf16", 128, " gated"), ("bf16", 128, " channels"),
+    ):  # fmt: skip
+        varlen, gated = kind == "fp32", bool(decays)
         columns, warps = fused_recurrent.tiles_for(S, 256 if varlen else 1024)
         specs += [
             CompileSpec(
-                f"fused_recurrent {kind}" + (f" S={S} gated" if gated else ""),
+                f"fused_recurrent {kind}" + (f" S={S}{decays}" if gated else ""),
                 fused_recurrent.fused_recurrent_quasar_fwd_kernel,
                 typed(f"*{kind}", "q k v o")
                 | typed("*fp32", "beta initial_state final_state")
@@ -260,7 +262,7 @@ def _operator_specs() -> list[CompileSpec]:
                 | ({"cu_seqlens": "*i64"} if varlen else {}),
                 {"H": 8, "S": S, "BS": S, "BV": columns, "IS_VARLEN": varlen}
                 | {"HAS_INITIAL": True, "STORE_FINAL": True, "READ_STEP": gated}
-                | {"GROUP": 2 if gated else 1}
+                | {"GROUP": 2 if gated else 1, "CHANNELS": decays == " channels"}
                 | ({} if gated else {"g": None})
                 | ({} if varlen else {"cu_seqlens": None}),
                 num_warps=warps,

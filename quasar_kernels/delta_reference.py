@@ -1,10 +1,11 @@
-"""The definition of the delta rule, with or without decay, in plain torch, in float64 by default.
+"""The definition of the delta rule, with or without decays, in plain torch, in float64 by default.
 
-    S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
+    S_t = (I - beta_t k_t k_t^T) diag(exp(g_t)) S_{t-1} + beta_t k_t v_t^T     o_t = scale S_t^T q_t
 
-Sources: DeltaNet, arXiv 2406.06484; Gated DeltaNet, arXiv 2412.06464. Every function is
-differentiable by autograd and runs on any device. This module is the specification of `delta_rule`
-and shares no code with the kernels.
+g_t is a number for each head, or one for each channel of the keys. Sources: DeltaNet, arXiv
+2406.06484; Gated DeltaNet, arXiv 2412.06464; Kimi Delta Attention, arXiv 2510.26692. Every function
+is differentiable by autograd and runs on any device. This module is the specification of
+`delta_rule` and shares no code with the kernels.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def delta_recurrence(
         q, k: `[B, T, H, K]`, any floating dtype.
         v: `[B, T, H, V]`.
         beta: `[B, T, H]`, the step sizes.
-        g: `[B, T, H]`, log decays, or None for none.
+        g: `[B, T, H]` or `[B, T, H, K]`, log decays, or None for none.
         initial_state: `[N, H, K, V]` or None for zeros; N is B, or the number of packed sequences.
         cu_seqlens: `[N + 1]` integers, bounds of the sequences packed along T (B = 1); a sequence
             may be empty. None for one sequence per batch row.
@@ -54,7 +55,7 @@ def delta_recurrence(
 
     def step(t: int, state: Tensor) -> tuple[Tensor, Tensor]:
         key, value = k[:, t, :, :, None], v[:, t, :, None, :]  # [B, H, K, 1], [B, H, 1, V]
-        state = torch.exp(g[:, t])[..., None, None] * state
+        state = torch.exp(g[:, t])[..., None] * state
         size = beta[:, t][..., None, None]
         state = state + size * key * (value - (key * state).sum(-2, keepdim=True))
         return (q[:, t, :, :, None] * state).sum(-2), state
@@ -75,7 +76,10 @@ def delta_chunked(
     chunk: int = 64,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same as `delta_recurrence` by chunks of `chunk` tokens, for long sequences."""
+    """Compute the same as `delta_recurrence` by chunks of `chunk` tokens, for long sequences.
+
+    Decays per channel take the memory of k, times the tokens of a chunk.
+    """
     tensors = _converted(q, k, v, beta, g, scale, dtype)
     B, T, H, K = k.shape
     bounds = [0, T] if cu_seqlens is None else cu_seqlens.tolist()
@@ -105,7 +109,8 @@ def _converted(
     dtype: torch.dtype,
 ) -> tuple[Tensor, ...]:
     q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
-    return scale * q, k, v, beta, torch.zeros_like(beta) if g is None else g.to(dtype)
+    g = torch.zeros_like(beta) if g is None else g.to(dtype)
+    return scale * q, k, v, beta, g if g.ndim == 4 else g[..., None]
 
 
 def _process_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
@@ -115,23 +120,28 @@ def _process_group(part: Sequence[Tensor], state: Tensor, chunk: int) -> tuple[T
     effect.
     """
     q, k, v, beta, g = part
-    Q, K, V, step, log = (_in_chunks(x, chunk) for x in (q, k, v, beta[..., None], g[..., None]))
-    since = log.cumsum(-2)  # [B, H, n, C, 1]
+    Q, K, V, step, log = (_in_chunks(x, chunk) for x in (q, k, v, beta[..., None], g))
+    since = log.cumsum(-2)  # [B, H, n, C, 1 or K]
     last = since[..., -1:, :]
-    between = torch.exp((since - since.mT).tril()).tril()
-    M = (step * (K @ K.mT) * between).tril(-1)
+    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=g.device).tril()[..., None]
+    between = torch.where(causal, since.unsqueeze(-2) - since.unsqueeze(-3), 0).exp()
+    if g.shape[-1] == 1:
+        KK, QK = (x @ K.mT * between[..., 0] for x in (K, Q))
+    else:
+        KK, QK = (torch.einsum("...ik,...jk,...ijk->...ij", x, K, between) for x in (K, Q))
+    M = (step * KK).tril(-1)
     L = torch.eye(M.shape[-1], dtype=M.dtype, device=M.device) + M
     both = step * torch.cat((torch.exp(since) * K, V), dim=-1)
     solved = torch.linalg.solve_triangular(L, both, upper=False, unitriangular=True)
     reads, values = solved.split((K.shape[-1], V.shape[-1]), dim=-1)
-    writes, kept = (torch.exp(last - since) * K).mT, torch.exp(last)
+    writes, kept = (torch.exp(last - since) * K).mT, torch.exp(last).mT
     entering, fresh = [], []
     for i in range(K.shape[2]):
         entering.append(state)
         fresh.append(values[:, :, i] - reads[:, :, i] @ state)
         state = kept[:, :, i] * state + writes[:, :, i] @ fresh[-1]
     before, updates = torch.stack(entering, dim=2), torch.stack(fresh, dim=2)
-    o = torch.exp(since) * (Q @ before) + ((Q @ K.mT) * between) @ updates
+    o = (torch.exp(since) * Q) @ before + QK.tril() @ updates
     return o.flatten(2, 3).transpose(1, 2)[:, : q.shape[1]], state
 
 

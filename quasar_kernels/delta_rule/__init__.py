@@ -1,7 +1,7 @@
-"""The delta rule, with or without decay, on this project's kernels.
+"""The delta rule, without decay or with one per head or channel, on this project's kernels.
 
-The four functions have the signatures and defaults of fla's functions of the same names (fla-core
-0.6), so only the import changes:
+The functions have the signatures and defaults of fla's functions of the same names (fla-core 0.6),
+so only the import changes:
 
     from quasar_kernels.delta_rule import chunk_gated_delta_rule
 
@@ -20,6 +20,7 @@ mount()
 
 if TYPE_CHECKING:
     from quasar_kernels.delta_rule.chunk import chunk_delta_rule, chunk_gated_delta_rule
+    from quasar_kernels.delta_rule.kda import chunk_kda, fused_recurrent_kda
     from quasar_kernels.delta_rule.recurrent import (
         fused_recurrent_delta_rule,
         fused_recurrent_gated_delta_rule,
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 __all__ = [
     "chunk_delta_rule",
     "chunk_gated_delta_rule",
+    "chunk_kda",
     "fused_recurrent_delta_rule",
     "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_kda",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -37,7 +40,9 @@ __getattr__, __dir__ = lazy_names(
     {
         "chunk_delta_rule": "chunk",
         "chunk_gated_delta_rule": "chunk",
+        "chunk_kda": "kda",
         "fused_recurrent_delta_rule": "recurrent",
         "fused_recurrent_gated_delta_rule": "recurrent",
+        "fused_recurrent_kda": "kda",
     },
 )

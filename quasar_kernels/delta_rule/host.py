@@ -32,6 +32,7 @@ from quasar_kernels import delta_rule
 _originals: dict[str, Callable[..., Any]] = {
     name: getattr(fla_gated_delta_rule if "gated" in name else fla_delta_rule, name)
     for name in delta_rule.__all__
+    if name.endswith("delta_rule")
 }
 
 

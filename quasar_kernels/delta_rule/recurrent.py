@@ -96,7 +96,8 @@ def fused_recurrent_gated_delta_rule(
     inputs.check_options(fused_recurrent_gated_delta_rule, kwargs)
     if gk is not None or gv is not None:
         raise ValueError(
-            "gk and gv, decays per channel, are not supported: call fla's function of this name"
+            "gk and gv, decays per channel, are not supported: pass gk as g to "
+            "fused_recurrent_kda, or call fla's function of this name"
         )
     if inplace_state and v_first:
         raise ValueError("inplace_state needs states [K, V]: omit state_v_first")

@@ -42,10 +42,14 @@ def autocast():
     return torch.autocast("cpu", torch.bfloat16)
 
 
+def has_decays(name: str) -> bool:
+    return "gated" in name or "kda" in name
+
+
 def tensors(name: str, T: int, B: int = 1, dtype: torch.dtype = torch.float32):
     """Return a call's tensors by their names."""
-    x = inputs(T, B, dtype=dtype)._asdict()
-    if "gated" not in name:
+    x = inputs(T, B, dtype=dtype, channels="kda" in name)._asdict()
+    if not has_decays(name):
         del x["g"]
     if name in QUASAR:
         x["beta"] = torch.rand(2)
@@ -55,7 +59,10 @@ def tensors(name: str, T: int, B: int = 1, dtype: torch.dtype = torch.float32):
 def options(name: str, **more):
     """Return a call's arguments with as many options as it has; `more` is added."""
     found = {"output_final_state": True, "use_qk_l2norm_in_kernel": True, "scale": 0.5}
-    return found | (GATE if "gated" in name else {}) | more
+    found |= GATE if has_decays(name) else {}
+    if "kda" in name:
+        found |= {"dt_bias": torch.linspace(-0.5, 0.5, 32), "lower_bound": -3.0}
+    return found | more
 
 
 def results(function, x, more, context=nullcontext):

@@ -1,4 +1,4 @@
-"""Shared by the tests of the delta rule: calls of the four functions, and their inputs."""
+"""Shared by the tests of the delta rule: calls of its functions, and their inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Inputs(NamedTuple):
     k: Tensor  # of unit length
     v: Tensor  # [B, T, HV, V]
     beta: Tensor  # [B, T, HV] fp32
-    g: Tensor  # log decays, the same
+    g: Tensor  # log decays, the same; per channel [B, T, HV, K]
 
 
 def inputs(
@@ -31,13 +31,19 @@ def inputs(
     group: int = 1,
     dtype: torch.dtype = torch.float32,
     decay: float = 0.1,
+    channels: bool = False,
     device: str = "cpu",
 ) -> Inputs:
-    """Draw layer-like inputs; `decay` is about the share that a head forgets per token."""
+    """Draw layer-like inputs; `decay` is about the share that a head forgets per token.
+
+    With `channels`, each channel of the keys has its own decay.
+    """
     HV = H * group
     q, k = (torch.randn(B, T, H, K, device=device) for _ in range(2))
     v = torch.randn(B, T, HV, K if V is None else V, device=device)
     beta, gate = (torch.randn(B, T, HV, device=device) for _ in range(2))
+    if channels:
+        gate = torch.randn(B, T, HV, K, device=device)
     return Inputs(
         F.silu(q).to(dtype),
         F.normalize(F.silu(k), dim=-1).to(dtype),
@@ -61,6 +67,16 @@ def recurrent(x: Inputs, gated: bool, **options):
             x.q, x.k, x.v, x.g, beta=x.beta, **options
         )
     return delta_rule.fused_recurrent_delta_rule(x.q, x.k, x.v, x.beta, **options)
+
+
+def chunk_kda(x: Inputs, **options):
+    """Call the function with decays per channel for whole sequences."""
+    return delta_rule.chunk_kda(x.q, x.k, x.v, x.g, x.beta, **options)
+
+
+def recurrent_kda(x: Inputs, **options):
+    """Call the function with decays per channel for decoding."""
+    return delta_rule.fused_recurrent_kda(x.q, x.k, x.v, x.g, x.beta, **options)
 
 
 def used(x: Inputs, gated: bool) -> Inputs:

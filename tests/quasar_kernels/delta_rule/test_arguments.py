@@ -1,4 +1,4 @@
-"""The signatures of the four functions, and their errors, which name the argument."""
+"""The signatures of the functions, and their errors, which name the argument."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from fla.ops import delta_rule as fla_delta_rule
 from fla.ops import gated_delta_rule as fla_gated_delta_rule
+from fla.ops import kda as fla_kda
 
 from quasar_kernels import delta_rule
 from quasar_kernels.delta_rule import host
@@ -33,7 +34,8 @@ def parameters(function) -> list[tuple[str, object]]:
 
 @pytest.mark.parametrize("name", delta_rule.__all__)
 def test_signatures_and_defaults_are_fla_s(name):
-    owner = fla_gated_delta_rule if "gated" in name else fla_delta_rule
+    owners = {"kda": fla_kda, "gated": fla_gated_delta_rule, "delta": fla_delta_rule}
+    owner = next(owner for word, owner in owners.items() if word in name)
     assert parameters(getattr(delta_rule, name)) == parameters(getattr(owner, name))
 
 

@@ -19,12 +19,17 @@ from fla.ops.cp import build_cp_context as build_fla_context  # noqa: E402
 from fla.ops.quasar import chunk_quasar  # noqa: E402
 from fla.ops.quasar.parallel.context import build_cp_context  # noqa: E402
 
-from quasar_kernels.delta_rule import chunk_delta_rule, chunk_gated_delta_rule  # noqa: E402
+from quasar_kernels.delta_rule import (  # noqa: E402
+    chunk_delta_rule,
+    chunk_gated_delta_rule,
+    chunk_kda,
+)
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "quasar": chunk_quasar,
     "delta": chunk_delta_rule,
     "gated": chunk_gated_delta_rule,
+    "kda": chunk_kda,
 }
 
 

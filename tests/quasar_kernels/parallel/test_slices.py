@@ -35,7 +35,8 @@ def quasar_case(lengths, bounds, dtype=EXACT, **more):
 
 
 def delta_case(rule, lengths, bounds, dtype=EXACT, decay=0.1):
-    x = inputs(sum(lengths), V=24, group=2, dtype=dtype, decay=decay)
+    options = {"dtype": dtype, "decay": decay, "channels": rule == "kda"}
+    x = inputs(sum(lengths), V=24, group=2, **options)
     names = {name: getattr(x, name).to(dtype) for name in ("q", "k", "v", "beta", "g")}
     if rule == "delta":
         del names["g"]
@@ -82,6 +83,7 @@ def test_ranks_give_the_results_and_gradients_of_one_process(world):
         delta_case("delta", lengths, PACKED),
         delta_case("gated", lengths, [0, 420]),
         delta_case("gated", lengths, PACKED, decay=2.0),
+        delta_case("kda", lengths, PACKED, decay=2.0),
         quasar_case(lengths, [0, 420], ROUNDED),
         delta_case("gated", lengths, PACKED, ROUNDED),
     ]

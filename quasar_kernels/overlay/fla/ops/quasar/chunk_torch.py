@@ -8,9 +8,10 @@ and values:
 
 With log decays, each product of two tokens is multiplied by exp of the sum of the log decays
 between them. It is never a difference of longer sums, in which strong decays would cancel the
-digits of weak ones. V' and S' are computed chunk by chunk, everything else for
-all chunks of a block at once. A long sequence has several blocks. Autograd then keeps only the
-inputs and the states between blocks, and the backward pass computes the blocks again.
+digits of weak ones. Decays per channel enter the sum over the channels. V' and S' are computed
+chunk by chunk, everything else for all chunks of a block at once. A long sequence has several
+blocks. Autograd then keeps only the inputs and the states between blocks, and the backward pass
+computes the blocks again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from fla.ops.quasar.gate import fused_quasar_gate
 from fla.ops.quasar.operator_types import StepSizes
 from fla.ops.quasar.segments import host_bounds
 
+CHANNEL_CHUNK = 16
+"""Tokens of a chunk with decays per channel, which take this many times the memory of k."""
 BLOCK_ELEMENTS = 1 << 23
 """Elements of a tensor in a block: 16,384 tokens of 8 heads of 64, 32 MB of fp32."""
 
@@ -59,6 +62,9 @@ def chunk_quasar_torch(
         ValueError: the bounds `cu_seqlens` do not fit one row of T tokens.
     """
     B, T, H, K = q.shape
+    if g is not None:
+        g = g if g.ndim == 4 else g.unsqueeze(-1)  # [B, T, H, K or 1]
+        chunk_size = min(chunk_size, CHANNEL_CHUNK) if g.shape[-1] > 1 else chunk_size
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     lengths = [T] if cu_seqlens is None else sequence_lengths(cu_seqlens, B, T)
     N = B if cu_seqlens is None else len(lengths)
@@ -126,7 +132,7 @@ def _sequence(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Process sequences of equal length, one per batch row, in blocks."""
     B, T, H, K = q.shape
-    widest = max(K, v.shape[-1], chunk_size)
+    widest = max(K, v.shape[-1], chunk_size * (1 if g is None else g.shape[-1]))
     block = max(1, BLOCK_ELEMENTS // max(1, B * H * widest * chunk_size)) * chunk_size
     if T <= block:
         return _block(q, k, v, beta, g, state, scale, chunk_size)
@@ -156,7 +162,7 @@ def _block(
     V = v.shape[-1]
     if B * T * H == 0:
         o = v * beta.unsqueeze(-1) * (q * k).sum(-1, keepdim=True)  # for gradients of all inputs
-        return (o if g is None else o * g.unsqueeze(-1)).to(q.dtype), state
+        return (o if g is None else o * g.sum(-1, keepdim=True)).to(q.dtype), state
     dtype, out_dtype, NT = beta.dtype, q.dtype, -(-T // C)
 
     def chunks(x: torch.Tensor) -> torch.Tensor:  # [B, T, H, D] -> [NT, B * H, C, D]
@@ -170,21 +176,28 @@ def _block(
     else:
         alpha = fused_quasar_gate(k.to(dtype).square().sum(-1, keepdim=True), beta, dtype)
     alpha, q, k, v = chunks(alpha), chunks(q), chunks(k), chunks(v)
-    M, scores = alpha * (k @ k.mT), q @ k.mT
     k_before, q_before, k_after = k, q, k  # scaled by the decays before or after their tokens
     decays: Sequence[Any] = [1.0] * NT  # of whole chunks
+    if g is None or g.shape[-1] == 1:
+        products, scores = k @ k.mT, q @ k.mT
     if g is not None:
-        own = chunks(g.unsqueeze(-1))
-        between = torch.exp(own.expand(*own.shape[:-1], C).tril(-1).cumsum(-2))
-        M, scores = M * between, scores * between
-        before, after = torch.exp(own.cumsum(-2)), between[..., -1:, :].mT
+        own = chunks(g)
+        later = torch.ones(C, C, dtype=torch.bool, device=g.device).tril(-1).unsqueeze(-1)
+        # [.., C, C, K or 1]: of a row's token since a column's
+        between = torch.exp(torch.where(later, own.unsqueeze(-2), 0).cumsum(-3))
+        if g.shape[-1] == 1:
+            products, scores = (x * between.squeeze(-1) for x in (products, scores))
+        else:
+            since = between * k.unsqueeze(-3)
+            products, scores = ((since * x.unsqueeze(-2)).sum(-1) for x in (k, q))
+        before, after = torch.exp(own.cumsum(-2)), between[..., -1, :, :]
         k_before, q_before, k_after = k * before, q * before, k * after
-        decays = before[..., -1:, :].unbind(0)
+        decays = before[..., -1:, :].mT.unbind(0)
     # the solver reads only the part below the diagonal, and takes the diagonal as ones
     right = alpha * torch.cat([v, k_before], dim=-1)
-    U, W = torch.linalg.solve_triangular(M, right, upper=False, unitriangular=True).split(
-        [V, K], -1
-    )
+    U, W = torch.linalg.solve_triangular(
+        alpha * products, right, upper=False, unitriangular=True
+    ).split([V, K], -1)
     S_n = state.reshape(B * H, K, V)
     entering, updates = [], []
     for k_n, U_n, W_n, decay_n in zip(

@@ -87,6 +87,7 @@ def fused_recurrent_quasar_fwd_kernel(
     BV: tl.constexpr,
     GROUP: tl.constexpr,
     READ_STEP: tl.constexpr,
+    CHANNELS: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
     STORE_FINAL: tl.constexpr,
     IS_VARLEN: tl.constexpr,
@@ -96,7 +97,8 @@ def fused_recurrent_quasar_fwd_kernel(
     Grid: (sequences * H, S / BV). q, k and v have a last stride of one; o is contiguous.
     `final_state` may be `initial_state`: a program reads its columns before it writes them.
     With READ_STEP, beta has the step size of each token and head, `[B, T, H]` contiguous. g has log
-    decays in the same layout. GROUP heads of values share one head of keys and queries.
+    decays in the same layout, or with CHANNELS `[B, T, H, S]`. GROUP heads of values share one head
+    of keys and queries.
     """
     i_nh = tl.program_id(0)
     i_n, i_h = (i_nh // H).to(tl.int64), i_nh % H
@@ -125,6 +127,8 @@ def fused_recurrent_quasar_fwd_kernel(
         b_beta = tl.load(beta + i_h).to(tl.float32)
     if g is not None:
         p_g = g + (i_b * T + first) * H + i_h
+        if CHANNELS:
+            p_g = g + ((i_b * T + first) * H + i_h) * S + rows
 
     i_g = i_h // GROUP
     p_q = q + i_b * stride_qb + first * stride_qt + i_g * stride_qh + rows
@@ -150,8 +154,12 @@ def fused_recurrent_quasar_fwd_kernel(
         else:
             alpha = quasar_step_size(tl.sum(b_k * b_k, axis=0), b_beta)
         if g is not None:
-            state *= tl.exp(tl.load(p_g).to(tl.float32))
-            p_g += H
+            if CHANNELS:
+                state *= tl.exp(tl.load(p_g, mask=row_mask, other=0.0).to(tl.float32))[:, None]
+                p_g += H * S
+            else:
+                state *= tl.exp(tl.load(p_g).to(tl.float32))
+                p_g += H
         # o = S_t^T q = S_{t-1}^T q + (q k) fresh: both sums use the old state, so they can overlap
         known = tl.sum(b_k[:, None] * state, axis=0)
         read = tl.sum(b_q[:, None] * state, axis=0)
@@ -202,6 +210,7 @@ def launch_fused_recurrent(
         o, final, cu_seqlens, T, scale,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         H=H, S=S, BS=BS, BV=BV, GROUP=H // q.shape[2], READ_STEP=StepSizes.of(beta).per_token,
+        CHANNELS=g is not None and g.ndim == 4,
         HAS_INITIAL=initial_state is not None,
         STORE_FINAL=final is not None,
         IS_VARLEN=cu_seqlens is not None,
@@ -243,7 +252,9 @@ def fused_recurrent_torch(
     if not StepSizes.of(beta).per_token:
         alpha = fused_quasar_gate(k_wide.square().sum(-1), alpha, dtype)
     alpha = alpha[..., None, None]
-    decay = None if g is None else torch.exp(g.to(dtype))[..., None, None]
+    decay = None
+    if g is not None:
+        decay = torch.exp(g.to(dtype) if g.ndim == 4 else g.to(dtype).unsqueeze(-1)).unsqueeze(-1)
     query = q.to(dtype).unsqueeze(-2)  # [B, T, H, 1, S]
     row, column, value = k_wide.unsqueeze(-2), k_wide.unsqueeze(-1), v.to(dtype).unsqueeze(-2)
     start = 0
@@ -359,7 +370,8 @@ def run_recurrent(
 
     Args:
         q, k: `[B, T, H, S]`; v may have a multiple of H heads, of which adjacent ones share a key.
-        beta, g: as in `chunk.run_chunks`, but a step size may have any sign.
+        beta, g: as in `chunk.run_chunks`, but a step size may have any sign, and g may be
+            `[B, T, H, K]`, log decays per channel of the keys.
 
     Raises:
         ValueError: `inplace_state` with a state that is not contiguous fp32 (fp64 for fp64 inputs).

@@ -1,0 +1,252 @@
+"""Kimi Delta Attention on a CPU, against the recurrence in float64."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quasar_kernels.delta_reference import delta_chunked, delta_recurrence
+from quasar_kernels.reference import relative_rms
+from tests.quasar_kernels.delta_rule.calls import chunk_kda, inputs, recurrent_kda, wide
+from tests.quasar_kernels.float64 import check, with_float64
+from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, packed
+from tests.quasar_kernels.tolerances import ADVERSARIAL, GRADIENT, OPERATOR
+
+calls = pytest.mark.parametrize("call", [chunk_kda, recurrent_kda], ids=lambda f: f.__name__)
+drawn = functools.partial(inputs, channels=True)
+EXACT = 1e-6
+"""Limit of fp32 results on layer-like inputs."""
+
+
+def expected(x, *arguments, **options):
+    """Compute a call with inputs x in float64."""
+    return delta_recurrence(*wide(x), *arguments, **{"scale": 0.25} | options)
+
+
+def mixed(T: int, **options):
+    """Draw inputs with decays of -110, -1e-3 and 0 next to each other, in tokens and channels."""
+    x = drawn(T, **options)
+    kinds = torch.tensor([-110.0, -1e-3, 0.0, -1.0, -30.0])
+    return x._replace(g=kinds[torch.randint(5, x.g.shape)].to(x.g.dtype))
+
+
+@calls
+@pytest.mark.parametrize(
+    ("T", "shape"),
+    [(1, {}), (65, {}), (130, {}), (70, {"V": 24}), (70, {"V": 8}), (70, {"group": 3})],
+    ids=str,
+)
+def test_results_match_float64(call, T, shape):
+    x = drawn(T, B=2, **shape)
+    state = torch.randn(2, x.v.shape[2], 16, x.v.shape[3])
+    found = call(x, initial_state=state, output_final_state=True)
+    check(found, expected(x, state), EXACT)
+    assert found[0].shape == x.v.shape
+
+
+@calls
+@pytest.mark.parametrize("dtype", OPERATOR)
+def test_every_dtype(call, dtype):
+    x = drawn(200, dtype=dtype)
+    o, final = call(x, output_final_state=True)
+    assert o.dtype == dtype
+    assert final.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    check((o, final), expected(x), max(OPERATOR[dtype], 1e-6))  # g and beta are fp32
+
+
+@calls
+def test_packed_sequences_and_their_gradients(call):
+    bounds = packed([0, 1, 40, 0, 32, 17, 0])
+    x, state = mixed(90, group=2), torch.randn(7, 4, 16, 16)
+
+    def run(*leaves):
+        options = {"initial_state": leaves[5], "output_final_state": True, "cu_seqlens": bounds}
+        return call(type(x)(*leaves[:5]), **options)
+
+    def exact(*leaves):
+        return expected(type(x)(*leaves[:5]), leaves[5], bounds)
+
+    check(*with_float64(run, exact, *x, state), GRADIENT[torch.float32])
+
+
+@calls
+@pytest.mark.parametrize("kind", ADVERSARIAL_KEYS)
+def test_adversarial_keys(call, kind):
+    x = mixed(100, dtype=torch.float64)
+    k = ADVERSARIAL_KEYS[kind](x.k)
+    size = k.square().sum(-1)
+    x = x._replace(k=k.float(), q=x.q.float(), v=x.v.float())
+    x = x._replace(beta=(x.beta / size.clamp(min=1)).float())  # the state must not grow
+    check(call(x, output_final_state=True), expected(x), ADVERSARIAL)
+
+
+@calls
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 30.0, 1000.0])
+def test_any_decay(call, decay):
+    x = drawn(200, decay=decay)
+    check([call(x)[0]], [expected(x)[0]], EXACT)
+
+
+@calls
+def test_strong_decays_leave_the_digits_of_weak_ones(call):
+    x = drawn(64)
+    g = torch.where(torch.rand(x.g.shape) < 0.1, -110.0, -1e-3)
+    x = x._replace(g=g)
+    check(*with_float64(lambda *y: call(type(x)(*y))[0], lambda *y: expected(type(x)(*y))[0], *x),
+          2e-6)  # fmt: skip
+
+
+@calls
+def test_a_decay_to_zero_resets_the_state(call):
+    x = drawn(100)
+    x.g[:, 50] = float("-inf")
+    o, _ = call(x)
+    fresh, _ = call(type(x)(*(y[:, 50:] for y in x)))
+    assert torch.isfinite(o).all()
+    assert relative_rms(o[:, 50:], fresh) <= EXACT
+
+
+@calls
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", ["q", "k", "v", "beta", "g"])
+def test_a_value_that_is_not_finite_does_not_reach_earlier_tokens(call, value, place):
+    x = drawn(70, H=1)
+    before, _ = call(x)
+    assert torch.equal(call(x)[0], before)
+    for t in (0, 15, 16, 30, 63):
+        wrong = getattr(x, place).clone()
+        wrong[:, t].view(-1)[0] = value
+        after, _ = call(x._replace(**{place: wrong}))
+        assert torch.equal(after[:, :t], before[:, :t]), t
+
+
+@calls
+@pytest.mark.parametrize("bound", [None, -5.0])
+def test_all_options(call, bound):
+    x = drawn(80, B=2, V=24, dtype=torch.float64)
+    raw, log, bias = torch.randn(2, 80, 2, 16), torch.rand(2), torch.randn(32)
+    beta, state = torch.randn(2, 80, 2), torch.randn(2, 2, 24, 16, dtype=torch.float64)
+    more = {} if bound is None else {"lower_bound": bound}
+    if bound is not None and call is chunk_kda:
+        more["safe_gate"] = True
+    o, final = call(
+        x._replace(q=3 * x.q, k=2 * x.k, beta=beta, g=raw),
+        initial_state=state,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+        use_beta_sigmoid_in_kernel=True,
+        allow_neg_eigval=True,
+        use_gate_in_kernel=True,
+        A_log=log,
+        dt_bias=bias,
+        state_v_first=True,
+        **more,
+    )
+    q, k = (F.normalize(y, dim=-1) for y in (x.q, x.k))
+    rate, shifted = torch.exp(log)[:, None], raw + bias.view(2, 16)
+    g = -rate * F.softplus(shifted) if bound is None else bound * torch.sigmoid(rate * shifted)
+    wanted = delta_recurrence(q, k, x.v, 2 * beta.sigmoid(), g, state.mT, scale=0.25)
+    check((o, final.mT), wanted, 1e-5)  # the normalisation adds 1e-6
+
+
+def test_a_gate_with_a_bound_needs_no_rates():
+    x = drawn(20)
+    o, _ = chunk_kda(x, use_gate_in_kernel=True, lower_bound=-2.0)
+    wanted = expected(x._replace(g=-2 * x.g.double().sigmoid()))[0]
+    assert relative_rms(o, wanted) <= EXACT
+
+
+def test_decoding_in_place():
+    x, state = drawn(12, group=2), torch.randn(1, 4, 16, 16)
+    wanted = expected(x, state)
+    steps = []
+    for t in range(12):
+        token = type(x)(*(y[:, t : t + 1] for y in x))
+        o, final = recurrent_kda(token, initial_state=state, inplace_state=True)
+        assert final is state
+        steps.append(o)
+    check((torch.cat(steps, 1), state), wanted, EXACT)
+
+
+def test_long_calls_keep_only_blocks(monkeypatch):
+    from fla.ops.quasar import chunk_torch
+
+    x = drawn(150)
+    results = []
+    for block in (chunk_torch.BLOCK_ELEMENTS, 1 << 14):
+        monkeypatch.setattr(chunk_torch, "BLOCK_ELEMENTS", block)
+        results.append(with_float64(lambda *y: chunk_kda(type(x)(*y))[0],
+                                    lambda *y: expected(type(x)(*y))[0], *x))  # fmt: skip
+    for found, wanted in results:
+        check(found, wanted, GRADIENT[torch.float32])
+
+
+def test_the_chunked_definition_is_the_recurrence():
+    x = mixed(70, dtype=torch.float64)
+    check(delta_chunked(*x, scale=0.25, chunk=16), expected(x), 1e-12)
+
+
+@calls
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"g": lambda x: x[..., 0]}, "g must have shape [1, 5, 2, 16]; got [1, 5, 2]"),
+        ({"g": torch.Tensor.long}, "g must be bf16, fp16, fp32 or fp64"),
+        ({"k": lambda x: x[..., 1:]}, "k, like q, must have shape"),
+        ({"use_gate_in_kernel": True}, "needs A_log of 2 values, or a lower_bound"),
+        ({"use_gate_in_kernel": True, "A_log": torch.zeros(3)}, "A_log must have shape [2]"),
+        ({"use_gate_in_kernel": True, "A_log": 1.0}, "got float, not a tensor"),
+        (
+            {"use_gate_in_kernel": True, "lower_bound": -1.0, "dt_bias": torch.zeros(2)},
+            "dt_bias must have shape [32]; got [2]",
+        ),
+        ({"use_gate_in_kernel": True, "lower_bound": 1.0}, "must be negative; got 1.0"),
+        ({"allow_neg_eigval": True}, "use_beta_sigmoid_in_kernel=True"),
+        ({"cu_seqlen": 1}, "has no argument cu_seqlen (did you mean cu_seqlens?)"),
+        ({"chunk_size": 20}, "chunk_size is 20"),
+        ({"cu_seqlens": torch.tensor([0, 9, 5])}, "must rise from 0 to T = 5; got [0, 9, 5]"),
+    ],
+    ids=str,
+)
+def test_errors_name_the_argument(call, change, words):
+    x = drawn(5)
+    options = {name: value for name, value in change.items() if name not in x._fields}
+    wrong = {name: of(getattr(x, name)) for name, of in change.items() if name in x._fields}
+    with pytest.raises(ValueError, match=re.escape(words)):
+        call(x._replace(**wrong), **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"use_graph": True}, "not supported"),
+        ({"return_intermediate_states": True}, "not supported"),
+        ({"max_num_seqs": 4}, "not supported"),
+        ({"use_gate_in_kernel": True, "safe_gate": True, "A_log": torch.zeros(2)}, "got None"),
+        ({"use_gate_in_kernel": True, "safe_gate": True, "lower_bound": -9.0}, "got -9.0"),
+    ],
+    ids=str,
+)
+def test_options_of_whole_sequences_that_are_refused(option, words):
+    with pytest.raises(ValueError, match=words):
+        chunk_kda(drawn(5), **option)
+
+
+@calls
+@pytest.mark.parametrize("sizes", [{"T": 0}, {"T": 4, "B": 0}], ids=str)
+def test_without_tokens_gradients_are_zero(call, sizes):
+    x = drawn(**sizes)
+    for leaf in x:
+        leaf.requires_grad_()
+    state = torch.randn(x.q.shape[0], 2, 16, 16, requires_grad=True)
+    o, final = call(x, initial_state=state, output_final_state=True)
+    assert o.shape == x.v.shape
+    assert torch.equal(final, state)
+    (o.sum() + final.sum()).backward()
+    for leaf in x:
+        assert torch.equal(leaf.grad, torch.zeros_like(leaf))
+    assert torch.equal(state.grad, torch.ones_like(state))
