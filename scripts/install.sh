@@ -9,7 +9,8 @@
 # EXTRA, only the library is installed. requirements/lock.txt has the versions. If the stamp in .venv is
 # up to date, the script does nothing. PYTHON names the interpreter to use, TORCH_INDEX_URL the package
 # index for PyTorch. By default, a machine without an NVIDIA GPU uses PyTorch's CPU index if it can be
-# reached. pip's configuration sets the rest.
+# reached; BUILD=cuda installs the build for a GPU, for example into a container's image. pip's configuration
+# sets the rest.
 # Exit status 78: a person must act; 1: another attempt may succeed.
 set -euo pipefail
 
@@ -326,7 +327,8 @@ case ${1:-} in
 esac
 check_extras "$@"
 
-build=cpu
+build=${BUILD:-cpu}
+case $build in cpu | cuda) ;; *) stop "BUILD=$build: give cpu or cuda, or leave it unset." ;; esac
 # A CUDA build is kept even if no GPU is found: the driver may be missing temporarily.
 if [ "$(recorded build)" = cuda ] || has_gpu; then build=cuda; fi
 # Recorded extras that no longer exist are dropped.

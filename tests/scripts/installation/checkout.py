@@ -24,6 +24,7 @@ dependencies = [DEPENDENCIES]
 
 [project.optional-dependencies]
 dev = []
+metrics = []
 miner = []
 server = []
 """
@@ -41,7 +42,7 @@ def build_editable(folder, settings=None, metadata=None):
         time.sleep(0.05)
     info = "quasar_kernels-0.1.dist-info"
     facts = "Metadata-Version: 2.1\\nName: quasar-kernels\\nVersion: 0.1\\n"
-    facts += "".join(f"Provides-Extra: {name}\\n" for name in ("dev", "miner", "server"))
+    facts += "".join(f"Provides-Extra: {name}\\n" for name in ("dev", "metrics", "miner", "server"))
     facts += "".join(f"Requires-Dist: {name}\\n" for name in [DEPENDENCIES])
     with zipfile.ZipFile(f"{folder}/quasar_kernels-0.1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("quasar_kernels.pth", str(pathlib.Path.cwd()))
@@ -92,15 +93,18 @@ class Checkout:
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start the miner from another folder, in a new process group."""
+    def environment(self, **more: str) -> dict[str, str]:
+        """Return the environment of this checkout's processes."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON"))}
         env |= {"PATH": f"{self.tools}:{env['PATH']}", "PIP_NO_INDEX": "1"}
-        env |= {"PIP_CONFIG_FILE": os.devnull, "PYTHON": self.python} | environment
+        return env | {"PIP_CONFIG_FILE": os.devnull, "PYTHON": self.python} | more
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start the miner from another folder, in a new process group."""
         return subprocess.Popen(
             [str(self.root / "START_MINER.sh"), *arguments],
             cwd=self.home,
-            env=env,
+            env=self.environment(**environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
