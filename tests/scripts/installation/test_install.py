@@ -63,7 +63,7 @@ def test_other_users_can_read_an_installation_made_under_a_strict_umask(checkout
 def test_an_unknown_extra_is_rejected_and_not_recorded(checkout: Checkout, word: str) -> None:
     refused = checkout.install("dev", word)
     assert refused.returncode == EX_CONFIG
-    assert f"no extra '{word}': give some of dev miner server" in refused.stderr
+    assert f"no extra '{word}': give some of dev metrics miner server" in refused.stderr
     assert not (checkout.root / ".venv").exists()
 
 
