@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 from fla.ops.quasar.cuda.program import (
     DTYPES,
@@ -120,9 +119,7 @@ def _launch(plan: Plan, name: str, x: Inputs, columns: int, **tensors: Tensor | 
     tensors |= x._asdict() | {"bounds": bounds}
     places = addresses(*(tensors.get(name) for name in TENSORS))
     grid = (B if bounds is None else bounds.numel() - 1) * H, V // columns
-    parameters = (ctypes.c_char_p * 1)(_serialize(*places, T, H, V))
-    stream = torch_private.raw_stream(x.v.device.index)
-    program.kernels[name].launch(grid, parameters, stream)
+    program.kernels[name].launch(grid, _serialize(*places, T, H, V))
 
 
 def forward(

@@ -21,7 +21,7 @@ def pack_weights(program, layouts, dtype, vectors=()):
     """Return the weight tiles of each layout, converted in one launch with the vectors."""
     sizes = [layout.weight.numel() for layout in layouts]
     memory = layouts[0].weight.new_empty(sum(sizes), dtype=dtype)
-    launch_pack(program, serialize(layouts, memory, vectors), max(sizes), memory)
+    launch_pack(program, serialize(layouts, memory, vectors), max(sizes))
     return [
         tiles.view(torch.float16) if layout.fp16 else tiles
         for layout, tiles in zip(layouts, memory.split(sizes), strict=True)

@@ -40,8 +40,10 @@ copies arrive immediately and the first warp runs first."""
 class EmulatedKernel(Kernel):
     """A kernel that runs during its launch; `function` belongs to the compiled library."""
 
-    def launch(self, grid: tuple[int, int], parameters: ctypes.Array[Any], stream: int) -> None:
+    def launch(self, grid: tuple[int, int], parameters: bytes | ctypes.Array[Any]) -> None:
         """Run `grid` blocks one after the other."""
+        if isinstance(parameters, bytes):
+            parameters = (ctypes.c_char_p * 1)(parameters)
         run, kernel = self.function
         problem = run(
             kernel,

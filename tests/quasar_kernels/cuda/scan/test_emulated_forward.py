@@ -40,9 +40,9 @@ def run_maps(program, x, segments):
     )
     at.k_stride[:], at.v_stride[:] = x.k.stride()[:3], x.v.stride()[:3]
     parameters = (ctypes.c_void_p * 2)(ctypes.addressof(at), None)
-    program.kernels["segment_map"].launch((segments * H * (S // 64), 1), parameters, 0)
+    program.kernels["segment_map"].launch((segments * H * (S // 64), 1), parameters)
     R = states.clone()
-    program.kernels["segment_scan"].launch((H, S // 8), parameters, 0)
+    program.kernels["segment_scan"].launch((H, S // 8), parameters)
     return Maps(G, R, states)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
 
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
@@ -60,12 +61,19 @@ class Kernel(NamedTuple):
     device: int
     arguments: int  # bytes of the first parameter
 
-    def launch(self, grid: tuple[int, int], parameters: ctypes.Array[Any], stream: int) -> None:
-        """Start `grid` blocks on a stream (its handle) of the kernel's device, the current device.
+    def launch(self, grid: tuple[int, int], parameters: bytes | ctypes.Array[Any]) -> None:
+        """Start `grid` blocks on the current stream of the kernel's device, the current device.
+
+        Args:
+            grid: the blocks in x and y.
+            parameters: the structure that is the kernel's parameter, or an array of several.
 
         Raises:
             CudaUnavailableError: the driver refused the launch.
         """
+        if type(parameters) is bytes:
+            parameters = (ctypes.c_char_p * 1)(parameters)
+        stream = torch_private.raw_stream(self.device)
         status = _driver().cuLaunchKernel(
             self.function, *grid, 1, self.threads, 1, 1, self.shared, stream, parameters, None
         )

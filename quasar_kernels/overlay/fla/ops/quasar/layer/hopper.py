@@ -13,7 +13,6 @@ import functools
 
 import torch
 
-from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda import nvrtc
 from fla.ops.quasar.cuda.program import (
     DTYPES,
@@ -190,10 +189,7 @@ def launch_projection(
         arguments = _serialize_projection(
             *map(_address, (x, taps, weight_tiles, qkv, narrow)), T, steps, lag
         )
-        stream = torch_private.raw_stream(x.device.index)
-        program.kernels["projection"].launch(
-            (blocks, rows), (ctypes.c_char_p * 1)(arguments), stream
-        )
+        program.kernels["projection"].launch((blocks, rows), arguments)
     return qkv, narrow
 
 
@@ -274,8 +270,7 @@ def launch_output(
         *map(_address, (o, narrow, gate_weights, out_weights, gate_bias, y)),
         *(R, narrow.stride(0), weight_tiles, weight_tiles // rows, steps, eps),
     )
-    stream = torch_private.raw_stream(o.device.index)
-    program.kernels["gated_output"].launch((blocks, rows), (ctypes.c_char_p * 1)(arguments), stream)
+    program.kernels["gated_output"].launch((blocks, rows), arguments)
     return y
 
 

@@ -11,7 +11,6 @@ import functools
 
 import torch
 
-from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.program import (
     CAPABILITY,
     DTYPES,
@@ -195,13 +194,8 @@ def launch_projection(
         blocks, rows, steps = projection_grid(T, *_slots(program, "resident_projection"))
         carried = x.new_empty(blocks * _BEFORE * 3 * WIDTH, dtype=dtype) if steps > 1 else None
         tensors = addresses(x, taps, weight_tiles, qkv, narrow, carried)
-        _launch(
-            program,
-            "resident_projection",
-            (blocks, rows),
-            x,
-            _serialize_projection(*tensors, T, steps),
-        )
+        arguments = _serialize_projection(*tensors, T, steps)
+        program.kernels["resident_projection"].launch((blocks, rows), arguments)
     return qkv, narrow
 
 
@@ -232,7 +226,7 @@ def launch_output(
         arguments = _serialize_output(
             *tensors, R, narrow.stride(0), outputs // CHANNELS, steps, eps
         )
-        _launch(program, "resident_output", (blocks, rows), o, arguments)
+        program.kernels["resident_output"].launch((blocks, rows), arguments)
     return y
 
 
@@ -240,13 +234,6 @@ def _slots(program: LoadedProgram, name: str) -> tuple[int, int]:
     """Return how many blocks of a kernel run at once, and a block's groups of warps."""
     kernel = program.kernels[name]
     return program.multiprocessors * kernel.blocks, kernel.threads // _GROUP
-
-
-def _launch(
-    program: LoadedProgram, name: str, grid: tuple[int, int], x: torch.Tensor, arguments: bytes
-) -> None:
-    stream = torch_private.raw_stream(x.device.index)
-    program.kernels[name].launch(grid, (ctypes.c_char_p * 1)(arguments), stream)
 
 
 def layouts(weights: Weights) -> tuple[WeightLayout, ...]:

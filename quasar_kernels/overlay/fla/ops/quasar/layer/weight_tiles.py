@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.program import (
     FLOAT,
     INT,
@@ -160,7 +159,7 @@ def pack(
         if len(_serialized) >= _MAX_SERIALIZED:
             _serialized.clear()
         arguments = _serialized[key] = serialize(layouts_of(weights), tiles, small)
-    launch_pack(program, arguments, out.numel(), tiles)
+    launch_pack(program, arguments, out.numel())
     return PackedWeights(projections, gate, out, taps, bias, beta)
 
 
@@ -196,24 +195,20 @@ def serialize(
     return arguments + bytes(ctypes.sizeof(ConvertedVector) * (VECTORS - len(vectors)))
 
 
-def launch_pack(
-    program: LoadedProgram, arguments: bytes, largest: int, memory: torch.Tensor
-) -> None:
-    """Launch pack_weights.cu.
+def launch_pack(program: LoadedProgram, arguments: bytes, largest: int) -> None:
+    """Launch pack_weights.cu on the program's device, the current one.
 
     Args:
         program: the kernels for the memory's device and dtype; conversion to fp16 saturates.
         arguments: from `serialize`.
         largest: elements of the largest matrix.
-        memory: as in `serialize`; its device is the current one.
 
     Raises:
         CudaUnavailableError: the driver refused the launch.
     """
     kernel = program.kernels["pack_weights"]
     blocks = -(-largest // (_PIECE * kernel.threads))
-    stream = torch_private.raw_stream(memory.device.index)
-    kernel.launch((blocks, MATRICES + VECTORS), (ctypes.c_char_p * 1)(arguments), stream)
+    kernel.launch((blocks, MATRICES + VECTORS), arguments)
 
 
 def taps_layout(weights: tuple[torch.Tensor, ...], taps: torch.Tensor) -> list[Vector]:

@@ -12,7 +12,6 @@ import functools
 
 import torch
 
-from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.driver import tensor_map
 from fla.ops.quasar.cuda.program import (
     INT,
@@ -122,10 +121,8 @@ def project_wide(
         clusters = min(program.multiprocessors // _CLUSTER, pairs * (C // COLUMNS + 1))
         arguments = _serialize(*addresses(taps, qkv, narrow, products), T, inputs, C, S, pairs)
         maps = _maps(*addresses(rows, weights), T, inputs, C + S)
-        stream = torch_private.raw_stream(rows.device.index)
-        program.kernels["wide_projection"].launch(
-            (_CLUSTER * clusters, 1), (ctypes.c_char_p * 2)(arguments, maps), stream
-        )
+        parameters = (ctypes.c_char_p * 2)(arguments, maps)
+        program.kernels["wide_projection"].launch((_CLUSTER * clusters, 1), parameters)
     return qkv, narrow, products
 
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import torch
 
-from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.driver import TENSOR_MAP
 from fla.ops.quasar.cuda.nvrtc import HOPPER
 from fla.ops.quasar.cuda.program import (
@@ -192,16 +191,15 @@ def backward(
     arguments = ctypes.c_char_p * 2
     parameters = arguments(serialize(*pointers, table, first, *sizes), maps)
     by_tiles = arguments(serialize(*pointers, tile_rows, 0, *sizes), maps)
-    stream = torch_private.raw_stream(q.device.index)
     walk_grid = cut.total * H * (S // PANEL), 1
     kernels = program.kernels
-    kernels["state_checkpoint"].launch(walk_grid, parameters, stream)
+    kernels["state_checkpoint"].launch(walk_grid, parameters)
     if G is not None:
-        kernels["state_gradient_map"].launch(walk_grid, parameters, stream)
+        kernels["state_gradient_map"].launch(walk_grid, parameters)
         scan_grid = cut.sequences * H, S // SCAN_COLUMNS
-        kernels["gradient_scan"].launch(scan_grid, parameters, stream)
-    kernels["state_gradient"].launch(walk_grid, parameters, stream)
-    kernels["input_gradient"].launch((rows * parts * H, 1), by_tiles, stream)
+        kernels["gradient_scan"].launch(scan_grid, parameters)
+    kernels["state_gradient"].launch(walk_grid, parameters)
+    kernels["input_gradient"].launch((rows * parts * H, 1), by_tiles)
     return Gradients(dq, dk, dv, d_beta if per_token else d_beta.sum(0), d_initial, d_decay)
 
 

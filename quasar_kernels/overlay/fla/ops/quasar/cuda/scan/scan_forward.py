@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.driver import TENSOR_MAP, tensor_map
 from fla.ops.quasar.cuda.program import (
     DTYPES,
@@ -343,15 +342,14 @@ def forward(
         stops = steps.new_empty(grid[0], dtype=torch.int32)
         unfinished = steps.new_empty(cut.sequences * H, dtype=torch.int32)
     results, stopping = (o, final, G, states), (stops, unfinished)
-    stream = torch_private.raw_stream(v.device.index)
     # the second round computes only the heads in which pass 1 stopped too early (see LONG)
     repeats = (0,) if stops is None else (0, 1)
     for parameters in launch_parameters(program, inputs, cut, results, stopping, repeats):
         if G is not None:
-            program.kernels["segment_map"].launch(grid, parameters, stream)
+            program.kernels["segment_map"].launch(grid, parameters)
             scan_grid = cut.sequences * H, S // SCAN_COLUMNS
-            program.kernels["segment_scan"].launch(scan_grid, parameters, stream)
-        program.kernels["segment_output"].launch(grid, parameters, stream)
+            program.kernels["segment_scan"].launch(scan_grid, parameters)
+        program.kernels["segment_output"].launch(grid, parameters)
     return Scan(o, final, Saved(inputs, G, states, cut))
 
 

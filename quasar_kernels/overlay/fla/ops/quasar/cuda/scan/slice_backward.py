@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.program import LoadedProgram, addresses
 from fla.ops.quasar.cuda.scan import scan_backward
 from fla.ops.quasar.cuda.scan.scan_forward import PANEL, SCAN_COLUMNS
@@ -125,8 +124,7 @@ class CudaSliceGradient:
         self._launch(kernel, (segments * H * (S // PANEL), 1), parameters)
 
     def _launch(self, kernel: str, grid: tuple[int, int], parameters: Any) -> None:
-        stream = torch_private.raw_stream(self._d_o.device.index)
-        self._program.kernels[kernel].launch(grid, parameters, stream)
+        self._program.kernels[kernel].launch(grid, parameters)
 
     def _parameters(self, **changes: torch.Tensor | None) -> Any:
         """Return a launch's parameters; `changes` replace tensors, by their field's name."""

@@ -15,11 +15,10 @@ from __future__ import annotations
 import ctypes
 import functools
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from fla.ops.quasar import torch_private
 from fla.ops.quasar.cuda.program import (
     INT,
     INT64,
@@ -199,15 +198,15 @@ class CudaSlice:
             if self._round:  # for heads that other ranks marked
                 self._run_maps()
         sequences, H, S, _ = self._initial.shape
-        parameters, stream, kernels = self._parameters, self._stream(), self._program.kernels
+        parameters, kernels = self._parameters, self._program.kernels
         if self._maps is not None and (sequences > 1 or self._round):
-            kernels["segment_scan"].launch((sequences * H, S // SCAN_COLUMNS), parameters, stream)
+            kernels["segment_scan"].launch((sequences * H, S // SCAN_COLUMNS), parameters)
         elif self._prefixes is not None:
             tensors = addresses(self._prefixes, self._states, self._initial)
             grid = (self._cut.of_last - 1) * H, (S // PANEL) ** 2
-            arguments = (ctypes.c_char_p * 1)(_serialize_enter(*tensors, H))
-            self._maps_program.kernels["enter_states"].launch(grid, arguments, stream)
-        kernels["segment_output"].launch(self._grid(), parameters, stream)
+            arguments = _serialize_enter(*tensors, H)
+            self._maps_program.kernels["enter_states"].launch(grid, arguments)
+        kernels["segment_output"].launch(self._grid(), parameters)
         self._round += 1
 
     def enter(self, all_maps: torch.Tensor) -> None:
@@ -233,14 +232,11 @@ class CudaSlice:
     def _run_maps(self) -> None:
         if self._maps is not None:
             kernel = self._program.kernels["segment_map"]
-            kernel.launch(self._grid(), self._parameters, self._stream())
+            kernel.launch(self._grid(), self._parameters)
 
     def _grid(self) -> tuple[int, int]:
         H, S = self._initial.shape[1:3]
         return self._cut.segments.total * H * (S // PANEL), 1
-
-    def _stream(self) -> int:
-        return torch_private.raw_stream(self.o.device.index)
 
     def _join_maps(self) -> None:
         """Compute the map of the last sequence's whole tiles; in a second round of marked heads.
@@ -263,8 +259,7 @@ class CudaSlice:
         pointers = maps, states, *addresses(prefixes), start, result, marked
         arguments = _serialize_slice(*pointers, count - 1, H, keep, self._round)
         kernel = self._maps_program.kernels["slice_map"]
-        parameters = (ctypes.c_char_p * 1)(arguments)
-        kernel.launch((H, 2 * S // SCAN_COLUMNS), parameters, self._stream())
+        kernel.launch((H, 2 * S // SCAN_COLUMNS), arguments)
 
     def _with_tail(self) -> torch.Tensor:
         """Return the packed map of the whole tiles and the tail.
@@ -319,9 +314,7 @@ def fold_maps(
     H, S, _ = state.shape
     pointers = G, R, state.data_ptr(), marks, *addresses(unfinished)
     arguments = _serialize_fold(*pointers, *strides, count, transposed)
-    stream = torch_private.raw_stream(state.device.index)
-    parameters = (ctypes.c_char_p * 1)(arguments)
-    program.kernels["fold_maps"].launch((H, S // SCAN_COLUMNS), parameters, stream)
+    program.kernels["fold_maps"].launch((H, S // SCAN_COLUMNS), arguments)
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors
