@@ -11,25 +11,16 @@ from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from torch import Tensor
 
-from quasar_kernels.blocks.autograd import Forward, Kernels
+from quasar_kernels.blocks.autograd import Kernels
 from quasar_kernels.blocks.ssd_triton.backward import gradient_kernel
 from quasar_kernels.blocks.ssd_triton.forward import output_kernel, segment_sum_kernel
 from quasar_kernels.blocks.ssd_triton.step import step_kernel
-from quasar_kernels.blocks.triton_segments.plan import (
-    STEP_WARPS,
-    LaunchOptions,
-    Plan,
-    Shape,
-    Tiles,
-    apply,
-    checkpoints_for,
-    segment_states,
-    states_of_caller,
-    step_values,
-)
+from quasar_kernels.blocks.triton_segments.launches import Launches
+from quasar_kernels.blocks.triton_segments.plan import LaunchOptions, Plan, Shape, Tiles, apply
 
-_sum, _output, _gradient = map(Launcher, (segment_sum_kernel, output_kernel, gradient_kernel))
-_step = Launcher(step_kernel)
+LAUNCHES = Launches(
+    *map(Launcher, (segment_sum_kernel, output_kernel, gradient_kernel, step_kernel))
+)
 
 
 def tiles_for(N: int, P: int, dtype: torch.dtype) -> Tiles:
@@ -68,49 +59,32 @@ class Inputs(NamedTuple):
         """Elements between tokens of x, B and C."""
         return self.x.stride(1), self.B.stride(1), self.C.stride(1)
 
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """The number of groups, which share B and C."""
+        return (self.B.shape[2],)
 
-def _states(
-    plan: Plan, x: Tensor, y: Tensor, inputs: Inputs, entering: Tensor | None, reverse: bool
-) -> Tensor | None:
-    tensors = x, y, inputs.dt, inputs.A
-    strides, groups = (x.stride(1), y.stride(1)), (x.shape[2],)
-    return segment_states(plan, _sum, tensors, strides, groups, entering, reverse)
+    @property
+    def values(self) -> Tensor:
+        """The tensor that the output resembles."""
+        return self.x
 
-
-def forward(plan: Plan, inputs: Inputs, initial_state: Tensor | None, keep: bool) -> Forward:
-    """Launch the forward pass on the current stream; `initial_state` is contiguous fp32."""
-    x, dt, A, B, C, D = inputs
-    cut, tiles = plan.segments, plan.tiles
-    states = _states(plan, B, x, inputs, initial_state, False)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    final = states_of_caller(plan, x.device)
-    checkpoints = checkpoints_for(plan, x) if keep else None
-    _output(
-        plan.grid,
-        (x, dt, A, B, C, D, y, states, initial_state, final, checkpoints, cut.table,
-         *inputs.strides, *plan.sizes),
-        (B.shape[2], *plan.constants, tiles.precision, plan.packed),
-        num_warps=tiles.output.num_warps, num_stages=tiles.output.num_stages,
-    )  # fmt: skip
-    return Forward(y, final, checkpoints)
+    def summed(self, do: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Return the arguments of segment_sum_kernel, as `Launches` explains."""
+        x, y = (self.B, self.x) if do is None else (self.C, do)
+        return (x, y, self.dt, self.A), (x.stride(1), y.stride(1))
 
 
 def backward(
-    plan: Plan,
-    inputs: Inputs,
-    checkpoints: Tensor,
-    dy: Tensor,
-    d_final: Tensor | None,
-    initial: bool,
+    plan: Plan, inputs: Inputs, kept: Tensor, dy: Tensor, d_final: Tensor | None, initial: bool
 ) -> tuple[Inputs, Tensor | None]:
     """Return the gradients of the inputs, and of the initial state if there is one.
 
     dy and d_final, the gradients of the results, are contiguous, and d_final is fp32.
     """
-    x, dt, A, B, C, D = inputs
+    x, _, _, B, _, D = inputs
     batch, T, H, N, _ = plan.shape
-    cut, parts, G = plan.segments, plan.grid[1], B.shape[2]
-    states = _states(plan, C, dy, inputs, d_final, True)
+    total, parts, G = plan.segments.total, plan.grid[1], B.shape[2]
 
     def shares(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty((parts, *shape), dtype=dtype, device=x.device)
@@ -118,15 +92,9 @@ def backward(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     db, dc = (shares(batch, T, H, N, dtype=B.dtype) for _ in range(2))
     d_dt = shares(batch, T, H)
-    da, dd = shares(cut.total, H), None if D is None else shares(cut.total, H)
-    d_initial = states_of_caller(plan, x.device) if initial else None
-    _gradient(
-        plan.grid,
-        (x, dt, A, B, C, D, dy, dx, d_dt, da, db, dc, dd, states, d_final, d_initial, checkpoints,
-         cut.table, *inputs.strides, batch * T, cut.total, *plan.sizes),
-        (G, *plan.constants, plan.tiles.precision, plan.packed),
-        num_warps=plan.tiles.gradient.num_warps, num_stages=plan.tiles.gradient.num_stages,
-    )  # fmt: skip
+    da, dd = shares(total, H), None if D is None else shares(total, H)
+    call = plan, inputs, kept, dy, d_final, initial
+    d_initial = LAUNCHES.backward(*call, (dx, d_dt, da, db, dc, dd), batch * T, total)
 
     def of_groups(share: Tensor) -> Tensor:
         if parts == 1 and G == H:
@@ -139,25 +107,7 @@ def backward(
     return gradients, d_initial
 
 
-def step(inputs: Inputs, initial_state: Tensor | None, tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """Process the only token of each sequence; `initial_state` is contiguous fp32."""
-    x, dt, A, B, C, D = inputs
-    batch, _, H, P = x.shape
-    G, N = B.shape[2:]
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    final = torch.empty((batch, H, N, P), dtype=torch.float32, device=x.device)
-    values = step_values(tiles, P)
-    _step(
-        (batch * H, triton.cdiv(P, values), 1),
-        (x, dt, A, B, C, D, y, initial_state, final, *inputs.strides),
-        (G, H, N, P, tiles.keys, values),
-        num_warps=STEP_WARPS,
-        num_stages=1,
-    )
-    return y, final
-
-
-KERNELS = Kernels(Inputs, forward, backward)
+KERNELS = Kernels(Inputs, LAUNCHES.forward, backward)
 
 
 def _in_rows(x: Tensor) -> Tensor:
@@ -205,5 +155,7 @@ def ssd_triton(
     batch, T, H, P = x.shape
     shape = Shape(batch, T, H, B.shape[-1], P)
     tiles = tiles_for(shape.K, P, x.dtype)
-    y, final = apply(KERNELS, step, shape, tiles, inputs, initial_state, cu_seqlens, segments)
+    y, final = apply(
+        KERNELS, LAUNCHES.one_token, shape, tiles, inputs, initial_state, cu_seqlens, segments
+    )
     return y, final[:, :, :N]

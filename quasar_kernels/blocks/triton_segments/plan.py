@@ -1,4 +1,4 @@
-"""Segments and tiles of a call of WKV6 or SSD, and the scan over the segments."""
+"""Segments and tiles of a call of WKV6 or SSD."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import triton
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import is_recorded
 from fla.ops.quasar.segments import Segments, host_bounds, longest_of, packed_table
-from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead
+from fla.ops.quasar.triton_kernels.launch import compile_ahead
 from torch import Tensor
 
 from quasar_kernels.blocks.autograd import Kernels, KernelsFunction
-from quasar_kernels.blocks.triton_segments.kernels import segment_scan_kernel
 
 ALONE = 128
 """Sequences up to this length are one segment, because the scan's launches would cost more."""
@@ -26,12 +25,6 @@ PROGRAMS = 4
 """Target number of programs per multiprocessor, over the whole call."""
 WHOLE = 1.4
 """Programs per multiprocessor from which sequences are not cut: cut ones need another pass."""
-STEPS = 16
-"""Segments that the scan loads at once."""
-STEP_WARPS = 4
-"""Warps of a program that processes a single token."""
-
-_scan = Launcher(segment_scan_kernel)
 
 
 class LaunchOptions(NamedTuple):
@@ -51,11 +44,6 @@ class Tiles(NamedTuple):
     output: LaunchOptions
     gradient: LaunchOptions
     precision: str  # Triton's `input_precision` of fp32 products
-
-
-def step_values(tiles: Tiles, V: int) -> int:
-    """Return how many of V value columns one program computes for a single token."""
-    return min(triton.next_power_of_2(V), max(16, 4096 // tiles.keys))
 
 
 class Shape(NamedTuple):
@@ -151,63 +139,8 @@ def plan_call(
     return Plan(shape, tiles, cut)
 
 
-def states_of_caller(plan: Plan, device: torch.device) -> Tensor:
-    """Allocate a state of each sequence, `[N, H, K, V]` fp32."""
-    _, _, H, K, V = plan.shape
-    return torch.empty((plan.segments.sequences, H, K, V), dtype=torch.float32, device=device)
-
-
-def checkpoints_for(plan: Plan, values: Tensor) -> Tensor:
-    """Allocate the states before all chunks, `[chunks, H, V, K]`: bf16 for bf16 values."""
-    _, _, H, K, V = plan.shape
-    kind = torch.bfloat16 if values.dtype == torch.bfloat16 else torch.float32
-    return torch.empty((plan.chunks, H, V, K), dtype=kind, device=values.device)
-
-
-def segment_states(
-    plan: Plan,
-    sum_kernel: Launcher,
-    tensors: tuple[Tensor, ...],
-    strides: tuple[int, ...],
-    constants: tuple[int, ...],
-    entering: Tensor | None,
-    reverse: bool,
-) -> Tensor | None:
-    """Return the state after each segment, `[segments, H, V, K]`.
-
-    With `reverse`, the gradient of the state before each segment. None if no sequence has several
-    segments.
-
-    Args:
-        sum_kernel: the operator's segment_sum_kernel.
-        tensors, strides, constants: its first arguments of each kind.
-        entering: the first state of each sequence, or None for zero.
-    """
-    if not plan.several:
-        return None
-    _, _, H, K, V = plan.shape
-    cut, tiles, device = plan.segments, plan.tiles, tensors[0].device
-    sums = torch.empty((cut.total, H, V, K), dtype=torch.float32, device=device)
-    decays = torch.empty((cut.total, H, K), dtype=torch.float32, device=device)
-    sum_kernel(
-        plan.grid,
-        (*tensors, cut.table, sums, decays, *strides, *plan.sizes),
-        (*constants, *plan.constants, tiles.precision, reverse, plan.packed),
-        num_warps=tiles.sum.num_warps,
-        num_stages=tiles.sum.num_stages,
-    )
-    _scan(
-        (cut.sequences * H, V, 1),
-        (sums, decays, entering, cut.first, cut.per_sequence),
-        (H, K, V, tiles.keys, STEPS, reverse, plan.packed),
-        num_warps=1,
-        num_stages=1,
-    )
-    return sums
-
-
-Step = Callable[[Any, Tensor | None, Tiles], tuple[Tensor, Tensor]]
-"""Takes inputs of one token per sequence, the initial state and tiles."""
+Step = Callable[[Shape, Any, Tensor | None, Tiles], tuple[Tensor, Tensor]]
+"""Takes the shape, inputs of one token per sequence, the initial state and tiles."""
 
 
 def apply(
@@ -224,7 +157,7 @@ def apply(
     state = None if initial_state is None else initial_state.float().contiguous()
     recorded = is_recorded(*inputs, state)
     if not recorded and shape.T == 1 and cu_seqlens is None:
-        return step(inputs, state, tiles)
+        return step(shape, inputs, state, tiles)
     device = next(x.device for x in inputs if x is not None)
     plan = plan_call(shape, device, cu_seqlens, segments, tiles)
     if device.type == "cuda":

@@ -12,13 +12,8 @@ from quasar_kernels.blocks.ssd_triton import forward as ssd_forward
 from quasar_kernels.blocks.ssd_triton import launch as ssd_launch
 from quasar_kernels.blocks.ssd_triton import step as ssd_step
 from quasar_kernels.blocks.triton_segments.kernels import segment_scan_kernel
-from quasar_kernels.blocks.triton_segments.plan import (
-    STEP_WARPS,
-    STEPS,
-    LaunchOptions,
-    Tiles,
-    step_values,
-)
+from quasar_kernels.blocks.triton_segments.launches import STEP_WARPS, STEPS, step_values
+from quasar_kernels.blocks.triton_segments.plan import LaunchOptions, Tiles
 from quasar_kernels.blocks.wkv6_triton import backward as wkv6_backward
 from quasar_kernels.blocks.wkv6_triton import forward as wkv6_forward
 from quasar_kernels.blocks.wkv6_triton import launch as wkv6_launch

@@ -10,28 +10,16 @@ from fla.ops.quasar.device import on_its_device
 from fla.ops.quasar.triton_kernels.launch import Launcher
 from torch import Tensor
 
-from quasar_kernels.blocks.autograd import Forward, Kernels
-from quasar_kernels.blocks.triton_segments.plan import (
-    STEP_WARPS,
-    LaunchOptions,
-    Plan,
-    Shape,
-    Tiles,
-    apply,
-    checkpoints_for,
-    segment_states,
-    states_of_caller,
-    step_values,
-)
+from quasar_kernels.blocks.autograd import Kernels
+from quasar_kernels.blocks.triton_segments.launches import Launches
+from quasar_kernels.blocks.triton_segments.plan import LaunchOptions, Plan, Shape, Tiles, apply
 from quasar_kernels.blocks.wkv6_triton.backward import gradient_kernel
-from quasar_kernels.blocks.wkv6_triton.forward import (
-    output_kernel,
-    segment_sum_kernel,
-)
+from quasar_kernels.blocks.wkv6_triton.forward import output_kernel, segment_sum_kernel
 from quasar_kernels.blocks.wkv6_triton.step import step_kernel
 
-_sum, _output, _gradient = map(Launcher, (segment_sum_kernel, output_kernel, gradient_kernel))
-_step = Launcher(step_kernel)
+LAUNCHES = Launches(
+    *map(Launcher, (segment_sum_kernel, output_kernel, gradient_kernel, step_kernel))
+)
 
 
 def tiles_for(K: int, V: int, dtype: torch.dtype) -> Tiles:
@@ -59,27 +47,28 @@ class Inputs(NamedTuple):
     w: Tensor  # [B, T, H, K]
     u: Tensor  # [H, K]
 
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """None: heads and tokens are adjacent."""
+        return ()
 
-def forward(plan: Plan, x: Inputs, initial_state: Tensor | None, keep: bool) -> Forward:
-    """Launch the forward pass on the current stream; `initial_state` is contiguous fp32."""
-    r, k, v, w, u = x
-    cut, tiles = plan.segments, plan.tiles
-    states = segment_states(plan, _sum, (k, v, w), (), (), initial_state, False)
-    o = torch.empty_like(v)
-    final = states_of_caller(plan, v.device)
-    checkpoints = checkpoints_for(plan, v) if keep else None
-    _output(
-        plan.grid,
-        (r, k, v, w, u, o, states, initial_state, final, checkpoints, cut.table, *plan.sizes),
-        (*plan.constants, tiles.precision, plan.packed),
-        num_warps=tiles.output.num_warps,
-        num_stages=tiles.output.num_stages,
-    )
-    return Forward(o, final, checkpoints)
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """None: all heads have their own r, k and w."""
+        return ()
+
+    @property
+    def values(self) -> Tensor:
+        """The tensor that the output resembles."""
+        return self.v
+
+    def summed(self, do: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Return the arguments of segment_sum_kernel, as `Launches` explains."""
+        return ((self.k, self.v) if do is None else (self.r, do)) + (self.w,), ()
 
 
 def backward(
-    plan: Plan, x: Inputs, checkpoints: Tensor, do: Tensor, d_final: Tensor | None, initial: bool
+    plan: Plan, x: Inputs, kept: Tensor, do: Tensor, d_final: Tensor | None, initial: bool
 ) -> tuple[Inputs, Tensor | None]:
     """Return the gradients of the inputs, and of the initial state if there is one.
 
@@ -87,23 +76,16 @@ def backward(
     """
     B, T, H, K, _ = plan.shape
     r, k, v, w, u = x
-    cut, parts = plan.segments, plan.grid[1]
-    states = segment_states(plan, _sum, (r, do, w), (), (), d_final, True)
+    parts = plan.grid[1]
 
     def parts_of(x: Tensor) -> Tensor:
         kind = x.dtype if parts == 1 else torch.float32
         return torch.empty((parts, *x.shape), dtype=kind, device=x.device)
 
     dr, dk, dw, dv = parts_of(r), parts_of(k), parts_of(w), torch.empty_like(v)
-    du = torch.empty((parts * cut.total, H, K), dtype=torch.float32, device=u.device)
-    d_initial = states_of_caller(plan, v.device) if initial else None
-    _gradient(
-        plan.grid,
-        (r, k, v, w, u, do, dr, dk, dv, dw, du, states, d_final, d_initial, checkpoints, cut.table,
-         B * T, *plan.sizes),
-        (*plan.constants, plan.tiles.precision, plan.packed),
-        num_warps=plan.tiles.gradient.num_warps, num_stages=plan.tiles.gradient.num_stages,
-    )  # fmt: skip
+    du = u.new_empty((parts * plan.segments.total, H, K), dtype=torch.float32)
+    gradients = dr, dk, dv, dw, du
+    d_initial = LAUNCHES.backward(plan, x, kept, do, d_final, initial, gradients, B * T)
 
     def whole(x: Tensor, like: Tensor) -> Tensor:
         return x[0] if parts == 1 else x.sum(0).to(like.dtype)
@@ -112,24 +94,7 @@ def backward(
     return Inputs(whole(dr, r), whole(dk, k), dv, whole(dw, w), d_u), d_initial
 
 
-def step(x: Inputs, initial_state: Tensor | None, tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """Process the only token of each sequence; `initial_state` is contiguous fp32."""
-    B, _, H, K = x.r.shape
-    V = x.v.shape[-1]
-    o = torch.empty_like(x.v)
-    final = torch.empty((B, H, K, V), dtype=torch.float32, device=o.device)
-    values = step_values(tiles, V)
-    _step(
-        (B * H, triton.cdiv(V, values), 1),
-        (*x, o, initial_state, final),
-        (H, K, V, tiles.keys, values),
-        num_warps=STEP_WARPS,
-        num_stages=1,
-    )
-    return o, final
-
-
-KERNELS = Kernels(Inputs, forward, backward)
+KERNELS = Kernels(Inputs, LAUNCHES.forward, backward)
 
 
 @torch.compiler.disable
@@ -162,4 +127,6 @@ def wkv6_triton(
     B, T, H, K = r.shape
     shape = Shape(B, T, H, K, v.shape[-1])
     tiles = tiles_for(shape.K, shape.V, dtype)
-    return apply(KERNELS, step, shape, tiles, inputs, initial_state, cu_seqlens, segments)
+    return apply(
+        KERNELS, LAUNCHES.one_token, shape, tiles, inputs, initial_state, cu_seqlens, segments
+    )
