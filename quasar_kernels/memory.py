@@ -37,7 +37,7 @@ def is_fused(capability: str | None, size: LayerSize = VALIDATORS) -> bool:
 
 
 def kept_bytes(size: LayerSize = VALIDATORS) -> int:
-    """Return the bytes per token that count towards QUASAR_KEEP_MIB, as `node.keeps` counts them.
+    """Return the bytes per token that `saves_results` counts towards QUASAR_KEEP_MIB.
 
     Calls of fewer than 32,768 tokens keep more, but far less than the default limit.
     """

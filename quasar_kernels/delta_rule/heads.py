@@ -1,4 +1,4 @@
-"""Splits or pads values whose width differs from that of the keys.
+"""Splits or pads values that are wider or narrower than the keys.
 
 The kernels need values as wide as keys. The columns of the state are independent of one another,
 so wide values are split into several heads with the same keys, and narrow values are padded with

@@ -5,8 +5,8 @@
 
 A call without cached states records one autograd node. Its shapes and QUASAR_KEEP_MIB decide
 whether the node saves intermediate results for the backward pass (layer/autograd.py). By default, a
-call of a million tokens of 512 channels saves only its input and its weights. A call whose
-submodules have hooks, adapters or other classes runs through them instead (layer/wrapped.py).
+call of a million tokens of 512 channels saves only its input and its weights. A call runs through
+its submodules instead if they have hooks, adapters or other classes (layer/wrapped.py).
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no type
         Raises:
             ValueError: an unknown argument, such as `seq_idx`; an input or a mask of another shape,
                 or both a mask and `cu_seqlens`; bounds that do not rise from 0 to T, or B other
-                than 1 with them; a cache of another number of sequences, or whose place another
-                layer uses; a cp_context with a mask, with a cache, or with `use_cache` and several
-                sequences.
+                than 1 with them; a cache of another number of sequences, or with another layer in
+                this layer's place; a cp_context with a mask, with a cache, or with `use_cache` and
+                several sequences.
             RuntimeError: the exchange with other ranks failed.
             TypeError: a submodule that is called returns a part of its result, as under tensor
                 parallelism, or a result of another shape.

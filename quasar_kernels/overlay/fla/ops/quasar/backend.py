@@ -103,7 +103,7 @@ def scan_forward(
         inputs: of any dtypes and strides; q's device must be the current one.
         output_final_state: whether to return the state after each sequence.
         backend: the value of QUASAR_BACKEND.
-        training: whether a backward pass follows, whose kernels are then compiled, too.
+        training: whether a backward pass follows. Its kernels are then compiled, too.
         every: the tokens after which a segment must end, a multiple of 128; None for any.
 
     Raises:

@@ -91,7 +91,7 @@ def _bounds(x: ScanInputs) -> list[int]:
 
 
 def _of_segments(scan: Scan, every: int, bounds: list[int]) -> Results:
-    """Return the results of a scan whose segments have a part of `every` tokens."""
+    """Return the results of a scan in which a segment ends at each checkpoint."""
     final: Any = scan.final_state
     _, _, states, cut = scan.saved
     length = cut.length or cut.longest

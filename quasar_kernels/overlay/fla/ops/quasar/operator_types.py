@@ -77,7 +77,7 @@ class Saved(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Any], segments: Any, scale: float = 1.0) -> Saved:
-        """Return the object whose `tensors` these are."""
+        """Return the object with these `tensors`."""
         q, k, v, beta, initial_state, g, G, states = tensors
         inputs = ScanInputs.of(q, k, v, beta, initial_state, scale=scale, g=g)
         return cls(inputs, G, states, segments)

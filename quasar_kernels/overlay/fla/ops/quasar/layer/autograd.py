@@ -28,10 +28,10 @@ SAVED_MIB = 3072
 """Default of QUASAR_KEEP_MIB: 380,000 tokens of 512 channels, 190,000 of 1,024."""
 
 MAX_WORK = 1 << 34
-"""Largest tokens times channels squared of a replayed backward pass with saved results.
+"""A backward pass with saved results is replayed up to this many tokens times channels squared.
 
-The GPU's time is proportional to it: 65,536 tokens of 512 channels take 2 ms. In longer passes the
-GPU does not wait for the host, so a graph would only take memory.
+Its time on the GPU is proportional to that number: 65,536 tokens of 512 channels take 2 ms. In
+longer passes the GPU does not wait for the host, so a graph would only take memory.
 """
 
 
@@ -40,7 +40,7 @@ def record(
 ) -> torch.Tensor:
     """Compute the layer as `run` does, or on a rank's slice; autograd records one node.
 
-    `Function.apply` itself is only needed within torch.func, because it takes longer.
+    `_apply` is `LayerFunction.apply` without a search that only torch.func needs (`apply_of`).
     """
     apply = LayerFunction.apply if torch_private.transforms_active() else _apply
     return apply(call, owner, rank, x, *weights)
@@ -109,12 +109,12 @@ _apply = torch_private.apply_of(LayerFunction)
 def saves_results(call: Call, x: torch.Tensor, weights: Weights) -> bool:
     """Return whether a call saves its intermediate results for its backward pass.
 
-    It does if kernels compute it and the results need at most QUASAR_KEEP_MIB (default 3072): x in
-    the products' dtype, the projections before and after the convolution, and the operator's
-    output. All are counted, though Hopper's kernels save fewer. Short calls that may be replayed as
-    CUDA graphs (graphs.py) save nothing, because the next replay overwrites all intermediate
-    results. The decision depends on the call's settings and shapes only, so both passes of
-    activation checkpointing save the same.
+    It does if kernels compute the call and the results need at most QUASAR_KEEP_MIB (default 3072).
+    The results are x in the products' dtype, the projections before and after the convolution, and
+    the operator's output. All are counted, although Hopper's kernels save fewer. Short calls that
+    may be replayed as CUDA graphs (graphs.py) save nothing, because the next replay overwrites all
+    intermediate results. The decision depends only on the call's settings and shapes, so both
+    passes of activation checkpointing save the same.
 
     Raises:
         ValueError: QUASAR_KEEP_MIB is not a whole number.

@@ -36,8 +36,8 @@ def layer_gradients(
 ) -> tuple[list[torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]:
     """Return the weights' gradients, None for those not `needed`, and two factors of x's gradient.
 
-    The factors are the gradient of the products and the weights of the products. Tensors are freed
-    after their last use, because for a million tokens each takes gigabytes.
+    The factors are the products' gradient and the products' weights. Tensors are freed after their
+    last use, because each takes gigabytes for a million tokens.
 
     Args:
         results: the intermediate results of the forward pass; None recomputes them.
@@ -213,8 +213,9 @@ BACKWARD = Operation(_compute_backward, _finish_backward, _input_dtypes)
 gradient. The settings are (call, segments of the saved results or None, which gradients are needed,
 x's dtype).
 
-The first two tensors are x and dy, then come the weights and the saved results. They are inputs if
-nothing was saved. Saved results may be large, so a graph reads them and x without a copy."""
+Inputs and tensors together are x, dy, the weights and the saved results. If nothing was saved, x
+and dy are inputs. Otherwise all are tensors, which a graph reads without a copy: saved results may
+be large."""
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

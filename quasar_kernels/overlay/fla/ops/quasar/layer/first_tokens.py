@@ -2,7 +2,7 @@
 
 Such a kernel can process several adjacent sequences as one. Only the convolution of each sequence's
 first three tokens then wrongly reads the previous sequence. This module computes these tokens again
-and replaces the kernel's results. It does the same for the first tokens of a rank's slice, whose
+and replaces the kernel's results. It does the same for the first tokens of a rank's slice: their
 convolution reads tokens of earlier ranks, the halo.
 """
 

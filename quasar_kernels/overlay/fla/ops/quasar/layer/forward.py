@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed
 
 FINISH_TOKENS = 1 << 13
-"""From this length on, `_finish_forward` launches the last kernel after the graph instead of in it.
+"""From this many tokens on, a graph ends before the last kernel; `_finish_forward` launches it.
 
-In the graph it would write to the graph's memory, and copying y from there would take longer."""
+Within the graph, that kernel would write y to the graph's memory. To copy y from there takes longer
+than a launch."""
 
 
 def run(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> torch.Tensor:
@@ -35,7 +36,7 @@ def run(call: Call, owner: object, x: torch.Tensor, weights: Weights) -> torch.T
 
     Args:
         call: the settings.
-        owner: the object whose lifetime bounds that of the graphs.
+        owner: the graphs are dropped together with this object.
         x: `[B, T, hidden]`.
         weights: the layer's.
     """

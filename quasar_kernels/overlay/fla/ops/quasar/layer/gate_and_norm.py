@@ -16,7 +16,7 @@ from fla.ops.quasar.triton_kernels.launch import Launcher
 ROWS, WARPS = 64, 8
 """Tokens and warps of a program, the fastest on an H200 for heads of 64 and of 128."""
 MANY_TOKENS = 1 << 15
-"""Least tokens with which programs that process all heads fill a GPU."""
+"""From this many tokens on, programs that process all heads fill a GPU."""
 
 
 @triton.jit(do_not_specialize=["R"])

@@ -127,7 +127,7 @@ def conv_silu_grad_kernel(
     before = (tl.program_id(0) // blocks).to(tl.int64) * T  # rows of other sequences
     place = tl.program_id(0) % blocks * ROWS  # of the first row in its sequence
     first = before + place
-    own_rows = tl.minimum(ROWS, T - place)  # those whose gradients are written here
+    own_rows = tl.minimum(ROWS, T - place)  # their gradients are written here
     seen_rows = tl.minimum(ROWS + 3, T - place)  # those that they depend on
     part = tl.program_id(1) // tl.cdiv(N, BC)
     own = tl.program_id(1) % tl.cdiv(N, BC) * BC + tl.arange(0, BC)

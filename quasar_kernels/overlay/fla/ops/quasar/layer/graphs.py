@@ -189,7 +189,7 @@ def launch_or_replay(
     within a capture.
 
     Args:
-        owner: the object whose lifetime bounds that of the graphs; None for no replay.
+        owner: the graphs are dropped together with this object; None for no replay.
         operation: what to compute.
         settings: hashable values on which it depends, for example a `Call`.
         inputs: on the current device; they are copied if their addresses differ between calls.

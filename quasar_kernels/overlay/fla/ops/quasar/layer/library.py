@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed
 
 MANY_TOKENS = 1 << 15
-"""Least tokens with which bf16 products are rounded before the convolution."""
+"""From this many tokens on, bf16 products are rounded before the convolution."""
 
 
 def project(

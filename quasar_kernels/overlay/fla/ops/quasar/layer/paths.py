@@ -30,10 +30,10 @@ from fla.ops.quasar.layer.weight_tiles import (
 )
 
 MIN_TOKENS = 1 << 9
-"""Least tokens of a sequence, on average, with which the fused kernels are faster (on an H200)."""
+"""Minimum mean length of a call's sequences for the fused kernels (they are slower below, H200)."""
 MIN_WIDE_TILES = 264
-"""Least tiles with which wide.py is used: two for each SM of an H200. On an H100 the forward pass
-with 264 tiles is as fast as with a library product (2,048 channels) or 10% faster (768 and 1,024
+"""Minimum number of tiles for wide.py: two for each SM of an H200. On an H100 the forward pass with
+264 tiles is as fast as with a library product (2,048 channels) or 10% faster (768 and 1,024
 channels); with 180 tiles it is 3% slower or 10% faster."""
 
 MMA_SYNC = (8, 12)

@@ -1,7 +1,7 @@
 """The layer's fused products on GPUs without Hopper's instructions: their program and launches.
 
-csrc/resident_projection.cu and csrc/resident_output.cu are the kernels; resident_tokens.cuh has
-their common code. They need 99 KB of shared memory per block and compute capability 8.0.
+csrc/portable has the kernels, resident_projection.cu and resident_output.cu, and their common code,
+resident_tokens.cuh. They need 99 KB of shared memory per block and compute capability 8.0.
 """
 
 from __future__ import annotations

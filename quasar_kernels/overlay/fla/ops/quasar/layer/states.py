@@ -244,7 +244,7 @@ def _no_finish(call: Call, inputs: Inputs, tensors: Tensors, rest: Tensors) -> N
 
 
 DECODE = Operation(_decode, _no_finish, lambda call, inputs, tensors: [call.dtype])
-"""A call of a few tokens, whose states are overwritten: the weights, the states, x."""
+"""A call of a few tokens that overwrites its states. The tensors are the weights and the states."""
 
 
 def _split(conv: torch.Tensor) -> tuple[torch.Tensor, ...]:

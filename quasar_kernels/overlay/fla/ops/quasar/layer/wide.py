@@ -88,11 +88,10 @@ def project_wide(
     taps: torch.Tensor,
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return silu(causal convolution(x W^T)) for q, k and v, and two kinds of products x W^T.
+    """Return silu(causal convolution(x W^T)) for q, k and v, `narrow`, and the products of q, k, v.
 
-    The latter are those of the gate's low-rank input, and those of q, k and v before the
-    convolution. It records nothing for autograd and runs on the current stream. The device of
-    `rows` must be the current device.
+    `narrow` is the gate's product. The kernel records nothing for autograd and runs on the
+    current stream. The device of `rows` must be the current device.
 
     Args:
         program: the kernel for the device and dtype of `rows`.

@@ -1,4 +1,4 @@
-"""Layers whose submodules have something attached: hooks, adapters, quantised or replaced modules.
+"""Layers with changed submodules: with hooks, adapters, quantised weights or other classes.
 
 The kernels read plain weights and call no submodule. `plain_weights` checks at each call whether
 that computes what the submodules would. If not, `layer_by_modules` calls them.

@@ -1,9 +1,9 @@
 // Rewrites weights as the swizzled weight tiles that the fused products read. On Hopper a plain
 // bulk copy brings a tile into shared memory ready for wgmma.
 //
-// A matrix W [rows, inputs] (a row an output) becomes weight tiles of 128 rows by 64 inputs, 16 KB
+// A matrix W [rows, inputs], a row per output, becomes weight tiles of 128 rows by 64 inputs, 16 KB
 // each: first the tiles of rows 0..127 along the inputs, then those of rows 128..255, and so on.
-// Where rows are no multiple of 128, the last weight tiles have 64 rows, 8 KB. Rows of a tile are
+// Unless the rows are a multiple of 128, the last tiles have 64 rows, 8 KB. Rows of a tile are
 // 128 bytes, and their 16-byte piece number j (of 8) is stored at j ^ (row & 7): the hardware's
 // 128-byte swizzle, as `tile_descriptor` of wgmma.cuh expects it.
 //

@@ -14,8 +14,7 @@
 // - Epilogue: convolves and stores one consumer's result while both consumers compute the next ones
 //   (convolution.cuh). The last three rows of a result stay in shared memory for the next 64,
 //   which belong to the other consumer.
-// Results are fp16 for any output dtype: bf16 would lose three more bits, and they saturate at
-// 65504.
+// Results are fp16 for any output dtype, because bf16 has three bits less. They saturate at 65504.
 //
 // Shared memory: the weight pipeline, the consumers' last inputs, one result for each consumer, the
 // last rows of all results, the taps.
@@ -96,7 +95,7 @@ __device__ __forceinline__ void load_tokens(u32 (&a)[KEPT][4], u32 inputs,
   const float* upper = arg.x + (token < last ? token : last) * HIDDEN + 4 * (lane & 3);
   const float* lower = arg.x + (token + 8 < last ? token + 8 : last) * HIDDEN + 4 * (lane & 3);
   const u32 chunk = inputs + warp * CHUNK_BYTES;
-  constexpr int FLIGHT = 8;  // operands whose loads are in flight at the same time
+  constexpr int FLIGHT = 8;  // operands that are loaded at the same time
 #pragma unroll
   for (int t = 0; t < OPERANDS; t += FLIGHT) {
     float4 u[FLIGHT], l[FLIGHT];
