@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.cases.rivals import OURS, TARGET
 from benchmarks.engine.results import DATA, Run
 from benchmarks.report.documents import page, run_of
-from benchmarks.report.markdown import columns
+from benchmarks.report.markdown import Column, columns
 
 NAME = "rivals"
 
@@ -49,7 +49,7 @@ def short_table() -> str:
     found = fastest(run_of(NAME)) if measured() else []
     if len(found) < 2:
         return ""
-    titles = {
+    titles: dict[str, Column] = {
         "a million tokens, in one run": label,
         "M tokens/s": f"{{speed {TARGET}:M.3g}}",
         "memory, GiB": f"{{memory {TARGET}:GiB.1f}}",
