@@ -100,3 +100,11 @@ def _interrupt(number: int, _frame: object) -> None:
     for ending in _ENDING:  # `finally` blocks are not interrupted again
         signal.signal(ending, signal.SIG_IGN)
     raise _Interrupted(number)
+
+
+def span(seconds: float) -> str:
+    """Return a duration in the largest unit of which it has at least two."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

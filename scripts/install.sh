@@ -5,8 +5,8 @@
 # one and moves the link when it is complete. An interruption therefore changes nothing, and running
 # processes keep the folder that they started from. It is removed once no process uses it.
 #
-# EXTRA is one of pyproject.toml's optional dependencies; those of earlier calls stay installed. Without
-# EXTRA, only the library is installed. requirements/lock.txt has the versions. If the stamp in .venv is
+# EXTRA is one of pyproject.toml's optional dependencies, or `all` for every one except dev; those of
+# earlier calls stay installed. Without EXTRA, only the library is installed. requirements/lock.txt has the versions. If the stamp in .venv is
 # up to date, the script does nothing. PYTHON names the interpreter to use, TORCH_INDEX_URL the package
 # index for PyTorch. By default, a machine without an NVIDIA GPU uses PyTorch's CPU index if it can be
 # reached; BUILD=cuda installs the build for a GPU, for example into a container's image. pip's configuration
@@ -321,10 +321,19 @@ install_all() {
 case ${1:-} in
   -h | --help)
     sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/install.sh
-    echo "Extras: $(known_extras | paste -sd ' ')"
+    echo "Extras: all $(known_extras | paste -sd ' ')"
     exit 0
     ;;
 esac
+named=()
+for name in "$@"; do
+  if [ "$name" = all ]; then
+    mapfile -t -O ${#named[@]} named < <(known_extras | grep -vxF dev)
+  else
+    named+=("$name")
+  fi
+done
+set -- ${named[@]+"${named[@]}"}
 check_extras "$@"
 
 build=${BUILD:-cpu}

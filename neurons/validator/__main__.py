@@ -13,7 +13,7 @@ if __name__ == "__main__":
     interrupts.exit_on_ctrl_c()  # during the imports below
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from neurons.runtime.loading import environment
 from neurons.runtime.machine import resolve_device
 from neurons.runtime.process import StateLock, stop_on_signals
 from neurons.runtime.settings import Settings
+from neurons.runtime.values import HOTKEY
 from neurons.validator.api import ApiFault, ValidatorApi
 from neurons.validator.attempts import Attempts
 from neurons.validator.clone import Sources, clear
@@ -55,6 +56,16 @@ log = observe.get_logger("validator")
     metavar="HOURS",
     help="End the running round, open one of that many hours, and judge nothing.",
 )
+@click.option(
+    "--lift-ban", metavar="CLIENT", help="End a client's ban (an address or a hotkey), then end."
+)
+@click.option(
+    "--withdraw",
+    type=flags.Whole(0, 2**31 - 1),
+    metavar="NUMBER",
+    help="Give a submission the final score 0, then end.",
+)
+@click.option("--reason", default="", metavar="TEXT", help="Of --withdraw; its page shows it.")
 @flags.env_file
 @flags.chain
 @flags.setting("--wallet.name", "wallet_validator_name", metavar="NAME", help="The wallet.")
@@ -70,11 +81,24 @@ log = observe.get_logger("validator")
 @flags.show_version
 @click.make_pass_decorator(flags.CommandLineSettings, ensure=True)
 def command(
-    given: flags.CommandLineSettings, once: bool, again: bool, new_round: int | None
+    given: flags.CommandLineSettings,
+    once: bool,
+    again: bool,
+    new_round: int | None,
+    lift_ban: str | None,
+    withdraw: int | None,
+    reason: str,
 ) -> int:
-    """Read the settings, and judge or open a round."""
+    """Read the settings, and judge, or make one call."""
+    work: Callable[[ValidatorApi], None] | None = None
     if new_round is not None:
-        return flags.start("validator", given, log, partial(open_round, hours=new_round))
+        work = partial(open_round, hours=new_round)
+    elif lift_ban is not None:
+        work = partial(end_ban, client=lift_ban)
+    elif withdraw is not None:
+        work = partial(withdraw_row, submission=withdraw, reason=reason)
+    if work is not None:
+        return flags.start("validator", given, log, partial(call_once, work=work))
     return flags.start("validator", given, log, partial(run, once=once, again=again))
 
 
@@ -126,20 +150,37 @@ def run(settings: Settings, *, once: bool, again: bool = False) -> int:
     return 0
 
 
-def open_round(settings: Settings, *, hours: int) -> int:
-    """End the running round and open the next one, even while a validator judges the queue.
+def call_once(settings: Settings, *, work: Callable[[ValidatorApi], None]) -> int:
+    """Make an organiser's call, even while a validator judges the queue; return the exit status.
 
     Raises a ConfigError if the wallet or the address is wrong, or the API does not accept the
     hotkey.
     """
     with closing(_api(settings, threading.Event())) as api:
         try:
-            opened = api.create_round(hours)
+            work(api)
         except ApiFault as error:
             log.error(str(error))
             return 1
-    log.info("round opened", round=opened.round_number, hours=hours, end=opened.end_time)
     return 0
+
+
+def open_round(api: ValidatorApi, hours: int) -> None:
+    """End the running round and open the next one."""
+    opened = api.create_round(hours)
+    log.info("round opened", round=opened.round_number, hours=hours, end=opened.end_time)
+
+
+def end_ban(api: ValidatorApi, client: str) -> None:
+    """End a client's ban; a bare hotkey stands for its key."""
+    api.lift_ban(f"hotkey {client}" if HOTKEY.fullmatch(client) else client)
+    log.info("ban lifted", client=client)
+
+
+def withdraw_row(api: ValidatorApi, submission: int, reason: str) -> None:
+    """Exclude a submission from the queue and the ranking."""
+    api.withdraw(submission, reason)
+    log.info("withdrawn", submission=submission, reason=reason)
 
 
 def _api(settings: Settings, stop: threading.Event) -> ValidatorApi:

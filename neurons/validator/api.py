@@ -140,6 +140,16 @@ class ValidatorApi(Connection):
         body = protocol.FailureRequest(ip_address=address)
         self._call("POST", "/record_failure", protocol.Message, body=body)
 
+    def lift_ban(self, client: str) -> None:
+        """End a client's ban: that of an address, a network or `hotkey 5...`."""
+        body = protocol.FailureRequest(ip_address=client)
+        self._call("POST", "/lift_ban", protocol.Message, body=body)
+
+    def withdraw(self, submission_id: int, reason: str) -> None:
+        """Give a revealed submission the final score 0."""
+        body = protocol.WithdrawRequest(submission_id=submission_id, reason=reason)
+        self._call("POST", "/withdraw_submission", protocol.Message, body=body)
+
     def current_round(self) -> protocol.Round:
         """Return the running round, or one that is over and not yet finalized."""
         return self._call("GET", "/get_current_round", protocol.Round)

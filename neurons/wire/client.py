@@ -115,6 +115,10 @@ class ApiClient(Connection):
         """GET /get_submission_stats with up to `limit` submissions that await a validator."""
         return self._list("/get_submission_stats", Queue, {"limit": limit})
 
+    def queue_place(self, submission_id: int) -> protocol.QueuePlace:
+        """GET /queue_place of this project's server."""
+        return self._get(f"/queue_place/{submission_id}", protocol.QueuePlace)
+
     def weights(self, round_id: int) -> protocol.Weights:
         """GET /get_weights of one round, best rank first."""
         return self._get("/get_weights", protocol.Weights, {"round_id": round_id})

@@ -57,6 +57,9 @@ FIGURES = ("tokens_per_sec", "vram_mb")
 LARGEST = 1e12
 """Limit on every figure of a request, so that sums and means of stored figures stay finite."""
 
+WITHDRAWN = "Withdrawn by the organiser"
+"""Start of the reason of a verdict that no validator may replace."""
+
 JUDGED = "Submission already judged by"
 """Start of the reply to a second validator, because the first verdict counts."""
 
@@ -463,9 +466,25 @@ class Verification(Message):
 
 
 class FailureRequest(Message):
-    """Body of POST /record_failure."""
+    """Body of POST /record_failure, and of POST /lift_ban, which the public wire lacks."""
 
     ip_address: Text
+
+
+class WithdrawRequest(Message):
+    """Body of POST /withdraw_submission, an addition of this project."""
+
+    submission_id: RowId
+    reason: Annotated[str, Field(max_length=1024), AfterValidator(_printable)] = ""
+
+
+class QueuePlace(Message):
+    """Reply of GET /queue_place/{submission_id}, an addition of this project."""
+
+    place: Place | None = Field(description="by age, 1 for the oldest; null if it is not queued")
+    queued: int = Field(ge=0, description="submissions that wait for a validator")
+    # at the pace of the last verdicts; None if there were too few
+    estimated_seconds: Shown = None
 
 
 class CreateRoundRequest(Message):

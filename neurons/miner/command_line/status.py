@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from harness.terminal import span
 from neurons.miner.cycle import VERDICTS, State, Submission
 from neurons.miner.journal import Journal
 from neurons.miner.recorder import Measuring, read_progress
@@ -229,7 +230,7 @@ def _figures(submission: Submission) -> list[str]:
 def _progress(measuring: Measuring | None) -> list[str]:
     if measuring is None:
         return []
-    lines = [f"  measuring for {_span(max(0.0, time.time() - measuring.began))}"]
+    lines = [f"  measuring for {span(max(0.0, time.time() - measuring.began))}"]
     for one in measuring.lengths:
         done = len(one.speeds)
         run = f"run {done + 1} of {one.planned}" if done < one.planned else f"{done} runs done"
@@ -255,12 +256,5 @@ def _as_json(submission: Submission | None) -> dict[str, Any] | None:
 def _moment(unix: float) -> str:
     moment = datetime.fromtimestamp(unix, timezone.utc)
     seconds = unix - time.time()
-    distance = f"in {_span(seconds)}" if seconds > 0 else f"{_span(-seconds)} ago"
+    distance = f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"
     return f"{moment:%Y-%m-%d %H:%M:%SZ}, {distance}"
-
-
-def _span(seconds: float) -> str:
-    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

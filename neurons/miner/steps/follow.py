@@ -6,11 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.terminal import span
 from neurons.miner import cycle
 from neurons.miner.context import Context
 from neurons.miner.cycle import State, Submission
 from neurons.miner.premature import suspect_early_judgement
 from neurons.miner.rounds import Relation, read_relation
+from neurons.runtime.errors import Held, Retry
 from neurons.wire.outcomes import AlreadyRevealed, NotRegistered, SubmissionNotFound, Uncertain
 from neurons.wire.protocol import Performer, Weight, is_same_instant
 from neurons.wire.rules import Ranking, exceeds, weighted_score
@@ -55,10 +57,14 @@ def run(submission: Submission, context: Context) -> Submission:
         now = time.monotonic()
         if now - logged >= LOG_EVERY_SECONDS:
             logged = now
+            place = _queue_place(submission, context) if standing.queued else ""
+            if place != (submission.reason or ""):
+                submission = context.note(submission, reason=place or None)
             context.log.info(
                 "queued for a validator" if standing.queued else "queue status unknown",
                 submission_id=submission.submission_id,
                 queue=standing.queue_length,
+                **({"place": place} if place else {}),
             )
         if now - checked >= ROUND_EVERY_SECONDS and not 0 < blind < POLLS_WITHOUT_STATUS:
             checked = now
@@ -66,6 +72,19 @@ def run(submission: Submission, context: Context) -> Submission:
             if ended is not None:
                 return ended
         context.wait(context.poll_seconds)
+
+
+def _queue_place(submission: Submission, context: Context) -> str:
+    """Return the place in the validators' queue as a sentence; "" if the server shows none."""
+    try:
+        shown = context.client.queue_place(int(submission.submission_id or 0))
+    except (Retry, Held):  # the public server has no such route
+        return ""
+    if shown.place is None:
+        return ""
+    seconds = shown.estimated_seconds
+    wait = "" if seconds is None else f", about {span(seconds)} at the pace of the last verdicts"
+    return f"Place {shown.place} of {shown.queued} in the validators' queue by age{wait}."
 
 
 def _ended(submission: Submission, context: Context, queued: bool) -> Submission | None:

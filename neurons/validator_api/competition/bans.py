@@ -31,6 +31,11 @@ def ban_key(address: str | None, hotkey: str | None = None) -> str | None:
     return client_of(ip)
 
 
+def key_of(client: str) -> str | None:
+    """Return the key of a client as validators write it: an address, a network or `hotkey 5...`."""
+    return client if client.startswith("hotkey ") else ban_key(client)
+
+
 def check_not_banned(t: Transaction, client: str) -> None:
     """Raise a Refusal if the client is banned now."""
     row = t.session.get(IpBan, client)
@@ -53,6 +58,18 @@ def record_failure(t: Transaction, key: str) -> None:
         dropped = _drop_queued(t, key)
         failures = row.failure_count
         log.warning("banned", client=key, failures=failures, hours=BAN_HOURS, dropped=dropped)
+
+
+def lift(t: Transaction, key: str) -> None:
+    """Delete a client's failures and its ban; raise a Refusal if it has none.
+
+    Rows that the ban withdrew stay withdrawn; their miners may submit them again.
+    """
+    row = t.session.get(IpBan, key)
+    if row is None:
+        raise Refusal(404, f"No ban and no failures of {key}")
+    t.session.delete(row)
+    log.warning("ban lifted", client=key)
 
 
 def _drop_queued(t: Transaction, key: str) -> int:

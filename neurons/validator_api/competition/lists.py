@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from sqlalchemy import func, select, true
 
 from neurons.validator_api.competition import ranking, rounds
+from neurons.validator_api.competition.errors import Refusal
 from neurons.validator_api.competition.rounds import Transaction
+from neurons.validator_api.competition.submissions import NOT_FOUND
 from neurons.validator_api.database.tables import IN_QUEUE, OPEN, Round, Submission, count
 from neurons.wire import protocol
+
+PACE = 20
+"""Number of the last verdicts from which a wait is estimated."""
 
 
 def validation_queue(t: Transaction, after: int, limit: int) -> protocol.ValidationQueue:
@@ -38,6 +45,31 @@ def queued(row: Submission, *, with_client: bool = False) -> protocol.QueuedSubm
     if not with_client:
         shown["ip_address"] = None
     return protocol.QueuedSubmission(**shown)
+
+
+def queue_place(t: Transaction, submission_id: int) -> protocol.QueuePlace:
+    """Return a submission's place in the queue; raise a Refusal if there is no such submission.
+
+    The wait is the place times the median time between two of the last verdicts. Validators do not
+    keep to the order of age, so both are estimates.
+    """
+    row = t.session.get(Submission, submission_id)
+    if row is None:
+        raise Refusal(404, NOT_FOUND)
+    place = None
+    if row.is_revealed and row.validated_at is None and row.withdrawn_at is None:
+        place = count(t.session, *IN_QUEUE, Submission.id <= row.id)
+    judged = t.session.scalars(
+        select(Submission.validated_at)
+        .where(Submission.validated_at.is_not(None))
+        .order_by(Submission.validated_at.desc())
+        .limit(PACE + 1)
+    ).all()
+    gaps = [(late - early).total_seconds() for late, early in pairwise(judged) if late and early]
+    seconds = place * median(gaps) if place and gaps else None
+    return protocol.QueuePlace(
+        place=place, queued=count(t.session, *IN_QUEUE), estimated_seconds=seconds
+    )
 
 
 def pending_reveals(

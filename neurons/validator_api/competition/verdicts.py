@@ -54,6 +54,20 @@ def record_verification(
     return {"status": "recorded", "verified": verification.verified}
 
 
+def withdraw(t: Transaction, request: protocol.WithdrawRequest, validator: str) -> dict[str, Any]:
+    """Give a revealed submission the final score 0, which no later verdict replaces.
+
+    No failure is counted, and the places of a completed round do not change.
+    """
+    row = _submission(t, request.submission_id, validator)
+    if not row.is_revealed:
+        raise Refusal(409, "Submission not revealed yet")
+    row.validated_at, row.score, row.validator_hotkey = t.now, 0.0, validator
+    row.verdict_reason = ": ".join(filter(None, (protocol.WITHDRAWN, request.reason)))
+    log.warning("withdrawn", submission=row.id, reason=request.reason)
+    return {"status": "ok", "submission_id": row.id}
+
+
 def _submission(t: Transaction, submission_id: int, validator: str) -> Submission:
     row = t.session.get(Submission, submission_id)
     if row is None:
@@ -61,4 +75,6 @@ def _submission(t: Transaction, submission_id: int, validator: str) -> Submissio
     if row.validator_hotkey not in (None, validator):
         log.warning("judged twice", submission=row.id, first=row.validator_hotkey, other=validator)
         raise Refusal(400, f"{protocol.JUDGED} {row.validator_hotkey}")
+    if (row.verdict_reason or "").startswith(protocol.WITHDRAWN):
+        raise Refusal(400, f"{protocol.JUDGED} the organiser, who withdrew it")
     return row

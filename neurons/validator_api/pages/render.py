@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, Response
 
+from harness.terminal import span
 from neurons.validator_api.competition.ranking import is_confirmed
 from neurons.wire.rules import LEAGUES, league_of
 from quasar_kernels.line_plot import BLUE, PURPLE, YELLOW, Line, line_plot
@@ -120,5 +121,6 @@ _environment.filters |= {
     "figure": _figure,
     "above": _above,
     "hotkey": _hotkey,
+    "span": span,
     "breakable": _breakable,
 }

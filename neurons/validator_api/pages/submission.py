@@ -9,10 +9,11 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import select
 
-from neurons.validator_api.competition import ranking
+from neurons.validator_api.competition import lists, ranking
 from neurons.validator_api.competition.rounds import Transaction
 from neurons.validator_api.database.tables import LeagueEntry, Round, Submission
 from neurons.wire import rules
+from neurons.wire.protocol import QueuePlace
 
 Speeds = Sequence[tuple[int, float]]
 """Lengths in tokens with tokens/s, shortest first."""
@@ -49,6 +50,7 @@ class SubmissionPage:
     reveal_block: int
     blocks_left: int
     claim: ClaimView | None  # None until the reveal
+    queue: QueuePlace  # without a place unless it waits for a validator
 
 
 def submission(t: Transaction, number: int) -> SubmissionPage | None:
@@ -68,6 +70,7 @@ def submission(t: Transaction, number: int) -> SubmissionPage | None:
         reveal_block=block,
         blocks_left=max(0, block - t.block),
         claim=_claim(t, row, its_round.ranking) if row.is_revealed else None,
+        queue=lists.queue_place(t, number),
     )
 
 

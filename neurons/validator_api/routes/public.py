@@ -56,6 +56,13 @@ def get_submission_stats(
         return lists.submission_stats(t, limit)
 
 
+@router.get("/queue_place/{submission_id}")
+def queue_place(submission_id: protocol.RowId, api: TheApi) -> protocol.QueuePlace:
+    """Show a submission's place in the validators' queue by age, and an estimate of its wait."""
+    with api.read() as t:
+        return lists.queue_place(t, submission_id)
+
+
 @router.get("/verification_stats")
 def verification_stats(api: TheApi, round_id: protocol.RowId | None = None) -> dict[str, Any]:
     """Count the logit verifications."""

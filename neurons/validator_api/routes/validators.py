@@ -53,13 +53,30 @@ def record_verification(
 def record_failure(call: Validator, body: protocol.FailureRequest, api: TheApi) -> dict[str, str]:
     """Count a failed validation of the client that sent the submission."""
     client = body.ip_address
-    key = client if client.startswith("hotkey ") else bans.ban_key(client)
+    key = bans.key_of(client)
     with api.write(call) as t:
         if key is not None:
             bans.record_failure(t, key)
     shared = "Not counted: several clients share this address"
     message = shared if key is None else "Failure recorded"
     return {"status": "ok", "ip_address": client, "message": message}
+
+
+@router.post("/lift_ban")
+def lift_ban(call: Validator, body: protocol.FailureRequest, api: TheApi) -> dict[str, str]:
+    """End a client's ban and forget its failures."""
+    with api.write(call) as t:
+        bans.lift(t, bans.key_of(body.ip_address) or body.ip_address)
+    return {"status": "ok", "ip_address": body.ip_address, "message": "Ban lifted"}
+
+
+@router.post("/withdraw_submission")
+def withdraw_submission(
+    call: Validator, body: protocol.WithdrawRequest, api: TheApi
+) -> dict[str, Any]:
+    """Exclude a revealed submission from the queue and the ranking."""
+    with api.write(call) as t:
+        return verdicts.withdraw(t, body, call.hotkey)
 
 
 @router.post("/create_round")

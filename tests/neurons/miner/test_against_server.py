@@ -12,7 +12,7 @@ from neurons.miner.cycle import State
 from neurons.miner.daemon import run_cycle
 from neurons.wire.client import ApiClient
 from tests.neurons import live_api
-from tests.neurons.live_api import ALICE, BOB, LiveApi
+from tests.neurons.live_api import ALICE, BOB, Hotkey, LiveApi
 from tests.neurons.miner.parts import FakeBench, FakeFork, Waits, make_context
 
 
@@ -53,6 +53,34 @@ def test_a_cycle_reaches_its_verdict(tmp_path, api, mode, score, state):
     assert done.rank == (1 if score else None)
     assert done.weight == (0.6 if score else None)
     assert done.fork_url == FakeFork(tmp_path).url
+
+
+def test_the_miner_shows_its_place_in_the_queue(tmp_path: Path, api: LiveApi) -> None:
+    """Two others are older; one has its verdict, and the second 90 s later."""
+    waits = Waits()
+    context = miner(tmp_path / "state", api, waits)
+    others = [Hotkey(f"//Other{n}") for n in range(3)]
+    rows = []
+    for key in others:
+        api.register(key)
+        rows.append(api.submit(key, 10.0))
+    api.mark(rows[0], 1.0)
+    api.clock.now += 90
+    api.mark(rows[1], 1.0)
+    seen = []
+
+    def watch(_: float) -> None:
+        api.pass_blocks(1)
+        (current,) = context.journal.live_submissions()
+        if current.state is State.REVEALED:
+            seen.append(current.reason)
+            api.mark(current.submission_id or 0, 1.0)
+
+    waits.then = watch
+    done = run_cycle(context)
+    wait = "about 3 min at the pace of the last verdicts"
+    assert seen == [f"Place 2 of 2 in the validators' queue by age, {wait}."]
+    assert (done.state, done.reason) == (State.VALIDATED, None)
 
 
 def test_a_faster_miner_ranks_above(tmp_path: Path, api: LiveApi) -> None:

@@ -523,6 +523,40 @@ def test_new_round_ends_the_running_round(home, capsys):
         assert [row["weight"] for row in api.get("/get_weights")["weights"]] == [0.6]
 
 
+def test_an_organisers_calls_from_the_command_line(home, capsys):
+    client = f"hotkey {ALICE.hotkey}"
+    with home.serve() as api:
+        cheat = api.submit(ALICE, 10.0)
+        assert main(["--withdraw", str(cheat), "--reason", "a copy"]) == 0
+        assert f'withdrawn  submission={cheat} reason="a copy"' in capsys.readouterr().out
+        assert api.get(f"/queue_place/{cheat}")["place"] is None
+        for _ in range(5):
+            ValidatorApi(api.url, home.identity).record_failure(client)
+        assert main(["--lift-ban", ALICE.hotkey]) == 0  # a bare hotkey stands for its key
+        assert api.submit(ALICE, 11.0) > cheat
+        assert main(["--lift-ban", "203.0.113.9"]) == 1
+        assert "No ban and no failures of 203.0.113.9" in capsys.readouterr().err
+        assert main(["--withdraw", "99"]) == 1
+        assert "Submission not found" in capsys.readouterr().err
+
+
+def test_a_verdict_after_a_withdrawal_is_dropped(api, bench, capsys):
+    """The organiser withdraws the submission while it is judged."""
+    observe.configure()
+    row = api.submit(ALICE, 10.0)
+
+    class Withdrawing(Judge):
+        def evaluate(self, submission, share=1.0):
+            api.judge("/withdraw_submission", {"submission_id": row})
+            return super().evaluate(submission, share)
+
+    loop = bench(Withdrawing())
+    loop.run_once()
+    loop.run_once()
+    assert (scores(api), loop.judge.judged) == ({row: 0.0}, [row])
+    assert "verdict not counted" in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize(
     ("variables", "words"),
     [

@@ -42,6 +42,8 @@ VALIDATORS_ONLY = (
     "/mark_validated",
     "/record_verification",
     "/record_failure",
+    "/lift_ban",
+    "/withdraw_submission",
     "/finalize_round/1",
     "/create_round",
 )

@@ -38,6 +38,13 @@ def test_a_changed_dependency_installs_again_and_keeps_the_extras(checkout: Chec
     assert "extras=dev,miner\n" in checkout.stamp()
 
 
+def test_one_call_installs_all_extras_but_the_developers(checkout: Checkout) -> None:
+    assert checkout.install("all").returncode == 0
+    assert "extras=metrics,miner,server\n" in checkout.stamp()
+    assert checkout.run()[0] == 0  # START_MINER.sh then installs nothing
+    assert checkout.builds() == 1
+
+
 def unreadable(checkout: Checkout) -> str:
     """Return the files of the installation that other users cannot read."""
     return run("find", f"{checkout.root}/.venv/", "!", "-type", "l", "!", "-perm", "-004").stdout
