@@ -198,10 +198,13 @@ class Comparison(NamedTuple):
         expected = results(lambda y: self.exact(y, None, None)[0], way, first, do[:1, :tokens])
         one_loss = only_first(do, tokens)
 
+        @torch.no_grad()
         def measured(name: str) -> dict[str, Any]:
             with self.select(name) as function:
                 errors, repeats = checked(partial(results, function, way, x, one_loss), expected)
-                call = partial(results, function, way, x, do)
+                call: Callable[[], object] = partial(function, x)  # without the engine's own work
+                if way != "forward":
+                    call = partial(gradients, function, x, do)
                 memory: dict[str, float] = {}
                 if self.peak:
                     call()
