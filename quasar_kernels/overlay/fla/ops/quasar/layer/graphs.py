@@ -181,12 +181,12 @@ def launch_or_replay(
     dtype: torch.dtype,
     max_elements: int = MAX_ELEMENTS,
 ) -> tuple[Tensors, Any]:
-    """Compute an operation; replay it from the second call of a thread with one key.
+    """Compute an operation: launch its kernels, or replay their graph.
 
-    The key consists of the operation, its settings, shapes, dtypes, the addresses of `tensors`, the
-    device and the stream, but no values, so changed parameters take effect. No graph is used for
-    long inputs, fp32 and fp64, devices other than CUDA, calls recorded for autograd, and calls
-    within a capture.
+    A thread's second call with the same key captures the graph. The key consists of the operation,
+    its settings, shapes, dtypes, the addresses of `tensors`, the device and the stream, but no
+    values, so changed parameters take effect. Long inputs, fp32 and fp64, devices other than CUDA,
+    calls recorded for autograd, and calls within a capture use no graph.
 
     Args:
         owner: the graphs are dropped together with this object; None for no replay.
@@ -218,7 +218,7 @@ def launch_or_replay(
 def _find_graph(
     owner: Any, key: Key, operation: Operation, settings: Any, inputs: Inputs, tensors: Tensors
 ) -> _Graph | None:
-    """Return the call's graph, captured at the second call; None if it must launch its kernels."""
+    """Return the call's graph, captured at the second call; None if kernels must be launched."""
     graphs = _owners.get(owner)
     if graphs is None:
         graphs = _owners[owner] = OrderedDict()

@@ -2,8 +2,9 @@
 // memory.
 //
 // Taps and sums are fp16, two channels per instruction, so that one epilogue warpgroup is as fast
-// as two consumer warpgroups. This adds 0.4e-3 to a bf16 result's rounding error of 1.7e-3. Only a
-// sum's first term is rounded before the others are added, so finite products never give NaN.
+// as two consumer warpgroups. This adds 0.4e-3 to a bf16 result's rounding error of 1.7e-3. Sums
+// are fused multiply-adds. Only a sum's first term is rounded by itself and may be infinite, so the
+// sum of finite products is never NaN.
 
 #pragma once
 

@@ -44,7 +44,7 @@ struct ProjectionArguments {
   void *qkv, *narrow;        // [T, 1536], [T, 64]
   i64 T;
   int steps;  // tiles of 64 tokens that each consumer takes
-  int lag;    // products that consumer 1 begins after consumer 0; less than a row of the grid has
+  int lag;    // consumer 1 begins so many products later; fewer than a row of the grid has
 };
 
 struct ProjectionShared {

@@ -1,14 +1,14 @@
-// Products of 128 tokens that stay on chip with weight tiles that stream past them, by mma.sync and
-// cp.async: for every GPU from compute capability 8.0, in 99 KB of shared memory.
+// Products of 128 tokens, which stay on chip, and weight tiles, which stream past them, by mma.sync
+// and cp.async: for every GPU from compute capability 8.0, in 99 KB of shared memory.
 //
 // A block has two groups of four warps. Warp w of each group owns the tokens 32 w .. 32 w + 31 of
 // the block's 128, and a group owns half of the output channels, 64 at a time. A warp's 512 inputs
 // are A operands: the first 256 are in its registers (in both groups), the others in shared memory,
 // in the order of the registers, so that one load of 16 bytes brings a lane's part of an operand.
-// 128 KB of the register file and 64 KB of shared memory therefore hold 128 tokens. With 64 tokens,
-// which fit shared memory alone, weights would cross the L2 cache twice as often, and operands of
-// 16 tokens would read every weight from shared memory twice as often: on GPUs with 1,024 products
-// a clock and more, both take longer than the products.
+// 128 KB of the register file and 64 KB of shared memory therefore hold 128 tokens. 64 tokens would
+// fit shared memory alone, but weights would then cross the L2 cache twice as often. Operands of 16
+// tokens would read every weight from shared memory twice as often. On GPUs with at least 1,024
+// products a clock, either takes longer than the products.
 //
 // Each group has its own pipeline: STAGES pieces of 64 output channels x 64 inputs, halves of the
 // weight tiles that pack_weights.cu writes. While one group waits or computes its results, the
