@@ -374,7 +374,7 @@ def _adaptive_specs() -> list[CompileSpec]:
         ),
     ]
     for S, R in ((128, 128), (64, 0)):
-        constants: dict[str, Any] = {"H": 12, "S": S, "BS": S, "BR": 2048 // S, "R": R}
+        constants: dict[str, Any] = {"H": 12, "S": S, "BS": S, "R": R}
         constants |= {} if R else dict.fromkeys(("cos", "sin"))
         inputs = typed("*fp32", "A_log dt_bias lengths logits") | typed("i32", "N L")
         inputs |= typed("*bf16", "cos sin") if R else {}
@@ -386,7 +386,7 @@ def _adaptive_specs() -> list[CompileSpec]:
                 | typed("*fp16", "q k q_unit k_unit")
                 | {"step": "*fp32"}
                 | typed("i32", "stride_x stride_u stride_l"),
-                constants,
+                constants | {"BR": 2048 // S},
             ),
             CompileSpec(
                 f"operator_inputs_grad fp16 S={S}",
@@ -396,7 +396,7 @@ def _adaptive_specs() -> list[CompileSpec]:
                 | typed("*bf16", "d_logits largest")
                 | typed("*fp32", "d_step sums")
                 | typed("i32", "TILES stride_u stride_l stride_d"),
-                constants,
+                constants | {"BR": 1024 // S},
             ),
         ]
     return specs

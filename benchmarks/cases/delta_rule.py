@@ -188,6 +188,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
             rested = {"cuda", *((FLA,) if shape == LONG else ())} if way == "forward" else set()
             entries = comparison_of(rule, shape.tokens).entries(
                 {"rule": rule, "way": way, **shape._asdict()},
+                way,
                 x,
                 torch.randn_like(x["q"]),
                 able,

@@ -71,7 +71,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
         for shape in SHAPES:
             x = named(layer_like(shape.tokens, shape.batch, shape.heads, shape.width))
             do = torch.randn_like(x["q"])
-            run = run.adding(*COMPARISON.entries(shape._asdict(), x, do, names, way=WAY))
+            run = run.adding(*COMPARISON.entries(shape._asdict(), WAY, x, do, names))
             del x
             clocks.free()
             yield run

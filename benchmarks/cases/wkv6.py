@@ -102,7 +102,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
                 short = tokens <= RECURRENT_TOKENS
                 able = [name for name in NAMES if short or name not in ("cuda", RECURRENT)]
                 of = {"way": way, **shape._asdict()}
-                run = run.adding(*COMPARISON.entries(of, x, torch.randn_like(x["v"]), able))
+                run = run.adding(*COMPARISON.entries(of, way, x, torch.randn_like(x["v"]), able))
                 del x
                 clocks.free()
                 yield run

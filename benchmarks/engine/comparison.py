@@ -179,12 +179,12 @@ class Comparison(NamedTuple):
 
     def entries(
         self,
-        of: Mapping[str, Any],
+        of: Mapping[str, Scalar],
+        way: Way,
         x: Inputs,
         do: Tensor,
         names: Sequence[str],
         rested: Collection[str] = (),
-        way: Way | None = None,
     ) -> Iterator[Entry]:
         """Check one call by each implementation, and time it.
 
@@ -192,9 +192,7 @@ class Comparison(NamedTuple):
             of: the call's name as entries have it.
             do: gradient of the output.
             rested: which implementations are timed from rest, too.
-            way: None if `of` has it.
         """
-        way = way or of["way"]
         tokens = self.checked_tokens[way]
         first = in_float64(part(x, tokens, 1))
         expected = results(lambda y: self.exact(y, None, None)[0], way, first, do[:1, :tokens])

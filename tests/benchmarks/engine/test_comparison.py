@@ -65,7 +65,7 @@ def test_each_implementation_is_compared_and_timed_or_named_with_its_error(way: 
     x = {"q": torch.randn(2, 9, 3, 4), "w": torch.randn(3, 4)}
     of: dict[str, Scalar] = {"way": way, "tokens": 9}
     do, names = torch.randn_like(x["q"]), list(FUNCTIONS)
-    found = {entry.by: entry for entry in COMPARISON.entries(of, x, do, names, ["right"])}
+    found = {entry.by: entry for entry in COMPARISON.entries(of, way, x, do, names, ["right"])}
     assert list(found) == names
     tensors = {"o"} if way == "forward" else {"q", "w"}
     assert set(found["right"].errors) == tensors

@@ -25,7 +25,7 @@ class Graph(graphs._Graph):
 
     def __init__(self, operation, settings, inputs, tensors, addresses) -> None:
         self.thread, self.replays = threading.current_thread(), 0
-        self.addresses = addresses
+        self.operation, self.addresses = operation, addresses
         if addresses is None:
             dtypes = operation.input_dtypes(settings, inputs, tensors)
             inputs = [

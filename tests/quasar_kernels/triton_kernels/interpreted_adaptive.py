@@ -5,7 +5,9 @@ Needs TRITON_INTERPRET=1. The fixture `poisoned` of interpreted_kernels.py appli
 
 from __future__ import annotations
 
+import functools
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +15,18 @@ import torch
 import triton
 import triton.language as tl
 from fla.layers import quasar_adaptive
+from fla.layers.quasar import QuasarCache
+from fla.ops.quasar import backend
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
-from fla.ops.quasar.layer import adaptive, paths, wide
+from fla.ops.quasar.layer import adaptive, adaptive_memory, adaptive_training, paths, wide
+from fla.ops.quasar.layer.adaptive_memory import SAVING
 from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.gradients import gradient_scale
+from fla.ops.quasar.layer.kernels import launch_conv_silu
 from fla.ops.quasar.layer.operator_inputs import OperatorInputsFunction, Rotation
+from fla.ops.quasar.operator_types import Scan
+from fla.ops.quasar.segments import Segments
+from fla.ops.quasar.triton_kernels import passes as triton_passes
 
 from quasar_kernels.adaptive_reference import (
     adaptive_layer_reference,
@@ -25,6 +34,7 @@ from quasar_kernels.adaptive_reference import (
 )
 from quasar_kernels.reference import relative_rms
 from tests.quasar_kernels.float64 import check, with_float64
+from tests.quasar_kernels.layer.simulated_graph import simulate
 from tests.quasar_kernels.triton_kernels.interpreted_kernels import poisoned  # noqa: F401
 
 
@@ -100,7 +110,8 @@ def test_the_layer_s_gradients_with_saved_and_recomputed_results(
     exact = torch.cat(pieces, 1)
     exact.backward(dy.double())
     steps = []
-    for mib in ("0", "100"):
+    for mib, short in (("0", 0), ("100", 0), ("100", 1 << 22)):
+        monkeypatch.setattr(adaptive_training, "SHORT", short)
         monkeypatch.setenv("QUASAR_KEEP_MIB", mib)
         layer.zero_grad()
         leaf = x.clone().requires_grad_()
@@ -120,7 +131,7 @@ def test_the_layer_s_gradients_with_saved_and_recomputed_results(
     limit = {torch.float16: 6e-3, torch.bfloat16: 1.5e-2}[dtype]
     assert all(error <= limit for error in errors.values()), errors
     for name in wanted:
-        assert torch.equal(steps[0][name], steps[1][name]), name
+        assert all(torch.equal(steps[0][name], step[name]) for step in steps), name
 
 
 def test_after_a_failed_launch_the_library_path_runs(monkeypatch):
@@ -130,13 +141,114 @@ def test_after_a_failed_launch_the_library_path_runs(monkeypatch):
     layer, x = quasar_adaptive.AdaptiveQuasarAttention(32, 16, 2), torch.randn(1, 20, 32)
     call = Call(2, 16, 1e-5, torch.float16, None, "auto")
     with torch.no_grad():
-        expected = adaptive.run_adaptive(call, None, x, layer._plain_weights())
+        run = partial(adaptive.run_adaptive, call, layer, None, x, layer._plain_weights())
+        expected = run()
         path = paths.Path(wide, SimpleNamespace(variant="refused"))
         monkeypatch.setattr(paths, "choose_products", lambda *_: path)
         monkeypatch.setattr(wide, "project_wide", refuse)
         monkeypatch.setattr(wide.PROGRAM, "_entries", {})
-        assert torch.equal(adaptive.run_adaptive(call, None, x, layer._plain_weights()), expected)
+        assert torch.equal(run(), expected)
     assert [*wide.PROGRAM._entries] == ["refused"]
+
+
+def results_of(layer, x, dy, tables, backward_passes=1):
+    """Return the output of a call in fp16 without gradients, that of a step, and its gradients."""
+    x = x.requires_grad_()
+    with torch.autocast("cpu", torch.float16):
+        with torch.no_grad():
+            alone, _ = layer(x, **tables)
+        y, _ = layer(x, **tables)
+    leaves = [x, *(p for n, p in layer.named_parameters() if n != "f_proj.weight")]
+    for _ in range(backward_passes):
+        gradients = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+    return alone, y, *gradients
+
+
+def fake_hopper(monkeypatch):
+    """Let Hopper's kernels, which need a GPU, be computed by torch and Triton."""
+
+    def project(_, rows, weights, taps, keep, into=None):
+        C = taps.shape[0]
+        mixed = rows.float() @ weights.float().T
+        products = mixed[:, :C].half()
+        results = (
+            launch_conv_silu(products, taps, None, None, torch.float16),
+            mixed[:, C:].half(),
+            products,
+        )
+        return results if into is None else tuple(map(torch.Tensor.copy_, into, results))
+
+    def scan(inputs, *, program, into):
+        o, _, saved = triton_passes.forward(inputs)
+        assert saved.G is None
+        return Scan(into[0].copy_(o), None, saved)
+
+    def cut(program, shape, device, cu_seqlens):
+        B, T = shape[:2]
+        return Segments(B, B, 1, T, None, None, T)
+
+    monkeypatch.setattr(paths, "choose_products", lambda *_: paths.Path(wide, object()))
+    monkeypatch.setattr(wide, "project_wide", project)
+    monkeypatch.setattr(adaptive, "unrounded", lambda rows, w: rows.float() @ w.float().T)
+    monkeypatch.setattr(adaptive_memory, "_scan_program", lambda *_: object())
+    monkeypatch.setattr(adaptive, "cuda_program", lambda *_: object())
+    monkeypatch.setattr(adaptive.cuda_scan, "forward", scan)
+    monkeypatch.setattr(adaptive.cuda_scan, "cut_shape", cut)
+    monkeypatch.setattr(backend, "cuda_gradient_program", lambda _: None)
+
+
+@pytest.mark.parametrize("results", ["recomputed", "saved", "in memory"])
+def test_replays_have_the_bits_of_launches(monkeypatch, results):
+    monkeypatch.setattr(quasar_adaptive, "takes", lambda *_: True)
+    if results != "recomputed":
+        monkeypatch.setattr(adaptive_training, "SHORT", 0)
+    if results == "in memory":
+        fake_hopper(monkeypatch)
+        # as in a training on a GPU, each step gets the same memory
+        allocate = functools.cache(lambda n: torch.zeros(n, dtype=torch.uint8))
+        monkeypatch.setattr(adaptive_memory, "_new", lambda x, n: allocate(n).fill_(255))
+    layer, T = quasar_adaptive.AdaptiveQuasarAttention(32, 16, 2), 20
+    tables = dict(zip(("cos", "sin"), torch.randn(2, 1, 1, T, 8), strict=True))
+    inputs = [(torch.randn(1, T, 32), torch.randn(1, T, 32).half()) for _ in range(2)]
+    launched = []
+    for factor in (1.0, 1.5):
+        layer.k_proj.weight.data.mul_(factor)
+        launched.append([results_of(layer, *pair, tables) for pair in inputs])
+    layer.k_proj.weight.data.div_(1.5)
+    captured = simulate(monkeypatch)
+    for factor, expected in zip((1.0, 1.0, 1.5), (launched[0], *launched), strict=True):
+        layer.k_proj.weight.data.mul_(factor)  # a graph reads the current values
+        # on a CPU, saved results have the same addresses only in passes of one call
+        found = [results_of(layer, *pair, tables, backward_passes=3) for pair in inputs]
+        for one, other in zip(found, expected, strict=True):
+            assert all(map(torch.equal, one, other))
+    replays = {graph.operation: graph.replays for graph in captured}
+    expected = {adaptive.FORWARD, adaptive_training.BACKWARD}
+    assert replays.keys() == expected | ({SAVING} if results == "in memory" else set())
+    assert all(replays.values()), replays
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_decoded_tokens_equal_one_call(monkeypatch, replay):
+    layer = quasar_adaptive.AdaptiveQuasarAttention(32, 16, 2, conv_bias=True, layer_idx=0)
+    monkeypatch.setattr(quasar_adaptive, "takes", lambda *_: True)
+    captured = simulate(monkeypatch) if replay else []
+    cache, x, (cos, sin) = QuasarCache(), torch.randn(2, 20, 32), torch.randn(2, 1, 1, 20, 8)
+    lengths, outputs, held = [10, 1, 1, 1, 1, 3, 3], [], []
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        whole, _ = layer(x, cos=cos, sin=sin)
+        parts = zip(x.split(lengths, 1), cos.split(lengths, 2), sin.split(lengths, 2), strict=True)
+        for part, *tables in parts:
+            options = dict(zip(("cos", "sin"), tables, strict=True))
+            y, _ = layer(part, past_key_values=cache, use_cache=True, **options)
+            outputs.append(y)
+            held.append((cache[0]["recurrent_state"], cache[0]["recurrent_state"].clone()))
+    expected = whole.split(lengths, 1)
+    errors = [relative_rms(a, b) for a, b in zip(outputs, expected, strict=True)]
+    assert max(errors) <= 3e-3, errors
+    assert all(torch.equal(state, as_it_was) for state, as_it_was in held)
+    assert cache[0]["seen_tokens"] == 20
+    assert not replay or sum(graph.replays for graph in captured) >= 3
 
 
 @triton.jit

@@ -12,11 +12,19 @@ import torch
 from fla.layers import quasar_adaptive
 from fla.ops.quasar import preparation
 from fla.ops.quasar.backend import kernel_inputs
-from fla.ops.quasar.layer import adaptive, first_step, paths, wide
+from fla.ops.quasar.layer import (
+    adaptive,
+    adaptive_memory,
+    adaptive_training,
+    first_step,
+    paths,
+    wide,
+)
 from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.operator_inputs import Rotation
 from fla.ops.quasar.operator_types import Gradients, Saved, Scan, ScanInputs
 from fla.ops.quasar.preparation import Preparation
+from fla.ops.quasar.segments import Segments
 from fla.ops.quasar.triton_kernels import launch, passes
 from fla.ops.quasar.triton_kernels.launch import Launcher, compile_ahead
 
@@ -105,18 +113,21 @@ def test_both_passes_of_the_blocks(monkeypatch, keys, call, segments):
 
 @pytest.mark.parametrize("rotate", [False, True])
 @pytest.mark.parametrize("bounds", [None, [0, 24]])
-def test_a_step_of_the_adaptive_layer(monkeypatch, keys, rotate, bounds):
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_step_of_the_adaptive_layer(monkeypatch, keys, rotate, bounds, in_memory):
     T, D, H, S = 24, 32, 2, 16
+    monkeypatch.setattr(adaptive_training, "SHORT", 0)
     bounds = None if bounds is None else torch.tensor(bounds)
     call = Call(H, S, 1e-5, torch.bfloat16, bounds, "auto")
     layer = quasar_adaptive.AdaptiveQuasarAttention(D, S, H)
     rotation = Rotation(*torch.randn(2, T, 8)) if rotate else None
     x = torch.randn(1, T, D)
 
-    def project(_, rows, weights, taps, keep):  # as on Hopper
+    def project(_, rows, weights, taps, keep, into):  # as on Hopper
         products = (rows @ weights.T)[:, : 3 * H * S].half()
         narrow = torch.zeros(T, S, dtype=rows.dtype)
-        return products.clone(), narrow, products if keep else None
+        results = products.clone(), narrow, products if keep else None
+        return results if into is None else tuple(map(torch.Tensor.copy_, into, results))
 
     def scan(inputs, **_):  # not by Triton's kernels, which have tests above
         return Scan(torch.zeros(inputs.v.shape).half(), None, Saved(inputs, None, None, None))
@@ -124,11 +135,18 @@ def test_a_step_of_the_adaptive_layer(monkeypatch, keys, rotate, bounds):
     def scan_gradients(saved, do, **_):
         return Gradients(do, do, do, torch.zeros(do.shape[:3]), None, None)
 
+    if in_memory:
+        segments = Segments(1, 1, 1, T, None, None, T)
+        monkeypatch.setattr(adaptive_memory, "_scan_program", lambda *_: object())
+        monkeypatch.setattr(adaptive, "cuda_program", lambda *_: object())
+        monkeypatch.setattr(adaptive.cuda_scan, "forward", scan)
+        monkeypatch.setattr(adaptive.cuda_scan, "cut_shape", lambda *_: segments)
     monkeypatch.setattr(adaptive, "scan_forward", scan)
-    monkeypatch.setattr(adaptive, "scan_backward", scan_gradients)
+    monkeypatch.setattr(adaptive_training, "scan_backward", scan_gradients)
     monkeypatch.setattr(paths, "choose_products", lambda *_: paths.Path(wide, object()))
     monkeypatch.setattr(wide, "project_wide", project)
     monkeypatch.setattr(adaptive, "unrounded", lambda rows, weight: (rows @ weight.T).float())
     first_step.prepare(call, rotation, x, layer._plain_weights())
-    adaptive.run_adaptive(call, rotation, x, layer._plain_weights()).sum().backward()
+    weights = layer._plain_weights()
+    adaptive_training.record_adaptive(call, layer, rotation, x, weights).sum().backward()
     assert_ahead(keys)

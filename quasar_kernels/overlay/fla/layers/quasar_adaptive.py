@@ -25,8 +25,11 @@ from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import compute_dtype, on_its_device
 from fla.ops.quasar.fused_recurrent import run_recurrent
-from fla.ops.quasar.layer.adaptive import AdaptiveWeights, run_adaptive, takes
+from fla.ops.quasar.layer.adaptive import run_adaptive, takes
+from fla.ops.quasar.layer.adaptive_decode import decode
+from fla.ops.quasar.layer.adaptive_training import record_adaptive
 from fla.ops.quasar.layer.call import Call
+from fla.ops.quasar.layer.first_step import AdaptiveWeights
 from fla.ops.quasar.layer.library import convolve
 from fla.ops.quasar.layer.operator_inputs import Rotation, operator_inputs
 from fla.ops.quasar.layer.states import DECODE_TOKENS
@@ -131,19 +134,49 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
         elif cu_seqlens is not None:
             sequence_lengths(cu_seqlens, B, T)  # refuses bounds that do not fit
         rotation = self._rotation(cos, sin, B, T, tokens)
-        weights = self._plain_weights() if past_key_values is None and rank is None else None
         y = None
-        if weights is not None:
-            backend = requested_backend() if x.is_cuda else "torch"
-            shape = self.num_heads, self.head_dim, self.norm_eps
-            call = Call(*shape, compute_dtype(x), cu_seqlens, backend)
-            if takes(call, x, weights):
-                y = run_adaptive(call, rotation, x, weights)
+        if rank is None:
+            y = self._by_kernels(x, cu_seqlens, rotation, past_key_values, keep)
         if y is None:
             y = self._mix_by_modules(x, cu_seqlens, rotation, past_key_values, keep, T, rank)
         if tokens is not None:
             y = y.new_zeros(B * T, y.shape[-1]).index_copy(0, tokens, y.squeeze(0)).view(B, T, -1)
         return y, None
+
+    def _by_kernels(
+        self,
+        x: torch.Tensor,
+        cu_seqlens: torch.Tensor | None,
+        rotation: Rotation | None,
+        cache: Any,
+        keep: bool,
+    ) -> torch.Tensor | None:
+        """Return y and store new states if `keep`, or return None if no kernels support the call.
+
+        With a cache, they support few tokens after states, without gradients.
+        """
+        parts, state = None, None
+        if cache is not None:
+            few = 0 < x.shape[1] <= DECODE_TOKENS and cu_seqlens is None
+            if not (few and keep) or torch.is_grad_enabled():
+                return None
+            parts, state = self._cached(cache, x.shape[0])
+            if parts is None or state is None:
+                return None
+        weights = self._plain_weights()
+        if weights is None:
+            return None
+        backend = requested_backend() if x.is_cuda else "torch"
+        shape = self.num_heads, self.head_dim, self.norm_eps
+        call = Call(*shape, compute_dtype(x), cu_seqlens, backend)
+        if not takes(call, x, weights):
+            return None
+        if parts is None:
+            run = record_adaptive if torch.is_grad_enabled() else run_adaptive
+            return run(call, self, rotation, x, weights)
+        y, parts, state = decode(call, self, rotation, x, weights, parts, state)
+        self._store(cache, parts, state, x.shape[1])
+        return y
 
     def _mix_by_modules(
         self,

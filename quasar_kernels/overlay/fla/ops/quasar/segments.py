@@ -117,6 +117,16 @@ class Segments(NamedTuple):
     first: torch.Tensor | None  # packed: [sequences + 1] int64
     longest: int  # tokens of the longest segment
 
+    def are_even(self, tokens: int, tile: int) -> bool:
+        """Return whether most tiles are full if each segment has as many as the longest one.
+
+        Args:
+            tokens: of all sequences.
+            tile: tokens of a tile.
+        """
+        parts = -(-max(self.longest, 1) // tile)
+        return self.table is None or self.total * parts <= 4 * (tokens // tile + self.total)
+
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors
 # SPDX-License-Identifier: MIT

@@ -1,12 +1,11 @@
-"""The adaptive layer on a GPU as one node of autograd: products, kernels and their gradients.
+"""The adaptive layer's forward pass on a GPU: products and kernels.
 
 The stages are the layer's; operator_inputs.py computes what differs between them. One product has
 the projections of q, k, v, the gate (`narrow`) and the step sizes.
 
-q, k and v, the operator and its gradients are fp16 in calls with bf16 products, too: q and k have
-length 1, and fp16 has eight times the precision at the same speed. Rounded to bf16, they would
-cause half of the output's squared error. The gradients are multiplied by a power of two that brings
-them into fp16's range (`gradient_scale`), until the convolution's gradient.
+q, k and v and the operator are fp16 in calls with bf16 products, too: q and k have length 1, and
+fp16 has eight times the precision at the same speed. Rounded to bf16, they would cause half of the
+output's squared error. adaptive_training.py has the gradients.
 """
 
 from __future__ import annotations
@@ -17,54 +16,50 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from fla.ops.quasar import switches, torch_private
-from fla.ops.quasar.backend import MAX_HEAD_DIM, scan_backward, scan_forward
+from fla.ops.quasar import torch_private
+from fla.ops.quasar.backend import MAX_HEAD_DIM, cuda_program, scan_forward
 from fla.ops.quasar.cuda.nvrtc import CudaUnavailableError
-from fla.ops.quasar.device import on_its_device, once_differentiable
+from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
 from fla.ops.quasar.layer import paths, wide
-from fla.ops.quasar.layer.autograd import SAVED_MIB
-from fla.ops.quasar.layer.backward import output_stage_gradients
 from fla.ops.quasar.layer.call import Call, Weights
-from fla.ops.quasar.layer.first_step import (
-    OPERATOR_DTYPE,
-    AdaptiveWeights,
-    prepare,
-    product_columns,
-)
+from fla.ops.quasar.layer.first_step import OPERATOR_DTYPE, AdaptiveWeights, product_columns
 from fla.ops.quasar.layer.first_tokens import replace_first_tokens
 from fla.ops.quasar.layer.gate_and_norm import gate_and_norm
-from fla.ops.quasar.layer.gradients import launch_conv_silu_grad
+from fla.ops.quasar.layer.graphs import Inputs, Operation, Tensors, launch_or_replay
 from fla.ops.quasar.layer.kernels import CONV_TAPS, launch_conv_silu
 from fla.ops.quasar.layer.library import multiply, positions
-from fla.ops.quasar.layer.operator_inputs import (
-    Rotation,
-    launch_operator_inputs,
-    launch_operator_inputs_grad,
-)
-from fla.ops.quasar.layer.products import over_tokens, product_in, unrounded
+from fla.ops.quasar.layer.operator_inputs import Rotation, launch_operator_inputs
+from fla.ops.quasar.layer.products import unrounded
 from fla.ops.quasar.operator_types import Saved, ScanInputs, StepSizes
 
+MAX_ELEMENTS = 1 << 25
+"""Largest input of a replayed call: 16,384 tokens of 1,536 channels take 0.9 ms on an H200, and
+launching them almost as long."""
 
-class _Results(NamedTuple):
+
+class AdaptiveResults(NamedTuple):
     """What the forward pass saves for the backward pass, for R tokens of H heads of S channels."""
 
     rows: torch.Tensor  # [R, hidden], x in the products' dtype
     products: Any  # [R, 3 H S], of q, k and v before their convolution; None if not saved
+    qkv: torch.Tensor  # [R, 3 H S], the operator's q, k and v
     narrow: torch.Tensor  # [R, S], x times `gate_down`
-    logits: torch.Tensor  # [R, H], of the step sizes
+    logits: torch.Tensor  # [R, at least H], of the step sizes
     lengths: torch.Tensor  # [R, 2, H] fp32, one over the lengths of q and k
-    o: torch.Tensor  # [B, T, H, S], the operator's output
-    product: torch.Tensor  # these four are the weights of `_cast_weights`
+    step: torch.Tensor  # [R, H] fp32
+    o: torch.Tensor  # [R, H S], the operator's output
+    product: torch.Tensor  # these four are the weights of `cast_weights`
     gate_up: torch.Tensor
     gate_bias: torch.Tensor
     out: torch.Tensor
 
-
-def saves_results(call: Call, x: torch.Tensor) -> bool:
-    """Return whether the results that a call saves need at most QUASAR_KEEP_MIB."""
-    tokens, width = x.numel() // max(1, x.shape[-1]), call.heads * call.head_dim
-    token = 2 * (x.shape[-1] + 7 * width + call.head_dim + call.heads) + 12 * call.heads
-    return tokens * token <= switches.keep_mib(SAVED_MIB) << 20
+    def scan_inputs(self, call: Call, shape: Sequence[int]) -> ScanInputs:
+        """Return the operator's inputs for x `[B, T, hidden]` of this shape."""
+        B, T, _ = shape
+        q, k, v = self.qkv.view(B, T, 3, call.heads, call.head_dim).unbind(2)
+        steps = StepSizes(self.step.view(B, T, call.heads), True)
+        scale = call.head_dim**-0.5
+        return ScanInputs(q, k, v, steps, cu_seqlens=call.cu_seqlens, scale=scale)
 
 
 def takes(call: Call, x: torch.Tensor, weights: AdaptiveWeights) -> bool:
@@ -77,22 +72,26 @@ def takes(call: Call, x: torch.Tensor, weights: AdaptiveWeights) -> bool:
         and taps is not None
         and taps.shape[-1] == CONV_TAPS
         and call.backend != "torch"
-        and all(w is None or w.is_contiguous() for w in (*weights.layer, *weights[1:]))
+        and all(w is None or w.is_contiguous() for w in weights.tensors())
     )
 
 
-def _cast_weights(weights: AdaptiveWeights, dtype: torch.dtype) -> list[torch.Tensor]:
+def cast_weights(
+    weights: AdaptiveWeights, dtype: torch.dtype, into: AdaptiveResults | None = None
+) -> list[torch.Tensor]:
     """Return the product's weights, padded with zeros to aligned columns, and three others.
 
     The others are `gate_up`, `gate_bias` and `out`.
     """
-    layer, step, _ = weights
-    first = (*layer[:4], step)
+    layer, first = weights.layer, weights.first()
     sizes = [w.shape[0] for w in first]
     columns = product_columns(weights)
-    product = layer.q.new_empty(columns, layer.q.shape[1], dtype=dtype)
     last = layer.gate_up, layer.gate_bias, layer.out
-    others = [torch.empty_like(w, dtype=dtype) for w in last]
+    if into is None:
+        product = layer.q.new_empty(columns, layer.q.shape[1], dtype=dtype)
+        others = [torch.empty_like(w, dtype=dtype) for w in last]
+    else:
+        product, *others = into[-4:]
     targets = [*product.split([*sizes, columns - sum(sizes)])[: len(sizes)], *others]
     torch_private.copy_all(targets, [*first, *last])
     product[sum(sizes) :].zero_()
@@ -101,236 +100,157 @@ def _cast_weights(weights: AdaptiveWeights, dtype: torch.dtype) -> list[torch.Te
 
 def _project(
     call: Call,
-    x: torch.Tensor,
+    shape: Sequence[int],
     weights: Weights,
     rows: torch.Tensor,
     product: torch.Tensor,
     save: bool,
-) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-    """Return q, k and v side by side, their products, `narrow`, and the logits.
+    into: AdaptiveResults | None,
+) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the products of q, k and v, these side by side, `narrow`, and the logits.
 
     Unless `save`, the products may be None.
     """
-    B, T, _ = x.shape
+    B, T, _ = shape
     channels, S = 3 * call.heads * call.head_dim, call.head_dim
-    bounds, count = call.cu_seqlens, call.sequences(x)
+    x, bounds = rows.view(*shape), call.cu_seqlens
     taps, shift = weights.joined_taps()
     path = paths.choose_products(call, x, weights, wide.FP16_RESULTS)
     if path.program is not None:
         first, fp32_taps = product[: channels + S], taps.float().contiguous()
+        targets = None if into is None else (into.qkv, into.narrow, into.products)
         try:
-            results = wide.project_wide(path.program, rows, first, fp32_taps, save)
+            qkv, narrow, products = wide.project_wide(
+                path.program, rows, first, fp32_taps, save, targets
+            )
         except CudaUnavailableError as error:
             path.failed(error, call)
+            if into is not None:
+                raise
         else:
-            qkv, narrow, products = results
-            if count > 1:
+            if (count := call.sequences(x)) > 1:
                 replace_first_tokens(rows, weights, bounds, count, qkv)
-            logits = unrounded(rows, product[channels + S :])[:, : call.heads]
-            return qkv, products, narrow, logits
+            logits = unrounded(rows, product[channels + S :])
+            return products, qkv, narrow, logits if into is None else into.logits.copy_(logits)
     mixed = multiply(rows, product)
-    products, narrow, logits = mixed[:, : channels + S + call.heads].split(
-        [channels, S, call.heads], dim=-1
-    )
-    position = positions(B, T, bounds, x.device)
+    products, narrow, logits = mixed.tensor_split([channels, channels + S], dim=-1)
+    position = positions(B, T, bounds, rows.device)
     qkv = launch_conv_silu(products, taps.contiguous(), shift, position, OPERATOR_DTYPE)
-    return qkv, products, narrow.to(call.dtype).contiguous(), logits
+    return products, qkv, narrow.to(call.dtype).contiguous(), logits
 
 
-def _forward(
+def adaptive_forward(
     call: Call,
     rotation: Rotation | None,
-    x: torch.Tensor,
+    shape: Sequence[int],
     rows: torch.Tensor,
     weights: AdaptiveWeights,
     *,
-    output: bool,
-    save: bool,
-) -> tuple[torch.Tensor | None, _Results, Saved]:
-    """Compute the layer; y is None without `output`. It records nothing for autograd.
+    save: bool = False,
+    into: AdaptiveResults | None = None,
+    maps: Any = (None, None),
+) -> tuple[AdaptiveResults, Saved]:
+    """Compute everything before the output stage; it records nothing for autograd.
 
-    `rows` are x `[R, hidden]` in the products' dtype. Unless `save`, the results may lack products.
+    Args:
+        call, rotation, weights: as in `run_adaptive`.
+        shape: of x.
+        rows: x in the products' dtype, `[R, hidden]`, contiguous.
+        save: whether to return products; otherwise they may be None.
+        into: tensors for the results, for calls with `saving_programs`; None for new ones.
+        maps: likewise for G and the states of `Saved`.
+
+    Raises:
+        CudaUnavailableError: a launch was refused, and QUASAR_BACKEND is `cuda`, or there is
+            `into`.
     """
-    B, T, _ = x.shape
-    R, H, S = B * T, call.heads, call.head_dim
-    product, *gate_weights, out_weight = _cast_weights(weights, call.dtype)
-    qkv, products, narrow, logits = _project(call, x, weights.layer, rows, product, save)
-    q, k, v = qkv.view(R, 3, H, S).unbind(1)
-    q, k, step, lengths = launch_operator_inputs(
-        q, k, logits, weights.layer.beta_log, weights.dt_bias, rotation, overwrite=True
+    R, H, S = rows.shape[0], call.heads, call.head_dim
+    product, *last_weights = cast_weights(weights, call.dtype, into)
+    projected = _project(call, shape, weights.layer, rows, product, save, into)
+    products, qkv, narrow, logits = projected
+    q, k, _ = qkv.view(R, 3, H, S).unbind(1)
+    _, _, step, lengths = launch_operator_inputs(
+        *(q, k, logits[:, :H], weights.layer.beta_log, weights.dt_bias, rotation),
+        overwrite=True,
+        into=None if into is None else (into.step, into.lengths),
     )
-    q, k, v = (t.view(B, T, H, S) for t in (q, k, v))
-    steps = StepSizes(step.view(B, T, H), True)
-    inputs = ScanInputs(q, k, v, steps, cu_seqlens=call.cu_seqlens, scale=S**-0.5)
-    del q, k, v, qkv
+    o: Any = None if into is None else into.o
+    results = AdaptiveResults(
+        *(rows, products, qkv, narrow, logits, lengths, step, o, product, *last_weights)
+    )
+    inputs = results.scan_inputs(call, shape)
+    if into is not None:
+        program = cuda_program(inputs, call.backend)
+        o = o.view(inputs.v.shape)
+        try:
+            return results, cuda_scan.forward(inputs, program=program, into=(o, *maps)).saved
+        except CudaUnavailableError as error:
+            if program is not None:
+                cuda_scan.PROGRAM.failed(call.backend, program.variant, error)
+            raise
     o, _, saved = scan_forward(inputs, backend=call.backend)
-    results = _Results(
-        *(rows, products, narrow, logits, lengths, o, product, *gate_weights, out_weight)
-    )
-    if not output:
-        return None, results, saved
-    normed = gate_and_norm(o.view(R, H, S), narrow, *gate_weights, weights.layer.norm, call.eps)
-    return F.linear(normed.view(B, T, H * S), out_weight), results, saved
+    return results._replace(o=o.view(R, H * S)), saved
 
 
-class AdaptiveFunction(torch.autograd.Function):
-    """Saves the intermediate results, or only the input and the weights for long sequences."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, call: Call, rotation: Rotation | None, keep: bool, x: Any, *weights: Any
-    ) -> torch.Tensor:
-        """Compute the layer."""
-        with torch_private.no_autocast():
-            rows = x.flatten(0, 1).to(call.dtype)
-            if x.is_cuda:
-                prepare(call, rotation, x, _weights(weights))
-            y, results, saved = _forward(
-                call, rotation, x, rows, _weights(weights), output=True, save=keep
-            )
-        ctx.call, ctx.rotation, ctx.shape, ctx.dtype = call, rotation, x.shape, x.dtype
-        ctx.keep, ctx.segments = keep, saved.segments if keep else None
-        ctx.save_for_backward(*weights, *((*results, *saved.tensors()) if keep else (x,)))
-        return y  # type: ignore[return-value] # there is an output
-
-    @staticmethod
-    @once_differentiable
-    @on_its_device
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        """Return the gradients of `forward`'s arguments."""
-        count, tensors = len(Weights._fields) + 2, ctx.saved_tensors
-        weights, kept = _weights(tensors[:count]), tensors[count:]
-        with torch_private.no_autocast():
-            if ctx.keep:
-                size = len(_Results._fields)
-                saved = Saved.of(kept[size:], ctx.segments, ctx.call.head_dim**-0.5)
-                results = _Results(*kept[:size])
-            else:
-                (x,) = kept
-                rows = x.flatten(0, 1).to(ctx.call.dtype)
-                _, results, saved = _forward(
-                    ctx.call, ctx.rotation, x, rows, weights, output=False, save=True
-                )
-            needed = ctx.needs_input_grad[3:]
-            settings = ctx.call, ctx.rotation, ctx.shape, ctx.dtype
-            gradients = _gradients(*settings, weights, results, saved, dy, needed)
-        return None, None, None, *gradients
+def gated_output(
+    call: Call, shape: Sequence[int], results: AdaptiveResults, norm: torch.Tensor
+) -> torch.Tensor:
+    """Return the operator's output `[B, T, H S]` after the norm, with this weight, and the gate."""
+    o = results.o.view(-1, call.heads, call.head_dim)
+    gate = results.narrow, results.gate_up, results.gate_bias
+    return gate_and_norm(o, *gate, norm, call.eps).view(*shape[:2], -1)
 
 
-_apply = torch_private.apply_of(AdaptiveFunction)
+def rows_of(call: Call, x: torch.Tensor) -> torch.Tensor:
+    """Return x `[R, hidden]` in the products' dtype, contiguous."""
+    return x.flatten(0, 1).to(call.dtype).contiguous()
 
 
-def _weights(tensors: Sequence[Any]) -> AdaptiveWeights:
-    return AdaptiveWeights(Weights(*tensors[:-2]), *tensors[-2:])
+def _compute_forward(call: Call, inputs: Inputs, tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """Compute the layer, except the last product."""
+    x, *tables = inputs
+    weights, rotation = AdaptiveWeights.of(tensors), Rotation(*tables) if tables else None
+    results, _ = adaptive_forward(call, rotation, x.shape, rows_of(call, x), weights)
+    return [], (gated_output(call, x.shape, results, weights.layer.norm), results.out)
+
+
+def _finish_forward(call: Call, inputs: Inputs, tensors: Tensors, rest: Tensors) -> torch.Tensor:
+    """Return the layer's output. In the graph, it would have to be copied."""
+    return F.linear(*rest)
+
+
+def _input_dtypes(call: Call, inputs: Inputs, tensors: Tensors) -> list[torch.dtype]:
+    return [call.dtype, *(table.dtype for table in inputs[1:])]
+
+
+FORWARD = Operation(_compute_forward, _finish_forward, _input_dtypes)
+"""The layer's output. The inputs are x and the tables of the rotation, if there is one."""
 
 
 def run_adaptive(
-    call: Call, rotation: Rotation | None, x: torch.Tensor, weights: AdaptiveWeights
+    call: Call,
+    owner: object,
+    rotation: Rotation | None,
+    x: torch.Tensor,
+    weights: AdaptiveWeights,
 ) -> torch.Tensor:
-    """Return the layer's output `[B, T, hidden]`, recorded for autograd if it is on.
+    """Return the layer's output `[B, T, hidden]`; it records nothing for autograd.
 
     Args:
         call: one that the kernels support (`takes`).
+        owner: the object whose lifetime bounds that of the graphs.
         rotation: of q and k, or None.
         x: `[B, T, hidden]`.
         weights: the layer's.
     """
-    if torch.is_grad_enabled():
-        tensors = (*weights.layer, *weights[1:])
-        apply = AdaptiveFunction.apply if torch_private.transforms_active() else _apply
-        return apply(call, rotation, saves_results(call, x), x, *tensors)
+    # the host cuts packed sequences into segments, which a graph cannot replay
+    owner = owner if call.cu_seqlens is None else None
+    inputs = (x, *(rotation or ()))
     with torch_private.no_autocast():
-        rows = x.flatten(0, 1).to(call.dtype)
-        y, *_ = _forward(call, rotation, x, rows, weights, output=True, save=False)
-    return y  # type: ignore[return-value] # there is an output
-
-
-def _gradients(
-    call: Call,
-    rotation: Rotation | None,
-    shape: torch.Size,
-    x_dtype: torch.dtype,
-    weights: AdaptiveWeights,
-    results: _Results,
-    saved: Saved,
-    dy: torch.Tensor,
-    needed: Sequence[bool],
-) -> list[torch.Tensor | None]:
-    """Return the gradients of x, of this shape and dtype, and of each weight.
-
-    They are None for those not `needed`.
-    """
-    B, T, D = shape
-    R, H, S, dtype = B * T, call.heads, call.head_dim, call.dtype
-    layer, channels = weights.layer, 3 * H * S
-    rows, products, narrow, logits, lengths, o, product, *gate_weights, out_weight = results
-
-    do, d_gate, (d_up, d_bias, d_norm, d_out), largest = output_stage_gradients(
-        call,
-        o.view(R, H, S),
-        narrow,
-        gate_weights,
-        layer.norm,
-        out_weight,
-        dy.reshape(R, D).to(dtype),
-        scaled=True,
-    )
-    d_products = torch.empty(R, product.shape[0], dtype=dtype, device=dy.device)
-    torch.mm(d_gate, gate_weights[0], out=d_products[:, channels : channels + S])
-    d_products[:, channels + S + H :].zero_()
-    del d_gate
-
-    dq, dk, dv, d_step, *_ = scan_backward(saved, do.view(B, T, H, S), backend=call.backend)
-    q, k = (t.flatten(0, 1) for t in saved.inputs[:2])
-    dq, dk, d_A, d_dt = launch_operator_inputs_grad(
-        q,
-        k,
-        lengths,
-        logits,
-        layer.beta_log,
-        weights.dt_bias,
-        rotation,
-        dq.view(R, H, S),
-        dk.view(R, H, S),
-        d_step.view(R, H).contiguous(),
-        d_products[:, channels + S : channels + S + H],
-        largest,
-    )
-    taps, shift = layer.joined_taps()
-    d_taps, d_shift = launch_conv_silu_grad(
-        products,
-        taps.contiguous(),
-        shift,
-        positions(B, T, call.cu_seqlens, dy.device),
-        tuple(d.reshape(R, H * S) for d in (dq, dk, dv)),
-        d_products[:, :channels],
-        largest,
-    )
-    del dq, dk, dv, products
-    dx = product_in(d_products, product, x_dtype).view(shape) if needed[0] else None
-    d_weights: Sequence[Any] = [None] * 5
-    if any(needed[1:5]) or needed[-2]:
-        sizes = [H * S] * 3 + [S, H, product.shape[0] - channels - S - H]
-        d_weights = over_tokens(d_products, rows).split(sizes)  # with the padding, for alignment
-    gradients = [
-        *d_weights[:4],
-        d_up,
-        d_bias,
-        *d_taps.unsqueeze(1).split(H * S),
-        *d_shift.split(H * S),
-        d_A,
-        d_norm,
-        d_out,
-        d_weights[4],
-        d_dt,
-    ]
-    return [
-        dx,
-        *(
-            d.to(w.dtype) if w is not None and required and d is not None else None
-            for d, w, required in zip(gradients, (*layer, *weights[1:]), needed[1:], strict=True)
-        ),
-    ]
+        y: torch.Tensor = launch_or_replay(
+            owner, FORWARD, call, inputs, weights.tensors(), call.dtype, MAX_ELEMENTS
+        )[1]
+    return y
 
 
 # SPDX-FileCopyrightText: 2026 The QUASAR miner authors

@@ -5,8 +5,9 @@ Triton compiles a kernel at its first launch, one after another in a training st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,10 +36,23 @@ class AdaptiveWeights(NamedTuple):
     step: torch.Tensor  # [H, hidden], of the step sizes
     dt_bias: torch.Tensor  # [H S]
 
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """Return all weights."""
+        return *self.layer, self.step, self.dt_bias
+
+    @classmethod
+    def of(cls, tensors: Sequence[Any]) -> AdaptiveWeights:
+        """Return the object whose `tensors` these are."""
+        return cls(Weights(*tensors[:-2]), *tensors[-2:])
+
+    def first(self) -> tuple[torch.Tensor, ...]:
+        """Return the weights of the first product: of q, k, v, `narrow` and the step sizes."""
+        return *self.layer[:4], self.step
+
 
 def product_columns(weights: AdaptiveWeights) -> int:
     """Return the columns of the product for q, k, v, `narrow` and the step sizes."""
-    columns = sum(w.shape[0] for w in (*weights.layer[:4], weights.step))
+    columns = sum(w.shape[0] for w in weights.first())
     return columns + -columns % _ALIGNED
 
 

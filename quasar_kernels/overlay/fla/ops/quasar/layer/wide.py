@@ -87,6 +87,7 @@ def project_wide(
     weights: torch.Tensor,
     taps: torch.Tensor,
     keep: bool,
+    into: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Return silu(causal convolution(x W^T)) for q, k and v, `narrow`, and the products of q, k, v.
 
@@ -101,6 +102,7 @@ def project_wide(
             128.
         taps: `[C, 4]` fp32, contiguous.
         keep: whether to return the products of q, k and v; otherwise they are None.
+        into: contiguous tensors for the results, or None for new ones.
 
     Returns:
         `[T, C]`, `[T, S]` and `[T, C]` in the dtype of `rows`, or the first and the last in fp16 by
@@ -113,8 +115,11 @@ def project_wide(
     (T, inputs), C = rows.shape, taps.shape[0]
     S = weights.shape[0] - C
     dtype = torch.float16 if program.variant.options == FP16_RESULTS else rows.dtype
-    qkv, narrow = rows.new_empty(T, C, dtype=dtype), rows.new_empty(T, S)
-    products = torch.empty_like(qkv) if keep else None
+    if into is None:
+        qkv, narrow = rows.new_empty(T, C, dtype=dtype), rows.new_empty(T, S)
+        products = torch.empty_like(qkv) if keep else None
+    else:
+        qkv, narrow, products = into
     if T:
         pairs = -(-T // (_CLUSTER * TOKENS))
         clusters = min(program.multiprocessors // _CLUSTER, pairs * (C // COLUMNS + 1))

@@ -124,7 +124,7 @@ def cut_tiles(cut: Segments, tokens: int, tile: int) -> tuple[int, int, torch.Te
     are much longer than the others, each row is a tile.
     """
     parts = math.ceil(max(cut.longest, 1) / tile)
-    if cut.table is None or cut.total * parts <= 4 * (tokens // tile + cut.total):
+    if cut.are_even(tokens, tile):
         return cut.total, parts, cut.table
     table = tile_table(cut.table, tile)
     return table.shape[0], 1, table

@@ -194,13 +194,25 @@ def cut_segments(
     count: int | None = None,
     every: int | None = None,
 ) -> Segments:
-    """Cut the sequences of v `[B, T, H, S]`, or the packed ones (B = 1), into segments.
+    """Cut the sequences of v `[B, T, H, S]` into segments; arguments as of `cut_shape`."""
+    return cut_shape(program, tuple(v.shape), v.device, cu_seqlens, count, every)
+
+
+def cut_shape(
+    program: LoadedProgram,
+    shape: tuple[int, ...],
+    device: torch.device,
+    cu_seqlens: torch.Tensor | None,
+    count: int | None = None,
+    every: int | None = None,
+) -> Segments:
+    """Cut the sequences of a v of this shape, or the packed ones (B = 1), into segments.
 
     Args:
         count: replaces the number of segments of each sequence; only without cu_seqlens.
         every: the tokens after which a segment must end, a multiple of `tile_of(S)`.
     """
-    B, T, H, S = v.shape
+    B, T, H, S = shape
     tile = tile_of(S)
     warps = H * (S // PANEL) * program.kernels["segment_output"].threads // 32
     if cu_seqlens is None:
@@ -220,7 +232,7 @@ def cut_segments(
     else:
         _, length = cut_evenly(program, bounds[-1], 1, H, S)
     length = length if every is None else dividing(every, length, tile)
-    packed = packed_table(bounds, length, v.device)
+    packed = packed_table(bounds, length, device)
     return Segments(packed.table.shape[0], len(bounds) - 1, 0, 0, *packed)
 
 
@@ -311,6 +323,7 @@ def forward(
     segments: int | None = None,
     every: int | None = None,
     program: LoadedProgram | None = None,
+    into: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] | None = None,
 ) -> Scan:
     """Run the forward pass on the current stream; q's device must be the current one.
 
@@ -321,6 +334,7 @@ def forward(
         segments: replaces the built-in number of segments of each sequence.
         every: the tokens after which a segment must end, as in `cut_segments`.
         program: PROGRAM, loaded for this kind of call; None loads it.
+        into: tensors for o, G and the states (`Saved`), or None for new ones.
 
     Raises:
         CudaUnavailableError: the kernels cannot be compiled, loaded or launched.
@@ -330,13 +344,16 @@ def forward(
     program = program or PROGRAM.load(variant_of(v, step_options(inputs)))
     cut = cut_segments(program, v, inputs.cu_seqlens, segments, every)
     grid = cut.total * H * (S // PANEL), 1
-    o = torch.empty_like(v, memory_format=torch.contiguous_format)
     final = G = states = None
     if output_final_state:
         final = steps.new_empty(cut.sequences, H, S, S)
-    if cut.total > cut.sequences:
-        G = steps.new_empty(cut.total, H, S, S)
-        states = torch.empty_like(G)
+    if into is not None:
+        o, G, states = into
+    else:
+        o = torch.empty_like(v, memory_format=torch.contiguous_format)
+        if cut.total > cut.sequences:
+            G = steps.new_empty(cut.total, H, S, S)
+            states = torch.empty_like(G)
     stops = unfinished = None
     if G is not None and cut.length >= LONG:
         stops = steps.new_empty(grid[0], dtype=torch.int32)
