@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quasar_kernels import delta_rule
+from quasar_kernels.delta_reference import delta_recurrence
 
 
 class Inputs(NamedTuple):
@@ -89,3 +93,30 @@ def wide(x: Inputs) -> Inputs:
     group = x.v.shape[2] // x.q.shape[2]
     q, k = (y.repeat_interleave(group, 2) for y in (x.q, x.k))
     return Inputs(*(y.double() for y in (q, k, *x[2:])))
+
+
+class Rule(NamedTuple):
+    """A function, the inputs for it, and its definition."""
+
+    call: Callable[..., Any]  # takes inputs and options
+    draw: Callable[..., Inputs]
+    gated: bool = True
+
+    def exact(self, x: Inputs, *arguments, **options) -> tuple[Tensor, Tensor]:
+        """Compute a call with the default scale of heads of 16 in float64."""
+        inputs = wide(used(x, self.gated))
+        return delta_recurrence(*inputs, *arguments, **{"scale": 0.25} | options)
+
+
+PLAIN = {
+    "chunk": Rule(partial(chunk, gated=False), inputs, gated=False),
+    "recurrent": Rule(partial(recurrent, gated=False), inputs, gated=False),
+}
+GATED = {
+    "gated chunk": Rule(partial(chunk, gated=True), inputs),
+    "gated recurrent": Rule(partial(recurrent, gated=True), inputs),
+    "KDA chunk": Rule(chunk_kda, partial(inputs, channels=True)),
+    "KDA recurrent": Rule(recurrent_kda, partial(inputs, channels=True)),
+}
+rules = pytest.mark.parametrize("rule", (PLAIN | GATED).values(), ids=PLAIN | GATED)
+gated_rules = pytest.mark.parametrize("rule", GATED.values(), ids=GATED)

@@ -13,7 +13,7 @@ from fla.ops import kda as fla_kda
 
 from quasar_kernels import delta_rule
 from quasar_kernels.delta_rule import host
-from tests.quasar_kernels.delta_rule.calls import Inputs, chunk, inputs, recurrent
+from tests.quasar_kernels.delta_rule.calls import Inputs, chunk, inputs, recurrent, rules
 from tests.quasar_kernels.inputs import packed
 
 calls = pytest.mark.parametrize("call", [chunk, recurrent], ids=lambda f: f.__name__)
@@ -146,30 +146,24 @@ def test_heads_and_channels_are_required(call, gated, sizes):
     refused("q and v must have heads and channels; got [1, 5, ", call, x, gated)
 
 
-@calls
-@gates
+@rules
 @pytest.mark.parametrize("sizes", [{"T": 0}, {"T": 4, "B": 0}], ids=str)
-def test_without_tokens_gradients_are_zero(call, gated, sizes):
-    x = inputs(**sizes)
+def test_without_tokens_gradients_are_zero_and_the_state_does_not_change(rule, sizes):
+    x = rule.draw(**sizes)
     for leaf in x:
         leaf.requires_grad_()
-    state = torch.zeros(x.q.shape[0], 2, 16, 16)
-    o, final = call(x, gated, initial_state=state, output_final_state=True)
+    state = torch.randn(x.q.shape[0], 2, 16, 16, requires_grad=True)
+    o, final = rule.call(x, initial_state=state, output_final_state=True)
     assert o.shape == x.v.shape
     assert o.dtype == x.q.dtype
     assert torch.equal(final, state)
     (o.sum() + final.sum()).backward()
-    for leaf in x if gated else x[:4]:
+    for leaf in x if rule.gated else x[:4]:
         assert torch.equal(leaf.grad, torch.zeros_like(leaf))
-
-
-@calls
-@gates
-@pytest.mark.parametrize("sizes", [{"T": 0}, {"T": 4, "B": 0}], ids=str)
-def test_without_tokens_a_recorded_state_does_not_change(call, gated, sizes):
-    x = inputs(**sizes)
-    state = torch.randn(x.q.shape[0], 2, 16, 16, requires_grad=True)
-    o, final = call(x, gated, initial_state=state, output_final_state=True)
-    assert torch.equal(final, state)
-    (o.sum() + final.sum()).backward()
     assert torch.equal(state.grad, torch.ones_like(state))
+
+
+@rules
+def test_without_tokens_a_state_that_is_not_recorded_does_not_change(rule):
+    x, state = rule.draw(0), torch.randn(1, 2, 16, 16)
+    assert torch.equal(rule.call(x, initial_state=state, output_final_state=True)[1], state)
