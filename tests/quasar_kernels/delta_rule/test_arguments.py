@@ -13,10 +13,17 @@ from fla.ops import kda as fla_kda
 
 from quasar_kernels import delta_rule
 from quasar_kernels.delta_rule import host
-from tests.quasar_kernels.delta_rule.calls import Inputs, chunk, inputs, recurrent, rules
+from tests.quasar_kernels.delta_rule.calls import (
+    GATED,
+    PLAIN,
+    Inputs,
+    chunk,
+    inputs,
+    recurrent,
+    rules,
+)
 from tests.quasar_kernels.inputs import packed
 
-calls = pytest.mark.parametrize("call", [chunk, recurrent], ids=lambda f: f.__name__)
 gates = pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 FLOATS = "must be bf16, fp16, fp32 or fp64; got torch."
 
@@ -94,20 +101,34 @@ REFUSED = [
 GATED_ONLY = {"g", *GATE, "allow_neg_eigval", "state_v_first"}
 
 
-@calls
-@pytest.mark.parametrize(("change", "words"), REFUSED)
-def test_errors_name_the_argument(call, change, words):
-    x = inputs(5)
+GATES_OF_KDA = {"A_log", "dt_bias", "use_gate_in_kernel"}  # of other shapes: test_kda.py
+
+
+def is_for(name: str, change) -> bool:
+    """Return whether the function has these arguments, of these shapes."""
+    others = GATED_ONLY if name in PLAIN else GATES_OF_KDA if "KDA" in name else set()
+    return not others & set(change)
+
+
+@pytest.mark.parametrize(
+    ("rule", "change", "words"),
+    [
+        pytest.param(rule, change, words, id=f"{name}-{words}")
+        for name, rule in (PLAIN | GATED).items()
+        for change, words in REFUSED
+        if is_for(name, change)
+    ],
+)
+def test_errors_name_the_argument(rule, change, words):
+    x = rule.draw(5)
     options = {name: value for name, value in change.items() if name not in x._fields}
     wrong = {name: of(getattr(x, name)) for name, of in change.items() if name in x._fields}
-    refused(words, call, x._replace(**wrong), True, **options)
-    if not GATED_ONLY & set(change):
-        refused(words, call, x._replace(**wrong), False, **options)
+    refused(words, rule.call, x._replace(**wrong), **options)
 
 
-@calls
-def test_packed_sequences_must_be_one_row(call):
-    refused("B must be 1", call, inputs(10, B=2), True, cu_seqlens=packed([10]))
+@rules
+def test_packed_sequences_must_be_one_row(rule):
+    refused("B must be 1", rule.call, rule.draw(10, B=2), cu_seqlens=packed([10]))
 
 
 def test_unsupported_options():
@@ -138,12 +159,11 @@ def test_the_copy_of_the_bounds_must_be_equal(gated):
     assert torch.equal(alone, both)
 
 
-@calls
-@gates
+@rules
 @pytest.mark.parametrize("sizes", [{"H": 0}, {"K": 0}, {"group": 0}, {"V": 0}], ids=str)
-def test_heads_and_channels_are_required(call, gated, sizes):
-    x = inputs(5, **sizes)
-    refused("q and v must have heads and channels; got [1, 5, ", call, x, gated)
+def test_heads_and_channels_are_required(rule, sizes):
+    x = rule.draw(5, **sizes)
+    refused("q and v must have heads and channels; got [1, 5, ", rule.call, x)
 
 
 @rules
