@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+
+OWN_SOCKETS = 32
+"""Sockets that a worker and the GPU's driver may have; they are almost empty and do not count."""
 
 
 def machine_memory(name: str) -> int:
@@ -43,13 +47,21 @@ def affinities(pids: Iterable[int]) -> Iterator[set[int]]:
 def memory_of(pids: Sequence[int], most: int) -> int:
     """Return the bytes of memory of these processes, which have one mount namespace.
 
-    These are their private pages, and their shared pages or their files in memory, whichever are
-    more, since the files may be mapped. Beyond `most` descriptors, no further process is read.
+    These are their private pages and page tables, the most that their sockets can buffer, and their
+    shared pages or their files in memory, whichever are more, since the files may be mapped. Beyond
+    `most` descriptors, no further process is read.
     """
-    own = sum(resident(pid, b"RssAnon:") for pid in pids)
+    own = sum(resident(pid, kind) for pid in pids for kind in (b"RssAnon:", b"VmPTE:"))
     shared = sum(resident(pid, b"RssShmem:") for pid in pids)
     mounted = next(filter(None, map(_tmpfs_bytes, pids)), 0)
-    return own + max(shared, mounted + _memfd_bytes(pids, most))
+    files, sockets = _open_bytes(pids, most)
+    return own + sockets + max(shared, mounted + files)
+
+
+@cache
+def _socket_bytes() -> int:
+    """Return the most bytes that a socket's sender can fill; the kernel doubles the limit."""
+    return 2 * int(Path("/proc/sys/net/core/wmem_max").read_text())
 
 
 def resident(pid: int, kind: bytes) -> int:
@@ -82,18 +94,25 @@ def _tmpfs_bytes(pid: int) -> int:
     return sum(used.values())
 
 
-def _memfd_bytes(pids: Iterable[int], most: int) -> int:
-    """Return the bytes of the memory files (memfd_create) that processes hold open."""
+def _open_bytes(pids: Iterable[int], most: int) -> tuple[int, int]:
+    """Return the bytes of the memory files (memfd_create) that processes hold open, and of sockets.
+
+    No file shows what a Unix socket buffers, so each counts with the most that it can buffer.
+    """
     sizes: dict[tuple[int, int], int] = {}
+    sockets: set[str] = set()
     for pid in pids:
         with suppress(OSError):
             for name in os.listdir(f"/proc/{pid}/fd"):
                 most -= 1
                 with suppress(OSError):
                     path = f"/proc/{pid}/fd/{name}"
-                    if os.readlink(path).startswith("/memfd:"):
+                    target = os.readlink(path)
+                    if target.startswith("socket:"):
+                        sockets.add(target)
+                    elif target.startswith("/memfd:"):
                         file = os.stat(path)
                         sizes[file.st_dev, file.st_ino] = 512 * file.st_blocks
         if most < 0:
             break
-    return sum(sizes.values())
+    return sum(sizes.values()), max(0, len(sockets) - OWN_SOCKETS) * _socket_bytes()

@@ -123,6 +123,16 @@ HIDING = {
     "for one in held: os.truncate(one, 2**24); os.posix_fallocate(one, 0, 2**24)\n",
     "its folder": "for one in range(12):\n"
     "    with open(str(one), 'wb') as file: file.write(bytes(2**24))\n",
+    "sockets": "import socket\n"
+    "held = [one for _ in range(1000) for one in socket.socketpair()]\n"
+    "for one in held:\n"
+    "    one.setblocking(False)\n"
+    "    try:\n"
+    "        while True: one.send(bytes(2**16))\n"
+    "    except BlockingIOError: pass\n",
+    "page tables": "import mmap\n"
+    "held = mmap.mmap(-1, 2**45, mmap.MAP_PRIVATE | 0x4000, mmap.PROT_READ)  # NORESERVE\n"
+    "for at in range(0, 2**37, 2**21): held[at]\n",
     "shared pages": "import mmap\nheld = mmap.mmap(-1, 2**28)\nheld.write(b'x' * 3 * 2**26)\n",
 }
 """Programs that take 192 MiB in memory that is not private to a process."""
