@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=BaseModel)
 
+REASON_LETTERS = 2000
+
 
 def _probe(job: Job, _subject: SubjectProxy | None) -> BaseModel:
     from harness.worker.machine.environment import describe, device_of
@@ -184,6 +186,7 @@ def perform(job: Job, subject: SubjectProxy | None) -> tuple[Reply, Exit]:
         if not isinstance(error, WorkerError):
             traceback.print_exc()
         failure = as_worker_error(error)
-        # names in it that are not UTF-8 would make the reply unreadable
-        reply = Reply(nonce=job.nonce, failure=failure.kind, reason=one_line(str(failure)))
+        # names in it that are not UTF-8 would make the reply unreadable, and shapes can be endless
+        reason = one_line(str(failure)[:REASON_LETTERS])
+        reply = Reply(nonce=job.nonce, failure=failure.kind, reason=reason)
         return reply, Exit.CRASH
