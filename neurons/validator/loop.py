@@ -298,8 +298,12 @@ class Validator:
         comparison, failed = None, not verdict.passed
         if verdict.passed and self._logits is not None:
             final = self._attempts.of(submission).faults >= MAX_BUSY_REPLIES
-            with self._evaluators[0].lock.shared():  # a fork's target must not be timed meanwhile
-                comparison = self._logits.verify(submission, final=final)
+            began = self.timer()
+            try:
+                with self._evaluators[0].lock.shared():  # a target must not be timed meanwhile
+                    comparison = self._logits.verify(submission, final=final)
+            finally:  # a slow server delays all others, so its miner pays for the time
+                self._attempts.record_time(submission, self.timer() - began)
         if comparison is not None:
             log.info("logits", **comparison.verification.model_dump(exclude_none=True))
             self._api.record_verification(comparison.verification)

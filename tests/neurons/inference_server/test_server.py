@@ -482,15 +482,15 @@ def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
             while not ended.wait(0.05):
                 client.sendall(b"x")
 
-    real = logits_module._ask
+    real, asked = logits_module._ask, []
 
     def answer(address: str, request: Any, *signed: Any) -> Any:
+        asked.append(address)
         if address != url:  # not the reference server
             monkeypatch.setattr(logits_module, "REPLY_SECONDS", 0.5)
         return real(address, request, *signed)
 
     monkeypatch.setattr(logits_module, "_ask", answer)
-    monkeypatch.setattr(logits_module, "TRIES", 1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=drip, args=(listener,))
         thread.start()
@@ -501,6 +501,7 @@ def test_an_endless_reply_fails_at_the_deadline(url, begun, monkeypatch):
             thread.join()
     assert not result.verified
     assert result.reason == "The miner's inference server gave no complete reply within 0.5 s."
+    assert len(asked) == 2, "a slow server was asked again, while all evaluations waited"
 
 
 @pytest.mark.usefixtures("hangups")

@@ -240,6 +240,24 @@ def test_only_compared_logits_count_as_a_failure(api, bench, answered):
     assert status == (403 if answered else 200)
 
 
+def test_a_miner_pays_for_the_time_that_its_inference_server_takes(api, bench):
+    """Every evaluation waits for the comparison, so slow servers must not be free."""
+    evaluation: Any = Judge()
+    evaluation.lock = SharedLock()
+    validator, now = bench(evaluation).start(), [0.0]
+
+    class Slow:
+        def verify(self, submission: QueuedSubmission, **_: object) -> Comparison:
+            now[0] += 500.0
+            raise Postponed("The miner's inference server gave no complete reply.")
+
+    validator._logits, validator.timer = Slow(), lambda: now[0]
+    api.submit(ALICE, 10.0)
+    validator.run_once()
+    row = queued(99, ALICE.hotkey, f"hotkey {ALICE.hotkey}")
+    assert validator._attempts.queue_key(row)[1:3] == (500.0, 500.0)
+
+
 def test_the_fifth_failure_bans_the_client_and_drops_its_queue(api, bench):
     loop = bench(Judge("", {f"s{n}": reject("no") for n in range(1, 9)}))
     for target in range(512, 520):
