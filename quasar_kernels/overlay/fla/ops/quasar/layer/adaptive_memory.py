@@ -103,9 +103,10 @@ def run_saving(
     weights: AdaptiveWeights,
 ) -> tuple[torch.Tensor, Any, Tensors]:
     """Return y, the operator's segments, and what the backward pass needs."""
-    program = _scan_program(call, x)
+    # the projection first: at the first call it compiles while the operator's program does so, too
     path = paths.choose_products(call, x, weights.layer, wide.FP16_RESULTS)
-    if program is not None and path.program is not None:
+    program = None if path.program is None else _scan_program(call, x)
+    if program is not None:
         places, size = _layout_of(call, x.shape, weights)
         memory = _new(x, size)
         _view(memory, places.rows).copy_(x.flatten(0, 1))
