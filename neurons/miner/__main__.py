@@ -11,6 +11,7 @@ from quasar_kernels import interrupts
 if __name__ == "__main__":
     interrupts.exit_on_ctrl_c()  # during the imports below
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +53,7 @@ from neurons.runtime.identity import (
     load_identity,
     wallet_warnings,
 )
+from neurons.runtime.loading import environment
 from neurons.runtime.process import StateLock, Stopped, stop_on_signals, wait_for_space, wait_unless
 from neurons.runtime.settings import Settings
 from neurons.wire.client import ApiClient
@@ -70,6 +72,7 @@ log = observe.get_logger("miner")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, 1, or 78 if the operator must act."""
     observe.configure()
+    earlier = os.umask(0o077)  # also for SQLite's files; the units of systemd set the same
     try:
         return run_command(cli, help.SCRIPT, arguments)
     except ConfigError as error:
@@ -82,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except QuasarError as error:
         echo(str(error), sys.stderr)
         return 1
+    finally:
+        os.umask(earlier)
 
 
 @click.group(cls=Commands, invoke_without_command=True, context_settings=CONTEXT)
@@ -115,7 +120,9 @@ def mine(given: CommandLineSettings, *, once: bool = False) -> int:
 def _mine(given: CommandLineSettings, *, once: bool) -> int:
     settings, embedded = read_settings(given)
     stop = threading.Event()
-    with stop_on_signals(stop), ExitStack() as stack:
+    with stop_on_signals(stop, as_failure=once) as received, ExitStack() as stack:
+        if once:
+            stack.push(lambda kind, *_: kind is Stopped)  # a stop is no error, nor a success
         wait_for_space(settings.state_dir, partial(wait_unless, stop))
         stack.enter_context(StateLock(settings.state_dir))
         observe.configure(
@@ -123,25 +130,28 @@ def _mine(given: CommandLineSettings, *, once: bool) -> int:
         )
         if embedded:
             log.info("no .env: fork, validator API and validator are set up only on this machine")
-        with _context(settings, embedded, stop) as context:
+        with _context(settings, embedded, stop, given.script(environment())) as context:
             _log_start(context)
             where = context.settings.state_dir, settings.metrics_port
             stack.enter_context(serving(*where, context.identity.hotkey))
             stack.callback(notify, "STOPPING=1")
             notify("READY=1", f"STATUS=mining with {context.settings.validator_api_url}")
             if once:
-                return _once(context, embedded)
+                status = _once(context, embedded)
+                return 128 + received[0] if received else status
 
             def after_cycle(submission: Submission) -> None:
                 if embedded and submission.closed:
                     log.info(TO_THE_REAL_SUBNET)
 
             run_forever(context, after_cycle)
-    return 0
+    return 128 + received[0] if once else 0
 
 
 @contextmanager
-def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Iterator[Context]:
+def _context(
+    settings: Settings, embedded: bool, stop: threading.Event, script: str
+) -> Iterator[Context]:
     """Create the context; the embedded subnet, if there is one, runs during the block."""
     with ExitStack() as stack:
         if embedded:
@@ -169,6 +179,7 @@ def _context(settings: Settings, embedded: bool, stop: threading.Event) -> Itera
             content_digest=tuned.digest,
             log=log,
             stop=stop,
+            script=script,
             alerts=alerts,
             watcher=Watcher(settings, me.hotkey, path, alerts, log, stop),
             tuner=Tuner(settings, tuned, fork.worktree, log),

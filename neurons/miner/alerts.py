@@ -165,8 +165,6 @@ def _post() -> str:
             return "" if reply.is_success else f"the server answered {reply.status_code}"
     except httpx.HTTPError as error:
         return f"the server cannot be reached ({failure_reason(error)})"
-    except httpx.InvalidURL:
-        return "the address is not valid"
     except ConfigError as error:
         return str(error)
 

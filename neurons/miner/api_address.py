@@ -40,7 +40,7 @@ def follow_api(submission: Submission, context: Context) -> Submission:
         raise Held(
             f"It was submitted to {old}. VALIDATOR_API_URL is now {new}, which does not list it.",
             "Set VALIDATOR_API_URL to an address of the same API until the verdict, or run "
-            "`python -m neurons.miner abandon`.",
+            f"`{context.script} abandon`.",
         )
     context.journal.move_api(old, new)
     context.log.info("the API has another address", submission=submission.id, was=old, now=new)

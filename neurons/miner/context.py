@@ -83,6 +83,8 @@ class Context:
     waiter: Callable[[float], None] | None = None
     # returns a random number in [0, 1] for the pauses of retries
     jitter: Callable[[], float] = random.random
+    # the start script with the flags that select this miner, for remedies
+    script: str = "./START_MINER.sh"
     tuner: Tuner | None = None
     alerts: Alerts = field(default_factory=Alerts)
     watcher: Watcher | None = None
@@ -243,7 +245,7 @@ class Context:
                 "the API holds submissions of this hotkey that this state folder did not send",
                 submission_ids=foreign,
                 remedy="run one miner for each hotkey; after the loss of a state folder, "
-                "`./START_MINER.sh restore` brings its journal back",
+                f"`{self.script} restore` brings its journal back",
             )
         return standing
 

@@ -18,7 +18,9 @@ from neurons.miner.rounds import is_due
 from neurons.miner.steps import claim, commit, follow, measure, publish, reveal, submit
 from neurons.runtime.errors import Fault, Held
 from neurons.runtime.heartbeat import FIRST_SECONDS, heartbeat
+from neurons.runtime.identity import registration_command
 from neurons.runtime.process import DISK_FAULTS, Stopped
+from neurons.wire.outcomes import NotOnSubnet
 
 Result = TypeVar("Result")
 
@@ -187,11 +189,14 @@ def _run_step(step: Step, submission: Submission, context: Context) -> Submissio
             return STEPS[step](submission, context)
     except Fault as caught:
         fault = caught
+        if isinstance(fault, NotOnSubnet):
+            command = registration_command(context.settings)
+            fault.remedy = f"Register the hotkey on the chain, then start again: `{command}`."
         if context.stop.is_set() and not isinstance(fault, Held):
             raise Stopped("stop requested") from fault
     except sqlite3.IntegrityError:
         reason = "Another live submission has this hotkey and target length."
-        fault = Held(reason, "Wait for its verdict, or run `python -m neurons.miner abandon`.")
+        fault = Held(reason, f"Wait for its verdict, or run `{context.script} abandon`.")
     present = context.journal.get(submission.id)
     holds = context.journal.holds(present)
     return context.record(

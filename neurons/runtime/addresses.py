@@ -41,7 +41,7 @@ def require_name(host: str) -> None:
         name = ""
     labels = name.removesuffix(".").split(".")
     if len(name) > 253 or not all(re.fullmatch(r"[\w-]{1,63}", one, re.ASCII) for one in labels):
-        raise ValueError(f"{host!r} is not the name of a host")
+        raise ValueError("the host's name is not valid")
 
 
 def parse_ip(text: str) -> Ip | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,6 +54,17 @@ class CommandLineSettings:
 
     settings: dict[str, object] = field(default_factory=dict)
     env_file: Path | None = None
+
+    def script(self, environ: Mapping[str, str]) -> str:
+        """Return the miner's start script with what selects this miner, for remedies."""
+        words = ["./START_MINER.sh"]
+        for flag, variable, value in (
+            ("--env-file", "ENV_FILE", self.env_file),
+            ("--state-dir", "STATE_DIR", self.settings.get("state_dir")),
+        ):
+            if value or environ.get(variable):
+                words += [flag, str(value or environ[variable])]
+        return shlex.join(words)
 
 
 def keep(context: click.Context, option: click.Parameter, value: Any) -> None:

@@ -25,6 +25,8 @@ CHAIN_SECONDS = 20.0
 WEIGHTS_SECONDS = 180.0
 """Includes the wait until the block with the weights is final."""
 OFFLINE = "offline"
+BTCLI = ".venv/bin/btcli"
+"""The installation's own program, relative to the checkout."""
 IF_SERVED = "register it only if the subnet runs this competition (docs/operating.md)"
 """Accompanies the command that registers a hotkey, which costs TAO."""
 
@@ -66,7 +68,7 @@ def registration_command(settings: Settings) -> str:
     lies on another machine, so WALLET_PATH says nothing about its place.
     """
     return (
-        f"btcli subnets register --netuid {settings.netuid} "
+        f"{BTCLI} subnets register --netuid {settings.netuid} "
         f"--network {settings.subtensor_network} --wallet {settings.wallet_miner_name} "
         f"--wallet-hotkey {settings.wallet_hotkey}"
     )
@@ -111,13 +113,13 @@ def load_identity(
         raise ConfigError(Problem(problem, remedy)) from None
     if not exists:
         remedy = (
-            f"Create it with `btcli wallet new-hotkey {btcli}` or copy the hotkey file from where "
-            "it was made."
+            f"Create it with `{BTCLI} wallet new-hotkey {btcli}` or copy the hotkey file from "
+            "where it was made."
         )
         raise ConfigError(Problem(f"No hotkey at {private} ({setting}).", remedy))
     import bittensor as bt
 
-    again = f"`btcli wallet regen-hotkey --overwrite {btcli}`"
+    again = f"`{BTCLI} wallet regen-hotkey --overwrite {btcli}`"
     wallet = bt.Wallet(name=name, hotkey=hotkey, path=os.path.expanduser(path))
     try:
         if wallet.hotkey_file.is_encrypted():
@@ -137,7 +139,7 @@ def load_identity(
         remedy = (
             "Its file has only the public part, or a key of another kind, such as ed25519. Copy "
             "the private file from where it was made, or make one with "
-            f"`btcli wallet new-hotkey {btcli}`."
+            f"`{BTCLI} wallet new-hotkey {btcli}`."
         )
         raise ConfigError(Problem(problem, remedy))
     return identity

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from neurons.runtime.errors import ConfigError, QuasarError, not_writable
@@ -120,11 +121,14 @@ def stop_signals() -> list[signal.Signals]:
 
 
 @contextmanager
-def stop_on_signals(stop: threading.Event, grace: float = GRACE_SECONDS) -> Iterator[None]:
+def stop_on_signals(
+    stop: threading.Event, grace: float = GRACE_SECONDS, *, as_failure: bool = False
+) -> Iterator[list[int]]:
     """Set `stop` on a signal of `stop_signals`; exit at once on another one.
 
-    If the process still runs `grace` seconds after the first signal, for example in a request
-    without a reply, it exits with status 0. The journal is consistent at any moment.
+    Yields a list that receives the first signal's number. If the process still runs `grace` seconds
+    after it, for example in a request without a reply, it exits with status 0, or 128 plus the
+    number if a stop counts as a failure. The journal is consistent at any moment.
 
     The interpreter writes each signal's number into a pipe that a thread reads. A Python handler
     could not call `stop.set()` safely: it may interrupt `stop.wait()` while the main thread holds
@@ -132,15 +136,15 @@ def stop_on_signals(stop: threading.Event, grace: float = GRACE_SECONDS) -> Iter
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    thread = threading.Thread(
-        target=_watch, args=(reader, stop, grace), name="signals", daemon=True
-    )
+    received: list[int] = []
+    watch = partial(_watch, reader, stop, grace, received, as_failure=as_failure)
+    thread = threading.Thread(target=watch, name="signals", daemon=True)
     thread.start()
     previous_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     # A signal reaches the wake-up descriptor only if it has a handler, even one without effect.
     previous = {number: signal.signal(number, lambda *_: None) for number in stop_signals()}
     try:
-        yield
+        yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -150,15 +154,19 @@ def stop_on_signals(stop: threading.Event, grace: float = GRACE_SECONDS) -> Iter
         os.close(reader)
 
 
-def _watch(reader: int, stop: threading.Event, grace: float) -> None:
+def _watch(
+    reader: int, stop: threading.Event, grace: float, received: list[int], *, as_failure: bool
+) -> None:
     timers = []
-    while received := os.read(reader, 1):
-        if received[0] not in STOP_SIGNALS:
+    while byte := os.read(reader, 1):
+        number = byte[0]
+        if number not in STOP_SIGNALS:
             continue
         if stop.is_set():
-            os._exit(128 + received[0])
+            os._exit(128 + number)
+        received.append(number)
         stop.set()
-        timers.append(threading.Timer(grace, os._exit, (0,)))
+        timers.append(threading.Timer(grace, os._exit, (128 + number if as_failure else 0,)))
         timers[-1].daemon = True
         timers[-1].start()
     for timer in timers:

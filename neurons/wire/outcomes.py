@@ -89,6 +89,10 @@ class Forbidden(Refused):
     """403: this hotkey may not make the call."""
 
 
+class NotOnSubnet(Forbidden):
+    """403: the hotkey is not registered on the chain's subnet."""
+
+
 class NotRegistered(Refused):
     """404: the hotkey has to be registered first."""
 
@@ -187,11 +191,7 @@ def _refusal(route: str, status: int, detail: str, reason: str) -> Refused:
     if status == 403 and "mismatch" in text:
         return Forbidden(reason, "Check that all programs use the same WALLET_HOTKEY.")
     if status == 403 and "not registered on subnet" in text:
-        return Forbidden(
-            reason,
-            "Register the hotkey on the chain, then start the miner again: `btcli subnets register "
-            "--netuid NETUID --wallet WALLET_MINER_NAME --wallet-hotkey WALLET_HOTKEY`.",
-        )
+        return NotOnSubnet(reason, "Register the hotkey on the chain, then start the miner again.")
     if status == 403:
         return Forbidden(reason, "Check that WALLET_HOTKEY is the hotkey that may do this.")
     if status == 404 and "not registered" in text:

@@ -48,6 +48,7 @@ from neurons.runtime.identity import public_hotkey
 from neurons.runtime.loading import (
     Process,
     environment,
+    find_env_file,
     is_env_file_disabled,
     load_settings,
     state_dir,
@@ -130,10 +131,19 @@ def _is_trial(given: CommandLineSettings) -> bool:
 )
 def status(given: CommandLineSettings, as_json: bool, watch: bool, history: int) -> int:
     """Run `status`: it only reads, so it works while the miner runs."""
-    settings, _ = read_settings(given, process=None)
+    hotkey = None
+    try:
+        settings, _ = read_settings(given, process=None)
+        folder, hotkey = settings.state_dir, public_hotkey(*settings.miner_wallet)
+    except ConfigError as error:
+        path = find_env_file(given.env_file, environment())
+        if path is None or not os.access(path, os.R_OK, effective_ids=True):
+            raise  # a .env that is lost or cannot be read may name the folder
+        echo(str(error), sys.stderr)
+        folder = log_file(given).parent.parent
 
     def read() -> str:
-        found = read_status(settings.state_dir, public_hotkey(*settings.miner_wallet), history)
+        found = read_status(folder, hotkey, history)
         text = json.dumps(found.as_json(), indent=2) if as_json else found.as_text()
         return _without_secrets(text)
 

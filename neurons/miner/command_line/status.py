@@ -71,7 +71,8 @@ class Status:
             lines.append(f"  reason    {self.submission.reason}")
         if self.submission.remedy:
             lines.append(f"  remedy    {self.submission.remedy}")
-        start = "" if self.running or self.submission.closed else "start the miner: "
+        waits = self.running or self.submission.state in VERDICTS
+        start = "" if waits else "start the miner: "
         lines.append(f"  next      {start}{next_action(self.submission)}")
         lines += _progress(self.measuring)
         if deadline is not None:
@@ -170,6 +171,8 @@ def next_action(submission: Submission) -> str:
         return "commit the kernels on this machine; they become public just before the reveal"
     if state is State.COMMITTED:
         return f"reveal when the server reaches block {submission.reveal_block}"
+    if state is State.ABANDONED:
+        return "make a new submission"
     return _NEXT_ACTION.get(state, "none: a new cycle starts with a round or a change")
 
 

@@ -28,7 +28,7 @@ def run(submission: Submission, context: Context) -> Submission:
         raise Held(
             f"Nothing can be claimed: {error}.",
             "Set TARGET_SEQUENCE_LENGTH to a length that this machine measures (the report "
-            f"{submission.report} lists them); `python -m neurons.miner abandon` measures again.",
+            f"{submission.report} lists them); `{context.script} abandon` measures again.",
         ) from error
     for sentence in claim.rejected:
         context.log.warning("not counted", reason=sentence)

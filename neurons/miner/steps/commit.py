@@ -82,7 +82,7 @@ def _settle(submission: Submission, context: Context, refusal: AlreadyCommitted)
             raise Held(
                 f"{refusal.reason} But /pending_reveals does not list it, so its number is "
                 "unknown.",
-                "`python -m neurons.miner release` searches again, `abandon` ends the submission.",
+                f"`{context.script} release` searches again, `abandon` ends the submission.",
             )
         context.wait(context.poll_seconds)
 

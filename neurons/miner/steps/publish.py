@@ -22,7 +22,7 @@ def run(submission: Submission, context: Context) -> Submission:
             f"Validators rejected the last {rejections} submissions; {FAILURES_BEFORE_BAN} ban "
             "this machine's address for 24 hours.",
             "Find out why (`bench` on the validators' kind of GPU, a lower claim by "
-            "CLAIM_HEADROOM), then run `python -m neurons.miner release`.",
+            f"CLAIM_HEADROOM), then run `{context.script} release`.",
         )
     if not submission.auto_target:
         context.register(submission.target_sequence_length)

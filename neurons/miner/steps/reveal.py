@@ -161,7 +161,7 @@ def _check(submission: Submission, context: Context) -> None:
     if submission.wire_version is None:
         raise HeldUntilRelease(
             "The journal was altered: its salt, URL and claim do not match the commitment.",
-            "Restore a backup of it, or run `python -m neurons.miner abandon`.",
+            f"Restore a backup of it, or run `{context.script} abandon`.",
         )
     context.verify_again(submission)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -18,12 +19,14 @@ from neurons.miner.command_line import commands, machine_checks
 from neurons.miner.command_line.status import JOURNAL
 from neurons.miner.cycle import State, Submission
 from neurons.miner.journal import Journal
+from neurons.miner.rounds import is_due
 from neurons.runtime.errors import Held
 from neurons.runtime.flags import CommandLineSettings
 from neurons.runtime.process import StateLock
+from neurons.wire.protocol import Round
 from quasar_kernels import __version__
 from tests import PROJECT
-from tests.neurons.miner.miner_command import BARE, Command, run
+from tests.neurons.miner.miner_command import BARE, Command, idle_environment, run
 from tests.neurons.miner.parts import draft
 from tests.processes import HANG, started, wait_for
 
@@ -63,6 +66,62 @@ def test_the_journal_can_be_read_with_an_incomplete_env_file(command, name, tmp_
     done = command(name, "--env-file", str(file))
     assert done.returncode == 0, done.stderr
     assert f"{tmp_path}/state" in done.stdout
+
+
+def test_status_works_while_the_env_file_has_errors(command: Command, tmp_path: Path) -> None:
+    state, file = tmp_path / "state", tmp_path / ".env"
+    with Journal(state / JOURNAL) as journal:
+        journal.insert(draft())
+    file.write_text(f"NETUID=x\nVALIDATOR_API_URL=https://a..b\nSTATE_DIR={state}\n")
+    done = command("status", "--env-file", str(file))
+    assert done.returncode == 0
+    assert "submission  NEW" in done.stdout
+    assert len(done.stderr.splitlines()) == 3  # the mode of the file, too
+    assert command("release", "--env-file", str(file)).returncode == 78
+
+
+def test_status_and_the_next_start_agree_after_abandon(command: Command, state: str) -> None:
+    held = hold(state)
+    command("abandon", STATE_DIR=state)
+    assert "next      start the miner: make a new submission" in (
+        command("status", STATE_DIR=state).stdout
+    )
+    with journal_in(state) as journal:
+        last = journal.get(held.id)
+    empty = Round(
+        id=1, round_number=1, start_time="", end_time="", status="", time_remaining_seconds=0
+    )
+    assert is_due(last, empty, str(last.content_digest), "commit_reveal")
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "status"),
+    [
+        (["once"], signal.SIGINT, 130),
+        (["once"], signal.SIGTERM, 143),
+        (["run"], signal.SIGINT, 0),
+    ],
+)
+def test_the_exit_status_of_a_stop_and_the_umask(tmp_path, words, number, status):
+    env = idle_environment(tmp_path)
+    state = Path(env["STATE_DIR"])
+    with started("-m", "neurons.miner", *words, env=env, umask=0) as process:
+        wait_for((state / JOURNAL).exists, child=process)
+        # files of the state folder are private, whatever the user's umask
+        assert "Umask:\t0077" in Path(f"/proc/{process.pid}/status").read_text()
+        process.send_signal(number)
+        assert process.wait(HANG) == status
+
+
+def test_remedies_name_the_start_script_with_this_miner_s_flags(tmp_path: Path) -> None:
+    given = CommandLineSettings({"state_dir": tmp_path / "a b"}, tmp_path / ".env.1")
+    script = given.script({"ENV_FILE": "/other"})
+    assert shlex.split(script) == [
+        *("./START_MINER.sh", "--env-file", str(tmp_path / ".env.1")),
+        *("--state-dir", str(tmp_path / "a b")),
+    ]
+    assert given.script({}) == script
+    assert CommandLineSettings().script({}) == "./START_MINER.sh"
 
 
 def test_started_as_a_file_from_anywhere(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_row_32_a_missing_hotkey_is_reported_with_the_command(tmp_path):
         identity.load_identity("w", "hot", tmp_path)
     assert "WALLET_MINER_NAME=w" in str(caught.value)
     command = str(caught.value).split("`")[1].split()
-    btcli = Path(sys.executable).with_name(command[0])
+    btcli = Path(sys.executable).with_name(Path(command[0]).name)
     done = run(btcli, *command[1:])
     assert done.returncode == 0, done.stdout + done.stderr
     assert identity.load_identity("w", "hot", tmp_path).hotkey.startswith("5")

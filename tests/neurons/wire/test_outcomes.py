@@ -47,7 +47,7 @@ def test_retry_after_is_kept_for_every_retry(status, kind):
         (403, "Hotkey MISMATCH", outcomes.Forbidden, "same WALLET_HOTKEY"),
         (400, "Hash mismatch", outcomes.HashMismatch, "Do not reveal it again"),
         (403, "Only validators", outcomes.Forbidden, "the hotkey that may do this"),
-        (403, "Hotkey 5x is not registered on subnet 24", outcomes.Forbidden, "--netuid"),
+        (403, "Hotkey 5x is not registered on subnet 24", outcomes.NotOnSubnet, "on the chain"),
         (401, "There was an error parsing the body", outcomes.Unauthorized, "WALLET_HOTKEY"),
         (404, "Miner NOT registered", outcomes.NotRegistered, "btcli subnets register"),
         (404, "Submission not found", outcomes.SubmissionNotFound, "another server"),

@@ -121,7 +121,7 @@ def test_an_unregistered_hotkey_gets_a_command_that_names_it(settings, monkeypat
     assert check.level == "warning"
     assert check.remedy.endswith("--network test --wallet w --wallet-hotkey hot")
     btcli, *words = check.remedy.split()
-    done = run(Path(sys.executable).with_name(btcli), *words)
+    done = run(Path(sys.executable).with_name(Path(btcli).name), *words)
     assert "no wallet named 'w'" in done.stderr  # btcli accepts the flags, and looks for this one
 
 

@@ -133,7 +133,7 @@ def test_scope_ops_requires_a_fork_with_a_layer(make_fork: MakeFork) -> None:
         make_fork(scope="ops").prepare()
 
 
-@pytest.mark.parametrize("text", [PUBLIC_LAYER, "two newlines\n\n"])
+@pytest.mark.parametrize("text", [PUBLIC_LAYER, "# two newlines\n\n"])
 def test_a_change_of_scope_restores_the_layer(make_fork: MakeFork, remote: Path, text: str) -> None:
     base = commit_elsewhere(remote, "main", {LAYER: text})
     whole = publish(make_fork())
