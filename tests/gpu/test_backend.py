@@ -10,10 +10,12 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from fla.ops.quasar import chunk_quasar, switches
+from fla.layers.quasar import QuasarAttention
+from fla.ops.quasar import chunk_quasar, fused_recurrent_quasar, switches
 from fla.ops.quasar.backend import choose_backend
 from fla.ops.quasar.cuda.scan import scan_forward as cuda_scan
 from fla.ops.quasar.operator_types import ScanInputs
+from torch.autograd import forward_ad
 
 from quasar_kernels.reference import quasar_recurrence, relative_rms
 from tests.gpu.calls import ON_CUDA_KERNELS, layer_like
@@ -61,6 +63,21 @@ def test_triton_computes_unsupported_calls(change, reason):
     o, _ = chunk_quasar(q, k, v, beta)
     if q.numel():
         assert relative_rms(o, quasar_recurrence(q, k, v, beta)[0]) <= OPERATOR[torch.bfloat16]
+
+
+def test_derivatives_in_forward_mode_raise_an_error():
+    q, k, v, beta = layer_like(300)
+    layer = QuasarAttention(hidden_size=64, head_dim=64, num_heads=1).cuda()
+    x = torch.randn(1, 20, 64, device="cuda")
+    calls = (
+        (lambda q: chunk_quasar(q, k, v, beta), q),
+        (lambda q: fused_recurrent_quasar(q, k, v, beta), q),
+        (layer, x),
+    )
+    for call, y in calls:
+        for context in (torch.no_grad, torch.enable_grad):
+            with context(), forward_ad.dual_level(), pytest.raises(NotImplementedError):
+                call(forward_ad.make_dual(y.detach(), y.detach()))
 
 
 def test_another_stream_and_thread():

@@ -17,6 +17,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.arguments import (
     IGNORED_BY_LAYERS,
     expect_epsilon,
@@ -191,7 +192,7 @@ class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no type
             y, cache = run_with_states(self, call, x, weights, cache, bool(use_cache), length)
         elif weights is None:
             y, _ = layer_by_modules(call, x, self)
-        elif torch.is_grad_enabled():
+        elif torch.is_grad_enabled() or torch_private.forward_ad._current_level >= 0:
             y = record(call, self, x, weights)
         else:
             y = run(call, self, x, weights)

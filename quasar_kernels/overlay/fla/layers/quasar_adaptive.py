@@ -20,6 +20,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from fla.layers.quasar import QuasarAttention, rank_slice, without_padding
+from fla.ops.quasar import torch_private
 from fla.ops.quasar.arguments import IGNORED_BY_LAYERS, refuse_unknown
 from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.chunk_torch import sequence_lengths
@@ -155,10 +156,11 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
 
         With a cache, they support few tokens after states, without gradients.
         """
+        recorded = torch.is_grad_enabled() or torch_private.forward_ad._current_level >= 0
         parts, state = None, None
         if cache is not None:
             few = 0 < x.shape[1] <= DECODE_TOKENS and cu_seqlens is None
-            if not (few and keep) or torch.is_grad_enabled():
+            if not (few and keep) or recorded:
                 return None
             parts, state = self._cached(cache, x.shape[0])
             if parts is None or state is None:
@@ -172,7 +174,7 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
         if not takes(call, x, weights):
             return None
         if parts is None:
-            run = record_adaptive if torch.is_grad_enabled() else run_adaptive
+            run = record_adaptive if recorded else run_adaptive
             return run(call, self, rotation, x, weights)
         y, parts, state = decode(call, self, rotation, x, weights, parts, state)
         self._store(cache, parts, state, x.shape[1])

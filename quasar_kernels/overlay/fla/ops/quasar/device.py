@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch.autograd import function
 
+from fla.ops.quasar import torch_private
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -34,8 +36,15 @@ def on_its_device(function: Function) -> Function:
 
 
 def is_recorded(*tensors: torch.Tensor | None) -> bool:
-    """Return whether autograd records a call with these tensors."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    """Return whether autograd records a call with these tensors.
+
+    On a GPU this includes derivatives in forward mode, for which an autograd function raises an
+    error. Kernels that are launched without one would return results without derivatives.
+    """
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        return True
+    in_forward_mode = torch_private.forward_ad._current_level >= 0
+    return in_forward_mode and any(x is not None and x.is_cuda for x in tensors)
 
 
 def once_differentiable(backward: Function) -> Function:

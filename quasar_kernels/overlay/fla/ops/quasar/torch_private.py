@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad  # its _current_level is -1 unless a dual_level is active
 from torch.utils import _pytree
 
 copy_all = torch._foreach_copy_

@@ -238,7 +238,7 @@ def run_adaptive(
 
     Args:
         call: one that the kernels support (`takes`).
-        owner: the object whose lifetime bounds that of the graphs.
+        owner: the graphs are dropped together with this object.
         rotation: of q and k, or None.
         x: `[B, T, hidden]`.
         weights: the layer's.
