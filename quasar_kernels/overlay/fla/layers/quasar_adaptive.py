@@ -12,36 +12,30 @@ the step sizes, and gives none for A_log and dt_bias.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 
 from fla.layers.quasar import QuasarAttention, rank_slice, without_padding
 from fla.ops.quasar import torch_private
 from fla.ops.quasar.arguments import IGNORED_BY_LAYERS, refuse_unknown
-from fla.ops.quasar.chunk import run_chunks
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import compute_dtype, on_its_device
-from fla.ops.quasar.fused_recurrent import run_recurrent
 from fla.ops.quasar.layer.adaptive import run_adaptive, takes
 from fla.ops.quasar.layer.adaptive_decode import decode
+from fla.ops.quasar.layer.adaptive_modules import mix_by_modules
 from fla.ops.quasar.layer.adaptive_training import record_adaptive
 from fla.ops.quasar.layer.call import Call
 from fla.ops.quasar.layer.first_step import AdaptiveWeights
-from fla.ops.quasar.layer.library import convolve
-from fla.ops.quasar.layer.operator_inputs import Rotation, operator_inputs
+from fla.ops.quasar.layer.operator_inputs import Rotation
 from fla.ops.quasar.layer.states import DECODE_TOKENS
-from fla.ops.quasar.layer.wrapped import convolve_module, is_plain, plain_weights
+from fla.ops.quasar.layer.wrapped import is_plain, plain_weights
 from fla.ops.quasar.parameters import set_values
 from fla.ops.quasar.switches import requested_backend
 
 if TYPE_CHECKING:
     from fla.ops.quasar.layer.rank_slice import RankSlice  # imports torch.distributed
-
-_PROJECTIONS = ("q", "k", "v")
 
 
 class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has no types here
@@ -194,71 +188,16 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
 
         `length` are the tokens of a sequence, with padding.
         """
-        sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
-        parts, state = self._cached(cache, sequences)
-        B, T, _ = x.shape
-        H, S, own, before = self.num_heads, self.head_dim, x, 0
-        if rank is not None:
-            rank.exchange_halo(x)
-            x, cu_seqlens, before = rank.with_halo(x)
-        qkv = [getattr(self, f"{name}_proj")(x) for name in _PROJECTIONS]
-        logits, gate = self.b_proj(own), self.g_proj(own)
-        if not self.use_short_conv:
-            qkv = [F.silu(part) for part in qkv]
-        else:
-            qkv, parts = self._convolve(qkv, cu_seqlens, parts, keep)
-        with torch.autocast(x.device.type, enabled=False):
-            q, k, v = torch.cat(qkv, dim=-1)[:, before:].reshape(B * T, 3, H, S).unbind(1)
-            q, k, step = operator_inputs(
-                q, k, logits.reshape(B * T, H), self.A_log, self.dt_bias, rotation
-            )
-            q, k, v = (t.view(B, T, H, S) for t in (q, k, v))
-            inputs = q, k, v, step.view(B, T, H), state, keep, cu_seqlens, S**-0.5
-            if state is not None and length <= DECODE_TOKENS:
-                o, state = run_recurrent(*inputs)
-            else:
-                context = None if rank is None else rank.context
-                o, state = run_chunks(*inputs, cp_context=context)
-        o = self.o_norm(o, gate.view(o.shape))
+        parts, state = self._cached(
+            cache, x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        )
+        decodes = state is not None and length <= DECODE_TOKENS
+        y, parts, state = mix_by_modules(
+            self, x, cu_seqlens, rotation, parts, state, keep, decodes, rank
+        )
         if keep:
             self._store(cache, parts, state, length)
-        y: torch.Tensor = self.o_proj(o.view(B, T, self.value_dim))
         return y
-
-    def _convolve(
-        self,
-        qkv: list[torch.Tensor],
-        cu_seqlens: torch.Tensor | None,
-        parts: Sequence[torch.Tensor] | None,
-        keep: bool,
-    ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...] | None]:
-        """Return silu of the convolved q, k and v, and the convolutions' states, if there are any.
-
-        Convolutions with something attached are called, others are computed at once.
-        """
-        names = [f"{name}_conv1d" for name in _PROJECTIONS]
-        modules = [getattr(self, name) for name in names]
-        states: list[torch.Tensor | None] = [None] * 3
-        if parts is not None:
-            states = [part.to(qkv[0].dtype) for part in parts]
-        elif keep:
-            count = qkv[0].shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
-            states = [qkv[0].new_zeros(count, self.key_dim, self.conv_size)] * 3
-        if not all(is_plain(module, nn.Conv1d) for module in modules):
-            mixed = [
-                convolve_module(self, name, part, cu_seqlens, state)
-                for name, part, state in zip(names, qkv, states, strict=True)
-            ]
-            ends = tuple(end for _, end in mixed if end is not None)
-            return [y for y, _ in mixed], ends or None
-        with torch.autocast(qkv[0].device.type, enabled=False):
-            taps = torch.cat([module.weight for module in modules]).squeeze(1)
-            shift = torch.cat([module.bias for module in modules]) if self.conv_bias else None
-            before = None if states[0] is None else torch.cat(states, dim=1)  # type: ignore[arg-type] # all are set
-            rows = torch.cat(qkv, dim=-1)
-            y, end = convolve(rows, taps, shift, cu_seqlens, before, rows.dtype)
-        after = None if end is None else tuple(part.contiguous() for part in end.chunk(3, dim=1))
-        return [*y.chunk(3, dim=-1)], after
 
     def _plain_weights(self) -> AdaptiveWeights | None:
         """Return the weights, or None if a submodule must be called because it was changed."""
