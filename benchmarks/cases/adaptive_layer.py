@@ -77,8 +77,10 @@ PROTOCOL = """\
 Under bf16 autocast, with fp32 input and parameters. Times are medians of 50 calls after ten, by \
 the host's clock, with a synchronization after each call. A step is the forward and backward pass \
 with gradients of the input and of all parameters; a forward pass records nothing. Memory is the \
-peak of a step beyond parameters and input. The first step runs in a new process with empty \
-caches, after the imports. fla's kernels are tuned by 20 ms for each candidate."""
+peak of a step beyond parameters and input, without the memory that CUDA graphs share. All calls \
+of a shape have the same input and bounds, so ours replays graphs from the third on. The first \
+step runs in a new process with empty caches, after the imports. fla's kernels are tuned by 20 ms \
+for each candidate."""
 
 
 class Baseline(nn.Module):
