@@ -12,6 +12,7 @@ if __name__ == "__main__":
     interrupts.exit_on_ctrl_c()  # during the imports below
 
 import argparse
+import difflib
 import json
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from harness.measuring.trees import whole_tree
 from harness.report import Report, build_report, report_schema, write_report
 from harness.sample import Correctness, Sample
 from harness.source import tree_commit
-from harness.terminal import Progress, ends_quietly, printable
+from harness.terminal import Progress, counted, ends_quietly, printable
 from harness.workload import LENGTHS, WORKLOAD, lengths_for, parse_lengths
 from quasar_kernels.arguments import output_file, positive
 from quasar_kernels.contract import check_tree
@@ -84,7 +85,7 @@ class _Printer(Recorder):
         self.progress.show(f"{missing[0]:,} tokens: run {number} of {self.runs}")
 
     def checked(self, correctness: Correctness) -> None:
-        figures = f"{len(correctness.checks)} checks in {correctness.seconds:.1f} s"
+        figures = f"{counted(len(correctness.checks), 'check')} in {correctness.seconds:.1f} s"
         self.progress.print(f"{correctness.longest:>9} tokens: correct, {figures}")
 
     def accepted(self, sample: Sample, number: int) -> None:
@@ -104,7 +105,7 @@ def _measure(
     options = Options(arguments.device, arguments.timeout)
     environment = probe(options)
     device = environment.device
-    where = environment.gpu or f"the CPU, {environment.cpu_count} cores"
+    where = environment.gpu or f"the CPU, {counted(environment.cpu_count, 'core')}"
     progress.print(f"on {where}: torch {environment.torch}, triton {environment.triton}")
     if device == "cpu":
         progress.print("no GPU: short lengths only, and no figure for a GPU follows from them")
@@ -164,8 +165,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[0] in _REMOVED:
             parser.error(f"{words[0]} was removed in 0.3.0. {_REMOVED[words[0]]}")
         if words[0] not in _COMMANDS:
-            known = ", ".join(_COMMANDS)
-            parser.error(f"there is no command {words[0]!r}; it must be one of {known}")
+            close = difflib.get_close_matches(words[0], _COMMANDS, 1)
+            known = (
+                f"did you mean {close[0]!r}?" if close else f"give one of {', '.join(_COMMANDS)}"
+            )
+            parser.error(f"there is no command {words[0]!r}; {known}")
         return _COMMANDS[words[0]](words[1:])
     arguments = parser.parse_args(words)
     if arguments.tree is None:

@@ -88,7 +88,7 @@ class Claim:
         return (
             f"{self.tokens_per_sec:,.0f} tokens/s at {self.target_sequence_length:,} tokens, "
             f"{self.tokens_per_sec / self.median:.3f} of the median of {self.runs} runs, limited "
-            f"by {self.limited_by}; holds on a GPU down to {self.slack:.1%} slower"
+            f"by {self.limited_by}; a validator may be {self.slack:.1%} slower"
         )
 
 

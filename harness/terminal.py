@@ -26,6 +26,11 @@ def printable(text: str, allowed: str = "") -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun in the singular or plural."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 class Progress:
     """Prints a line for each event and, on a terminal, the current activity below these lines."""
 

@@ -23,6 +23,7 @@ from harness.measuring.runner import (
     require_passed,
 )
 from harness.sample import Kind, Sample
+from harness.terminal import counted
 from harness.workload import VALIDATOR_LENGTHS
 from neurons.runtime.errors import Postponed, Retry
 from neurons.runtime.observe import get_logger
@@ -234,4 +235,4 @@ def _device(samples: Iterable[Sample]) -> str | None:
     machine = next((one.environment for one in samples if one.environment), None)
     if machine is None:
         return None
-    return machine.gpu or f"CPU, {machine.cpu_count} cores"
+    return machine.gpu or f"CPU, {counted(machine.cpu_count, 'core')}"

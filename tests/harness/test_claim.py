@@ -50,7 +50,7 @@ def test_steady_speeds_are_claimed_at_the_expected_slowest_of_ten() -> None:
     assert claim.tokens_per_sec > 0.97 * claim.median
     assert claim.slack == pytest.approx(1 - 0.9 * claim.tokens_per_sec / 1002)
     assert "0.989 of the median of 5 runs, limited by expected" in str(claim)
-    assert "holds on a GPU down to 1" in str(claim)
+    assert "a validator may be 1" in str(claim)
 
 
 def test_noise_lowers_the_claim() -> None:

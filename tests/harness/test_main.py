@@ -69,7 +69,8 @@ def test_the_schema_command(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         ([], "--tree is required"),
-        (["no-such"], "there is no command 'no-such'"),
+        (["no-such"], "there is no command 'no-such'; give one of schema, compare"),
+        (["comapre"], "there is no command 'comapre'; did you mean 'compare'?"),
         (["--tree", ".", "--lengths", "512,x"], "512,x"),
         (["--tree", ".", "--runs", "0"], "'0'"),
         # named before a measurement, whose result would be lost

@@ -159,7 +159,7 @@ class FakeValidatorApi:
             "start_time": self.spell(
                 f"2026-01-{self.databases:02d}T00:00:{self.round_id % 60:02d}"
             ),
-            "end_time": "2026-01-03T00:00:00",
+            "end_time": datetime.fromtimestamp(self.clock() + 100, timezone.utc).isoformat(),
             "status": "active",
             "time_remaining_seconds": 100,
             "total_submissions": len(self.rows),

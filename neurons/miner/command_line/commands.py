@@ -19,7 +19,7 @@ import click
 
 from harness.analysis.stats import table
 from harness.source import tree_commit
-from harness.terminal import printable
+from harness.terminal import counted, printable
 from harness.workload import LENGTHS, lengths_for
 from neurons.embedded.settings import embedded_settings, is_embedded
 from neurons.embedded.subnet import EmbeddedSubnet
@@ -191,7 +191,8 @@ def doctor(given: CommandLineSettings, as_json: bool, kernels: bool) -> int:
     if not as_json:
         levels = [one.level for one in printed]
         end = "correct the failures first" if _failed(printed) else "the miner can start"
-        echo(f"{levels.count('failure')} failures, {levels.count('warning')} warnings: {end}")
+        found = [counted(levels.count(level), level) for level in ("failure", "warning")]
+        echo(f"{', '.join(found)}: {end}")
     return _failed(printed)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, cast
 
+from harness.terminal import counted
 from neurons.miner.publishing.overlay import Overlay
 from neurons.runtime.errors import ConfigError, Held, Problem
 from neurons.runtime.git.checkout import (
@@ -142,7 +143,7 @@ class Fork:
         violations = check_tree(self.worktree)
         if violations:
             raise Held(
-                f"The fork breaks {len(violations)} rule(s) that validators check: "
+                f"The fork breaks {counted(len(violations), 'rule')} that validators check: "
                 + " ".join(map(str, violations)),
                 "Correct the files that are named, then start again.",
             )

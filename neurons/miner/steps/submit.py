@@ -14,7 +14,7 @@ NOT_SENT = (Unreachable, Untrusted, Busy, Banned, Refused)
 LATE_SECONDS = 90.0
 """Longest time after which a gateway still delivers a request after its sender has disconnected."""
 CLOCK_SLACK_SECONDS = 5.0
-"""Largest error, in seconds, of the server's clock as read from a reply's Date header."""
+"""Largest error, in seconds, of the server's clock as read from a reply."""
 
 
 def run(submission: Submission, context: Context) -> Submission:
@@ -94,9 +94,22 @@ def _find(submission: Submission, context: Context) -> int | None:
     Older rows of the same claim belong to earlier submissions.
     """
     queue = context.client.queue(LIMITS[0])
-    since = submission.created_at + (context.client.clock_offset or 0.0) - CLOCK_SLACK_SECONDS
+    since = submission.created_at + _clock_offset(context) - CLOCK_SLACK_SECONDS
     for row in rows_of_claim(submission, queue):
         same_target = row.target_sequence_length == submission.target_sequence_length
         if same_target and unix_time(row.created_at) >= since:
             return row.id
     return None
+
+
+def _clock_offset(context: Context) -> float:
+    """Return by how many seconds the clock that dates the API's rows is ahead of this machine's.
+
+    The Date header may be of another machine, a front end. The running round's end and the seconds
+    until then give the API's own clock.
+    """
+    now = context.client.current_round()
+    end = unix_time(now.end_time)
+    if end and now.time_remaining_seconds > 0:
+        return end - now.time_remaining_seconds - context.now()
+    return context.client.clock_offset or 0.0

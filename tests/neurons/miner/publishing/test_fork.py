@@ -162,7 +162,7 @@ def test_a_fork_that_breaks_the_contract_is_held(make_fork: MakeFork, overlay: P
     (overlay / "fla/ops/quasar/fused_recurrent.py").unlink()
     with pytest.raises(Held) as held:
         make_fork().prepare()
-    assert "2 rule(s)" in held.value.reason
+    assert "2 rules" in held.value.reason
     assert "fla/ops/quasar/gate.py" in held.value.reason
     assert "fla/ops/quasar/fused_recurrent.py" in held.value.reason
 
