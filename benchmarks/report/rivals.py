@@ -53,7 +53,7 @@ def short_table() -> str:
         "a million tokens, in one run": label,
         "M tokens/s": f"{{speed {TARGET}:M.3g}}",
         "memory, GiB": f"{{memory {TARGET}:GiB.1f}}",
-        "operator's error": "{operator.error:.2%}",
+        "operator's error": "{operator.error:.1%}",
         "cosine": "{operator.cosine:.3f}",
         "weights without gradient": "{gradients.without}",
     }

@@ -48,9 +48,9 @@ def _run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_readme_shows_the_fastest_fork_and_the_size_of_its_error() -> None:
     *_, theirs, ours = rivals.short_table().splitlines()
     assert theirs == (
-        "| fastest competitor's public fork, `fast` | 60.7 | 2.0 | 91.00% | 0.410 | 6 |"
+        "| fastest competitor's public fork, `fast` | 60.7 | 2.0 | 91.0% | 0.410 | 6 |"
     )
-    assert ours == "| this project | 190 | 2.0 | 0.30% | 1.000 | 0 |"
+    assert ours == "| this project | 190 | 2.0 | 0.3% | 1.000 | 0 |"
 
 
 @pytest.mark.usefixtures("_run")
