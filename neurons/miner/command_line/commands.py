@@ -26,6 +26,7 @@ from neurons.embedded.subnet import EmbeddedSubnet
 from neurons.miner import daemon
 from neurons.miner.command_line import doctor as doctor_checks
 from neurons.miner.command_line import kernel_checks
+from neurons.miner.command_line.claim_preview import preview
 from neurons.miner.command_line.machine_checks import Finding, failure, machine
 from neurons.miner.command_line.options import as_json
 from neurons.miner.command_line.status import (
@@ -239,6 +240,10 @@ def bench(given: CommandLineSettings, all_lengths: bool) -> int:
     sampler = measurement.sampler
     echo(table(sampler.samples, sampler.failures))
     echo(f"report: {measurement.recorder.path}")
+    for line in preview(
+        sampler.samples, settings, None if embedded else settings.validator_api_url
+    ):
+        echo(line)
     return int(bool(sampler.failures))
 
 

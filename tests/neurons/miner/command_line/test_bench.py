@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +23,7 @@ from neurons.miner.recorder import progress_of
 from neurons.runtime.errors import Fault
 from neurons.runtime.flags import CommandLineSettings
 from neurons.runtime.process import PROGRESS, StateLock
+from neurons.wire.rules import league_of
 from tests.neurons.miner.parts import (
     ENVIRONMENT,
     SETTLED,
@@ -30,6 +33,7 @@ from tests.neurons.miner.parts import (
     make_settings,
 )
 from tests.processes import started, wait_for
+from tests.servers import Handler, Server, serving
 
 CRASH = MeasurementError("died", "crash")
 
@@ -83,6 +87,41 @@ def test_all_lengths_are_measured_on_request(tmp_path, monkeypatch):
     assert sorted(measure.calls) == [*[512] * 5, 1024, 1024, 2048, 2048]
     report = load_report(tmp_path / "reports" / "bench.json")
     assert len(report.measurements) == len(measure.calls)
+
+
+def shown(number: int, speed: float) -> dict[str, Any]:
+    """Return a row of the public statistics."""
+    return {
+        "id": number,
+        "miner_hotkey": "5" + "F" * 47,
+        "target_sequence_length": 2048,
+        "tokens_per_sec": speed,
+        "created_at": "2026-01-01T00:00:00",
+    }
+
+
+@pytest.mark.parametrize("target", [2048, "auto"])
+def test_the_end_shows_the_claim_and_its_place(tmp_path, monkeypatch, capsys, target):
+    class Api(Handler):
+        def serve(self) -> None:
+            queue = [shown(1, 1.0), shown(2, 1e12), {**shown(3, 1.0), "tokens_per_sec": None}]
+            lists = {"recent_submissions": queue, "top_performers": [shown(2, 1e12), shown(4, 2.0)]}
+            self.send(200, json.dumps({"total_submissions": 4, **lists}).encode())
+
+    server, flags = Server(Api), {"target_sequence_length": target}
+    with serving(server):
+        assert bench(tmp_path, FakeBench(), monkeypatch, validator_api_url=server.url, **flags) == 0
+    *_, claim, score = capsys.readouterr().out.splitlines()
+    speed, league = re.findall(r"[0-9,]+", claim)[:2]
+    assert claim.startswith("claim: ")
+    factor = league_of(int(league.replace(",", "")))[1]
+    assert float(score.split()[2].strip(",").replace(",", "")) == pytest.approx(
+        factor * int(speed.replace(",", "")), rel=1e-2
+    )
+    assert score.endswith(f", place 2 among 3 claims that {server.url} lists")
+    # without an API, the place is left out
+    assert bench(tmp_path, FakeBench(), monkeypatch, validator_api_url=server.url, **flags) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == score.partition(", place")[0]
 
 
 @dataclass
