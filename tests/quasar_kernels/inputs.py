@@ -59,6 +59,19 @@ ADVERSARIAL_KEYS: dict[str, Callable[[Tensor], Tensor]] = {
 """Functions that make difficult keys from layer-like ones `[B, T, H, S]`, by name."""
 
 
+class Part(torch.Tensor):
+    """Looks like a DTensor, without a process group."""
+
+    placements = ()
+
+
+def without_memory(shape):
+    """Return tensors of a shape, of two or more dimensions, that kernels cannot read, by name."""
+    rows = [torch.randn(shape[1:]), torch.randn(2, *shape[2:])]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    return {"Part": torch.randn(shape).as_subclass(Part), "nested tensor": nested}
+
+
 def packed(lengths: Sequence[int], device: str = "cpu", dtype: torch.dtype = torch.int64) -> Tensor:
     """Return the bounds `[N + 1]` of packed sequences of N lengths."""
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], device=device, dtype=dtype)

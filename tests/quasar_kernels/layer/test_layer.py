@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from fla.layers.quasar import QuasarAttention, QuasarCache
+from fla.layers.quasar_adaptive import AdaptiveQuasarAttention
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quasar_kernels.reference import quasar_layer, relative_rms
+from tests.quasar_kernels.inputs import without_memory
 from tests.quasar_kernels.layer.steps import exact_step, step
 
 D, H, S = 48, 3, 16
@@ -277,6 +279,14 @@ def test_second_derivatives_are_refused():
     (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         (y.sum() + dx.square().sum()).backward()
+
+
+@pytest.mark.parametrize("kind", [QuasarAttention, AdaptiveQuasarAttention])
+def test_tensors_without_memory_are_refused(kind):
+    module = kind(D, 16, 1)
+    for name, x in without_memory((2, 5, D)).items():
+        with pytest.raises(ValueError, match=f"hidden_states is a {name}: pa"):
+            module(x)
 
 
 def test_bad_arguments_are_refused():

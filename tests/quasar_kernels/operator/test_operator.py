@@ -12,7 +12,13 @@ from fla.ops.quasar.chunk_torch import chunk_quasar_torch
 
 from quasar_kernels.reference import quasar_chunked, quasar_recurrence, relative_rms
 from tests.quasar_kernels.float64 import check, with_float64
-from tests.quasar_kernels.inputs import ADVERSARIAL_KEYS, assert_close, layer_like, packed
+from tests.quasar_kernels.inputs import (
+    ADVERSARIAL_KEYS,
+    assert_close,
+    layer_like,
+    packed,
+    without_memory,
+)
 from tests.quasar_kernels.operator.semantics import Case, Semantics
 from tests.quasar_kernels.tolerances import ADVERSARIAL, GRADIENT, OPERATOR
 
@@ -167,6 +173,16 @@ def test_arguments_that_do_not_fit_are_refused(operator):
     for scale in ("2", None, torch.tensor(2.0)):
         with pytest.raises(ValueError, match="scale must be a number; got"):
             operator(q, k, v, beta, scale=scale)
+
+
+@operators
+@pytest.mark.parametrize("place", range(3), ids=["q", "k", "v"])
+def test_tensors_without_memory_are_refused(operator, place):
+    for name, tensor in without_memory((2, 10, 2, 16)).items():
+        inputs = [*layer_like(10, B=2)]
+        inputs[place] = tensor
+        with pytest.raises(ValueError, match=f"{'qkv'[place]}.* is a {name}: pa"):
+            operator(*inputs)
 
 
 NOT_FLOATS = {

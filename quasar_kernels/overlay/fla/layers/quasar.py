@@ -20,10 +20,12 @@ import torch.nn.functional as F
 from fla.ops.quasar import torch_private
 from fla.ops.quasar.arguments import (
     IGNORED_BY_LAYERS,
+    PLAIN,
     expect_epsilon,
     expect_sizes,
     refuse_additive,
     refuse_unknown,
+    refuse_wrapper,
 )
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import compute_dtype, on_its_device
@@ -157,17 +159,19 @@ class QuasarAttention(MarkedParameters):  # type: ignore[misc] # fla has no type
             (y `[B, T, hidden_size]`, None, the cache). Under autocast y has autocast's dtype.
 
         Raises:
-            ValueError: an unknown argument, such as `seq_idx`; an input or a mask of another shape,
-                or both a mask and `cu_seqlens`; bounds that do not rise from 0 to T, or B other
-                than 1 with them; a cache of another number of sequences, or with another layer in
-                this layer's place; a cp_context with a mask, with a cache, or with `use_cache` and
-                several sequences.
+            ValueError: an unknown argument, such as `seq_idx`; a DTensor or a nested tensor; an
+                input or a mask of another shape, or both a mask and `cu_seqlens`; bounds that do
+                not rise from 0 to T, or B other than 1 with them; a cache of another number of
+                sequences, or with another layer in this layer's place; a cp_context with a mask,
+                with a cache, or with `use_cache` and several sequences.
             RuntimeError: the exchange with other ranks failed.
             TypeError: a submodule that is called returns a part of its result, as under tensor
                 parallelism, or a result of another shape.
         """
         if kwargs:
             refuse_unknown(self.forward, kwargs, IGNORED_BY_LAYERS)
+        if type(hidden_states) not in PLAIN:
+            refuse_wrapper("hidden_states", hidden_states)
         if hidden_states.ndim != 3 or hidden_states.shape[-1] != self.hidden_size:
             raise ValueError(
                 f"hidden_states must have shape [B, T, {self.hidden_size}]; got "

@@ -19,7 +19,12 @@ import torch.nn as nn
 
 from fla.layers.quasar import QuasarAttention, rank_slice, without_padding
 from fla.ops.quasar import torch_private
-from fla.ops.quasar.arguments import IGNORED_BY_LAYERS, refuse_unknown
+from fla.ops.quasar.arguments import (
+    IGNORED_BY_LAYERS,
+    PLAIN,
+    refuse_unknown,
+    refuse_wrapper,
+)
 from fla.ops.quasar.chunk_torch import sequence_lengths
 from fla.ops.quasar.device import compute_dtype, on_its_device
 from fla.ops.quasar.layer.adaptive import run_adaptive, takes
@@ -111,6 +116,8 @@ class AdaptiveQuasarAttention(QuasarAttention):  # type: ignore[misc] # fla has 
         """
         if kwargs:
             refuse_unknown(self.forward, kwargs, IGNORED_BY_LAYERS)
+        if type(hidden_states) not in PLAIN:
+            refuse_wrapper("hidden_states", hidden_states)
         if hidden_states.ndim != 3 or hidden_states.shape[-1] != self.hidden_size:
             raise ValueError(
                 f"hidden_states must have shape [B, T, {self.hidden_size}]; got "

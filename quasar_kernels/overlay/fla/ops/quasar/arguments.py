@@ -14,6 +14,8 @@ from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 """Supported dtypes."""
+PLAIN = {Tensor, torch.nn.Parameter}
+"""Types of tensors with memory of their own; `refuse_wrapper` checks all others."""
 _BOUNDS = (torch.int32, torch.int64)
 _MEANT = {
     "head_first": "the inputs' layout is [B, T, H, ...]",
@@ -91,10 +93,12 @@ def expect(
         device: the required device; None means any.
 
     Raises:
-        ValueError: x is not a tensor, or has another shape, dtype or device.
+        ValueError: x is not a plain tensor, or has another shape, dtype or device.
     """
     if not isinstance(x, Tensor):
         raise ValueError(f"{_requirement(name, shape)}; got {type(x).__name__}, not a tensor")
+    if type(x) not in PLAIN:
+        refuse_wrapper(name, x)
     # whole shapes are compared at once, because these checks delay each decoded token
     if x.shape != shape and (
         len(x.shape) != len(shape)
@@ -107,6 +111,14 @@ def expect(
     expect_dtype(name, x)
     if device is not None and x.device != device:
         raise ValueError(f"{name} must be on {device}, like the other arguments; got {x.device}")
+
+
+def refuse_wrapper(name: str, x: Tensor) -> None:
+    """Raise ValueError if x is a DTensor or a nested tensor, which have no memory for kernels."""
+    if hasattr(x, "placements"):
+        raise ValueError(f"{name} is a {type(x).__name__}: pass its full_tensor() or to_local()")
+    if x.is_nested:
+        raise ValueError(f"{name} is a nested tensor: pack it into one row, and pass cu_seqlens")
 
 
 def expect_dtype(name: str, x: Tensor) -> None:
