@@ -51,15 +51,6 @@ def _enter_context(device: int) -> None:
     _checked(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
 
 
-def _in_context(device: int, function: Any, *arguments: Any) -> int:
-    """Return the status of a driver's function that needs a context of the device."""
-    status: int = function(*arguments)
-    if status == _NO_CONTEXT:
-        _enter_context(device)
-        status = function(*arguments)
-    return status
-
-
 class Kernel(NamedTuple):
     """A loaded kernel with its launch configuration."""
 
@@ -83,10 +74,11 @@ class Kernel(NamedTuple):
         if type(parameters) is bytes:
             parameters = (ctypes.c_char_p * 1)(parameters)
         stream = torch_private.raw_stream(self.device)
-        block = self.threads, 1, 1, self.shared, stream
-        status = _in_context(
-            self.device, _driver().cuLaunchKernel, self.function, *grid, 1, *block, parameters, None
-        )
+        launch, block = _driver().cuLaunchKernel, (self.threads, 1, 1, self.shared, stream)
+        status = launch(self.function, *grid, 1, *block, parameters, None)
+        if status == _NO_CONTEXT:
+            _enter_context(self.device)
+            status = launch(self.function, *grid, 1, *block, parameters, None)
         if status:
             _checked(status, "cuLaunchKernel")
 
@@ -165,9 +157,11 @@ def tensor_map(
     storage = ctypes.create_string_buffer(TENSOR_MAP + 64)
     aligned = ctypes.addressof(storage) + -ctypes.addressof(storage) % 64
     rank, arrays = len(sizes), _arrays(sizes, strides, box)
-    device = torch.cuda.current_device()
-    options = 0, _SWIZZLE_128, _PROMOTED, 0
-    status = _in_context(device, _encoder(), aligned, _UINT16, rank, address, *arrays, *options)
+    encode, options = _encoder(), (0, _SWIZZLE_128, _PROMOTED, 0)
+    status = encode(aligned, _UINT16, rank, address, *arrays, *options)
+    if status == _NO_CONTEXT:
+        _enter_context(torch.cuda.current_device())
+        status = encode(aligned, _UINT16, rank, address, *arrays, *options)
     _checked(status, f"cuTensorMapEncodeTiled of {sizes}, strides {strides}")
     return ctypes.string_at(aligned, TENSOR_MAP)
 
