@@ -128,6 +128,8 @@ def _mine(given: CommandLineSettings, *, once: bool) -> int:
         observe.configure(
             settings.log_level, settings.log_format, file=log_file(given), ordinary=sys.stdout
         )
+        for problem in settings.warnings:  # they may explain why the start fails
+            log.warning(str(problem))
         if embedded:
             log.info("no .env: fork, validator API and validator are set up only on this machine")
         with _context(settings, embedded, stop, given.script(environment())) as context:
@@ -192,7 +194,7 @@ def _context(
 
 def _log_start(context: Context) -> None:
     settings = context.settings
-    for problem in (*settings.warnings, *wallet_warnings(*settings.miner_wallet)):
+    for problem in wallet_warnings(*settings.miner_wallet):
         log.warning(str(problem))
     warn_of_other_hotkeys(context)
     warn_of_early_judgement(context)

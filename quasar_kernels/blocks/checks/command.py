@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quasar_kernels.arguments import positive
 from quasar_kernels.blocks import MIXERS
-from quasar_kernels.blocks.checks.findings import ModelChecks, Verdict, worst
+from quasar_kernels.blocks.checks.findings import Finding, ModelChecks, Verdict, worst
 
 if TYPE_CHECKING:
     import torch
@@ -81,16 +84,36 @@ def run_checks(name: str, model: nn.Module, steps: int, device: torch.device) ->
 
     from quasar_kernels.blocks.checks.stages import check_model
 
-    findings = []
-    for finding in check_model(model.to(device), steps, device):
-        findings.append(finding)
-        words = f"{finding.gate}  {finding.verdict.value}  {finding.what}: {finding.told}"
-        sys.stdout.write(f"{words}\n")
-        sys.stdout.flush()
+    findings: list[Finding] = []
+    with still_at_work(findings):
+        for finding in check_model(model.to(device), steps, device):
+            findings.append(finding)
+            words = f"{finding.gate}  {finding.verdict.value}  {finding.what}: {finding.told}"
+            sys.stdout.write(f"{words}\n")
+            sys.stdout.flush()
     return ModelChecks(
         model=name, device=device.type, torch=torch.__version__, steps=steps,
         verdict=worst(findings), findings=tuple(findings),
     )  # fmt: skip
+
+
+@contextmanager
+def still_at_work(findings: Sequence[object], seconds: float = 30.0) -> Iterator[None]:
+    """Report every `seconds` on stderr that the checks continue, and how many are done."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def report() -> None:
+        while not ended.wait(seconds):
+            passed = time.monotonic() - began
+            sys.stderr.write(f"still at work after {passed:.0f} s; checks done: {len(findings)}\n")
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def main(argv: Sequence[str]) -> int:

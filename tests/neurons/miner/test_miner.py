@@ -154,6 +154,20 @@ def test_mistakes_exit_78_with_a_message(command, arguments, environ, message, s
     assert message in done.stderr
 
 
+def test_a_mistyped_setting_is_named_before_the_start_fails(
+    command: Command, tmp_path: Path
+) -> None:
+    file = tmp_path / ".env"
+    file.write_text("CLAIM_HEADROM=0.1\nVALIDATOR_API_URL=http://127.0.0.1:9\nREPO_PATH=/none\n")
+    for name in ("run", "doctor"):
+        words = ["--env-file", str(file), "--wallet.path", "/none", "--device", "cpu"]
+        done = command(name, *words, STATE_DIR=str(tmp_path / "state"), SUBTENSOR_NETWORK="offline")
+        assert done.returncode == (78 if name == "run" else 1)
+        text = " ".join((done.stdout + done.stderr).split()).lower()
+        assert "claim_headrom is not a setting and is ignored" in text, text
+        assert "is claim_headroom meant?" in text, text
+
+
 def test_row_14_a_second_miner_names_the_first_also_in_the_log(command, state):
     with StateLock(Path(state, "embedded")):
         done = command("once", STATE_DIR=state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ import torch
 from harness.__main__ import main
 from quasar_kernels.blocks import Backend, HybridBlock
 from quasar_kernels.blocks.checks import stages
-from quasar_kernels.blocks.checks.command import build, run_checks
+from quasar_kernels.blocks.checks.command import build, run_checks, still_at_work
 from quasar_kernels.blocks.checks.findings import Verdict
+from tests.processes import wait_for
 
 CPU = torch.device("cpu")
 MODELS = "tests.quasar_kernels.blocks.checks.models"
@@ -132,3 +134,16 @@ def test_an_invalid_model_is_a_usage_error(model, words, capsys):
         main(["gates", "--model", model])
     assert ended.value.code == 2
     assert words in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_long_check_reports_that_it_continues(capsys: pytest.CaptureFixture[str]) -> None:
+    said = ""
+
+    def has_said() -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return said.count("\n") >= 2
+
+    with still_at_work(["one", "two"], seconds=0.01):
+        wait_for(has_said)
+    assert re.fullmatch(r"(still at work after \d+ s; checks done: 2\n)+", said), said
