@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,11 @@ def tensors(name: str, T: int, B: int = 1, dtype: torch.dtype = torch.float32):
 
 def options(name: str, **more):
     """Return a call's arguments with as many options as it has; `more` is added."""
-    found = {"output_final_state": True, "use_qk_l2norm_in_kernel": True, "scale": 0.5}
+    found: dict[str, Any] = {
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": True,
+        "scale": 0.5,
+    }
     found |= GATE if has_decays(name) else {}
     if "kda" in name:
         found |= {"dt_bias": torch.linspace(-0.5, 0.5, 32), "lower_bound": -3.0}
