@@ -49,6 +49,7 @@ step claim_acceptance acceptance --fork "$fork"
 step operator operator
 step operator_training operator_training
 step delta_rule delta-rule
+step delta_rule_training delta-rule-training
 step wkv6 wkv6
 step mechanisms mechanisms
 step recall recall
